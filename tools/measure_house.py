@@ -13,7 +13,7 @@ import argparse
 import ast
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +23,7 @@ PACKAGE = "alignedserve"
 PARTS = (PACKAGE, "router", "prefill_worker", "decode_worker", "kvpool", "kernels")  # what is installed
 BESIDE = ("benchmarks", "tools", "deploy")  # counted as code, but nobody installs it
 CODE = {".py", ".cpp", ".h", ".hpp", ".sh"}
+SETTINGS, EXPERIMENT = ("setting", "common"), "experiment"  # the functions of config/setting.py that declare them
 
 
 @dataclass(frozen=True)
@@ -109,14 +110,14 @@ class House:
                     found[node.name.lstrip("_")].add(str(module.path.relative_to(self.root)))
         return {name: sorted(paths) for name, paths in sorted(found.items()) if len(paths) > 1}
 
-    def settings(self) -> Counter[str]:
-        """Return the number of settings by dataclass of `config`: fields that call `setting(...)`."""
+    def settings(self, *made_by: str) -> Counter[str]:
+        """Return the number of settings by dataclass of `config`: fields that call one of these functions."""
         found: Counter[str] = Counter()
         for module in self.modules.values():
             if f"{module.name}.".startswith(f"{PACKAGE}.config."):
                 for name, node in module.classes.items():
                     values = (line.value for line in node.body if isinstance(line, ast.AnnAssign))
-                    found[name] += sum(_is_call(value, "setting") for value in values)
+                    found[name] += sum(_is_call(value, made_by) for value in values)
         return found
 
     def words(self, folder: str) -> tuple[int, int]:
@@ -134,8 +135,8 @@ class House:
         return {folder: sum(map(_code_lines, paths)) for folder, paths in found.items()}
 
 
-def _is_call(value: ast.expr | None, name: str) -> bool:
-    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == name
+def _is_call(value: ast.expr | None, names: Container[str]) -> bool:
+    return isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in names
 
 
 def _code_lines(path: Path) -> int:
@@ -146,7 +147,7 @@ def rows(house: House) -> Iterator[tuple[str, str]]:
     """Yield each figure with its name, in the order of the table."""
     sizes, deepest = house.function_sizes(), house.deepest_class()
     largest, folder = house.largest_folder()
-    settings = house.settings()
+    settings = house.settings(*SETTINGS)
     pages, words = house.words("docs")
     quantiles = statistics.quantiles(sizes, n=10)
     yield "functions of the package", f"{len(sizes):,}"
@@ -156,6 +157,7 @@ def rows(house: House) -> Iterator[tuple[str, str]]:
     yield "modules of the largest folder", f"{largest}: {folder}"
     yield "class names that stand in several files", f"{len(house.colliding_names())}"
     yield "settings, and of them the schedule's", f"{settings.total()}, {settings['ScheduleConfig']}"
+    yield "numbers that only presets and experiments set", f"{house.settings(EXPERIMENT).total()}"
     yield "README, lines", f"{house.readme_lines()}"
     yield "docs, pages and words", f"{pages}, {words:,}"
     lines = house.code_lines()

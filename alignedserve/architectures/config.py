@@ -1,4 +1,4 @@
-"""What is asked of every model, whatever its family."""
+"""What the engine needs to know of every model, whatever its family."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from alignedserve.architectures.given import Given
 from alignedserve.errors import ConfigError, UnsupportedModel
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-OUR_SHARES = ("num_heads", "num_kv_heads", "intermediate_size")  # fields that ranks divide, of our own modules
+OUR_SHARES = ("num_heads", "num_kv_heads", "intermediate_size")  # fields that the ranks of our own modules divide
 
 
 class Activation(str, Enum):
     RELU = "relu"
     GELU = "gelu"
-    GELU_TANH = "gelu_tanh"  # its approximation by tanh
+    GELU_TANH = "gelu_tanh"  # the approximation of gelu by tanh
     QUICK_GELU = "quick_gelu"
     SILU = "silu"
 
 
-# transformers has many names for one function: they differ in how fast it computes them.
+# transformers has many names for one function; they differ only in its speed.
 _ACTIVATIONS = {
     "relu": Activation.RELU,
     "gelu": Activation.GELU,
@@ -39,7 +39,7 @@ _ACTIVATIONS = {
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """What the engine, and those who plan for it, need to know of a model. Families add what they alone need."""
+    """The shapes of a model, for the engine and for planning. Families add what they alone need."""
 
     vocab_size: int
     hidden_size: int
@@ -48,10 +48,10 @@ class ModelConfig:
     num_kv_heads: int
     head_dim: int
     max_positions: int
-    dtype: str  # of the stored weights
+    dtype: str  # type of the stored weights
     eos_tokens: frozenset[int]
-    windows: tuple[int | None, ...] = ()  # by layer, how many tokens a query sees, itself included; (): all layers, all
-    scales: tuple[float, ...] = ()  # by layer, what the products of query and K are multiplied with; (): as usual
+    windows: tuple[int | None, ...] = ()  # layer -> tokens that a query sees, itself included; (): all
+    scales: tuple[float, ...] = ()  # layer -> factor of the products of query and K; (): the usual one
 
     @property
     def kv_dim(self) -> int:
@@ -62,11 +62,11 @@ class ModelConfig:
         return self.num_heads * self.head_dim
 
     def kv_bytes(self, tokens: int, dtype: str) -> int:
-        """Of K and V of so many tokens in all layers."""
+        """Return the bytes of K and V of so many tokens in all layers."""
         return self.num_layers * 2 * tokens * self.kv_dim * DTYPE_BYTES[dtype]
 
     def step_bytes(self, tokens: int, batch: int, dtype: str) -> int:
-        """About what a step of so many tokens takes beside weights and cache, with logits of so many requests."""
+        """Return about how many bytes a step takes beside weights and cache, with logits of `batch` requests."""
         numbers = 4 * self.hidden_size + 2 * self.query_dim + 2 * self.kv_dim + self.inner_size
         logits = self.vocab_size * (DTYPE_BYTES[dtype] + DTYPE_BYTES["float32"])
         return tokens * numbers * DTYPE_BYTES[dtype] + batch * logits
@@ -79,26 +79,26 @@ class ModelConfig:
 
     @property
     def inner_size(self) -> int:
-        """Of the widest that is computed of a token between two layers."""
+        """Return the size of the widest vector that is computed of a token between two layers."""
         return 4 * self.hidden_size
 
     @property
     def projects(self) -> bool:
-        """Whether its K and V can be made anew from the layers' inputs."""
+        """Whether K and V can be made anew from the layers' inputs."""
         return False
 
     @property
     def divided(self) -> tuple[str, ...]:
-        """The fields of which every rank has its share, where ranks can share the model."""
+        """Return the fields that ranks divide among them; empty where ranks cannot share the model."""
         return ()
 
     def share(self, ranks: int) -> ModelConfig:
-        """What one of so many ranks has of it: some heads, and a part of what is between up and down."""
+        """Return the model as one of `ranks` ranks has it: a share of the heads and of the inner size."""
         if ranks == 1:
             return self
         if not self.divided:
             raise ConfigError(
-                f"engine.tensor_parallel_size {ranks} needs a model that there is a module of our own for: set it to 1"
+                f"engine.tensor_parallel_size {ranks} needs a model with a module of our own: set it to 1"
             )
         sizes = {name: getattr(self, name) for name in self.divided}
         for name, size in sizes.items():
@@ -108,7 +108,7 @@ class ModelConfig:
 
     @property
     def why_not_hidden(self) -> str | None:
-        """Why no request can be of the kind HIDDEN, with the arithmetic; None where it can."""
+        """Return why no request can be of the kind HIDDEN, with the arithmetic; None where it can."""
         if not self.projects:
             return "K and V of this model cannot be made anew from hidden vectors"
         if self.hidden_size > self.kv_dim:
@@ -120,7 +120,7 @@ class ModelConfig:
 
 
 def stored_dtype(given: Given, *parts: Given) -> str:
-    """Of the weights, as one of these sections says. Refuses quantized ones."""
+    """Return the type of the weights that one of these sections names. Raises for quantized weights."""
     named = [section.get(key) for section in (given, *parts) for key in ("dtype", "torch_dtype")]
     for section in (given, *parts):
         quantized = section.section("quantization_config")
@@ -133,7 +133,7 @@ def stored_dtype(given: Given, *parts: Given) -> str:
 
 
 def common(given: Given) -> dict[str, Any]:
-    """What all families of our own modules call by the same name."""
+    """Return the fields that all families of our own modules name alike."""
     dtype = stored_dtype(given)
     return {
         "vocab_size": given.whole("vocab_size"),
@@ -147,7 +147,7 @@ def common(given: Given) -> dict[str, Any]:
 
 
 def whole_head(given: Given) -> int:
-    """The size of a head where heads share out the hidden size."""
+    """Return the size of a head where heads divide the hidden size."""
     hidden, heads = given.whole("hidden_size"), given.whole("num_attention_heads")
     if hidden % heads:
         raise given.wrong("num_attention_heads", f"a divisor of hidden_size {hidden}", heads)

@@ -1,7 +1,7 @@
-"""What a config.json says of a model that transformers runs for us, by the names that its families use.
+"""The configuration of a model that transformers runs, by the names that its families use.
 
-Who plans for a worker needs it without torch and without transformers. That the model is what its file says, the engine
-finds out when it loads it (engine/models/transformers_checks.py).
+Planning needs this without torch and transformers. The engine checks that the model is what its file says when it loads
+the model (engine/models/transformers_checks.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "kv_n_heads")
 _INNER = ("intermediate_size", "moe_intermediate_size", "ffn_dim", "n_inner")
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length", "n_ctx")
 
-# A key that is not null or false, and what it says of a model: it is refused before anybody reads its weights.
+# Key that is not null or false -> what it says of a model, which is refused before its weights are read.
 _REFUSED = {
     "attn_logit_softcapping": "it caps its attention's logits",
     "attn_temperature_tuning": "its attention scales queries by positions that it counts itself",
@@ -30,8 +30,8 @@ _REFUSED = {
 
 @dataclass(frozen=True, kw_only=True)
 class GenericConfig(ModelConfig):
-    architecture: str  # the class that transformers is to run
-    widest: int  # of the parts of its layers, as far as config.json says
+    architecture: str  # the class that transformers runs
+    widest: int  # the widest part of a layer, as far as config.json says
 
     @property
     def inner_size(self) -> int:
@@ -45,7 +45,7 @@ def read_generic(given: Given, architecture: str) -> GenericConfig:
             raise _unsupported(given, architecture, f"{why} ({key})")
 
     def named(keys: Sequence[str]) -> int:
-        """The number that goes by one of these names."""
+        """Return the number that has one of these names."""
         if not _key(text, keys):
             raise _unsupported(given, architecture, f"its config.json has none of {', '.join(keys)}")
         return text.whole(_key(text, keys))
@@ -99,18 +99,19 @@ def _head_dim(text: Given, hidden: int, heads: int) -> int:
 
 
 def _positions_of_short(text: Given) -> list[int]:
-    """Where a token's angles depend on how long its request is: how far they are those of short ones.
+    """Return up to which length the angles are those of short requests, where angles depend on the length.
 
-    K is kept as it was turned, so no request may go farther.
+    K is kept as it was turned, so no request may be longer.
     """
     key = "original_max_position_embeddings"
     rope = text.section("rope_scaling" if text.get("rope_scaling") else "rope_parameters")
-    kinds = [(one.get("rope_type") or one.get("type"), one) for one in (rope, *map(rope.section, rope.sections()))]
+    sections = (rope, *map(rope.section, rope.sections()))
+    kinds = [(section.get("rope_type") or section.get("type"), section) for section in sections]
     # In Phi-3's first files, what is now called longrope was su, or yarn.
     names = ("longrope", "su", "yarn") if text.get("model_type") == "phi3" else ("longrope", "su")
-    return [(text if text.get(key) else one).whole(key) for kind, one in kinds if kind in names]
+    return [(text if text.get(key) else section).whole(key) for kind, section in kinds if kind in names]
 
 
 def _key(given: Given, keys: Sequence[str]) -> str:
-    """The first of these that config.json has."""
+    """Return the first of these keys that config.json has."""
     return next((key for key in keys if given.get(key) is not None), "")

@@ -1,4 +1,4 @@
-"""What a config.json says, each key checked as it is read."""
+"""A config.json, each key checked when it is read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Given:
         self._values = read_json(path)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """As it is; the default only where the key is not there."""
+        """Return the value as it is; the default only where the key is missing."""
         return self._values.get(key, default)
 
     def has(self, key: str) -> bool:
@@ -48,7 +48,7 @@ class Given:
         return value
 
     def section(self, key: str) -> Given:
-        """An object within the object; empty where it is null or not there."""
+        """Return an inner object; an empty one where it is null or missing."""
         value = self.get(key) or {}
         if not isinstance(value, dict):
             raise self.wrong(key, "an object", value)
@@ -58,18 +58,18 @@ class Given:
 
     @property
     def text(self) -> Given:
-        """What it says of a model for text: in a section of its own, where the model has other parts too."""
+        """Return what the file says of the text model, which has its own section where there are other parts."""
         return self.section("text_config") if self.get("text_config") else self
 
     def token_ids(self, key: str) -> frozenset[int]:
         value = self.get(key)
         ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(one) is int for one in ids):
+        if not all(type(token) is int for token in ids):
             raise self.wrong(key, "a token id or a list of them", value)
         return frozenset(ids)
 
     def sections(self) -> list[str]:
-        """Keys whose values are objects themselves."""
+        """Return the keys whose values are objects."""
         return [key for key, value in self._values.items() if isinstance(value, dict)]
 
     @property
@@ -94,7 +94,7 @@ def read_json(path: Path) -> dict[str, Any]:
         read = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{path} is missing") from None
-    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, or a number without end
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no JSON, or an endless number
         raise ModelError(f"{path} cannot be read: {error}") from error
     if not isinstance(read, dict):
         raise ModelError(f"{path} does not hold a JSON object")

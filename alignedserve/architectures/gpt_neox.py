@@ -1,4 +1,4 @@
-"""GPT-NeoX (Pythia): a part of each head turns, attention and MLP run side by side or one after the other."""
+"""GPT-NeoX (Pythia): part of each head turns; attention and MLP run side by side or one after the other."""
 
 from __future__ import annotations
 

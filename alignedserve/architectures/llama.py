@@ -20,7 +20,7 @@ class LlamaConfig(ModelConfig):
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False  # of each head's query and key, before they are turned
+    qk_norm: bool = False  # norms of each head's query and key before they are turned
 
     @property
     def inner_size(self) -> int:
@@ -41,7 +41,7 @@ def read_llama(given: Given) -> LlamaConfig:
 
 
 def read_mistral(given: Given) -> LlamaConfig:
-    """Where the key is missing, the window and the heads of K and V are those that transformers takes."""
+    """Read a Mistral; missing keys for the window and the K and V heads take the values of transformers."""
     window = given.get("sliding_window", 4096)
     windows = () if window is None else (given.whole("sliding_window", 4096),) * given.whole("num_hidden_layers")
     return _read(given, kv_heads=8, windows=windows)
@@ -69,11 +69,11 @@ def _qwen_windows(given: Given) -> tuple[int | None, ...]:
             raise given.wrong("max_window_layers", "a whole number", first)
         types = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
         types = types if window is not None else ["full_attention"] * layers
-    if not isinstance(types, list) or len(types) != layers or not all(one in _LAYER_TYPES for one in types):
+    if not isinstance(types, list) or len(types) != layers or not all(kind in _LAYER_TYPES for kind in types):
         raise given.wrong("layer_types", f"{layers} of {' and '.join(_LAYER_TYPES)}", types)
     if window is None and "sliding_attention" in types:
         raise given.wrong("layer_types", "full_attention where use_sliding_window is false", types)
-    return () if window is None else tuple(window if one == "sliding_attention" else None for one in types)
+    return () if window is None else tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
 def _read(
@@ -87,7 +87,7 @@ def _read(
     mlp_bias: bool = False,
     qk_norm: bool = False,
 ) -> LlamaConfig:
-    """`kv_heads` and `head_dim` are what holds where their keys are missing; where they are null, heads share out."""
+    """Read a model of the family. `kv_heads` and `head_dim` hold where their keys are missing, but not where null."""
     known, rope = common(given), rope_section(given)
     heads = known["num_heads"]
     share = known["hidden_size"] // heads

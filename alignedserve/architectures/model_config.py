@@ -1,4 +1,4 @@
-"""Reads the configuration of a Hugging Face model folder; without torch, since every part needs to know it."""
+"""Read the configuration of a Hugging Face model folder, without torch, since every part needs it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alignedserve.errors import ModelError, UnsupportedModel
 
 __all__ = ["DTYPE_BYTES", "ModelConfig", "read_config", "read_json"]
 
-# The architectures that the engine has a module for (engine/models).
+# The architectures for which the engine has a module (engine/models).
 READERS: dict[str, Callable[[Given], ModelConfig]] = {
     "LlamaForCausalLM": read_llama,
     "MistralForCausalLM": read_mistral,

@@ -1,4 +1,4 @@
-"""From what a user calls a model to the folder that holds it."""
+"""Find the folder of a model from the name that a user gives."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SUBFOLDERS = ["*/*"]  # the same weights in other formats
 
 
 def resolve(model: str) -> Path:
-    """The folder of the demo model, of a model that lies here, or of one that is fetched from the hub."""
+    """Return the folder of the demo model, of a local folder, or of a model that is fetched from the hub."""
     if model == "demo":
         return _demo()
     folder = Path(model).expanduser()
@@ -44,13 +44,13 @@ def _fetch(model: str) -> Path:
     try:
         return Path(snapshot_download(model, allow_patterns=_FILES, ignore_patterns=_SUBFOLDERS))
     except GatedRepoError:
-        why = "the hub gives it only to those who accepted its terms: do so there, then set HF_TOKEN"
+        why = "the hub gives it only after you accept its terms: do so there, then set HF_TOKEN"
     except RepositoryNotFoundError:
-        why = "the hub has no such model, or only for those who set HF_TOKEN"
+        why = "the hub has no such model, or shows it only with HF_TOKEN set"
     except LocalEntryNotFoundError:
         why = "the hub cannot be reached, or HF_HUB_OFFLINE is set, and it was not fetched before"
     except HFValidationError:
         why = "this cannot be a hub id"
-    except Exception as error:  # of the hub's client, its HTTP library and the disk: all of them end here
+    except Exception as error:  # errors of the hub's client, its HTTP library and the disk
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     raise ModelError(f"{model} is no folder here and cannot be fetched: {why}")

@@ -1,4 +1,4 @@
-"""OPT: learned positions, LayerNorm before each block, or after it as in the 350m."""
+"""OPT: learned positions; LayerNorm before each block, or after it as in the 350m."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alignedserve.architectures.given import Given
 @dataclass(frozen=True, kw_only=True)
 class OptConfig(ModelConfig):
     intermediate_size: int
-    embedding_dim: int  # of words; where it is not hidden_size, it is projected to it, and back for the logits
+    embedding_dim: int  # size of word vectors; projected to hidden_size, and back for the logits, where it differs
     norm_first: bool
     final_norm: bool
     bias: bool

@@ -1,7 +1,7 @@
-"""Rotary positions, as config.json describes them: the frequencies are computed in engine/models/rope.py.
+"""Rotary positions as config.json describes them; engine/models/rope.py computes the frequencies.
 
-transformers knows more kinds than are here. Those whose angles depend on how long a request is (`longrope`) cannot keep
-the K of tokens that are turned already: they are refused by name.
+transformers knows more kinds. Kinds whose angles depend on a request's length (`longrope`) cannot keep the K of tokens
+that are turned already, and are refused by name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ THETA = 10_000.0
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearScaling:
     factor: float
 
 
@@ -32,7 +32,7 @@ class Llama3:
 class Yarn:
     factor: float
     original_positions: int
-    attention_factor: float  # what cos and sin are multiplied with
+    attention_factor: float  # factor of cos and sin
     beta_fast: float
     beta_slow: float
     truncate: bool
@@ -40,24 +40,24 @@ class Yarn:
 
 @dataclass(frozen=True)
 class Proportional:
-    """A share of the head's axes turns, as if all of them did."""
+    """Only a share of the head's axes turns, with the frequencies of all axes."""
 
     factor: float
     share: float
 
 
-Scaling: TypeAlias = Linear | Llama3 | Yarn | Proportional
+Scaling: TypeAlias = LinearScaling | Llama3 | Yarn | Proportional
 
 
 @dataclass(frozen=True)
 class Rope:
     theta: float
-    dim: int  # of the numbers of a head's vector, the first so many turn
+    dim: int  # the first numbers of a head's vector, which turn
     scaling: Scaling | None = None
 
 
 def rope_section(given: Given) -> Given:
-    """transformers 4 wrote `rope_scaling`, 5 writes `rope_parameters`; of both, it reads the first."""
+    """Return the section of rotary positions: transformers 4 wrote `rope_scaling`, 5 writes `rope_parameters`."""
     section = given.section("rope_scaling" if given.get("rope_scaling") else "rope_parameters")
     for key in section.sections():
         raise given.unsupported(f"rope_parameters of their own for {key}")
@@ -65,16 +65,16 @@ def rope_section(given: Given) -> Given:
 
 
 def read_rope(given: Given, rope: Given, theta: float, head_dim: int, share: float) -> Rope:
-    """`theta` and `share`, of the head's numbers that turn, are those that hold where `rope` names none."""
+    """Read the rotary positions; `theta` and `share` (of a head's numbers that turn) hold where `rope` has none."""
     theta = rope.number("rope_theta", theta)
     share = rope.number("partial_rotary_factor", share)
     dim = int(head_dim * share)
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    # With `dynamic`, angles change beyond max_position_embeddings: no request goes there.
+    # With `dynamic`, angles change only beyond max_position_embeddings, where no request goes.
     if kind in ("default", "dynamic"):
         return Rope(theta, dim)
     if kind == "linear":
-        return Rope(theta, dim, Linear(rope.number("factor")))
+        return Rope(theta, dim, LinearScaling(rope.number("factor")))
     if kind == "llama3":
         return Rope(theta, dim, _llama3(given, rope))
     if kind == "yarn":

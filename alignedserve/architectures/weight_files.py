@@ -1,4 +1,4 @@
-"""Which files of a model folder hold its weights, and how many numbers they hold; without torch."""
+"""The weight files of a model folder, and how many numbers they hold, without torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from alignedserve.architectures.given import read_json
 from alignedserve.errors import ModelError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-_NOT_READ = ("*.bin", "*.gguf", "*.pt", "*.pth", "*.h5", "*.msgpack")  # pickled, or of other programs
+_NOT_READ = ("*.bin", "*.gguf", "*.pt", "*.pth", "*.h5", "*.msgpack")  # pickled, or formats of other programs
 _FLOATS = ("F64", "F32", "BF16", "F16")
-_MOST_HEADER = 100_000_000  # bytes; what safetensors itself accepts
+_MOST_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 
 
 def tensor_places(index: Path) -> dict[str, Path]:
-    """Which file holds which tensor; only files beside the index."""
+    """Return the file of each tensor; only files beside the index count."""
     places = read_json(index).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise ModelError(f"{index} has no weight_map of tensors to files")
@@ -37,18 +37,18 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _instead(folder: Path) -> str:
-    """What to do about weights of another format that it has."""
+    """Return what to do about weights in another format, if the folder has any."""
     others = sorted(path.name for pattern in _NOT_READ for path in folder.glob(pattern))
     return f": {others[0]} is not read, save the model as safetensors" if others else ""
 
 
 def count_numbers(folder: Path) -> int:
-    """In all tensors of floating-point numbers. A few of them may not be needed."""
+    """Count the numbers in all floating-point tensors, of which a few may not be needed."""
     return sum(map(_count_in, weight_files(folder)))
 
 
 def _count_in(path: Path) -> int:
-    """From the header alone: its length in eight bytes, then JSON."""
+    """Count the numbers from the file's header alone: its length in eight bytes, then JSON."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")

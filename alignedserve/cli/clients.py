@@ -1,4 +1,4 @@
-"""What the commands take that talk to a server, or look after what it keeps."""
+"""The flags of the commands that talk to a server or look after its store: chat, status, stop, scale, batch, store."""
 
 from __future__ import annotations
 
@@ -26,15 +26,20 @@ if TYPE_CHECKING:
     from alignedserve.shell.control import LauncherOrder
 
 
+def _here() -> str:
+    """Return where a deployment with the default address serves."""
+    return f"http://{settings()['server.host'].default}:{settings()['server.port'].default}"
+
+
 def add_chat(parser: argparse.ArgumentParser) -> None:
     key = settings()["server.api_key"].variable
     parser.description = (
-        "Chats with any server that has an OpenAI-compatible HTTP API; piped input is one turn per line."
+        "Chats with any server that has an OpenAI-compatible HTTP API; each line of piped input is a turn."
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="the API's base (default: %(default)s)")
-    parser.add_argument("--model", help="default: the first that the server lists")
+    parser.add_argument("--url", default=f"{_here()}/v1", help="the API's base (default: %(default)s)")
+    parser.add_argument("--model", help="default: the first model that the server lists")
     parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
-    parser.add_argument("--system", metavar="TEXT", help="what the model is told before the chat")
+    parser.add_argument("--system", metavar="TEXT", help="the system prompt")
     parser.add_argument("--max-tokens", type=whole(1), metavar="N", help="longest answer (default: the server's)")
     parser.add_argument("--temperature", type=zero_or_more, metavar="X", help="0 for greedy (default: the server's)")
     parser.set_defaults(run=_chat, parser=parser)
@@ -61,12 +66,12 @@ def _chat(args: argparse.Namespace) -> int:
 def add_status(parser: argparse.ArgumentParser) -> None:
     key = settings()["server.api_key"].variable
     parser.description = (
-        "Tells a deployment's parts, their nodes, and what is open; exits with 1 where it is not ready."
+        "Shows a deployment's parts, their nodes and the open requests; exits with 1 where it is not ready."
     )
-    parser.add_argument("--url", default="http://127.0.0.1:8000", help="where it serves (default: %(default)s)")
+    parser.add_argument("--url", default=_here(), help="address of the deployment (default: %(default)s)")
     parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
     parser.add_argument(
-        "--wait", type=zero_or_more, default=0.0, metavar="S", help="until it is ready, at most so long"
+        "--wait", type=zero_or_more, default=0.0, metavar="S", help="wait until it is ready, at most so many seconds"
     )
     parser.add_argument("--json", action="store_true", help="as JSON, for programs")
     parser.set_defaults(run=_status, parser=parser)
@@ -83,8 +88,8 @@ def _status(args: argparse.Namespace) -> int:
 
 def add_stop(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Stops what you serve on this machine as Ctrl-C would: open requests are finished, for server.drain_s; "
-        "on a cluster, on the head."
+        "Stops the deployment that you serve on this machine, as Ctrl-C would: open requests go on for server.drain_s. "
+        "On a cluster run it on the head."
     )
     _add_port(parser)
     parser.set_defaults(run=_stop, parser=parser)
@@ -92,9 +97,9 @@ def add_stop(parser: argparse.ArgumentParser) -> None:
 
 def add_scale(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Changes how many workers a deployment has, while it serves. New ones are used once they are there; others get "
-        "nothing new and end when nothing is left there, or after server.drain_s: what is open then goes on elsewhere. "
-        "To be asked where `alignedserve serve` runs, by the same user."
+        "Changes how many workers a deployment has, while it serves. New workers are used once they are ready; workers "
+        "that leave take nothing new and end when they have no request, or after server.drain_s: open requests then go "
+        "on elsewhere. Run it where `alignedserve serve` runs, as the same user."
     )
     parser.add_argument("--prefill", type=int, metavar="N", help="prefill workers (default: as many as there are)")
     parser.add_argument("--decode", type=int, metavar="N", help="decode workers (default: as many as there are)")
@@ -103,7 +108,12 @@ def add_scale(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_port(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", type=int, default=8000, help="which it serves on (default: %(default)s)")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=settings()["server.port"].default,
+        help="port that it serves on (default: %(default)s)",
+    )
 
 
 def _stop(args: argparse.Namespace) -> int:
@@ -136,24 +146,28 @@ def _say_all(port: int, order: LauncherOrder) -> int:
 def add_batch(parser: argparse.ArgumentParser) -> None:
     parser.description = "Batch jobs on any server that has OpenAI's files and batches."
     what = parser.add_subparsers(metavar="what", required=True)
-    submit = _add_batch_command(what, "submit", "upload a file of requests, and have it run")
-    submit.add_argument("file", type=file, metavar="FILE", help="a request in each line, as OpenAI's batches have them")
-    submit.add_argument("--window", default="24h", metavar="W", help="10m to 7d, such as 4h (default: %(default)s)")
+    submit = _add_batch_command(what, "submit", "upload a file of requests, and run it")
+    submit.add_argument("file", type=file, metavar="FILE", help="a request in each line, in OpenAI's format")
+    submit.add_argument(
+        "--window", default="24h", metavar="W", help="completion window, 10m to 7d (default: %(default)s)"
+    )
     submit.add_argument("--endpoint", metavar="PATH", help="default: the url of the first line")
-    submit.add_argument("--weight", type=above_zero, metavar="X", help="of its share beside other batches, here alone")
-    submit.add_argument("--wait", action=Once, nargs=0, const=True, default=False, help="until it has ended")
-    submit.add_argument("--out", action=Once, type=file, metavar="FILE", help="with --wait: its results")
+    submit.add_argument(
+        "--weight", type=above_zero, metavar="X", help="its share beside other batches; only AlignedServe has it"
+    )
+    submit.add_argument("--wait", action=Once, nargs=0, const=True, default=False, help="wait until it has ended")
+    submit.add_argument("--out", action=Once, type=file, metavar="FILE", help="with --wait: file for the results")
     submit.set_defaults(run=_batch_submit)
-    status = _add_batch_command(what, "status", "how a batch gets on")
+    status = _add_batch_command(what, "status", "show the progress of a batch")
     status.add_argument("id", metavar="ID")
     status.set_defaults(run=_batch_status)
-    listed = _add_batch_command(what, "list", "the newest batches")
-    listed.add_argument("--limit", type=whole(1), default=20, metavar="N", help="at most (default: %(default)s)")
+    listed = _add_batch_command(what, "list", "list the newest batches")
+    listed.add_argument("--limit", type=whole(1), default=20, metavar="N", help="how many (default: %(default)s)")
     listed.set_defaults(run=_batch_list)
-    cancel = _add_batch_command(what, "cancel", "end a batch with what is done")
+    cancel = _add_batch_command(what, "cancel", "end a batch; finished lines are kept")
     cancel.add_argument("id", metavar="ID")
     cancel.set_defaults(run=_batch_cancel)
-    download = _add_batch_command(what, "download", "the results of a batch, and its errors beside them")
+    download = _add_batch_command(what, "download", "download the results of a batch, and its errors beside them")
     download.add_argument("id", metavar="ID")
     download.add_argument("out", type=file, metavar="FILE", help="errors go to FILE with .errors before its suffix")
     download.set_defaults(run=_batch_download)
@@ -162,7 +176,7 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
 def _add_batch_command(what: Any, name: str, about: str) -> argparse.ArgumentParser:
     key = settings()["server.api_key"].variable
     parser: argparse.ArgumentParser = what.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-    parser.add_argument("--url", default="http://127.0.0.1:8000/v1", help="the API's base (default: %(default)s)")
+    parser.add_argument("--url", default=f"{_here()}/v1", help="the API's base (default: %(default)s)")
     parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
     parser.set_defaults(parser=parser)
     return parser
@@ -207,22 +221,22 @@ def _batch_download(args: argparse.Namespace) -> int:
 
 
 def add_store(parser: argparse.ArgumentParser) -> None:
-    parser.description = (
-        "Looks after files and batch jobs that are kept, where `serve` with the same settings keeps them."
-    )
+    parser.description = "Looks after the store of files and batch jobs, where `serve` with the same settings keeps it."
     what = parser.add_subparsers(metavar="what", required=True)
-    check = what.add_parser("check", help="tell what the store guarantees and holds, and what is wrong with it")
-    check.description = "Tells what the store guarantees and holds; exits with 1 where something is missing."
+    check = what.add_parser("check", help="show what the store guarantees and holds, and what is wrong with it")
+    check.description = "Shows what the store guarantees and holds; exits with 1 where something is missing."
     check.set_defaults(run=_store_check)
     export = what.add_parser("export", help="write all records to a file")
-    export.description = "Writes all records to a file, one in a line of JSON; a backup has the files' bytes besides."
+    export.description = (
+        "Writes all records to a file, each as a line of JSON; a backup needs the files' bytes besides."
+    )
     export.add_argument("out", type=file, metavar="FILE")
     export.set_defaults(run=_store_export)
-    for one in (check, export):
-        one.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
+    for command in (check, export):
+        command.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
         for path in ("jobs.store", "jobs.directory", "jobs.files"):
-            add_setting(one, settings()[path])
-        one.set_defaults(parser=one)
+            add_setting(command, settings()[path])
+        command.set_defaults(parser=command)
 
 
 def _store_check(args: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
-"""What this machine has for serving and what it lacks, with how to get it.
+"""`alignedserve doctor`: shows what this machine has for serving, what it lacks, and how to get that.
 
-Looks without importing: torch is tried in a process of its own, so that a broken one is a finding, not a crash.
+It looks without importing: torch is tried in a process of its own, so that a broken torch is a finding, not a crash.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ print(json.dumps({"native": native, "what": what, "pools": pools, "paged": paged
 
 class State(str, Enum):
     FOUND = "found"
-    ABSENT = "absent"  # it serves without
-    MISSING = "missing"  # it cannot serve without
+    ABSENT = "absent"  # the machine serves without it
+    MISSING = "missing"  # the machine cannot serve without it
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,9 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """Which were chosen and why, and the OpenMP libraries that are in the process then; other people's attention for
-    GPUs, and why there is no more of it."""
+class FoundKernels:
+    """The kernels that were chosen and why, and the OpenMP libraries that are in the process then; attention of other
+    libraries for GPUs, and why there is no more of it."""
 
     native: bool
     what: str
@@ -86,19 +86,19 @@ class Kernels:
 
 
 @dataclass(frozen=True)
-class Torch:
+class FoundTorch:
     version: str
     gpus: Sequence[str]
-    kernels: Kernels | str  # or why they do not run
+    kernels: FoundKernels | str  # or why they do not run
     gloo: bool = False  # so workers can send KV to each other
 
 
 def run(as_json: bool = False) -> int:
-    """Prints all findings. 0 where this machine can serve."""
+    """Print all findings; return 0 where this machine can serve, and 1 otherwise."""
     found = list(findings())
-    serves = all(one.state is not State.MISSING for one in found)
+    serves = all(finding.state is not State.MISSING for finding in found)
     if as_json:
-        print(json.dumps({"can_serve": serves, "findings": [asdict(one) for one in found]}, indent=2))
+        print(json.dumps({"can_serve": serves, "findings": [asdict(finding) for finding in found]}, indent=2))
     else:
         _print(found, serves)
     return 0 if serves else 1
@@ -106,10 +106,10 @@ def run(as_json: bool = False) -> int:
 
 def _print(found: list[Finding], serves: bool) -> None:
     marks = {State.FOUND: "ok", State.ABSENT: "-", State.MISSING: "MISSING"}
-    for one in found:
-        print(f"{marks[one.state]:8}{one.name:18}{one.what}")
-        if one.how:
-            print(f"{'':26}{one.how}")
+    for finding in found:
+        print(f"{marks[finding.state]:8}{finding.name:18}{finding.what}")
+        if finding.how:
+            print(f"{'':26}{finding.how}")
     print("This machine can serve: try `alignedserve serve`." if serves else "This machine cannot serve yet.")
 
 
@@ -124,7 +124,7 @@ def findings() -> Iterator[Finding]:
     yield from _torch()
     for name in NEEDED:
         yield _package(name)
-    yield _option("transformers", "for models that there is no module of our own for", "alignedserve[transformers]")
+    yield _option("transformers", "for models that have no module of ours", "alignedserve[transformers]")
     yield _option("triton", "the kernels for GPUs")
     yield _option("flash-attn", f"attention on GPUs, where blocks have a multiple of {_PAGE} tokens")
     yield _option("redis", "for --jobs-store redis://", "alignedserve[redis]")
@@ -193,8 +193,8 @@ def _torch() -> Iterator[Finding]:
     yield from _kernels(tried.kernels)
 
 
-def _try_torch() -> Torch | str:
-    """What torch and our kernels are like here, or why torch does not run."""
+def _try_torch() -> FoundTorch | str:
+    """Return what torch and our kernels are like here, or why torch does not run."""
     command = [sys.executable, "-c", _TRY_TORCH + _TRY_KERNELS]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_LIMIT_S, check=False)
@@ -204,18 +204,18 @@ def _try_torch() -> Torch | str:
     fault = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     if not said:
         return fault
-    return Torch(**said[0], kernels=fault if done.returncode else Kernels(**said[1]))
+    return FoundTorch(**said[0], kernels=fault if done.returncode else FoundKernels(**said[1]))
 
 
-def _transports(tried: Torch) -> Finding:
-    """As auto chooses today: KV is on the CPU, in memory that all workers of a node share."""
+def _transports(tried: FoundTorch) -> Finding:
+    """Return how KV can go from worker to worker: auto takes host, since all workers share the node's memory."""
     if tried.gloo:
         return Finding("transports", State.FOUND, "host, which auto takes; collective (Gloo) and ipc where asked for")
     how = "only --transport collective and ipc ask for it: install a torch that has torch.distributed"
     return Finding("transports", State.ABSENT, "host alone: this torch has no Gloo", how)
 
 
-def _kernels(tried: Kernels | str) -> Iterator[Finding]:
+def _kernels(tried: FoundKernels | str) -> Iterator[Finding]:
     if isinstance(tried, str):
         yield Finding("kernels", State.MISSING, tried, "install AlignedServe anew")
         return
@@ -233,16 +233,16 @@ def _compiler() -> Finding:
 
 
 def _openmp(pools: Sequence[str]) -> Finding:
-    """The kernels run in torch's threads; a second pool would wait by spinning on the cores of the first."""
+    """Return whether torch and the kernels share a pool of threads: a second pool would spin on the same cores."""
     what = ", ".join(pools) or "none that can be seen"
     if len(pools) > 1:
         return Finding("OpenMP", State.ABSENT, f"more than one pool: {what}", "unset LD_PRELOAD, or install torch anew")
     return Finding("OpenMP", State.FOUND, f"{what}, one pool for torch and the kernels")
 
 
-def _paged(tried: Kernels) -> Finding:
-    """Whether steps on a GPU would use others' attention: a worker's log says what it chose when it has tried them."""
-    what = "; ".join((*(f"{one} is there" for one in tried.paged), *tried.lacking))
+def _paged(tried: FoundKernels) -> Finding:
+    """Return whether steps on a GPU would use attention of other libraries; a worker's log says what it chose."""
+    what = "; ".join((*(f"{library} is there" for library in tried.paged), *tried.lacking))
     try:
         block_size = load({}, os.environ, None).engine.block_size
     except ConfigError:  # a finding of its own
@@ -261,7 +261,7 @@ def _package(name: str) -> Finding:
 
 
 def _option(name: str, purpose: str, extra: str = "") -> Finding:
-    """`extra` is what to install in place of the package itself: it knows which versions fit."""
+    """Return whether an optional package is there; the `extra` that installs it knows which versions fit."""
     found = _version(name)
     if found is None:
         wanted = f"'{extra}'" if extra else name

@@ -1,4 +1,4 @@
-"""The command line. What a command needs is imported when it runs, so that --help answers at once."""
+"""The command line. A command imports what it needs when it runs, so that --help answers at once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from alignedserve.config.setting import Reach
 from alignedserve.config.sources import hint
 from alignedserve.errors import AlignedServeError, ConfigError
 
-_PIPE_CLOSED = 141  # what shells report for a command whose reader has gone
+_PIPE_CLOSED = 141  # the status that shells report where the reader of the output has gone
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _say_no_more() -> None:
-    """What is left in its buffer would be an error again at the exit."""
+    """Drop what is left in the buffer of stdout: writing it at the exit would fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -66,7 +66,7 @@ def _meant(wrong: str, flags: Sequence[str]) -> str:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong in one line, as every other error of ours."""
+    """Reports what is wrong in one line, as all our errors are."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, formatter_class=_Help, **options)
@@ -81,7 +81,7 @@ class _Help(argparse.HelpFormatter):
 
 
 class _Version(argparse.Action):
-    """Looks the version up only when asked, since that takes longer than all else here."""
+    """Looks the version up only when it is asked for, since that takes longer than everything else here."""
 
     def __call__(self, *_: Any) -> NoReturn:
         from importlib.metadata import PackageNotFoundError, version
@@ -99,17 +99,17 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command", required=True)
     add_serve(commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API"))
     add_chat(commands.add_parser("chat", help="chat with a served model in the terminal"))
-    add_status(commands.add_parser("status", help="tell what a served deployment consists of, and how it does"))
+    add_status(commands.add_parser("status", help="show the parts of a deployment and its open requests"))
     add_scale(commands.add_parser("scale", help="change how many workers a deployment has, while it serves"))
     add_stop(commands.add_parser("stop", help="stop what is served on this machine"))
-    add_batch(commands.add_parser("batch", help="submit batch jobs, look at them, get their results"))
-    add_store(commands.add_parser("store", help="look after what is kept of files and batch jobs"))
+    add_batch(commands.add_parser("batch", help="submit batch jobs, follow them, download their results"))
+    add_store(commands.add_parser("store", help="check or export the store of files and batch jobs"))
     add_key(commands.add_parser("key", help="make an API key, and add its hash to a keys file"))
-    add_doctor(commands.add_parser("doctor", help="tell what this machine has for serving and what it lacks"))
+    add_doctor(commands.add_parser("doctor", help="show what this machine has for serving and what it lacks"))
     add_profile(commands.add_parser("profile", help="measure what a model's steps take on this machine"))
-    add_presets(commands.add_parser("presets", help="list the named sets of settings, and what each of them sets"))
+    add_presets(commands.add_parser("presets", help="list the presets, and the settings of each"))
     add_simulate(commands.add_parser("simulate", help="run a workload through a deployment in virtual time"))
-    add_fuzz(commands.add_parser("fuzz", help="inject faults into simulated deployments, and check that all holds"))
+    add_fuzz(commands.add_parser("fuzz", help="inject faults into simulated deployments, and check their invariants"))
     return parser
 
 

@@ -1,4 +1,4 @@
-"""`alignedserve profile`: measures what steps take on this machine, and says how well the cost model tells it."""
+"""`alignedserve profile`: measures how long steps take on this machine, and how well the cost model predicts it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _LEAST_BUDGET_S = 2.0
 
 
 @dataclass(frozen=True)
-class Options:
+class ProfileOptions:
     config: Config
     out: Path
     budget_s: float
 
 
-def run(options: Options) -> int:
+def run(options: ProfileOptions) -> int:
     _check_writable(options.out)
     if options.budget_s < _LEAST_BUDGET_S:
         raise ProfileError(f"--budget {options.budget_s:g} is too short: give it {_LEAST_BUDGET_S:g} s at least")
@@ -47,14 +47,14 @@ def run(options: Options) -> int:
 
 
 def _check_writable(out: Path) -> None:
-    """Before the measuring, not after it."""
+    """Refuse a file that cannot be written, before the measuring."""
     if not out.parent.is_dir():
         raise ProfileError(f"--out {out} cannot be written: {out.parent} is not a folder")
     if out.is_dir():
         raise ProfileError(f"--out {out} is a folder: name a file")
 
 
-def _measure(options: Options) -> tuple[Profile, list[Point]]:
+def _measure(options: ProfileOptions) -> tuple[Profile, list[Point]]:
     from alignedserve.cost.trials import Bounds, random_trials
     from alignedserve.engine.engine import Engine
     from alignedserve.engine.profiling import (
@@ -68,9 +68,9 @@ def _measure(options: Options) -> tuple[Profile, list[Point]]:
 
     config = options.config
     if config.engine.tensor_parallel_size > 1:
-        raise ConfigError("profile measures one process: leave --tensor-parallel-size out")
+        raise ConfigError("profile measures one process: set engine.tensor_parallel_size to 1")
     if config.engine.device is not DeviceKind.CPU:
-        raise ConfigError("profile measures the CPU: leave --device out; workers on GPUs measure at their start")
+        raise ConfigError("profile measures the CPU: set engine.device to cpu; workers on GPUs measure at their start")
     folder = resolve(config.model)
     room = capacity(config, read_config(folder))
     topology = config.topology

@@ -28,7 +28,8 @@ def draw(model: CostModel, points: Sequence[Point], title: str, path: Path) -> N
     axes.plot(ends, ends, color="#888888", linewidth=1)
     for kind, colour in KIND_COLOURS.items():
         dots = [(measured, predicted) for measured, predicted, of_step in pairs if of_step is kind]
-        axes.scatter(*zip(*dots, strict=True) if dots else ([], []), s=10, color=colour, alpha=0.7, label=kind.value)
+        measured, predicted = [dot[0] for dot in dots], [dot[1] for dot in dots]
+        axes.scatter(measured, predicted, s=10, color=colour, alpha=0.7, label=kind.value)
     axes.legend()
     figure.suptitle(f"{title}: milliseconds of held-out steps; shaded: within 25 %", fontsize="medium")
     save_figure(figure, path)

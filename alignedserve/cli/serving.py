@@ -1,4 +1,4 @@
-"""What `alignedserve serve`, `presets`, `key`, `doctor` and `profile` take."""
+"""The flags of `alignedserve serve`, `presets`, `key`, `doctor` and `profile`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Serves a model over an OpenAI-compatible HTTP API. A flag outweighs its environment variable "
         f"(such as {settings()['server.port'].variable}), a variable the file, the file the preset. "
-        "These are the settings that are changed most; --help-all shows all of them."
+        "--help shows the settings that are changed most, --help-all shows all of them."
     )
     parser.usage = "%(prog)s [MODEL] [flags]"
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all settings, and exit")
@@ -142,22 +142,24 @@ def _explained(name: str, listed: Preset) -> str:
 def add_key(parser: argparse.ArgumentParser) -> None:
     from alignedserve.gateway.access.keys import Scope
 
-    scopes = [one.value for one in Scope]
+    scopes = [scope.value for scope in Scope]
     parser.description = (
         "Makes an API key, prints it, once, and adds its hash to a file for `alignedserve serve --keys-file FILE`. "
-        "To take a key back, remove its entry."
+        "To revoke a key, remove its entry."
     )
-    parser.add_argument("name", metavar="NAME", help="whose key it is: of limits, files and jobs")
-    parser.add_argument("--file", type=file, metavar="FILE", required=True, help="made where it is not there")
+    parser.add_argument("name", metavar="NAME", help="name of the key's owner, who has the limits, files and jobs")
     parser.add_argument(
-        "--scope", nargs="+", choices=scopes, default=scopes, help="what it may ask for (default: all of it)"
+        "--file", type=file, metavar="FILE", required=True, help="the keys file; it is made where it does not exist"
     )
-    for flag, of in (
+    parser.add_argument(
+        "--scope", nargs="+", choices=scopes, default=scopes, help="what the key may ask for (default: everything)"
+    )
+    for flag, limit in (
         ("--requests-per-minute", "most requests in a minute"),
         ("--tokens-per-minute", "most tokens of prompts and outputs in a minute"),
         ("--most-open", "most requests for tokens that are open at once"),
     ):
-        parser.add_argument(flag, type=whole(1), metavar="N", help=of)
+        parser.add_argument(flag, type=whole(1), metavar="N", help=limit)
     parser.set_defaults(run=_key, parser=parser)
 
 
@@ -174,8 +176,10 @@ def _key(args: argparse.Namespace) -> int:
 
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Tells what was found for serving and what is missing; exits with 1 where it cannot serve."
-    parser.add_argument("--json", action="store_true", help="for machines")
+    parser.description = (
+        "Shows what this machine has for serving and what is missing; exits with 1 where it cannot serve."
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
     parser.set_defaults(run=_doctor, parser=parser)
 
 
@@ -203,6 +207,6 @@ def add_profile(parser: argparse.ArgumentParser) -> None:
 
 
 def _profile(args: argparse.Namespace) -> int:
-    from alignedserve.cli.profile import Options, run
+    from alignedserve.cli.profile import ProfileOptions, run
 
-    return run(Options(config_of(args), args.out, args.budget))
+    return run(ProfileOptions(config_of(args), args.out, args.budget))

@@ -1,7 +1,7 @@
-"""`run_once(trial, on_progress) -> RunRecord`: the one place that knows how a trial becomes a run of the simulator.
+"""Turns a trial into a run of the simulator: `run_once(trial, on_progress) -> RunRecord`.
 
-What users write (a preset, what outweighs it, a workload, a cluster, a profile) becomes the simulator's settings here
-and nowhere else.
+Only here what users write (a preset, settings that outweigh it, a workload, a cluster, a profile) becomes the
+simulator's settings.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+from alignedserve.cli.simulating import DEFAULT_PROFILE, DEFAULT_WORKLOAD
 from alignedserve.config.config import Config, TransportName, every_setting, of_preset
 from alignedserve.config.presets import preset
 from alignedserve.config.sources import hint, read_settings
@@ -31,9 +32,7 @@ from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.workload import Mixture
 from alignedserve.simulator.workload.spec import read_workload
 
-DEFAULT_PROFILE = "rtxpro6000-llama-3.1-8b-tp1"
-DEFAULT_WORKLOAD = "chat"
-# In place of the defaults, which suit a CPU and a single gateway.
+# Replace the defaults, which suit a CPU and a single gateway.
 _GPUS = {
     "engine.max_step_tokens": 2048,
     "engine.max_batch": 128,
@@ -47,11 +46,12 @@ _ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
 
 
 def run_once(trial: SimulationTrial, on_progress: OnProgress) -> RunRecord:
+    """Run the trial and return its record."""
     return _run(Simulation(settings_of(trial)), on_progress)
 
 
 def run_saved(trial: SimulationTrial, on_progress: OnProgress, path: Path) -> RunRecord:
-    """The same, with every command of every core written down."""
+    """Run the trial and write every command of every core to a file."""
     simulation = Simulation(settings_of(trial))
     world = simulation.world
     with open_run(path, "w") as file:
@@ -69,7 +69,7 @@ def _run(simulation: Simulation, on_progress: OnProgress) -> RunRecord:
     simulation.run()
     record = simulation.record(perf_counter() - began_at)
     if not record.requests:
-        raise SimulateError("--workload: nobody asks for anything in it")
+        raise SimulateError("--workload: no request comes in it")
     return record
 
 
@@ -107,11 +107,11 @@ def settings_of(trial: SimulationTrial) -> Settings:
 
 
 def config_of(trial: SimulationTrial) -> Config:
-    """The same settings that a deployment would have, as far as a simulation knows them."""
+    """Return the configuration that a deployment would have, as far as a simulation knows its settings."""
     given = read_settings(trial.options, "--set", every_setting())
     for path in given:
         if not simulates(path):
-            known = f"it has those of schedule, and {', '.join(_SHARED)}"
+            known = f"it has all of schedule, and {', '.join(_SHARED)}"
             raise SimulateError(f"--set {path}: a simulation has no such setting: {known}")
     try:
         return of_preset(trial.preset, given, _GPUS)
@@ -124,7 +124,7 @@ def simulates(path: str) -> bool:
 
 
 def cluster_of(presets: Sequence[str]) -> str:
-    """Where the user names none: that of the presets, if they agree."""
+    """Return the cluster of the presets, for users who name none; the presets have to agree."""
     wanted = {str(of_preset(name, {}).topology) for name in presets}
     if len(wanted) > 1:
         raise SimulateError(f"--cluster is needed: these presets are for {' and '.join(sorted(wanted))}")
@@ -132,7 +132,7 @@ def cluster_of(presets: Sequence[str]) -> str:
 
 
 def _limits(trial: SimulationTrial, device: Hardware, config: Config) -> WorkerLimits:
-    """A worker that was measured brings its own; what a preset or --set says outweighs them as far as it is less."""
+    """Return the limits of the workers. A measured worker brings its own, which a preset or --set may only lower."""
     engine, measured = config.engine, device.measured
     if measured is None:
         return device.limits(engine.max_step_tokens, engine.max_batch)
@@ -153,7 +153,7 @@ def workload_of(trial: SimulationTrial) -> Mixture:
 
 
 def parse_cluster(text: str) -> Topology:
-    """`colocated`, `Nxcolocated`, or `P+D`."""
+    """Return the topology that the text writes: `colocated`, `Nxcolocated`, or `P+D`."""
     try:
         return Topology.parse(text)
     except ValueError:
@@ -162,7 +162,8 @@ def parse_cluster(text: str) -> Topology:
 
 
 def _cluster_hint(text: str) -> str:
-    """Two numbers are prefill and decode workers, a single one workers of both, whatever stands around them."""
+    """Return a question for the cluster that was probably meant: two numbers are prefill and decode workers, a single
+    number is workers of both."""
     counts = [int(digits) for digits in re.findall(r"\d{1,9}", text) if int(digits)]
     meant = "+".join(map(str, counts)) if len(counts) > 1 else "".join(f"{count}xcolocated" for count in counts)
     try:
@@ -172,7 +173,7 @@ def _cluster_hint(text: str) -> str:
 
 
 def device_of(trial: SimulationTrial) -> Hardware:
-    """A GPU that was measured, by its name, or a file that `alignedserve profile` wrote."""
+    """Return the hardware: a measured GPU by its name, or a file that `alignedserve profile` wrote."""
     name = trial.profile or DEFAULT_PROFILE
     if name in gpu_truth.names():
         return hardware.of_gpu(name)

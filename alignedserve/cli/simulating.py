@@ -1,4 +1,4 @@
-"""What `alignedserve simulate` and `fuzz` take. What a command needs is imported when it runs."""
+"""The flags of `alignedserve simulate` and `fuzz`. A command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ from alignedserve.errors import ConfigError
 
 # --- simulate
 
+DEFAULT_PROFILE = "rtxpro6000-llama-3.1-8b-tp1"
+DEFAULT_WORKLOAD = "chat"
 _REPLAY, _DIFF = "--replay", "--diff"
 
 
@@ -37,8 +39,8 @@ def add_simulate(parser: argparse.ArgumentParser) -> None:
         "docs/how/simulator.md, docs/reference/figures.md and docs/reference/workloads.md say the rest."
     )
     _add_what_runs(parser.add_argument_group("what runs"))
-    _add_what_is_written(parser.add_argument_group("what is written besides"))
-    _add_saved(parser.add_argument_group("runs that --save has written, alone"))
+    _add_what_is_written(parser.add_argument_group("files that are written"))
+    _add_saved(parser.add_argument_group("saved runs (no other flag goes with these)"))
     parser.set_defaults(run=_simulate, parser=parser)
 
 
@@ -53,15 +55,15 @@ def _add_what_runs(group: argparse._ArgumentGroup) -> None:
     )
     add_set(group)
     group.add_argument(
-        "--compare", action=Once, nargs="+", metavar="P", help="two presets or more, over the same arrivals"
+        "--compare", action=Once, nargs="+", metavar="P", help="two or more presets, compared over the same arrivals"
     )
     group.add_argument(
         "--workload",
         action=Once,
         type=filled,
         metavar="W",
-        default="chat",
-        help="who asks for what, and when: a name such as chat or coserve, a file, or a kind such as "
+        default=DEFAULT_WORKLOAD,
+        help="which requests come, and when: a name such as chat or coserve, a file, or a kind such as "
         "trace:FILE, each with ,KEY=VALUE behind it (default: %(default)s)",
     )
     group.add_argument(
@@ -71,23 +73,29 @@ def _add_what_runs(group: argparse._ArgumentGroup) -> None:
         help="workers: colocated, 4xcolocated, or prefill+decode such as 1+1 (default: as the presets say)",
     )
     group.add_argument(
-        "--seed", action=Once, type=whole(0), metavar="N", default=0, help="of all chance (default: %(default)s)"
+        "--seed",
+        action=Once,
+        type=whole(0),
+        metavar="N",
+        default=0,
+        help="seed of the random numbers (default: %(default)s)",
     )
-    group.add_argument("--seeds", action=Once, type=wholes(0), metavar="N,N", help="a run for each")
+    group.add_argument("--seeds", action=Once, type=wholes(0), metavar="N,N", help="a run for each seed")
     group.add_argument(
         "--rates",
         action=Once,
         type=all_above_zero,
         metavar="X,X",
-        help="arrivals in a second, in place of the workload's: a run for each",
+        help="arrivals in a second, in place of the workload's: a run for each rate",
     )
     group.add_argument(
         "--profile",
         action=Once,
         type=filled,
         metavar="GPU",
-        default="rtxpro6000-llama-3.1-8b-tp1",
-        help="what work takes: the name of a measured GPU, or a file of `alignedserve profile` (default: %(default)s)",
+        default=DEFAULT_PROFILE,
+        help="how long steps take: the name of a measured GPU, or a file of `alignedserve profile` "
+        "(default: %(default)s)",
     )
     group.add_argument(
         "--transport",
@@ -102,18 +110,20 @@ def _add_what_runs(group: argparse._ArgumentGroup) -> None:
         type=zero_or_more,
         metavar="MS",
         default=0.0,
-        help="what a request takes besides its steps and the parts' frames: HTTP, templates, tokens (default: 0)",
+        help="time that a request takes besides steps and frames: HTTP, templates, tokens (default: %(default)g)",
     )
 
 
 def _add_what_is_written(group: argparse._ArgumentGroup) -> None:
     add = partial(group.add_argument, action=Once, type=file)
-    add("--out", metavar="FOLDER", help="everything below but the record, in files there")
+    add("--out", metavar="FOLDER", help="folder for everything below but the record")
     add("--json", metavar="FILE", help="all figures of all runs")
-    add("--csv", metavar="FILE", help="rows of requests, and of steps in NAME-steps.csv; of several runs a row each")
+    add(
+        "--csv", metavar="FILE", help="rows of requests, and of steps in NAME-steps.csv; of several runs a row for each"
+    )
     add("--plot", metavar="FILE", help="a .png or .svg (needs matplotlib: the extra `simulate`)")
     add("--timeline", metavar="FILE", help="a trace for ui.perfetto.dev, of a single run")
-    add("--record", metavar="FILE", help="what happened in a single run, as JSON: what all figures are made of")
+    add("--record", metavar="FILE", help="what happened in a single run, as JSON: all figures follow from it")
     add("--save", metavar="FILE", help="every command of every part in a single run, for --replay and --diff")
     group.add_argument(
         "--timeline-limit",
@@ -121,14 +131,16 @@ def _add_what_is_written(group: argparse._ArgumentGroup) -> None:
         type=above_zero,
         metavar="S",
         default=inf,
-        help="what of a timeline begins in the first S seconds",
+        help="the part of a timeline that begins in the first S seconds",
     )
 
 
 def _add_saved(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(_REPLAY, action=Once, type=file, metavar="FILE", help="a saved run again: is it the same?")
     group.add_argument(
-        _DIFF, action=Once, type=file, nargs=2, metavar="FILE", help="no run: the first difference of two saved ones"
+        _REPLAY, action=Once, type=file, metavar="FILE", help="repeat a saved run, and say whether it is the same"
+    )
+    group.add_argument(
+        _DIFF, action=Once, type=file, nargs=2, metavar="FILE", help="show the first difference of two saved runs"
     )
 
 
@@ -188,7 +200,7 @@ def _presets(args: argparse.Namespace) -> tuple[str, ...]:
             f"--compare takes two presets or more, such as fcfs aligned: {args.compare[0]!r:.40} alone is --preset"
         )
     if len(set(args.compare)) < len(args.compare):
-        raise ConfigError(f"--compare {' '.join(args.compare)} names one of them twice")
+        raise ConfigError(f"--compare {' '.join(args.compare)} names a preset twice")
     return tuple(args.compare)
 
 
@@ -216,13 +228,13 @@ def add_fuzz(parser: argparse.ArgumentParser) -> None:
     )
     what = parser.add_argument_group("what to run")
     what.add_argument(
-        _SEEDS, action=Once, type=whole(1), metavar="N", default=200, help="so many seeds (default: %(default)s)"
+        _SEEDS, action=Once, type=whole(1), metavar="N", default=200, help="how many seeds (default: %(default)s)"
     )
     what.add_argument(
-        _ENDLESS, action=Once, nargs=0, const=True, default=False, help="seeds without end, until one fails"
+        _ENDLESS, action=Once, nargs=0, const=True, default=False, help="run seeds without end, until a seed fails"
     )
     what.add_argument(
-        _ONE, action=Once, type=whole(0), metavar="N", help="this seed alone, and show what happens in it"
+        _ONE, action=Once, type=whole(0), metavar="N", help="run this seed alone, and show what happens in it"
     )
     _add_saved(what)
     many = parser.add_argument_group("of many seeds")
@@ -238,7 +250,7 @@ def add_fuzz(parser: argparse.ArgumentParser) -> None:
         action=Once,
         type=file,
         metavar="FILE",
-        help="the run of --seed; of many, the first that fails, shrunk",
+        help="the run of --seed, or the first of many seeds that fails, shrunk",
     )
     parser.set_defaults(run=_fuzz, parser=parser)
 

@@ -1,8 +1,8 @@
 """Settings: their declarations, where they are read from, and the presets.
 
-config.py    The configuration: one frozen tree of settings, layered by who consumes them.
-presets.py   How other systems schedule, each as a dictionary of settings: to be compared with, on real
-setting.py   What a setting is: its names, its type and what it takes.
-sources.py   Reads settings from where they are given: a YAML file, variables, flags, nested plain values.
-topology.py  How many workers of each kind a deployment has.
+config.py    declares every setting, checks them together, and loads a configuration from its sources
+presets.py   schedules by name: ours and those of other systems, as settings
+setting.py   what a setting is: its names, its type, its range, and how it is reached
+sources.py   reads settings from YAML, variables, flags and nested plain values; says what is wrong in one line
+topology.py  how many workers of each kind a deployment has
 """

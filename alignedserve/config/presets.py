@@ -1,8 +1,7 @@
-"""How other systems schedule, each as a dictionary of settings: to be compared with, on real workers and simulated.
+"""Presets: schedules by name, ours and other systems', to be compared on real workers and simulated.
 
-A preset says what stands in place of the defaults; whatever else is set outweighs it (`--set path=value`, a file, a
-variable). `alignedserve presets` prints them. Beside each stands where its paper says so, and what a setting cannot
-say: papers and sources hold more than that.
+A preset replaces defaults; `--set path=value`, a file and a variable outweigh it. `alignedserve presets` prints all of
+them. The comment beside each preset cites its paper and says what settings cannot express of the system.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ _FCFS: PresetSettings = {
     "schedule.room": "whole",
     "schedule.grouping": "fcfs",
     "schedule.packing": "fcfs",
-    "schedule.predictor": "constant",  # who is served as they come predicts nothing
+    "schedule.predictor": "constant",  # service by arrival needs no prediction
     "schedule.refuse_ttfts": 0.0,
     "schedule.helps": False,
     "kvpool.rt_reserve": 0.0,
 }
 _GROWING: PresetSettings = {"schedule.room": "growing"}
-_NEW: PresetSettings = {"schedule.reuse": False}  # nothing is known of prompts that begin alike
+_NEW: PresetSettings = {"schedule.reuse": False}  # these systems have no prefix cache
 _ORCA_MEMORY: PresetSettings = {"schedule.reserve": 8192}
 _BROS: PresetSettings = {
     "schedule.selection": "in_order",
@@ -87,21 +86,22 @@ _APT_SERVE: PresetSettings = {
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
         "aligned": Preset(
-            "the default: the most urgent first, then who best fills time and memory; steps end in time", {}
+            "the default: the most urgent first, then the prompts that best fill time and memory; steps end in time", {}
         ),
         "aligned-int8": Preset(
-            "the same, with pages of who waits in the pool as int8 while few are free",
+            "the default, with pages of waiting requests as int8 while few pages are free",
             {"kvpool.compression": "auto"},
         ),
         "aligned-whole": Preset(
-            "the default with memory for the longest output at once: nobody has to leave", {"schedule.room": "whole"}
+            "the default with memory for the longest output at once: no request has to leave",
+            {"schedule.room": "whole"},
         ),
         "aligned-hybrid": Preset(
-            "the default, some kept as hidden vectors: half the memory, and time in each step (Apt-Serve)",
+            "the default, some requests kept as hidden vectors: half the memory, and time in each step (Apt-Serve)",
             {"schedule.cache": "hybrid"},
         ),
         "aligned-shared": Preset(
-            "the default with blocks from both ends: chats take slots of others, who get them back (BROS)",
+            "the default with blocks from both ends: chats take slots of other requests and give them back (BROS)",
             {"schedule.blocks": "bidirectional"},
         ),
         "aligned-no-chunk": Preset("the default with a fixed budget", {"schedule.chunking": "fixed"}),
@@ -123,7 +123,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             source="PagedAttention §4.5; vLLM V0",
         ),
         "vllm-chunked": Preset(
-            "vLLM with chunked prefill (its V1): decodes, then chunks up to 2,048 tokens; the newest is recomputed",
+            "vLLM with chunked prefill (its V1): decodes, then chunks up to 2,048 tokens; recomputes the newest",
             {**_FCFS, **_GROWING, "engine.max_step_tokens": 2048},
             source="vLLM V1",
         ),
@@ -147,7 +147,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             source="DeepSpeed-FastGen §3",
         ),
         # FastServe (2023) §4.1 skip-join MLFQ, with the memory that BROS §7 and ALISE §4 give it. Leaves out §4.2's
-        # swapping of who is paused: memory that is reserved as a whole is not taken from anybody.
+        # swapping of paused requests: memory that is reserved as a whole is taken from no request.
         "fastserve": Preset(
             "FastServe: five levels by service, long prompts start lower; memory for 8,192 tokens each",
             {**_FCFS, **_NEW, **_ORCA_MEMORY, "schedule.packing": "skip_join"},
@@ -162,28 +162,27 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         # BROS compares with this (§6.1): two queues, whose steps take turns.
         "round-robin": Preset(
-            "real-time and best-effort requests in alternate steps, each by arrival; the newest is recomputed",
+            "real-time and best-effort requests in alternate steps, each by arrival; the newest request is recomputed",
             {**_FCFS, **_GROWING, **_NEW, "schedule.packing": "round_robin"},
             source="BROS §7.1",
         ),
-        # TGI's router: a waiting prompt interrupts decodes when there are 1.2 times as many that wait, or after 20
-        # steps.
+        # TGI's router: waiting prompts interrupt decodes when they are 1.2 times as many as those, or after 20 steps.
         "tgi": Preset(
-            "TGI: by arrival, whole prompts first, as soon as those that wait are 1.2 times those that run",
+            "TGI: by arrival, whole prompts first, as soon as 1.2 times as many prompts wait as requests decode",
             {**_FCFS, **_NEW, "schedule.chunking": "none", "schedule.waiting_ratio": 1.2}
             | {"engine.max_step_tokens": 8192},
             source="text-generation-inference, waiting_served_ratio and max_waiting_tokens",
         ),
-        # ALISE and FastServe compare with it: the one served most is recomputed where it should be swapped.
+        # ALISE and FastServe compare with it: the request served most is recomputed where it should be swapped.
         "mlfq": Preset(
-            "five levels by tokens already served, no prediction; the one served most is recomputed",
+            "five levels by tokens already served, no prediction; the request served most is recomputed",
             {**_FCFS, **_GROWING, **_NEW, "schedule.packing": "mlfq"},
             source="ALISE §4.1; FastServe §4.1",
         ),
-        # AlignedServe §3.3 (Density First Search), §3.2 (prompts apart, KV through host memory), §3.4 (who leaves). No
-        # deadlines: nobody is pinned. Its ablation of alignment is --set schedule.grouping=fcfs.
+        # AlignedServe §3.3 (Density First Search), §3.2 (prompts apart, KV through host memory), §3.4 (which request
+        # leaves). No deadlines: no request is pinned. Its ablation of alignment is --set schedule.grouping=fcfs.
         "alignedserve-paper": Preset(
-            "AlignedServe alone: whole prompts by arrival, then decodes of about one length; nobody is pinned",
+            "AlignedServe alone: whole prompts by arrival, then decodes of about one length; no request is pinned",
             {**_FCFS, **_GROWING, **_NEW, "schedule.chunking": "none", "schedule.grouping": "aligned"}
             | {
                 "schedule.packing": "longest",
@@ -200,12 +199,12 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             {**_BROS, "schedule.blocks": "bidirectional"},
             source="BROS §4.2, §5",
         ),
-        # Its own ablation (BROS §7.4): who gives up its memory is recomputed.
+        # Its own ablation (BROS §7.4): a request that gives up its memory is recomputed.
         "bros-plain": Preset(
             "BROS with plain blocks: best-effort memory is taken as a whole", _BROS, source="BROS §7.4"
         ),
-        # ALISE §3.1 (lengths, priority), §3.2 (int8 of who waits). Levels and ageing are those of best-effort requests
-        # only where promises count: here the shortest is first, strictly.
+        # ALISE §3.1 (lengths, priority), §3.2 (int8 of waiting requests). Only where promises count have best-effort
+        # requests levels and ageing: here the shortest is first, strictly.
         "alise": Preset(
             "ALISE: the shortest by prediction first; what waits in the pool as int8",
             {**_ALISE, "kvpool.compression": "auto"},
@@ -217,14 +216,14 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             source="ALISE §4.3",
         ),
         "alise-recompute": Preset(
-            "ALISE /Recompute: who has to leave is computed anew",
+            "ALISE /Recompute: a request that has to leave is computed anew",
             {**_ALISE, "schedule.evict": False},
             source="ALISE §4.3",
         ),
         # Apt-Serve §4.2, §5. A request that is hidden becomes KV by projection once there is memory, where its paper
-        # computes it anew; in a step of decodes with memory for all of them nobody changes.
+        # computes it anew; in a step of decodes with memory for all of them no request changes.
         "apt-serve": Preset(
-            "Apt-Serve: memory to who has been pending longest for it, as KV or hidden vectors; steps of one type",
+            "Apt-Serve: memory to the requests pending longest for it, as KV or hidden vectors; steps of one type",
             _APT_SERVE,
             source="Apt-Serve §4.2, §5",
         ),
@@ -239,21 +238,21 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             source="Apt-Serve §6.7",
         ),
         # AccelGen §4.2 to §4.4. Leaves out preemption times (nothing measures them), and that an urgent request takes
-        # the
-        # memory of who has most slack: memory goes by arrival, an urgent one takes another's place in the step only.
+        # the memory of the request with most slack: memory goes by arrival, and an urgent request takes another's place
+        # in the step only.
         "accelgen": Preset(
-            "AccelGen: budget by the tightest deadline, order by slack, who best fills tokens and memory; its formulas",
+            "AccelGen: budget by the tightest deadline, order by slack, best fit of tokens and memory; its formulas",
             _ACCELGEN,
             source="AccelGen §4.2, §4.3, §4.4",
         ),
         # Without the first of its methods prompts are whole and run alone, as in the vLLM that it was built on.
         "accelgen-no-chunk": Preset(
-            "AccelGen /Chunk: whole prompts alone, by slack, who best fills tokens and memory",
+            "AccelGen /Chunk: whole prompts alone, by slack, the best fit of tokens and memory",
             {**_ACCELGEN, **_GROWING, "schedule.chunking": "none", "engine.max_step_tokens": 8192},
             source="AccelGen §6.3",
         ),
         "accelgen-no-order": Preset(
-            "AccelGen /Order: first come, first served, among those of three quarters of a second who fills best",
+            "AccelGen /Order: by arrival; within three quarters of a second the best fit of tokens and memory",
             {**_ACCELGEN, "schedule.order": "fcfs", "schedule.packing": "fcfs"},
             source="AccelGen §6.3",
         ),

@@ -7,7 +7,7 @@ follow it. An order by a fixed key of each request is a `ByKey` with the key alo
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import TypeVar
 
@@ -94,7 +94,7 @@ class ByRemaining(ByKey):
         return standing.remaining
 
 
-ORDERINGS: Mapping[Order, Ordering] = {
+ORDERINGS: dict[Order, Ordering] = {
     Order.SLACK: ByPromises(),
     Order.FCFS: ByArrival(),
     Order.SHORTEST_REMAINING: ByRemaining(),

@@ -1,14 +1,14 @@
-"""One direction between two workers: its transfers one after the other, in a thread of its own.
+"""A channel: one direction between two workers, whose transfers run one after the other in a thread.
 
     shell ── add(transfer) ──▶ channel's thread ── post(KvSent | KvReceived) ──▶ shell
 
-Every transfer that is added ends with exactly one event. Where something goes wrong with the connection (the other end
-has gone, or nothing is heard of it for `timeout_s`), all transfers that are outstanding here have failed, the group is
-closed, and what is added later goes over a new one (meeting.py). Closing the channel ends all of them at once.
+Every added transfer ends with exactly one event. When the connection breaks (the other end is gone, or silent for
+`timeout_s`), all outstanding transfers fail, the group is closed, and later transfers go over a new group (meeting.py).
+Closing the channel fails all of them at once.
 
-Blocks are touched only while their transfer is outstanding, under the lock under which it also ends: once its event is
-posted, they are the core's again. On a GPU the channel's copies have a stream of their own, which begins behind what
-the shell had ordered when the transfer was added; each is through before that lock is given back.
+The thread touches blocks only while their transfer is outstanding, under the lock under which the transfer also ends:
+once its event is posted, the blocks belong to the core again. On a GPU the channel copies on a stream of its own,
+behind what the shell had ordered when the transfer was added; each copy ends before the lock is released.
 """
 
 from __future__ import annotations
@@ -26,55 +26,64 @@ from typing import Generic, TypeVar
 import torch
 
 from alignedserve.engine.device.devices import Mark, beside_steps, finish
-from alignedserve.engine.device.groups import Broken, Group
+from alignedserve.engine.device.groups import BrokenGroup, Group
 from alignedserve.engine.device.pace import Pace
 from alignedserve.kernels.common.threads import compute_alone
 from alignedserve.protocol.commands import ReceiveKv, SendKv
-from alignedserve.transport.frames import REPLY, REPLY_BYTES, Header, NotOurs, Says, header_of, pack_reply, read_reply
+from alignedserve.transport.frames import (
+    REPLY,
+    REPLY_BYTES,
+    NotOurs,
+    Reply,
+    TransferHeader,
+    header_of,
+    pack_reply,
+    read_reply,
+)
 from alignedserve.transport.mapping import Maps
-from alignedserve.transport.meeting import Meeting, Past
+from alignedserve.transport.meeting import GivenUpByPeer, Meeting
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome, Post, failed
 
 log = logging.getLogger("alignedserve.transport")
 
-_END_S = 5.0  # for a thread that is told to end
+_END_S = 5.0  # time for the thread to end
 
 T = TypeVar("T", SendKv, ReceiveKv)
 
 
 @dataclass(frozen=True)
-class End:
+class ChannelSettings:
     """What all channels of a worker share."""
 
     blocks: DeviceBlocks
     pace: Pace
-    is_checked: bool  # chunks have checksums
-    timeout_s: float  # without an answer of the other end
-    failed: Callable[[], None]  # is told of each transfer that failed
-    maps: Maps | None = None  # where the receiver reads the source's memory
-    fault: Callable[[], None] = lambda: None  # is called in the thread where a transfer failed by our own fault
+    is_checked: bool  # whether chunks have checksums
+    timeout_s: float  # longest wait for the other end
+    failed: Callable[[], None]  # called for each transfer that failed
+    maps: Maps | None = None  # set where the receiver reads the source's memory
+    fault: Callable[[], None] = lambda: None  # called in the thread when a transfer failed by our own fault
 
 
 @dataclass
 class _Task(Generic[T]):
     transfer: T
     post: Post
-    ordered: Mark  # what the thread that goes on with it goes behind
+    ordered: Mark  # device work that the copy must come after
 
 
 class Channel(ABC, Generic[T]):
-    def __init__(self, meeting: Meeting, end: End, name: str) -> None:
+    def __init__(self, meeting: Meeting, end: ChannelSettings, name: str) -> None:
         self._meeting, self._end, self.name = meeting, end, name
         self._group: Group | None = None
         self._changed = threading.Condition()
         self._outstanding: dict[int, _Task[T]] = {}
-        self._due: deque[_Task[T]] = deque()  # of these, those that the thread has not begun
+        self._due: deque[_Task[T]] = deque()  # outstanding tasks that the thread has not begun
         self._is_closed = False
         self._thread: threading.Thread | None = None
 
     def add(self, transfer: T, post: Post) -> None:
-        """Connecting is left to the thread: nothing of this waits for anybody."""
+        """Queue a transfer. The thread connects, so this call does not wait."""
         with self._changed:
             if self._is_closed:
                 self._end.failed()
@@ -89,7 +98,7 @@ class Channel(ABC, Generic[T]):
             self._changed.notify()
 
     def close(self) -> None:
-        """All that is outstanding has failed; from any thread but the channel's."""
+        """Fail all outstanding transfers. Any thread but the channel's may call this."""
         with self._changed:
             self._is_closed = True
             self._fail(list(self._outstanding))
@@ -105,7 +114,7 @@ class Channel(ABC, Generic[T]):
 
     @abstractmethod
     def _perform(self, transfer: T) -> bool:
-        """Whether all of it has arrived; Broken, NotOurs or Past where that is not to be known."""
+        """Run the transfer, and return whether all of it arrived; raise where that is unknown."""
 
     def _run(self) -> None:
         compute_alone()
@@ -119,13 +128,13 @@ class Channel(ABC, Generic[T]):
         try:
             task.ordered.go_behind()
             self._finish(number, self._perform(task.transfer))
-        except Past:
-            log.info("%s: transfer %d was given up by the other end", self.name, number)
+        except GivenUpByPeer:
+            log.info("%s: the other end gave transfer %d up", self.name, number)
             self._finish(number, False)
             self._meeting.give_up(number + 1)
-        except (Broken, NotOurs) as error:
+        except (BrokenGroup, NotOurs) as error:
             self._broke(error)
-        except Exception as error:  # a fault of ours ends no thread that others count on
+        except Exception as error:  # our own fault must not end the thread
             log.exception("%s: transfer %d", self.name, number)
             self._end.fault()
             self._broke(error)
@@ -140,7 +149,7 @@ class Channel(ABC, Generic[T]):
         with self._changed:
             task = self._outstanding.pop(number, None)
             if task is None:
-                return  # it ended when the channel was closed
+                return  # the transfer ended when the channel was closed
             if not went_well:
                 self._end.failed()
                 task.post(failed(task.transfer))
@@ -161,7 +170,7 @@ class Channel(ABC, Generic[T]):
             self._meeting.give_up(max(numbers) + 1)
 
     def _fail(self, numbers: list[int]) -> None:
-        """Under the lock."""
+        """Fail these transfers; the caller has the lock."""
         self._due.clear()
         for number in numbers:
             task = self._outstanding.pop(number)
@@ -180,10 +189,10 @@ class Channel(ABC, Generic[T]):
 
     @contextmanager
     def _blocks_of(self, number: int) -> Iterator[DeviceBlocks]:
-        """While they are this transfer's."""
+        """Yield the blocks while they belong to this transfer."""
         with self._changed:
             if number not in self._outstanding:
-                raise Broken("the channel was closed")
+                raise BrokenGroup("the channel was closed")
             yield self._end.blocks
             finish(self._end.blocks.device)
 
@@ -193,35 +202,35 @@ class Channel(ABC, Generic[T]):
     def _connected(self, make: Callable[[int, float], Group], number: int, deadline: float) -> Group:
         group = self._group or make(number, deadline)
         with self._changed:
-            self._group = group  # from here on, closing the channel ends its waits
+            self._group = group  # from here on, closing the channel ends waits on the group
             if self._is_closed:
-                raise Broken("the channel was closed")
+                raise BrokenGroup("the channel was closed")
         return group
 
-    def _say(self, group: Group, number: int, says: Says) -> None:
-        said = torch.frombuffer(bytearray(pack_reply(number, says)), dtype=torch.uint8)
-        group.send(said, REPLY).land(self._end.timeout_s)
+    def _say(self, group: Group, number: int, says: Reply) -> None:
+        reply = torch.frombuffer(bytearray(pack_reply(number, says)), dtype=torch.uint8)
+        group.send(reply, REPLY).land(self._end.timeout_s)
 
-    def _hear(self, group: Group, number: int, timeout_s: float | None = None) -> Says:
+    def _hear(self, group: Group, number: int, timeout_s: float | None = None) -> Reply:
         raw = bytearray(REPLY_BYTES)
         flight = group.receive(torch.frombuffer(raw, dtype=torch.uint8), REPLY)
         flight.land(self._end.timeout_s if timeout_s is None else timeout_s)
         return read_reply(raw, number)
 
-    def _header(self, transfer: T) -> Header:
+    def _header(self, transfer: T) -> TransferHeader:
         blocks, kind = self._end.blocks, transfer.kind
         return header_of(
             *(transfer.number, kind, transfer.tokens, blocks.token_bytes(kind)),
             *(blocks.chunk_tokens(kind), self._end.is_checked),
         )
 
-    def _chunks(self, transfer: T, header: Header) -> Iterator[tuple[torch.Tensor, int]]:
-        """The slots of each, and its bytes."""
+    def _chunks(self, transfer: T, header: TransferHeader) -> Iterator[tuple[torch.Tensor, int]]:
+        """Yield the slots of each chunk, and its bytes."""
         slots = self._end.blocks.slots(transfer.pairs, header.num_tokens, header.kind)
         token_bytes = self._end.blocks.token_bytes(header.kind)
         for part in slots.split(header.chunk_tokens):
             yield part, len(part) * token_bytes
 
-    def _most_bytes(self, header: Header) -> int:
-        """Of a chunk without its tail."""
+    def _most_bytes(self, header: TransferHeader) -> int:
+        """Return the most bytes of a chunk without its tail."""
         return header.num_bytes // header.num_tokens * min(header.chunk_tokens, header.num_tokens)

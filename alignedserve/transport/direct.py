@@ -1,8 +1,8 @@
-"""KV goes from device to device: a two-rank group of torch.distributed for each direction between two workers.
+"""Transfers from device to device: a two-rank group of torch.distributed for each direction between two workers.
 
-With `collective` the group carries KV in chunks. With `ipc` it carries only what the two say to each other, and the
-receiver reads the source's device cache (ipc.py). The store of who receives is where both meet (meeting.py). Nothing is
-connected before there is something to send.
+With `collective` the group carries KV in chunks. With `ipc` it carries only messages between the two ends, and the
+receiver reads the source's device cache (ipc.py). Both ends meet at the receiver's store (meeting.py). Workers connect
+only when there is something to send.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from alignedserve.engine.device.groups import LOOP_THREAD
 from alignedserve.engine.device.pace import Pace, SecondsOfThreads
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.messages import Member
-from alignedserve.transport.channel import Channel, End
-from alignedserve.transport.ipc import Reading, Showing
+from alignedserve.transport.channel import Channel, ChannelSettings
+from alignedserve.transport.ipc import MappingReceiver, MappingSender
 from alignedserve.transport.mapping import Maps
 from alignedserve.transport.meeting import Direction, Meeting, Rendezvous
 from alignedserve.transport.payload import DeviceBlocks
-from alignedserve.transport.receiving import Receiving, ReceivingChunks
-from alignedserve.transport.sending import Sending, SendingChunks
+from alignedserve.transport.receiving import ChunkReceiver, Receiver
+from alignedserve.transport.sending import ChunkSender, Sender
 from alignedserve.transport.transport import Post, Transfer, failed
 
 log = logging.getLogger("alignedserve.transport")
@@ -42,18 +42,20 @@ class Direct:
         rank: int = 0,
         fault: Callable[[], None] = lambda: None,
     ) -> None:
-        """`host` is where this rank of the worker listens, and `holder` what others call the worker. Where there are
-        `maps`, KV is read from mapped memory, else it goes over the groups. `fault` is called in the thread where a
-        transfer failed by our own fault."""
+        """Listen at `host`; other workers know this one as `holder`.
+
+        With `maps`, receivers read KV from mapped memory; otherwise it goes over the groups. A transfer's thread calls
+        `fault` when the transfer failed by our own fault.
+        """
         self._holder, self._rank, self._blocks, self._timeout_s = holder, rank, blocks, timeout_s
         self._rendezvous = Rendezvous(host)
         pace.count(SecondsOfThreads(LOOP_THREAD))
-        self._end = End(blocks, pace, verify, timeout_s, self._count_failure, maps, fault)
-        self._source_end: type[Sending] = SendingChunks if maps is None else Showing
-        self._other_end: type[Receiving] = ReceivingChunks if maps is None else Reading
-        self._peers: dict[str, str] = {}  # holder -> its address
-        self._sending: dict[str, Sending] = {}  # holder -> the channel to it
-        self._receiving: dict[str, Receiving] = {}  # holder -> the channel from it
+        self._end = ChannelSettings(blocks, pace, verify, timeout_s, self._count_failure, maps, fault)
+        self._source_end: type[Sender] = ChunkSender if maps is None else MappingSender
+        self._other_end: type[Receiver] = ChunkReceiver if maps is None else MappingReceiver
+        self._peers: dict[str, str] = {}  # holder -> address
+        self._sending: dict[str, Sender] = {}  # holder -> the channel to it
+        self._receiving: dict[str, Receiver] = {}  # holder -> the channel from it
         self._counting = threading.Lock()
         self._num_failed = 0
 
@@ -66,7 +68,7 @@ class Direct:
         return self._num_failed
 
     def meet(self, member: Member) -> None:
-        addresses = member.transport.split()  # of all its ranks
+        addresses = member.transport.split()  # the addresses of all its ranks
         if len(addresses) > self._rank and member.holder != self._holder:
             self._peers[member.holder] = addresses[self._rank]
 
@@ -75,10 +77,10 @@ class Direct:
         self._end_channels(member.holder)
 
     def start(self, transfer: Transfer, post: Post) -> None:
-        """PlanError where its pairs cannot be what they should."""
+        """Start the transfer. Raises PlanError where its pairs cannot be right."""
         self._blocks.check(transfer.pairs, len(transfer.tokens), transfer.kind)
         peer = transfer.to if isinstance(transfer, SendKv) else transfer.source
-        if peer not in self._peers:  # it has gone, and whoever ordered this will hear of it
+        if peer not in self._peers:  # the peer is gone, and the core will hear of it
             self._count_failure()
             post(failed(transfer))
         elif isinstance(transfer, SendKv):
@@ -98,7 +100,7 @@ class Direct:
         if self._end.maps is not None:
             self._end.maps.close()
 
-    def _channel(self, direction: Direction, peer: str) -> tuple[Meeting, End, str]:
+    def _channel(self, direction: Direction, peer: str) -> tuple[Meeting, ChannelSettings, str]:
         is_source, address = direction.source == self._holder, self._peers[peer]
         chunks_on = self._blocks.device if self._end.maps is None else CPU
         meeting = Meeting(self._rendezvous, address, direction, is_source, self._timeout_s, chunks_on)

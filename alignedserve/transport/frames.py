@@ -1,20 +1,20 @@
-"""What the two ends of a transfer say to each other before its payload, within it and after it.
+"""The frames of a transfer: what its two ends say to each other before the payload, within it and after it.
 
-    source ── header ──▶ receiver     what comes next: a transfer's number, and of what it is the KV
-           ◀── reply ──                whether it is the one that the receiver awaits
+    source ── header ──▶ receiver     the transfer's number, and what its KV is of
+           ◀── reply ──                whether the receiver awaits this transfer
            ── chunk ... ──▶            the payload, each chunk with a tail: number, place, checksum
            ◀── reply ──                whether all of it is in the receiver's blocks
 
-Where the receiver reads the source's memory itself (ipc.py), in the place of chunks:
+Where the receiver reads the source's memory itself (ipc.py), in place of chunks:
 
-           ── handle ──▶               once over each group: how that memory is mapped
-           ── places ──▶               which pairs it is in, and its checksum
-           ◀── reply ... ──            that it goes on, from time to time
+           ── handle ──▶               once over each group: how the memory is mapped
+           ── places ──▶               the pairs that have the KV, and its checksum
+           ◀── reply ... ──            from time to time: the copy goes on
            ◀── reply ──                whether all of it was read
-           ── reply ──▶                whether it was the transfer's all the while
+           ── reply ──▶                whether the blocks were the transfer's all the time
 
-All are of fixed size, but for chunks and places, whose sizes follow from the header: neither end ever waits for bytes
-that the other does not send.
+All frames have a fixed size, except chunks and places, whose sizes follow from the header: so neither end waits for
+bytes that the other end does not send.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ from enum import IntEnum
 from alignedserve.core import CacheKind
 from alignedserve.protocol.page_names import chained_hashes
 
-_MAGIC = 0x414C474E4B560002  # its last digits are the version
+_MAGIC = 0x414C474E4B560002  # the last digits are the version
 _KINDS = (CacheKind.KV, CacheKind.HIDDEN)
 _HEADER = struct.Struct("=QQ?BxxIQQI?xxx")
 _REPLY = struct.Struct("=QQB")
 _TAIL = struct.Struct("=QII")
-_PLACES = struct.Struct("=QQI")  # and then the pairs
-_HANDLE = struct.Struct("=QH")  # and then what it is, filled up to HANDLE_BYTES
-HEADER, REPLY, CHUNK, HANDLE, PLACES = 1, 2, 3, 4, 5  # tags: no end takes one thing for another
+_PLACES = struct.Struct("=QQI")  # followed by the pairs
+_HANDLE = struct.Struct("=QH")  # followed by the handle, padded to HANDLE_BYTES
+HEADER, REPLY, CHUNK, HANDLE, PLACES = 1, 2, 3, 4, 5  # tags, so that no end takes one frame for another
 HEADER_BYTES, REPLY_BYTES, TAIL_BYTES, HANDLE_BYTES = _HEADER.size, _REPLY.size, _TAIL.size, 1024
 _PAIR_BYTES = 4
 
 
 class NotOurs(Exception):
-    """What has arrived was not said by this version of the other end."""
+    """The frame that has arrived is not of this version."""
 
 
-class Says(IntEnum):
+class Reply(IntEnum):
     NO = 0
     YES = 1
     GOES_ON = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class TransferHeader:
     number: int
-    has_kv: bool  # False: the source has it no longer, and nothing follows
+    has_kv: bool  # False: the source no longer has it, and nothing follows
     kind: CacheKind
     num_tokens: int
-    token_hash: int  # of all of them in their order, as the pages of the arena have it
+    token_hash: int  # of all tokens in their order, as in page headers
     num_bytes: int
-    chunk_tokens: int  # in each chunk but the last
-    is_checked: bool  # the tails have checksums
+    chunk_tokens: int  # tokens of each chunk but the last
+    is_checked: bool  # whether the tails have checksums
 
     def pack(self) -> bytes:
         return _HEADER.pack(
@@ -68,31 +68,31 @@ class Header:
         )
 
     @classmethod
-    def read(cls, raw: bytes | bytearray) -> Header:
+    def read(cls, raw: bytes | bytearray) -> TransferHeader:
         magic, number, has_kv, kind, *others = _HEADER.unpack(raw)
         if magic != _MAGIC or kind >= len(_KINDS):
-            raise NotOurs("the other end sends something that is no header of this version")
+            raise NotOurs("the other end sent something that is no header of this version")
         return cls(number, has_kv, _KINDS[kind], *others)
 
 
 def header_of(
     number: int, kind: CacheKind, tokens: Sequence[int], token_bytes: int, chunk_tokens: int, is_checked: bool
-) -> Header:
-    """Both ends make it of what they are told; without tokens it says that there is nothing."""
+) -> TransferHeader:
+    """Return the header that both ends expect; without tokens it says that there is no KV."""
     num, has_kv = len(tokens), bool(tokens)
     token_hash = chained_hashes(tokens, num)[-1] if has_kv else 0
-    return Header(number, has_kv, kind, num, token_hash, num * token_bytes, chunk_tokens, is_checked)
+    return TransferHeader(number, has_kv, kind, num, token_hash, num * token_bytes, chunk_tokens, is_checked)
 
 
-def pack_reply(number: int, says: Says) -> bytes:
-    return _REPLY.pack(_MAGIC, number, says)
+def pack_reply(number: int, reply: Reply) -> bytes:
+    return _REPLY.pack(_MAGIC, number, reply)
 
 
-def read_reply(raw: bytes | bytearray, number: int) -> Says:
-    magic, of, says = _REPLY.unpack(raw)
-    if (magic, of) != (_MAGIC, number) or says > max(Says):
-        raise NotOurs(f"the other end answers something else than transfer {number}")
-    return Says(says)
+def read_reply(raw: bytes | bytearray, number: int) -> Reply:
+    magic, transfer, reply = _REPLY.unpack(raw)
+    if (magic, transfer) != (_MAGIC, number) or reply > max(Reply):
+        raise NotOurs(f"the other end answers to something else than transfer {number}")
+    return Reply(reply)
 
 
 def pack_handle(handle: bytes) -> bytes:
@@ -115,22 +115,22 @@ def pack_places(number: int, pairs: Sequence[int], checksum: int) -> bytes:
 
 
 def read_places(raw: bytes | bytearray, number: int) -> tuple[tuple[int, ...], int]:
-    """Pairs and checksum."""
-    magic, of, checksum = _PLACES.unpack_from(raw)
-    if (magic, of) != (_MAGIC, number):
-        raise NotOurs(f"the other end says where something else lies than transfer {number}")
+    """Return the pairs and the checksum."""
+    magic, transfer, checksum = _PLACES.unpack_from(raw)
+    if (magic, transfer) != (_MAGIC, number):
+        raise NotOurs(f"the other end says where another transfer than {number} lies")
     num_pairs = (len(raw) - _PLACES.size) // _PAIR_BYTES
     return struct.unpack_from(f"={num_pairs}I", raw, _PLACES.size), checksum
 
 
 def seal(chunk: memoryview, number: int, index: int, is_checked: bool) -> None:
-    """Writes the tail of a chunk."""
+    """Write the tail of a chunk."""
     body = chunk[:-TAIL_BYTES]
     _TAIL.pack_into(chunk, len(body), number, index, zlib.crc32(body) if is_checked else 0)
 
 
 def is_sealed(chunk: memoryview, number: int, index: int, is_checked: bool) -> bool:
-    """Whether this is that chunk, and all of it arrived as it was."""
+    """Whether this is the chunk of that number, and it arrived unchanged."""
     body = chunk[:-TAIL_BYTES]
-    of, at, checksum = _TAIL.unpack_from(chunk, len(body))
-    return (of, at) == (number, index) and (not is_checked or checksum == zlib.crc32(body))
+    transfer, at, checksum = _TAIL.unpack_from(chunk, len(body))
+    return (transfer, at) == (number, index) and (not is_checked or checksum == zlib.crc32(body))

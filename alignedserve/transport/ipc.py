@@ -1,22 +1,22 @@
-"""The transport `ipc`: workers on one machine map each other's device cache, and the receiver reads what it is to get.
+"""The transport `ipc`: workers on one machine map each other's device caches, and the receiver reads the KV itself.
 
-On CPUs device caches are files in shared memory; on GPUs it is for processes on one GPU, where NCCL refuses two ranks
-(mapping.py). What the ends say to each other goes over a group, as with `collective`; KV does not.
+On CPUs device caches are files in shared memory; on GPUs this is for processes on one GPU, where NCCL refuses two ranks
+(mapping.py). The frames of a transfer go over a group, as with `collective`; KV does not.
 
     source                                     receiver
-    header ──▶                                 the same as of every transfer (frames.py)
+    header ──▶                                 as for every transfer (frames.py)
                          ◀── yes
-    handle, once ──▶                           maps the source's device cache, once in its life
+    handle, once ──▶                           maps the source's device cache, once per incarnation
     places ──▶                                 copies from there to its own blocks, chunk by chunk
-                         ◀── it goes on ...
-                         ◀── I have it
-    was it yours still? yes ──▶                only now it is intact
+                         ◀── the copy goes on ...
+                         ◀── the copy is complete
+    the blocks were the transfer's: yes ──▶    only now the copy is intact
 
-Who may write to the source's blocks. While the transfer is outstanding there, nobody. When it ends at the source before
-the receiver has said that it has it (a time-out, a peer taken for dead), the blocks are the core's again at once, and
-what the receiver reads from then on may be anything. So the receiver asks when it is through: the source says yes only
-while the transfer is outstanding, under the lock under which it ends. No answer is a no. Nobody writes to another
-worker's device cache at all: on CPUs it is mapped to be read alone.
+Who may write to the source's blocks? While the transfer is outstanding there, no process may. If the transfer ends at
+the source before the receiver has said that it is complete (a time-out, a peer given up for dead), the blocks belong
+to the core again at once, and the receiver may read anything from then on. So the receiver asks when it is through: the
+source says yes only while the transfer is outstanding, under the lock under which it ends. No answer means no. Workers
+never write to another device cache: on CPUs it is mapped read-only.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from alignedserve.transport.frames import (
     HANDLE,
     HANDLE_BYTES,
     PLACES,
-    Header,
-    Says,
+    Reply,
+    TransferHeader,
     pack_handle,
     pack_places,
     places_bytes,
@@ -45,22 +45,22 @@ from alignedserve.transport.frames import (
 )
 from alignedserve.transport.mapping import Maps, NotMapped
 from alignedserve.transport.payload import Buffers, DeviceBlocks
-from alignedserve.transport.receiving import Receiving
-from alignedserve.transport.sending import Sending
+from alignedserve.transport.receiving import Receiver
+from alignedserve.transport.sending import Sender
 
 log = logging.getLogger("alignedserve.transport")
 
-_SAID_IN = 4  # of the time for which the source waits for a word, the part after which it gets one
+_REPLY_PART = 4  # the receiver replies after this part of the time for which the source waits
 
 
-class Showing(Sending):
+class MappingSender(Sender):
     """The source's end: it says where the KV lies."""
 
-    _handle: bytes = b""  # for this peer
-    _told: Group | None = None  # over which it has gone
+    _handle: bytes = b""  # the handle for this peer
+    _told: Group | None = None  # the group that has carried the handle
 
-    def _send(self, group: Group, transfer: SendKv, header: Header) -> bool:
-        finish(self._end.blocks.device)  # what was ordered before is in the blocks
+    def _send(self, group: Group, transfer: SendKv, header: TransferHeader) -> bool:
+        finish(self._end.blocks.device)  # what was ordered before is in the blocks now
         if self._told is not group:
             self._handle = self._handle or self._maps.handle(self._end.blocks.cache)
             group.send(_bytes(pack_handle(self._handle)), HANDLE).land(self._end.timeout_s)
@@ -69,16 +69,16 @@ class Showing(Sending):
         checksum = self._checksum(transfer, header) if header.is_checked else 0
         places = _bytes(pack_places(header.number, pairs, checksum))
         group.send(places, PLACES).land(self._end.timeout_s)
-        said = Says.GOES_ON
-        while said is Says.GOES_ON:
-            said = self._hear(group, header.number)
-        if said is Says.NO:
+        reply = Reply.GOES_ON
+        while reply is Reply.GOES_ON:
+            reply = self._hear(group, header.number)
+        if reply is Reply.NO:
             return False
         was_ours = self._is_outstanding(header.number)
-        self._say(group, header.number, Says.YES if was_ours else Says.NO)
+        self._say(group, header.number, Reply.YES if was_ours else Reply.NO)
         return was_ours
 
-    def _checksum(self, transfer: SendKv, header: Header) -> int:
+    def _checksum(self, transfer: SendKv, header: TransferHeader) -> int:
         buffers, checksum = Buffers(self._most_bytes(header), self._end.blocks.device), 0
         for index, (slots, num_bytes) in enumerate(self._chunks(transfer, header)):
             body = buffers.chunk(index, num_bytes).body
@@ -94,14 +94,14 @@ class Showing(Sending):
         return self._end.maps
 
 
-class Reading(Receiving):
-    """The receiver's end: it copies what lies there."""
+class MappingReceiver(Receiver):
+    """The receiver's end: it copies the KV from the source's memory."""
 
-    _told: Group | None = None  # over which a handle has come
-    _handle: bytes = b""  # of what is mapped
+    _told: Group | None = None  # the group over which a handle has come
+    _handle: bytes = b""  # the handle that is mapped
     _there: DeviceBlocks | None = None
 
-    def _receive(self, group: Group, transfer: ReceiveKv, header: Header) -> bool:
+    def _receive(self, group: Group, transfer: ReceiveKv, header: TransferHeader) -> bool:
         if self._told is not group:
             raw = bytearray(HANDLE_BYTES)
             group.receive(torch.frombuffer(raw, dtype=torch.uint8), HANDLE).land(self._end.timeout_s)
@@ -112,11 +112,11 @@ class Reading(Receiving):
         pairs, checksum = read_places(raw, header.number)
         is_intact = self._there is not None and self._copy(group, transfer, header, pairs) in (checksum, None)
         self._answer(group, header.number, is_intact)
-        return is_intact and self._hear(group, header.number) is Says.YES
+        return is_intact and self._hear(group, header.number) is Reply.YES
 
     def _map(self, handle: bytes) -> None:
         if handle == self._handle:
-            return  # over another group the same life of it says the same
+            return  # the same incarnation sends the same handle over another group
         assert self._end.maps is not None, "this transport has maps"
         self._handle, self._there = handle, None
         try:
@@ -124,8 +124,8 @@ class Reading(Receiving):
         except (NotMapped, PlanError) as error:
             log.warning("%s: %s", self.name, error)
 
-    def _copy(self, group: Group, transfer: ReceiveKv, header: Header, pairs: tuple[int, ...]) -> int | None:
-        """The checksum of what came, where there are any."""
+    def _copy(self, group: Group, transfer: ReceiveKv, header: TransferHeader, pairs: tuple[int, ...]) -> int | None:
+        """Copy the KV, and return its checksum where checksums are on."""
         there, buffers = self._there, Buffers(self._most_bytes(header), self._end.blocks.device)
         assert there is not None
         there.check(pairs, header.num_tokens, header.kind)
@@ -138,14 +138,14 @@ class Reading(Receiving):
                 with self._blocks_of(header.number) as blocks:
                     blocks.scatter(slots, header.kind, body)
                 checksum = _added(checksum, body) if header.is_checked else 0
-            if time.monotonic() - spoke_at > self._end.timeout_s / _SAID_IN:
-                self._say(group, header.number, Says.GOES_ON)
+            if time.monotonic() - spoke_at > self._end.timeout_s / _REPLY_PART:
+                self._say(group, header.number, Reply.GOES_ON)
                 spoke_at = time.monotonic()
         return checksum if header.is_checked else None
 
     def _run(self) -> None:
         super()._run()
-        self._there = None  # the peer's memory is not ours to keep
+        self._there = None  # unmap the peer's memory
 
 
 def _bytes(data: bytes) -> torch.Tensor:

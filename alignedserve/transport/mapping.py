@@ -1,10 +1,10 @@
-"""A worker's device cache as another process of the machine sees it.
+"""Device caches that other processes of the machine map.
 
-Two kinds of memory have the same verbs. Both name themselves in a handle of a few hundred bytes, from which the other
-process makes a tensor; it reads from that and never writes, and gives it up when the worker's life has ended.
+Two kinds of memory have the same interface. A handle of a few hundred bytes names the memory, and another process makes
+a tensor from it. That process only reads, and gives the tensor up when the worker has ended.
 
-    of a CPU   a file in shared memory, which lives as long as somebody maps it; the name goes when the worker ends
-    of a GPU   CUDA's IPC handle (not yet run: docs/how/gpu.md), for processes on the same GPU; torch counts who maps it
+    CPU   a file in shared memory, which lives as long as a process maps it; its name goes when the worker ends
+    GPU   CUDA's IPC handle (not yet run: docs/how/gpu.md), for processes on the same GPU; torch counts its users
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, alone, fill, re
 
 
 class NotMapped(Exception):
-    """The other worker's device cache cannot be had here."""
+    """This process cannot map the other worker's device cache."""
 
 
 class Maps(Protocol):
     def handle(self, cache: torch.Tensor) -> bytes:
-        """Once for each process that is to map it."""
+        """Return a handle, once for each process that maps the cache."""
 
     def map(self, handle: bytes) -> torch.Tensor:
-        """The cache that it names; NotMapped where that cannot be. Mapped as long as the tensor lives."""
+        """Return the cache that the handle names, mapped as long as the tensor lives. Raises NotMapped."""
 
     def close(self) -> None:
-        """From here on nobody else can map ours."""
+        """Let no more processes map this worker's cache."""
 
 
 class CacheFile:
-    """The device cache of a worker on CPUs, in a file of its own, which nobody else may write to."""
+    """The device cache of a worker on CPUs, in a file that no other process writes to."""
 
     def __init__(self, directory: Path, prefix: str, name: str) -> None:
-        """`prefix` is that of all workers whose caches may be mapped here."""
+        """Map only caches whose names begin with `prefix`."""
         self._directory, self._prefix, self._name = directory, prefix, name
         self._fd: int | None = None
 
     def zeros(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
-        """All of its memory now, as the arena takes it."""
+        """Make the file, with all of its memory allocated, as for the arena."""
         path, size = self._directory / self._name, math.prod(shape) * dtype.itemsize
         with alone(self._directory):
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -77,7 +77,7 @@ class CacheFile:
         except (OSError, ValueError) as error:
             raise NotMapped(f"the device cache {name} cannot be mapped: {error}") from None
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch warns of memory that cannot be written, and that is what is meant
+            warnings.simplefilter("ignore")  # torch warns of read-only memory, which is intended here
             return torch.frombuffer(memory, dtype=dtype).view(shape)
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class CacheFile:
 
 
 class CudaMaps:
-    """Of workers on one GPU, which they may know by different numbers."""
+    """The device caches of workers on one GPU, which they may know by different numbers."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -111,9 +111,9 @@ class CudaMaps:
             )
         except (RuntimeError, KeyError, ValueError) as error:
             raise NotMapped(f"CUDA does not map the other worker's device cache: {error}") from None
-        one_piece = torch.empty(shape, device="meta").stride()
+        strides = torch.empty(shape, device="meta").stride()
         there = torch.empty(0, dtype=dtype, device=self._device)
-        return there.set_(storage, int(says["first"]), shape, one_piece)
+        return there.set_(storage, int(says["first"]), shape, strides)
 
     def close(self) -> None: ...
 
@@ -123,7 +123,7 @@ class CudaMaps:
 
 
 def remove_earlier(directory: Path, prefix: str) -> None:
-    """What lives of this worker that were killed have left."""
+    """Remove files that killed incarnations of this worker have left."""
     with suppress(OSError):
         remove_stale(directory, prefix)
 
@@ -139,7 +139,7 @@ def _unpacked(handle: bytes) -> tuple[torch.Size, torch.dtype, dict[str, Any]]:
         says = json.loads(handle)
         shape, dtype = torch.Size(says["shape"]), getattr(torch, says["dtype"])
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise NotMapped("the other worker says something that is no handle") from None
+        raise NotMapped("the other worker sent something that is no handle") from None
     if not isinstance(dtype, torch.dtype) or min(shape, default=0) < 1:
-        raise NotMapped("the other worker says something that is no handle")
+        raise NotMapped("the other worker sent something that is no handle")
     return shape, dtype, says

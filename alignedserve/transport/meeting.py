@@ -1,16 +1,15 @@
-"""How the two ends of a channel agree on their next group.
+"""The meeting of a channel's two ends, at which they agree on their next group.
 
-Every worker opens a store (`Rendezvous`), whose address its peers learn through its `Member`. A channel has an inbox in
-the store of each of its ends, for a few short notes:
+Every worker opens a store (`Rendezvous`), whose address its peers learn through its `Member`. Each end of a channel has
+an inbox in its own store, for short notes:
 
-    source ── offer 3 ──▶ receiver      group 3 might be made
-           ◀── accept 3 ──               the receiver is there
-           ── go 3 ──▶                   so is the source, still: both make it, with keys in the receiver's store
-           ◀── past 17 ──▶               whoever gave up says so: of the transfers below 17 none comes from here any
-                                         more
+    source ── offer 3 ──▶ receiver      the source proposes group 3
+           ◀── accept 3 ──               the receiver is ready
+           ── go 3 ──▶                   the source is still ready: both make it, with keys in the receiver's store
+           ◀── past 17 ──▶               an end gave up: it sends or awaits no transfer below 17 any more
 
-So an end that alone has noticed a failure does not leave the other one waiting, and an end that is told of a transfer
-seconds after the other has given it up learns that at once. A group is never used again once it broke.
+So an end that notices a failure alone does not leave the other end waiting, and an end that hears of a transfer seconds
+after the other has given it up learns that at once. A group that broke is never used again.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from alignedserve.engine.device.devices import CPU
-from alignedserve.engine.device.groups import Broken, Group
+from alignedserve.engine.device.groups import BrokenGroup, Group
 
 log = logging.getLogger("alignedserve.transport")
 
-_BACKLOG = 128  # connections that wait to be accepted
+_BACKLOG = 128  # most connections that wait to be accepted
 
 
-class Past(Exception):
+class GivenUpByPeer(Exception):
     """The other end has given this transfer up."""
 
 
 class Direction(NamedTuple):
-    """Of a channel: holders."""
+    """The direction of a channel, as two holders."""
 
     source: str
     to: str
@@ -49,16 +48,16 @@ class Direction(NamedTuple):
         return f"{self.source}>{self.to}"
 
 
-class Says(str, Enum):
+class NoteKind(str, Enum):
     OFFER = "offer"
     ACCEPT = "accept"
     GO = "go"
     PAST = "past"
-    WAKE = "wake"  # to oneself
+    WAKE = "wake"  # a note to this end itself
 
 
 class Note(NamedTuple):
-    says: Says
+    says: NoteKind
     number: int
 
     def pack(self) -> str:
@@ -67,11 +66,11 @@ class Note(NamedTuple):
     @classmethod
     def read(cls, raw: bytes) -> Note:
         says, _, number = raw.decode().partition(" ")
-        return cls(Says(says), int(number))
+        return cls(NoteKind(says), int(number))
 
 
 class Rendezvous:
-    """The store of this worker; it listens on this address only."""
+    """The store of this worker, which listens on this address only."""
 
     def __init__(self, host: str) -> None:
         listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -88,17 +87,17 @@ class Rendezvous:
         return f"{self.host}:{self.port}"
 
     def client(self, timeout_s: float) -> TCPStore:
-        """A connection of one's own: a wait holds up whoever shares it."""
+        """Return a separate connection, since a wait blocks all users of a connection."""
         return _client(self.host, self.port, timeout_s)
 
     def leave(self, key: str, note: Note) -> None:
-        """A note to oneself, from any thread."""
+        """Leave a note for this worker itself; any thread may call this."""
         with self._lock, suppress(RuntimeError):
             self._store.set(key, note.pack())
 
 
 class Meeting:
-    """One end of a channel; all but `wake` is for the channel's thread."""
+    """One end of a channel. Only the channel's thread calls it, except `wake`."""
 
     def __init__(
         self,
@@ -109,58 +108,58 @@ class Meeting:
         timeout_s: float,
         device: torch.device = CPU,
     ) -> None:
-        """`peer` is the address of the other end's store, `device` where chunks are."""
+        """Meet the end whose store is at `peer`; chunks are on `device`."""
         self._rendezvous, self._peer, self._direction, self._device = rendezvous, peer, direction, device
         self._rank, self._timeout_s = (0 if is_source else 1), timeout_s
         self._mine, self._theirs = ("source", "to") if is_source else ("to", "source")
         self._inbox: TCPStore | None = None
         self._outbox: TCPStore | None = None
         self._num_read = self._num_posted = self._num_offers = 0
-        self._past = 0  # of the transfers below, none is awaited by the other end
+        self._past = 0  # the other end awaits no transfer below this number
 
     def offer(self, number: int, deadline: float) -> Group:
-        """The source's way to a group. Past, or Broken, where there is none to be had for this transfer."""
+        """Make a group as the source. Raises GivenUpByPeer or BrokenGroup where that fails for this transfer."""
         self._refuse_past(number)
         self._num_offers += 1
-        offered = Note(Says.OFFER, self._num_offers)
+        offered = Note(NoteKind.OFFER, self._num_offers)
         self._post(offered)
-        while (note := self._read(deadline)) != Note(Says.ACCEPT, offered.number):
-            self._heard(note)
+        while (note := self._read(deadline)) != Note(NoteKind.ACCEPT, offered.number):
+            self._hear(note)
             self._refuse_past(number)
-        self._post(Note(Says.GO, offered.number))
+        self._post(Note(NoteKind.GO, offered.number))
         return self._make(offered.number, deadline)
 
     def accept(self, number: int, deadline: float) -> Group:
-        """The receiver's way to one."""
+        """Make a group as the receiver."""
         self._refuse_past(number)
-        accepted = 0  # of the offers, the last
-        while (note := self._read(deadline)) != Note(Says.GO, accepted):
-            self._heard(note)
+        accepted = 0  # number of the newest offer
+        while (note := self._read(deadline)) != Note(NoteKind.GO, accepted):
+            self._hear(note)
             self._refuse_past(number)
-            if note.says is Says.OFFER:
+            if note.says is NoteKind.OFFER:
                 accepted = note.number
-                self._post(Note(Says.ACCEPT, accepted))
+                self._post(Note(NoteKind.ACCEPT, accepted))
         return self._make(accepted, deadline)
 
     def give_up(self, number: int) -> None:
-        """Nothing below this number is sent, or awaited, any more; as well as this can be said now."""
-        with suppress(Broken):
-            self._post(Note(Says.PAST, number))
+        """Tell the other end, if it can be reached, that transfers below this number are given up."""
+        with suppress(BrokenGroup):
+            self._post(Note(NoteKind.PAST, number))
 
     def wake(self) -> None:
-        """Ends a wait of the channel's thread; from any other. Its meeting is of no use afterwards."""
-        for number in (self._num_read, self._num_read + 1):  # it may be between the two
-            self._rendezvous.leave(self._key(self._mine, number), Note(Says.WAKE, 0))
+        """End a wait of the channel's thread; any other thread may call this. The meeting is of no use afterwards."""
+        for number in (self._num_read, self._num_read + 1):  # the thread may be between the two
+            self._rendezvous.leave(self._key(self._mine, number), Note(NoteKind.WAKE, 0))
 
-    def _heard(self, note: Note) -> None:
-        if note.says is Says.PAST:
+    def _hear(self, note: Note) -> None:
+        if note.says is NoteKind.PAST:
             self._past = max(self._past, note.number)
-        elif note.says is Says.WAKE:
-            raise Broken("the channel was closed")
+        elif note.says is NoteKind.WAKE:
+            raise BrokenGroup("the channel was closed")
 
     def _refuse_past(self, number: int) -> None:
         if number < self._past:
-            raise Past
+            raise GivenUpByPeer
 
     def _key(self, whose: str, number: int) -> str:
         return f"{self._direction}/{whose}/{number}"
@@ -172,27 +171,27 @@ class Meeting:
             self._outbox.set(self._key(self._theirs, self._num_posted), note.pack())
         except (RuntimeError, OSError) as error:
             self._outbox = None
-            raise Broken(f"{self._direction}: the store at {self._peer} cannot be reached") from error
+            raise BrokenGroup(f"{self._direction}: the store at {self._peer} cannot be reached") from error
         self._num_posted += 1
 
     def _read(self, deadline: float) -> Note:
         key, left = self._key(self._mine, self._num_read), deadline - time.monotonic()
         if left <= 0:
-            raise Broken(f"{self._direction}: no answer within {self._timeout_s:g} s")
+            raise BrokenGroup(f"{self._direction}: no answer within {self._timeout_s:g} s")
         try:
             self._inbox = self._inbox or self._rendezvous.client(self._timeout_s)
             self._inbox.wait([key], timedelta(seconds=left))
             note = Note.read(self._inbox.get(key))
             self._inbox.delete_key(key)
         except (RuntimeError, ValueError):
-            self._inbox = None  # after a time-out, an answer may come that nobody waits for
-            raise Broken(f"{self._direction}: no answer within {self._timeout_s:g} s") from None
+            self._inbox = None  # after a time-out a late answer may still come
+            raise BrokenGroup(f"{self._direction}: no answer within {self._timeout_s:g} s") from None
         self._num_read += 1
         return note
 
     def _make(self, number: int, deadline: float) -> Group:
         store = self._outbox if self._rank == 0 else self._inbox
-        assert store is not None, "notes have come and gone by it"
+        assert store is not None, "notes were exchanged over it"
         left = max(0.1, deadline - time.monotonic())
         keys, host = PrefixStore(f"{self._direction}/group/{number}", store), self._rendezvous.host
         return Group(keys, self._rank, host, left, self._device)
@@ -200,7 +199,7 @@ class Meeting:
 
 def _connect(address: str, timeout_s: float) -> TCPStore:
     host, _, port = address.rpartition(":")
-    # A worker that has ended refuses at once; torch would try again, and tell of it at length.
+    # A worker that has ended refuses at once; torch would try again, and log a lot.
     socket.create_connection((host, int(port)), timeout_s).close()
     return _client(host, int(port), timeout_s)
 

@@ -1,4 +1,4 @@
-"""Opens the transport of a worker as it starts."""
+"""Choose and open the transport of a worker when it starts."""
 
 from __future__ import annotations
 
@@ -12,41 +12,42 @@ from alignedserve.engine.device.pace import Pace
 from alignedserve.engine.device.ranks import Team
 from alignedserve.protocol.messages import holder
 from alignedserve.shell.part import Place, lock_name
-from alignedserve.transport.choice import Chosen, choose, means_of
+from alignedserve.transport.choice import ChosenTransport, choose, means_of
 from alignedserve.transport.transport import ThroughTheArena, Transport
 
 log = logging.getLogger("alignedserve.transport")
 
 
-def chosen_for(place: Place, device: torch.device) -> Chosen:
-    """TransportError where what was asked for cannot be."""
+def chosen_for(place: Place, device: torch.device) -> ChosenTransport:
+    """Choose the transport. Raises TransportError where the one that was asked for cannot be used."""
     config = place.config
     if config.topology.colocated:
-        return Chosen(TransportName.HOST, "there is nobody to send to")
+        return ChosenTransport(TransportName.HOST, "there is no other worker to send to")
     is_open = config.transport is TransportName.AUTO and config.why_host is not None
     if is_open:
-        return Chosen(TransportName.HOST, str(config.why_host))
+        return ChosenTransport(TransportName.HOST, str(config.why_host))
     return choose(config.transport, means_of(device, config))
 
 
 def open_transport(
     place: Place,
-    chosen: Chosen,
+    chosen: ChosenTransport,
     cache: torch.Tensor,
     hidden_size: int | None,
     pace: Pace,
     team: Team | None,
     fault: Callable[[], None] = lambda: None,
 ) -> tuple[Transport, torch.Tensor]:
-    """And the device cache of the engine, which may lie elsewhere from now on; nothing may be in it yet.
+    """Open the transport, and return it with the engine's device cache, which may lie elsewhere from now on.
 
-    All ranks of a `team` open theirs. `fault` is as Direct has it."""
+    The cache must still be empty. Every rank of a `team` opens its transport. `fault` is that of Direct.
+    """
     config, spec, name = place.config, place.spec, holder(place.spec.worker, place.incarnation)
     if not config.topology.colocated:
         log.info("transport: %s (%s)", chosen.name.value, chosen.why)
     if chosen.name is TransportName.HOST:
         return ThroughTheArena(), cache
-    # Here, so that only who uses it needs a torch that has it.
+    # Imported here, so that only workers that use it need a torch with it.
     from alignedserve.transport.direct import Direct
     from alignedserve.transport.mapping import CacheFile, CudaMaps, Maps, remove_earlier
     from alignedserve.transport.payload import DeviceBlocks

@@ -1,8 +1,8 @@
-"""A request's KV, or its hidden vectors, between the blocks of a device cache and the chunks that travel.
+"""The payload of a transfer: a request's KV or hidden vectors, between device blocks and the chunks that travel.
 
 The payload has a request's tokens in their order, whatever pairs and directions either end keeps them in. A chunk has
-some of them, of all layers: [layers, 2, tokens, kv_dim] for KV, as a page of the arena has it, and [layers, tokens,
-hidden_size] for hidden vectors.
+some of the tokens, of all layers: [layers, 2, tokens, kv_dim] for KV, as a page of the arena has it, and [layers,
+tokens, hidden_size] for hidden vectors.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.transport.frames import TAIL_BYTES, is_sealed, seal
 
-CHUNK_BYTES = 512 << 10  # about: worth the notes it takes, and a small part of the one step that it comes beside
-GPU_CHUNK_BYTES = 16 << 20  # between GPUs, where notes are what takes time
-_APART = 256  # bytes
+CHUNK_BYTES = 512 << 10  # about: large against its frames, small against the step that it is copied beside
+GPU_CHUNK_BYTES = 16 << 20  # between GPUs, where frames take most of the time
+_ALIGNMENT = 256  # bytes
 
 
-class Chunk(NamedTuple):
-    """The same memory three times."""
+class PayloadChunk(NamedTuple):
+    """Three views of the same memory."""
 
     body: torch.Tensor
-    whole: torch.Tensor  # with its tail
-    view: memoryview | None  # of the whole; None on a GPU
+    whole: torch.Tensor  # the body and its tail
+    view: memoryview | None  # view of `whole`; None on a GPU
 
     def seal(self, number: int, index: int, is_checked: bool) -> None:
-        """Writes the tail."""
+        """Write the tail."""
         if self.view is not None:
             seal(self.view, number, index, is_checked)
             return
@@ -47,27 +47,27 @@ class Chunk(NamedTuple):
         return is_sealed(view, number, index, is_checked)
 
     def _copy(self, is_checked: bool) -> torch.Tensor:
-        """In the CPU's memory: all of it where it is checked, else only the tail."""
+        """Return a copy in the CPU's memory: the whole chunk if it is checked, else only the tail."""
         return (self.whole if is_checked else self.whole[-TAIL_BYTES:]).cpu()
 
 
 class Buffers:
-    """Two in turn: one is on its way while the other is filled, or emptied. Their memory goes with the last chunk."""
+    """Two buffers in turns: one travels while the other is filled or emptied."""
 
     def __init__(self, most_bytes: int, device: torch.device = CPU) -> None:
-        """`most_bytes` are those of the largest body."""
+        """Make buffers for bodies of at most `most_bytes`."""
         size = most_bytes + TAIL_BYTES
         if device.type == "cpu":
             self._views: tuple[memoryview, ...] = (_memory(size), _memory(size))
         else:
             self._views = ()
-            self._on_gpu = torch.empty((2, size + -size % _APART), dtype=torch.uint8, device=device)
+            self._on_gpu = torch.empty((2, size + -size % _ALIGNMENT), dtype=torch.uint8, device=device)
 
-    def chunk(self, index: int, num_bytes: int) -> Chunk:
+    def chunk(self, index: int, num_bytes: int) -> PayloadChunk:
         size = num_bytes + TAIL_BYTES
         view = self._views[index % 2][:size] if self._views else None
         whole = torch.frombuffer(view, dtype=torch.uint8) if view is not None else self._on_gpu[index % 2][:size]
-        return Chunk(whole[:num_bytes], whole, view)
+        return PayloadChunk(whole[:num_bytes], whole, view)
 
 
 def _memory(num_bytes: int) -> memoryview:
@@ -78,7 +78,7 @@ class DeviceBlocks:
     """The device cache of a worker, as transfers see it."""
 
     def __init__(self, cache: torch.Tensor, hidden_size: int | None = None) -> None:
-        """`hidden_size` where the model's requests may be kept as hidden vectors."""
+        """Wrap the cache; `hidden_size` is set where requests may be kept as hidden vectors."""
         self._cache = cache
         self._layers, blocks, self._block_size, self._kv_dim = cache.shape
         self._num_pairs = blocks // 2
@@ -94,7 +94,7 @@ class DeviceBlocks:
         return self._cache.device
 
     def mapped(self, cache: torch.Tensor) -> DeviceBlocks:
-        """Another worker's, of the same model and as large blocks. PlanError where it is of something else."""
+        """Wrap another worker's cache of the same model and block size. Raises PlanError for another one."""
         if (len(cache), *cache.shape[2:], cache.dtype) != (
             *(self._layers, self._block_size, self._kv_dim),
             self._cache.dtype,
@@ -109,34 +109,34 @@ class DeviceBlocks:
         return self._layers * vectors * self._cache.dtype.itemsize
 
     def chunk_tokens(self, kind: CacheKind) -> int:
-        """Whole blocks where they fit."""
+        """Return the tokens of a chunk: whole blocks where they fit."""
         most = CHUNK_BYTES if self._cache.device.type == "cpu" else GPU_CHUNK_BYTES
         tokens = max(1, most // self.token_bytes(kind))
         return tokens - tokens % self._block_size or tokens
 
     def check(self, pairs: Sequence[int], num_tokens: int, kind: CacheKind) -> None:
         if kind is CacheKind.HIDDEN and not self._hidden_size:
-            raise PlanError("a transfer is of hidden vectors: this model's requests are not kept as such")
+            raise PlanError("a transfer has hidden vectors, but this model's requests are not kept as such")
         if self.num_pairs(num_tokens, kind) > len(pairs):
             raise PlanError(f"{len(pairs)} block pairs are too few for what is kept of {num_tokens} tokens")
         if not all(0 <= pair < self._num_pairs for pair in pairs):
             raise PlanError(f"a transfer names a block pair outside 0..{self._num_pairs - 1}")
 
     def num_pairs(self, num_tokens: int, kind: CacheKind) -> int:
-        """That so many tokens take."""
+        """Return how many pairs so many tokens take."""
         return units_for(num_tokens, self._block_size * (2 if kind is CacheKind.HIDDEN else 1))
 
     def slots(
         self, pairs: Sequence[int], num_tokens: int, kind: CacheKind, from_right: Collection[int] = ()
     ) -> torch.Tensor:
-        """Where the tokens' vectors lie; those of V follow from those of K."""
+        """Return the slots of the tokens' vectors; the slots of V follow from those of K."""
         if kind is CacheKind.HIDDEN:
             return hidden_slots(half_blocks(pairs), self._block_size, num_tokens)
         rights = torch.tensor([pair in from_right for pair in pairs], dtype=torch.bool)
         return slots_of(torch.tensor(pairs, dtype=torch.long), rights, self._block_size)[:num_tokens]
 
     def gather(self, slots: torch.Tensor, kind: CacheKind, into: torch.Tensor) -> None:
-        """`into` is a chunk without its tail."""
+        """Copy the vectors into `into`, a chunk without its tail."""
         if kind is CacheKind.HIDDEN:
             for layer, rows in zip(self._cache.unbind(0), self._hidden_rows(into, len(slots)), strict=True):
                 rows.copy_(self._kernels.read_hidden(layer, slots, self._hidden_size))

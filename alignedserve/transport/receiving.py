@@ -9,21 +9,21 @@ from typing import Any
 
 import torch
 
-from alignedserve.engine.device.groups import Broken, Flight, Group
+from alignedserve.engine.device.groups import BrokenGroup, Flight, Group
 from alignedserve.protocol.commands import ReceiveKv
 from alignedserve.protocol.events import KvReceived
 from alignedserve.transport.channel import Channel
-from alignedserve.transport.frames import CHUNK, HEADER, HEADER_BYTES, Header, Says
-from alignedserve.transport.meeting import Past
+from alignedserve.transport.frames import CHUNK, HEADER, HEADER_BYTES, Reply, TransferHeader
+from alignedserve.transport.meeting import GivenUpByPeer
 from alignedserve.transport.payload import Buffers
 
 log = logging.getLogger("alignedserve.transport")
 
 
-class Receiving(Channel[ReceiveKv]):
+class Receiver(Channel[ReceiveKv]):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._ahead: tuple[Group, Header] | None = None  # read, of a transfer that this end has not come to yet
+        self._ahead: tuple[Group, TransferHeader] | None = None  # the header of a later transfer that was read already
 
     def _succeeded(self, transfer: ReceiveKv) -> KvReceived:
         return KvReceived(transfer.number, transfer.source, intact=True)
@@ -41,34 +41,34 @@ class Receiving(Channel[ReceiveKv]):
         return self._receive(group, transfer, header)
 
     @abstractmethod
-    def _receive(self, group: Group, transfer: ReceiveKv, header: Header) -> bool:
-        """Whether all of it is in our blocks; the other end has heard so."""
+    def _receive(self, group: Group, transfer: ReceiveKv, header: TransferHeader) -> bool:
+        """Receive the payload, tell the other end, and return whether all of it is in this worker's blocks."""
 
     def _answer(self, group: Group, number: int, yes: bool) -> None:
-        self._say(group, number, Says.YES if yes else Says.NO)
+        self._say(group, number, Reply.YES if yes else Reply.NO)
 
-    def _await(self, number: int) -> tuple[Group, Header]:
-        """What comes of this transfer first. Past where a later one comes instead: so this one does not."""
+    def _await(self, number: int) -> tuple[Group, TransferHeader]:
+        """Wait for the transfer's header. Raises GivenUpByPeer where a later transfer comes in its place."""
         deadline = self._deadline()
         while True:
             group, header = self._ahead or self._next_header(number, deadline)
             if header.number > number:
                 self._ahead = group, header
-                raise Past
+                raise GivenUpByPeer
             self._ahead = None
             if header.number == number:
                 return group, header
-            self._answer(group, header.number, False)  # this end has given it up before
+            self._answer(group, header.number, False)  # this end has given that transfer up before
 
-    def _next_header(self, number: int, deadline: float) -> tuple[Group, Header]:
-        """A group that broke since it was used last is made anew."""
+    def _next_header(self, number: int, deadline: float) -> tuple[Group, TransferHeader]:
+        """Read the next header; make a new group where the last one broke since it was used."""
         while True:
             group = self._connected(self._meeting.accept, number, deadline)
             raw = bytearray(HEADER_BYTES)
             try:
                 group.receive(torch.frombuffer(raw, dtype=torch.uint8), HEADER).land(deadline - time.monotonic())
-                return group, Header.read(raw)
-            except Broken:
+                return group, TransferHeader.read(raw)
+            except BrokenGroup:
                 self._drop_group()
                 if time.monotonic() >= deadline:
                     raise
@@ -78,15 +78,15 @@ class Receiving(Channel[ReceiveKv]):
         super()._drop_group()
 
 
-class ReceivingChunks(Receiving):
-    def _receive(self, group: Group, transfer: ReceiveKv, header: Header) -> bool:
-        """Each chunk is what it should be; from the first on that is not, blocks stay as they are."""
+class ChunkReceiver(Receiver):
+    def _receive(self, group: Group, transfer: ReceiveKv, header: TransferHeader) -> bool:
+        """Receive chunks, and leave blocks as they are from the first chunk on that fails its check."""
         buffers = Buffers(self._most_bytes(header), self._end.blocks.device)
         chunks, is_intact = list(self._chunks(transfer, header)), True
 
         def begin(index: int) -> Flight:
             if group.asks_first:
-                self._say(group, header.number, Says.GOES_ON)
+                self._say(group, header.number, Reply.GOES_ON)
             return group.receive(buffers.chunk(index, chunks[index][1]).whole, CHUNK)
 
         flight = begin(0)
@@ -94,7 +94,7 @@ class ReceivingChunks(Receiving):
             flight.land(self._end.timeout_s)
             chunk = buffers.chunk(index, num_bytes)
             with self._end.pace.turn():
-                if index + 1 < len(chunks):  # no sooner: what is not asked for does not come, and takes no time
+                if index + 1 < len(chunks):  # not earlier: a chunk comes only when it is asked for
                     flight = begin(index + 1)
                 is_intact = is_intact and chunk.is_sealed(header.number, index, header.is_checked)
                 if is_intact:

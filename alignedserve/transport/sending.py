@@ -8,15 +8,15 @@ from collections import deque
 
 import torch
 
-from alignedserve.engine.device.groups import Broken, Flight, Group
+from alignedserve.engine.device.groups import BrokenGroup, Flight, Group
 from alignedserve.protocol.commands import SendKv
 from alignedserve.protocol.events import KvSent
 from alignedserve.transport.channel import Channel
-from alignedserve.transport.frames import CHUNK, HEADER, Header, NotOurs, Says
+from alignedserve.transport.frames import CHUNK, HEADER, NotOurs, Reply, TransferHeader
 from alignedserve.transport.payload import Buffers
 
 
-class Sending(Channel[SendKv]):
+class Sender(Channel[SendKv]):
     def _succeeded(self, transfer: SendKv) -> KvSent:
         return KvSent(transfer.number, transfer.to, ok=True)
 
@@ -25,27 +25,27 @@ class Sending(Channel[SendKv]):
         group, is_wanted = self._announce(header)
         return is_wanted and (not header.has_kv or self._send(group, transfer, header))
 
-    def _announce(self, header: Header) -> tuple[Group, bool]:
-        """Whether the receiver awaits this one. A group that broke since it was used last is made anew."""
+    def _announce(self, header: TransferHeader) -> tuple[Group, bool]:
+        """Send the header, and return whether the receiver awaits the transfer; make a new group where one broke."""
         deadline = self._deadline()
         while True:
             group = self._connected(self._meeting.offer, header.number, deadline)
             try:
                 packed = torch.frombuffer(bytearray(header.pack()), dtype=torch.uint8)
                 group.send(packed, HEADER).land(deadline - time.monotonic())
-                return group, self._hear(group, header.number, deadline - time.monotonic()) is Says.YES
-            except Broken:
+                return group, self._hear(group, header.number, deadline - time.monotonic()) is Reply.YES
+            except BrokenGroup:
                 self._drop_group()
                 if time.monotonic() >= deadline:
                     raise
 
     @abstractmethod
-    def _send(self, group: Group, transfer: SendKv, header: Header) -> bool:
-        """Whether all of it has arrived."""
+    def _send(self, group: Group, transfer: SendKv, header: TransferHeader) -> bool:
+        """Send the payload, and return whether all of it has arrived."""
 
 
-class SendingChunks(Sending):
-    def _send(self, group: Group, transfer: SendKv, header: Header) -> bool:
+class ChunkSender(Sender):
+    def _send(self, group: Group, transfer: SendKv, header: TransferHeader) -> bool:
         number, timeout_s, pace = header.number, self._end.timeout_s, self._end.pace
         buffers, flights = Buffers(self._most_bytes(header), self._end.blocks.device), deque[Flight]()
         for index, (slots, num_bytes) in enumerate(self._chunks(transfer, header)):
@@ -56,9 +56,9 @@ class SendingChunks(Sending):
                 with self._blocks_of(number) as blocks:
                     blocks.gather(slots, header.kind, chunk.body)
                 chunk.seal(number, index, header.is_checked)
-            if group.asks_first and self._hear(group, number) is not Says.GOES_ON:
-                raise NotOurs(f"the other end asks for no chunk of transfer {number}")
+            if group.asks_first and self._hear(group, number) is not Reply.GOES_ON:
+                raise NotOurs(f"the other end does not ask for a chunk of transfer {number}")
             flights.append(group.send(chunk.whole, CHUNK))
         for flight in flights:
             flight.land(timeout_s)
-        return self._hear(group, number) is Says.YES
+        return self._hear(group, number) is Reply.YES

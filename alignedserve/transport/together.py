@@ -3,8 +3,8 @@
     rank 0    core ── SendKv ──▶ own transport ── its end ─────────┐
                   └── order ──▶ rank 1: own transport ── its end ──┴──▶ all have ended: one KvSent
 
-All begin with the same order (leading.py). How it ended they tell rank 0 over a line of their own, since a transfer
-goes on beside the steps. What is told to the core went well where it did on every rank.
+All ranks begin with the same order (executor/leading.py). They tell rank 0 over a separate line how a transfer ended,
+since transfers run beside the steps. A transfer succeeded if it succeeded on every rank.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from alignedserve.transport.transport import Outcome, Post, Transfer, Transport
 
 log = logging.getLogger("alignedserve.transport")
 
-_Key: TypeAlias = tuple[bool, str, int]  # whether it is sent, the other worker's holder, number
+_Key: TypeAlias = tuple[bool, str, int]  # (whether it is sent, holder of the other worker, number)
 
 
 def together(own: Transport, team: Team) -> Transport:
-    """All ranks of a worker call it."""
+    """Join the transports of a worker's ranks; every rank calls this."""
     addresses, line = team.all_say(own.address), team.line()
-    return First(own, addresses, line) if team.rank == 0 else Other(own, line)
+    return FirstRank(own, addresses, line) if team.rank == 0 else OtherRank(own, line)
 
 
-class First:
-    """Rank 0's, which is the worker's to all others."""
+class FirstRank:
+    """The transport of rank 0, which stands for the worker."""
 
     def __init__(self, own: Transport, addresses: list[str], line: Line) -> None:
         self._own, self._line, self._size = own, line, len(addresses)
@@ -59,7 +59,7 @@ class First:
     def start(self, transfer: Transfer, post: Post) -> None:
         with self._changed:
             self._posts[_key_of(transfer)] = post
-        self._own.start(transfer, self._one_ended)
+        self._own.start(transfer, self._end)
 
     def close(self) -> None:
         self._own.close()
@@ -67,11 +67,11 @@ class First:
     def _listen(self, rank: int) -> None:
         try:
             while True:
-                self._one_ended(decode_ended(self._line.hear(rank)))
-        except RankLost as error:  # whoever takes the next step finds that, too
-            log.info("rank %d tells no more: %s", rank, error)
+                self._end(decode_ended(self._line.hear(rank)))
+        except RankLost as error:  # the next step will fail on that too
+            log.info("rank %d does not answer any more: %s", rank, error)
 
-    def _one_ended(self, outcome: Outcome) -> None:
+    def _end(self, outcome: Outcome) -> None:
         key = _key_of_outcome(outcome)
         with self._changed:
             ended = self._ended[key]
@@ -80,11 +80,11 @@ class First:
                 return
             del self._ended[key]
             post = self._posts.pop(key)
-        post(next((one for one in ended if not _went_well(one)), outcome))
+        post(next((end for end in ended if not _went_well(end)), outcome))
 
 
-class Other:
-    """Of another rank: how its transfers end, rank 0 is told."""
+class OtherRank:
+    """The transport of another rank, which tells rank 0 how its transfers ended."""
 
     address = ""
 
@@ -114,7 +114,7 @@ class Other:
             while True:
                 self._line.tell(encode_ended(self._ended.get()))
         except RankLost as error:
-            log.info("rank 0 hears no more: %s", error)
+            log.info("rank 0 does not listen any more: %s", error)
 
 
 def _key_of(transfer: Transfer) -> _Key:

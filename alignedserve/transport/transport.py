@@ -1,4 +1,4 @@
-"""What a worker's hands ask of a transport."""
+"""The interface of a transport, as the hands of a worker use it."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from alignedserve.protocol.messages import Member
 
 Transfer: TypeAlias = SendKv | ReceiveKv
 Outcome: TypeAlias = KvSent | KvReceived
-Post: TypeAlias = Callable[[Outcome], None]  # to the core, from any thread
+Post: TypeAlias = Callable[[Outcome], None]  # delivers an event to the core, from any thread
 
 
 class Transport(Protocol):
     @property
     def address(self) -> str:
-        """Where peers reach this worker: they learn it through its `Member`. Empty where they cannot."""
+        """Return where peers reach this worker, which they learn through its `Member`; empty where they cannot."""
 
     @property
     def num_failed(self) -> int:
-        """Transfers, of those that were begun here, whose KV did not arrive."""
+        """Return how many transfers that began here failed."""
 
     def meet(self, member: Member) -> None:
-        """Somebody whom this worker may send to, or receive from."""
+        """Note a member that this worker may send to or receive from."""
 
     def part_from(self, member: Member) -> None:
-        """What is under way with that member has failed, at once."""
+        """Fail all transfers with that member at once."""
 
     def start(self, transfer: Transfer, post: Post) -> None:
-        """Goes on beside the steps; the one event that every transfer ends with is posted."""
+        """Start a transfer, which runs beside the steps and posts exactly one event at its end."""
 
     def close(self) -> None: ...
 
@@ -42,7 +42,7 @@ def failed(transfer: Transfer) -> Outcome:
 
 
 class ThroughTheArena:
-    """The transport `host`: KV goes from device to device by way of the pool's pages, so nothing is sent."""
+    """The transport `host`: KV travels through the pool's pages, so this sends nothing."""
 
     address = ""
     num_failed = 0

@@ -45,7 +45,7 @@ class Side(str, Enum):
     RIGHT = "right"  # best-effort
 
 
-class Owner(Protocol):
+class SlotOwner(Protocol):
     prefix: int  # of its tokens have vectors
     pairs: tuple[int, ...]  # set here, in the order of its tokens
     from_right: tuple[int, ...]  # set here: the pairs that are filled from the right
@@ -65,7 +65,7 @@ class SlotCounts:
 class _Holding:
     """The pairs and places of a request."""
 
-    owner: Owner
+    owner: SlotOwner
     side: Side
     pairs: list[int] = field(default_factory=list)
     num_tokens: int = 0  # that it has claimed
@@ -75,7 +75,7 @@ class _Holding:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _PairPart:
     """A pair of a holding."""
 
     holding: _Holding
@@ -86,16 +86,16 @@ class _Part:
 class _Loss:
     """How many of a part's first slots are left after a claim."""
 
-    part: _Part
+    part: _PairPart
     kept: int
 
 
 @dataclass(slots=True)
 class _LeftPlan:
     free: int
-    preempted: list[_Part]
+    preempted: list[_PairPart]
     losses: list[_Loss]
-    apart: list[_Part]  # best-effort parts that are pinned, and in the way: they go to free pairs
+    apart: list[_PairPart]  # best-effort parts that are pinned, and in the way: they go to free pairs
 
 
 @dataclass(slots=True)
@@ -112,9 +112,9 @@ class SharedBlocks(Blocks):
         super().__init__(num_pairs)
         self._num_pairs, self._block_size = num_pairs, block_size
         self._places = Blocks(num_places)
-        self._holdings: dict[Owner, _Holding] = {}  # the newest last
-        self._left: dict[int, _Part] = {}  # by pair
-        self._right: dict[int, _Part] = {}
+        self._holdings: dict[SlotOwner, _Holding] = {}  # the newest last
+        self._left: dict[int, _PairPart] = {}  # by pair
+        self._right: dict[int, _PairPart] = {}
         self._losers: set[_Holding] = set()  # holdings that miss slots
         self._pinned: set[_Holding] = set()
         self._copies = SlotCopies()
@@ -122,7 +122,7 @@ class SharedBlocks(Blocks):
 
     # --- Claims
 
-    def claim(self, owner: Owner, side: Side, tokens: int) -> bool:
+    def claim(self, owner: SlotOwner, side: Side, tokens: int) -> bool:
         """Give the request all its slots, and one for each of so many tokens; pin it and return True if that can be."""
         holding = self._holdings.get(owner)
         if holding is not None and not holding.kept and self._grows_alone(holding, tokens):
@@ -152,7 +152,7 @@ class SharedBlocks(Blocks):
             return self._plan_left(new, tokens) is not None
         return self._plan_right(new, tokens) is not None
 
-    def is_whole(self, owner: Owner, tokens: int) -> bool:
+    def is_whole(self, owner: SlotOwner, tokens: int) -> bool:
         """Whether the request has all slots of so many tokens."""
         holding = self._holdings.get(owner)
         return holding is not None and not holding.kept and tokens <= holding.num_tokens
@@ -162,24 +162,24 @@ class SharedBlocks(Blocks):
         """Whether some request misses slots."""
         return bool(self._losers)
 
-    def has_lost(self, owner: Owner) -> bool:
+    def has_lost(self, owner: SlotOwner) -> bool:
         return bool(self._holdings[owner].kept)
 
-    def num_missing(self, owner: Owner) -> int:
+    def num_missing(self, owner: SlotOwner) -> int:
         """Return the tokens whose vectors must come back before the request can run: what that costs."""
         return len(self._holdings[owner].places)
 
-    def saved(self, owner: Owner) -> tuple[tuple[int, int], ...]:
+    def saved(self, owner: SlotOwner) -> tuple[tuple[int, int], ...]:
         """Return those tokens, each with its place."""
         return tuple(self._holdings[owner].places.items())
 
-    def is_shared(self, owner: Owner) -> bool:
+    def is_shared(self, owner: SlotOwner) -> bool:
         """Whether another request is in one of its pairs."""
         holding = self._holdings[owner]
         others = self._right if holding.side is Side.LEFT else self._left
         return any(pair in others for pair in holding.pairs)
 
-    def pin(self, owners: Iterable[Owner]) -> None:
+    def pin(self, owners: Iterable[SlotOwner]) -> None:
         self._pinned.update(map(self._holdings.__getitem__, owners))
 
     def unpin(self) -> None:
@@ -190,13 +190,13 @@ class SharedBlocks(Blocks):
         """Return what is to be copied before whatever is ordered next; once."""
         return self._copies.take()
 
-    def release(self, owner: Owner) -> None:
+    def release(self, owner: SlotOwner) -> None:
         """Free all that the request has."""
         holding = self._holdings.pop(owner)
         self._pinned.discard(holding)
         self._losers.discard(holding)
         for number in range(len(holding.pairs)):
-            self._leave(_Part(holding, number))
+            self._leave(_PairPart(holding, number))
         self._places.give(tuple(holding.places.values()))
         owner.pairs = owner.from_right = ()
 
@@ -227,13 +227,13 @@ class SharedBlocks(Blocks):
         """Return all slots that some request has: each once, as long as all is well."""
         return [slot for owner in self._holdings for slot in self.slots(owner).values()]
 
-    def slots(self, owner: Owner) -> dict[int, int]:
+    def slots(self, owner: SlotOwner) -> dict[int, int]:
         """Return the slot of each of its tokens that has one: token -> pair * block_size + offset."""
         holding = self._holdings[owner]
         return {
             number * self._block_size + place: self._slot(holding, number, place)
             for number in range(len(holding.pairs))
-            for place in range(self._present(_Part(holding, number)))
+            for place in range(self._present(_PairPart(holding, number)))
         }
 
     # --- Real-time claims
@@ -254,7 +254,7 @@ class SharedBlocks(Blocks):
         for part in plan.preempted:
             part.holding.num_alone -= 1
         for pair in pairs:
-            self._left[pair] = _Part(holding, len(holding.pairs))
+            self._left[pair] = _PairPart(holding, len(holding.pairs))
             holding.pairs.append(pair)
         holding.num_tokens = max(holding.num_tokens, tokens)
         return True
@@ -284,19 +284,19 @@ class SharedBlocks(Blocks):
             return None
         return plan
 
-    def _emptiest(self) -> Iterator[_Part]:
+    def _emptiest(self) -> Iterator[_PairPart]:
         """Yield pairs that best-effort requests have for themselves, in the order in which they are preempted."""
-        preemptable, hollow = self._preemptable, list[_Part]()
+        preemptable, hollow = self._preemptable, list[_PairPart]()
         for holding in preemptable:
             may_be_hollow = dict.fromkeys((*holding.kept, len(holding.pairs) - 1))
-            hollow += [_Part(holding, number) for number in may_be_hollow if self._is_hollow(holding, number)]
+            hollow += [_PairPart(holding, number) for number in may_be_hollow if self._is_hollow(holding, number)]
         hollow.sort(key=self._present)
         yield from hollow
         seen = {(id(part.holding), part.number) for part in hollow}
         for holding in sorted(preemptable, key=lambda holding: not holding.kept):
             for number in reversed(range(len(holding.pairs))):
                 if holding.pairs[number] not in self._left and (id(holding), number) not in seen:
-                    yield _Part(holding, number)
+                    yield _PairPart(holding, number)
 
     @property
     def _preemptable(self) -> list[_Holding]:
@@ -306,7 +306,7 @@ class SharedBlocks(Blocks):
 
     def _is_hollow(self, holding: _Holding, number: int) -> bool:
         alone = holding.pairs[number] not in self._left
-        return alone and self._present(_Part(holding, number)) < self._block_size
+        return alone and self._present(_PairPart(holding, number)) < self._block_size
 
     def _num_to_save(self, loss: _Loss) -> int:
         return len(self._lost(loss))
@@ -342,7 +342,7 @@ class SharedBlocks(Blocks):
             self._move(holding, number, self._pair_for(number == last, plan))
         for number in plan.new:
             holding.pairs.append(self._pair_for(number == last, plan))
-            self._enter_right(_Part(holding, number))
+            self._enter_right(_PairPart(holding, number))
         holding.num_tokens = tokens
         return True
 
@@ -402,7 +402,7 @@ class SharedBlocks(Blocks):
 
     def _move(self, holding: _Holding, number: int, pair: int) -> None:
         """Move a part to another pair, whole."""
-        part, block = _Part(holding, number), self._block_size
+        part, block = _PairPart(holding, number), self._block_size
         written = min(self._present(part), holding.owner.prefix - number * block)
         sources = [self._slot(holding, number, place) for place in range(written)]
         self._leave(part)
@@ -415,7 +415,7 @@ class SharedBlocks(Blocks):
 
     # --- Slots
 
-    def _present(self, part: _Part) -> int:
+    def _present(self, part: _PairPart) -> int:
         """Return how many of its places there have a slot: always the first."""
         holding, number, block = part.holding, part.number, self._block_size
         return holding.kept.get(number, min(block, holding.num_tokens - number * block))
@@ -424,12 +424,12 @@ class SharedBlocks(Blocks):
         offset = place if holding.side is Side.LEFT else self._block_size - 1 - place
         return holding.pairs[number] * self._block_size + offset
 
-    def _enter_right(self, part: _Part) -> None:
+    def _enter_right(self, part: _PairPart) -> None:
         pair = part.holding.pairs[part.number]
         self._right[pair] = part
         part.holding.num_alone += pair not in self._left
 
-    def _leave(self, part: _Part) -> None:
+    def _leave(self, part: _PairPart) -> None:
         pair = part.holding.pairs[part.number]
         if part.holding.side is Side.LEFT:
             del self._left[pair]

@@ -19,7 +19,7 @@ from alignedserve.core import CacheKind, Chunk, WorkerLimits, half_blocks, units
 from alignedserve.cost.model import CostModel
 from alignedserve.decode_worker.memory.packed_seating import PackedSeating
 from alignedserve.decode_worker.memory.plain import PlainMemory, Preempts
-from alignedserve.decode_worker.memory.worth import Wish, assign, pays_as_hidden
+from alignedserve.decode_worker.memory.worth import MemoryWish, assign, pays_as_hidden
 from alignedserve.decode_worker.packing.order import ServingOrder
 from alignedserve.decode_worker.packing.packer import TypeChoice
 from alignedserve.decode_worker.requests.occupancy import Occupancy
@@ -61,7 +61,7 @@ class HybridSeating(PackedSeating):
 
 
 class HiddenMemory(PlainMemory):
-    """What is asked of it at one moment goes by what it was told of that moment (`_begin`)."""
+    """Keeps requests as KV or as hidden vectors; what it answers at a moment goes by what `_begin` noted of it."""
 
     def __init__(
         self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy, order: ServingOrder
@@ -82,16 +82,16 @@ class HiddenMemory(PlainMemory):
     def _pays(self, running: Running, tokens: int) -> bool:
         return pays_as_hidden(self._wish(running, tokens))
 
-    def _wish(self, running: Running, tokens: int) -> Wish:
+    def _wish(self, running: Running, tokens: int) -> MemoryWish:
         size = self.limits.block_size
         kv, hidden = units_for(tokens, size), units_for(tokens, self._halves * size)
-        return Wish(self._value(running), kv, hidden, self._token_s * tokens)
+        return MemoryWish(self._value(running), kv, hidden, self._token_s * tokens)
 
-    def _wish_of_hidden(self, running: Running, tokens: int) -> Wish:
+    def _wish_of_hidden(self, running: Running, tokens: int) -> MemoryWish:
         """Return the wish of a hidden request that has its memory."""
         has = len(running.pairs)
         kv, penalty = max(has, units_for(tokens, self.limits.block_size)), self._token_s * tokens
-        return Wish(self._value(running), kv, has, penalty, is_sure=True)
+        return MemoryWish(self._value(running), kv, has, penalty, is_sure=True)
 
     def _pending_s(self, running: Running) -> float:
         return max(0.0, self._now - running.said_at)

@@ -24,7 +24,7 @@ from alignedserve.core import CacheKind
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class MemoryWish:
     """What a request is worth, and the memory that it takes."""
 
     value: float  # p, in seconds, less if it is late
@@ -52,7 +52,7 @@ class _Gain(NamedTuple):
     after: CacheKind
 
 
-def assign(wishes: Sequence[Wish], memory: int) -> list[CacheKind | None]:
+def assign(wishes: Sequence[MemoryWish], memory: int) -> list[CacheKind | None]:
     """Return what each request is kept as. Of equal gains the earlier goes first, so older requests come first."""
     kinds: list[CacheKind | None] = [CacheKind.HIDDEN if wish.is_sure else None for wish in wishes]
     left = memory - sum(wish.hidden for wish in wishes if wish.is_sure)
@@ -74,7 +74,7 @@ def assign(wishes: Sequence[Wish], memory: int) -> list[CacheKind | None]:
     return filled
 
 
-def _gains(number: int, wish: Wish, memory: int) -> list[_Gain]:
+def _gains(number: int, wish: MemoryWish, memory: int) -> list[_Gain]:
     """Return the gains of a request that can fit, in the order in which it may have them.
 
     Each brings no more for its memory than the gain before it."""
@@ -89,17 +89,17 @@ def _gains(number: int, wish: Wish, memory: int) -> list[_Gain]:
     return [first] if wish.hidden <= memory and wish.worth(CacheKind.HIDDEN) > 0 and wish.hidden < wish.kv else []
 
 
-def pays_as_hidden(wish: Wish) -> bool:
+def pays_as_hidden(wish: MemoryWish) -> bool:
     """Whether the first half brings at least as much for its memory as the second (p/m >= 2Nρ)."""
     more = wish.kv - wish.hidden
     return more > 0 and (wish.value - wish.penalty) * more >= wish.penalty * wish.hidden
 
 
-def _gained(wish: Wish, before: CacheKind | None, after: CacheKind | None) -> float:
+def _gained(wish: MemoryWish, before: CacheKind | None, after: CacheKind | None) -> float:
     return wish.worth(after) - wish.worth(before)
 
 
-def _density(wish: Wish, gain: _Gain) -> float:
+def _density(wish: MemoryWish, gain: _Gain) -> float:
     """Return what the gain brings for each unit of memory."""
     more = wish.size(gain.after) - wish.size(gain.before)
     return _gained(wish, gain.before, gain.after) / more if more else 0.0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.decode_worker.packing.packer import GivesMemory, Packer, PackingSetup, Runnable
+from alignedserve.decode_worker.packing.packer import MemoryGiver, Packer, PackingSetup, Runnable
 from alignedserve.protocol.commands import Command
 from alignedserve.scheduling.policy import Chunking
 from alignedserve.worker.step.running import Running
@@ -24,7 +24,7 @@ class Knapsack(Packer):
     def has_seat(self, num_seated: int) -> bool:
         return False  # no prompt is seated as it comes
 
-    def prepare(self, room: GivesMemory, now: float) -> list[Command]:
+    def prepare(self, room: MemoryGiver, now: float) -> list[Command]:
         return room.assign(self, now)
 
     def choose(self, prompts_s: float, decodes_s: float) -> None:

@@ -33,7 +33,7 @@ class TypeChoice(Protocol):
         """Whether prompts may be seated for the next step."""
 
 
-class GivesMemory(Protocol):
+class MemoryGiver(Protocol):
     """What gives residents memory before a step is chosen."""
 
     def grow(self, now: float) -> list[Command]:
@@ -72,7 +72,7 @@ class Packer:
         """Return the prompt that is seated next, where the step's choice does not seat it."""
         return next(iter(waiting))
 
-    def prepare(self, room: GivesMemory, now: float) -> list[Command]:
+    def prepare(self, room: MemoryGiver, now: float) -> list[Command]:
         """Give the residents memory for their next tokens before a step is chosen."""
         return room.grow(now)
 

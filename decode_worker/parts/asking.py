@@ -16,7 +16,7 @@ from alignedserve.scheduling.policy import Entries, Grouping
 from alignedserve.worker.parts.part import Part
 
 
-class Asking(Part):
+class BatchAsks(Part):
     def __init__(self, stores: Stores, joining: Joining) -> None:
         self._limits, self._pace, self._pool = stores.limits, stores.pace, stores.pool
         self._here, self._candidates, self._batch = stores.here, stores.candidates, stores.batch
@@ -107,9 +107,10 @@ def _offers(room: AskBatch) -> bool:
     return (room.requests > 0 and room.pairs + room.rt_pairs > 0) or room.wants_batch or room.ahead > 0
 
 
-class AskingForPages:
-    """Asks for as many pages as would be written of a resident that leaves, or ends, with the next token: of the one of
-    which it would be most."""
+class PageAsks:
+    """Asks for the pages that would be written of a resident that leaves, or ends, with its next token.
+
+    As many are asked for as the resident needs of which most would be written."""
 
     def __init__(self, stores: Stores, writing: PageWriting, taking_in: TakingIn) -> None:
         self._page_size, self._policy = stores.limits.page_size, stores.policy
@@ -129,7 +130,7 @@ class AskingForPages:
     @property
     def _most_lacking(self) -> int:
         size = self._page_size
-        last = size if self._policy.grows else 1  # a request that has to leave needs a page for a part of one
+        last = size if self._policy.grows else 1  # a request that has to leave needs a page for a part of a page, too
         last += self._steps.has_next  # one more token is on its way
         residents = (resident for resident in self._here.residents.values() if is_writable(resident))
         return max(((resident.prefix + last) // size - len(resident.known) for resident in residents), default=0)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from alignedserve.core import Chunk, Decode, FinishReason, StepPlan, StepResult
-from alignedserve.decode_worker.parts.keeping import Keeping
+from alignedserve.decode_worker.parts.keeping import AnswerKeeping
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.protocol.commands import Command
 from alignedserve.worker.step.running import Running
 
 
-class Ending:
+class StepOutcome:
     """The requests that may be in a step, as `StepEnd` knows them (step_end.Runs)."""
 
-    def __init__(self, stores: Stores, keeping: Keeping) -> None:
+    def __init__(self, stores: Stores, keeping: AnswerKeeping) -> None:
         self._here, self._memory, self._owners = stores.here, stores.memory, stores.owners
         self._holds, self._notes = stores.holds, stores.notes
         self._keeping = keeping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alignedserve.core import Entry, Role, units_for
 from alignedserve.decode_worker.parts.stores import Stores
-from alignedserve.decode_worker.requests.candidates import Candidate
+from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, MemberJoined, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Batch, Cancel, Decline, Expect, Kept, Member, Offer, Release
@@ -94,7 +94,7 @@ class Intake(Part):
         due = promise(entry.request, self._policy, len(entry.output), entry.due)
         due.served(now)  # it waits from now on
         due_at = due.due_at(now)
-        candidate = Candidate(entry, source, is_pinned, due, due_at, now, batch, found_for, has_pool=has_pool)
+        candidate = JoinCandidate(entry, source, is_pinned, due, due_at, now, batch, found_for, has_pool=has_pool)
         self._candidates.add(candidate)
 
     def _note_copy(self, pool: str, kept: Kept) -> list[Command]:

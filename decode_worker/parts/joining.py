@@ -6,7 +6,7 @@ from alignedserve.core import CacheKind
 from alignedserve.decode_worker.parts.preempting import Preempting
 from alignedserve.decode_worker.parts.seats import Seats
 from alignedserve.decode_worker.parts.stores import Stores
-from alignedserve.decode_worker.requests.candidates import Candidate
+from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.protocol.commands import Command, CopyIn
 from alignedserve.protocol.events import CopiedIn, Event, MemberLost
 from alignedserve.protocol.messages import Member
@@ -39,7 +39,7 @@ class Joining(Part):
 
     # --- The next candidate
 
-    def next_candidate(self, now: float) -> Candidate | None:
+    def next_candidate(self, now: float) -> JoinCandidate | None:
         """Return the candidate that joins next, if it may join now.
 
         A prompt that has run here and is computed anew comes before best-effort candidates that have not. A candidate
@@ -49,7 +49,7 @@ class Joining(Part):
             return None
         return None if self._queue.waiting and not (first.is_pinned or first.is_rt) else first
 
-    def cannot_wait(self, candidate: Candidate, now: float) -> bool:
+    def cannot_wait(self, candidate: JoinCandidate, now: float) -> bool:
         """Whether the candidate cannot wait for memory that comes free by itself: it was pinned for that, or its slack
         has run out since."""
         if not self._pace.policy.precedence.may_displace(candidate.is_rt):
@@ -83,7 +83,7 @@ class Joining(Part):
                 commands += self._pull(first, running, first.source)
         return commands
 
-    def _tag(self, candidate: Candidate, running: Running, now: float) -> None:
+    def _tag(self, candidate: JoinCandidate, running: Running, now: float) -> None:
         """Count the request to the batch that runs where it is in its band; the first member of the next batch begins
         a batch switch."""
         is_found = 0 < candidate.found_for == self._batch.number
@@ -97,7 +97,7 @@ class Joining(Part):
 
     # --- Its KV
 
-    def _pull(self, candidate: Candidate, running: Running, source: Member) -> list[Command]:
+    def _pull(self, candidate: JoinCandidate, running: Running, source: Member) -> list[Command]:
         """Have the prefill worker send the KV to the pairs of the request."""
         transfer = self._here.transfers.begin(candidate, running, source)
         if candidate.evicted is None:

@@ -10,7 +10,7 @@ from alignedserve.protocol.messages import SPARE
 from alignedserve.worker.step.running import Running
 
 
-class Keeping:
+class AnswerKeeping:
     def __init__(self, stores: Stores, writing: PageWriting) -> None:
         self._page_size, self._pace, self._here, self._steps = (
             stores.limits.page_size,

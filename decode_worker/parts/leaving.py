@@ -21,7 +21,7 @@ from alignedserve.decode_worker.parts.preempting import Preempting
 from alignedserve.decode_worker.parts.prefetching import most_ahead
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.parts.writing import is_writable
-from alignedserve.decode_worker.requests.candidates import Candidate
+from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.decode_worker.requests.departures import Departure
 from alignedserve.protocol.commands import Command, Send, SendKv
 from alignedserve.protocol.events import Event, KvSent, MemberLost, Received
@@ -149,7 +149,7 @@ class Leaving(Part):
         self.num_evicted_aside += 1
         promise, entry = running.promise, running.entry((), running.names)
         self._candidates.add(
-            Candidate(entry, to, False, promise, promise.due_at(now), now, partner=to, evicted=running)
+            JoinCandidate(entry, to, False, promise, promise.due_at(now), now, partner=to, evicted=running)
         )
 
     def _stay(self, departure: Departure) -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.decode_worker.parts.asking import Asking, AskingForPages
-from alignedserve.decode_worker.parts.ending import Ending
+from alignedserve.decode_worker.parts.asking import BatchAsks, PageAsks
+from alignedserve.decode_worker.parts.ending import StepOutcome
 from alignedserve.decode_worker.parts.intake import Intake
 from alignedserve.decode_worker.parts.joining import Joining
-from alignedserve.decode_worker.parts.keeping import Keeping
+from alignedserve.decode_worker.parts.keeping import AnswerKeeping
 from alignedserve.decode_worker.parts.leaving import Leaving
 from alignedserve.decode_worker.parts.preempting import Preempting
 from alignedserve.decode_worker.parts.prefetching import Prefetching
-from alignedserve.decode_worker.parts.receiving import Receiving
+from alignedserve.decode_worker.parts.receiving import KvReceiving
 from alignedserve.decode_worker.parts.reporting import Reporting
 from alignedserve.decode_worker.parts.seats import Seats
 from alignedserve.decode_worker.parts.stepping import Stepping
@@ -39,16 +39,16 @@ class DecodeParts:
         self.intake, self.prefetching = Intake(stores), Prefetching(stores)
         self.joining = Joining(stores, self.seats, self.preempting)
         self.taking_in = TakingIn(stores, self.writing)
-        self.receiving = Receiving(stores, self.joining, self.taking_in)
+        self.receiving = KvReceiving(stores, self.joining, self.taking_in)
         self.arrivals = Arrivals(stores, self.seats.admit)
         self.expectations = Expectations(stores, queue, self.seats.named, self.intake.expect)
         # Steps
         self.stepping = Stepping(stores, self.joining, self.preempting, self.leaving)
-        self.keeping = Keeping(stores, self.writing)
-        self.step_end = StepEnd(stores, queue, Ending(stores, self.keeping))
+        self.keeping = AnswerKeeping(stores, self.writing)
+        self.step_end = StepEnd(stores, queue, StepOutcome(stores, self.keeping))
         # What others are asked and told
-        self.asking = Asking(stores, self.joining)
-        self.pages = AskingForPages(stores, self.writing, self.taking_in)
+        self.asking = BatchAsks(stores, self.joining)
+        self.pages = PageAsks(stores, self.writing, self.taking_in)
         self.compression, self.repeats, self.reporting = PageCompression(stores), Repeats(stores), Reporting(stores)
         self.router = RouterLink(stores, queue, prompts.values, self.writing.settled)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from alignedserve.core import WorkerLimits, units_for
 from alignedserve.decode_worker.parts.stores import Stores
-from alignedserve.decode_worker.requests.candidates import Candidate
+from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, Received
 from alignedserve.protocol.messages import Attempt, Cancel, LetGo, Prefetch, Prefetched
@@ -58,7 +58,7 @@ class Prefetching(Part):
             for name, chosen in wanted.items()
         ]
 
-    def _assigned(self) -> dict[str, list[Candidate]]:
+    def _assigned(self) -> dict[str, list[JoinCandidate]]:
         """Give candidates a partner of the pool's node while there is room; return them by their partners."""
         pool = self._pool.member
         peers = [] if pool is None else [peer for peer in self._candidates.peers if peer.node == pool.node]
@@ -66,7 +66,7 @@ class Prefetching(Part):
             return {}
         used = self._candidates.prefetched_pairs(self._limits.block_size)
         most = most_ahead(self._limits, self._policy)
-        wanted: dict[str, list[Candidate]] = {}
+        wanted: dict[str, list[JoinCandidate]] = {}
         for candidate in self._candidates.without_buffer:
             pairs = units_for(candidate.entry.prefix, self._limits.block_size)
             partner = min(peers, key=lambda peer: (used[peer.name], peer.name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from alignedserve.decode_worker.parts.joining import Joining
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.parts.taking_in import TakingIn
-from alignedserve.decode_worker.requests.transfers import Transfer
+from alignedserve.decode_worker.requests.transfers import IncomingTransfer
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, KvReceived
 from alignedserve.protocol.messages import Attempt, Decline
@@ -13,7 +13,7 @@ from alignedserve.worker.parts.part import Part
 from alignedserve.worker.step.running import Running
 
 
-class Receiving(Part):
+class KvReceiving(Part):
     def __init__(self, stores: Stores, joining: Joining, taking_in: TakingIn) -> None:
         self._pool, self._here, self._candidates = stores.pool, stores.here, stores.candidates
         self._memory, self._queue, self._holds = stores.memory, stores.queue, stores.holds
@@ -27,7 +27,7 @@ class Receiving(Part):
                 return self._end(self._here.transfers.end(source, number, intact), intact)
         return []
 
-    def _end(self, transfer: Transfer, intact: bool) -> list[Command]:
+    def _end(self, transfer: IncomingTransfer, intact: bool) -> list[Command]:
         self._memory.reconsider()
         running = transfer.running
         if not (transfer.is_wanted and intact):
@@ -39,7 +39,7 @@ class Receiving(Part):
         self._here.residents[running.request.id] = running
         return []
 
-    def _go_without(self, transfer: Transfer) -> list[Command]:
+    def _go_without(self, transfer: IncomingTransfer) -> list[Command]:
         """Compute the request anew, copy it from the pool, or leave it to its sender or its owner."""
         running, attempt = transfer.running, transfer.running.key
         if transfer.is_wanted and transfer.was_evicted:

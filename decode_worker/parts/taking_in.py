@@ -17,7 +17,7 @@ from alignedserve.core import units_for
 from alignedserve.decode_worker.parts.leaving import AHEAD_STEPS
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.parts.writing import PageWriting
-from alignedserve.decode_worker.requests.candidates import Candidate
+from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import SPARE
 from alignedserve.worker.step.running import Running
@@ -51,7 +51,7 @@ class TakingIn:
             commands += self._pull(candidate, running)
         return commands
 
-    def _homeless(self) -> Iterator[Candidate]:
+    def _homeless(self) -> Iterator[JoinCandidate]:
         """Yield the candidates to take in, in the order in which they would join, without those that join next."""
         joins_next = max(1, self._limits.max_batch // STOCK)
         for place, candidate in enumerate(self._candidates.requests):
@@ -69,7 +69,7 @@ class TakingIn:
     def _pages_for(self, running: Running) -> int:
         return self._writing.writer.pages_for(running, running.prefix)
 
-    def _pull(self, candidate: Candidate, running: Running) -> list[Command]:
+    def _pull(self, candidate: JoinCandidate, running: Running) -> list[Command]:
         assert candidate.source is not None, "a prefill worker has its KV"
         self._candidates.take(candidate)
         self._notes.note("joined", candidate.key)  # from now on it is lost with this worker

@@ -32,7 +32,7 @@ from alignedserve.worker.step.running import Running
 
 
 @dataclass(eq=False)
-class Candidate:
+class JoinCandidate:
     entry: Entry  # with its pages, where its KV is in the pool
     source: Member | None  # the prefill worker that has its KV; None where the pool has it
     is_pinned: bool
@@ -74,15 +74,15 @@ class Candidate:
 class CandidateLists:
     def __init__(self) -> None:
         self._peers: dict[str, Member] = {}  # name -> prefill worker that can send KV here
-        self._requests: list[Candidate] = []  # in the order in which they are to join
-        self._batch: list[Candidate] = []  # members of the candidate batch, likewise
+        self._requests: list[JoinCandidate] = []  # in the order in which they are to join
+        self._batch: list[JoinCandidate] = []  # members of the candidate batch, likewise
         self.arranged_in = -1  # the step in which the candidate requests were last put in order
         self._in_vain: list[tuple[str, Attempt]] = []  # (partner, attempt): prefetched, not pulled, and not told yet
 
     def __len__(self) -> int:
         return len(self._requests) + len(self._batch)
 
-    def first(self, now: float) -> Candidate | None:
+    def first(self, now: float) -> JoinCandidate | None:
         """Return the candidate that joins next."""
         request, member = next(iter(self._requests), None), next(iter(self._batch), None)
         if request is None or member is None:
@@ -99,7 +99,7 @@ class CandidateLists:
         return len(self._requests)
 
     @property
-    def requests(self) -> Sequence[Candidate]:
+    def requests(self) -> Sequence[JoinCandidate]:
         """Return the candidate requests in the order in which they are to join."""
         return self._requests
 
@@ -113,7 +113,7 @@ class CandidateLists:
         return first is not None and now - first.since > (first.due_at - first.since) / 2
 
     @property
-    def waiting(self) -> Iterable[Candidate]:
+    def waiting(self) -> Iterable[JoinCandidate]:
         return (*self._requests, *self._batch)
 
     # --- Prefill workers
@@ -138,7 +138,7 @@ class CandidateLists:
 
     # --- The line
 
-    def add(self, candidate: Candidate) -> None:
+    def add(self, candidate: JoinCandidate) -> None:
         self.arranged_in = -1
         if candidate.batch:
             self._batch.append(candidate)
@@ -146,12 +146,12 @@ class CandidateLists:
         self._requests.append(candidate)
         self._requests.sort(key=lambda request: (not request.is_pinned, request.due_at if request.is_pinned else 0.0))
 
-    def arrange(self, as_they_join: Callable[[Sequence[Candidate]], Sequence[Candidate]]) -> None:
+    def arrange(self, as_they_join: Callable[[Sequence[JoinCandidate]], Sequence[JoinCandidate]]) -> None:
         """Put the candidate requests that are not pinned in this order."""
         pinned = sum(request.is_pinned for request in self._requests)
         self._requests[pinned:] = as_they_join(self._requests[pinned:])
 
-    def take(self, candidate: Candidate) -> None:
+    def take(self, candidate: JoinCandidate) -> None:
         """Remove a candidate that joins."""
         self._note_in_vain([candidate] if candidate.source is None else [])
         (self._batch if candidate.batch else self._requests).remove(candidate)
@@ -187,7 +187,7 @@ class CandidateLists:
             candidate.entry = replace(candidate.entry, pages=())
         return self._remove(lambda candidate: candidate.source is None)
 
-    def _remove(self, leaves: Callable[[Candidate], bool]) -> list[Attempt]:
+    def _remove(self, leaves: Callable[[JoinCandidate], bool]) -> list[Attempt]:
         leaving = [candidate for candidate in self.waiting if leaves(candidate)]
         if leaving:
             self._note_in_vain(leaving)
@@ -218,7 +218,7 @@ class CandidateLists:
     # --- Copies that prefill workers prefetch
 
     @property
-    def without_buffer(self) -> list[Candidate]:
+    def without_buffer(self) -> list[JoinCandidate]:
         """Return the candidates whose KV is only in the pool, and might be prefetched."""
         return [
             candidate
@@ -265,7 +265,7 @@ class CandidateLists:
         """Note that the partner is to be told that its copy of this attempt is not wanted."""
         self._in_vain.append((partner, attempt))
 
-    def _note_in_vain(self, candidates: Iterable[Candidate]) -> None:
+    def _note_in_vain(self, candidates: Iterable[JoinCandidate]) -> None:
         self._in_vain += [
             (candidate.partner.name, candidate.key) for candidate in candidates if candidate.partner is not None
         ]

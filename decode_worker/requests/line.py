@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.decode_worker.requests.candidates import Candidate, CandidateLists
+from alignedserve.decode_worker.requests.candidates import CandidateLists, JoinCandidate
 from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.protocol.messages import Attempt
 from alignedserve.scheduling.expected_wait import InLine, expected_waits, shortest_wait_first
@@ -33,29 +33,29 @@ class CandidateOrder:
         if candidates.num_requests > 1:
             candidates.arrange(lambda requests: self._as_they_join(requests, now))
 
-    def _as_they_join(self, requests: Sequence[Candidate], now: float) -> Sequence[Candidate]:
+    def _as_they_join(self, requests: Sequence[JoinCandidate], now: float) -> Sequence[JoinCandidate]:
         times, policy = self._pace.times, self._pace.policy
         line = by_standing(requests, lambda candidate: self._standing(candidate, now), times, policy.late)
         return shortest_wait_first(
             line, lambda candidate: self._in_line(candidate, now), self._mean_batch, policy.age_s
         )
 
-    def _standing(self, candidate: Candidate, now: float) -> Standing:
+    def _standing(self, candidate: JoinCandidate, now: float) -> Standing:
         """Return the standing of a candidate that is a copy and a decode away from its next token."""
         transfer_s = candidate.entry.prefix * self._pace.copy_token_s
         work = Work(tokens=candidate.promise.tokens_due, transfer_s=transfer_s)
         return candidate.promise.standing(now, work, self._pace.times)
 
-    def is_urgent(self, candidate: Candidate, now: float) -> bool:
+    def is_urgent(self, candidate: JoinCandidate, now: float) -> bool:
         """Whether the candidate is real-time and its slack has run out."""
         return self._standing(candidate, now).rank(self._pace.times, self._pace.policy.late) is Rank.URGENT_RT
 
-    def _in_line(self, candidate: Candidate, now: float) -> InLine:
+    def _in_line(self, candidate: JoinCandidate, now: float) -> InLine:
         tokens = self.tokens_left(candidate)
         level = None if candidate.is_rt else level_of(tokens)
         return InLine(tokens * self._pace.times.mean_s, now - candidate.since, level)
 
-    def tokens_left(self, candidate: Candidate) -> int:
+    def tokens_left(self, candidate: JoinCandidate) -> int:
         """Return the output that is expected of the candidate yet."""
         return tokens_left(candidate.entry.request, self._pace.policy, len(candidate.entry.output))
 

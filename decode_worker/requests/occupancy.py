@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from alignedserve.core import Chunk
 from alignedserve.decode_worker.requests.departures import Departures
-from alignedserve.decode_worker.requests.transfers import Transfers
+from alignedserve.decode_worker.requests.transfers import IncomingTransfers
 from alignedserve.worker.step.running import Running
 
 _Seat = TypeVar("_Seat")
@@ -26,7 +26,7 @@ class Occupancy:
         self.prompts: dict[str, Running] = {}
         self.joining: dict[int, Running] = {}  # number of the copy -> request
         self.kept: list[Running] = []
-        self.transfers = Transfers()
+        self.transfers = IncomingTransfers()
         self.departures = Departures()
         self._short_at = 0  # so many were seated when a request last went to the pool for want of memory; 0: forgotten
 

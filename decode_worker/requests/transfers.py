@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from alignedserve.decode_worker.requests.candidates import Candidate
+from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.protocol.commands import Command, ReceiveKv, Send
 from alignedserve.protocol.messages import Attempt, Member, Pull
 from alignedserve.worker.step.running import Running
@@ -17,7 +17,7 @@ _MOST_RECEIVED = 1000  # attempts that are remembered, for a sender that believe
 
 
 @dataclass(eq=False)
-class Transfer:
+class IncomingTransfer:
     """A request whose KV is on its way here."""
 
     running: Running
@@ -39,14 +39,14 @@ class Transfer:
         return Send(self.source.name, Pull(self.number, *self.running.key))
 
 
-class Transfers:
+class IncomingTransfers:
     def __init__(self) -> None:
-        self._transfers: dict[tuple[str, int], Transfer] = {}  # (holder of the source, number) -> transfer
+        self._transfers: dict[tuple[str, int], IncomingTransfer] = {}  # (holder of the source, number) -> transfer
         self._had: dict[Attempt, None] = {}  # attempts that have come, whatever has become of them since
         self._numbers: Counter[str] = Counter()  # holder of a source -> number of its newest transfer
 
     @property
-    def wanted(self) -> list[Transfer]:
+    def wanted(self) -> list[IncomingTransfer]:
         return [transfer for transfer in self._transfers.values() if transfer.is_wanted]
 
     @property
@@ -64,16 +64,18 @@ class Transfers:
         """Return the requests that go on to the pool once they have come."""
         return [transfer.running for transfer in self.wanted if transfer.is_for_pool]
 
-    def begin(self, candidate: Candidate, running: Running, source: Member, is_for_pool: bool = False) -> Transfer:
+    def begin(
+        self, candidate: JoinCandidate, running: Running, source: Member, is_for_pool: bool = False
+    ) -> IncomingTransfer:
         """Number a transfer of the candidate's KV; the caller orders `command` and `pull`."""
         self._numbers[source.holder] += 1
-        transfer = Transfer(running, self._numbers[source.holder], source, is_for_pool=is_for_pool)
+        transfer = IncomingTransfer(running, self._numbers[source.holder], source, is_for_pool=is_for_pool)
         transfer.pages, transfer.was_evicted = candidate.entry.pages, candidate.evicted is not None
         transfer.is_prefetched = candidate.partner is not None and not transfer.was_evicted
         self._transfers[source.holder, transfer.number] = transfer
         return transfer
 
-    def end(self, source: str, number: int, intact: bool) -> Transfer:
+    def end(self, source: str, number: int, intact: bool) -> IncomingTransfer:
         """Return the transfer that has ended."""
         transfer = self._transfers.pop((source, number), None)
         assert transfer is not None, "a transfer ended that was not begun"

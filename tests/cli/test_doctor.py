@@ -14,14 +14,14 @@ import torch
 
 from alignedserve.architectures import model_source
 from alignedserve.cli import doctor
-from alignedserve.cli.doctor import Finding, Kernels, State, Torch
+from alignedserve.cli.doctor import Finding, FoundKernels, FoundTorch, State
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.dispatch.paged_libraries import PAGE
 from alignedserve.kvpool.arena import numa
 
 _Usage = namedtuple("_Usage", "total used free")
 _REAL_VERSION = doctor._version
-_KERNELS = Kernels(True, "C++, avx2: the best of generic, avx2 that this CPU runs", ["libgomp.so.1"])
+_KERNELS = FoundKernels(True, "C++, avx2: the best of generic, avx2 that this CPU runs", ["libgomp.so.1"])
 
 
 @pytest.fixture(autouse=True)
@@ -31,7 +31,7 @@ def sound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (tmp_path / name).touch()
     monkeypatch.setattr(model_source, "DEMO_FOLDER", tmp_path)
     monkeypatch.setattr(doctor, "_version", lambda _: "1.0")
-    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], _KERNELS))
+    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], _KERNELS))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(1024 << 20, 0, 1024 << 20))
 
 
@@ -91,7 +91,7 @@ def test_a_torch_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch
 
 
 def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", ["H200, 139 GiB"] * 2, _KERNELS))
+    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", ["H200, 139 GiB"] * 2, _KERNELS))
     found = _found("gpu")
     assert (found.state, found.what) == (State.FOUND, "H200, 139 GiB; H200, 139 GiB")
     assert "--device cuda" in found.how
@@ -99,7 +99,7 @@ def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     tried = replace(_KERNELS, paged=["varlen_attn of torch 2.13"], lacking=["flash-attn is not installed"])
-    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], tried))
+    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], tried))
     found = _found("GPU attention")
     assert (found.state, found.what) == (
         State.ABSENT,
@@ -140,8 +140,8 @@ def test_versions_are_those_of_installed_packages() -> None:
 def test_torch_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     tried = doctor._try_torch()
-    assert isinstance(tried, Torch)
-    assert isinstance(tried.kernels, Kernels)
+    assert isinstance(tried, FoundTorch)
+    assert isinstance(tried.kernels, FoundKernels)
     chosen = choose(torch.device("cpu"), torch.bfloat16)
     assert tried.kernels.what == f"{chosen.kernels.name}: {chosen.why}"
     assert any(one.startswith("varlen_attn of torch") for one in (*tried.kernels.paged, *tried.kernels.lacking))
@@ -157,7 +157,7 @@ def test_kernels_that_end_their_process_are_missing_and_torch_is_found(monkeypat
     monkeypatch.setattr(doctor, "_TRY_TORCH", """print('{"version": "9.9", "gpus": []}', flush=True)""")
     monkeypatch.setattr(doctor, "_TRY_KERNELS", "\nimport os; os._exit(4)")
     tried = doctor._try_torch()
-    assert tried == Torch("9.9", [], "exit status 4")
+    assert tried == FoundTorch("9.9", [], "exit status 4")
     monkeypatch.setattr(doctor, "_try_torch", lambda: tried)
     assert _found("torch").state is State.FOUND
     assert _found("kernels") == Finding("kernels", State.MISSING, "exit status 4", "install AlignedServe anew")
@@ -167,16 +167,16 @@ def test_kernels_that_end_their_process_are_missing_and_torch_is_found(monkeypat
 def test_it_serves_without_the_kernels_and_says_why_they_are_not_used(
     monkeypatch: pytest.MonkeyPatch, native: bool
 ) -> None:
-    kernels = Kernels(native, "chosen: why", ["libgomp.so.1"])
-    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], kernels))
+    kernels = FoundKernels(native, "chosen: why", ["libgomp.so.1"])
+    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], kernels))
     assert _found("kernels") == Finding("kernels", State.FOUND if native else State.ABSENT, "chosen: why")
     assert doctor.run() == 0
 
 
 def test_a_second_pool_of_threads_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _found("OpenMP").state is State.FOUND
-    kernels = Kernels(True, "chosen: why", ["libgomp.so.1", "libiomp5.so"])
-    monkeypatch.setattr(doctor, "_try_torch", lambda: Torch("9.9", [], kernels))
+    kernels = FoundKernels(True, "chosen: why", ["libgomp.so.1", "libiomp5.so"])
+    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], kernels))
     assert _found("OpenMP").state is State.ABSENT
     assert "libiomp5.so" in _found("OpenMP").what
 

@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import CacheKind
-from alignedserve.decode_worker.memory.worth import Wish, assign
+from alignedserve.decode_worker.memory.worth import MemoryWish, assign
 
 KV, HIDDEN = CacheKind.KV, CacheKind.HIDDEN
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> Wish:
+def wishes(draw: st.DrawFn) -> MemoryWish:
     kv = draw(st.integers(1, 12))
-    return Wish(
+    return MemoryWish(
         value=draw(st.integers(0, 40)) / 4,
         kv=kv,
         hidden=-(-kv // 2),
@@ -25,25 +25,25 @@ def wishes(draw: st.DrawFn) -> Wish:
     )
 
 
-def base(some: list[Wish]) -> list[CacheKind | None]:
+def base(some: list[MemoryWish]) -> list[CacheKind | None]:
     return [HIDDEN if wish.is_sure else None for wish in some]
 
 
-def worth(some: list[Wish], kinds: tuple[CacheKind | None, ...] | list[CacheKind | None]) -> float:
+def worth(some: list[MemoryWish], kinds: tuple[CacheKind | None, ...] | list[CacheKind | None]) -> float:
     return sum(wish.worth(kind) for wish, kind in zip(some, kinds, strict=True))
 
 
-def size(some: list[Wish], kinds: tuple[CacheKind | None, ...] | list[CacheKind | None]) -> int:
+def size(some: list[MemoryWish], kinds: tuple[CacheKind | None, ...] | list[CacheKind | None]) -> int:
     return sum(wish.size(kind) for wish, kind in zip(some, kinds, strict=True))
 
 
-def best(some: list[Wish], memory: int) -> float:
+def best(some: list[MemoryWish], memory: int) -> float:
     options = [(HIDDEN, KV) if wish.is_sure else (None, HIDDEN, KV) for wish in some]
     return max(worth(some, kinds) for kinds in product(*options) if size(some, kinds) <= memory)
 
 
 @given(st.lists(wishes(), max_size=6), st.integers(0, 30))
-def test_it_is_within_memory_and_worth_half_of_the_best(some: list[Wish], more: int) -> None:
+def test_it_is_within_memory_and_worth_half_of_the_best(some: list[MemoryWish], more: int) -> None:
     memory = size(some, base(some)) + more
     kinds = assign(some, memory)
     assert size(some, kinds) <= memory
@@ -53,32 +53,32 @@ def test_it_is_within_memory_and_worth_half_of_the_best(some: list[Wish], more: 
 
 
 @given(st.lists(wishes(), max_size=6))
-def test_with_memory_for_all_everybody_who_is_pending_has_kv(some: list[Wish]) -> None:
+def test_with_memory_for_all_everybody_who_is_pending_has_kv(some: list[MemoryWish]) -> None:
     kinds = assign(some, sum(wish.kv for wish in some))
     assert all(kind is KV for wish, kind in zip(some, kinds, strict=True) if wish.value or wish.penalty)
 
 
 def test_who_has_waited_long_is_taken_as_hidden_where_memory_is_short() -> None:
-    waits = Wish(value=10.0, kv=8, hidden=4, penalty=1.0)
+    waits = MemoryWish(value=10.0, kv=8, hidden=4, penalty=1.0)
     assert assign([waits, waits], 8) == [HIDDEN, HIDDEN]
     assert assign([waits, waits], 12) == [KV, HIDDEN]  # the older
     assert assign([waits, waits], 16) == [KV, KV]
 
 
 def test_where_others_would_pay_too_much_it_is_all_or_nothing() -> None:
-    new = Wish(value=1.0, kv=8, hidden=4, penalty=0.9)
+    new = MemoryWish(value=1.0, kv=8, hidden=4, penalty=0.9)
     assert assign([new, new], 12) == [KV, None]
 
 
 def test_the_best_request_alone_may_be_worth_more_than_many_small_ones() -> None:
     """The small one brings more for its memory, and leaves too little of it."""
-    small, large = Wish(1.0, kv=1, hidden=1, penalty=0.0), Wish(9.0, kv=10, hidden=10, penalty=0.0)
+    small, large = MemoryWish(1.0, kv=1, hidden=1, penalty=0.0), MemoryWish(9.0, kv=10, hidden=10, penalty=0.0)
     assert assign([small, large], 10) == [None, KV]
 
 
 def test_who_is_here_keeps_what_it_has() -> None:
-    here = Wish(value=0.0, kv=8, hidden=4, penalty=1.0, is_sure=True)
-    waits = Wish(value=10.0, kv=8, hidden=4, penalty=1.0)
+    here = MemoryWish(value=0.0, kv=8, hidden=4, penalty=1.0, is_sure=True)
+    waits = MemoryWish(value=10.0, kv=8, hidden=4, penalty=1.0)
     assert assign([waits, here], 8) == [HIDDEN, HIDDEN]
     assert assign([here], 7) == [HIDDEN]
     assert assign([here], 8) == [KV]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from draw_folders import Graph, folders_and_imports, imports, modules
+from draw_folders import PAGE, Graph, drawn, folders_and_imports, imports, modules
 
 MOST_FILES = 17  # of a folder; about a dozen is the aim
 
@@ -53,3 +53,9 @@ def test_no_folder_has_too_many_files() -> None:
     for path in modules().values():
         sizes[path.parent] = sizes.get(path.parent, 0) + 1
     assert {str(folder): size for folder, size in sizes.items() if size > MOST_FILES} == {}
+
+
+def test_the_floor_plan_is_drawn_from_the_imports() -> None:
+    """Otherwise run `python tools/draw_folders.py`."""
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == drawn(page)

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.config.config import Config
-from alignedserve.config.setting import settings_of
-from measure_house import HERE, House
+from alignedserve.config.config import every_setting, settings
+from measure_house import EXPERIMENT, HERE, SETTINGS, House
 
 DOCS = "docs"
 FILES = {
@@ -40,13 +39,15 @@ def test_a_small_house(house: House) -> None:
     assert house.deepest_class() == ["Core", "Middle", "Base"]
     assert (house.flat_modules(), house.largest_folder()) == (2, (2, Path("router")))
     assert house.colliding_names() == {"Line": ["alignedserve/bases.py", "router/line.py"]}
-    assert (house.settings().total(), house.readme_lines(), house.words("docs")) == (1, 3, (1, 3))
+    assert (house.settings(*SETTINGS).total(), house.readme_lines(), house.words("docs")) == (1, 3, (1, 3))
     lines = house.code_lines()
     assert (lines["alignedserve"], lines["router"], sum(lines.values())) == (6, 4, 10)
 
 
 def test_the_settings_of_this_repository_are_all_seen() -> None:
-    assert House(HERE).settings().total() == len(list(settings_of(Config)))
+    house = House(HERE)
+    assert house.settings(*SETTINGS).total() == len(settings())
+    assert house.settings(*SETTINGS, EXPERIMENT).total() == len(every_setting())
 
 
 def test_the_table_is_printed() -> None:

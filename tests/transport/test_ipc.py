@@ -16,8 +16,8 @@ from alignedserve.engine.device.groups import Group
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.events import KvReceived, KvSent
 from alignedserve.transport import ipc, payload
-from alignedserve.transport.frames import Says
-from alignedserve.transport.ipc import Showing
+from alignedserve.transport.frames import Reply
+from alignedserve.transport.ipc import MappingSender
 from alignedserve.transport.mapping import CacheFile, CudaMaps, NotMapped
 from alignedserve.transport.payload import DeviceBlocks
 from tests.transport.conftest import MakeNode
@@ -88,16 +88,16 @@ def test_what_is_overwritten_while_it_is_read_is_not_used(node_of: MakeNode, mon
     source, to = node_of("prefill-0", verify=False), node_of("decode-0", verify=False)
     meet(source, to)
     assert arrives(source, to, 1)
-    hear, is_held = Showing._hear, threading.Event()
+    hear, is_held = MappingSender._hear, threading.Event()
 
-    def soon_given_up(self: Showing, group: Group, number: int, timeout_s: float | None = None) -> Says:
+    def soon_given_up(self: MappingSender, group: Group, number: int, timeout_s: float | None = None) -> Reply:
         """Of the second transfer, all but the answer to its header."""
         if number == 2 and timeout_s is None:
             assert is_held.wait(WAIT_S)
             timeout_s = SOON_S
         return hear(self, group, number, timeout_s)
 
-    monkeypatch.setattr(Showing, "_hear", soon_given_up)
+    monkeypatch.setattr(MappingSender, "_hear", soon_given_up)
     with half_read(monkeypatch, source, to, 2):
         is_held.set()
         assert source.outcome() == KvSent(2, to.holder, ok=False)
@@ -107,19 +107,19 @@ def test_what_is_overwritten_while_it_is_read_is_not_used(node_of: MakeNode, mon
 
 def test_a_reader_that_takes_long_says_that_it_goes_on(node_of: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long all of it takes, the source waits as long as it hears something."""
-    source, to, said = node_of("prefill-0"), node_of("decode-0"), list[Says]()
+    source, to, said = node_of("prefill-0"), node_of("decode-0"), list[Reply]()
     meet(source, to)
-    hear = Showing._hear
+    hear = MappingSender._hear
 
-    def heard(*args: Any) -> Says:
+    def heard(*args: Any) -> Reply:
         said.append(hear(*args))
         return said[-1]
 
     monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # a token each
-    monkeypatch.setattr(ipc, "_SAID_IN", float("inf"))  # after every chunk
-    monkeypatch.setattr(Showing, "_hear", heard)
+    monkeypatch.setattr(ipc, "_REPLY_PART", float("inf"))  # after every chunk
+    monkeypatch.setattr(MappingSender, "_hear", heard)
     assert arrives(source, to, 1)
-    assert said == [Says.YES, *[Says.GOES_ON] * len(TOKENS), Says.YES]
+    assert said == [Reply.YES, *[Reply.GOES_ON] * len(TOKENS), Reply.YES]
 
 
 def test_a_source_that_is_gone_when_all_is_read_makes_it_unread(

@@ -1,6 +1,6 @@
-"""What flags take: numbers, lists and files, refused in words that say what is wanted; and which flags go together.
+"""Types of flags' values, with errors that say what is wanted, and checks of which flags go together.
 
-A flag that would be ignored is refused: whoever wrote it expects something of it.
+A flag that would be ignored is refused, since its user expects something of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Value = TypeVar("Value")
 
 
 class Once(argparse.Action):
-    """Stores the value and notes that it was given. It takes no second: the first would be ignored."""
+    """Stores the value and notes that it was given; a second value is refused, since the first would be ignored."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
@@ -31,7 +31,7 @@ class Once(argparse.Action):
 
 
 class Each(argparse.Action):
-    """Adds the value to those that were given before it."""
+    """Adds the value to the values that were given before it."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, flag: str | None = None
@@ -42,13 +42,13 @@ class Each(argparse.Action):
 
 
 def given(args: argparse.Namespace) -> frozenset[str]:
-    """The flags that were written, also where they say what is the default."""
+    """Return the flags that were written, those too that only repeat a default."""
     flags: frozenset[str] = getattr(args, "given", frozenset())
     return flags
 
 
 def only_one(args: argparse.Namespace, *flags: str) -> str | None:
-    """Which of these was written."""
+    """Return which of these flags was written; refuse two of them."""
     here = [flag for flag in flags if flag in given(args)]
     if len(here) > 1:
         raise ConfigError(f"{here[0]} and {here[1]} exclude each other")
@@ -56,7 +56,7 @@ def only_one(args: argparse.Namespace, *flags: str) -> str | None:
 
 
 def check_goes_with(args: argparse.Namespace, flag: str, others: tuple[str, ...], here: Collection[str]) -> None:
-    """`here` are the flags of the command as it is understood, defaults among them."""
+    """Refuse the flag where none of the others is among `here`, the flags that are in force, defaults included."""
     if flag in given(args) and not set(here) & set(others):
         *first, last = others
         raise ConfigError(f"{flag} goes only with {' or '.join(filter(None, (', '.join(first), last)))}")
@@ -86,14 +86,14 @@ def all_above_zero(text: str) -> tuple[float, ...]:
 
 
 def file(text: str) -> Path:
-    """Also a folder. An empty name would be the folder that one stands in."""
+    """Return the path of a file or folder; an empty name would mean the current folder, and is refused."""
     if not text.strip():
         raise argparse.ArgumentTypeError("must be the name of a file or folder, not empty")
     return Path(text)
 
 
 def check_writable(path: Path) -> None:
-    """Before the work that it is to hold, not after it."""
+    """Refuse a file that cannot be written, before the work whose result it is to hold."""
     folder = path.parent
     if os.path.isdir(path):
         raise ConfigError(f"{path} is a folder: name a file")
@@ -124,10 +124,10 @@ def _parser(kind: Callable[[str], Value], is_taken: Callable[[Value], bool], wan
     return parse
 
 
-def _list_of(one: Callable[[str], Value], wanted: str) -> Callable[[str], tuple[Value, ...]]:
+def _list_of(parse_item: Callable[[str], Value], wanted: str) -> Callable[[str], tuple[Value, ...]]:
     def parse(text: str) -> tuple[Value, ...]:
         try:
-            values = tuple(map(one, text.split(",")))
+            values = tuple(map(parse_item, text.split(",")))
         except argparse.ArgumentTypeError:
             raise _wrong(wanted, text) from None
         if len(set(values)) < len(values):

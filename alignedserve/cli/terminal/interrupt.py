@@ -1,4 +1,4 @@
-"""Ctrl-C while modules are imported: nothing is begun that wants an order, and a traceback would show only us."""
+"""Ends the process at Ctrl-C while modules are imported: no work has begun, and a traceback would only show imports."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
 
 
 class LeavesAtOnce:
-    """Ctrl-C within ends the process, without a word. Where it means something else already, it goes on to."""
+    """Ends the process silently at Ctrl-C within the block, unless Ctrl-C already has another meaning."""
 
     def __enter__(self) -> None:
         self._changes = end_at_once()
@@ -18,7 +18,7 @@ class LeavesAtOnce:
 
 
 def end_at_once() -> bool:
-    """From now on, where Ctrl-C would raise KeyboardInterrupt: whether it would."""
+    """End the process at Ctrl-C from now on, where Ctrl-C would raise KeyboardInterrupt; return whether it would."""
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return False
     try:

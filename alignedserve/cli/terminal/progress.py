@@ -1,4 +1,4 @@
-"""A progress bar on one line of a terminal, and notes; where there is no terminal, notes alone."""
+"""A progress bar on one line of a terminal, with notes; without a terminal only the notes are printed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ProgressBar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """The line is free again, whatever ended the work."""
+        """Clear the line, whatever ended the work."""
         if self._is_shown:
             self._draw(_CLEAR)
 
@@ -31,7 +31,7 @@ class ProgressBar:
             self._draw(f"{_CLEAR}{self._label} [{'#' * full}{'.' * (_WIDTH - full)}] {done:,} of {of:,}")
 
     def note(self, text: str) -> None:
-        """A line of its own, terminal or not."""
+        """Print a line of its own, on a terminal or not."""
         self._draw(f"{_CLEAR if self._is_shown else ''}{text}\n")
 
     def _draw(self, text: str) -> None:

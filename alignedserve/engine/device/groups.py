@@ -43,8 +43,8 @@ _LOOK_S = 0.0001  # between two looks at whether NCCL is through
 _OURS_TO_HANDLE = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 
-class Broken(Exception):
-    """The other end has gone, or does not answer; what was under way may have arrived or not."""
+class BrokenGroup(Exception):
+    """The other end is gone or does not answer; what was under way may have arrived or not."""
 
 
 def why_no_gloo() -> str | None:
@@ -71,13 +71,15 @@ class Flight:
         try:
             self._wait(timedelta(seconds=max(timeout_s, 0.001)))
         except RuntimeError as error:
-            raise Broken(_what(error)) from None
+            raise BrokenGroup(_what(error)) from None
 
 
 class Group:
     def __init__(self, store: Store, rank: int, host: str, timeout_s: float, device: torch.device = CPU) -> None:
-        """`host` is this end's own address, `device` where chunks of KV are. Broken where the other end does not come
-        in time."""
+        """Connect from `host`, this end's own address; chunks of KV are on `device`.
+
+        Raises BrokenGroup where the other end does not come in time.
+        """
         gloo = gloo_class()
         options = gloo._Options()
         options._devices = [_device(host)]
@@ -88,7 +90,7 @@ class Group:
             self._gloo = gloo(store, rank, 2, options)
             self._nccl = _nccl(store, rank) if device.type == "cuda" else None
         except RuntimeError as error:
-            raise Broken(_what(error)) from None
+            raise BrokenGroup(_what(error)) from None
 
     @property
     def asks_first(self) -> bool:
@@ -115,7 +117,7 @@ class Group:
         try:
             work = getattr(over, how)([data], self._peer, tag)
         except RuntimeError as error:
-            raise Broken(_what(error)) from None
+            raise BrokenGroup(_what(error)) from None
         return Flight(work.wait if over is self._gloo else partial(self._look, work))
 
     def _look(self, work: Any, limit: timedelta) -> bool:

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from alignedserve.architectures.rope import Linear, Llama3, Proportional, Rope, Yarn
+from alignedserve.architectures.rope import LinearScaling, Llama3, Proportional, Rope, Yarn
 from alignedserve.engine.device.devices import CPU
 from alignedserve.kernels.common.placing import on_device
 
@@ -52,7 +52,7 @@ def frequencies(rope: Rope) -> torch.Tensor:
     if isinstance(scaling, Proportional):
         return _proportional(rope, scaling)
     plain = 1.0 / rope.theta ** (torch.arange(0, rope.dim, 2).float() / rope.dim)
-    if isinstance(scaling, Linear):
+    if isinstance(scaling, LinearScaling):
         return plain / scaling.factor
     if isinstance(scaling, Llama3):
         return _llama3(plain, scaling)

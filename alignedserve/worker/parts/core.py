@@ -28,6 +28,11 @@ class WorkerCore:
         return commands
 
     @property
+    def parts(self) -> tuple[Part, ...]:
+        """Return the parts in the order in which they hear of events."""
+        return self._common.roster.parts
+
+    @property
     def pool(self) -> Member | None:
         """Return the member whose pages are copied from and to."""
         return self._common.pool.member

@@ -56,7 +56,10 @@ class Owners(Part):
         for part in parts:  # one for each token
             request = part.request
             running = find(request)
-            if running is None or not running.is_at(part):
+            if running is None:
+                continue
+            pairs = part.pairs  # nearly always the same tuple: then there is no need to ask
+            if not (pairs and pairs is running.pairs) and not running.is_at(part):
                 continue
             if isinstance(part, Decode):
                 running.prefix += 1

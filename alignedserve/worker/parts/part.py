@@ -60,14 +60,16 @@ class Roster:
 
     def __init__(self) -> None:
         self.parts: tuple[Part, ...] = ()
+        self._hears: tuple[Callable[[Event, float], list[Command]], ...] = ()  # of the parts that hear anything
 
     def enlist(self, *parts: Part) -> None:
         self.parts = parts
+        self._hears = tuple(part.hear for part in parts if type(part).hear is not Part.hear)
 
     def hear(self, event: Event, now: float) -> list[Command]:
         commands: list[Command] = []
-        for part in self.parts:
-            commands += part.hear(event, now)
+        for hear in self._hears:
+            commands += hear(event, now)
         return commands
 
     def drop(self, request: str, attempt: int) -> list[Command]:

@@ -1,0 +1,59 @@
+"""An order is one class and one line of a table: the pool, the router and both workers follow it."""
+
+from __future__ import annotations
+
+import pytest
+
+from alignedserve.core import ServiceClass
+from alignedserve.scheduling.orders import ORDERINGS, ByKey, Order
+from alignedserve.scheduling.policy import Choice, Policy
+from alignedserve.scheduling.promise import promise
+from alignedserve.scheduling.slo import Late, Standing, StepTimes
+from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.waiting import Waiting
+from tests.samples import request
+
+TIMES = StepTimes(0.01, 0.02)
+STANDINGS = [
+    Standing("long", ServiceClass.RT, slack_s=5.0, arrival_at=1.0, remaining=100),
+    Standing("urgent", ServiceClass.RT, slack_s=0.0, arrival_at=2.0, remaining=50),
+    Standing("short", ServiceClass.RT, slack_s=9.0, arrival_at=3.0, remaining=10),
+]
+
+
+class ByLongest(ByKey):
+    def key(self, standing: Standing) -> float:
+        return -standing.remaining
+
+
+def test_each_order_has_its_rules() -> None:
+    assert set(ORDERINGS) == set(Order)
+
+
+@pytest.mark.parametrize(
+    ("order", "names"),
+    [
+        (Order.FCFS, ["long", "urgent", "short"]),
+        (Order.SLACK, ["urgent", "long", "short"]),
+        (Order.SHORTEST_REMAINING, ["short", "urgent", "long"]),
+    ],
+)
+def test_requests_are_sorted(order: Order, names: list[str]) -> None:
+    ordered = ORDERINGS[order].sort(STANDINGS, lambda standing: standing, TIMES, Late.DECAY)
+    assert [standing.id for standing in ordered] == names
+
+
+def test_only_promises_put_a_class_first() -> None:
+    first = {(order, service) for order in Order for service in ServiceClass if ORDERINGS[order].puts_first(service)}
+    assert first == {(Order.SLACK, ServiceClass.RT)}
+
+
+def test_a_new_order_needs_a_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ORDERINGS, Order.SHORTEST_REMAINING, ByLongest())
+    policy = Policy(Order.SHORTEST_REMAINING, selection=Choice.IN_ORDER)
+    waiting = Waiting(policy)
+    for name, tokens in (("short", 2), ("long", 9), ("middle", 5)):
+        asked = request(name, prompt=tokens)
+        waiting.add(Running(asked, promise(asked, policy), []))
+    waiting.refresh(0.0, TIMES, chunk=4)
+    assert [running.request.id for _, running in waiting.in_order(0.0, TIMES.most_s)] == ["long", "middle", "short"]
