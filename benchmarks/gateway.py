@@ -103,8 +103,9 @@ def serve(beat_s: float, noted: Path, cores: set[int]) -> None:
     """Serve as `alignedserve.gateway.actor` does, with another owner."""
     from alignedserve.architectures.model_source import DEMO_FOLDER
     from alignedserve.config.config import ServerConfig
-    from alignedserve.gateway.actor import http_settings, server_of
-    from alignedserve.gateway.app import GatewaySettings, make_app
+    from alignedserve.gateway.actor import HttpServer, http_settings
+    from alignedserve.gateway.app import make_app
+    from alignedserve.gateway.settings import GatewaySettings
     from alignedserve.shell.listener import bind
     from alignedserve.text.text_model import TextModel
 
@@ -114,7 +115,7 @@ def serve(beat_s: float, noted: Path, cores: set[int]) -> None:
     app = make_app(owner, TextModel.load(DEMO_FOLDER), GatewaySettings((MODEL,), MAX_MODEL_LEN))
     listener = bind("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)
-    uvloop.run(server_of(http_settings(app, ServerConfig())).serve(sockets=[listener]))
+    uvloop.run(HttpServer(http_settings(app, ServerConfig())).serve(sockets=[listener]))
 
 
 class Server:

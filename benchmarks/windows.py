@@ -36,7 +36,7 @@ from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
 from alignedserve.simulator.records.records import RequestOutcome
 from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.trial import SimulationTrial
-from alignedserve.store.job import Status
+from alignedserve.store.job import JobStatus
 from benchmarks.common.batches import ENDED, Batches, job_of, jsonl, submit_shorter
 from benchmarks.common.chats import ANSWER, CHAT, DEFAULT, SEED, Load, Served
 from benchmarks.common.machines import GATEWAY_MS, small_worker
@@ -109,7 +109,7 @@ def measure(system: System, load: float, seconds: int, need: float) -> bool:
     done = 100 * hopeless.completed / hopeless.total
     met.append(report(f"{of}: done when it expired", done, "%", goal=0.1, at_least=True))
     met.append(report(f"{of}: lines in its files", hopeless.num_results, "1", goal=hopeless.total, at_least=True))
-    return all(met) and hopeless.status == Status.EXPIRED.value
+    return all(met) and hopeless.status == JobStatus.EXPIRED.value
 
 
 def _reported(name: str, value: float, unit: str) -> float:
@@ -126,7 +126,7 @@ def _chats(of: str, found: Outcomes) -> bool:
 def _in_time(of: str, name: str, job: Ended) -> bool:
     done = report(f"{of}: {name}: lines done", job.completed, "1", goal=job.total, at_least=True)
     left = report(f"{of}: {name}: left of its window", job.left_s, "s", goal=0.0, at_least=True)
-    return done and left and job.status == Status.COMPLETED.value
+    return done and left and job.status == JobStatus.COMPLETED.value
 
 
 class SimulatedJobs:

@@ -1,6 +1,6 @@
 # What every command on a node of the cluster runs with.
 export PATH="$HOME/alignedserve/venv/bin:$PATH"
-export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HOME/alignedserve/secrets/ray-token"  # Ray's nodes answer nobody else
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$HOME/alignedserve/secrets/ray-token"  # Ray's nodes answer only holders of the token
 export RAY_USAGE_STATS_ENABLED=0
 ulimit -n "$(ulimit -Hn)"  # each connection is an open file
 export RAY_enable_autoscaler_v2=0  # the second never starts the nodes of a `local` provider (tried with Ray 2.60)

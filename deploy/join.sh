@@ -4,7 +4,7 @@
 set -eu
 cd "$HOME/alignedserve"
 . deploy/env.sh
-rm -f ray.pid  # whoever waits below, of an earlier `ray up`, is not to stop what starts now
+rm -f ray.pid  # the loop of an earlier `ray up` that waits below must not stop what starts now
 ray stop
 setsid nohup sh -c '
   echo $$ > ray.pid

@@ -243,7 +243,8 @@ class Buffers(Part):
                 self._memory.give(buffer.pairs)
 
     def drop(self, request: str, attempt: int) -> list[Command]:
-        self._forget(one for one in self._buffers if one.key[0] == request and one.key[1] <= attempt)
+        same = (buffer for buffer in self._buffers if buffer.key[0] == request)
+        self._forget(buffer for buffer in same if buffer.key[1] <= attempt)
         return []
 
     def make_place(self, pairs: int) -> list[Command]:

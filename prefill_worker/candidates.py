@@ -99,11 +99,12 @@ class Candidates:
 
     def find(self, attempt: Attempt) -> Candidate | None:
         """Return the candidate of this attempt, if it is here."""
-        return next((one for one in self._all if one.is_here and one.key == attempt), None)
+        return next((candidate for candidate in self._all if candidate.is_here and candidate.key == attempt), None)
 
     def find_copied(self, running: Running) -> Candidate | None:
         """Return the candidate of this request that is being copied to the pool."""
-        return next((one for one in self._all if one.running is running and one.copy is not None), None)
+        same = (candidate for candidate in self._all if candidate.running is running)
+        return next((candidate for candidate in same if candidate.copy is not None), None)
 
     # --- Transfers
 
@@ -124,7 +125,8 @@ class Candidates:
 
     def end_transfer(self, receiver: str, number: int) -> Candidate | None:
         """Return the candidate whose pairs were sent; None where there were none to send."""
-        found = next((one for one in self._all if one.transfer == (receiver, number)), None)
+        transfer = (receiver, number)
+        found = next((candidate for candidate in self._all if candidate.transfer == transfer), None)
         if found is not None:
             found.transfer = None
         return found

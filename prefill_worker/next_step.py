@@ -121,8 +121,8 @@ class NextStep:
             return False
         prompts = [*self._prompts.running]
         if self._commits.waiting:
-            # A real-time prompt that is through may lack the very pages that are kept for best-effort ones, which have
-            # got memory for a part of theirs and lack what it has.
+            # A real-time prompt that is through may lack the very pages that are kept for best-effort prompts, which
+            # have memory for a part of their tokens and lack what it has.
             prompts = [running for running in prompts if not running.promise.is_rt]
             if not prompts or self._commits.first(ServiceClass.RT) is None:
                 return False

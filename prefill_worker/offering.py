@@ -141,7 +141,8 @@ class Offers(Part):
 
     def lose_decode(self, decode: Member) -> list[Command]:
         """Let all prompts that were offered to a decode worker go to the pool."""
-        return [command for one in self._candidates.lose(decode) for command in self.turn_to_pool(one)]
+        offered = self._candidates.lose(decode)
+        return [command for candidate in offered for command in self.turn_to_pool(candidate)]
 
     def _decline(self, attempt: Attempt, is_failed: bool) -> list[Command]:
         candidate = self._candidates.find(attempt)
@@ -177,7 +178,8 @@ class Offers(Part):
 
     def make_place(self, pairs: int) -> list[Command]:
         """Let written candidates go on by the pool, pinned ones last, until so many pairs are free."""
-        movable = [one for one in self._candidates.here if one.written is not None and one.transfer is None]
+        here = self._candidates.here
+        movable = [candidate for candidate in here if candidate.written is not None and candidate.transfer is None]
         movable.sort(key=lambda candidate: candidate.is_pinned)
         commands: list[Command] = []
         for candidate in movable:
@@ -252,7 +254,8 @@ class Offers(Part):
 
     def drop(self, request: str, attempt: int) -> list[Command]:
         """Forget candidates. Of those that are being copied, the writer is told too, and releases their pages."""
-        leaving = [one for one in self._candidates.here if one.running.is_of(request, attempt)]
+        here = self._candidates.here
+        leaving = [candidate for candidate in here if candidate.running.is_of(request, attempt)]
         for candidate in leaving:
             candidate.is_here = False
             self._writer.forget_parts(candidate.running)

@@ -13,7 +13,7 @@ from alignedserve.config.config import JobsConfig
 from alignedserve.errors import StoreError
 from alignedserve.machine.whole_file import whole_file
 from alignedserve.store.job import Job
-from alignedserve.store.opening import Keeping, check_is_there, is_on, open_keeping
+from alignedserve.store.storage import Storage, check_exists, is_on, open_storage
 from alignedserve.store.store import Holder, StoredFile
 
 
@@ -30,32 +30,32 @@ def check(options: StoreOptions) -> int:
 def export(options: StoreOptions, out: Path) -> int:
     """Write all records to a file."""
 
-    async def work(keeping: Keeping) -> int:
-        return await _export(keeping, out)
+    async def work(storage: Storage) -> int:
+        return await _export(storage, out)
 
     return asyncio.run(_within(options, work))
 
 
-async def _within(options: StoreOptions, work: Callable[[Keeping], Awaitable[int]]) -> int:
+async def _within(options: StoreOptions, work: Callable[[Storage], Awaitable[int]]) -> int:
     if not is_on(options.jobs):
         raise StoreError("jobs.store is off: there is no store to look at")
-    check_is_there(options.jobs)
-    keeping = await open_keeping(options.jobs, Holder("alignedserve store", 0))
+    check_exists(options.jobs)
+    storage = await open_storage(options.jobs, Holder("alignedserve store", 0))
     try:
-        return await work(keeping)
+        return await work(storage)
     finally:
-        await keeping.close()
+        await storage.close()
 
 
-async def _check(keeping: Keeping) -> int:
-    about = await keeping.store.about()
-    print(f"{about.kind} {about.version}, schema {about.schema}; files at {keeping.blobs.url}")
+async def _check(storage: Storage) -> int:
+    about = await storage.store.describe()
+    print(f"{about.kind} {about.version}, schema {about.schema}; files at {storage.blobs.url}")
     for line in (*about.guarantees, *(f"warning: {warning}" for warning in about.warnings)):
         print(f"  {line}")
     files: dict[str, StoredFile] = {}
     jobs: list[Job] = []
     num_results = 0
-    async for kind, tree in keeping.store.everything():
+    async for kind, tree in storage.store.records():
         if kind == "file":
             files[tree["id"]] = StoredFile.from_tree(tree)
         elif kind == "job":
@@ -64,8 +64,8 @@ async def _check(keeping: Keeping) -> int:
             num_results += 1
     counts = ", ".join(f"{number} {status}" for status, number in sorted(Counter(j.status.value for j in jobs).items()))
     print(f"{len(files)} files, {len(jobs)} batches ({counts or 'none'}), {num_results} results of open batches")
-    sizes = await asyncio.to_thread(keeping.blobs.sizes)
-    problems = [*await keeping.store.faults(), *_problems_of_files(files, sizes), *_problems_of_jobs(jobs, files)]
+    sizes = await asyncio.to_thread(storage.blobs.sizes)
+    problems = [*await storage.store.find_faults(), *_problems_of_files(files, sizes), *_problems_of_jobs(jobs, files)]
     for problem in problems:
         print(f"problem: {problem}")
     for name in sorted(set(sizes) - set(files)):
@@ -91,15 +91,15 @@ def _problems_of_jobs(jobs: list[Job], files: dict[str, StoredFile]) -> list[str
     ]
 
 
-async def _export(keeping: Keeping, out: Path) -> int:
+async def _export(storage: Storage, out: Path) -> int:
     """Write a line for each record, with its kind. A backup copies the bytes of files besides."""
     number = 0
     try:
         with whole_file(out) as file:
-            async for kind, tree in keeping.store.everything():
+            async for kind, tree in storage.store.records():
                 file.write(json.dumps({"kind": kind, **tree}).encode() + b"\n")
                 number += 1
     except OSError as error:
         raise StoreError(f"{out} cannot be written: {error.strerror}") from None
-    print(f"{out}: {number} records; the bytes of files are at {keeping.blobs.url}")
+    print(f"{out}: {number} records; the bytes of files are at {storage.blobs.url}")
     return 0

@@ -247,7 +247,7 @@ class WireConfig:
 
 @dataclass(frozen=True)
 class SloConfig:
-    """What requests are promised where they name nothing."""
+    """The promises to requests that name none."""
 
     ttft_ms: float = common(1000.0, "time to a chat's first token, in ms", above=0)
     tbt_ms: float = common(187.5, "time between two tokens of a chat, in ms; the default is reading speed", above=0)
@@ -418,7 +418,7 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """What is served, and by how many workers."""
+    """The settings of a deployment, by section."""
 
     preset: str = common(DEFAULT, "how requests are scheduled, by one name: `alignedserve presets` lists the names")
     model: str = common("demo", "model folder, hub id such as org/name, or demo")
@@ -534,6 +534,8 @@ def _check_transport(config: Config) -> None:
 
 def _check_scale(config: Config) -> None:
     scale, topology = config.scale, config.topology
+    if not scale.ranges and scale != ScaleConfig():
+        raise ConfigError("scale.shrink_after_s is for workers that come and go: set scale.prefill or scale.decode too")
     if topology.colocated and scale.prefill is not None:
         raise ConfigError(f"scale.prefill is for prefill workers, and topology {topology} has none: set scale.decode")
     for name, between, count in (

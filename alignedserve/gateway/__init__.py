@@ -1,12 +1,13 @@
-"""The HTTP gateway.
+"""The HTTP gateway: OpenAI's interface to clients, in front of the requests that it owns.
 
-actor.py       The gateway as a process: HTTP on its event loop, the owner of its requests in a thread beside.
-app.py         The HTTP application: OpenAI's routes over an owner of requests.
-batches.py     /v1/batches: jobs are submitted, looked at and cancelled here; the job runner does the rest.
-files.py       /v1/files: what batch jobs read and write, of each key its own.
-generation.py  The requests of one body, from their owner to its client: as tokens of any of them are
-openapi.py     Our own OpenAPI document: every route, what it takes and what it answers.
-sse.py         Answers as server-sent events.
-streaming.py   Answers on their way to a client that may leave at any time.
-tokenising.py  Prompts as tokens and back, as vLLM's `/tokenize` and `/detokenize` have them.
+actor.py       Runs the gateway as a process: HTTP on an event loop, the owner of its requests in a thread.
+app.py         The HTTP application: OpenAI's routes in front of an owner of requests.
+batches.py     The routes of /v1/batches, where clients submit, watch and cancel jobs.
+files.py       The routes of /v1/files: the files that batch jobs read and write.
+generation.py  Runs the requests of one body and reads their tokens as they are delivered.
+openapi.py     Our own OpenAPI document: every route with its parameters, body and answers.
+settings.py    The settings of a gateway's HTTP application.
+sse.py         Writes answers as server-sent events.
+streaming.py   Sends answers to clients that may leave at any time.
+tokenising.py  Converts prompts to tokens and back: /tokenize and /detokenize.
 """

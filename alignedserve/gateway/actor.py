@@ -1,4 +1,4 @@
-"""The gateway as a process: HTTP on its event loop, the owner of its requests in a thread beside."""
+"""Run the gateway as a process: HTTP on an event loop, and the owner of its requests in a thread of its own."""
 
 from __future__ import annotations
 
@@ -18,38 +18,35 @@ from alignedserve.config.config import ServerConfig
 from alignedserve.gateway.access.exposure import tls_context
 from alignedserve.gateway.access.keys import key_ring
 from alignedserve.gateway.access.ledger import Ledger
-from alignedserve.gateway.app import GatewaySettings, make_app
+from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
-from alignedserve.gateway.files import FileRoutes, Route
-from alignedserve.gateway.http.connections import Connection, make_room
+from alignedserve.gateway.files import FileRoutes, HttpRoute
+from alignedserve.gateway.http.connections import Connection, raise_file_limit
 from alignedserve.gateway.http.siblings import Siblings
+from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.owner.shell import Halt, Owner
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import OnStart, Part
-from alignedserve.store.opening import Lazily, holder_of, is_on
+from alignedserve.store.storage import LazyStorage, holder_of, is_on
 from alignedserve.text.sketches import sketcher
 from alignedserve.text.text_model import TextModel
 
 log = logging.getLogger("alignedserve.gateway")
 
-CUT_OFF_S = 1.0  # for the clients that are cut off to be told
-_MOST_CONNECTIONS = 4096  # of a gateway, as far as its open files go
-DRAIN_LOOK_S = 0.05  # between two looks at whether the last request has ended
+CUT_OFF_S = 1.0  # time for the answers that tell clients that they are cut off
+_MOST_CONNECTIONS = 4096  # of a gateway, if the system allows so many open files
+DRAIN_LOOK_S = 0.05  # between two checks whether the last request has ended
 _MIB = 1 << 20
 
 
-class _Server(uvicorn.Server):
+class HttpServer(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        yield  # signals are the part's to handle: it drains before it stops
-
-
-def server_of(settings: uvicorn.Config) -> uvicorn.Server:
-    return _Server(settings)
+        yield  # the part handles signals itself: it drains before it stops
 
 
 def http_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
-    most_connections = make_room(_MOST_CONNECTIONS)
+    most_connections = raise_file_limit(_MOST_CONNECTIONS)
     settings = uvicorn.Config(
         app,
         http=cast(Any, partial(Connection, most_connections=most_connections)),
@@ -66,14 +63,14 @@ def http_settings(app: FastAPI, server: ServerConfig) -> uvicorn.Config:
 
 
 class Gateway:
-    """Can be stopped: open requests go on for `drain_s`, new ones are refused."""
+    """The gateway's HTTP server. When it is stopped, it refuses new requests and lets open ones run for `drain_s`."""
 
     def __init__(
         self, app: FastAPI, owner: Owner, listener: socket.socket, siblings: Siblings, server: ServerConfig
     ) -> None:
         self._app, self._owner, self._drain_s = app, owner, server.drain_s
         self._listener, self._siblings = listener, siblings
-        self._server = server_of(http_settings(app, server))
+        self._server = HttpServer(http_settings(app, server))
         self._halt = Halt()
 
     def stop(self) -> None:
@@ -92,29 +89,29 @@ class Gateway:
         await self._halt.wait()
         self._app.state.draining = True
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._last_request(), self._drain_s)
+            await asyncio.wait_for(self._wait_until_idle(), self._drain_s)
         if self._owner.num_open:
             log.warning("%d requests did not end within %.1f s and are cut off", self._owner.num_open, self._drain_s)
             self._owner.cut_off()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._last_request(), CUT_OFF_S)
+                await asyncio.wait_for(self._wait_until_idle(), CUT_OFF_S)
         self._server.should_exit = True
 
-    async def _last_request(self) -> None:
+    async def _wait_until_idle(self) -> None:
         while self._owner.num_open:
             await asyncio.sleep(DRAIN_LOOK_S)
 
 
-def _of_jobs(part: Part) -> tuple[Route, ...]:
+def _job_routes(part: Part) -> tuple[HttpRoute, ...]:
     config = part.config.jobs
     if not is_on(config):
         return ()
-    keeping = Lazily(config, holder_of(part.spec.deployment, part.spec.name, part.incarnation))
-    return (*FileRoutes(keeping, config).routes, *BatchRoutes(keeping, config).routes)
+    open_storage = LazyStorage(config, holder_of(part.spec.deployment, part.spec.name, part.incarnation))
+    return (*FileRoutes(open_storage, config).routes, *BatchRoutes(open_storage, config).routes)
 
 
 def _ledger(part: Part) -> Ledger:
-    """Of the deployment: its limits hold over all of its gateways."""
+    """Return the deployment's ledger: a caller's limits hold over all gateways together."""
     return Ledger(part.shared_memory / f"{part.spec.deployment}-limits", int(part.spec.name.rpartition("-")[2]))
 
 
@@ -134,13 +131,13 @@ def run(part: Part, on_start: OnStart) -> None:
         served_model_names=(name,),
         max_model_len=capacity.max_model_len,
         keys=key_ring(server.api_key, server.keys_file),
-        cors_origins=tuple(filter(None, (one.strip() for one in (server.cors_origins or "").split(",")))),
+        cors_origins=tuple(filter(None, map(str.strip, (server.cors_origins or "").split(",")))),
         body_limit_bytes=server.body_limit_mb * _MIB,
         slo=part.config.slo,
-        scale={role.value: str(between) for role, between in part.config.scale.ranges.items()},
+        scale={role.value: str(num_workers) for role, num_workers in part.config.scale.ranges.items()},
     )
-    app = make_app(owner, text, settings, _ledger(part), _of_jobs(part))
-    owner.on_figures = app.state.metrics.told
+    app = make_app(owner, text, settings, _ledger(part), _job_routes(part))
+    owner.on_figures = app.state.metrics.update_parts
     siblings = _siblings(part, app.state.metrics.series)
     app.state.series = siblings.series
     gateway = Gateway(app, owner, listener, siblings, server)

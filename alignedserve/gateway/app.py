@@ -1,9 +1,14 @@
-"""The HTTP application: OpenAI's routes over an owner of requests.
+"""The HTTP application: OpenAI's routes in front of an owner of requests.
 
-What asks for tokens goes: body -> ChatRequest or CompletionRequest (openai_types) -> a Request for each choice
-(admission) -> deliveries of their owner (generation) -> pieces of text (reading) -> JSON, whole or in chunks (shapes,
-streaming). What of it knows nothing of HTTP serves whoever has bodies from elsewhere: `parsed`, `requests_of`,
-`Reader`, and `answer_of`.
+The way of a completion:
+
+    body ─▶ ChatRequest or CompletionRequest   openai/parsing, openai/types
+         ─▶ a Request for each choice          openai/requests
+         ─▶ what their owner delivers          generation
+         ─▶ pieces of text                     openai/reading
+         ─▶ JSON, whole or in chunks           openai/shapes, streaming
+
+`parse_body`, `make_requests`, `AnswerReader` and `make_shape` know nothing of HTTP: the job runner uses them too.
 """
 
 from __future__ import annotations
@@ -25,29 +30,28 @@ from starlette.responses import JSONResponse, Response
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.access.keys import Scope
 from alignedserve.gateway.access.ledger import Ledger
-from alignedserve.gateway.files import Route
+from alignedserve.gateway.files import Answer, HttpRoute
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.http.bodies import Bodies
-from alignedserve.gateway.http.metrics import Meter, Metrics
-from alignedserve.gateway.http.middleware import AroundRequests, caller_of, record_of, tab_of
-from alignedserve.gateway.http.refusing import on_api_error, on_http_error
-from alignedserve.gateway.openai.admission import GatewaySettings, Origin, requests_of
+from alignedserve.gateway.http.error_responses import on_api_error, on_http_error
+from alignedserve.gateway.http.metrics import Metrics, RequestMeter
+from alignedserve.gateway.http.middleware import RequestMiddleware, caller_of, record_of, tab_of
 from alignedserve.gateway.openai.errors import beyond_scope, draining, no_such_model, not_ready
-from alignedserve.gateway.openai.parsing import parsed
-from alignedserve.gateway.openai.promises import promised
-from alignedserve.gateway.openai.reading import Reader
-from alignedserve.gateway.openai.shapes import Shape, shape_of
+from alignedserve.gateway.openai.parsing import parse_body
+from alignedserve.gateway.openai.promises import make_promise
+from alignedserve.gateway.openai.reading import AnswerReader
+from alignedserve.gateway.openai.requests import Origin, make_requests
+from alignedserve.gateway.openai.shapes import AnswerShape, make_shape
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.openapi import document
-from alignedserve.gateway.streaming import EventStream, unless_gone, whole
-from alignedserve.gateway.tokenising import DetokenizeRequest, TokenizeRequest, detokenized, tokenized
+from alignedserve.gateway.settings import GatewaySettings
+from alignedserve.gateway.streaming import EventStream, unless_gone, whole_answer
+from alignedserve.gateway.tokenising import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 from alignedserve.owner.client import OwnerClient
 from alignedserve.text.text_model import TextModel
 
-__all__ = ["GatewaySettings", "make_app"]
-
-PATIENCE_S = 30.0  # a worker that died is back by then: until then requests wait for it
-TOKENISERS = 2  # threads, of which large bodies have one; the library has no lock on Python while it works
+PATIENCE_S = 30.0  # requests wait so long for workers to be ready: a worker that died is back by then
+TOKENISERS = 2  # threads, of which large bodies use one; the library releases Python's lock while it works
 
 
 def make_app(
@@ -55,24 +59,26 @@ def make_app(
     text: TextModel,
     settings: GatewaySettings,
     ledger: Ledger | None = None,
-    of_jobs: Sequence[Route] = (),
+    job_routes: Sequence[HttpRoute] = (),
 ) -> FastAPI:
-    """`of_jobs` are the routes of files and batches, where there are any.
+    """Return the application; `job_routes` are the routes of files and batches, if the deployment has them.
 
-    Set `app.state.draining` to refuse new requests while those that are open go on, and `app.state.series` where
-    there are other gateways; tell `app.state.metrics` what other parts say of themselves."""
+    Set `app.state.draining` to refuse new requests while open requests run on. Set `app.state.series` if there are
+    other gateways. Give figures that other parts report to `app.state.metrics`."""
     app = FastAPI(title="AlignedServe", openapi_url=None, redirect_slashes=False)
     app.state.draining = False
     app.state.metrics = metrics = Metrics()
-    app.state.series = metrics.alone
-    app.add_middleware(AroundRequests, keys=settings.keys, ledger=ledger or Ledger(), metrics=metrics, now=client.now)
+    app.state.series = metrics.series_alone
+    app.add_middleware(
+        RequestMiddleware, keys=settings.keys, ledger=ledger or Ledger(), metrics=metrics, now=client.now
+    )
     if origins := settings.cors_origins:
         app.add_middleware(
             CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"]
         )
     app.add_exception_handler(AlignedServeError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
-    routes = _Routes(app, client, text, settings, metrics, has_jobs=bool(of_jobs))
+    routes = _Routes(app, client, text, settings, metrics, has_jobs=bool(job_routes))
     for method, path, scope, answer in (
         ("GET", "/health", None, routes.health),
         ("GET", "/ready", None, routes.ready),
@@ -87,28 +93,27 @@ def make_app(
         ("GET", "/openapi.json", Scope.GENERATE, routes.openapi),
         ("GET", "/version", Scope.GENERATE, routes.version),
     ):
-        app.add_route(path, answer if scope is None else _within(scope, answer), methods=[method])
-    for method, path, of_job in of_jobs:
-        app.add_route(path, _within(Scope.BATCH, of_job), methods=[method])
+        app.add_route(path, answer if scope is None else _restrict(scope, answer), methods=[method])
+    for method, path, answer_job in job_routes:
+        app.add_route(path, _restrict(Scope.BATCH, answer_job), methods=[method])
     return app
 
 
-Asking = TypeVar("Asking", ChatRequest, CompletionRequest)
-Body = TypeVar("Body", TokenizeRequest, DetokenizeRequest)
-_Answer = Callable[[HttpRequest], Awaitable[Response]]
-_Convert: TypeAlias = Callable[[Body, TextModel, int], dict[str, Any]]
-_Begun: TypeAlias = tuple[Callable[..., Awaitable[Response]], Generation, Shape, Meter]
+GenerationBody = TypeVar("GenerationBody", ChatRequest, CompletionRequest)
+TextBody = TypeVar("TextBody", TokenizeRequest, DetokenizeRequest)
+_Convert: TypeAlias = Callable[[TextBody, TextModel, int], dict[str, Any]]
+_Begun: TypeAlias = tuple[Callable[..., Awaitable[Response]], Generation, AnswerShape, RequestMeter]
 
 
-def _within(scope: Scope, answer: _Answer) -> _Answer:
-    """For callers whose key has this scope; what has none is open (middleware.PROBES)."""
+def _restrict(scope: Scope, answer: Answer) -> Answer:
+    """Return a route for callers whose key has this scope; routes without a scope are open (middleware.PROBES)."""
 
-    async def answered(http: HttpRequest) -> Response:
+    async def answer_in_scope(http: HttpRequest) -> Response:
         if scope not in caller_of(http).scopes:
             raise beyond_scope(scope.value)
         return await answer(http)
 
-    return answered
+    return answer_in_scope
 
 
 class _Routes:
@@ -153,59 +158,60 @@ class _Routes:
         return JSONResponse({"status": "ready"})
 
     async def status(self, _: HttpRequest) -> Response:
-        """For operators, who see nobody's requests here: which parts there are, and where."""
+        """Answer which parts are running, and where. Operators read this; it shows nothing of any request."""
         parts = [
-            {"name": one.name, "role": one.role.value, "node": one.node, "address": one.address}
-            for one in self._client.members
+            {"name": member.name, "role": member.role.value, "node": member.node, "address": member.address}
+            for member in self._client.members
         ]
         state = "draining" if self._app.state.draining else "ready" if self._client.ready else "not ready"
         models, scale = list(self._settings.served_model_names), dict(self._settings.scale)
         return JSONResponse({"state": state, "models": models, "parts": parts, "scale": scale})
 
     async def metrics(self, _: HttpRequest) -> Response:
-        told = await self._app.state.series() + self._metrics.series_of_parts()
-        return Response(told, media_type=CONTENT_TYPE_LATEST)
+        series = await self._app.state.series() + self._metrics.series_of_parts()
+        return Response(series, media_type=CONTENT_TYPE_LATEST)
 
-    async def _generate(self, http: HttpRequest, kind: type[Asking]) -> Response:
+    async def _generate(self, http: HttpRequest, kind: type[GenerationBody]) -> Response:
         if self._app.state.draining:
             raise draining()
         if self._client.lacks_s > PATIENCE_S:
             raise not_ready()
-        tab_of(http).sit()
+        tab_of(http).take_place()
         async with self._bodies.read(http) as sent, self._bodies.turn(sent):
-            answer, *begun = await self._begun(http, parsed(kind, sent))
+            answer, *begun = await self._begin(http, parse_body(kind, sent))
         return await answer(http, *begun)
 
-    async def _begun(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> _Begun:
-        """All that is still needed once the body is not."""
+    async def _begin(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> _Begun:
+        """Return how to answer and what that needs, so that the body's memory is free while the requests run."""
         self._check_model(body.model)
         record, tab = record_of(http), tab_of(http)
-        promise = promised(body, http.headers, self._settings.slo)
+        promise = make_promise(body, http.headers, self._settings.slo)
         origin = Origin(record.id, self._client.name, record.began_at, tab.caller)
-        asked = body, promise, origin, self._text, self._settings.max_model_len
-        # In a thread: other clients' tokens cannot wait for long prompts. In few: each may take much memory.
-        requests = await asyncio.get_running_loop().run_in_executor(self._tokenisers, requests_of, *asked)
-        shape = shape_of(body, requests, promise.tier, self._text)
+        arguments = body, promise, origin, self._text, self._settings.max_model_len
+        # In a thread, so that other clients' tokens do not wait for long prompts; in few threads, because each may
+        # take much memory.
+        requests = await asyncio.get_running_loop().run_in_executor(self._tokenisers, make_requests, *arguments)
+        shape = make_shape(body, requests, promise.tier, self._text)
         record.service, record.prompt_tokens = promise.service, shape.prompt_tokens
         tab.take(shape.prompt_tokens)
-        meter = Meter(self._metrics, record, promise.service, self._client.now, tab.take, promise.slo)
-        readers = [Reader.of(body, self._text) for _ in requests]
+        meter = RequestMeter(self._metrics, record, promise.service, self._client.now, tab.take, promise.slo)
+        readers = [AnswerReader.from_body(body, self._text) for _ in requests]
         generation = Generation(self._client, requests, readers, meter)
         return self._stream if body.stream else self._whole, generation, shape, meter
 
     async def tokenize(self, http: HttpRequest) -> Response:
-        return await self._converted(http, TokenizeRequest, tokenized)
+        return await self._convert(http, TokenizeRequest, tokenize)
 
     async def detokenize(self, http: HttpRequest) -> Response:
-        return await self._converted(http, DetokenizeRequest, detokenized)
+        return await self._convert(http, DetokenizeRequest, detokenize)
 
-    async def _converted(self, http: HttpRequest, kind: type[Body], convert: _Convert[Body]) -> Response:
+    async def _convert(self, http: HttpRequest, kind: type[TextBody], convert: _Convert[TextBody]) -> Response:
         async with self._bodies.read(http) as sent, self._bodies.turn(sent):
-            body = parsed(kind, sent)
+            body = parse_body(kind, sent)
             self._check_model(body.model)
-            asked = body, self._text, self._settings.max_model_len
-            told = await asyncio.get_running_loop().run_in_executor(self._tokenisers, convert, *asked)
-        return JSONResponse(told)
+            arguments = body, self._text, self._settings.max_model_len
+            answer = await asyncio.get_running_loop().run_in_executor(self._tokenisers, convert, *arguments)
+        return JSONResponse(answer)
 
     async def openapi(self, _: HttpRequest) -> Response:
         return JSONResponse(document(self._has_jobs))
@@ -213,18 +219,22 @@ class _Routes:
     async def version(self, _: HttpRequest) -> Response:
         return JSONResponse({"version": version("alignedserve")})
 
-    def _check_model(self, named: str | None) -> None:
-        if named is not None and named not in self._settings.served_model_names:
-            raise no_such_model(named)
+    def _check_model(self, name: str | None) -> None:
+        if name is not None and name not in self._settings.served_model_names:
+            raise no_such_model(name)
 
-    async def _whole(self, http: HttpRequest, generation: Generation, shape: Shape, meter: Meter) -> Response:
+    async def _whole(
+        self, http: HttpRequest, generation: Generation, shape: AnswerShape, meter: RequestMeter
+    ) -> Response:
         try:
-            answer = await unless_gone(http.receive, whole(generation, shape, meter))
+            answer = await unless_gone(http.receive, whole_answer(generation, shape, meter))
             return JSONResponse(answer, headers=shape.headers)
         finally:
             await generation.close()
 
-    async def _stream(self, http: HttpRequest, generation: Generation, shape: Shape, meter: Meter) -> Response:
+    async def _stream(
+        self, http: HttpRequest, generation: Generation, shape: AnswerShape, meter: RequestMeter
+    ) -> Response:
         try:
             await unless_gone(http.receive, generation.begin())
         except BaseException:

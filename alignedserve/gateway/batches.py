@@ -1,10 +1,11 @@
-"""/v1/batches: jobs are submitted, looked at and cancelled here; the job runner does the rest."""
+"""The routes of /v1/batches, where clients submit, watch and cancel jobs; the job runner does the work."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -15,25 +16,25 @@ from starlette.responses import JSONResponse, Response
 
 from alignedserve.config.config import JobsConfig
 from alignedserve.errors import Conflict
-from alignedserve.gateway.files import EXPIRES_S, Open, Route, file_of, listed, page_of
+from alignedserve.gateway.files import EXPIRES_S, HttpRoute, OpenStorage, find_file, list_answer, parse_page
 from alignedserve.gateway.http.bodies import Bodies
 from alignedserve.gateway.http.middleware import caller_of
-from alignedserve.gateway.openai.admission import GatewaySettings
 from alignedserve.gateway.openai.errors import ApiError, invalid
-from alignedserve.gateway.openai.parsing import parsed
+from alignedserve.gateway.openai.parsing import parse_body
 from alignedserve.gateway.openai.strict import Strict
-from alignedserve.store.job import Counts, Endpoint, Forecast, Job, Problem, Status
-from alignedserve.store.opening import Keeping
+from alignedserve.gateway.settings import GatewaySettings
+from alignedserve.store.job import Endpoint, Forecast, Job, JobStatus, LineCounts
+from alignedserve.store.storage import Storage
 from alignedserve.store.store import OverQuota, Purpose
 
 MOST_LISTED, USUALLY_LISTED = 100, 20
 WINDOW_S = (600, 7 * 86_400)  # 10m to 7d
 _WINDOW = "^([1-9][0-9]{0,5})([mhd])$"
 _UNITS = {"m": 60, "h": 3_600, "d": 86_400}
-_MOST_PAIRS, _MOST_KEY, _MOST_VALUE = 16, 64, 512
+_MOST_PAIRS, _MOST_KEY, _MOST_VALUE = 16, 64, 512  # of metadata: pairs, characters of a key, of a value
 _MOST_BODY_BYTES = 1 << 16
 MOST_UNFINISHED = 100  # batches of a caller that have not ended
-_MOST_TRIES = 20  # of a change that others' changes come between
+_MOST_TRIES = 20  # to cancel a job while other changes to it come first
 
 
 class _ExpiresAfter(Strict):
@@ -42,7 +43,7 @@ class _ExpiresAfter(Strict):
 
 
 class NewBatch(Strict):
-    """OpenAI's fields; `weight` is ours."""
+    """The body that submits a job: OpenAI's fields, and our own `weight`."""
 
     input_file_id: str
     endpoint: Literal["/v1/chat/completions", "/v1/completions"]
@@ -53,34 +54,34 @@ class NewBatch(Strict):
 
     @field_validator("completion_window")
     @classmethod
-    def _known(cls, window: str) -> str:
+    def _check_window(cls, window: str) -> str:
         if not WINDOW_S[0] <= window_s(window) <= WINDOW_S[1]:
-            raise PydanticCustomError("no_window", "must be 10m to 7d, written such as 30m, 4h or 2d")
+            raise PydanticCustomError("no_window", "must be between 10m and 7d, written like 30m, 4h or 2d")
         return window
 
     @field_validator("metadata")
     @classmethod
-    def _short(cls, metadata: dict[str, str] | None) -> dict[str, str] | None:
+    def _check_lengths(cls, metadata: dict[str, str] | None) -> dict[str, str] | None:
         for key, value in (metadata or {}).items():
             if len(key) > _MOST_KEY or len(value) > _MOST_VALUE:
-                message = f"keys have at most {_MOST_KEY} characters, values {_MOST_VALUE}"
+                message = f"a key may have {_MOST_KEY} characters, a value {_MOST_VALUE}"
                 raise PydanticCustomError("too_long", message, {"field": key[:_MOST_KEY]})
         return metadata
 
 
 def window_s(window: str) -> int:
-    """0 where it is none."""
-    written = re.fullmatch(_WINDOW, window)
-    return int(written[1]) * _UNITS[written[2]] if written else 0
+    """Return a completion window in seconds, or 0 if it is not written as one."""
+    match = re.fullmatch(_WINDOW, window)
+    return int(match[1]) * _UNITS[match[2]] if match else 0
 
 
 class BatchRoutes:
-    def __init__(self, keeping: Open, config: JobsConfig) -> None:
-        self._keeping, self._config = keeping, config
+    def __init__(self, open_storage: OpenStorage, config: JobsConfig) -> None:
+        self._open_storage, self._config = open_storage, config
         self._bodies = Bodies(_MOST_BODY_BYTES, GatewaySettings.body_limit_s)
 
     @property
-    def routes(self) -> Sequence[Route]:
+    def routes(self) -> Sequence[HttpRoute]:
         return (
             ("POST", "/v1/batches", self.add),
             ("GET", "/v1/batches", self.list),
@@ -90,78 +91,78 @@ class BatchRoutes:
 
     async def add(self, http: HttpRequest) -> Response:
         async with self._bodies.read(http) as sent:
-            asked = parsed(NewBatch, sent)
-        keeping, caller = await self._keeping(), caller_of(http)
-        file = await file_of(keeping, caller.id, asked.input_file_id, "input_file_id")
+            body = parse_body(NewBatch, sent)
+        storage, caller = await self._open_storage(), caller_of(http)
+        file = await find_file(storage, caller.id, body.input_file_id, "input_file_id")
         if file.purpose is not Purpose.BATCH:
-            raise invalid(f"{file.id} is for {file.purpose.value}, not for batch", "input_file_id")
-        job, most = _job_of(asked, caller.id, caller.salt), MOST_UNFINISHED
+            raise invalid(f"{file.id} has the purpose {file.purpose.value}, not batch", "input_file_id")
+        job, most = _make_job(body, caller.id, caller.salt), MOST_UNFINISHED
         try:
-            await keeping.store.add_job(job, most)
+            await storage.store.add_job(job, most)
         except OverQuota as error:
-            message = f"{error.taken.open_jobs} of your batches have not ended, the limit is {most}"
+            message = f"{error.usage.open_jobs} of your batches have not ended, the limit is {most}"
             raise ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": "60"}) from None
-        return JSONResponse(batch_object(job, Counts()))
+        return JSONResponse(batch_object(job, LineCounts()))
 
     async def list(self, http: HttpRequest) -> Response:
-        page, keeping = page_of(http, MOST_LISTED, USUALLY_LISTED), await self._keeping()
-        found = await keeping.store.jobs(caller_of(http).id, page, time.time())
-        counts = {job.id: await _counts(keeping, job) for job in (found.records if found else ())}
-        return JSONResponse(listed(found, page, lambda job: batch_object(job, counts[job.id])))
+        page, storage = parse_page(http, MOST_LISTED, USUALLY_LISTED), await self._open_storage()
+        listing = await storage.store.jobs(caller_of(http).id, page, time.time())
+        counts = {job.id: await _counts(storage, job) for job in (listing.records if listing else ())}
+        return JSONResponse(list_answer(listing, page, lambda job: batch_object(job, counts[job.id])))
 
     async def get(self, http: HttpRequest) -> Response:
-        keeping, job = await self._found(http)
-        forecast = await keeping.store.forecast(job.id) if job.is_open else None
+        storage, job = await self._find(http)
+        forecast = await storage.store.forecast(job.id) if job.is_open else None
         headers = {} if forecast is None else forecast_headers(forecast)
-        return JSONResponse(batch_object(job, await _counts(keeping, job)), headers=headers)
+        return JSONResponse(batch_object(job, await _counts(storage, job)), headers=headers)
 
     async def cancel(self, http: HttpRequest) -> Response:
-        """What has ended stays as it is."""
+        """Cancel an open job; a job that has ended in another way is refused with 409."""
         for _ in range(_MOST_TRIES):
-            keeping, job = await self._found(http)
-            if job.status in (Status.VALIDATING, Status.IN_PROGRESS):
+            storage, job = await self._find(http)
+            if job.status in (JobStatus.VALIDATING, JobStatus.IN_PROGRESS):
                 try:
-                    job = await keeping.store.save_job(job.moved(Status.CANCELLING, time.time()))
-                except Conflict:  # the job runner has moved it on
+                    job = await storage.store.save_job(job.move(JobStatus.CANCELLING, time.time()))
+                except Conflict:  # the job runner has changed it meanwhile
                     continue
-            elif job.status not in (Status.CANCELLING, Status.CANCELLED):
+            elif job.status not in (JobStatus.CANCELLING, JobStatus.CANCELLED):
                 raise ApiError(409, f"{job.id} is {job.status.value}: it cannot be cancelled", code="batch_not_open")
-            return JSONResponse(batch_object(job, await _counts(keeping, job)))
+            return JSONResponse(batch_object(job, await _counts(storage, job)))
         message = f"{http.path_params['id']:.80} cannot be changed now: try again"
         raise ApiError(503, message, code="server_is_overloaded", headers={"Retry-After": "1"})
 
-    async def _found(self, http: HttpRequest) -> tuple[Keeping, Job]:
-        keeping, id = await self._keeping(), http.path_params["id"]
-        job = await keeping.store.job(caller_of(http).id, id)
+    async def _find(self, http: HttpRequest) -> tuple[Storage, Job]:
+        storage, id = await self._open_storage(), http.path_params["id"]
+        job = await storage.store.job(caller_of(http).id, id)
         if job is None or not job.is_kept(time.time()):
             raise ApiError(404, f"there is no batch {id!r:.80}", param="id", code="batch_not_found")
-        return keeping, job
+        return storage, job
 
 
-def _job_of(asked: NewBatch, owner: str, salt: str) -> Job:
+def _make_job(body: NewBatch, owner: str, salt: str) -> Job:
     created_at = int(time.time())
-    lives_s = None if asked.output_expires_after is None else asked.output_expires_after.seconds
+    lives_s = None if body.output_expires_after is None else body.output_expires_after.seconds
     return Job(
         id=f"batch_{uuid4().hex}",
         owner=owner,
         salt=salt,
-        input_file_id=asked.input_file_id,
-        endpoint=Endpoint(asked.endpoint),
-        window=asked.completion_window,
+        input_file_id=body.input_file_id,
+        endpoint=Endpoint(body.endpoint),
+        window=body.completion_window,
         created_at=created_at,
-        expires_at=created_at + window_s(asked.completion_window),
-        weight=asked.weight,
-        metadata=asked.metadata,
+        expires_at=created_at + window_s(body.completion_window),
+        weight=body.weight,
+        metadata=body.metadata,
         output_lives_s=lives_s,
     )
 
 
-async def _counts(keeping: Keeping, job: Job) -> Counts:
-    return await keeping.store.counts(job.id) if job.is_open else job.counts
+async def _counts(storage: Storage, job: Job) -> LineCounts:
+    return await storage.store.counts(job.id) if job.is_open else job.counts
 
 
-def batch_object(job: Job, counts: Counts) -> dict[str, Any]:
-    """By OpenAI's schema no field of it is null: what there is none of, or not yet, is left out."""
+def batch_object(job: Job, counts: LineCounts) -> dict[str, Any]:
+    """Return OpenAI's batch object. Its schema allows no null, so fields without a value are left out."""
     usage = {
         "input_tokens": counts.input_tokens,
         "input_tokens_details": {"cached_tokens": counts.cached_tokens},
@@ -169,7 +170,7 @@ def batch_object(job: Job, counts: Counts) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counts.input_tokens + counts.output_tokens,
     }
-    problems = [_problem(one) for one in job.problems]
+    problems = [asdict(problem) for problem in job.problems]
     instants = ("in_progress", "finalizing", "completed", "failed", "expired", "cancelling", "cancelled")
     fields = {
         "id": job.id,
@@ -192,12 +193,8 @@ def batch_object(job: Job, counts: Counts) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def _problem(problem: Problem) -> dict[str, Any]:
-    return {"code": problem.code, "message": problem.message, "param": problem.param, "line": problem.line}
-
-
 def forecast_headers(forecast: Forecast) -> dict[str, str]:
-    """What OpenAI's object has no field for."""
+    """Return the forecast as headers, since OpenAI's batch object has no fields for it."""
     headers = {
         "x-batch-tokens-per-s": f"{forecast.tokens_per_s:.1f}",
         "x-batch-late": "true" if forecast.is_late else "false",

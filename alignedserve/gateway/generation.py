@@ -1,4 +1,4 @@
-"""The requests of one body, from their owner to its client: as tokens of any of them are delivered, they are read."""
+"""Run the requests of one body and read their tokens as their owner delivers them."""
 
 from __future__ import annotations
 
@@ -8,31 +8,29 @@ from contextlib import aclosing
 from typing import TypeAlias
 
 from alignedserve.core import Request
-from alignedserve.gateway.http.metrics import Meter
-from alignedserve.gateway.openai.reading import Piece, Reader
+from alignedserve.gateway.http.metrics import RequestMeter
+from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader
 from alignedserve.owner.client import OwnerClient
 
-Numbered: TypeAlias = tuple[int, Piece]  # of which choice, in the order of the requests
+Numbered: TypeAlias = tuple[int, AnswerPiece]  # with the number of its choice, in the order of the requests
 
 
 class Generation:
-    """Whoever makes one closes it; requests whose deliveries have not ended by then are cancelled."""
+    """The running requests of one body. Its maker closes it, which cancels the requests that have not ended."""
 
     def __init__(
-        self, client: OwnerClient, requests: Sequence[Request], readers: Sequence[Reader], meter: Meter
+        self, client: OwnerClient, requests: Sequence[Request], readers: Sequence[AnswerReader], meter: RequestMeter
     ) -> None:
         numbered = enumerate(zip(requests, readers, strict=True))
-        self._pieces = _merged(
-            [_read(client, request, number, reader, meter) for number, (request, reader) in numbered]
-        )
+        self._pieces = _merge([_read(client, request, number, reader, meter) for number, (request, reader) in numbered])
         self._first: Numbered | None = None
 
     async def begin(self) -> None:
-        """Returns with the first delivery: until then a refusal can still be an HTTP status."""
+        """Wait for the first delivery: until then a refusal can still be answered by an HTTP status."""
         self._first = await self._pieces.__anext__()
 
     async def pieces(self) -> AsyncIterator[Numbered]:
-        """After `begin`, once."""
+        """Yield all pieces as they arrive; to be called once, after `begin`."""
         assert self._first is not None
         yield self._first
         async for numbered in self._pieces:
@@ -43,52 +41,54 @@ class Generation:
 
 
 async def _read(
-    client: OwnerClient, request: Request, number: int, reader: Reader, meter: Meter
+    client: OwnerClient, request: Request, number: int, reader: AnswerReader, meter: RequestMeter
 ) -> AsyncGenerator[Numbered, None]:
-    """To the piece that has a finish; the request is cancelled where there would be more."""
-    meter.opened()
+    """Yield a request's pieces up to the piece with a finish; the request is cancelled if it would deliver more."""
+    meter.open()
     try:
         async with aclosing(client.open(request)) as deliveries:
             async for delivered in deliveries:
                 piece = reader.read(delivered)
-                meter.delivered(number, len(request.prompt), len(delivered.tokens), delivered.num_cached)
+                meter.count_delivery(number, len(request.prompt), len(delivered.tokens), delivered.num_cached)
                 if piece.finish:
-                    meter.ended(piece.finish.value)
+                    meter.finish(piece.finish.value)
                 yield number, piece
                 if piece.finish:
                     return
     finally:
-        meter.closed()
+        meter.close()
     raise RuntimeError("a request's deliveries ended without a finish")
 
 
-async def _merged(sources: Sequence[AsyncGenerator[Numbered, None]]) -> AsyncGenerator[Numbered, None]:
-    """As they come. One source needs no task of its own, and most bodies have but one."""
+async def _merge(sources: Sequence[AsyncGenerator[Numbered, None]]) -> AsyncGenerator[Numbered, None]:
+    """Yield the pieces of all sources as they arrive. A single source, the usual case, needs no task of its own."""
     if len(sources) == 1:
-        async with aclosing(sources[0]) as only:
-            async for numbered in only:
+        async with aclosing(sources[0]) as source:
+            async for numbered in source:
                 yield numbered
         return
     arrived: asyncio.Queue[Numbered | BaseException | None] = asyncio.Queue()
-    tasks = [asyncio.create_task(_into(arrived, source)) for source in sources]
+    tasks = [asyncio.create_task(_forward(source, arrived)) for source in sources]
     try:
         num_open = len(tasks)
         while num_open:
-            came = await arrived.get()
-            if isinstance(came, BaseException):
-                raise came
-            if came is None:
+            item = await arrived.get()
+            if isinstance(item, BaseException):
+                raise item
+            if item is None:
                 num_open -= 1
             else:
-                yield came
+                yield item
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _into(queue: asyncio.Queue[Numbered | BaseException | None], source: AsyncGenerator[Numbered, None]) -> None:
-    """None once it has ended, or what it ended of."""
+async def _forward(
+    source: AsyncGenerator[Numbered, None], queue: asyncio.Queue[Numbered | BaseException | None]
+) -> None:
+    """Put the source's pieces into the queue, and at its end None, or the error that ended it."""
     ended: BaseException | None = None
     try:
         async with aclosing(source) as pieces:

@@ -1,7 +1,7 @@
-"""Our own OpenAPI document: every route, what it takes and what it answers.
+"""Our own OpenAPI document: every route with its parameters, body and answers.
 
-What is taken is read from the very types that check it. Some rules go across fields and are in no schema: a body that
-breaks one is refused with 400, which every route that takes a body names among its answers.
+The schema of a body is made from the type that checks the body. Some rules concern several fields and are in no
+schema: a body that breaks such a rule is refused with 400, which every route names among its answers.
 """
 
 from __future__ import annotations
@@ -21,47 +21,50 @@ from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.tokenising import DetokenizeRequest, TokenizeRequest
 
 _REF = "#/components/schemas/{model}"
-_TEXT, _WHOLE, _IS = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
+_TEXT, _INTEGER, _BOOLEAN = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
 _JSON, _EVENTS, _PLAIN, _BYTES = "application/json", "text/event-stream", "text/plain", "application/octet-stream"
 
 
 def _object(**properties: Any) -> dict[str, Any]:
-    """All of which are there; others may be."""
+    """Return the schema of an object that has all of these properties, and perhaps others."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def _list(of: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "array", "items": of}
+def _list(items: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "array", "items": items}
 
 
-def _or_null(*of: dict[str, Any]) -> dict[str, Any]:
-    return {"anyOf": [*of, {"type": "null"}]}
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "null"}]}
 
 
 _FINISH = _or_null({"type": "string", "enum": ["stop", "length", "tool_calls"]})
-_USAGE = _object(prompt_tokens=_WHOLE, completion_tokens=_WHOLE, total_tokens=_WHOLE)
-_CARD = _object(id=_TEXT, object={"const": "model"}, created=_WHOLE, owned_by=_TEXT, max_model_len=_WHOLE)
+_USAGE = _object(prompt_tokens=_INTEGER, completion_tokens=_INTEGER, total_tokens=_INTEGER)
+_CARD = _object(id=_TEXT, object={"const": "model"}, created=_INTEGER, owned_by=_TEXT, max_model_len=_INTEGER)
 _MESSAGE = _object(role={"const": "assistant"}, content=_or_null(_TEXT))
-_CHAT_CHOICE = _object(index=_WHOLE, finish_reason=_FINISH, message=_MESSAGE)
-_TEXT_CHOICE = _object(index=_WHOLE, finish_reason=_FINISH, text=_TEXT)
+_CHAT_CHOICE = _object(index=_INTEGER, finish_reason=_FINISH, message=_MESSAGE)
+_TEXT_CHOICE = _object(index=_INTEGER, finish_reason=_FINISH, text=_TEXT)
 _ERROR = _object(error=_object(message=_TEXT, type=_TEXT, param=_or_null(_TEXT), code=_or_null(_TEXT)))
 
 
 def _answer(kind: str, choice: dict[str, Any]) -> dict[str, Any]:
-    head = {"id": _TEXT, "object": {"const": kind}, "created": _WHOLE, "model": _TEXT}
+    head = {"id": _TEXT, "object": {"const": kind}, "created": _INTEGER, "model": _TEXT}
     return _object(**head, choices=_list(choice), usage=_USAGE)
 
 
+_CHAT_COMPLETION = _answer("chat.completion", _CHAT_CHOICE)
+_TEXT_COMPLETION = _answer("text_completion", _TEXT_CHOICE)
+_TOKENS = _object(count=_INTEGER, max_model_len=_INTEGER, tokens=_list(_INTEGER))
 _PART = _object(name=_TEXT, role=_TEXT, node=_TEXT, address=_TEXT)
-_FILE_HEAD = {"id": _TEXT, "object": {"const": "file"}, "bytes": _WHOLE, "created_at": _WHOLE, "filename": _TEXT}
+_FILE_HEAD = {"id": _TEXT, "object": {"const": "file"}, "bytes": _INTEGER, "created_at": _INTEGER, "filename": _TEXT}
 _FILE = _object(**_FILE_HEAD, purpose=_TEXT, status=_TEXT)
 _BATCH_HEAD = {"id": _TEXT, "object": {"const": "batch"}, "endpoint": _TEXT, "input_file_id": _TEXT, "status": _TEXT}
 _BATCH = _object(
     **_BATCH_HEAD,
     completion_window=_TEXT,
-    created_at=_WHOLE,
-    expires_at=_WHOLE,
-    request_counts=_object(total=_WHOLE, completed=_WHOLE, failed=_WHOLE),
+    created_at=_INTEGER,
+    expires_at=_INTEGER,
+    request_counts=_object(total=_INTEGER, completed=_INTEGER, failed=_INTEGER),
 )
 _NEW_FILE = {
     "type": "object",
@@ -76,13 +79,13 @@ _NEW_FILE = {
 }
 
 
-def _page(of: dict[str, Any]) -> dict[str, Any]:
+def _page(record: dict[str, Any]) -> dict[str, Any]:
     ids = {"first_id": _or_null(_TEXT), "last_id": _or_null(_TEXT)}
-    return _object(object={"const": "list"}, data=_list(of), has_more=_IS, **ids)
+    return _object(object={"const": "list"}, data=_list(record), has_more=_BOOLEAN, **ids)
 
 
-def _paged(most: int) -> tuple[dict[str, Any], ...]:
-    """What a list may be asked for."""
+def _page_query(most: int) -> tuple[dict[str, Any], ...]:
+    """Return the query parameters that choose a page of a list."""
     limit = {"type": "integer", "minimum": 1, "maximum": most}
     order = {"type": "string", "enum": ["asc", "desc"]}
     named = {"limit": limit, "after": _TEXT, "order": order}
@@ -90,46 +93,50 @@ def _paged(most: int) -> tuple[dict[str, Any], ...]:
 
 
 @dataclass(frozen=True)
-class _Route:
+class _RouteDocument:
     method: str
     path: str
     answer: dict[str, Any]
-    takes: type[BaseModel] | dict[str, Any] | None = None  # as JSON, or as a form
+    body: type[BaseModel] | dict[str, Any] | None = None  # a type for JSON, a schema for a form
     query: tuple[dict[str, Any], ...] = ()
-    says: tuple[str, ...] = (_JSON,)  # in which form it answers
+    answer_types: tuple[str, ...] = (_JSON,)
 
 
 _ROUTES = (
-    _Route("get", "/health", _object(status=_TEXT)),
-    _Route("get", "/ready", _object(status=_TEXT)),
-    _Route("get", "/metrics", _TEXT, says=(_PLAIN,)),
-    _Route("get", "/status", _object(state=_TEXT, models=_list(_TEXT), parts=_list(_PART), scale=_object())),
-    _Route("get", "/version", _object(version=_TEXT)),
-    _Route("get", "/openapi.json", {"type": "object"}),
-    _Route("get", "/v1/models", _object(object={"const": "list"}, data=_list(_CARD))),
-    _Route("get", "/v1/models/{name}", _CARD),
-    _Route("post", "/v1/chat/completions", _answer("chat.completion", _CHAT_CHOICE), ChatRequest, (), (_JSON, _EVENTS)),
-    _Route(
+    _RouteDocument("get", "/health", _object(status=_TEXT)),
+    _RouteDocument("get", "/ready", _object(status=_TEXT)),
+    _RouteDocument("get", "/metrics", _TEXT, answer_types=(_PLAIN,)),
+    _RouteDocument("get", "/status", _object(state=_TEXT, models=_list(_TEXT), parts=_list(_PART), scale=_object())),
+    _RouteDocument("get", "/version", _object(version=_TEXT)),
+    _RouteDocument("get", "/openapi.json", {"type": "object"}),
+    _RouteDocument("get", "/v1/models", _object(object={"const": "list"}, data=_list(_CARD))),
+    _RouteDocument("get", "/v1/models/{name}", _CARD),
+    _RouteDocument(
+        "post", "/v1/chat/completions", _answer("chat.completion", _CHAT_CHOICE), ChatRequest, (), (_JSON, _EVENTS)
+    ),
+    _RouteDocument(
         "post", "/v1/completions", _answer("text_completion", _TEXT_CHOICE), CompletionRequest, (), (_JSON, _EVENTS)
     ),
-    _Route("post", "/tokenize", _object(count=_WHOLE, max_model_len=_WHOLE, tokens=_list(_WHOLE)), TokenizeRequest),
-    _Route("post", "/detokenize", _object(prompt=_TEXT), DetokenizeRequest),
+    _RouteDocument(
+        "post", "/tokenize", _object(count=_INTEGER, max_model_len=_INTEGER, tokens=_list(_INTEGER)), TokenizeRequest
+    ),
+    _RouteDocument("post", "/detokenize", _object(prompt=_TEXT), DetokenizeRequest),
 )
-_OF_JOBS = (
-    _Route("post", "/v1/files", _FILE, _NEW_FILE),
-    _Route(
+_JOB_ROUTES = (
+    _RouteDocument("post", "/v1/files", _FILE, _NEW_FILE),
+    _RouteDocument(
         "get",
         "/v1/files",
         _page(_FILE),
-        query=(*_paged(MOST_FILES), {"name": "purpose", "in": "query", "schema": _TEXT}),
+        query=(*_page_query(MOST_FILES), {"name": "purpose", "in": "query", "schema": _TEXT}),
     ),
-    _Route("get", "/v1/files/{id}", _FILE),
-    _Route("delete", "/v1/files/{id}", _object(id=_TEXT, object={"const": "file"}, deleted=_IS)),
-    _Route("get", "/v1/files/{id}/content", {"type": "string", "format": "binary"}, says=(_BYTES,)),
-    _Route("post", "/v1/batches", _BATCH, NewBatch),
-    _Route("get", "/v1/batches", _page(_BATCH), query=_paged(MOST_BATCHES)),
-    _Route("get", "/v1/batches/{id}", _BATCH),
-    _Route("post", "/v1/batches/{id}/cancel", _BATCH),
+    _RouteDocument("get", "/v1/files/{id}", _FILE),
+    _RouteDocument("delete", "/v1/files/{id}", _object(id=_TEXT, object={"const": "file"}, deleted=_BOOLEAN)),
+    _RouteDocument("get", "/v1/files/{id}/content", {"type": "string", "format": "binary"}, answer_types=(_BYTES,)),
+    _RouteDocument("post", "/v1/batches", _BATCH, NewBatch),
+    _RouteDocument("get", "/v1/batches", _page(_BATCH), query=_page_query(MOST_BATCHES)),
+    _RouteDocument("get", "/v1/batches/{id}", _BATCH),
+    _RouteDocument("post", "/v1/batches/{id}/cancel", _BATCH),
 )
 _REFUSALS = {
     "400": "what is wrong with the request",
@@ -150,9 +157,10 @@ _REFUSALS = {
 
 
 def document(with_jobs: bool) -> dict[str, Any]:
-    routes = (*_ROUTES, *_OF_JOBS) if with_jobs else _ROUTES
-    kinds = [route.takes for route in routes if isinstance(route.takes, type)]
-    _, taken = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_REF)
+    """Return the OpenAPI document of a deployment with or without batch jobs."""
+    routes = (*_ROUTES, *_JOB_ROUTES) if with_jobs else _ROUTES
+    kinds = [route.body for route in routes if isinstance(route.body, type)]
+    _, schemas = models_json_schema([(kind, "validation") for kind in kinds], ref_template=_REF)
     paths: dict[str, Any] = {}
     for route in routes:
         paths.setdefault(route.path, {})[route.method] = _operation(route)
@@ -161,14 +169,14 @@ def document(with_jobs: bool) -> dict[str, Any]:
         "info": {"title": "AlignedServe", "version": "1"},
         "paths": paths,
         "components": {
-            "schemas": {**taken["$defs"], "Error": _ERROR},
+            "schemas": {**schemas["$defs"], "Error": _ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _operation(route: _Route) -> dict[str, Any]:
-    content = {kind: {"schema": _TEXT if kind == _EVENTS else route.answer} for kind in route.says}
+def _operation(route: _RouteDocument) -> dict[str, Any]:
+    content = {kind: {"schema": _TEXT if kind == _EVENTS else route.answer} for kind in route.answer_types}
     error = {_JSON: {"schema": {"$ref": _REF.format(model="Error")}}}
     refusals = {status: {"description": why, "content": error} for status, why in _REFUSALS.items()}
     operation: dict[str, Any] = {"responses": {"200": {"description": "the answer", "content": content}, **refusals}}
@@ -176,14 +184,14 @@ def _operation(route: _Route) -> dict[str, Any]:
     named = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in in_path]
     if parameters := [*named, *route.query]:
         operation["parameters"] = parameters
-    if route.takes is not None:
-        operation["requestBody"] = {"required": True, "content": _body(route.takes)}
+    if route.body is not None:
+        operation["requestBody"] = {"required": True, "content": _body_content(route.body)}
     if route.path not in PROBES:
-        operation["security"] = [{"key": []}, {}]  # a server without keys needs none
+        operation["security"] = [{"key": []}, {}]  # a server without keys asks for none
     return operation
 
 
-def _body(takes: type[BaseModel] | dict[str, Any]) -> dict[str, Any]:
-    if isinstance(takes, dict):
-        return {"multipart/form-data": {"schema": takes}}
-    return {_JSON: {"schema": {"$ref": _REF.format(model=takes.__name__)}}}
+def _body_content(body: type[BaseModel] | dict[str, Any]) -> dict[str, Any]:
+    if isinstance(body, dict):
+        return {"multipart/form-data": {"schema": body}}
+    return {_JSON: {"schema": {"$ref": _REF.format(model=body.__name__)}}}

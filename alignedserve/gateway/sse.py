@@ -1,7 +1,7 @@
-"""Answers as server-sent events.
+"""Write answers as server-sent events.
 
-Most chunks of an answer differ from the one before in their text alone. So a choice's first such chunk is kept as what
-comes before its text and what comes after it, and of those that follow only the text is encoded.
+Most chunks of an answer differ from the chunk before in their text only. So the bytes before and after the text of a
+choice's first such chunk are kept, and of each later chunk only the text is encoded.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ import secrets
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from alignedserve.gateway.openai.reading import Piece
-from alignedserve.gateway.openai.shapes import Shape
+from alignedserve.gateway.openai.reading import AnswerPiece
+from alignedserve.gateway.openai.shapes import AnswerShape
 
 DONE = b"data: [DONE]\n\n"
-_MARK = secrets.token_hex(16)  # stands for a text where a chunk is taken apart; nobody can have sent it
+_MARK = secrets.token_hex(16)  # stands for the text where a chunk is split; no client can have sent it
 
 
 def event(body: dict[str, Any]) -> bytes:
-    """In ASCII: some clients split lines at U+2028 or U+0085, which JSON otherwise leaves as they are."""
+    """Return the body as an event in ASCII: some clients split lines at U+2028 or U+0085, which JSON may contain."""
     return f"data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
 
 
 class Chunks:
-    """Of one answer."""
+    """Encodes the chunks of one answer."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: AnswerShape) -> None:
         self._shape = shape
-        self._around: dict[int, tuple[str, str]] = {}  # choice -> what is before and after the text of a chunk of it
+        self._around: dict[int, tuple[str, str]] = {}  # choice -> what stands before and after the text of its chunks
 
-    def event(self, number: int, piece: Piece) -> bytes | None:
-        """Of a piece; none where it says nothing by itself."""
+    def event(self, number: int, piece: AnswerPiece) -> bytes | None:
+        """Return the event of a piece, or None if the piece needs no chunk."""
         around = self._around.get(number)
         if around is not None and piece.is_text_alone:
             self._shape.count(number, piece)

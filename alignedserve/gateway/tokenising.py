@@ -1,4 +1,4 @@
-"""Prompts as tokens and back, as vLLM's `/tokenize` and `/detokenize` have them."""
+"""Convert prompts to tokens and back, with the interface of vLLM's `/tokenize` and `/detokenize`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from alignedserve.gateway.openai.admission import CUT, check_length
-from alignedserve.gateway.openai.errors import invalid
+from alignedserve.gateway.openai.requests import MOST_CONTEXTS, check_length, check_token_ids
 from alignedserve.gateway.openai.strict import ListOf, Strict
 from alignedserve.gateway.openai.tools import MOST_TOOLS, Tool
 from alignedserve.gateway.openai.types import MOST_MESSAGES, Message, TokenId
@@ -17,7 +16,7 @@ from alignedserve.text.text_model import TextModel
 
 
 class TokenizeRequest(Strict):
-    """A text, or a conversation as it would be a prompt."""
+    """The body of /tokenize: a text, or a conversation that is rendered as a prompt."""
 
     model: str | None = None
     prompt: str | None = None
@@ -29,27 +28,32 @@ class TokenizeRequest(Strict):
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")
-    def _one_of_both(self) -> TokenizeRequest:
+    def _check_one_kind(self) -> TokenizeRequest:
         if (self.prompt is None) == (self.messages is None):
-            raise PydanticCustomError("one_of_both", "there must be a prompt or messages", {"field": "prompt"})
+            message = "there must be either a prompt or messages"
+            raise PydanticCustomError("one_of_both", message, {"field": "prompt"})
         foreign = (
             ("add_special_tokens",) if self.messages else ("tools", "add_generation_prompt", "chat_template_kwargs")
         )
         for name in foreign:
             if getattr(self, name) is not None:
-                message = f"not with {'messages' if self.messages else 'a prompt'}"
+                message = f"cannot be used with {'messages' if self.messages else 'a prompt'}"
                 raise PydanticCustomError("one_of_both", message, {"field": name})
         return self
 
 
 class DetokenizeRequest(Strict):
+    """The body of /detokenize."""
+
     model: str | None = None
     tokens: ListOf[TokenId]
 
 
-def tokenized(body: TokenizeRequest, text: TextModel, max_model_len: int) -> dict[str, Any]:
+def tokenize(body: TokenizeRequest, text: TextModel, max_model_len: int) -> dict[str, Any]:
+    """Return the answer of /tokenize."""
     texts = [*all_texts([body.prompt, [message.shown for message in body.messages or ()]])]
-    check_length(texts, text, max_model_len, CUT * max_model_len, "messages" if body.messages else "prompt")
+    most_tokens = MOST_CONTEXTS * max_model_len
+    check_length(texts, text, max_model_len, most_tokens, "messages" if body.messages else "prompt")
     ids = _ids(body, text)
     written = [text.token_bytes(token).decode("utf-8", "replace") for token in ids] if body.return_token_strs else None
     return {"count": len(ids), "max_model_len": max_model_len, "tokens": ids, "token_strs": written}
@@ -58,16 +62,15 @@ def tokenized(body: TokenizeRequest, text: TextModel, max_model_len: int) -> dic
 def _ids(body: TokenizeRequest, text: TextModel) -> list[int]:
     if body.prompt is not None:
         return text.prompt_ids(body.prompt, body.add_special_tokens is not False)
-    how = Rendering(
+    rendering = Rendering(
         tuple(tool.shown for tool in body.tools or ()),
         opens_answer=body.add_generation_prompt is not False,
         more=body.chat_template_kwargs or {},
     )
-    return text.chat_ids([message.shown for message in body.messages or ()], how)
+    return text.chat_ids([message.shown for message in body.messages or ()], rendering)
 
 
-def detokenized(body: DetokenizeRequest, text: TextModel, _: int) -> dict[str, Any]:
-    """Special tokens too: what `tokenized` has made of a text gives that text again."""
-    if body.tokens and max(body.tokens) >= text.vocab_size:
-        raise invalid(f"tokens: {max(body.tokens)} is no token of this model, which has {text.vocab_size}", "tokens")
+def detokenize(body: DetokenizeRequest, text: TextModel, _: int) -> dict[str, Any]:
+    """Return the answer of /detokenize: the tokens' text with its special tokens, so that it reverses `tokenize`."""
+    check_token_ids("tokens", body.tokens, text.vocab_size)
     return {"prompt": text.decode_all(body.tokens)}

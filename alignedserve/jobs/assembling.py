@@ -1,4 +1,4 @@
-"""A job's results become its files. Done again after a crash, they are other files with the same lines."""
+"""Write the files of a job from its results. After a crash this is done again, into new files with the same lines."""
 
 from __future__ import annotations
 
@@ -10,73 +10,75 @@ from typing import IO
 from uuid import uuid4
 
 from alignedserve.errors import BytesGone
-from alignedserve.jobs.lines import line_of, raw_lines, unanswered
+from alignedserve.jobs.lines import error_line, raw_lines, read_checked_line
 from alignedserve.store.blobs import Writing
-from alignedserve.store.job import Counts, Job, Status
-from alignedserve.store.opening import Keeping
+from alignedserve.store.job import Job, JobStatus, LineCounts
+from alignedserve.store.storage import Storage
 from alignedserve.store.store import Purpose, StoredFile
 
 log = logging.getLogger("alignedserve.jobs")
 
 _PIECE_BYTES = 1 << 18
-_WHY = {
-    Status.EXPIRED: ("batch_expired", "the batch's completion window was over before this request was done"),
-    Status.CANCELLED: ("batch_cancelled", "the batch was cancelled before this request was done"),
+# The error code and message of the lines without a result, by how the job ended.
+_UNDONE = {
+    JobStatus.EXPIRED: ("batch_expired", "the batch's completion window was over before this request was done"),
+    JobStatus.CANCELLED: ("batch_cancelled", "the batch was cancelled before this request was done"),
 }
 
 
 @dataclass
-class _Output:
-    """A file that is begun with its first line: without one there is none."""
+class _OutputFile:
+    """A file that is begun with its first line; without lines there is no file."""
 
-    keeping: Keeping
+    storage: Storage
     writing: Writing | None = None
 
-    async def begun(self) -> Writing:
-        self.writing = self.writing or await self.keeping.begin(f"file-{uuid4().hex}")
+    async def begin(self) -> Writing:
+        self.writing = self.writing or await self.storage.begin(f"file-{uuid4().hex}")
         return self.writing
 
 
-async def assemble(keeping: Keeping, job: Job, status: Status, most_bytes: int, now: float, keep_s: int) -> Ended:
-    """The job as it ends, with files that are written; they exist for others once both are saved."""
-    done, output, errors = set[int](), _Output(keeping), _Output(keeping)
+async def assemble(storage: Storage, job: Job, status: JobStatus, most_bytes: int, now: float, keep_s: int) -> EndedJob:
+    """Return the ended job with its written files; others see them when the job and the files are saved."""
+    done, output, errors = set[int](), _OutputFile(storage), _OutputFile(storage)
     try:
-        async for ok, lines, numbers in _in_pieces(keeping, job):
+        async for ok, lines, numbers in _result_pieces(storage, job):
             done |= numbers
-            await asyncio.to_thread(_write, await (output if ok else errors).begun(), lines)
-        if status in _WHY and job.total > len(done):
-            await _add_rest(keeping, job, most_bytes, done, errors, _WHY[status])
-        files = [await _committed(one, job, name, now, keep_s) for one, name in ((output, "output"), (errors, "error"))]
+            await asyncio.to_thread(_write, await (output if ok else errors).begin(), lines)
+        if status in _UNDONE and job.total > len(done):
+            await _add_undone(storage, job, most_bytes, done, errors, _UNDONE[status])
+        files = [await _commit(file, job, name, now, keep_s) for file, name in ((output, "output"), (errors, "error"))]
     except BaseException:
-        for one in (output, errors):
-            if one.writing is not None:
-                await keeping.abandon(one.writing)
+        for file in (output, errors):
+            if file.writing is not None:
+                await storage.abandon(file.writing)
         raise
     ids = [None if file is None else file.id for file in files]
-    counts = await keeping.store.counts(job.id)
-    left = 0 if status not in _WHY else max(0, job.total - counts.done)
-    moved = job.moved(status, now, output_file_id=ids[0], error_file_id=ids[1], counts=counts + Counts(failed=left))
-    return Ended(moved, tuple(file for file in files if file is not None))
+    counts = await storage.store.counts(job.id)
+    num_undone = 0 if status not in _UNDONE else max(0, job.total - counts.done)
+    counts += LineCounts(failed=num_undone)
+    ended = job.move(status, now, output_file_id=ids[0], error_file_id=ids[1], counts=counts)
+    return EndedJob(ended, tuple(file for file in files if file is not None))
 
 
 @dataclass(frozen=True)
-class Ended:
+class EndedJob:
     job: Job
     files: tuple[StoredFile, ...]
 
-    async def discard(self, keeping: Keeping) -> None:
-        """It was not saved, for certain."""
+    async def discard(self, storage: Storage) -> None:
+        """Remove the files of a job that surely was not saved."""
         for file in self.files:
-            await asyncio.to_thread(keeping.blobs.remove, file.id)
-            await keeping.store.forget_file(file.id)
+            await asyncio.to_thread(storage.blobs.remove, file.id)
+            await storage.store.forget_file(file.id)
 
 
-async def _in_pieces(keeping: Keeping, job: Job) -> AsyncIterator[tuple[bool, list[str], set[int]]]:
-    """Results, those of one kind together: (which file, lines, their numbers)."""
+async def _result_pieces(storage: Storage, job: Job) -> AsyncIterator[tuple[bool, list[str], set[int]]]:
+    """Yield the results in pieces for the same file: (whether they are answers, lines, their numbers)."""
     lines: dict[bool, list[str]] = {True: [], False: []}
     numbers: dict[bool, set[int]] = {True: set(), False: set()}
     size = {True: 0, False: 0}
-    async for result in keeping.store.results(job.id):
+    async for result in storage.store.results(job.id):
         ok = result.is_ok
         lines[ok].append(result.text)
         numbers[ok].add(result.line)
@@ -89,32 +91,32 @@ async def _in_pieces(keeping: Keeping, job: Job) -> AsyncIterator[tuple[bool, li
             yield ok, lines[ok], numbers[ok]
 
 
-async def _add_rest(
-    keeping: Keeping, job: Job, most_bytes: int, done: set[int], errors: _Output, why: tuple[str, str]
+async def _add_undone(
+    storage: Storage, job: Job, most_bytes: int, done: set[int], errors: _OutputFile, error: tuple[str, str]
 ) -> None:
-    """What had no result. Where nobody can read any more what that was, the job ends all the same."""
+    """Write an error for each line without a result; if the input file is gone, the job ends without these errors."""
     try:
-        opened = await asyncio.to_thread(keeping.blobs.open, job.input_file_id)
-    except BytesGone as error:
-        log.error("%s ends without a line for each request that was not done: %s", job.id, error)
+        opened = await asyncio.to_thread(storage.blobs.open, job.input_file_id)
+    except BytesGone as gone:
+        log.error("%s ends without a line for each request that was not done: %s", job.id, gone)
         return
-    await asyncio.to_thread(_write_rest, opened, most_bytes, done, await errors.begun(), *why)
+    await asyncio.to_thread(_write_undone, opened, most_bytes, done, await errors.begin(), *error)
 
 
 def _write(writing: Writing, lines: list[str]) -> None:
-    """In a thread."""
+    """Write the lines; to be called in a thread."""
     writing.write("".join(f"{line}\n" for line in lines).encode())
 
 
-def _write_rest(file: IO[bytes], most_bytes: int, done: set[int], errors: Writing, code: str, message: str) -> None:
-    """In a thread: an error line for each line that has no result."""
+def _write_undone(file: IO[bytes], most_bytes: int, done: set[int], errors: Writing, code: str, message: str) -> None:
+    """Write an error line for each line without a result; to be called in a thread."""
     with file:
         for raw in raw_lines(file, most_bytes):
             if raw.number not in done:
-                _write(errors, [unanswered(line_of(raw).custom_id, code, message)])
+                _write(errors, [error_line(read_checked_line(raw).custom_id, code, message)])
 
 
-async def _committed(output: _Output, job: Job, name: str, now: float, keep_s: int) -> StoredFile | None:
+async def _commit(output: _OutputFile, job: Job, name: str, now: float, keep_s: int) -> StoredFile | None:
     if output.writing is None:
         return None
     await asyncio.to_thread(output.writing.commit)

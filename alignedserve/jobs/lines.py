@@ -1,8 +1,8 @@
-"""The lines of a job's file: read, checked, found again; and what is written of each.
+"""Read and check the lines of a job's file, and write the lines of its output and error files.
 
-A line ends with LF or CRLF, the last one with nothing if it likes; a byte order mark before the first is passed over,
-and so are lines of blanks. Lines are counted from 1, blank ones too, as an editor shows them. No more than one line is
-in memory at a time, and of a line that is too long no more than is allowed.
+A line ends with LF or CRLF; the last line may end without either. A byte order mark before the first line is skipped,
+and so are blank lines. Lines are counted from 1, blank lines included, as an editor counts them. At most one line is in
+memory at a time, and of a line that is too long only as much as is allowed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pydantic_core import from_json
 
 from alignedserve.store.job import Endpoint, LineResult, Problem
 
-MOST_LINES = 50_000  # of a batch, as OpenAI has it
-MOST_PROBLEMS = 100  # that are told of one file
+MOST_LINES = 50_000  # of a batch, as for OpenAI
+MOST_PROBLEMS = 100  # problems that are listed for a file
 MOST_ID = 512  # characters of a custom_id
 _BOM = b"\xef\xbb\xbf"
 _SKIP_BYTES = 1 << 16
@@ -27,33 +27,35 @@ _FIELDS = frozenset({"custom_id", "method", "url", "body"})
 
 
 @dataclass(frozen=True)
-class Raw:
-    """A line that is not blank."""
+class RawLine:
+    """A line that is not blank, as bytes."""
 
     number: int
     offset: int
     data: bytes
-    is_cut: bool = False  # it is longer than allowed, and this its beginning
+    is_cut: bool = False  # whether the line is longer than allowed, and this is only its beginning
 
 
 @dataclass(frozen=True)
-class Line:
-    """A line that is valid."""
+class BatchLine:
+    """A valid line."""
 
     custom_id: str
     body: dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FileVerdict:
+    """The result of checking a file: the number of its lines and their model, or its problems."""
+
     total: int
     model: str | None
     problems: tuple[Problem, ...]
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What the lines of a job have to be."""
+class LineRules:
+    """The rules for the lines of a job."""
 
     endpoint: Endpoint
     models: Collection[str]
@@ -61,17 +63,17 @@ class Rules:
     most_bytes: int  # of a line
 
 
-class Wrong(Exception):
-    """A line that cannot be."""
+class InvalidLine(Exception):
+    """A line breaks the rules."""
 
     def __init__(self, code: str, message: str, param: str | None = None) -> None:
         super().__init__(message)
         self.code, self.message, self.param = code, message, param
 
 
-def raw_lines(file: IO[bytes], most_bytes: int) -> Iterator[Raw]:
+def raw_lines(file: IO[bytes], most_bytes: int) -> Iterator[RawLine]:
     number, offset = 0, 0
-    while data := file.readline(most_bytes + 2):  # with what ends it
+    while data := file.readline(most_bytes + 2):  # with CRLF
         number += 1
         began, offset = offset, offset + len(data)
         is_cut = len(data.rstrip(b"\r\n")) > most_bytes or (len(data) > most_bytes + 1 and not data.endswith(b"\n"))
@@ -83,11 +85,11 @@ def raw_lines(file: IO[bytes], most_bytes: int) -> Iterator[Raw]:
                 rest = file.readline(_SKIP_BYTES)
                 offset += len(rest)
         if data.strip(b" \t\r\n"):
-            yield Raw(number, began, data.rstrip(b"\r\n"), is_cut)
+            yield RawLine(number, began, data.rstrip(b"\r\n"), is_cut)
 
 
-def check(file: IO[bytes], rules: Rules) -> Verdict:
-    """All lines or none: the problems of the first that have any."""
+def check_file(file: IO[bytes], rules: LineRules) -> FileVerdict:
+    """Check all lines; a file with any problem is refused, and the verdict lists its first problems."""
     seen: dict[bytes, int] = {}  # digest of a custom_id -> its line
     problems: list[Problem] = []
     model, total = None, 0
@@ -95,96 +97,100 @@ def check(file: IO[bytes], rules: Rules) -> Verdict:
         total += 1
         if total > rules.most_lines:
             message = f"the file has more than {rules.most_lines} requests: split it"
-            return Verdict(0, None, (Problem("too_many_requests", message, raw.number),))
+            return FileVerdict(0, None, (Problem("too_many_requests", message, raw.number),))
         try:
-            line = parsed(raw, rules)
+            line = parse_line(raw, rules)
             before = seen.setdefault(hashlib.blake2b(line.custom_id.encode(), digest_size=16).digest(), raw.number)
             if before != raw.number:
-                raise Wrong("duplicate_custom_id", f"custom_id {line.custom_id!r:.80} is in line {before}", "custom_id")
+                message = f"custom_id {line.custom_id!r:.80} is also in line {before}"
+                raise InvalidLine("duplicate_custom_id", message, "custom_id")
             model = model or str(line.body["model"])
-        except Wrong as wrong:
-            problems.append(Problem(wrong.code, wrong.message, raw.number, wrong.param))
+        except InvalidLine as fault:
+            problems.append(Problem(fault.code, fault.message, raw.number, fault.param))
             if len(problems) == MOST_PROBLEMS:
                 break
     if not total:
         problems.append(Problem("empty_file", "the file has no requests"))
-    return Verdict(total, model, tuple(problems))
+    return FileVerdict(total, model, tuple(problems))
 
 
-def parsed(raw: Raw, rules: Rules) -> Line:
-    """Its body is checked when it runs: what is wrong there is the answer to that line alone."""
-    given = _object(raw, rules.most_bytes)
-    if unknown := sorted(set(given) - _FIELDS):
-        raise Wrong("unknown_parameter", f"{unknown[0]!r:.80}: there is no such field", unknown[0][:80])
-    custom_id, body = given.get("custom_id"), given.get("body")
+def parse_line(raw: RawLine, rules: LineRules) -> BatchLine:
+    """Return the line, or raise InvalidLine.
+
+    Its body is checked only when the line runs: a fault in a body is the answer to that line alone."""
+    tree = _parse_object(raw, rules.most_bytes)
+    if unknown := sorted(set(tree) - _FIELDS):
+        raise InvalidLine("unknown_parameter", f"{unknown[0]!r:.80}: there is no such field", unknown[0][:80])
+    custom_id, body = tree.get("custom_id"), tree.get("body")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MOST_ID:
-        raise Wrong("invalid_custom_id", f"custom_id must be a text of 1 to {MOST_ID} characters", "custom_id")
-    if given.get("method") != "POST":
-        raise Wrong("invalid_method", f"method must be POST, not {given.get('method')!r:.40}", "method")
-    if given.get("url") != rules.endpoint.value:
-        message = f"url must be {rules.endpoint.value}, as the batch's endpoint, not {given.get('url')!r:.80}"
-        raise Wrong("mismatched_url", message, "url")
+        raise InvalidLine("invalid_custom_id", f"custom_id must be a text of 1 to {MOST_ID} characters", "custom_id")
+    if tree.get("method") != "POST":
+        raise InvalidLine("invalid_method", f"method must be POST, not {tree.get('method')!r:.40}", "method")
+    if tree.get("url") != rules.endpoint.value:
+        message = f"url must be {rules.endpoint.value}, as the batch's endpoint, not {tree.get('url')!r:.80}"
+        raise InvalidLine("mismatched_url", message, "url")
     if not isinstance(body, dict):
-        raise Wrong("invalid_body", "body must be an object", "body")
+        raise InvalidLine("invalid_body", "body must be an object", "body")
     if body.get("stream"):
-        raise Wrong("stream_not_supported", "body.stream: batches are not streamed, leave it out", "body.stream")
+        raise InvalidLine("stream_not_supported", "body.stream: batches are not streamed, leave it out", "body.stream")
     if body.get("model") not in rules.models:
-        message = f"body.model: {body.get('model')!r:.80} does not exist here: see /v1/models"
-        raise Wrong("model_not_found", message, "body.model")
-    return Line(custom_id, body)
+        message = f"body.model: {body.get('model')!r:.80} is not served here: see /v1/models"
+        raise InvalidLine("model_not_found", message, "body.model")
+    return BatchLine(custom_id, body)
 
 
-def line_of(raw: Raw) -> Line:
-    """Of a file that was checked."""
-    given = from_json(raw.data)
-    return Line(given["custom_id"], given["body"])
+def read_checked_line(raw: RawLine) -> BatchLine:
+    """Return a line of a file that was checked before."""
+    tree = from_json(raw.data)
+    return BatchLine(tree["custom_id"], tree["body"])
 
 
-def _object(raw: Raw, most_bytes: int) -> dict[str, Any]:
+def _parse_object(raw: RawLine, most_bytes: int) -> dict[str, Any]:
     if raw.is_cut:
-        raise Wrong("line_too_long", f"the line is longer than {most_bytes} bytes")
+        raise InvalidLine("line_too_long", f"the line is longer than {most_bytes} bytes")
     try:
-        given = from_json(raw.data.decode("utf-8"))
+        tree = from_json(raw.data.decode("utf-8"))
     except UnicodeDecodeError:
-        raise Wrong("invalid_json", "the line is not UTF-8") from None
+        raise InvalidLine("invalid_json", "the line is not UTF-8") from None
     except ValueError as error:
-        raise Wrong("invalid_json", f"the line is not JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise Wrong("invalid_json", "the line must be a JSON object")
-    return given
+        raise InvalidLine("invalid_json", f"the line is not JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise InvalidLine("invalid_json", "the line must be a JSON object")
+    return tree
 
 
-# --- What is written
+# --- Lines of the output and error files
 
 
 @dataclass(frozen=True)
-class Answer:
-    """To one line."""
+class LineAnswer:
+    """The answer to a line."""
 
     status: int
     request_id: str
     body: dict[str, Any]
 
 
-def answered(number: int, custom_id: str, answer: Answer) -> LineResult:
+def answered_line(number: int, custom_id: str, answer: LineAnswer) -> LineResult:
+    """Return the result of a line that has an answer."""
     response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
-    text = _written(custom_id, response, None)
+    text = _format_line(custom_id, response, None)
     usage = answer.body.get("usage") or {}
     cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     tokens = usage.get("prompt_tokens", 0), cached, usage.get("completion_tokens", 0)
     return LineResult(number, answer.status < 400, text, *tokens)
 
 
-def unanswered(custom_id: str | None, code: str, message: str) -> str:
-    """Of a line that was never run to its end."""
-    return _written(custom_id, None, {"code": code, "message": message})
+def error_line(custom_id: str | None, code: str, message: str) -> str:
+    """Return the error file's line for a line that has no answer."""
+    return _format_line(custom_id, None, {"code": code, "message": message})
 
 
-def lost(number: int, why: str) -> LineResult:
-    """Nobody can read any more what was asked."""
-    return LineResult(number, False, unanswered(None, "file_not_found", f"line {number}: {why}"))
+def lost_line(number: int, message: str) -> LineResult:
+    """Return the result of a line that can no longer be read."""
+    return LineResult(number, False, error_line(None, "file_not_found", f"line {number}: {message}"))
 
 
-def _written(custom_id: str | None, response: dict[str, Any] | None, error: dict[str, str] | None) -> str:
+def _format_line(custom_id: str | None, response: dict[str, Any] | None, error: dict[str, str] | None) -> str:
     line = {"id": f"batch_req_{uuid4().hex}", "custom_id": custom_id, "response": response, "error": error}
     return json.dumps(line, separators=(",", ":"))

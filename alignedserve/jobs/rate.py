@@ -1,17 +1,17 @@
-"""How fast something goes: tokens in a second, of the last half minute or so."""
+"""Measure a rate, such as tokens per second, over about the last half minute."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp
 
-MEMORY_S = 30.0  # what is older by this counts for 1/e
-KNOWN_S = 2.0  # before, nothing is said
+MEMORY_S = 30.0  # an amount that is older by this time counts for 1/e
+KNOWN_S = 2.0  # before this age the rate is unknown
 
 
 @dataclass
 class Rate:
-    """A mean with exponentially fading memory; what the first seconds lack of that memory is taken into account."""
+    """A mean with exponentially fading memory, corrected for the memory that it lacks in its first seconds."""
 
     began_at: float
     _sum: float = 0.0
@@ -22,7 +22,7 @@ class Rate:
         self._at = now
 
     def per_s(self, now: float) -> float | None:
-        """None: not known yet."""
+        """Return the amount per second, or None while it is unknown."""
         age_s = now - self.began_at
         if age_s < KNOWN_S or not self._sum:
             return None

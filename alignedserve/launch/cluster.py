@@ -36,7 +36,7 @@ from alignedserve.shell.control import door_of
 from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
-from alignedserve.store.opening import settled
+from alignedserve.store.storage import check_storage
 
 CONNECT_S = 5.0
 LOOK_S = 0.5  # between two looks at the nodes of the cluster
@@ -69,7 +69,7 @@ def _for_every_node(config: Config) -> Config:
     each node itself."""
     named, folder = config.served_model_name or config.model, resolve(config.model)
     model = str(folder) if Path(config.model).exists() else config.model
-    return replace(config, model=model, served_model_name=named, jobs=settled(config.jobs))
+    return replace(config, model=model, served_model_name=named, jobs=check_storage(config.jobs))
 
 
 def _join(ray: Any, config: Config) -> None:

@@ -13,17 +13,17 @@ from pathlib import Path
 
 from alignedserve.architectures.model_source import resolve
 from alignedserve.config.config import Config, Launcher
-from alignedserve.gateway.access.exposure import checked, warnings
+from alignedserve.gateway.access.exposure import check_exposure, warnings
 from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.launch.local import OnThisMachine
 from alignedserve.launch.plan import LOOPBACK, PREFIX, Machine, plan
 from alignedserve.shell.listener import bind
-from alignedserve.store.opening import settled
+from alignedserve.store.storage import check_storage
 
 
 def serve(config: Config) -> int:
     """Serve until stopped, and return the exit code."""
-    config = checked(config)
+    config = check_exposure(config)
     # Two ports are known from outside. This process keeps them bound, and the parts listen at them: so no other
     # program gets them, not even while a part is being started again.
     with bind(config.server.host, config.server.port) as web:
@@ -40,7 +40,7 @@ def serve(config: Config) -> int:
 def _serve_here(config: Config) -> int:
     # A model that is named by a hub id is looked up once, here, so that all parts use the same folder.
     named = config.served_model_name or config.model
-    config = replace(config, model=str(resolve(config.model)), served_model_name=named, jobs=settled(config.jobs))
+    config = replace(config, model=str(resolve(config.model)), served_model_name=named, jobs=check_storage(config.jobs))
     with bind(LOOPBACK, 0) as router, closing(Machine(config.engine.tensor_parallel_size)) as machine:
         specs = plan(config, f"tcp://{LOOPBACK}:{router.getsockname()[1]}", machine)
         try:

@@ -19,7 +19,7 @@ from alignedserve.protocol.messages import ROUTER, rank_suffix
 from alignedserve.shell.control import door_of
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
-from alignedserve.store.opening import is_on
+from alignedserve.store.storage import is_on
 
 LOOPBACK = "127.0.0.1"
 PREFIX = "alignedserve-"  # of the names of all files in shared memory

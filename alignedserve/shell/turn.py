@@ -150,7 +150,7 @@ class TurnLoop(ABC):
     def _fire_timers(self) -> None:
         """Deliver the timers that are due, in the order of their times."""
         until = self._clock.until
-        if not self.alive or until(self._next_timer_at) > 0:
+        if until(self._next_timer_at) > 0 or not self.alive:
             return
         for _, name in sorted((at, name) for name, at in self._timers.items() if until(at) <= 0):
             del self._timers[name]

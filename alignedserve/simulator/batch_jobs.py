@@ -1,7 +1,7 @@
 """Batch jobs in a simulated deployment: the job runner's own core asks for their lines beside a workload.
 
-    job runner's core ─▶ Run ─▶ a best-effort request like any other ─▶ LineRuns, LineEnded
-                      ─▶ Check, Index, Save, Keep, Assemble ─▶ what a store would answer, a moment later
+    job runner's core ─▶ RunLine ─▶ a best-effort request like any other ─▶ LineRuns, LineEnded
+                      ─▶ CheckJob, IndexJob, SaveJob, StoreResult, AssembleJob ─▶ the store's answers, a moment later
 
 The store is a dictionary that nothing happens to; what may happen to a real one is what tests/jobs and tests/store ask.
 """
@@ -14,26 +14,26 @@ from functools import partial
 from random import Random
 
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
-from alignedserve.jobs.exchange import (
-    Assemble,
-    Check,
-    Checked,
-    Drop,
-    Fact,
-    Found,
-    Index,
-    Indexed,
-    Keep,
-    Kept,
+from alignedserve.jobs.messages import (
+    AssembleJob,
+    CheckJob,
+    DropLines,
+    IndexJob,
+    JobChecked,
+    JobCommand,
+    JobEvent,
+    JobIndexed,
+    JobSaved,
     LeaseTaken,
     LineEnded,
+    LineOutcome,
     LineRuns,
-    Order,
-    Outcome,
-    Run,
-    Save,
-    Saved,
-    Tell,
+    OpenJobsRead,
+    PublishForecasts,
+    ResultsStored,
+    RunLine,
+    SaveJob,
+    StoreResult,
 )
 from alignedserve.jobs.state import RETRIES, RunnerCore
 from alignedserve.protocol.commands import Deliver, Reject, SetTimer
@@ -45,7 +45,7 @@ from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings, gateways_of
 from alignedserve.simulator.workload import Arrival
 from alignedserve.simulator.workload.tape import words
-from alignedserve.store.job import Counts, Endpoint, Forecast, Job, LineResult, Status
+from alignedserve.store.job import Endpoint, Forecast, Job, JobStatus, LineCounts, LineResult
 
 LOOK_S = 0.5  # between two looks at the store
 WRITE_S = 0.005  # until the store has what it is given
@@ -137,8 +137,8 @@ class JobsSimulation(Simulation):
             self.world.agenda.at(at, Priority.CLIENT, partial(self._submit, one))
         self.world.agenda.at(FIRST_ARRIVAL_AT, Priority.CLIENT, self._start)
 
-    def counts(self, job: str) -> Counts:
-        return sum((one.counts for one in self._results[job].values()), Counts())
+    def counts(self, job: str) -> LineCounts:
+        return sum((one.counts for one in self._results[job].values()), LineCounts())
 
     # --- The store
 
@@ -152,7 +152,7 @@ class JobsSimulation(Simulation):
         self._look()
 
     def _look(self) -> None:
-        self._tell_core(Found(tuple(one.job for one in self.progress.values() if one.job.is_open)))
+        self._tell_core(OpenJobsRead(tuple(one.job for one in self.progress.values() if one.job.is_open)))
         if self.clients.num_open:
             self.world.agenda.at(self.world.agenda.now + LOOK_S, Priority.CLIENT, self._look)
 
@@ -163,48 +163,48 @@ class JobsSimulation(Simulation):
         if not saved.is_open:
             progress.ended_at = self.world.agenda.now
             self.clients.num_open -= 1
-        self._tell_core(Saved(saved))
+        self._tell_core(JobSaved(saved))
 
     # --- The job runner
 
-    def _tell_core(self, fact: Fact) -> None:
+    def _tell_core(self, fact: JobEvent) -> None:
         for order in self._runner.handle(fact, self.world.agenda.now):
             self._do(order)
 
-    def _soon(self, fact: Fact) -> None:
+    def _soon(self, fact: JobEvent) -> None:
         self.world.agenda.at(self.world.agenda.now + WRITE_S, Priority.CLIENT, partial(self._tell_core, fact))
 
-    def _do(self, order: Order) -> None:
+    def _do(self, order: JobCommand) -> None:
         now, agenda = self.world.agenda.now, self.world.agenda
         match order:
             case SetTimer(name, at):
                 agenda.at(at, Priority.TIMER, partial(self._tell_core, TimerFired(name)))
-            case Check(job):
-                self._soon(Checked(job.id, self._submitted[job.id].lines, "simulated"))
-            case Index(job):
+            case CheckJob(job):
+                self._soon(JobChecked(job.id, self._submitted[job.id].lines, "simulated"))
+            case IndexJob(job):
                 numbers = range(1, self._submitted[job.id].lines + 1)
-                self._soon(Indexed(job.id, tuple(one for one in numbers if one not in self._results[job.id])))
-            case Save(job):
+                self._soon(JobIndexed(job.id, tuple(one for one in numbers if one not in self._results[job.id])))
+            case SaveJob(job):
                 agenda.at(now + WRITE_S, Priority.CLIENT, partial(self._save, job))
-            case Assemble(job, status):
+            case AssembleJob(job, status):
                 agenda.at(now + WRITE_S, Priority.CLIENT, partial(self._assemble, job, status))
-            case Run():
+            case RunLine():
                 self._run_line(order)
-            case Keep(name, result):
+            case StoreResult(name, result):
                 self._results[name][result.line] = result
-                self._soon(Kept(name, (result.line,)))
-            case Drop(name):
+                self._soon(ResultsStored(name, (result.line,)))
+            case DropLines(name):
                 self._drop(name)
-            case Tell(forecasts):
+            case PublishForecasts(forecasts):
                 for name, forecast in forecasts.items():
                     self.progress[name].forecasts.append(forecast)
 
-    def _assemble(self, job: Job, status: Status) -> None:
-        self._save(job.moved(status, self.world.agenda.now, counts=self.counts(job.id)))
+    def _assemble(self, job: Job, status: JobStatus) -> None:
+        self._save(job.move(status, self.world.agenda.now, counts=self.counts(job.id)))
 
     # --- Its lines
 
-    def _run_line(self, order: Run) -> None:
+    def _run_line(self, order: RunLine) -> None:
         submitted, draw = self._submitted[order.job.id], self._draws[order.job.id]
         self._serial += 1
         request = Request(
@@ -235,12 +235,12 @@ class JobsSimulation(Simulation):
         if command.finish is not None:
             del self._lines[command.request]
             result = LineResult(line.number, True, "", line.num_prompt, 0, line.num_tokens)
-            self._tell_core(LineEnded(line.job, line.number, Outcome.DONE, result))
+            self._tell_core(LineEnded(line.job, line.number, LineOutcome.DONE, result))
 
     def reject(self, command: Reject) -> None:
         super().reject(command)
         if (line := self._lines.pop(command.request, None)) is not None:
-            ended = LineEnded(line.job, line.number, Outcome.REFUSED, retry_after_s=command.retry_after_s)
+            ended = LineEnded(line.job, line.number, LineOutcome.REFUSED, retry_after_s=command.retry_after_s)
             self._tell_core(ended)
 
     def _drop(self, job: str) -> None:

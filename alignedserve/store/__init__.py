@@ -1,9 +1,9 @@
-"""Where batch jobs, their files and their results are kept.
+"""The stores of batch jobs, their files and their results.
 
-blobs.py         The bytes of files, each under its id, at a URL that fsspec knows: a folder of this machine,
-job.py           A batch job, from what a user submitted to the files with its results. Only the standard
-opening.py       From settings to a store and the bytes of its files.
+blobs.py         Keeps the bytes of files: in a folder of this machine, or at s3:// and other URLs.
+job.py           A batch job, from what a user submitted to the files with its results.
 redis_store.py   The store for several machines: Redis, from 6.0 on.
 sqlite_store.py  The embedded store: one SQLite file, which several processes of a machine share.
-store.py         What the gateway and the job runner need of a store, whichever it is.
+storage.py       Opens the store and the files that the settings name, and keeps the two consistent.
+store.py         The interface of a store to the gateway and the job runner.
 """

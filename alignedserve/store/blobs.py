@@ -1,7 +1,7 @@
-"""The bytes of files, each under its id, at a URL that fsspec knows: a folder of this machine, or s3:// and others.
+"""Keep the bytes of files, each under its id, at a URL that fsspec knows: a folder of this machine, s3:// and others.
 
-What is written appears whole or not at all. In a folder it is written beside its name, synced and renamed; an object
-store makes an object when it is closed.
+A file appears whole or not at all. In a folder, it is written under another name, synced and renamed; an object store
+makes an object only when it is closed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PART = ".part"
 
 
 class Blobs:
-    """All of it waits for the disk: not for an event loop's thread."""
+    """The files at a URL. All methods wait for the disk, so an event loop must not call them."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -33,43 +33,43 @@ class Blobs:
         self._is_local = isinstance(self._fs, LocalFileSystem)
 
     def make(self) -> None:
-        """The folder; StoreError where nothing can be written to it."""
-        with self._told():
+        """Make the folder; raise StoreError if nothing can be written to it."""
+        with self._store_errors():
             self._fs.makedirs(self._root, exist_ok=True)
             if self._is_local:
                 check_writable(self._root)
 
     def begin(self, id: str) -> Writing:
-        with self._told():
+        with self._store_errors():
             path = self._path(id)
             name = path + _PART if self._is_local else path
             return Writing(self, id, self._fs.open(name, "wb"), name, path)
 
     def open(self, id: str) -> IO[bytes]:
-        with self._told():
+        with self._store_errors():
             try:
                 opened: IO[bytes] = self._fs.open(self._path(id), "rb")
             except FileNotFoundError:
-                raise BytesGone(f"the bytes of {id} are not at {self.url} any more") from None
+                raise BytesGone(f"the bytes of {id} are no longer at {self.url}") from None
             return opened
 
     def remove(self, id: str) -> None:
-        """Also where it was never written to its end."""
+        """Remove the file, also if it was never completed."""
         for path in (self._path(id), self._path(id) + _PART):
-            with self._told(), suppress(FileNotFoundError):
+            with self._store_errors(), suppress(FileNotFoundError):
                 self._fs.rm_file(path)
 
     def sizes(self) -> dict[str, int]:
-        """Of all that is there: id -> bytes."""
-        with self._told():
-            found = self._fs.ls(self._root, detail=True)
-        return {one["name"].rpartition("/")[2]: int(one["size"]) for one in found if one["type"] == "file"}
+        """Return the sizes of all files: id -> bytes."""
+        with self._store_errors():
+            entries = self._fs.ls(self._root, detail=True)
+        return {entry["name"].rpartition("/")[2]: int(entry["size"]) for entry in entries if entry["type"] == "file"}
 
     def _path(self, id: str) -> str:
         return f"{self._root}/{id}"
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _store_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
@@ -79,19 +79,19 @@ class Blobs:
 
 
 class Writing:
-    """A file that is being written. `commit` ends it, or `abandon`, also after a commit."""
+    """A file that is being written. `commit` completes it; `abandon` removes it, even after a commit."""
 
     def __init__(self, blobs: Blobs, id: str, file: Any, name: str, path: str) -> None:
         self._blobs, self._file, self._name, self._path = blobs, file, name, path
         self.id, self.num_bytes = id, 0
 
     def write(self, data: bytes) -> None:
-        with self._blobs._told():
+        with self._blobs._store_errors():
             self._file.write(data)
         self.num_bytes += len(data)
 
     def commit(self) -> None:
-        with self._blobs._told():
+        with self._blobs._store_errors():
             if not self._blobs._is_local:
                 self._file.close()
                 return
@@ -102,7 +102,7 @@ class Writing:
             _sync_folder(os.path.dirname(self._path))
 
     def abandon(self) -> None:
-        with suppress(OSError):  # its last bytes may find no room either
+        with suppress(OSError):  # the disk may have no room for its last bytes either
             self._file.close()
         for name in {self._name, self._path}:
             with suppress(OSError):
@@ -110,14 +110,14 @@ class Writing:
 
 
 def check_writable(folder: str | Path) -> None:
-    """OSError where no file can be made in it."""
+    """Raise OSError if no file can be made in the folder."""
     if not os.access(folder, os.W_OK | os.X_OK):
         number = errno.EROFS if os.statvfs(folder).f_flag & os.ST_RDONLY else errno.EACCES
         raise OSError(number, os.strerror(number))
 
 
 def _sync_folder(path: str) -> None:
-    """So that a name in it survives a loss of power."""
+    """Sync the folder, so that a new name in it survives a loss of power."""
     folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)

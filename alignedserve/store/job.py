@@ -1,11 +1,11 @@
 """A batch job, from what a user submitted to the files with its results. Only the standard library is imported here.
 
     VALIDATING ─┬─▶ IN_PROGRESS ─┬─▶ FINALIZING ─▶ COMPLETED
-                ├─▶ FAILED       ├─▶ EXPIRED            its window is over: what was done is kept
-                └────────────────┴─▶ CANCELLING ─▶ CANCELLED    the same
+                ├─▶ FAILED       ├─▶ EXPIRED                    its window is over: results so far are kept
+                └────────────────┴─▶ CANCELLING ─▶ CANCELLED    results so far are kept
 
-FAILED, COMPLETED, EXPIRED and CANCELLED are the end. Files are named in the same move that ends a job, so whoever sees
-their ids can download them.
+FAILED, COMPLETED, EXPIRED and CANCELLED are final. The move that ends a job also names its files, so a client that
+sees the ids of the files can download them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 
-class Status(str, Enum):
+class JobStatus(str, Enum):
     VALIDATING = "validating"
     FAILED = "failed"
     IN_PROGRESS = "in_progress"
@@ -28,15 +28,15 @@ class Status(str, Enum):
     CANCELLED = "cancelled"
 
 
-_NEXT: Mapping[Status, tuple[Status, ...]] = MappingProxyType(
+_NEXT: Mapping[JobStatus, tuple[JobStatus, ...]] = MappingProxyType(
     {
-        Status.VALIDATING: (Status.IN_PROGRESS, Status.FAILED, Status.CANCELLING, Status.EXPIRED),
-        Status.IN_PROGRESS: (Status.FINALIZING, Status.EXPIRED, Status.CANCELLING),
-        Status.FINALIZING: (Status.COMPLETED,),
-        Status.CANCELLING: (Status.CANCELLED,),
+        JobStatus.VALIDATING: (JobStatus.IN_PROGRESS, JobStatus.FAILED, JobStatus.CANCELLING, JobStatus.EXPIRED),
+        JobStatus.IN_PROGRESS: (JobStatus.FINALIZING, JobStatus.EXPIRED, JobStatus.CANCELLING),
+        JobStatus.FINALIZING: (JobStatus.COMPLETED,),
+        JobStatus.CANCELLING: (JobStatus.CANCELLED,),
     }
 )
-OPEN = frozenset(_NEXT)  # the job runner has something to do for these
+OPEN = frozenset(_NEXT)  # states of jobs for which the job runner has work to do
 
 
 class Endpoint(str, Enum):
@@ -55,21 +55,21 @@ class Problem:
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Of the lines that have a result."""
+class LineCounts:
+    """Counts of a job's lines that have a result, and of their tokens."""
 
     completed: int = 0
     failed: int = 0
     input_tokens: int = 0
-    cached_tokens: int = 0  # of the input
+    cached_tokens: int = 0  # of the input tokens, those whose KV the pool had
     output_tokens: int = 0
 
     @property
     def done(self) -> int:
         return self.completed + self.failed
 
-    def __add__(self, other: Counts) -> Counts:
-        return Counts(
+    def __add__(self, other: LineCounts) -> LineCounts:
+        return LineCounts(
             self.completed + other.completed,
             self.failed + other.failed,
             self.input_tokens + other.input_tokens,
@@ -80,9 +80,9 @@ class Counts:
 
 @dataclass(frozen=True)
 class LineResult:
-    """What came of one line: a line of the output file, or of the error file."""
+    """The result of a line, as a line of the output file or of the error file."""
 
-    line: int  # of the input file, counted from 1
+    line: int  # its number in the input file, counted from 1
     is_ok: bool
     text: str  # JSON, without the end of the line
     input_tokens: int = 0
@@ -90,40 +90,40 @@ class LineResult:
     output_tokens: int = 0
 
     @property
-    def counts(self) -> Counts:
+    def counts(self) -> LineCounts:
         completed = int(self.is_ok)
-        return Counts(completed, 1 - completed, self.input_tokens, self.cached_tokens, self.output_tokens)
+        return LineCounts(completed, 1 - completed, self.input_tokens, self.cached_tokens, self.output_tokens)
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """How a job gets on, as the job runner tells it now and then."""
+    """A job's speed and expected end, which the job runner publishes every few seconds."""
 
-    at: float  # when it was told
-    tokens_per_s: float = 0.0  # of its own lines
+    at: float  # when the forecast was made
+    tokens_per_s: float = 0.0  # of the job's own lines
     finish_at: float | None = None  # None: not known yet
-    is_late: bool = False  # it will not be through before its window ends
+    is_late: bool = False  # whether the job is expected to end after its window
 
 
 @dataclass(frozen=True)
 class Job:
-    """What is kept of a job. Instants are whole seconds since 1970."""
+    """A job as the store keeps it. Instants are whole seconds since 1970."""
 
     id: str
-    owner: str  # the key that submitted it; nobody else sees it
+    owner: str  # the id of the key that submitted it; other keys do not see the job
     input_file_id: str
     endpoint: Endpoint
-    window: str  # as it was written: 24h
+    window: str  # as the client wrote it, such as 24h
     created_at: int
     expires_at: int  # created_at + window: the deadline of its lines
-    status: Status = Status.VALIDATING
+    status: JobStatus = JobStatus.VALIDATING
     weight: float = 1.0
-    salt: str = ""  # of the key: its lines share KV with what that key asks elsewhere, and with nobody else
-    output_lives_s: int | None = None  # the files with its results; None: as long as is usual
+    salt: str = ""  # of the key: its lines share KV with other requests of the same key only
+    output_lives_s: int | None = None  # how long the files with its results are kept; None: the usual time
     metadata: dict[str, str] | None = None
-    model: str | None = None  # of its first line, once it is valid
-    total: int = 0  # lines, once it is valid
-    counts: Counts = field(default_factory=Counts)  # final once it has ended; until then the store knows more
+    model: str | None = None  # of its first line, once the file is checked
+    total: int = 0  # number of lines, once the file is checked
+    counts: LineCounts = field(default_factory=LineCounts)  # set when the job ends; until then the store counts
     problems: tuple[Problem, ...] = ()
     output_file_id: str | None = None
     error_file_id: str | None = None
@@ -134,8 +134,8 @@ class Job:
     expired_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
-    kept_until: int | None = None  # once it has ended; then nobody sees it any more
-    revision: int = 0  # how often it was changed
+    kept_until: int | None = None  # set when the job ends; after this instant the job is no longer shown
+    revision: int = 0  # the number of changes so far
 
     @property
     def is_open(self) -> bool:
@@ -144,12 +144,12 @@ class Job:
     def is_kept(self, now: float) -> bool:
         return self.kept_until is None or self.kept_until > now
 
-    def moved(self, to: Status, at: float, **changes: Any) -> Job:
-        """In its next state, with the instant noted."""
+    def move(self, to: JobStatus, at: float, **changes: Any) -> Job:
+        """Return the job in its next state, with the instant of the move."""
         if to not in _NEXT.get(self.status, ()):
             raise ValueError(f"{self.id} cannot become {to.value}: it is {self.status.value}")
-        noted: dict[str, Any] = {f"{to.value}_at": int(at)}
-        return replace(self, status=to, **noted, **changes)
+        instant: dict[str, Any] = {f"{to.value}_at": int(at)}
+        return replace(self, status=to, **instant, **changes)
 
     def to_tree(self) -> dict[str, Any]:
         return asdict(self) | {"endpoint": self.endpoint.value, "status": self.status.value}
@@ -158,8 +158,8 @@ class Job:
     def from_tree(cls, tree: Mapping[str, Any]) -> Job:
         parts = {
             "endpoint": Endpoint(tree["endpoint"]),
-            "status": Status(tree["status"]),
-            "counts": Counts(**tree["counts"]),
-            "problems": tuple(Problem(**one) for one in tree["problems"]),
+            "status": JobStatus(tree["status"]),
+            "counts": LineCounts(**tree["counts"]),
+            "problems": tuple(Problem(**problem) for problem in tree["problems"]),
         }
         return cls(**{**tree, **parts})

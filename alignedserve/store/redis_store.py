@@ -1,17 +1,18 @@
 """The store for several machines: Redis, from 6.0 on.
 
-Whatever reads and then writes is a Lua script, so it happens whole and alone. Each can be sent again when its answer
-was lost with the connection: what it would write is there already, and it says so. All keys begin with {prefix},
-braces included: in a Redis Cluster they lie on one node, as scripts need it.
+Every operation that reads and then writes is a Lua script, so it is atomic. A script can be sent again if its answer
+was lost with the connection: it then finds its write done and says so. All keys begin with {prefix}, braces included:
+in a Redis Cluster they lie on the same node, which scripts need.
 
-    files, jobs          id -> record            files:OWNER, jobs:OWNER   ids by the order in which they came
-    revisions            job -> revision         open                      jobs that have not ended, by the same order
-    results:JOB          line -> record          counts:JOB                sums over them
+    files, jobs          id -> record            files:OWNER, jobs:OWNER   ids in order of arrival
+    revisions            job -> revision         open                      jobs that have not ended, in the same order
+    results:JOB          line -> record          counts:JOB                sums over the results
     forecasts            job -> forecast         bytes, open_of            owner -> bytes of files, open jobs
-    expiry               files by when they expire   begun        id -> time, holder, life: no file yet, or any more
-    ended                jobs by how long they are kept
+    expiry               files by expiry         begun                     id -> time, holder, life of files that are
+                                                                           not added yet, or were removed
+    ended                jobs by the instant until which they are kept
     lease                number, holder, life, until
-    schema, numbers
+    schema, numbers      version of the schema; last number of a file or job
 """
 
 from __future__ import annotations
@@ -29,14 +30,24 @@ from redis.backoff import ExponentialBackoff
 from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError, ResponseError, TimeoutError
 
 from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
-from alignedserve.store.job import Counts, Forecast, Job, LineResult
-from alignedserve.store.store import About, Holder, Listing, OverQuota, Page, Purpose, Record, StoredFile, Taken
+from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
+from alignedserve.store.store import (
+    Holder,
+    Listing,
+    ListPage,
+    OverQuota,
+    OwnerUsage,
+    Purpose,
+    Record,
+    StoreDescription,
+    StoredFile,
+)
 
-OLDEST = (6, 0)
-ANSWER_S, TRIES = 5.0, 6  # for one command; with the pauses between them about 6 s
-ROWS = 100  # of a list or of results that are read together
+OLDEST = (6, 0)  # version of Redis
+ANSWER_S, TRIES = 5.0, 6  # of a command; the pauses between all tries take about 6 s
+ROWS = 100  # rows of a list or of results that are read together
 
-# Every script has the prefix as its key, and begins with this.
+# Every script has the prefix as its key, and begins with these lines.
 _HEAD = """
 local p = KEYS[1]
 local function fenced(fence)
@@ -65,7 +76,7 @@ if redis.call('HDEL', p..':files', id) == 0 then return 'gone' end
 redis.call('ZREM', p..':files:'..owner, id)
 redis.call('ZREM', p..':expiry', id)
 redis.call('HINCRBY', p..':bytes', owner, -bytes)
-redis.call('HSET', p..':begun', id, '[0, "", 0]')  -- begun long ago: anybody may sweep it
+redis.call('HSET', p..':begun', id, '[0, "", 0]')  -- as if begun long ago, so that any process may sweep it
 return 'done'
 """
 _ADD_JOB = """
@@ -138,23 +149,23 @@ return 'done'
 Migration = Callable[["RedisStore"], Awaitable[None]]
 
 
-async def _first(_: RedisStore) -> None:
-    """Nothing is there yet, and keys need no making."""
+async def _start(_: RedisStore) -> None:
+    """Change nothing: the store is empty, and keys are made when they are used."""
 
 
-async def _begun(_: RedisStore) -> None:
-    """From here on who adds a file says that it is begun no longer; older versions do not, and must not write."""
+async def _unlist_begun_files(_: RedisStore) -> None:
+    """Keep older versions from writing: since this schema, adding a file also unlists it as begun."""
 
 
-async def _kept_until(store: RedisStore) -> None:
-    """Whatever has ended before is kept for 30 days more."""
+async def _set_kept_until(store: RedisStore) -> None:
+    """Keep jobs that ended under older versions for 30 days more."""
     until = int(time.time()) + 30 * 86_400
-    async for kind, tree in store.everything():
+    async for kind, tree in store.records():
         if kind == "job" and not Job.from_tree(tree).is_open:
             await store._ask(store.redis.zadd(store._key("ended"), {tree["id"]: until}, nx=True))
 
 
-MIGRATIONS: tuple[Migration, ...] = (_first, _begun, _kept_until)
+MIGRATIONS: tuple[Migration, ...] = (_start, _unlist_begun_files, _set_kept_until)
 
 
 class RedisStore:
@@ -182,14 +193,14 @@ class RedisStore:
     async def close(self) -> None:
         await self.redis.aclose()
 
-    async def about(self) -> About:
-        kept = await self._ask(self.redis.info("persistence"))
+    async def describe(self) -> StoreDescription:
+        persistence = await self._ask(self.redis.info("persistence"))
         memory = await self._ask(self.redis.info("memory"))
-        guarantees, warnings = _durability(bool(kept.get("aof_enabled")), await self._setting("appendfsync"))
+        guarantees, warnings = _durability(bool(persistence.get("aof_enabled")), await self._setting("appendfsync"))
         policy = str(memory.get("maxmemory_policy", "unknown"))
         if policy.startswith("allkeys"):
             warnings += (f"maxmemory-policy {policy} lets Redis drop jobs when its memory is full: set noeviction",)
-        return About("Redis", self._version, len(self._migrations), guarantees, warnings)
+        return StoreDescription("Redis", self._version, len(self._migrations), guarantees, warnings)
 
     # --- Files
 
@@ -201,13 +212,13 @@ class RedisStore:
 
     async def orphans(self, holder: Holder, before: float) -> Sequence[str]:
         begun = await self._ask(self.redis.hgetall(self._key("begun")))
-        told = ((id, *json.loads(text)) for id, text in begun.items())
-        return [id for id, at, name, life in told if (name == holder.name and life != holder.life) or at < before]
+        rows = ((id, *json.loads(text)) for id, text in begun.items())
+        return [id for id, at, name, life in rows if (name == holder.name and life != holder.life) or at < before]
 
-    async def add_file(self, file: StoredFile, most: Taken | None = None) -> None:
-        limits = ("", "") if most is None else (most.files, most.bytes)
+    async def add_file(self, file: StoredFile, quota: OwnerUsage | None = None) -> None:
+        limits = ("", "") if quota is None else (quota.files, quota.bytes)
         if await self._script(_ADD_FILE, file.id, file.owner, *_file_values(file), *limits) == "over":
-            raise OverQuota(await self.taken(file.owner))
+            raise OverQuota(await self.usage(file.owner))
 
     async def file(self, owner: str, id: str) -> StoredFile | None:
         text = await self._ask(self.redis.hget(self._key("files"), id))
@@ -215,7 +226,7 @@ class RedisStore:
         return found if found is not None and found.owner == owner else None
 
     async def files(
-        self, owner: str, page: Page, purpose: Purpose | None = None, now: float = 0.0
+        self, owner: str, page: ListPage, purpose: Purpose | None = None, now: float = 0.0
     ) -> Listing[StoredFile] | None:
         def read(text: str) -> StoredFile | None:
             file = StoredFile.from_tree(json.loads(text))
@@ -231,25 +242,25 @@ class RedisStore:
         ids = await self._ask(self.redis.zrange(self._key("expiry"), "-inf", str(now), byscore=True))
         return [StoredFile.from_tree(json.loads(text)) for text in await self._records("files", ids)]
 
-    async def taken(self, owner: str) -> Taken:
+    async def usage(self, owner: str) -> OwnerUsage:
         files = await self._ask(self.redis.zcard(self._key(f"files:{owner}")))
         size = await self._ask(self.redis.hget(self._key("bytes"), owner))
         jobs = await self._ask(self.redis.hget(self._key("open_of"), owner))
-        return Taken(files, int(size or 0), int(jobs or 0))
+        return OwnerUsage(files, int(size or 0), int(jobs or 0))
 
     # --- Jobs
 
     async def add_job(self, job: Job, most_open: int | None = None) -> None:
         limit = "" if most_open is None else most_open
         if await self._script(_ADD_JOB, job.id, job.owner, json.dumps(job.to_tree()), limit) == "over":
-            raise OverQuota(await self.taken(job.owner))
+            raise OverQuota(await self.usage(job.owner))
 
     async def job(self, owner: str, id: str) -> Job | None:
         text = await self._ask(self.redis.hget(self._key("jobs"), id))
         found = None if text is None else _job(text)
         return found if found is not None and found.owner == owner else None
 
-    async def jobs(self, owner: str, page: Page, now: float = 0.0) -> Listing[Job] | None:
+    async def jobs(self, owner: str, page: ListPage, now: float = 0.0) -> Listing[Job] | None:
         def read(text: str) -> Job | None:
             job = _job(text)
             return job if job.is_kept(now) else None
@@ -283,7 +294,9 @@ class RedisStore:
 
     async def add_results(self, job: str, results: Sequence[LineResult], fence: int) -> int:
         values = [
-            value for one in results for value in (one.line, json.dumps(asdict(one)), *asdict(one.counts).values())
+            value
+            for result in results
+            for value in (result.line, json.dumps(asdict(result)), *asdict(result.counts).values())
         ]
         answer = await self._script(_ADD_RESULTS, fence, job, *values)
         if answer == "fenced":
@@ -291,17 +304,17 @@ class RedisStore:
         return int(answer)
 
     async def results(self, job: str) -> AsyncIterator[LineResult]:
-        lines = sorted(await self.done(job))
+        lines = sorted(await self.done_lines(job))
         for start in range(0, len(lines), ROWS):
             for text in await self._records(f"results:{job}", lines[start : start + ROWS]):
                 yield LineResult(**json.loads(text))
 
-    async def done(self, job: str) -> frozenset[int]:
+    async def done_lines(self, job: str) -> frozenset[int]:
         return frozenset(map(int, await self._ask(self.redis.hkeys(self._key(f"results:{job}")))))
 
-    async def counts(self, job: str) -> Counts:
+    async def counts(self, job: str) -> LineCounts:
         sums = await self._ask(self.redis.hgetall(self._key(f"counts:{job}")))
-        return Counts(**{name: int(value) for name, value in sums.items()})
+        return LineCounts(**{name: int(value) for name, value in sums.items()})
 
     async def set_forecasts(self, forecasts: Mapping[str, Forecast]) -> None:
         texts: Any = {job: json.dumps(asdict(forecast)) for job, forecast in forecasts.items()}
@@ -320,27 +333,27 @@ class RedisStore:
     async def release(self, holder: Holder) -> None:
         await self._script(_RELEASE, holder.name, holder.life)
 
-    async def faults(self) -> Sequence[str]:
-        """Sums that are not those of the records; a script may add to them at any moment, so twice."""
-        first = await self._unequal()
-        return [] if not first else [one for one in await self._unequal() if one in first]
+    async def find_faults(self) -> Sequence[str]:
+        """Return the sums that differ from the records in two looks: between two reads, a script may change a sum."""
+        first = await self._wrong_sums()
+        return [] if not first else [fault for fault in await self._wrong_sums() if fault in first]
 
-    async def _unequal(self) -> list[str]:
+    async def _wrong_sums(self) -> list[str]:
         size, num_open = Counter[str](), Counter[str]()
-        async for kind, tree in self.everything():
+        async for kind, tree in self.records():
             if kind == "file":
                 size[tree["owner"]] += tree["bytes"]
         for job in await self.open_jobs():
             num_open[job.owner] += 1
         found = []
-        for name, sums, what in (("bytes", size, "bytes of files"), ("open_of", num_open, "open batches")):
-            kept = await self._ask(self.redis.hgetall(self._key(name)))
-            for owner in sorted(kept.keys() | sums.keys()):
-                if int(kept.get(owner, 0)) != sums[owner]:
-                    found.append(f"{owner} has {sums[owner]} {what}, and {kept.get(owner, 0)} are counted")
+        for name, sums, unit in (("bytes", size, "bytes of files"), ("open_of", num_open, "open batches")):
+            counted = await self._ask(self.redis.hgetall(self._key(name)))
+            for owner in sorted(counted.keys() | sums.keys()):
+                if int(counted.get(owner, 0)) != sums[owner]:
+                    found.append(f"{owner} has {sums[owner]} {unit}, and {counted.get(owner, 0)} are counted")
         return found
 
-    async def everything(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    async def records(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         for kind in ("file", "job"):
             ids = await self._ask(self.redis.hkeys(self._key(f"{kind}s")))
             for start in range(0, len(ids), ROWS):
@@ -350,7 +363,7 @@ class RedisStore:
             async for result in self.results(job.id):
                 yield "result", {"job": job.id, **asdict(result)}
 
-    # --- Beneath
+    # --- Internal
 
     async def _check_version(self) -> None:
         self._version = str((await self._ask(self.redis.info("server")))["redis_version"])
@@ -369,7 +382,7 @@ class RedisStore:
             await self._ask(self.redis.set(self._key("schema"), number))
 
     async def _listing(
-        self, table: str, read: Callable[[str], Record | None], owner: str, page: Page
+        self, table: str, read: Callable[[str], Record | None], owner: str, page: ListPage
     ) -> Listing[Record] | None:
         order, start = self._key(f"{table}:{owner}"), 0
         if page.after is not None:
@@ -384,19 +397,19 @@ class RedisStore:
             if not ids:
                 break
             start += ROWS
-            read_now = [read(text) for text in await self._records(table, ids)]
-            found += [one for one in read_now if one is not None]
+            records = [read(text) for text in await self._records(table, ids)]
+            found += [record for record in records if record is not None]
         return Listing(tuple(found[: page.limit]), len(found) > page.limit)
 
     async def _records(self, table: str, ids: Sequence[Any]) -> list[str]:
-        """Of those that are still there."""
+        """Return the records of those ids that still exist."""
         if not ids:
             return []
         texts = await self._ask(self.redis.hmget(self._key(table), [str(id) for id in ids]))
         return [text for text in texts if text is not None]
 
     async def _setting(self, name: str) -> str | None:
-        """None where Redis does not tell, as managed ones do not."""
+        """Return a setting of Redis; None if Redis does not show it, as managed services do not."""
         try:
             found = await self._ask(self.redis.config_get(name))
         except StoreError:

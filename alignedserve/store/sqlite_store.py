@@ -1,7 +1,7 @@
 """The embedded store: one SQLite file, which several processes of a machine share.
 
-In WAL mode readers wait for nobody; `synchronous=FULL` has each commit reach the disk before it is acknowledged. All
-statements of a process run in one thread of their own, so that no event loop waits for the disk.
+In WAL mode readers never wait; with `synchronous=FULL` a commit reaches the disk before it is acknowledged. All
+statements of a process run in a thread of their own, so that no event loop waits for the disk.
 """
 
 from __future__ import annotations
@@ -18,15 +18,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
-from alignedserve.store.job import Counts, Forecast, Job, LineResult
-from alignedserve.store.store import About, Holder, Listing, OverQuota, Page, Purpose, Record, StoredFile, Taken
+from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
+from alignedserve.store.store import (
+    Holder,
+    Listing,
+    ListPage,
+    OverQuota,
+    OwnerUsage,
+    Purpose,
+    Record,
+    StoreDescription,
+    StoredFile,
+)
 
-BUSY_S = 10.0  # how long another process's write is waited for
-_AGAIN_S = 0.01  # between two tries to open a file that another opens just now
-ROWS = 100  # of results that are read together
+BUSY_S = 10.0  # how long a write waits for another process's write
+_AGAIN_S = 0.01  # between two tries to open a file that another process is opening
+ROWS = 100  # results that are read together
 T = TypeVar("T")
 
-# From each version of the schema to the next; the version is how many of them a file has seen.
+# The steps from each version of the schema to the next; a file's version is the number of steps that it has taken.
 MIGRATIONS = (
     """
     CREATE TABLE files (
@@ -52,7 +62,7 @@ MIGRATIONS = (
     CREATE TABLE begun (id TEXT PRIMARY KEY, holder TEXT NOT NULL, life INTEGER NOT NULL, at REAL NOT NULL)
         WITHOUT ROWID;
     """,
-    # Whatever has ended before is kept for 30 days more.
+    # Jobs that ended under older versions are kept for 30 days more.
     """
     ALTER TABLE jobs ADD COLUMN kept_until INTEGER;
     UPDATE jobs SET kept_until = strftime('%s', 'now') + 2592000 WHERE NOT is_open;
@@ -82,13 +92,13 @@ class SqliteStore:
             await self._run(self._connection.close)
         self._thread.shutdown()
 
-    async def about(self) -> About:
+    async def describe(self) -> StoreDescription:
         guarantees = (
             "what was acknowledged survives a kill of any process, and a loss of power where the disk keeps what it "
             "has confirmed (journal_mode WAL, synchronous FULL)",
             "processes of one machine share it; it must not lie on a network file system",
         )
-        return About("SQLite", sqlite3.sqlite_version, len(self._migrations), guarantees)
+        return StoreDescription("SQLite", sqlite3.sqlite_version, len(self._migrations), guarantees)
 
     # --- Files
 
@@ -103,34 +113,33 @@ class SqliteStore:
         sql = "SELECT id FROM begun WHERE (holder = ? AND life <> ?) OR at < ?"
         return [row[0] for row in await self._all(sql, holder.name, holder.life, before)]
 
-    async def add_file(self, file: StoredFile, most: Taken | None = None) -> None:
+    async def add_file(self, file: StoredFile, quota: OwnerUsage | None = None) -> None:
         def add() -> None:
-            if self._insert_file(file) and most is not None:
-                has = self._taken(file.owner)
-                if has.files > most.files or has.bytes > most.bytes:
-                    raise OverQuota(Taken(has.files - 1, has.bytes - file.bytes, has.open_jobs))
+            if self._insert_file(file) and quota is not None:
+                usage = self._usage(file.owner)
+                if usage.files > quota.files or usage.bytes > quota.bytes:
+                    raise OverQuota(OwnerUsage(usage.files - 1, usage.bytes - file.bytes, usage.open_jobs))
 
         await self._write(add)
 
     async def file(self, owner: str, id: str) -> StoredFile | None:
-        row = await self._one("SELECT record FROM files WHERE id = ? AND owner = ?", id, owner)
+        row = await self._first("SELECT record FROM files WHERE id = ? AND owner = ?", id, owner)
         return None if row is None else _file(row[0])
 
     async def files(
-        self, owner: str, page: Page, purpose: Purpose | None = None, now: float = 0.0
+        self, owner: str, page: ListPage, purpose: Purpose | None = None, now: float = 0.0
     ) -> Listing[StoredFile] | None:
-        only = _still("expires_at", now)
+        condition = _not_past("expires_at", now)
         if purpose is not None:
-            only += f" AND purpose = '{purpose.value}'"
-        return await self._listing("files", _file, owner, page, only)
+            condition += f" AND purpose = '{purpose.value}'"
+        return await self._listing("files", _file, owner, page, condition)
 
     async def remove_file(self, owner: str, id: str) -> bool:
         def remove() -> bool:
             if not self._execute("DELETE FROM files WHERE id = ? AND owner = ?", id, owner).rowcount:
                 return False
-            self._execute(
-                "INSERT OR REPLACE INTO begun VALUES (?, '', 0, 0)", id
-            )  # begun long ago: anybody may sweep it
+            # As if begun long ago, so that any process may sweep it.
+            self._execute("INSERT OR REPLACE INTO begun VALUES (?, '', 0, 0)", id)
             return True
 
         return await self._write(remove)
@@ -139,8 +148,8 @@ class SqliteStore:
         rows = await self._all("SELECT record FROM files WHERE expires_at <= ? ORDER BY expires_at", now)
         return [_file(row[0]) for row in rows]
 
-    async def taken(self, owner: str) -> Taken:
-        return await self._run(lambda: self._taken(owner))
+    async def usage(self, owner: str) -> OwnerUsage:
+        return await self._run(lambda: self._usage(owner))
 
     # --- Jobs
 
@@ -150,18 +159,18 @@ class SqliteStore:
 
         def add() -> None:
             if self._execute(sql, *values).rowcount and most_open is not None:
-                has = self._taken(job.owner)
-                if has.open_jobs > most_open:
-                    raise OverQuota(replace(has, open_jobs=has.open_jobs - 1))
+                usage = self._usage(job.owner)
+                if usage.open_jobs > most_open:
+                    raise OverQuota(replace(usage, open_jobs=usage.open_jobs - 1))
 
         await self._write(add)
 
     async def job(self, owner: str, id: str) -> Job | None:
-        row = await self._one("SELECT record FROM jobs WHERE id = ? AND owner = ?", id, owner)
+        row = await self._first("SELECT record FROM jobs WHERE id = ? AND owner = ?", id, owner)
         return None if row is None else _job(row[0])
 
-    async def jobs(self, owner: str, page: Page, now: float = 0.0) -> Listing[Job] | None:
-        return await self._listing("jobs", _job, owner, page, _still("kept_until", now))
+    async def jobs(self, owner: str, page: ListPage, now: float = 0.0) -> Listing[Job] | None:
+        return await self._listing("jobs", _job, owner, page, _not_past("kept_until", now))
 
     async def forget_jobs(self, now: float) -> None:
         await self._write(lambda: self._execute("DELETE FROM jobs WHERE kept_until <= ?", now))
@@ -193,8 +202,12 @@ class SqliteStore:
         def add() -> int:
             self._check_fence(fence)
             sql = "INSERT OR IGNORE INTO results VALUES (?, ?, ?)"
-            new = [one for one in results if self._execute(sql, job, one.line, _result_text(one)).rowcount]
-            counts = sum((one.counts for one in new), Counts())
+            new = [
+                result
+                for result in results
+                if self._execute(sql, job, result.line, json.dumps(asdict(result))).rowcount
+            ]
+            counts = sum((result.counts for result in new), LineCounts())
             sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in asdict(counts))
             sql = f"INSERT INTO counts VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT (job) DO UPDATE SET {sums}"
             self._execute(sql, job, *asdict(counts).values())
@@ -210,12 +223,12 @@ class SqliteStore:
             for _, record in rows:
                 yield LineResult(**json.loads(record))
 
-    async def done(self, job: str) -> frozenset[int]:
+    async def done_lines(self, job: str) -> frozenset[int]:
         return frozenset(row[0] for row in await self._all("SELECT line FROM results WHERE job = ?", job))
 
-    async def counts(self, job: str) -> Counts:
-        row = await self._one("SELECT * FROM counts WHERE job = ?", job)
-        return Counts() if row is None else Counts(*row[1:])
+    async def counts(self, job: str) -> LineCounts:
+        row = await self._first("SELECT * FROM counts WHERE job = ?", job)
+        return LineCounts() if row is None else LineCounts(*row[1:])
 
     async def set_forecasts(self, forecasts: Mapping[str, Forecast]) -> None:
         def update() -> None:
@@ -225,7 +238,7 @@ class SqliteStore:
         await self._write(update)
 
     async def forecast(self, job: str) -> Forecast | None:
-        row = await self._one("SELECT forecast FROM jobs WHERE id = ?", job)
+        row = await self._first("SELECT forecast FROM jobs WHERE id = ?", job)
         return None if row is None or row[0] is None else Forecast(**json.loads(row[0]))
 
     # --- The lease
@@ -247,11 +260,11 @@ class SqliteStore:
         sql = "UPDATE lease SET holder = NULL, life = NULL, until = NULL WHERE holder = ? AND life = ?"
         await self._write(lambda: self._execute(sql, holder.name, holder.life))
 
-    async def faults(self) -> Sequence[str]:
-        found = [row[0] for row in await self._all("PRAGMA integrity_check")]
-        return [] if found == ["ok"] else [f"{self._path} is damaged: {one}" for one in found]
+    async def find_faults(self) -> Sequence[str]:
+        lines = [row[0] for row in await self._all("PRAGMA integrity_check")]
+        return [] if lines == ["ok"] else [f"{self._path} is damaged: {line}" for line in lines]
 
-    async def everything(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    async def records(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         for kind in ("file", "job"):
             last = 0
             sql = f"SELECT number, record FROM {kind}s WHERE number > ? ORDER BY number LIMIT ?"
@@ -290,18 +303,18 @@ class SqliteStore:
         return self._connection.execute(sql, values)
 
     def _insert_file(self, file: StoredFile) -> bool:
-        """Whether it is new."""
+        """Insert a file and unlist it as begun; return whether the file is new."""
         sql = "INSERT OR IGNORE INTO files (id, owner, purpose, bytes, expires_at, record) VALUES (?, ?, ?, ?, ?, ?)"
         values = (file.id, file.owner, file.purpose.value, file.bytes, file.expires_at, _text(file))
         is_new = self._execute(sql, *values).rowcount > 0
         self._execute("DELETE FROM begun WHERE id = ?", file.id)
         return is_new
 
-    def _taken(self, owner: str) -> Taken:
+    def _usage(self, owner: str) -> OwnerUsage:
         sql = "SELECT COUNT(*), COALESCE(SUM(bytes), 0) FROM files WHERE owner = ?"
         files = self._execute(sql, owner).fetchone()
         jobs = self._execute("SELECT COUNT(*) FROM jobs WHERE owner = ? AND is_open", owner).fetchone()
-        return Taken(*files, *jobs)
+        return OwnerUsage(*files, *jobs)
 
     def _check_fence(self, fence: int | None) -> None:
         number = self._execute("SELECT number FROM lease").fetchone()[0]
@@ -311,12 +324,12 @@ class SqliteStore:
     # --- For the event loop
 
     async def _listing(
-        self, table: str, read: Callable[[str], Record], owner: str, page: Page, only: str = ""
+        self, table: str, read: Callable[[str], Record], owner: str, page: ListPage, condition: str
     ) -> Listing[Record] | None:
-        where = f"owner = ?{only}"
+        where = f"owner = ?{condition}"
         values: list[Any] = [owner]
         if page.after is not None:
-            after = await self._one(f"SELECT number FROM {table} WHERE id = ? AND owner = ?", page.after, owner)
+            after = await self._first(f"SELECT number FROM {table} WHERE id = ? AND owner = ?", page.after, owner)
             if after is None:
                 return None
             where += f" AND number {'<' if page.newest_first else '>'} ?"
@@ -326,26 +339,26 @@ class SqliteStore:
         rows = await self._all(sql, *values, page.limit + 1)
         return Listing(tuple(read(row[0]) for row in rows[: page.limit]), len(rows) > page.limit)
 
-    async def _one(self, sql: str, *values: Any) -> Any:
+    async def _first(self, sql: str, *values: Any) -> Any:
         return await self._run(lambda: self._execute(sql, *values).fetchone())
 
     async def _all(self, sql: str, *values: Any) -> list[Any]:
         return await self._run(lambda: self._execute(sql, *values).fetchall())
 
     async def _write(self, work: Callable[[], T]) -> T:
-        def within() -> T:
+        def work_in_transaction() -> T:
             with _Transaction(self):
                 return work()
 
-        return await self._run(within)
+        return await self._run(work_in_transaction)
 
     async def _run(self, work: Callable[[], T]) -> T:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except sqlite3.Error as error:
-            raise self._told(error) from error
+            raise self._store_error(error) from error
 
-    def _told(self, error: sqlite3.Error) -> StoreError:
+    def _store_error(self, error: sqlite3.Error) -> StoreError:
         text = str(error)
         if "full" in text:
             return StoreFull(f"no space is left for {self._path}: free some on its disk")
@@ -357,7 +370,7 @@ class SqliteStore:
 
 
 class _Transaction:
-    """All or nothing. It begins as a writer's, so that nothing is read that another writer changes meanwhile."""
+    """A transaction. It begins as a writer's, so that no other writer changes what it reads."""
 
     def __init__(self, store: SqliteStore) -> None:
         self._store = store
@@ -370,12 +383,14 @@ class _Transaction:
             if kind is None:
                 self._store._execute("COMMIT")
         finally:
-            with suppress(sqlite3.Error):  # there is none left, where it was committed or a full disk has ended it
+            with suppress(sqlite3.Error):  # the transaction has ended already if it was committed or the disk is full
                 self._store._execute("ROLLBACK")
 
 
 def _use_wal(connection: sqlite3.Connection) -> None:
-    """Where a new file is opened by several at once, all but one find it locked, and SQLite does not wait here."""
+    """Switch the file to WAL mode.
+
+    When several processes open a new file at once, all but the first find it locked, and here SQLite does not wait."""
     until = time.monotonic() + BUSY_S
     while True:
         try:
@@ -387,17 +402,13 @@ def _use_wal(connection: sqlite3.Connection) -> None:
             time.sleep(_AGAIN_S)
 
 
-def _still(until: str, now: float) -> str:
-    """Of a record that is there until then, or for ever."""
-    return f" AND COALESCE({until} > {float(now)!r}, 1)"
+def _not_past(column: str, now: float) -> str:
+    """Return the condition that the instant in this column has not passed; NULL never passes."""
+    return f" AND COALESCE({column} > {float(now)!r}, 1)"
 
 
 def _text(record: StoredFile | Job) -> str:
     return json.dumps(record.to_tree())
-
-
-def _result_text(result: LineResult) -> str:
-    return json.dumps(asdict(result))
 
 
 def _file(text: str) -> StoredFile:

@@ -1,10 +1,10 @@
-"""What the gateway and the job runner need of a store, whichever it is.
+"""The interface of a store to the gateway and the job runner.
 
-Every method returns once what it wrote is as durable as the store makes it (`about` says how durable that is), or
-raises StoreError. A record belongs to an owner, and nobody else can read it by its id.
+Every method returns when its writes are as durable as the store makes them (`describe` says how durable that is), or
+raises StoreError. A record belongs to an owner; other owners cannot read it by its id.
 
-The job runner that has the **lease** is the active one. Its number rises with each new holder, and what the runner
-writes carries it: a runner that was frozen while another took over is Fenced, however late it wakes up.
+The job runner that has the **lease** is the active job runner. The lease's number rises with each new holder, and the
+runner's writes carry it. So a runner that was frozen while another took over is Fenced, however late it wakes up.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Any, Generic, Protocol, TypeVar
 
 from alignedserve.errors import AlignedServeError
-from alignedserve.store.job import Counts, Forecast, Job, LineResult
+from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
 
 
 class Purpose(str, Enum):
@@ -25,7 +25,7 @@ class Purpose(str, Enum):
 
 @dataclass(frozen=True)
 class StoredFile:
-    """A file but for its bytes, which are in `blobs` under its id."""
+    """A file without its bytes, which `blobs` has under its id."""
 
     id: str
     owner: str
@@ -47,11 +47,11 @@ class StoredFile:
 
 
 @dataclass(frozen=True)
-class Page:
-    """Which part of a list is asked for."""
+class ListPage:
+    """The part of a list that a client asks for."""
 
     limit: int = 20
-    after: str | None = None  # the id before the first
+    after: str | None = None  # the page begins after the record with this id
     newest_first: bool = True
 
 
@@ -65,8 +65,8 @@ class Listing(Generic[Record]):
 
 
 @dataclass(frozen=True)
-class Taken:
-    """What an owner has, or may have."""
+class OwnerUsage:
+    """What an owner has in the store, or may have at most."""
 
     files: int = 0
     bytes: int = 0
@@ -74,16 +74,16 @@ class Taken:
 
 
 class OverQuota(AlignedServeError):
-    """`taken` is what the owner has."""
+    """An owner would have more than its quota; `usage` is what it has now."""
 
-    def __init__(self, taken: Taken) -> None:
-        super().__init__(f"{taken} is all that this owner may have")
-        self.taken = taken
+    def __init__(self, usage: OwnerUsage) -> None:
+        super().__init__(f"this owner has {usage} and may not have more")
+        self.usage = usage
 
 
 @dataclass(frozen=True)
-class About:
-    """What a store is, and what its writes survive, in plain words."""
+class StoreDescription:
+    """A store's kind and version, and what its writes survive, in plain words."""
 
     kind: str
     version: str
@@ -94,7 +94,7 @@ class About:
 
 @dataclass(frozen=True)
 class Holder:
-    """A process, and which of its lives: whatever an earlier one held or had begun is nobody's any more."""
+    """A process in one of its lives: its earlier lives hold nothing any more."""
 
     name: str
     life: int
@@ -103,89 +103,91 @@ class Holder:
 class Store(Protocol):
     async def close(self) -> None: ...
 
-    async def about(self) -> About: ...
+    async def describe(self) -> StoreDescription: ...
 
     # --- Files
 
     async def begin_file(self, id: str, holder: Holder, now: float) -> None:
-        """Its bytes are about to be written: noted until the file is there, or they are forgotten."""
+        """List the file as begun, before its bytes are written, until it is added or forgotten."""
 
     async def forget_file(self, id: str) -> None:
-        """It was begun or removed, and its bytes are gone."""
+        """Unlist a file that was begun or removed, when its bytes are gone."""
 
     async def orphans(self, holder: Holder, before: float) -> Sequence[str]:
-        """What an earlier life of the holder has begun, or anybody `before`, and never became a file; and what was
-        removed, by anybody, whose bytes may still be there."""
+        """Return the listed files whose bytes may be removed.
 
-    async def add_file(self, file: StoredFile, most: Taken | None = None) -> None:
-        """OverQuota where its owner would then have more than this. A file that is there already is added once."""
+        They were begun by an earlier life of the holder, or by any process before this instant, and never added; or
+        they were removed, by any process, and their bytes may still be there."""
+
+    async def add_file(self, file: StoredFile, quota: OwnerUsage | None = None) -> None:
+        """Add a file, unless it is there already; raise OverQuota if its owner would have more than the quota."""
 
     async def file(self, owner: str, id: str) -> StoredFile | None: ...
 
     async def files(
-        self, owner: str, page: Page, purpose: Purpose | None = None, now: float = 0.0
+        self, owner: str, page: ListPage, purpose: Purpose | None = None, now: float = 0.0
     ) -> Listing[StoredFile] | None:
-        """Those that have not expired by now. None: the file that it is to begin after does not exist."""
+        """Return the owner's files that have not expired; None if the page begins after a file that does not exist."""
 
     async def remove_file(self, owner: str, id: str) -> bool:
-        """Whether it was there. From the same move on it is noted as one whose bytes are to go."""
+        """Remove the file and list it as one whose bytes must go; return whether the file was there."""
 
     async def expired_files(self, now: float) -> Sequence[StoredFile]: ...
 
-    async def taken(self, owner: str) -> Taken: ...
+    async def usage(self, owner: str) -> OwnerUsage: ...
 
     # --- Jobs
 
     async def add_job(self, job: Job, most_open: int | None = None) -> None:
-        """OverQuota where so many of its owner are open already."""
+        """Add a job; raise OverQuota if its owner already has `most_open` open jobs."""
 
     async def job(self, owner: str, id: str) -> Job | None: ...
 
-    async def jobs(self, owner: str, page: Page, now: float = 0.0) -> Listing[Job] | None:
-        """Those that are kept still. None: the job that it is to begin after does not exist."""
+    async def jobs(self, owner: str, page: ListPage, now: float = 0.0) -> Listing[Job] | None:
+        """Return the owner's jobs that are still kept; None if the page begins after a job that does not exist."""
 
     async def forget_jobs(self, now: float) -> None:
-        """Those that are kept no longer."""
+        """Delete the jobs that are no longer kept."""
 
     async def open_jobs(self) -> Sequence[Job]:
-        """Of all owners, in the order in which they came."""
+        """Return the open jobs of all owners in order of their submission."""
 
     async def save_job(self, job: Job, fence: int | None = None, files: Sequence[StoredFile] = ()) -> Job:
-        """In place of the revision that it was made from, together with files that are new; what is there then.
+        """Save a job in place of the revision that it was made from, and add its new files; return the saved job.
 
-        With a job that has ended, the results of its lines go: its files have them. Conflict where it was changed
-        meanwhile. Without a fence it is a gateway that writes.
+        When a job has ended, the results of its lines are deleted, since its files have them. Raise Conflict if the
+        job was changed meanwhile. A job runner gives the number of its lease as the fence; a gateway gives none.
         """
 
     # --- Lines
 
     async def add_results(self, job: str, results: Sequence[LineResult], fence: int) -> int:
-        """Those of lines that have none yet; how many these were."""
+        """Add the results of lines that have none yet; return how many were added."""
 
     def results(self, job: str) -> AsyncIterator[LineResult]:
-        """In the order of the lines."""
+        """Yield the results in the order of the lines."""
 
-    async def done(self, job: str) -> frozenset[int]:
-        """The lines that have a result."""
+    async def done_lines(self, job: str) -> frozenset[int]:
+        """Return the lines that have a result."""
 
-    async def counts(self, job: str) -> Counts: ...
+    async def counts(self, job: str) -> LineCounts: ...
 
     async def set_forecasts(self, forecasts: Mapping[str, Forecast]) -> None:
-        """By job."""
+        """Save the forecasts: job -> its forecast."""
 
     async def forecast(self, job: str) -> Forecast | None: ...
 
     # --- The lease
 
     async def lease(self, holder: Holder, for_s: float) -> int | None:
-        """Take or renew it; its number, or None where another holder has it."""
+        """Take or renew the lease; return its number, or None if another holder has it."""
 
     async def release(self, holder: Holder) -> None: ...
 
-    # --- For whoever looks after it
+    # --- For operators
 
-    async def faults(self) -> Sequence[str]:
-        """What in it is damaged or does not fit together."""
+    async def find_faults(self) -> Sequence[str]:
+        """Return what is damaged or inconsistent in the store."""
 
-    def everything(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-        """All records of all owners: (file, job or result; what is kept of it)."""
+    def records(self) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        """Yield all records of all owners: the kind (file, job or result) and the record."""

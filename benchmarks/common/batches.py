@@ -12,8 +12,8 @@ import httpx
 
 from alignedserve.gateway.access.keys import ANONYMOUS
 from alignedserve.store.job import Endpoint, Job
-from alignedserve.store.opening import SQLITE_FILE
 from alignedserve.store.sqlite_store import SqliteStore
+from alignedserve.store.storage import SQLITE_FILE
 
 ENDED = ("completed", "failed", "expired", "cancelled")
 LOOK_S = 0.5

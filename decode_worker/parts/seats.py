@@ -10,6 +10,7 @@ from alignedserve.protocol.events import Event, Received, StepDone
 from alignedserve.protocol.messages import Attempt, Expect
 from alignedserve.worker.parts.part import Part
 from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.selection import first_come
 
 
 class Seats(Part):
@@ -53,12 +54,13 @@ class Seats(Part):
             self.seat(prompt)
 
     def _first_come(self) -> Iterator[Running]:
-        """Yield waiting prompts in their order, for policies that serve first come, first served.
+        """Yield waiting prompts that are seated without being chosen, in their order.
 
         No prompt overtakes the first one: otherwise a large prompt could wait for ever. Yield none while nothing has
         changed."""
         waiting = self._queue.waiting
-        while waiting and not self._memory.is_stuck and self._policy.is_plain:
+        prompts = first_come(self._policy, waiting)
+        while prompts and not self._memory.is_stuck:
             yield self._order.packer.first(waiting)
 
     def has_seat(self, running: Running) -> bool:

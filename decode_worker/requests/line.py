@@ -9,7 +9,6 @@ from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.protocol.messages import Attempt
 from alignedserve.scheduling.expected_wait import InLine, expected_waits, shortest_wait_first
 from alignedserve.scheduling.levels import level_of
-from alignedserve.scheduling.policy import Order
 from alignedserve.scheduling.promise import tokens_left
 from alignedserve.scheduling.slo import Rank, Standing, Work, by_standing
 from alignedserve.worker.in_flight import StepsInFlight
@@ -27,7 +26,7 @@ class CandidateOrder:
 
         Under first come, first served, they are in their order."""
         candidates = self._candidates
-        if candidates.arranged_in == self._steps.number or self._pace.policy.order is Order.FCFS:
+        if candidates.arranged_in == self._steps.number or self._pace.policy.ordering.is_by_arrival:
             return
         candidates.arranged_in = self._steps.number
         if candidates.num_requests > 1:

@@ -166,7 +166,7 @@ def test_what_set_changes_of_a_preset_is_printed_as_a_comment(
         ("batch list --api-key ключ", "the API key holds characters that a key cannot have"),
         ("key ann --file /none/keys.yaml", "/none/keys.yaml cannot be written: /none is not a folder"),
         ("key ann --file /", "/ is a folder: name a file"),
-        ("key ann --file /dev/null", "/dev/null is no file"),
+        ("key ann --file /dev/null", "/dev/null is not a file"),
         (
             "serve --schedule-order fcfs",
             "--schedule-order is not understood: choose a preset, or say --set schedule.order=VALUE"

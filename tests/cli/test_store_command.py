@@ -11,7 +11,7 @@ import pytest
 from alignedserve.cli import main as cli
 from alignedserve.config.config import JobsConfig
 from alignedserve.store.job import Endpoint, Job
-from alignedserve.store.opening import open_keeping
+from alignedserve.store.storage import open_storage
 from alignedserve.store.store import Holder, Purpose, StoredFile
 
 
@@ -20,14 +20,14 @@ def data(tmp_path: Path) -> str:
     """A folder with two files and a job that reads one of them."""
 
     async def fill() -> None:
-        keeping = await open_keeping(JobsConfig(directory=str(tmp_path)), Holder("me", 1))
+        storage = await open_storage(JobsConfig(directory=str(tmp_path)), Holder("me", 1))
         for id in ("file-1", "file-2"):
-            writing = keeping.blobs.begin(id)
+            writing = storage.blobs.begin(id)
             writing.write(b"12345")
             writing.commit()
-            await keeping.store.add_file(StoredFile(id, "ann", "x", 5, Purpose.BATCH, 1))
-        await keeping.store.add_job(Job("batch_1", "ann", "file-1", Endpoint.CHAT, "1h", 1, 3_601))
-        await keeping.close()
+            await storage.store.add_file(StoredFile(id, "ann", "x", 5, Purpose.BATCH, 1))
+        await storage.store.add_job(Job("batch_1", "ann", "file-1", Endpoint.CHAT, "1h", 1, 3_601))
+        await storage.close()
 
     asyncio.run(fill())
     return str(tmp_path)

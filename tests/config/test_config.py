@@ -290,6 +290,10 @@ def test_a_wrong_flag_is_named() -> None:
             "ray: its settings are for the nodes of a cluster: set ray.address too, or none of them",
         ),
         (
+            {"scale.shrink_after_s": 5.0},
+            "scale.shrink_after_s is for workers that come and go: set scale.prefill or scale.decode too",
+        ),
+        (
             {"schedule.predictor": "oracle"},
             "schedule.predictor oracle is the simulator's, which knows all lengths: set hash, or minilm",
         ),

@@ -84,7 +84,7 @@ def test_a_worker_comes_with_the_load_and_goes_with_it() -> None:
         come_and_go(deployment, "decode-1")
         log = deployment.whole_log()
         assert log.count("scales by itself: decode: ") >= 2
-        assert "takes no more" in log
+        assert "needs no more" in log
         assert "decode-1 ended with" not in log, "it went by itself, and was not started again"
         assert deployment.ask("/status").json()["scale"] == {"decode": "1-2"}
 

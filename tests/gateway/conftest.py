@@ -15,7 +15,8 @@ import pytest
 from fastapi import FastAPI
 
 from alignedserve.core import Logprob, Request, Role
-from alignedserve.gateway.app import GatewaySettings, make_app
+from alignedserve.gateway.app import make_app
+from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.owner.client import Delivered
 from alignedserve.protocol.messages import Member
 from alignedserve.text.text_model import TextModel

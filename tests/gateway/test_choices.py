@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from alignedserve.core import FinishReason, Request, ServiceClass, Slo
-from alignedserve.gateway.openai.admission import Origin, requests_of
-from alignedserve.gateway.openai.parsing import parsed
-from alignedserve.gateway.openai.promises import Promise
-from alignedserve.gateway.openai.reading import Reader
-from alignedserve.gateway.openai.shapes import answer_of, shape_of
+from alignedserve.gateway.openai.parsing import parse_body
+from alignedserve.gateway.openai.promises import ServicePromise
+from alignedserve.gateway.openai.reading import AnswerReader
+from alignedserve.gateway.openai.requests import Origin, make_requests
+from alignedserve.gateway.openai.shapes import make_shape
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.owner.client import Delivered, Overloaded
 from alignedserve.text.text_model import TextModel
@@ -153,7 +153,7 @@ def test_the_gauge_counts_each(gateway: Gateway) -> None:
 # --- Without HTTP: for those who have bodies from elsewhere
 
 
-PROMISE = Promise(ServiceClass.BE, Slo(), "flex")
+PROMISE = ServicePromise(ServiceClass.BE, Slo(), "flex")
 ORIGIN = Origin("req-line1", "jobs", 7.0)
 
 
@@ -165,15 +165,16 @@ ORIGIN = Origin("req-line1", "jobs", 7.0)
     ],
 )
 def test_a_body_is_answered_without_a_client(text: TextModel, kind: Any, body: bytes) -> None:
-    asked = parsed(kind, body)
-    requests = requests_of(asked, PROMISE, ORIGIN, text, 256)
+    asked = parse_body(kind, body)
+    requests = make_requests(asked, PROMISE, ORIGIN, text, 256)
     assert [request.id for request in requests] == ["req-line1", "req-line1-1"]
     assert {(request.owner, request.arrival_at, request.service) for request in requests} == {
         ("jobs", 7.0, ServiceClass.BE)
     }
     gateway = Gateway(text, OwnOwner(text))
     delivered = [asyncio.run(_all(gateway.owner, request)) for request in requests]
-    answer = answer_of(asked, requests, "flex", text, delivered)
+    pieces = [AnswerReader.from_body(asked, text).read(one) for one in delivered]
+    answer = make_shape(asked, requests, "flex", text).whole(pieces)
     usual = gateway.ask("POST", f"/v1/{'chat/' * (kind is ChatRequest)}completions", content=body).json()
     assert answer["choices"] == usual["choices"]
     assert answer["usage"] == usual["usage"]
@@ -191,13 +192,13 @@ async def _all(owner: FakeOwner, request: Request) -> Delivered:
 
 
 def test_a_reader_says_when_enough_has_come(text: TextModel) -> None:
-    asked = parsed(CompletionRequest, b'{"model": "demo", "prompt": "a", "stop": "wo"}')
-    (request,) = requests_of(asked, PROMISE, ORIGIN, text, 256)
-    reader = Reader.of(asked, text)
+    asked = parse_body(CompletionRequest, b'{"model": "demo", "prompt": "a", "stop": "wo"}')
+    (request,) = make_requests(asked, PROMISE, ORIGIN, text, 256)
+    reader = AnswerReader.from_body(asked, text)
     assert reader.read(Delivered(ids_of(text, "one"), None)).finish is None
     piece = reader.read(Delivered(ids_of(text, " two and more"), None))
     assert (piece.text, piece.finish) == (" t", FinishReason.STOP)
-    whole = shape_of(asked, [request], "flex", text).whole([piece])
+    whole = make_shape(asked, [request], "flex", text).whole([piece])
     assert whole["choices"][0]["finish_reason"] == "stop"
 
 

@@ -409,7 +409,7 @@ def test_a_template_that_refuses_is_the_clients_fault(gateway: Gateway, monkeypa
     def refuse(*_: object) -> list[int]:
         raise PromptError("the model's chat template refuses these messages: roles must alternate")
 
-    monkeypatch.setattr(ChatTemplate, "ids", refuse)
+    monkeypatch.setattr(ChatTemplate, "token_ids", refuse)
     error = error_of(gateway.chat(), 400)
     assert error["param"] == "messages"
     assert re.search("roles must alternate$", error["message"])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from alignedserve.gateway.access.keys import Entry, KeyRing, Scope, hashed
+from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Scope, hash_key
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, log_lines
 
 ANN, BOB = "key-of-ann", "key-of-bob"
 
 
-def entry(name: str, key: str, *scopes: Scope) -> Entry:
-    return Entry(name, hashed(key), frozenset(scopes or Scope))
+def entry(name: str, key: str, *scopes: Scope) -> KeyEntry:
+    return KeyEntry(name, hash_key(key), frozenset(scopes or Scope))
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def test_the_log_names_the_caller_and_no_key(gateway: Gateway, caplog: pytest.Lo
         ask(gateway, ANN)
         gateway.get("/v1/models", headers=bearer("wrong-key"))
     assert [line["caller"] for line in lines] == ["ann", None]
-    assert not any(key in caplog.text + str(lines) for key in (ANN, BOB, "wrong-key", hashed(ANN)))
+    assert not any(key in caplog.text + str(lines) for key in (ANN, BOB, "wrong-key", hash_key(ANN)))
 
 
 def test_kv_is_shared_within_a_key_alone(text: TextModel) -> None:

@@ -15,13 +15,13 @@ from alignedserve.gateway.access.keys import (
     MOST_OPEN,
     Limits,
     Scope,
-    hashed,
+    hash_key,
+    hash_setting,
     key_ring,
     read_keys,
-    sealed,
 )
 
-DIGEST = hashed("key")
+DIGEST = hash_key("key")
 
 
 def made(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -91,7 +91,7 @@ def test_without_keys_everybody_is_anonymous() -> None:
 
 
 def test_a_hash_may_stand_for_the_key_of_the_setting() -> None:
-    assert sealed(DIGEST) == sealed("key") == DIGEST
+    assert hash_setting(DIGEST) == hash_setting("key") == DIGEST
     assert key_ring(DIGEST, None).caller("key") == key_ring("key", None).caller("key")
     assert key_ring(DIGEST, None).caller(DIGEST) is None
 
@@ -106,9 +106,9 @@ def test_a_hash_may_stand_for_the_key_of_the_setting() -> None:
         ("keys: [5]", "keys[0] must be an entry"),
         (f"keys: [{{hash: '{DIGEST}'}}]", "keys[0]: name must be"),
         (f"keys: [{{name: 'a b', hash: '{DIGEST}'}}]", "keys[0]: name must be"),
-        (f"keys: [{{name: default, hash: '{DIGEST}'}}]", "the name default is taken"),
+        (f"keys: [{{name: default, hash: '{DIGEST}'}}]", "the name default is reserved"),
         ("keys: [{name: a, hash: key}]", "keys[0]: hash must be sha256:"),
-        (f"keys: [{{name: a, hash: '{DIGEST}', key: b}}]", "keys[0]: key is no field of a key"),
+        (f"keys: [{{name: a, hash: '{DIGEST}', key: b}}]", "keys[0]: a key has no field key"),
         (f"keys: [{{name: a, hash: '{DIGEST}', scopes: [all]}}]", "keys[0]: scopes must be a list of generate, batch"),
         (f"keys: [{{name: a, hash: '{DIGEST}', scopes: []}}]", "keys[0]: scopes must be"),
         (f"keys: [{{name: a, hash: '{DIGEST}', most_open: 0}}]", "keys[0]: most_open must be a whole number"),

@@ -13,7 +13,7 @@ import pytest
 from pydantic import ValidationError
 
 from alignedserve.errors import AlignedServeError
-from alignedserve.gateway.openai.parsing import LARGE_BYTES, parsed
+from alignedserve.gateway.openai.parsing import LARGE_BYTES, parse_body
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
@@ -87,6 +87,6 @@ def test_large_ones_are_taken_apart_one_after_the_other_and_small_ones_meanwhile
 @pytest.mark.parametrize("body", [b"{}", b"[" * LARGE_BYTES, b" " * LARGE_BYTES + json.dumps(CHAT).encode()])
 def test_the_collector_goes_on_after_a_body(body: bytes) -> None:
     with suppress(AlignedServeError):
-        parsed(ChatRequest, body)
+        parse_body(ChatRequest, body)
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0

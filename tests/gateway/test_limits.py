@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.gateway.access.keys import ANONYMOUS, Caller, Entry, KeyRing, Limits, hashed
+from alignedserve.gateway.access.keys import ANONYMOUS, Caller, KeyEntry, KeyRing, Limits, hash_key
 from alignedserve.gateway.access.ledger import Ledger
-from alignedserve.gateway.http.limits import LUMP, Tab, written
+from alignedserve.gateway.http.limits import LUMP, Tab, format_time
 from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
@@ -50,12 +50,12 @@ class TestTabs:
     def test_tokens_may_be_overdrawn_and_are_waited_for(self) -> None:
         now, ledger = [100.0], Ledger()
         tab = Tab(ledger, caller(tokens_per_minute=600), lambda: now[0])
-        tab.sit()
+        tab.take_place()
         tab.take(1000)
-        assert refused_for(tab.sit) == 41
+        assert refused_for(tab.take_place) == 41
         assert tab.headers()["x-ratelimit-remaining-tokens"] == "0"
         now[0] += 40.2
-        assert refused_for(tab.sit) == 0
+        assert refused_for(tab.take_place) == 0
 
     def test_few_tokens_are_taken_at_the_end(self) -> None:
         ledger = Ledger()
@@ -69,22 +69,22 @@ class TestTabs:
     def test_places_are_given_back(self) -> None:
         ledger, ann = Ledger(), caller(most_open=2)
         tabs = [Tab(ledger, ann) for _ in range(3)]
-        assert [refused_for(tab.sit) for tab in tabs] == [0, 0, 1]
+        assert [refused_for(tab.take_place) for tab in tabs] == [0, 0, 1]
         for tab in tabs:
             tab.close()
             tab.close()
-        assert [refused_for(tab.sit) for tab in tabs] == [0, 0, 1]
+        assert [refused_for(tab.take_place) for tab in tabs] == [0, 0, 1]
 
     def test_one_caller_does_not_use_up_anothers(self) -> None:
         ledger = Ledger()
         names = [f"caller {number}" for number in range(100)]
         tabs = [Tab(ledger, caller(name, requests_per_minute=1, most_open=1)) for name in names]
-        assert [refused_for(tab.enter) or refused_for(tab.sit) for tab in tabs] == [0] * 100
+        assert [refused_for(tab.enter) or refused_for(tab.take_place) for tab in tabs] == [0] * 100
         assert all(refused_for(tab.enter) for tab in tabs)
 
     def test_no_limits_no_headers(self) -> None:
         tab = Tab(Ledger(), ANONYMOUS)
-        assert [refused_for(tab.enter) or refused_for(tab.sit) for _ in range(1000)] == [0] * 1000
+        assert [refused_for(tab.enter) or refused_for(tab.take_place) for _ in range(1000)] == [0] * 1000
         assert tab.headers() == {}
 
     @given(st.lists(st.tuples(st.floats(0, 30), st.integers(0, 500)), max_size=60), st.integers(1, 2000))
@@ -94,7 +94,7 @@ class TestTabs:
         for after_s, tokens in asked:
             now[0] += after_s
             tab = Tab(ledger, caller(tokens_per_minute=per_minute), lambda: now[0])
-            if not refused_for(tab.sit):
+            if not refused_for(tab.take_place):
                 tab.take(tokens)
                 taken, most = taken + tokens, max(most, tokens)
             tab.close()
@@ -107,19 +107,19 @@ class TestSeveralGateways:
         ann = caller(requests_per_minute=3, most_open=3)
         tabs = [Tab(ledger, ann, lambda: 100.0) for ledger in (first, second, first, second)]
         assert [refused_for(tab.enter) for tab in tabs] == [0, 0, 0, 20]
-        assert [refused_for(tab.sit) for tab in tabs] == [0, 0, 0, 1]
+        assert [refused_for(tab.take_place) for tab in tabs] == [0, 0, 0, 1]
         tabs[1].close()
-        assert refused_for(tabs[3].sit) == 0
+        assert refused_for(tabs[3].take_place) == 0
 
     def test_the_places_of_one_that_died_are_free_again(self, tmp_path: Path) -> None:
         first, second = (Ledger(tmp_path / "limits", place) for place in (0, 1))
         ann = caller(most_open=3)
         tabs = [Tab(ledger, ann) for ledger in (first, first, second)]
         for tab in tabs:
-            tab.sit()
+            tab.take_place()
         first.close()
         again = Ledger(tmp_path / "limits", 0)
-        assert [refused_for(Tab(again, ann).sit) for _ in range(3)] == [0, 0, 1]
+        assert [refused_for(Tab(again, ann).take_place) for _ in range(3)] == [0, 0, 1]
 
     def test_their_file_is_not_stale_while_one_has_it(self, tmp_path: Path) -> None:
         path = tmp_path / "limits"
@@ -139,7 +139,7 @@ class TestOverHttp:
         monkeypatch.setattr(Tab, "__init__", partialmethod(Tab.__init__, now=lambda: 100.0))
 
     def gateway(self, text: TextModel, owner: FakeOwner, **limits: int) -> Gateway:
-        return Gateway(text, owner, keys=KeyRing([Entry("ann", hashed("key"), limits=Limits(**limits))]))
+        return Gateway(text, owner, keys=KeyRing([KeyEntry("ann", hash_key("key"), limits=Limits(**limits))]))
 
     def complete(self, gateway: Gateway, path: str = "/v1/completions") -> httpx.Response:
         body = {"model": "demo", "prompt": [5, 6, 7], "ignore_eos": True, "max_tokens": 100}
@@ -197,13 +197,13 @@ class TestOverHttp:
     [(0, "0ms"), (0.0201, "21ms"), (1, "1s"), (1.5, "1.5s"), (59.9999, "1m0s"), (60, "1m0s"), (90.25, "1m30.25s")],
 )
 def test_times_are_written_as_openai_does(seconds: float, text: str) -> None:
-    assert written(seconds) == text
+    assert format_time(seconds) == text
 
 
 def test_pages_of_others_are_let_in_only_where_so_configured(text: TextModel) -> None:
     page = {"Origin": "https://page.example"}
     preflight = {**page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
-    keys = KeyRing([Entry("ann", hashed("key"))])
+    keys = KeyRing([KeyEntry("ann", hash_key("key"))])
     closed = Gateway(text, FakeOwner((2,)), keys=keys)
     opened = Gateway(text, FakeOwner((2,)), keys=keys, cors_origins=("https://page.example",))
     for gateway, origin in ((closed, None), (opened, page["Origin"])):

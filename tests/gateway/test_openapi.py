@@ -13,11 +13,12 @@ from schemathesis.config import SchemathesisConfig
 from starlette.routing import Route
 
 from alignedserve.config.config import JobsConfig
-from alignedserve.gateway.app import GatewaySettings, make_app
+from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.files import FileRoutes
 from alignedserve.gateway.openapi import document
-from alignedserve.store.opening import Lazily
+from alignedserve.gateway.settings import GatewaySettings
+from alignedserve.store.storage import LazyStorage
 from alignedserve.store.store import Holder
 from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
@@ -34,9 +35,9 @@ CASES = 200 if SOAK else 10  # by each of the six routes that take a body, and a
 @pytest.fixture(scope="module")
 def app(text: TextModel, tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     jobs = JobsConfig(directory=str(tmp_path_factory.mktemp("jobs")))
-    keeping = Lazily(jobs, Holder("gateway", 1))
-    of_jobs = (*FileRoutes(keeping, jobs).routes, *BatchRoutes(keeping, jobs).routes)
-    return make_app(FakeOwner((5,), (2,)), text, GatewaySettings((MODEL,), MOST), of_jobs=of_jobs)
+    keeping = LazyStorage(jobs, Holder("gateway", 1))
+    job_routes = (*FileRoutes(keeping, jobs).routes, *BatchRoutes(keeping, jobs).routes)
+    return make_app(FakeOwner((5,), (2,)), text, GatewaySettings((MODEL,), MOST), job_routes=job_routes)
 
 
 @pytest.fixture(scope="module")

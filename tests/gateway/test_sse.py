@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.core import FinishReason
-from alignedserve.gateway.openai.reading import Piece
-from alignedserve.gateway.openai.shapes import Shape, shape_of
+from alignedserve.gateway.openai.reading import AnswerPiece
+from alignedserve.gateway.openai.shapes import AnswerShape, make_shape
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.sse import Chunks, event
 from alignedserve.text.text_model import TextModel
@@ -26,8 +26,8 @@ FIELDS: list[dict[str, Any]] = [
     {"n": 2},
 ]
 
-pieces = st.lists(st.tuples(st.integers(0, 1), st.builds(Piece, st.text(max_size=8), st.just((5,)), st.none())))
-ends = [(number, Piece("end", (2,), FinishReason.STOP)) for number in (0, 1)]
+pieces = st.lists(st.tuples(st.integers(0, 1), st.builds(AnswerPiece, st.text(max_size=8), st.just((5,)), st.none())))
+ends = [(number, AnswerPiece("end", (2,), FinishReason.STOP)) for number in (0, 1)]
 
 
 @pytest.mark.parametrize("fields", FIELDS, ids=str)
@@ -35,12 +35,15 @@ ends = [(number, Piece("end", (2,), FinishReason.STOP)) for number in (0, 1)]
 @settings(deadline=None, max_examples=30)
 @given(said=pieces)
 def test_a_stream_is_the_same(
-    text: TextModel, kind: type[ChatRequest | CompletionRequest], fields: dict[str, Any], said: list[tuple[int, Piece]]
+    text: TextModel,
+    kind: type[ChatRequest | CompletionRequest],
+    fields: dict[str, Any],
+    said: list[tuple[int, AnswerPiece]],
 ) -> None:
     body = kind.model_validate({**(CHAT if kind is ChatRequest else COMPLETION), **fields})
 
-    def shape() -> Shape:
-        made = shape_of(body, [request("a"), request("b")], "default", text)
+    def shape() -> AnswerShape:
+        made = make_shape(body, [request("a"), request("b")], "default", text)
         made.created = 7
         return made
 

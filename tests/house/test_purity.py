@@ -66,7 +66,7 @@ CORE_FILES = (
     ROOT / "core.py",
     ROOT / "owner" / "core.py",
     ROOT / "shell" / "turn.py",
-    *(ROOT / "jobs" / f"{name}.py" for name in "exchange state shares rate window".split()),
+    *(ROOT / "jobs" / f"{name}.py" for name in "messages state shares rate window".split()),
     ROOT / "store" / "job.py",
     *(
         path

@@ -16,14 +16,14 @@ import pytest
 from openai.types import Batch
 
 from alignedserve.config.config import Config, JobsConfig
-from alignedserve.gateway.access.keys import Entry, KeyRing, hashed
+from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.files import FileRoutes
-from alignedserve.gateway.openai.admission import GatewaySettings
-from alignedserve.jobs.actor import Runner
+from alignedserve.gateway.settings import GatewaySettings
+from alignedserve.jobs.actor import JobRunner
 from alignedserve.jobs.answering import Answering
-from alignedserve.store.opening import Lazily
+from alignedserve.store.storage import LazyStorage
 from alignedserve.store.store import Holder
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner, folder, hello, text  # noqa: F401  (fixtures)
@@ -44,12 +44,12 @@ class Service:
 
     def __init__(self, model: TextModel, owner: FakeOwner, config: Config) -> None:
         self.owner, self.config, self._text = owner, config, model
-        keeping, jobs = Lazily(config.jobs, Holder("gateway", 1)), config.jobs
-        keys = KeyRing([Entry(name, hashed(name)) for name in ("ann", "bob")])
-        of_jobs = (*FileRoutes(keeping, jobs).routes, *BatchRoutes(keeping, jobs).routes)
+        storage, jobs = LazyStorage(config.jobs, Holder("gateway", 1)), config.jobs
+        keys = KeyRing([KeyEntry(name, hash_key(name)) for name in ("ann", "bob")])
+        job_routes = (*FileRoutes(storage, jobs).routes, *BatchRoutes(storage, jobs).routes)
         settings = GatewaySettings(served_model_names=(MODEL,), max_model_len=MOST, keys=keys)
-        self.app = make_app(owner, model, settings, of_jobs=of_jobs)
-        self.keeping = keeping
+        self.app = make_app(owner, model, settings, job_routes=job_routes)
+        self.storage = storage
         self._life = 0
 
     def client(self, key: str = "ann") -> httpx.AsyncClient:
@@ -57,10 +57,10 @@ class Service:
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://gateway", headers=headers)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Runner]:
+    async def running(self) -> AsyncIterator[JobRunner]:
         self._life += 1
         answering = Answering(self.owner, self._text, (MODEL,), MOST)
-        runner = Runner(answering, self.config, Holder("runner", self._life), time.time)
+        runner = JobRunner(answering, self.config, Holder("runner", self._life), time.time)
         serving = asyncio.create_task(runner.serve())
         try:
             yield runner
@@ -73,7 +73,7 @@ class Service:
             try:
                 await asyncio.wait_for(work(), 5 * PATIENT_S)
             finally:
-                await (await self.keeping()).close()
+                await (await self.storage()).close()
 
         asyncio.run(limited())
 
@@ -115,9 +115,9 @@ async def rows(client: httpx.AsyncClient, id: str | None) -> list[Any]:
 @pytest.fixture(params=["sqlite", "redis"])
 def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Config]:
     """The runner looks at the store and at the time more often than it usually does."""
-    monkeypatch.setattr("alignedserve.jobs.actor.LOOK_S", 0.05)
+    monkeypatch.setattr("alignedserve.jobs.actor.POLL_S", 0.05)
     monkeypatch.setattr("alignedserve.jobs.state.TICK_S", 0.1)
-    monkeypatch.setattr("alignedserve.jobs.state.TELL_S", 0.2)
+    monkeypatch.setattr("alignedserve.jobs.state.FORECAST_S", 0.2)
     monkeypatch.setattr("alignedserve.jobs.actor.RETRIES", 1)
     jobs = JobsConfig(directory=str(tmp_path / "data"))
     if request.param == "sqlite":

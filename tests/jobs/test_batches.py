@@ -181,11 +181,11 @@ def test_a_batch_that_has_ended_is_kept_as_long_as_its_files_and_then_goes_with_
 
     async def check() -> None:
         async with service.client() as client:
-            keeping, jobs = await service.keeping(), list[Job]()
+            storage, jobs = await service.storage(), list[Job]()
             async with service.running():
                 for expires in ({}, *({"output_expires_after": after(seconds)} for seconds in (3_600, 259_200))):
                     batch = await ended(client, (await submit(client, line("a"), **expires))["id"])
-                    job = await keeping.store.job("ann", batch["id"])
+                    job = await storage.store.job("ann", batch["id"])
                     assert job is not None
                     assert job.kept_until is not None
                     assert job.kept_until - batch["completed_at"] >= await lives_s(client, batch["output_file_id"])
@@ -194,14 +194,14 @@ def test_a_batch_that_has_ended_is_kept_as_long_as_its_files_and_then_goes_with_
             assert kept_s == [173_000, 173_000, 259_000]
             assert [await lives_s(client, job.output_file_id or "") for job in jobs] == [172_800, 3_600, 259_200]
             for job in jobs[:2]:  # as after two days
-                await keeping.store.save_job(replace(job, kept_until=1))
+                await storage.store.save_job(replace(job, kept_until=1))
                 assert (await client.get(f"/v1/batches/{job.id}")).status_code == 404
                 assert (await client.post(f"/v1/batches/{job.id}/cancel")).status_code == 404
             assert [one["id"] for one in (await client.get("/v1/batches")).json()["data"]] == [jobs[2].id]
             async with service.running():
-                while await keeping.store.job("ann", jobs[1].id):
+                while await storage.store.job("ann", jobs[1].id):
                     await asyncio.sleep(0.02)
-            assert [tree["id"] async for kind, tree in keeping.store.everything() if kind == "job"] == [jobs[2].id]
+            assert [tree["id"] async for kind, tree in storage.store.records() if kind == "job"] == [jobs[2].id]
 
     def after(seconds: int) -> dict[str, Any]:
         return {"anchor": "created_at", "seconds": seconds}
@@ -218,14 +218,14 @@ def test_a_batch_whose_bytes_somebody_removes_ends_all_the_same(
 
     async def check() -> None:
         async with service.client() as client:
-            keeping = await service.keeping()
+            storage = await service.storage()
             begun, fresh = [await submit(client, b"\n".join([line("a"), line("b", "slow")])) for _ in range(2)]
-            await asyncio.to_thread(keeping.blobs.remove, fresh["input_file_id"])
+            await asyncio.to_thread(storage.blobs.remove, fresh["input_file_id"])
             async with service.running():
                 failed = await ended(client, fresh["id"])
                 assert [one["code"] for one in failed["errors"]["data"]] == ["file_not_found"]
                 await until(client, begun["id"], lambda one: one["request_counts"]["completed"] == 1)
-                await asyncio.to_thread(keeping.blobs.remove, begun["input_file_id"])
+                await asyncio.to_thread(storage.blobs.remove, begun["input_file_id"])
                 await client.post(f"/v1/batches/{begun['id']}/cancel")
                 batch = await ended(client, begun["id"])
             assert batch["status"] == "cancelled"
@@ -248,8 +248,8 @@ def test_lines_whose_bytes_are_gone_end_with_that_and_no_other_batch_waits(
             begun = await submit(client, b"\n".join(line(str(number), "slow") for number in range(5)))
             while len(service.owner.opened) < 2:
                 await asyncio.sleep(0.01)
-            keeping = await service.keeping()
-            await asyncio.to_thread(keeping.blobs.remove, begun["input_file_id"])
+            storage = await service.storage()
+            await asyncio.to_thread(storage.blobs.remove, begun["input_file_id"])
             gate.set()
             other = await ended(client, (await submit(client, line("a")))["id"])
             assert other["request_counts"]["completed"] == 1
@@ -279,7 +279,7 @@ def test_a_batch_without_room_says_so_early_and_keeps_what_is_done(
     async def check() -> None:
         async with service.client() as client:
             batch = await submit(client, b"\n".join(line(str(number)) for number in range(480)))
-            store = (await service.keeping()).store
+            store = (await service.storage()).store
             job = await store.job("ann", batch["id"])
             assert job is not None
             await store.save_job(replace(job, expires_at=job.created_at + 60))
@@ -333,7 +333,7 @@ def test_an_expired_batch_keeps_what_is_done(text: TextModel, hello: tuple[int, 
             batch = await submit(client, data)
             async with service.running():
                 await until(client, batch["id"], lambda one: one["request_counts"]["completed"] == 1)
-                await expire((await service.keeping()).store, batch["id"])
+                await expire((await service.storage()).store, batch["id"])
                 batch = await ended(client, batch["id"])
             assert batch["status"] == "expired"
             assert [row["custom_id"] for row in await rows(client, batch["output_file_id"])] == ["fast"]
@@ -459,7 +459,7 @@ def test_a_store_that_is_away_for_a_while_costs_nothing_but_time(
         async with service.client() as client:
             batch = await submit(client, b"\n".join(map(line, "abcdefghij")))
             monkeypatch.setattr(SqliteStore, "_write", sometimes)
-            monkeypatch.setattr("alignedserve.jobs.actor.AGAIN_S", 0.01)
+            monkeypatch.setattr("alignedserve.jobs.actor.RETRY_S", 0.01)
             async with service.running():
                 batch = await ended(client, batch["id"])
             monkeypatch.undo()

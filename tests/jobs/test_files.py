@@ -16,8 +16,8 @@ import pytest
 
 from alignedserve.config.config import Config
 from alignedserve.errors import StoreError, StoreFull
-from alignedserve.store.opening import Lazily, open_keeping
-from alignedserve.store.store import Holder, Page
+from alignedserve.store.storage import LazyStorage, open_storage
+from alignedserve.store.store import Holder, ListPage
 from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
 from tests.gateway.conftest import FakeOwner
@@ -70,8 +70,8 @@ def test_quotas_hold_where_several_come_at_once(
             uploads = await asyncio.gather(*(upload(client, b"x" * 400_000) for _ in range(4)))
             assert sorted(one.status_code for one in uploads) == [200, 200, 413, 413]
             files = [one.json()["id"] for one in uploads if one.status_code == 200]
-            keeping = await service.keeping()
-            assert sorted(await asyncio.to_thread(keeping.blobs.sizes)) == sorted(files)
+            storage = await service.storage()
+            assert sorted(await asyncio.to_thread(storage.blobs.sizes)) == sorted(files)
             asked = {"input_file_id": files[0], "endpoint": URL, "completion_window": "24h"}
             made = await asyncio.gather(*(client.post("/v1/batches", json=asked) for _ in range(4)))
             assert sorted(one.status_code for one in made) == [200, 200, 429, 429]
@@ -111,8 +111,8 @@ def test_uploads_are_checked_as_they_come_and_leave_nothing_where_they_fail(
             long_boundary = {"Content-Type": f"multipart/form-data; boundary={'b' * 300}"}
             assert (await client.post("/v1/files", content=b"", headers=long_boundary)).status_code == 400
             assert (await client.post("/v1/files", json={})).status_code == 400
-            keeping = await service.keeping()
-            assert list(await asyncio.to_thread(keeping.blobs.sizes)) == [file["id"]]
+            storage = await service.storage()
+            assert list(await asyncio.to_thread(storage.blobs.sizes)) == [file["id"]]
 
     service.run(check)
 
@@ -123,17 +123,17 @@ def test_expired_files_go(service: Service) -> None:
         async with service.client() as client:
             file = (await upload(client, b"x")).json()
             assert file["expires_at"] == file["created_at"] + 30 * 86_400
-            keeping = await service.keeping()
-            stored = await keeping.store.file("ann", file["id"])
+            storage = await service.storage()
+            stored = await storage.store.file("ann", file["id"])
             assert stored is not None
-            await keeping.store.remove_file("ann", stored.id)
-            await keeping.store.add_file(replace(stored, expires_at=1))
+            await storage.store.remove_file("ann", stored.id)
+            await storage.store.add_file(replace(stored, expires_at=1))
             assert (await client.get(f"/v1/files/{file['id']}")).status_code == 404
             assert (await client.get("/v1/files")).json()["data"] == []
             async with service.running():
-                while await asyncio.to_thread(keeping.blobs.sizes):
+                while await asyncio.to_thread(storage.blobs.sizes):
                     await asyncio.sleep(0.02)
-            assert await keeping.store.expired_files(2) == []
+            assert await storage.store.expired_files(2) == []
 
     service.run(check)
 
@@ -142,17 +142,17 @@ def test_bytes_of_an_upload_that_was_killed_are_swept_at_the_next_start(service:
     async def check() -> None:
         async with service.client() as client:
             kept = (await upload(client, line("a"))).json()
-            keeping = await service.keeping()
+            storage = await service.storage()
             for number in range(2):  # killed before it was whole, and before it was acknowledged
-                writing = await keeping.begin(f"file-lost{number}")
+                writing = await storage.begin(f"file-lost{number}")
                 writing.write(b"x" * 1_000_000)
                 if number:
                     writing.commit()
-            others = await open_keeping(service.config.jobs, Holder("another gateway", 1))
+            others = await open_storage(service.config.jobs, Holder("another gateway", 1))
             await others.begin("file-now")  # who is still at it
-            again = Lazily(service.config.jobs, Holder("gateway", 2))
+            again = LazyStorage(service.config.jobs, Holder("gateway", 2))
             await again()
-            assert set(await asyncio.to_thread(keeping.blobs.sizes)) == {kept["id"], "file-now.part"}
+            assert set(await asyncio.to_thread(storage.blobs.sizes)) == {kept["id"], "file-now.part"}
             assert await others.store.orphans(Holder("gateway", 3), 0.0) == []
             await others.close()
             await (await again()).close()
@@ -163,13 +163,13 @@ def test_bytes_of_an_upload_that_was_killed_are_swept_at_the_next_start(service:
 REMOVES = """
 import asyncio, os, signal, sys
 from alignedserve.config.config import JobsConfig
-from alignedserve.store.opening import open_keeping
+from alignedserve.store.storage import open_storage
 from alignedserve.store.store import Holder
 
 async def remove(id, store, directory):
-    keeping = await open_keeping(JobsConfig(store=store, directory=directory), Holder("gateway", 1))
-    keeping.blobs.remove = lambda id: os.kill(os.getpid(), signal.SIGKILL)
-    await keeping.remove(await keeping.store.file("ann", id))
+    storage = await open_storage(JobsConfig(store=store, directory=directory), Holder("gateway", 1))
+    storage.blobs.remove = lambda id: os.kill(os.getpid(), signal.SIGKILL)
+    await storage.remove(await storage.store.file("ann", id))
 
 asyncio.run(remove(*sys.argv[1:]))
 """
@@ -179,21 +179,20 @@ def test_bytes_of_a_removal_that_was_killed_in_the_middle_are_swept_and_no_other
     async def check() -> None:
         async with service.client() as client:
             kept, gone = [(await upload(client, line("a"))).json()["id"] for _ in range(2)]
-            keeping, jobs = await service.keeping(), service.config.jobs
-            elsewhere = await asyncio.to_thread(keeping.blobs.begin, "file-of-another-store")
+            storage, jobs = await service.storage(), service.config.jobs
+            elsewhere = await asyncio.to_thread(storage.blobs.begin, "file-of-another-store")
             await asyncio.to_thread(elsewhere.commit)
-            await keeping.begin("file-now")  # who is still at it
+            await storage.begin("file-now")  # who is still at it
             command = [sys.executable, "-c", REMOVES, gone, jobs.store, str(jobs.directory)]
             killed = await asyncio.to_thread(subprocess.run, command)
             assert killed.returncode == -signal.SIGKILL
             assert (await client.get(f"/v1/files/{gone}")).status_code == 404
-            assert gone in await asyncio.to_thread(keeping.blobs.sizes)
+            assert gone in await asyncio.to_thread(storage.blobs.sizes)
             async with service.running():
-                while gone in await asyncio.to_thread(keeping.blobs.sizes):
+                while await storage.store.orphans(Holder("gateway", 1), 1.0):  # unlisted once its bytes are gone
                     await asyncio.sleep(0.02)
             stays = {kept, "file-now.part", "file-of-another-store"}
-            assert set(await asyncio.to_thread(keeping.blobs.sizes)) == stays
-            assert await keeping.store.orphans(Holder("gateway", 1), 1.0) == []
+            assert set(await asyncio.to_thread(storage.blobs.sizes)) == stays
 
     service.run(check)
 
@@ -201,20 +200,20 @@ def test_bytes_of_a_removal_that_was_killed_in_the_middle_are_swept_and_no_other
 ADDS_AND_REMOVES = """
 import asyncio, sys
 from alignedserve.config.config import JobsConfig
-from alignedserve.store.opening import open_keeping
+from alignedserve.store.storage import open_storage
 from alignedserve.store.store import Holder, Purpose, StoredFile
 
 async def work(life, store, directory):
-    keeping = await open_keeping(JobsConfig(store=store, directory=directory), Holder("gateway", int(life)))
+    storage = await open_storage(JobsConfig(store=store, directory=directory), Holder("gateway", int(life)))
     for number in range(100_000):
         id = f"file-{life}-{number}"
-        writing = await keeping.begin(id)
+        writing = await storage.begin(id)
         writing.write(b"x" * 1_000)
         writing.commit()
         file = StoredFile(id, "ann", id, 1_000, Purpose.BATCH, 1)
-        await keeping.add(file, writing)
+        await storage.add(file, writing)
         if number % 8:
-            await keeping.remove(file)
+            await storage.remove(file)
         print(id, flush=True)
 
 asyncio.run(work(*sys.argv[1:]))
@@ -237,8 +236,8 @@ def test_after_a_kill_at_any_moment_there_are_the_bytes_of_each_file_and_no_othe
     async def check() -> None:
         for life in range(1, 31 if SOAK else 3):
             await asyncio.to_thread(kill_one, life)
-            again = await Lazily(jobs, Holder("gateway", life + 1))()
-            files = await again.store.files("ann", Page(1_000))
+            again = await LazyStorage(jobs, Holder("gateway", life + 1))()
+            files = await again.store.files("ann", ListPage(1_000))
             assert files is not None
             assert set(await asyncio.to_thread(again.blobs.sizes)) == {file.id for file in files.records}
             await again.close()
@@ -260,14 +259,14 @@ def test_where_it_is_unknown_whether_a_file_was_added_its_bytes_stay(
 
     async def check() -> None:
         async with service.client() as client:
-            keeping = await service.keeping()
+            storage = await service.storage()
             monkeypatch.setattr(SqliteStore, "add_file", loses_its_answer)
             assert (await upload(client, b"abc")).status_code == 503
             (file,) = (await client.get("/v1/files")).json()["data"]
             assert (await client.get(f"/v1/files/{file['id']}/content")).content == b"abc"
             monkeypatch.setattr(SqliteStore, "add_file", full)
             assert (await upload(client, b"abcd")).status_code == 507
-            assert list(await asyncio.to_thread(keeping.blobs.sizes)) == [file["id"]]
+            assert list(await asyncio.to_thread(storage.blobs.sizes)) == [file["id"]]
 
     async def full(*_: Any) -> None:
         raise StoreFull("no space is left")

@@ -30,14 +30,14 @@ def test_an_upload_that_finds_no_room_is_refused_and_leaves_nothing(service: Ser
     async def check() -> None:
         async with service.client() as client:
             kept = (await upload(client, line("a"))).json()
-            keeping = await service.keeping()
+            storage = await service.storage()
             for size in (3_000_000, 5_000_000):  # while it is written, and because it never fits
                 disk.fill(but=1_000_000)
                 refused = await upload(client, b"x" * size)
                 assert (refused.status_code, refused.json()["error"]["code"]) == (507, "insufficient_storage")
                 assert "no space is left" in refused.json()["error"]["message"]
                 disk.make_room()
-                assert list(await asyncio.to_thread(keeping.blobs.sizes)) == [kept["id"]]
+                assert list(await asyncio.to_thread(storage.blobs.sizes)) == [kept["id"]]
             assert [one["id"] for one in (await client.get("/v1/files")).json()["data"]] == [kept["id"]]
             assert (await client.get(f"/v1/files/{kept['id']}/content")).content == line("a")
             assert (await upload(client, b"x" * 1_000_000)).status_code == 200
@@ -48,7 +48,7 @@ def test_an_upload_that_finds_no_room_is_refused_and_leaves_nothing(service: Ser
 def test_a_job_waits_for_room_and_has_every_line_once(
     service: Service, disk: SmallDisk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("alignedserve.jobs.actor.AGAIN_S", 0.05)
+    monkeypatch.setattr("alignedserve.jobs.actor.RETRY_S", 0.05)
     ids = [f"line-{number}" for number in range(200)]
 
     async def check() -> None:

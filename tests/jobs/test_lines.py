@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.jobs.lines import MOST_PROBLEMS, Rules, Verdict, check, line_of, raw_lines
+from alignedserve.jobs.lines import MOST_PROBLEMS, FileVerdict, LineRules, check_file, raw_lines, read_checked_line
 from alignedserve.store.job import Endpoint
 
-RULES = Rules(Endpoint.CHAT, ("demo",), most_lines=100, most_bytes=1_000)
+RULES = LineRules(Endpoint.CHAT, ("demo",), most_lines=100, most_bytes=1_000)
 
 
 def line(custom_id: Any = "a", **fields: Any) -> bytes:
@@ -22,12 +22,12 @@ def line(custom_id: Any = "a", **fields: Any) -> bytes:
     return json.dumps(whole | fields).encode()
 
 
-def checked(*lines: bytes, rules: Rules = RULES) -> Verdict:
-    return check(io.BytesIO(b"\n".join(lines)), rules)
+def checked(*lines: bytes, rules: LineRules = RULES) -> FileVerdict:
+    return check_file(io.BytesIO(b"\n".join(lines)), rules)
 
 
 def test_a_valid_file() -> None:
-    assert checked(line("a"), line("b")) == Verdict(2, "demo", ())
+    assert checked(line("a"), line("b")) == FileVerdict(2, "demo", ())
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"])
@@ -35,9 +35,9 @@ def test_a_valid_file() -> None:
 @pytest.mark.parametrize("last", [b"", b"\n", b"\n\n  \r\n"])
 def test_however_lines_end(end: bytes, mark: bytes, last: bytes) -> None:
     file = mark + line("a") + end + end + line("ü") + last
-    assert check(io.BytesIO(file), RULES) == Verdict(2, "demo", ())
+    assert check_file(io.BytesIO(file), RULES) == FileVerdict(2, "demo", ())
     found = list(raw_lines(io.BytesIO(file), 1_000))
-    assert [line_of(raw).custom_id for raw in found] == ["a", "ü"]
+    assert [read_checked_line(raw).custom_id for raw in found] == ["a", "ü"]
     assert [raw.number for raw in found] == [1, 3]
     assert [file[raw.offset : raw.offset + len(raw.data)] for raw in found] == [line("a"), line("ü")]
 
@@ -49,7 +49,7 @@ def test_however_lines_end(end: bytes, mark: bytes, last: bytes) -> None:
         (b"[]", "invalid_json", "object"),
         (b'"\xff"', "invalid_json", "UTF-8"),
         (line("\0").replace(b"\\u0000", b"\0"), "invalid_json", "not JSON"),
-        (line("first"), "duplicate_custom_id", "is in line 1"),
+        (line("first"), "duplicate_custom_id", "is also in line 1"),
         (line(7), "invalid_custom_id", "1 to 512"),
         (line(""), "invalid_custom_id", "1 to 512"),
         (line("x" * 513), "invalid_custom_id", "1 to 512"),
@@ -74,13 +74,13 @@ def test_a_line_may_be_as_long_as_is_allowed() -> None:
     padded = longest.replace(b'"p": ""', b'"p": "' + b"y" * (1_000 - len(longest)) + b'"')
     assert len(padded) == 1_000
     for file in (padded, padded + b"\n", padded + b"\r\n" + line("z")):
-        assert check(io.BytesIO(file), RULES).problems == ()
+        assert check_file(io.BytesIO(file), RULES).problems == ()
     longer = padded.replace(b"y", b"yy", 1)
     assert [one.code for one in checked(longer, line("z")).problems] == ["line_too_long"]
 
 
 def test_no_more_problems_are_told_than_one_would_read() -> None:
-    rules = Rules(Endpoint.CHAT, ("demo",), 10_000, 1_000)
+    rules = LineRules(Endpoint.CHAT, ("demo",), 10_000, 1_000)
     assert len(checked(*[b"{"] * 1_000, rules=rules).problems) == MOST_PROBLEMS
 
 
@@ -93,7 +93,7 @@ def test_an_empty_file_and_one_with_too_many_lines() -> None:
 def test_lines_of_ten_megabytes_are_not_held_in_memory() -> None:
     file = io.BytesIO(b"\n".join([b"x" * 10_000_000, line("a"), b"y" * 10_000_000]))
     tracemalloc.start()
-    verdict = check(file, RULES)
+    verdict = check_file(file, RULES)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [(one.code, one.line) for one in verdict.problems] == [("line_too_long", 1), ("line_too_long", 3)]

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.jobs.lines import raw_lines
-from alignedserve.jobs.places import Places
+from alignedserve.jobs.places import LinePlaces
 
 LINES = st.lists(st.binary(max_size=30).map(lambda data: data.replace(b"\n", b"").replace(b"\r", b"")), max_size=20)
 
@@ -18,11 +18,11 @@ LINES = st.lists(st.binary(max_size=30).map(lambda data: data.replace(b"\n", b""
 def test_every_line_is_found_at_its_place(lines: list[bytes], but: set[int], end: bytes) -> None:
     data = b"\xef\xbb\xbf" + end.join(lines)
     raws = [raw for raw in raw_lines(BytesIO(data), 1_000) if raw.number not in but]
-    places = Places.of(raws)
+    places = LinePlaces.from_lines(raws)
     assert list(places.lines) == [raw.number for raw in raws]
     for raw in raws:
-        offset, size = places.of_line(raw.number)
+        offset, size = places.find(raw.number)
         assert data[offset : offset + size] == raw.data
     for number in but:
         with pytest.raises(LookupError):
-            places.of_line(number)
+            places.find(number)

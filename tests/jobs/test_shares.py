@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.jobs.rate import Rate
-from alignedserve.jobs.shares import Demand, finishes, shares
-from alignedserve.jobs.window import FIRST, Window
+from alignedserve.jobs.shares import JobDemand, finishes, shares
+from alignedserve.jobs.window import FIRST, LineWindow
 
 DEMANDS = st.lists(st.tuples(st.floats(1, 1e5), st.floats(0.01, 100), st.floats(1, 1e7)), min_size=1, max_size=8).map(
-    lambda all: [Demand(str(number), one[0], one[0] * 0.9, *one[1:]) for number, one in enumerate(all)]
+    lambda all: [JobDemand(str(number), one[0], one[0] * 0.9, *one[1:]) for number, one in enumerate(all)]
 )
 
 
 @given(DEMANDS, st.floats(0.1, 1e6))
-def test_all_is_shared_and_where_all_can_be_kept_all_are(demands: list[Demand], tokens_per_s: float) -> None:
+def test_all_is_shared_and_where_all_can_be_kept_all_are(demands: list[JobDemand], tokens_per_s: float) -> None:
     share = shares(demands, tokens_per_s, 0.0)
     assert sum(share.values()) == pytest.approx(1)
     assert min(share.values()) >= 0
@@ -29,7 +29,7 @@ def test_all_is_shared_and_where_all_can_be_kept_all_are(demands: list[Demand], 
 
 
 @given(DEMANDS, st.floats(0.1, 1e6))
-def test_as_many_are_kept_as_can_be(demands: list[Demand], tokens_per_s: float) -> None:
+def test_as_many_are_kept_as_can_be(demands: list[JobDemand], tokens_per_s: float) -> None:
     """Of all choices of jobs, none that can be through in time one after the other has more of them."""
     through = finishes(demands, tokens_per_s, 0.0)
     in_time = sum(through[one.job] <= one.deadline * 1.000001 for one in demands)
@@ -41,7 +41,7 @@ def test_as_many_are_kept_as_can_be(demands: list[Demand], tokens_per_s: float) 
     assert in_time >= most
 
 
-def _can_be(chosen: Sequence[Demand], tokens_per_s: float) -> bool:
+def _can_be(chosen: Sequence[JobDemand], tokens_per_s: float) -> bool:
     tokens = 0.0
     for one in sorted(chosen, key=lambda one: one.deadline):
         tokens += one.tokens_left
@@ -51,20 +51,20 @@ def _can_be(chosen: Sequence[Demand], tokens_per_s: float) -> bool:
 
 
 def test_with_time_for_all_weights_decide() -> None:
-    demands = [Demand("a", 1e6, 1e6, 1.0, 1.0), Demand("b", 1e6, 1e6, 3.0, 1.0)]
+    demands = [JobDemand("a", 1e6, 1e6, 1.0, 1.0), JobDemand("b", 1e6, 1e6, 3.0, 1.0)]
     assert shares(demands, 1_000.0, 0.0)["b"] == pytest.approx(0.75, abs=0.01)
 
 
 def test_while_nobody_knows_how_fast_it_goes_the_nearest_deadline_is_first() -> None:
-    demands = [Demand("later", 120.0, 108.0, 5.0, 1.0), Demand("soon", 60.0, 54.0, 1.0, 1.0)]
+    demands = [JobDemand("later", 120.0, 108.0, 5.0, 1.0), JobDemand("soon", 60.0, 54.0, 1.0, 1.0)]
     assert shares(demands, None, 0.0) == {"soon": 1.0, "later": 0.0}
 
 
 def test_a_job_that_cannot_be_kept_costs_no_other_its_deadline() -> None:
     demands = [
-        Demand("soon", 10.0, 9.0, 1.0, 810.0),
-        Demand("hopeless", 20.0, 18.0, 100.0, 1e6),
-        Demand("late", 1e6, 1e6, 1.0, 10.0),
+        JobDemand("soon", 10.0, 9.0, 1.0, 810.0),
+        JobDemand("hopeless", 20.0, 18.0, 100.0, 1e6),
+        JobDemand("late", 1e6, 1e6, 1.0, 10.0),
     ]
     share = shares(demands, 100.0, 0.0)
     assert share["soon"] == pytest.approx(0.9)
@@ -74,7 +74,7 @@ def test_a_job_that_cannot_be_kept_costs_no_other_its_deadline() -> None:
 
 @pytest.mark.parametrize("deadline", [5.0, 10.0, 19.0])
 def test_nor_where_its_deadline_is_nearer_or_the_same(deadline: float) -> None:
-    demands = [Demand("hopeless", deadline, 0.9 * deadline, 100.0, 1e6), Demand("soon", 10.0, 9.0, 1.0, 810.0)]
+    demands = [JobDemand("hopeless", deadline, 0.9 * deadline, 100.0, 1e6), JobDemand("soon", 10.0, 9.0, 1.0, 810.0)]
     through = finishes(demands, 100.0, 0.0)
     assert through["soon"] <= 10.0
     assert through["hopeless"] > deadline
@@ -92,7 +92,7 @@ def test_a_rate_is_right_from_its_first_seconds_on_and_follows_a_change() -> Non
 
 
 def test_as_many_may_wait_as_run() -> None:
-    window = Window(most=100)
+    window = LineWindow(most=100)
     assert window.may_open(FIRST - 1, 0, 0.0)
     assert not window.may_open(FIRST, 0, 0.0)
     assert window.may_open(39, 20, 0.0)
@@ -101,10 +101,10 @@ def test_as_many_may_wait_as_run() -> None:
 
 
 def test_a_refusal_halves_the_window_and_lines_that_end_open_it_again() -> None:
-    window = Window(most=100)
-    window.refused(60, retry_after_s=2.0, now=10.0)
+    window = LineWindow(most=100)
+    window.refuse(60, retry_after_s=2.0, now=10.0)
     assert not window.may_open(0, 0, 11.9)
     assert window.may_open(29, 29, 12.0)
     assert not window.may_open(30, 29, 12.0)
-    window.ended()
+    window.end()
     assert window.may_open(30, 29, 12.0)

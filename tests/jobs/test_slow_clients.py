@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from alignedserve.config.config import Config
-from alignedserve.gateway.openai.admission import GatewaySettings
+from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import Connection, FakeOwner
 from tests.jobs.conftest import Service, line, upload
@@ -30,7 +30,7 @@ def error_of(answer: httpx.Response, status: int) -> str:
 
 async def kept(service: Service) -> int:
     """Files whose bytes are there, of whichever part."""
-    return len(await asyncio.to_thread((await service.keeping()).blobs.sizes))
+    return len(await asyncio.to_thread((await service.storage()).blobs.sizes))
 
 
 def test_a_file_that_stops_coming_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,33 +12,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.core import Estimate
-from alignedserve.jobs.exchange import (
-    Assemble,
-    Check,
-    Checked,
-    Drop,
-    Fact,
-    Found,
-    Index,
-    Indexed,
-    Keep,
-    Kept,
+from alignedserve.jobs.messages import (
+    AssembleJob,
+    CheckJob,
+    DropLines,
+    IndexJob,
+    JobChecked,
+    JobCommand,
+    JobCommandFailed,
+    JobEvent,
+    JobIndexed,
+    JobSaved,
     LeaseLost,
     LeaseTaken,
     LineEnded,
+    LineOutcome,
     LineRuns,
-    Order,
-    Outcome,
-    Run,
-    Save,
-    Saved,
-    Tell,
-    Undone,
+    OpenJobsRead,
+    PublishForecasts,
+    ResultsStored,
+    RunLine,
+    SaveJob,
+    StoreResult,
 )
-from alignedserve.jobs.state import TELLING, RunnerCore
+from alignedserve.jobs.state import ENOUGH_LINES, RunnerCore
 from alignedserve.protocol.commands import SetTimer
 from alignedserve.protocol.events import TimerFired
-from alignedserve.store.job import Endpoint, Job, LineResult, Problem, Status
+from alignedserve.store.job import Endpoint, Job, JobStatus, LineResult, Problem
 
 HOUR = 3_600
 
@@ -67,11 +67,11 @@ class System:
     jobs: dict[str, Job] = field(default_factory=dict)
     results: dict[str, dict[int, LineResult]] = field(default_factory=dict)
     forecasts: dict[str, Any] = field(default_factory=dict)
-    ran: list[Run] = field(default_factory=list)
+    ran: list[RunLine] = field(default_factory=list)
     most_open: int = 0
     core: RunnerCore = field(init=False)
     ends_at: dict[tuple[str, int], float] = field(default_factory=dict)  # of lines that run
-    waiting: list[Run] = field(default_factory=list)
+    waiting: list[RunLine] = field(default_factory=list)
     timers: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,56 +90,58 @@ class System:
         self.jobs[job.id] = job
         self.results[job.id] = {}
 
-    def told(self, fact: Fact) -> None:
+    def told(self, fact: JobEvent) -> None:
         for order in self.core.handle(fact, self.now):
             self.perform(order)
 
     def goes_wrong(self) -> bool:
         return self.draw.random() < self.trouble
 
-    def perform(self, order: Order) -> None:
+    def perform(self, order: JobCommand) -> None:
         match order:
             case SetTimer(name, at):
                 self.timers[name] = at
-            case Check(one):
-                self.told(Undone(one.id) if self.goes_wrong() else Checked(one.id, self.lines[one.id], "demo"))
-            case Index(one):
+            case CheckJob(one):
+                self.told(
+                    JobCommandFailed(one.id) if self.goes_wrong() else JobChecked(one.id, self.lines[one.id], "demo")
+                )
+            case IndexJob(one):
                 lines = [line for line in range(1, self.lines[one.id] + 1) if line not in self.results[one.id]]
-                self.told(Undone(one.id) if self.goes_wrong() else Indexed(one.id, tuple(lines)))
-            case Save(one):
+                self.told(JobCommandFailed(one.id) if self.goes_wrong() else JobIndexed(one.id, tuple(lines)))
+            case SaveJob(one):
                 self.save(one)
-            case Assemble(one, status):
-                self.save(one.moved(status, self.now))
-            case Run():
+            case AssembleJob(one, status):
+                self.save(one.move(status, self.now))
+            case RunLine():
                 assert order.line not in self.results[order.job.id], "a line that has a result runs again"
                 self.ran.append(order)
                 self.waiting.append(order)
                 self.most_open = max(self.most_open, self.core.num_open)
-            case Keep(name, one):
+            case StoreResult(name, one):
                 assert one.line not in self.results[name], "a line has two results"
                 self.results[name][one.line] = one
-                self.told(Kept(name, (one.line,)))
-            case Drop(name):
+                self.told(ResultsStored(name, (one.line,)))
+            case DropLines(name):
                 self.waiting = [run for run in self.waiting if run.job.id != name]
                 self.ends_at = {key: at for key, at in self.ends_at.items() if key[0] != name}
-            case Tell(forecasts):
+            case PublishForecasts(forecasts):
                 self.forecasts |= forecasts
 
     def save(self, one: Job) -> None:
         if self.goes_wrong() or self.jobs[one.id].revision != one.revision:
-            return self.told(Undone(one.id))
+            return self.told(JobCommandFailed(one.id))
         self.jobs[one.id] = replace(one, revision=one.revision + 1)
-        return self.told(Saved(self.jobs[one.id]))
+        return self.told(JobSaved(self.jobs[one.id]))
 
     def cancel(self, name: str) -> None:
-        one = self.jobs[name].moved(Status.CANCELLING, self.now)
+        one = self.jobs[name].move(JobStatus.CANCELLING, self.now)
         self.jobs[name] = replace(one, revision=one.revision + 1)
 
     def step(self, seconds: float = 0.25) -> None:
         self.now += seconds
         if self.goes_wrong():
             self.start()
-        self.told(Found(tuple(one for one in self.jobs.values() if one.is_open)))
+        self.told(OpenJobsRead(tuple(one for one in self.jobs.values() if one.is_open)))
         for name in [name for name, at in self.timers.items() if at <= self.now]:
             del self.timers[name]
             self.told(TimerFired(name))
@@ -154,11 +156,11 @@ class System:
 
     def ended(self, name: str, line: int) -> None:
         if self.goes_wrong():
-            self.told(LineEnded(name, line, Outcome.REFUSED, retry_after_s=0.5))
+            self.told(LineEnded(name, line, LineOutcome.REFUSED, retry_after_s=0.5))
         elif self.goes_wrong():
-            self.told(LineEnded(name, line, Outcome.FAILED, result(line, is_ok=False)))
+            self.told(LineEnded(name, line, LineOutcome.FAILED, result(line, is_ok=False)))
         else:
-            self.told(LineEnded(name, line, Outcome.DONE, result(line)))
+            self.told(LineEnded(name, line, LineOutcome.DONE, result(line)))
 
     def run(self, until: float) -> None:
         while self.now < until and any(one.is_open for one in self.jobs.values()):
@@ -184,13 +186,13 @@ def test_whatever_goes_wrong_every_line_has_one_result(seed: int, trouble: float
 def test_a_job_passes_its_states_and_an_invalid_one_fails_as_a_whole() -> None:
     core = RunnerCore(64, 2)
     one = job("a")
-    assert core.handle(Found((one,)), 0.0) == []  # without the lease nothing is done
+    assert core.handle(OpenJobsRead((one,)), 0.0) == []  # without the lease nothing is done
     core.handle(LeaseTaken(), 0.0)
-    assert Check(one) in core.handle(Found((one,)), 0.0)
+    assert CheckJob(one) in core.handle(OpenJobsRead((one,)), 0.0)
     problems = (Problem("invalid_json", "no", 3),)
-    failed = core.handle(Checked("a", 5, None, problems), 1.0)
-    assert failed == [Save(one.moved(Status.FAILED, 1.0, problems=problems))]
-    core.handle(Saved(one.moved(Status.FAILED, 1.0)), 1.0)
+    failed = core.handle(JobChecked("a", 5, None, problems), 1.0)
+    assert failed == [SaveJob(one.move(JobStatus.FAILED, 1.0, problems=problems))]
+    core.handle(JobSaved(one.move(JobStatus.FAILED, 1.0)), 1.0)
     assert core.held == {"jobs": 0, "lines": 0}
 
 
@@ -212,7 +214,7 @@ def test_where_lines_have_their_places_soon_more_may_wait_and_where_they_do_not_
         def step(self, seconds: float = 0.05) -> None:
             super().step(seconds)
 
-        def told(self, fact: Fact) -> None:
+        def told(self, fact: JobEvent) -> None:
             if not isinstance(fact, LineRuns):
                 super().told(fact)
 
@@ -226,16 +228,18 @@ def test_where_lines_have_their_places_soon_more_may_wait_and_where_they_do_not_
 def test_what_cannot_be_written_holds_up_the_lines_after_it() -> None:
     core = RunnerCore(8, 2)
     core.handle(LeaseTaken(), 0.0)
-    core.handle(Found((job("a"),)), 0.0)
-    core.handle(Checked("a", 100, "demo"), 0.0)
-    core.handle(Saved(replace(job("a"), status=Status.IN_PROGRESS)), 0.0)
-    orders = core.handle(Indexed("a", tuple(range(1, 101))), 0.0)
-    ran = [order.line for order in orders if isinstance(order, Run)]
+    core.handle(OpenJobsRead((job("a"),)), 0.0)
+    core.handle(JobChecked("a", 100, "demo"), 0.0)
+    core.handle(JobSaved(replace(job("a"), status=JobStatus.IN_PROGRESS)), 0.0)
+    orders = core.handle(JobIndexed("a", tuple(range(1, 101))), 0.0)
+    ran = [order.line for order in orders if isinstance(order, RunLine)]
     assert ran == list(range(1, 9))
     for line in ran:
-        assert core.handle(LineEnded("a", line, Outcome.DONE, result(line)), 1.0) == [Keep("a", result(line))]
-    more = core.handle(Kept("a", (1, 2)), 2.0)
-    assert [order.line for order in more if isinstance(order, Run)] == [9, 10]
+        assert core.handle(LineEnded("a", line, LineOutcome.DONE, result(line)), 1.0) == [
+            StoreResult("a", result(line))
+        ]
+    more = core.handle(ResultsStored("a", (1, 2)), 2.0)
+    assert [order.line for order in more if isinstance(order, RunLine)] == [9, 10]
 
 
 @pytest.mark.parametrize("end", ["cancelled", "expired"])
@@ -256,7 +260,7 @@ def test_what_is_done_is_kept_when_a_job_is_stopped(end: str) -> None:
 def test_a_line_that_keeps_failing_ends_with_its_error_and_the_others_go_on() -> None:
     class Poisoned(System):
         def ended(self, name: str, line: int) -> None:
-            outcome = Outcome.FAILED if line == 3 else Outcome.DONE
+            outcome = LineOutcome.FAILED if line == 3 else LineOutcome.DONE
             self.told(LineEnded(name, line, outcome, result(line, is_ok=line != 3)))
 
     system = Poisoned({"a": 20})
@@ -271,7 +275,7 @@ def test_a_refusal_is_no_try() -> None:
     class Busy(System):
         def ended(self, name: str, line: int) -> None:
             if self.now < 100:
-                return self.told(LineEnded(name, line, Outcome.REFUSED, retry_after_s=1.0))
+                return self.told(LineEnded(name, line, LineOutcome.REFUSED, retry_after_s=1.0))
             return super().ended(name, line)
 
     system = Busy({"a": 20})
@@ -345,7 +349,7 @@ def test_finished_lines_tell_how_long_the_others_will_be() -> None:
     system.run(until=60)
     assert system.ran[0].estimate is None
     assert system.ran[-1].estimate == Estimate(10, 10)
-    assert sum(run.estimate is None for run in system.ran) >= TELLING
+    assert sum(run.estimate is None for run in system.ran) >= ENOUGH_LINES
 
 
 def test_who_loses_the_lease_drops_all_and_says_nothing_more() -> None:

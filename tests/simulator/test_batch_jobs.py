@@ -11,7 +11,7 @@ from alignedserve.cli.simulate_once import settings_of
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
 from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.trial import SimulationTrial
-from alignedserve.store.job import Status
+from alignedserve.store.job import JobStatus
 from benchmarks.common.machines import small_worker
 
 CHATS_S = 6.9  # 60 % of what this worker serves where chats are all that it has: `python -m benchmarks.windows`
@@ -43,14 +43,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> JobsSimulation:
 @pytest.mark.parametrize("name", ["soon", "middle", "later"])
 def test_three_windows_are_kept_beside_chats_at_60_per_cent(run: JobsSimulation, name: str) -> None:
     progress = run.progress[name]
-    assert progress.job.status is Status.COMPLETED
+    assert progress.job.status is JobStatus.COMPLETED
     assert progress.left_s > 0
     assert progress.job.counts.completed == progress.job.total
 
 
 def test_the_one_that_cannot_be_kept_says_so_early_and_expires_with_what_is_done(run: JobsSimulation) -> None:
     hopeless = run.progress["hopeless"]
-    assert hopeless.job.status is Status.EXPIRED
+    assert hopeless.job.status is JobStatus.EXPIRED
     assert hopeless.late_after_s is not None
     assert hopeless.late_after_s < 0.3 * 45
     assert 0 < hopeless.job.counts.completed < hopeless.job.total

@@ -13,9 +13,9 @@ import pytest
 from alignedserve.config.config import JobsConfig
 from alignedserve.errors import StoreError, StoreFull
 from alignedserve.store import redis_store
-from alignedserve.store.opening import open_keeping, settled
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.sqlite_store import SqliteStore
+from alignedserve.store.storage import check_storage, open_storage
 from alignedserve.store.store import Holder, Store
 from tests.redis_server import RedisServer
 from tests.small_disk import SmallDisk, small_disk
@@ -52,7 +52,7 @@ def test_sqlite_on_a_full_disk_has_what_it_acknowledged_and_goes_on(disk: SmallD
         written = await add_until_full(store, fence)
         with pytest.raises(StoreFull, match=r"no space is left for .*jobs.sqlite: free some"):
             await store.add_results("batch_1", [result(5_000, text="x" * 500_000)], fence)
-        assert await store.done("batch_1") == frozenset(range(1, written + 1))
+        assert await store.done_lines("batch_1") == frozenset(range(1, written + 1))
         assert (await store.counts("batch_1")).done == written
         disk.make_room()
         await store.add_results("batch_1", [result(written + 1)], fence)
@@ -71,11 +71,11 @@ def test_what_starts_on_a_full_disk_says_so_and_starts_when_there_is_room(disk: 
         (disk.folder / "data").mkdir()
         disk.fill()
         with pytest.raises(StoreFull, match="no space is left"):
-            await open_keeping(config, RUNNER)
+            await open_storage(config, RUNNER)
         disk.make_room()
-        keeping = await open_keeping(config, RUNNER)
-        await keeping.store.add_file(stored(1))
-        await keeping.close()
+        storage = await open_storage(config, RUNNER)
+        await storage.store.add_file(stored(1))
+        await storage.close()
 
     asyncio.run(check())
 
@@ -84,12 +84,12 @@ def test_a_disk_that_can_only_be_read_is_named(disk: SmallDisk) -> None:
     config = JobsConfig(directory=str(disk.folder / "data"))
 
     async def use() -> None:
-        await (await open_keeping(config, RUNNER)).close()
+        await (await open_storage(config, RUNNER)).close()
 
     asyncio.run(use())
     disk.close()
     with pytest.raises(StoreError, match="Read-only file system: name another place with --jobs-directory"):
-        settled(config)
+        check_storage(config)
     with pytest.raises(StoreError, match=r"jobs.sqlite cannot be written: check who owns it"):
         asyncio.run(_write_to(disk.folder / "data" / "jobs.sqlite"))
 
@@ -125,7 +125,7 @@ def test_redis_on_a_full_disk_has_what_it_acknowledged_and_goes_on(
                 break
             except StoreError:  # until Redis has tried again
                 await asyncio.sleep(0.05)
-        assert await store.done("batch_1") >= frozenset(range(1, written + 1)) | {1_999}
+        assert await store.done_lines("batch_1") >= frozenset(range(1, written + 1)) | {1_999}
         await store.close()
 
     try:

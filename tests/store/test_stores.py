@@ -12,8 +12,8 @@ import pytest
 
 from alignedserve.errors import Conflict, Fenced, StoreError
 from alignedserve.store import redis_store, sqlite_store
-from alignedserve.store.job import Counts, Endpoint, Forecast, Job, LineResult, Problem, Status
-from alignedserve.store.store import Holder, Listing, OverQuota, Page, Purpose, Store, StoredFile, Taken
+from alignedserve.store.job import Endpoint, Forecast, Job, JobStatus, LineCounts, LineResult, Problem
+from alignedserve.store.store import Holder, Listing, ListPage, OverQuota, OwnerUsage, Purpose, Store, StoredFile
 from tests.store.conftest import Kind
 
 ME, OTHER = "key-a", "key-b"
@@ -38,7 +38,7 @@ def ids(listing: Listing[Any] | None) -> list[str]:
 
 
 def test_what_is_written_is_read_by_who_opens_it_next(kind: Kind) -> None:
-    moved = job(1).moved(Status.FAILED, 1_234.9, problems=(Problem("invalid_json", "no", 7, "body"),))
+    moved = job(1).move(JobStatus.FAILED, 1_234.9, problems=(Problem("invalid_json", "no", 7, "body"),))
 
     async def write(store: Store) -> None:
         await store.add_file(stored(1, expires_at=5_000))
@@ -60,12 +60,12 @@ def test_nobody_sees_what_is_another_owners(kind: Kind) -> None:
         await store.add_job(job(1))
         assert await store.file(OTHER, "file-1") is None
         assert await store.job(OTHER, "batch_1") is None
-        assert ids(await store.files(OTHER, Page())) == ids(await store.jobs(OTHER, Page())) == []
-        assert await store.files(OTHER, Page(after="file-1")) is None
-        assert await store.jobs(OTHER, Page(after="batch_1")) is None
+        assert ids(await store.files(OTHER, ListPage())) == ids(await store.jobs(OTHER, ListPage())) == []
+        assert await store.files(OTHER, ListPage(after="file-1")) is None
+        assert await store.jobs(OTHER, ListPage(after="batch_1")) is None
         assert not await store.remove_file(OTHER, "file-1")
-        assert await store.taken(OTHER) == Taken()
-        assert await store.taken(ME) == Taken(1, 11, 1)
+        assert await store.usage(OTHER) == OwnerUsage()
+        assert await store.usage(ME) == OwnerUsage(1, 11, 1)
 
     kind.run(check)
 
@@ -81,14 +81,14 @@ def test_lists_come_in_order_page_by_page(kind: Kind, newest_first: bool) -> Non
             await store.add_file(stored(number + 100, OTHER))
         got: list[str] = []
         while True:
-            listing = await store.files(ME, Page(3, got[-1] if got else None, newest_first))
+            listing = await store.files(ME, ListPage(3, got[-1] if got else None, newest_first))
             got += ids(listing)
             assert listing is not None
             assert listing.has_more is (len(got) < 7)
             if not listing.has_more:
                 break
         assert got == wanted
-        odd = await store.files(ME, Page(newest_first=newest_first), Purpose.BATCH)
+        odd = await store.files(ME, ListPage(newest_first=newest_first), Purpose.BATCH)
         assert ids(odd) == [name for name in wanted if int(name[-1]) % 2]
 
     kind.run(check)
@@ -128,10 +128,10 @@ def test_a_file_is_removed_once_and_is_taken_no_more(kind: Kind) -> None:
         await store.add_file(stored(1, expires_at=2_000))  # said again, as after an answer that was lost
         await store.add_file(stored(2, expires_at=3_000))
         assert [one.id for one in await store.expired_files(2_000)] == ["file-1"]
-        assert ids(await store.files(ME, Page(1), Purpose.BATCH, now=2_000)) == ["file-2"]
-        assert ids(await store.files(ME, Page(), now=1_999.5)) == ["file-2", "file-1"]
+        assert ids(await store.files(ME, ListPage(1), Purpose.BATCH, now=2_000)) == ["file-2"]
+        assert ids(await store.files(ME, ListPage(), now=1_999.5)) == ["file-2", "file-1"]
         assert [await store.remove_file(ME, "file-1") for _ in range(2)] == [True, False]
-        assert await store.taken(ME) == Taken(1, 12, 0)
+        assert await store.usage(ME) == OwnerUsage(1, 12, 0)
         assert [one.id for one in await store.expired_files(9_000)] == ["file-2"]
 
     kind.run(check)
@@ -139,21 +139,21 @@ def test_a_file_is_removed_once_and_is_taken_no_more(kind: Kind) -> None:
 
 def test_nobody_has_more_than_allowed_and_what_is_said_again_is_no_more(kind: Kind) -> None:
     async def check(store: Store) -> None:
-        await store.add_file(stored(1), Taken(files=2, bytes=30))
-        await store.add_file(stored(1), Taken(files=1, bytes=11))  # said again
-        for most in (Taken(files=1, bytes=30), Taken(files=2, bytes=22)):
+        await store.add_file(stored(1), OwnerUsage(files=2, bytes=30))
+        await store.add_file(stored(1), OwnerUsage(files=1, bytes=11))  # said again
+        for most in (OwnerUsage(files=1, bytes=30), OwnerUsage(files=2, bytes=22)):
             with pytest.raises(OverQuota) as error:
                 await store.add_file(stored(2), most)
-            assert error.value.taken == await store.taken(ME) == Taken(1, 11, 0)
+            assert error.value.usage == await store.usage(ME) == OwnerUsage(1, 11, 0)
         assert await store.file(ME, "file-2") is None
-        await store.add_file(stored(2), Taken(files=2, bytes=23))
+        await store.add_file(stored(2), OwnerUsage(files=2, bytes=23))
         await store.add_job(job(1), most_open=1)
         await store.add_job(job(1), most_open=1)
         with pytest.raises(OverQuota):
             await store.add_job(job(2), most_open=1)
         assert await store.job(ME, "batch_2") is None
-        assert await store.taken(ME) == Taken(2, 23, 1)
-        assert await store.faults() == []
+        assert await store.usage(ME) == OwnerUsage(2, 23, 1)
+        assert await store.find_faults() == []
 
     kind.run(check)
 
@@ -162,11 +162,11 @@ def test_of_two_changes_to_one_revision_the_second_is_a_conflict(kind: Kind) -> 
     async def check(store: Store) -> None:
         await store.add_job(job(1))
         await store.add_job(job(1))
-        first = await store.save_job(job(1).moved(Status.IN_PROGRESS, 1))
+        first = await store.save_job(job(1).move(JobStatus.IN_PROGRESS, 1))
         with pytest.raises(Conflict):
-            await store.save_job(job(1).moved(Status.CANCELLING, 2))
-        await store.save_job(first.moved(Status.CANCELLING, 2))
-        assert [one.status for one in await store.open_jobs()] == [Status.CANCELLING]
+            await store.save_job(job(1).move(JobStatus.CANCELLING, 2))
+        await store.save_job(first.move(JobStatus.CANCELLING, 2))
+        assert [one.status for one in await store.open_jobs()] == [JobStatus.CANCELLING]
 
     kind.run(check)
 
@@ -176,19 +176,19 @@ def test_a_job_ends_together_with_its_files(kind: Kind) -> None:
         fence = await store.lease(RUNNER, 1_000)
         for number in (1, 2):
             await store.add_job(job(number))
-        running = await store.save_job(job(1).moved(Status.IN_PROGRESS, 1), fence)
-        finalizing = await store.save_job(running.moved(Status.FINALIZING, 2), fence)
+        running = await store.save_job(job(1).move(JobStatus.IN_PROGRESS, 1), fence)
+        finalizing = await store.save_job(running.move(JobStatus.FINALIZING, 2), fence)
         outputs = [stored(number, purpose=Purpose.BATCH_OUTPUT) for number in (5, 6)]
-        ended = finalizing.moved(Status.COMPLETED, 3, output_file_id="file-5", error_file_id="file-6")
+        ended = finalizing.move(JobStatus.COMPLETED, 3, output_file_id="file-5", error_file_id="file-6")
         with pytest.raises(Fenced):
             await store.save_job(ended, 99, outputs)
-        assert ids(await store.files(ME, Page())) == []
+        assert ids(await store.files(ME, ListPage())) == []
         await store.begin_file("file-5", RUNNER, 0.0)
         await store.save_job(ended, fence, outputs)
         assert await store.orphans(Holder("runner", 2), before=1.0) == []
-        assert sorted(ids(await store.files(ME, Page()))) == ["file-5", "file-6"]
+        assert sorted(ids(await store.files(ME, ListPage()))) == ["file-5", "file-6"]
         assert [one.id for one in await store.open_jobs()] == ["batch_2"]
-        assert (await store.taken(ME)).open_jobs == 1
+        assert (await store.usage(ME)).open_jobs == 1
 
     kind.run(check)
 
@@ -203,16 +203,16 @@ def test_a_line_has_one_result_and_counts_once(kind: Kind) -> None:
         again = [replace(result(7), text="another", is_ok=False), result(251)]
         assert await store.add_results("batch_1", again, fence) == 1
         assert [one async for one in store.results("batch_1")] == [*reversed(many), result(251)]
-        assert await store.done("batch_1") == frozenset(range(1, 252))
-        assert await store.counts("batch_1") == Counts(168, 83, 2_510, 1_004, 753)
+        assert await store.done_lines("batch_1") == frozenset(range(1, 252))
+        assert await store.counts("batch_1") == LineCounts(168, 83, 2_510, 1_004, 753)
         assert [one async for one in store.results("batch_2")] == []
-        assert await store.counts("batch_2") == Counts()
+        assert await store.counts("batch_2") == LineCounts()
         await store.add_job(job(1))
-        cancelling = await store.save_job(job(1).moved(Status.CANCELLING, 1))
-        assert len(await store.done("batch_1")) == 251
-        await store.save_job(cancelling.moved(Status.CANCELLED, 2), fence)
-        assert await store.done("batch_1") == frozenset()
-        assert await store.counts("batch_1") == Counts()
+        cancelling = await store.save_job(job(1).move(JobStatus.CANCELLING, 1))
+        assert len(await store.done_lines("batch_1")) == 251
+        await store.save_job(cancelling.move(JobStatus.CANCELLED, 2), fence)
+        assert await store.done_lines("batch_1") == frozenset()
+        assert await store.counts("batch_1") == LineCounts()
 
     kind.run(check)
 
@@ -229,8 +229,8 @@ def test_one_runner_has_the_lease_and_who_had_it_before_writes_no_more(kind: Kin
         with pytest.raises(Fenced):
             await store.add_results("batch_1", [result(1)], first)
         with pytest.raises(Fenced):
-            await store.save_job(job(1).moved(Status.IN_PROGRESS, 1), first)
-        assert await store.done("batch_1") == frozenset()
+            await store.save_job(job(1).move(JobStatus.IN_PROGRESS, 1), first)
+        assert await store.done_lines("batch_1") == frozenset()
         await store.release(RUNNER)  # not its any more
         assert await store.lease(Holder("another", 9), 1_000) is None
         await store.release(Holder("runner", 2))
@@ -258,7 +258,7 @@ def test_two_who_write_at_once_share_it(kind: Kind) -> None:
         writes = [(one, batch) for batch in lines for one in (store, other)]
         new = await asyncio.gather(*(one.add_results("batch_1", batch, fence) for one, batch in writes))
         assert sum(new) == 40
-        assert await store.counts("batch_1") == await other.counts("batch_1") == Counts(40, 0, 400, 160, 120)
+        assert await store.counts("batch_1") == await other.counts("batch_1") == LineCounts(40, 0, 400, 160, 120)
         await other.close()
 
     kind.run(check)
@@ -283,14 +283,14 @@ def test_everything_can_be_exported(kind: Kind) -> None:
         await store.add_file(stored(1))
         await store.add_job(job(1))
         await store.add_results("batch_1", [result(1)], fence)
-        kinds = [(kind, tree.get("id", tree.get("job"))) async for kind, tree in store.everything()]
+        kinds = [(kind, tree.get("id", tree.get("job"))) async for kind, tree in store.records()]
         assert kinds == [("file", "file-1"), ("job", "batch_1"), ("result", "batch_1")]
 
     kind.run(check)
 
 
 def test_a_store_says_what_it_guarantees(kind: Kind) -> None:
-    about = kind.run(lambda store: store.about())
+    about = kind.run(lambda store: store.describe())
     assert about.kind in ("SQLite", "Redis")
     assert "loss of power" in " ".join(about.guarantees)
     assert about.warnings == ()
@@ -300,28 +300,28 @@ def test_a_job_that_is_kept_no_longer_is_in_no_list_and_forgotten(kind: Kind) ->
     async def check(store: Store) -> None:
         for number, kept_until in ((1, 5_000), (2, 6_000)):
             await store.add_job(job(number))
-            saved = await store.save_job(job(number).moved(Status.CANCELLING, 1_200))
-            await store.save_job(saved.moved(Status.CANCELLED, 1_300, kept_until=kept_until))
+            saved = await store.save_job(job(number).move(JobStatus.CANCELLING, 1_200))
+            await store.save_job(saved.move(JobStatus.CANCELLED, 1_300, kept_until=kept_until))
         await store.add_job(job(3))
-        assert ids(await store.jobs(ME, Page(), now=4_999.5)) == ["batch_3", "batch_2", "batch_1"]
-        assert ids(await store.jobs(ME, Page(), now=5_000)) == ["batch_3", "batch_2"]
+        assert ids(await store.jobs(ME, ListPage(), now=4_999.5)) == ["batch_3", "batch_2", "batch_1"]
+        assert ids(await store.jobs(ME, ListPage(), now=5_000)) == ["batch_3", "batch_2"]
         await store.forget_jobs(4_999.5)
         assert await store.job(ME, "batch_1") is not None
         for _ in range(2):  # said again, as after an answer that was lost
             await store.forget_jobs(5_000)
         assert await store.job(ME, "batch_1") is None
-        assert ids(await store.jobs(ME, Page())) == ["batch_3", "batch_2"]
+        assert ids(await store.jobs(ME, ListPage())) == ["batch_3", "batch_2"]
         assert [one.id for one in await store.open_jobs()] == ["batch_3"]
-        assert await store.faults() == []
-        assert {tree["id"] async for _, tree in store.everything()} == {"batch_2", "batch_3"}
+        assert await store.find_faults() == []
+        assert {tree["id"] async for _, tree in store.records()} == {"batch_2", "batch_3"}
         await store.forget_jobs(9_000)
-        assert ids(await store.jobs(ME, Page())) == ["batch_3"]
+        assert ids(await store.jobs(ME, ListPage())) == ["batch_3"]
 
     kind.run(check)
 
 
 def test_a_job_that_had_ended_under_an_older_schema_is_kept_for_some_weeks(kind: Kind) -> None:
-    ended = job(1).moved(Status.FAILED, 1_200)
+    ended = job(1).move(JobStatus.FAILED, 1_200)
     text = json.dumps({name: value for name, value in ended.to_tree().items() if name != "kept_until"})
 
     async def write() -> None:
@@ -338,7 +338,7 @@ def test_a_job_that_had_ended_under_an_older_schema_is_kept_for_some_weeks(kind:
         weeks_later = time.time() + 29 * 86_400
         await store.forget_jobs(weeks_later)
         assert await store.job(ME, ended.id) == ended
-        assert ids(await store.jobs(ME, Page(), now=weeks_later)) == [ended.id]
+        assert ids(await store.jobs(ME, ListPage(), now=weeks_later)) == [ended.id]
         await store.forget_jobs(weeks_later + 2 * 86_400)
         assert await store.job(ME, ended.id) is None
 
@@ -355,11 +355,11 @@ def test_an_older_schema_is_migrated_and_a_newer_one_refused(kind: Kind) -> None
 
     async def migrate() -> int:
         store = await kind.open(newer)
-        schema: int = (await store.about()).schema
+        schema: int = (await store.describe()).schema
         await store.close()
         return schema
 
     kind.run(lambda store: store.add_file(stored(1)))
     assert asyncio.run(migrate()) == asyncio.run(migrate()) == len(newer)
     with pytest.raises(StoreError, match="use a newer one"):
-        kind.run(lambda store: store.about())
+        kind.run(lambda store: store.describe())

@@ -15,10 +15,10 @@ from alignedserve.config.config import JobsConfig
 from alignedserve.errors import BytesGone, StoreError, StoreFull
 from alignedserve.store import redis_store
 from alignedserve.store.blobs import Blobs
-from alignedserve.store.opening import holder_of, open_keeping, settled
 from alignedserve.store.redis_store import RedisStore
 from alignedserve.store.sqlite_store import SqliteStore
-from alignedserve.store.store import Holder, Page
+from alignedserve.store.storage import check_storage, holder_of, open_storage
+from alignedserve.store.store import Holder, ListPage
 from tests.redis_server import RedisServer
 from tests.store.test_stores import ME, ids, result, stored
 
@@ -33,7 +33,7 @@ def test_a_redis_that_was_killed_has_what_it_acknowledged(tmp_path: Path) -> Non
         waiting = asyncio.create_task(store.add_file(stored(2)))  # it waits for the next life
         await asyncio.to_thread(server.start)
         await waiting
-        assert ids(await store.files(ME, Page())) == ["file-2", "file-1"]
+        assert ids(await store.files(ME, ListPage())) == ["file-2", "file-1"]
         await store.close()
 
     try:
@@ -66,7 +66,7 @@ def test_sums_in_redis_that_are_not_those_of_its_records_are_found(tmp_path: Pat
         store = await RedisStore.open(server.url, "p")
         await store.add_file(stored(1))
         await store.redis.hincrby("{p}:bytes", ME, 5)
-        assert await store.faults() == [f"{ME} has 11 bytes of files, and 16 are counted"]
+        assert await store.find_faults() == [f"{ME} has 11 bytes of files, and 16 are counted"]
         await store.close()
 
     try:
@@ -88,7 +88,7 @@ def test_a_redis_that_keeps_less_is_said_to(tmp_path: Path, options: tuple[str, 
 
     async def warnings() -> tuple[str, ...]:
         store = await RedisStore.open(server.url, "p")
-        about = await store.about()
+        about = await store.describe()
         await store.close()
         return about.warnings
 
@@ -112,7 +112,7 @@ def test_a_redis_without_memory_is_full_and_loses_nothing(tmp_path: Path) -> Non
                 written = line
         with pytest.raises(StoreFull, match="no memory left"):
             await store.add_results("batch_1", [result(99_999, text="x" * 100_000)], fence)
-        assert await store.done("batch_1") == frozenset(range(1, written + 1))
+        assert await store.done_lines("batch_1") == frozenset(range(1, written + 1))
         await store.close()
 
     try:
@@ -135,7 +135,7 @@ def test_a_full_disk_is_told_and_nothing_is_damaged(tmp_path: Path) -> None:
         with pytest.raises(StoreFull, match="no space is left for"):
             await store.add_results("batch_1", [result(99_999, text="x" * 100_000)], fence)
         assert written
-        assert await store.done("batch_1") == frozenset(range(1, written + 1))
+        assert await store.done_lines("batch_1") == frozenset(range(1, written + 1))
         assert (await store.counts("batch_1")).done == written
         await store.close()
 
@@ -147,14 +147,14 @@ def test_a_full_disk_is_told_and_nothing_is_damaged(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match=r"cannot be kept at .*file/data/files: Not a directory"):
-        asyncio.run(open_keeping(JobsConfig(directory=str(tmp_path / "file" / "data")), Holder("me", 1)))
+        asyncio.run(open_storage(JobsConfig(directory=str(tmp_path / "file" / "data")), Holder("me", 1)))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_folder_that_is_read_only_is_named(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(StoreError, match="Permission denied"):
-        asyncio.run(open_keeping(JobsConfig(directory=str(tmp_path / "data")), Holder("me", 1)))
+        asyncio.run(open_storage(JobsConfig(directory=str(tmp_path / "data")), Holder("me", 1)))
 
 
 def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_bytes_appear_whole_or_not_at_all(tmp_path: Path, url: str) -> None:
     blobs.remove("file-1")
     blobs.remove("file-1")
     assert blobs.sizes() == {}
-    with pytest.raises(BytesGone, match="the bytes of file-1 are not at"):
+    with pytest.raises(BytesGone, match="the bytes of file-1 are no longer at"):
         blobs.open("file-1")
 
 
@@ -189,10 +189,10 @@ def test_a_url_that_nobody_knows_is_refused() -> None:
 
 
 def test_without_the_client_of_redis_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("alignedserve.store.opening.find_spec", lambda _: None)
+    monkeypatch.setattr("alignedserve.store.storage.find_spec", lambda _: None)
     jobs = JobsConfig(store="redis://127.0.0.1:1", directory=str(tmp_path))
     with pytest.raises(StoreError, match=r"pip install 'alignedserve\[redis\]'"):
-        settled(jobs)
+        check_storage(jobs)
     with pytest.raises(StoreError, match="not installed"):
-        asyncio.run(open_keeping(jobs, holder_of("name", "jobs", 1)))
-    assert settled(replace(jobs, store="sqlite")).store == "sqlite"
+        asyncio.run(open_storage(jobs, holder_of("name", "jobs", 1)))
+    assert check_storage(replace(jobs, store="sqlite")).store == "sqlite"

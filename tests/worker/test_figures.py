@@ -36,16 +36,16 @@ def shown(metrics: Metrics, start: str) -> float:
 
 def test_pages_are_shown_by_what_they_are_now() -> None:
     metrics = Metrics()
-    metrics.told(Figures(Usage(free=21), member="pool-0"))
-    metrics.told(Figures(USAGE, member="pool-0"))
+    metrics.update_parts(Figures(Usage(free=21), member="pool-0"))
+    metrics.update_parts(Figures(USAGE, member="pool-0"))
     states = {"rt": 3, "be": 2, "shared": 1, "idle": 4, "leased": 5, "free": 6}
     assert {one: shown(metrics, f'kv_pool_pages{{pool="pool-0",state="{one}"}}') for one in states} == states
 
 
 def test_what_became_int8_and_what_could_not_are_counted_for_each_pool() -> None:
     metrics = Metrics()
-    metrics.told(Figures(USAGE, num_compressed=5, member="pool-0"))
-    metrics.told(Figures(USAGE, num_compressed=8, num_incompressible=2, member="pool-0"))
+    metrics.update_parts(Figures(USAGE, num_compressed=5, member="pool-0"))
+    metrics.update_parts(Figures(USAGE, num_compressed=8, num_incompressible=2, member="pool-0"))
     assert shown(metrics, 'kv_pages_compressed_total{pool="pool-0"}') == 8
     assert shown(metrics, 'kv_pages_incompressible_total{pool="pool-0"}') == 2
 
@@ -53,5 +53,5 @@ def test_what_became_int8_and_what_could_not_are_counted_for_each_pool() -> None
 def test_a_count_goes_on_where_a_worker_s_next_life_begins_anew() -> None:
     metrics = Metrics()
     for num_refused in (1, 1, 4, 2):
-        metrics.told(Figures(num_refused=num_refused, member="decode-0"))
+        metrics.update_parts(Figures(num_refused=num_refused, member="decode-0"))
     assert shown(metrics, 'kv_copies_refused_total{worker="decode-0"}') == 4 + 2

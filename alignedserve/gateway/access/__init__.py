@@ -1,6 +1,6 @@
-"""Who may use a deployment: API keys, what each key has used, and what is open to whom.
+"""Access to a deployment: API keys, what each caller has used, and what other machines can reach.
 
-exposure.py  Who can reach a deployment, and with what: checked before anything is started.
-keys.py      API keys: who calls, what they may ask for, how much of it.
-ledger.py    What each caller has had of late, in memory that all gateways of a deployment share.
+exposure.py  Checks before a deployment starts who can reach it, with which keys, and whether by TLS.
+keys.py      API keys: they say which caller sends a request, what it may ask for, and how much of it.
+ledger.py    Counts what each caller used lately, in memory that all gateways share.
 """

@@ -1,4 +1,4 @@
-"""Who can reach a deployment, and with what: checked before anything is started."""
+"""Check before a deployment starts who can reach it, with which keys, and whether by TLS."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from alignedserve.config.config import Config, ServerConfig
 from alignedserve.errors import ConfigError
-from alignedserve.gateway.access.keys import key_ring, sealed
+from alignedserve.gateway.access.keys import hash_setting, key_ring
 
 
-def checked(config: Config) -> Config:
-    """With what only we need to read of it replaced: paths are absolute, a key is its hash.
+def check_exposure(config: Config) -> Config:
+    """Return the configuration with absolute paths, and with the hash of its key in place of the key.
 
-    An address that others can reach needs keys, or a plain word that it is to have none.
+    Raise ConfigError if other machines can reach the address and it has neither keys nor allow_anonymous.
     """
     server = config.server
     keys_file = server.keys_file and str(Path(server.keys_file).absolute())
@@ -25,19 +25,20 @@ def checked(config: Config) -> Config:
             f"server.host {server.host} can be reached by others, who would need no key: "
             "set --keys-file or --api-key, or --allow-anonymous to let everybody in"
         )
-    return replace(config, server=_with_tls(replace(server, keys_file=keys_file, api_key=_sealed(server.api_key))))
+    api_key = None if server.api_key is None else hash_setting(server.api_key)
+    return replace(config, server=_check_tls(replace(server, keys_file=keys_file, api_key=api_key)))
 
 
 def warnings(server: ServerConfig) -> list[str]:
-    """What an operator should know, in plain words, of a configuration that is allowed."""
+    """Return warnings for the operator about a configuration that is allowed but open."""
     if is_loopback(server.host):
         return []
-    told = []
+    found = []
     if not key_ring(server.api_key, server.keys_file):
-        told.append(f"everybody who can reach {server.host} may use it: there are no keys")
+        found.append(f"everybody who can reach {server.host} may use it: there are no keys")
     if server.tls_cert is None:
-        told.append("keys, prompts and answers cross the network as plain text: there is no TLS")
-    return told
+        found.append("keys, prompts and answers cross the network as plain text: there is no TLS")
+    return found
 
 
 def is_loopback(host: str) -> bool:
@@ -48,7 +49,7 @@ def is_loopback(host: str) -> bool:
 
 
 def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
-    """TLS 1.2 and later, with what Python's defaults allow."""
+    """Return the settings of TLS, from version 1.2 on with Python's defaults; None if the server has no certificate."""
     if server.tls_cert is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -58,22 +59,19 @@ def tls_context(server: ServerConfig) -> ssl.SSLContext | None:
 
 
 def _no_password() -> str:
-    raise ValueError("the key is encrypted: give one that is not")
+    raise ValueError("the key is encrypted: use a key that is not")
 
 
-def _sealed(api_key: str | None) -> str | None:
-    return None if api_key is None else sealed(api_key)
-
-
-def _with_tls(server: ServerConfig) -> ServerConfig:
+def _check_tls(server: ServerConfig) -> ServerConfig:
+    """Return the settings with absolute paths of the certificate and its key, after loading both."""
     if server.tls_cert is None:
         if server.tls_key is not None:
-            raise ConfigError("server.tls_key needs server.tls_cert beside it")
+            raise ConfigError("server.tls_key needs server.tls_cert too")
         return server
-    paths = [str(Path(path).absolute()) for path in (server.tls_cert, server.tls_key or server.tls_cert)]
-    found = replace(server, tls_cert=paths[0], tls_key=paths[1])
+    cert, key = (str(Path(path).absolute()) for path in (server.tls_cert, server.tls_key or server.tls_cert))
+    absolute = replace(server, tls_cert=cert, tls_key=key)
     try:
-        tls_context(found)
+        tls_context(absolute)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"TLS cannot be had with {' and '.join(dict.fromkeys(paths))}: {error}") from None
-    return found
+        raise ConfigError(f"TLS cannot be used with {' and '.join(dict.fromkeys((cert, key)))}: {error}") from None
+    return absolute

@@ -1,15 +1,15 @@
-"""API keys: who calls, what they may ask for, how much of it.
+"""API keys: they say which caller sends a request, what it may ask for, and how much of it.
 
-A keys file holds hashes, never keys. A key is 256 random bits, so that one round of SHA-256 keeps it: what makes slow
-hashes needed is that people choose passwords.
+A keys file holds hashes, never keys. A key is 256 random bits, so that one round of SHA-256 protects it: slow hashes
+are needed for passwords only, because people choose them.
 
     keys:
-      - name: ann                  whose files, jobs and limits they are; stays when the key is replaced
+      - name: ann                  the owner of files, jobs and limits; it stays when the key is replaced
         hash: sha256:9f86d0...     of the key
-        scopes: [generate, batch]  what it may ask for; both where it is not said
-        requests_per_minute: 60    of its own, over all gateways; no limit where it is not said
-        tokens_per_minute: 90000   of prompts and outputs
-        most_open: 32              requests for tokens at once; 256 where it is not said
+        scopes: [generate, batch]  what it may ask for; both if left out
+        requests_per_minute: 60    over all gateways together; no limit if left out
+        tokens_per_minute: 90000   of prompts and outputs; no limit if left out
+        most_open: 32              requests for tokens at once; 256 if left out
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from alignedserve.errors import ConfigError
 
 HASHED = "sha256:"
 MOST_KEYS = 1000
-MOST_OPEN = 256  # requests for tokens that a key has open at once, where its entry names no number
+MOST_OPEN = 256  # requests for tokens that a key may have open at once, if its entry sets no number
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _KEY_PREFIX = "as-"
@@ -48,7 +48,7 @@ EVERY_SCOPE = frozenset(Scope)
 
 @dataclass(frozen=True)
 class Limits:
-    """None: as much as the server can."""
+    """How much a key may ask for; None is no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and outputs
@@ -57,31 +57,33 @@ class Limits:
 
 @dataclass(frozen=True)
 class Caller:
-    """Who calls. What belongs to somebody belongs to an id."""
+    """The sender of a request. Files, jobs and limits belong to its id."""
 
     id: str
     scopes: frozenset[Scope] = EVERY_SCOPE
-    salt: str = ""  # KV of prompts that begin alike is shared among callers of the same one
+    salt: str = ""  # callers with the same salt share the KV of prompts that begin alike
     limits: Limits = field(default_factory=Limits)
 
     def with_most_open(self, most_open: int) -> Caller:
-        """Where its entry names no number."""
+        """Return the caller with this limit, unless its key sets its own."""
         if self.limits.most_open is not None:
             return self
         return replace(self, limits=replace(self.limits, most_open=most_open))
 
-    def salted(self, own: str | None) -> str:
-        """With what the caller itself keeps apart. A key's salt has one length: no other's can be spelled with it."""
+    def salt_with(self, own: str | None) -> str:
+        """Return the caller's salt, followed by the salt that the caller itself chose for a request.
+
+        Salts of keys have one length, so that no caller can write another caller's salt."""
         return self.salt + (own or "")
 
 
-ANONYMOUS = Caller("anonymous")  # everybody, where there are no keys
-OF_SETTING = "default"  # the id of whoever has the key of the setting server.api_key
+ANONYMOUS = Caller("anonymous")  # every caller, if there are no keys
+SETTING_KEY_ID = "default"  # the id of callers with the key of the setting server.api_key
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A key as a file holds it."""
+class KeyEntry:
+    """A key as a keys file holds it."""
 
     name: str
     hash: str
@@ -95,128 +97,129 @@ class Entry:
 
 
 class KeyRing:
-    """Every key that opens this server."""
+    """All keys that this server accepts."""
 
-    def __init__(self, entries: Iterable[Entry]) -> None:
+    def __init__(self, entries: Iterable[KeyEntry]) -> None:
         self._by_hash = {entry.hash: entry.caller.with_most_open(MOST_OPEN) for entry in entries}
 
     def __bool__(self) -> bool:
         return bool(self._by_hash)
 
     def caller(self, key: str | None) -> Caller | None:
-        """Whose key it is; without keys, everybody is anonymous.
+        """Return the caller that has this key, or None; without any keys, every caller is anonymous.
 
-        All hashes are compared, each in constant time: how long it takes tells nothing of which one is alike.
+        The key is compared with all hashes, each in constant time, so that the time taken reveals nothing.
         """
         if not self._by_hash:
             return ANONYMOUS
         if key is None:
             return None
-        given, found = hashed(key), None
+        digest, found = hash_key(key), None
         for known, caller in self._by_hash.items():
-            if hmac.compare_digest(given, known):
+            if hmac.compare_digest(digest, known):
                 found = caller
         return found
 
 
-def hashed(key: str) -> str:
+def hash_key(key: str) -> str:
     return HASHED + hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def sealed(key: str) -> str:
-    """The setting server.api_key as it leaves the launcher: hashed, where it is not already."""
-    return key if _DIGEST.fullmatch(key) else hashed(key)
+def hash_setting(api_key: str) -> str:
+    """Return the setting server.api_key as it leaves the launcher: hashed, unless it is a hash already."""
+    return api_key if _DIGEST.fullmatch(api_key) else hash_key(api_key)
 
 
 def key_ring(api_key: str | None, keys_file: str | None) -> KeyRing:
-    """Of the setting's key and the file's."""
-    entries = [] if api_key is None else [Entry(OF_SETTING, sealed(api_key))]
+    """Return the keys of the setting and of the keys file."""
+    entries = [] if api_key is None else [KeyEntry(SETTING_KEY_ID, hash_setting(api_key))]
     if keys_file is not None:
         entries += read_keys(Path(keys_file))
-    _check_apart(entries, str(keys_file))
+    _check_distinct(entries, str(keys_file))
     return KeyRing(entries)
 
 
-def read_keys(path: Path) -> list[Entry]:
+def read_keys(path: Path) -> list[KeyEntry]:
     tree = read_yaml(path)
-    listed = tree.get("keys")
-    if set(tree) != {"keys"} or not isinstance(listed, list) or not listed:
+    keys = tree.get("keys")
+    if set(tree) != {"keys"} or not isinstance(keys, list) or not keys:
         raise ConfigError(f"{path} must hold a list named keys, with one key at least: see `alignedserve key --help`")
-    if len(listed) > MOST_KEYS:
-        raise ConfigError(f"{path} holds {len(listed)} keys: {MOST_KEYS} is the most")
-    entries = [_entry(one, f"{path}: keys[{place}]") for place, one in enumerate(listed)]
-    _check_apart(entries, str(path))
+    if len(keys) > MOST_KEYS:
+        raise ConfigError(f"{path} holds {len(keys)} keys: {MOST_KEYS} is the most")
+    entries = [_read_entry(key, f"{path}: keys[{place}]") for place, key in enumerate(keys)]
+    _check_distinct(entries, str(path))
     return entries
 
 
-def _check_apart(entries: Iterable[Entry], source: str) -> None:
+def _check_distinct(entries: Iterable[KeyEntry], source: str) -> None:
     names: set[str] = set()
     hashes: set[str] = set()
     for entry in entries:
         if entry.name in names or entry.hash in hashes:
-            what = "name" if entry.name in names else "hash"
-            raise ConfigError(f"{source}: the {what} of key {entry.name} is there twice")
+            kind = "name" if entry.name in names else "hash"
+            raise ConfigError(f"{source}: the {kind} of key {entry.name} is there twice")
         names.add(entry.name)
         hashes.add(entry.hash)
 
 
-def _entry(given: Any, where: str) -> Entry:
-    limits = [one.name for one in fields(Limits)]
-    if not isinstance(given, Mapping):
+def _read_entry(key: Any, where: str) -> KeyEntry:
+    limits = [limit.name for limit in fields(Limits)]
+    if not isinstance(key, Mapping):
         raise ConfigError(f"{where} must be an entry with name and hash")
-    if unknown := sorted(set(map(str, given)) - {"name", "hash", "scopes", *limits}):
-        raise ConfigError(f"{where}: {unknown[0]} is no field of a key: it has name, hash, scopes, {', '.join(limits)}")
-    name, digest = given.get("name"), given.get("hash")
+    if unknown := sorted(set(map(str, key)) - {"name", "hash", "scopes", *limits}):
+        raise ConfigError(
+            f"{where}: a key has no field {unknown[0]}: its fields are name, hash, scopes, {', '.join(limits)}"
+        )
+    name, digest = key.get("name"), key.get("hash")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"{where}: name must be at most 64 letters, digits and ._@-")
-    if name in (ANONYMOUS.id, OF_SETTING):
-        raise ConfigError(f"{where}: the name {name} is taken: choose another")
+    if name in (ANONYMOUS.id, SETTING_KEY_ID):
+        raise ConfigError(f"{where}: the name {name} is reserved: choose another")
     if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
         raise ConfigError(f"{where}: hash must be {HASHED} and 64 hexadecimal digits, as `alignedserve key` writes it")
-    named = {limit: _limit(given[limit], f"{where}: {limit}") for limit in limits if given.get(limit) is not None}
-    return Entry(name, digest, _scopes(given.get("scopes"), where), Limits(**named))
+    named = {limit: _read_limit(key[limit], f"{where}: {limit}") for limit in limits if key.get(limit) is not None}
+    return KeyEntry(name, digest, _read_scopes(key.get("scopes"), where), Limits(**named))
 
 
-def _limit(given: Any, where: str) -> int:
-    if type(given) is not int or given < 1:
+def _read_limit(limit: Any, where: str) -> int:
+    if type(limit) is not int or limit < 1:
         raise ConfigError(f"{where} must be a whole number, 1 or more")
-    return given
+    return limit
 
 
-def _scopes(given: Any, where: str) -> frozenset[Scope]:
-    if given is None:
+def _read_scopes(names: Any, where: str) -> frozenset[Scope]:
+    if names is None:
         return EVERY_SCOPE
-    known = [one.value for one in Scope]
-    if not isinstance(given, list) or not given or not all(one in known for one in given):
+    known = [scope.value for scope in Scope]
+    if not isinstance(names, list) or not names or not all(name in known for name in names):
         raise ConfigError(f"{where}: scopes must be a list of {', '.join(known)}")
-    return frozenset(map(Scope, given))
+    return frozenset(map(Scope, names))
 
 
 def make_key(path: Path, name: str, scopes: Iterable[Scope], limits: Limits) -> str:
-    """A new key, whose hash is added to the file; the key itself is nowhere but in the answer."""
+    """Return a new key and add its hash to the file; the key itself is stored nowhere."""
     key, text = _KEY_PREFIX + secrets.token_urlsafe(32), ""
     if path.exists():
-        if not path.is_file():  # such as /dev/null, which a file would take the place of
-            raise ConfigError(f"{path} is no file")
-        read_yaml(path)  # says what is wrong with it
+        if not path.is_file():  # such as /dev/null, which the new file would replace
+            raise ConfigError(f"{path} is not a file")
+        read_yaml(path)  # raises if the file is not valid YAML
         text = path.read_text(encoding="utf-8")
-    written = f"{text.rstrip() or 'keys:'}\n{_lines(Entry(name, hashed(key), frozenset(scopes), limits))}"
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    written = f"{text.rstrip() or 'keys:'}\n{_yaml_lines(KeyEntry(name, hash_key(key), frozenset(scopes), limits))}"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
             file.write(written)
-        read_keys(beside)
-        beside.replace(path)
+        read_keys(temporary)
+        temporary.replace(path)
     except ConfigError as error:
-        raise ConfigError(str(error).replace(str(beside), str(path))) from None
+        raise ConfigError(str(error).replace(str(temporary), str(path))) from None
     finally:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return key
 
 
-def _lines(entry: Entry) -> str:
-    limits = {one.name: getattr(entry.limits, one.name) for one in fields(Limits)}
+def _yaml_lines(entry: KeyEntry) -> str:
     scopes = ", ".join(sorted(entry.scopes))
-    rows = [f"  - name: {entry.name}", f"    hash: {entry.hash}", f"    scopes: [{scopes}]"]
-    rows += [f"    {name}: {limit}" for name, limit in limits.items() if limit is not None]
-    return "\n".join(rows) + "\n"
+    lines = [f"  - name: {entry.name}", f"    hash: {entry.hash}", f"    scopes: [{scopes}]"]
+    lines += [f"    {name}: {limit}" for name, limit in asdict(entry.limits).items() if limit is not None]
+    return "\n".join(lines) + "\n"

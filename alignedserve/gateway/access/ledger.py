@@ -1,12 +1,12 @@
-"""What each caller has had of late, in memory that all gateways of a deployment share.
+"""Count what each caller used lately, in memory that all gateways of a deployment share.
 
-One row for each caller, found by a digest of its id; rows are never given back, for a deployment knows few callers:
+Each caller has a row, found by a digest of its id. Rows are never freed, because a deployment has few callers:
 
     digest 16 | requests left, as of | tokens left, as of | requests open at gateway 0, 1, ... 63
 
-Rows are read and written under one lock, which the kernel opens where its holder dies. A gateway that starts empties
-its own column: what its last life had open is gone. The file is held with a shared lock while anybody has it, and so is
-known not to be stale.
+Rows are read and written under one lock, which the kernel releases if its holder dies. A gateway that starts clears
+its own column, since requests of its last life are gone. Each gateway holds a shared lock on the file while it uses
+it; so a file in use is not mistaken for a stale one.
 """
 
 from __future__ import annotations
@@ -25,31 +25,33 @@ from alignedserve.gateway.access.keys import MOST_KEYS
 
 MOST_GATEWAYS = 64
 _ROW = struct.Struct(f"=16s4d{MOST_GATEWAYS}I")
-_NUM_ROWS = 2 * MOST_KEYS  # with room for keys that others have taken the place of
+_NUM_ROWS = 2 * MOST_KEYS  # with room for keys that have been replaced
 _UNUSED = bytes(16)
 
 
 @dataclass
 class Bucket:
-    """Holds a minute's worth and fills evenly. It may be overdrawn: what a request will cost is known late."""
+    """What a caller may still take: at most a minute's limit, refilled evenly.
+
+    It may fall below 0, because the cost of a request is known only later."""
 
     left: float = 0.0
-    at: float = 0.0  # 0: never touched, and so full
+    at: float = 0.0  # when `left` was computed; 0 is never, and then it is full
 
     def fill(self, per_minute: int, now: float) -> None:
         grown = self.left + (now - self.at) * per_minute / 60 if self.at else per_minute
         self.left, self.at = min(float(per_minute), grown), now
 
     def wait_s(self, amount: float, per_minute: int) -> float:
-        """Until there is so much."""
+        """Return how long it takes until this amount is left."""
         return max(0.0, amount - self.left) * 60 / per_minute
 
 
 @dataclass
-class Row:
+class CallerRow:
     requests: Bucket = field(default_factory=Bucket)
     tokens: Bucket = field(default_factory=Bucket)
-    open_at: list[int] = field(default_factory=lambda: [0] * MOST_GATEWAYS)  # by gateway
+    open_at: list[int] = field(default_factory=lambda: [0] * MOST_GATEWAYS)  # requests open at each gateway
 
     @property
     def num_open(self) -> int:
@@ -57,12 +59,13 @@ class Row:
 
 
 class Ledger:
-    """Of one gateway; in a file for several, else in memory of its own."""
+    """A gateway's view of the rows: in a file that several gateways share, or without `path` in its own memory."""
 
     def __init__(self, path: Path | None = None, place: int = 0) -> None:
+        """`place` is the gateway's number."""
         self.place = place
         size = _NUM_ROWS * _ROW.size
-        self._fd = -1 if path is None else _held(path, size)
+        self._fd = -1 if path is None else _open_shared(path, size)
         self._memory = mmap.mmap(self._fd, size)
         self._offsets: dict[str, int] = {}
         with self._locked():
@@ -78,8 +81,8 @@ class Ledger:
             os.close(self._fd)
 
     @contextmanager
-    def row(self, caller: str) -> Iterator[Row]:
-        """Of this caller, to read and to change; nobody else does meanwhile."""
+    def row(self, caller: str) -> Iterator[CallerRow]:
+        """Lock the ledger and give this caller's row, to read and to change."""
         with self._locked():
             offset = self._offsets.get(caller)
             if offset is None:
@@ -107,21 +110,22 @@ class Ledger:
                 return offset
         raise RuntimeError("the ledger of callers is full")
 
-    def _read(self, offset: int) -> tuple[bytes, Row]:
+    def _read(self, offset: int) -> tuple[bytes, CallerRow]:
         digest, requests, requests_at, tokens, tokens_at, *open_at = _ROW.unpack_from(self._memory, offset)
-        return digest, Row(Bucket(requests, requests_at), Bucket(tokens, tokens_at), open_at)
+        return digest, CallerRow(Bucket(requests, requests_at), Bucket(tokens, tokens_at), open_at)
 
-    def _write(self, offset: int, digest: bytes, row: Row) -> None:
-        one, other = row.requests, row.tokens
-        _ROW.pack_into(self._memory, offset, digest, one.left, one.at, other.left, other.at, *row.open_at)
+    def _write(self, offset: int, digest: bytes, row: CallerRow) -> None:
+        requests, tokens = row.requests, row.tokens
+        buckets = requests.left, requests.at, tokens.left, tokens.at
+        _ROW.pack_into(self._memory, offset, digest, *buckets, *row.open_at)
 
 
 def _digest(caller: str) -> bytes:
     return hashlib.blake2b(caller.encode(), digest_size=16).digest()
 
 
-def _held(path: Path, size: int) -> int:
-    """The file, made where it is not there, and locked such that nobody takes it for stale."""
+def _open_shared(path: Path, size: int) -> int:
+    """Open the file, make it if it is missing, and lock it so that it is not taken for stale."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(fd, fcntl.LOCK_SH)
@@ -131,4 +135,4 @@ def _held(path: Path, size: int) -> int:
                 return fd
         except FileNotFoundError:
             pass
-        os.close(fd)  # it was removed as stale before we had it locked
+        os.close(fd)  # it was removed as stale before it was locked

@@ -1,11 +1,11 @@
-"""HTTP below the interface: connections, bodies, limits, metrics.
+"""HTTP below OpenAI's interface: connections, bodies, limits, metrics.
 
-bodies.py       Bodies of requests: how large each may be, how long it may take, how much of all of them is
-connections.py  Connections of clients that are slow, greedy, broken or gone: each costs little, and not for long.
-limits.py       How much each caller may have: requests and tokens in a minute, requests open at once.
-metrics.py      What Prometheus is told, under the names that vLLM's users know, and what the log is told of
-middleware.py   Around every request: its id, its key, its line in the log, and an answer whatever happens.
-refusing.py     Errors as answers over HTTP.
-siblings.py     The metrics of all gateways of a deployment, whichever of them is asked: they are behind one
-uploading.py    A multipart form with a file in it, read as it comes: the file goes to disk and is never in
+bodies.py           Reads the bodies of requests within limits of size, time and memory.
+connections.py      Limits what connections cost whose clients are slow, greedy, broken or gone.
+error_responses.py  Turns errors into HTTP answers.
+limits.py           Holds each caller to its limits: requests and tokens in a minute, requests open at once.
+metrics.py          Measures requests: metrics for Prometheus, and a log line for each request.
+middleware.py       Gives every HTTP request its id, its caller and its log line, and answers it always.
+siblings.py         Answers with the metrics of all gateways of a deployment.
+uploading.py        Reads a multipart form with a file as it arrives.
 """

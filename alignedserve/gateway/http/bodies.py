@@ -1,7 +1,7 @@
-"""Bodies of requests: how large each may be, how long it may take, how much of all of them is held at once.
+"""Read the bodies of requests within limits: their size, their time, and the memory of all bodies together.
 
-One that is held has a fixed time to arrive. A file, which goes to disk as it comes, may be hundreds of megabytes from a
-slow place: the more of it has come, the longer its client may be waited for.
+A body that is held in memory has a fixed time to arrive. A file goes to disk as it arrives, and may be hundreds of
+megabytes over a slow line: so the more of it has arrived, the longer its client may take.
 """
 
 from __future__ import annotations
@@ -13,19 +13,17 @@ from contextlib import aclosing, asynccontextmanager
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from alignedserve.gateway.openai.errors import ApiError, ClientGone, bodies_are_many, too_slow, too_slow_a_file
+from alignedserve.gateway.openai.errors import ApiError, ClientGone, body_too_slow, file_too_slow, too_many_bodies
 from alignedserve.gateway.openai.parsing import LARGE_BYTES
 
-BODIES_AT_ONCE = 32  # of the largest size
-SMALL_AT_ONCE = 32  # of those that are more than bytes, beside one large one
-FILE_S, FILE_BYTES_PER_S = (
-    30.0,
-    32 << 10,
-)  # a file may take so long, and as much more as what has come takes at this rate
+BODIES_AT_ONCE = 32  # bodies of the largest size that may be held together
+SMALL_AT_ONCE = 32  # small bodies that may be parsed at once, beside one large body
+# A file may take FILE_S, and as much longer as its bytes so far take at this rate.
+FILE_S, FILE_BYTES_PER_S = 30.0, 32 << 10
 
 
 class Bodies:
-    """What is held of bodies until they have become requests."""
+    """The bodies that are held in memory until they have become requests."""
 
     def __init__(self, limit_bytes: int, limit_s: float) -> None:
         self._limit_bytes, self._limit_s = limit_bytes, limit_s
@@ -33,13 +31,14 @@ class Bodies:
         self._large, self._small = asyncio.Semaphore(1), asyncio.Semaphore(SMALL_AT_ONCE)
 
     def turn(self, body: bytearray) -> asyncio.Semaphore:
-        """To be held from before the body is parsed until it has become requests: as objects it may be 25 times as
-        large. Large ones have theirs one after the other, and small ones do not wait for them."""
+        """Return the semaphore to hold from before the body is parsed until it has become requests.
+
+        A parsed body may take 25 times its memory. So large bodies take turns; small bodies do not wait for them."""
         return self._large if len(body) > LARGE_BYTES else self._small
 
     @asynccontextmanager
     async def read(self, http: HttpRequest) -> AsyncIterator[bytearray]:
-        """The body, given up as soon as it is known to be too large; it counts as held within the block."""
+        """Give the body, which counts as held inside the block; raise as soon as it is known to be too large."""
         check_encoding(http)
         declared = http.headers.get("content-length", "")
         if declared.isdigit() and (len(declared) > 18 or int(declared) > self._limit_bytes):
@@ -49,7 +48,7 @@ class Bodies:
             await asyncio.wait_for(self._read(http, body), self._limit_s)
             yield body
         except asyncio.TimeoutError:
-            raise too_slow(self._limit_s) from None
+            raise body_too_slow(self._limit_s) from None
         except ClientDisconnect:
             raise ClientGone from None
         finally:
@@ -60,7 +59,7 @@ class Bodies:
             if len(body) + len(part) > self._limit_bytes:
                 raise self._too_large()
             if self._held_bytes + len(part) > BODIES_AT_ONCE * self._limit_bytes:
-                raise bodies_are_many()
+                raise too_many_bodies()
             self._held_bytes += len(part)
             body += part
 
@@ -69,7 +68,7 @@ class Bodies:
 
 
 async def parts_of_file(http: HttpRequest) -> AsyncIterator[bytes]:
-    """A large body as it comes, of any size; only waiting for the client counts as its time."""
+    """Yield the parts of a body of any size as they arrive; only the time of waiting for the client is limited."""
     check_encoding(http)
     loop, waited_s, num_bytes = asyncio.get_running_loop(), 0.0, 0
     try:
@@ -84,13 +83,13 @@ async def parts_of_file(http: HttpRequest) -> AsyncIterator[bytes]:
                 num_bytes += len(part)
                 yield part
     except asyncio.TimeoutError:
-        raise too_slow_a_file(FILE_BYTES_PER_S) from None
+        raise file_too_slow(FILE_BYTES_PER_S) from None
     except ClientDisconnect:
         raise ClientGone from None
 
 
 def check_encoding(http: HttpRequest) -> None:
-    """What is compressed may be of any size: it is not unpacked."""
+    """Raise if the body is compressed: it could unpack to any size, so it is not unpacked."""
     encoding = http.headers.get("content-encoding", "identity")
     if encoding.strip().lower() != "identity":
         message = "the body must not be compressed: send it without Content-Encoding"

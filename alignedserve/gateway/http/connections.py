@@ -1,15 +1,15 @@
-"""Connections of clients that are slow, greedy, broken or gone: each costs little, and not for long.
+"""Limit what connections cost whose clients are slow, greedy, broken or gone.
 
-uvicorn's protocol serves requests; what it lets a client do without end has an end here:
+uvicorn's protocol serves the requests. This class limits what uvicorn leaves unlimited:
 
-    the head of a request, or a body that nobody reads       HEAD_S from the connection's start, or an answer's end
+    the head of a request, or a body that is not read        HEAD_S from the connection's start, or an answer's end
     headers and trailers                                     MOST_HEADERS, MOST_HEAD_BYTES in all
-    bytes that say nothing: of an unfinished line, of a      MOST_HEAD_BYTES
+    bytes without content: of an unfinished line, of a       MOST_HEAD_BYTES
         chunk's extensions
     the rest of an answer that its client does not read      HEAD_S from the answer's end
-    connections                                              as many as the gateway is told
+    connections                                              most_connections
 
-Bodies have their time in app.py, answers that are streamed in streaming.py.
+The time of bodies is limited in bodies.py, that of streamed answers in streaming.py.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from alignedserve.gateway.http.refusing import response_of
-from alignedserve.gateway.openai.errors import ApiError, bad_head, full_house, no_upgrade, too_much_head
+from alignedserve.gateway.http.error_responses import error_response
+from alignedserve.gateway.openai.errors import ApiError, bad_head, head_too_large, no_upgrade, too_many_connections
 
 HEAD_S = 15.0
 MOST_HEADERS, MOST_HEAD_BYTES = 100, 32 << 10
-_SPARE_FILES = 64  # for all but connections
+_SPARE_FILES = 64  # open files besides connections
 
-logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of every broken request: anybody can send those
+logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # it warns of broken requests, which any client can send
 
 
 class Connection(HttpToolsProtocol):
@@ -37,14 +37,14 @@ class Connection(HttpToolsProtocol):
         self._most_connections, self._head_s = most_connections, head_s
         self._refusal: ApiError = bad_head()
         self._num_headers, self._head_bytes, self._silent_bytes, self._is_silent = 0, 0, 0, True
-        self._deadline: asyncio.TimerHandle | None = None  # set while no request is under way
-        self._running: RequestResponseCycle | None = None  # its answer is under way; `cycle` may be a later one
+        self._deadline: asyncio.TimerHandle | None = None  # set while no request is running
+        self._running: RequestResponseCycle | None = None  # the request being answered; `cycle` may be a later request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._set_deadline()
         if len(self.connections) > self._most_connections:
-            self._refusal = full_house()
+            self._refusal = too_many_connections()
             self.send_400_response("")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -61,7 +61,7 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         self._silent_bytes = self._silent_bytes + len(data) if self._is_silent else 0
         if self._silent_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
-            self._refusal = too_much_head()
+            self._refusal = head_too_large()
             self.send_400_response("")
 
     def on_message_begin(self) -> None:
@@ -81,8 +81,8 @@ class Connection(HttpToolsProtocol):
         self._is_silent = False
         self._head_bytes += num_bytes
         if self._head_bytes > MOST_HEAD_BYTES or self._num_headers > MOST_HEADERS:
-            self._refusal = too_much_head()
-            raise self._refusal  # the parser stops, and `send_400_response` tells why
+            self._refusal = head_too_large()
+            raise self._refusal  # the parser stops, and `send_400_response` sends the refusal
 
     def on_headers_complete(self) -> None:
         self._is_silent = False
@@ -112,30 +112,32 @@ class Connection(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
-        """With what was found wrong, where we found it; where the parser did, `msg` says no more than that."""
-        if self._can_tell():
-            response = response_of(self._refusal)
+        """Send the refusal that was found here; if the parser found the fault, `msg` adds nothing to bad_head()."""
+        if self._can_refuse():
+            response = error_response(self._refusal)
             head = [STATUS_LINE[response.status_code], b"connection: close\r\n"]
             head += [b"%s: %s\r\n" % header for header in response.raw_headers]
             self.transport.write(b"".join([*head, b"\r\n", bytes(response.body)]))
         self.transport.close()
 
-    def _can_tell(self) -> bool:
-        """While an answer is under way this would be read as a part of it, unless it is of the very request that is
-        broken, in its body, and has not begun: then this is its answer."""
+    def _can_refuse(self) -> bool:
+        """Whether a refusal can be sent now.
+
+        During another answer it would be read as a part of that answer. But if the broken request is the running one,
+        broken in its body, and its answer has not begun, the refusal becomes its answer."""
         running = self._running
         if running is None or running.response_complete:
             return True
         if running is not self.cycle or not running.more_body or running.response_started:
             return False
-        running.disconnected = True  # what its application says is not written any more
+        running.disconnected = True  # the application's own answer is no longer written
         return True
 
     def timeout_keep_alive_handler(self) -> None:
         self._end()
 
     def _end(self) -> None:
-        """Whoever reads nothing would keep a connection that is only closed."""
+        """End the connection: abort it if bytes are unsent, since a client that reads nothing would keep it open."""
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             self.transport.abort()
         else:
@@ -151,8 +153,8 @@ class Connection(HttpToolsProtocol):
             self._deadline = None
 
 
-def make_room(most_connections: int) -> int:
-    """Files for so many connections, as far as the system lets us; how many there can be."""
+def raise_file_limit(most_connections: int) -> int:
+    """Allow as many open files as the connections need; return how many connections the system allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = most_connections + _SPARE_FILES
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -1,4 +1,4 @@
-"""What Prometheus is told, under the names that vLLM's users know, and what the log is told of one request."""
+"""Measure requests: metrics for Prometheus, under the names that vLLM's users know, and a log line for each request."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alignedserve.protocol.messages import Figures
 _log = logging.getLogger("alignedserve.gateway")
 
 PREFIX = "alignedserve:"
-CLIENT_CLOSED = 499  # in the log: the client left before there was an answer, or in the middle of it
+CLIENT_CLOSED = 499  # in the log: the client left before its answer or in the middle of it
 
 _TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1),
@@ -25,24 +25,24 @@ _ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1
 
 @dataclass
 class Record:
-    """One HTTP request, as its log line has it. The gateway's parts write into it as they learn."""
+    """One HTTP request as its log line shows it; the gateway fills it in while the request runs."""
 
     id: str
     method: str
     path: str
     began_at: float
-    client_id: str | None = None  # the client's own name of the request, which its answer gets back
-    caller: str | None = None  # whose key it is
-    service: ServiceClass | None = None  # of those that ask for tokens
-    prompt_tokens: int = 0  # of all of its requests
-    cached_tokens: int = 0  # of them
+    client_id: str | None = None  # the client's own id of the request, which the answer repeats
+    caller: str | None = None  # the id of the caller
+    service: ServiceClass | None = None  # None: the request does not ask for tokens
+    prompt_tokens: int = 0  # of all requests of the body
+    cached_tokens: int = 0  # of the prompt tokens, those whose KV the pool had
     output_tokens: int = 0
     ttft_s: float | None = None
     finish: str | None = None  # stop, length, abort (the client left) or error
     status: int | None = None
 
     def log(self, now: float) -> None:
-        """Never with anything of a prompt or an output."""
+        """Write the log line, which never shows any of a prompt or an output."""
         fields = {
             "request_id": self.id,
             "method": self.method,
@@ -65,49 +65,55 @@ class Record:
 
 
 class Metrics:
-    """Of one application; nothing is global, so that two in one process do not meet."""
+    """The metrics of one application. Nothing is global, so that two applications in one process stay apart."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()  # of our own requests
-        self._parts = CollectorRegistry()  # what other parts say of themselves, to every gateway
+        self._registry = CollectorRegistry()  # for this gateway's own requests
+        self._parts = CollectorRegistry()  # for figures that other parts report to every gateway
         self._succeeded = self._counter("request_success", "Requests that ended.", "finished_reason", "class")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got output.", "class")
-        self._cached_tokens = self._counter("prompt_tokens_cached", "Of them, those whose KV the pool had.", "class")
+        self._cached_tokens = self._counter(
+            "prompt_tokens_cached", "Prompt tokens of such requests whose KV the pool had.", "class"
+        )
         self._generation_tokens = self._counter("generation_tokens", "Output tokens that reached the gateway.", "class")
-        self._attained = self._counter("slo_attained", "Requests that ended with all that was promised them.", "class")
-        self._missed = self._counter("slo_missed", "Requests that ended, and not with all that was promised.", "class")
+        self._attained = self._counter("slo_attained", "Requests that ended within all of their deadlines.", "class")
+        self._missed = self._counter("slo_missed", "Requests that ended and missed one of their deadlines.", "class")
         self._http_errors = self._counter("http_errors", "Answers with a status of 400 or more.", "status")
         self._running = Gauge(
             f"{PREFIX}num_requests_running", "Requests that are open.", ["class"], registry=self._registry
         )
         self._ttft = self._histogram(
-            "time_to_first_token_seconds", "From a request's arrival to its first token's being written.", _TTFT_BUCKETS
+            "time_to_first_token_seconds",
+            "Time from a request's arrival until its first token was written to the client.",
+            _TTFT_BUCKETS,
         )
         self._itl = self._histogram(
-            "inter_token_latency_seconds", "Between two chunks' being written to a client.", _ITL_BUCKETS
+            "inter_token_latency_seconds", "Time between the writes of two chunks to a client.", _ITL_BUCKETS
         )
         self._refused = self._part_counter(
             "kv_copies_refused",
-            "Copies from the KV pool of which a page was not what it should be; what it held is computed anew.",
+            "Copies from the KV pool with a page that failed its check; its KV is computed again.",
             "worker",
         )
-        self._compressed = self._part_counter("kv_pages_compressed", "Pages of the KV pool that became int8.", "pool")
+        self._compressed = self._part_counter(
+            "kv_pages_compressed", "Pages of the KV pool that were compressed to int8.", "pool"
+        )
         self._incompressible = self._part_counter(
-            "kv_pages_incompressible", "Pages of the KV pool that were to become int8 and could not.", "pool"
+            "kv_pages_incompressible", "Pages of the KV pool that could not be compressed to int8.", "pool"
         )
         self._failed_transfers = self._part_counter(
             "kv_transfers_failed",
-            "Transfers of KV between workers that failed, as either end saw it; what was sent goes another way.",
+            "Transfers of KV between workers that failed, as either end saw it; the KV is sent another way.",
             "worker",
         )
         self._rebuilt = Gauge(
             f"{PREFIX}router_rebuilt_seconds",
-            "From the router's last start until it knew again what was open, and where.",
+            "Time from the router's last start until it knew all open requests and their places again.",
             registry=self._parts,
         )
         self._stages = Gauge(
             f"{PREFIX}num_requests_at",
-            "Open requests by where they are: unplaced, with prefill workers, in the pool, with decode workers.",
+            "Open requests by their place: unplaced, with prefill workers, in the pool, with decode workers.",
             ["class", "stage"],
             registry=self._parts,
         )
@@ -117,26 +123,26 @@ class Metrics:
             ["pool", "state"],
             registry=self._parts,
         )
-        self._known: dict[tuple[Counter, str], int] = {}  # (counter, member) -> what it has told in its life
-        for service in ServiceClass:  # a series that is there from the start has no gap before its first event
+        self._known: dict[tuple[Counter, str], int] = {}  # (counter, member) -> the count that it last reported
+        for service in ServiceClass:  # make the series now, so that it has no gap before its first event
             self._running.labels(service.value)
-        # For each token: looking a series up costs more than adding to it.
+        # Looked up once: these count every token, and to look a series up costs more than to add to it.
         self._generated = {service: self._generation_tokens.labels(service.value) for service in ServiceClass}
         self._between = {service: self._itl.labels(service.value) for service in ServiceClass}
 
     def series(self) -> bytes:
-        """Of what this gateway served."""
+        """Return the series of this gateway's own requests."""
         return generate_latest(self._registry)
 
-    async def alone(self) -> bytes:
-        """Of all gateways, where there is only this one."""
+    async def series_alone(self) -> bytes:
+        """Return the series of all gateways when this is the only gateway."""
         return self.series()
 
     def series_of_parts(self) -> bytes:
         return generate_latest(self._parts)
 
-    def told(self, figures: Figures) -> None:
-        """What a pool, a worker or the router says of itself; from any one thread."""
+    def update_parts(self, figures: Figures) -> None:
+        """Take the figures that a pool, a worker or the router reports; always call it from the same thread."""
         if figures.rebuilt_s is not None:
             self._rebuilt.set(figures.rebuilt_s)
         for service, stages in ((ServiceClass.RT, figures.rt), (ServiceClass.BE, figures.be)):
@@ -152,40 +158,40 @@ class Metrics:
             (self._incompressible, figures.num_incompressible),
         ):
             if now:
-                self._counted(counter, figures.member, now)
+                self._raise_counter(counter, figures.member, now)
 
-    def _counted(self, counter: Counter, member: str, now: int) -> None:
+    def _raise_counter(self, counter: Counter, member: str, now: int) -> None:
         known = self._known.get((counter, member), 0)
         self._known[counter, member] = now
-        counter.labels(member).inc(now - known if now >= known else now)  # less: of its next life
+        counter.labels(member).inc(now - known if now >= known else now)  # a smaller count is of the member's next life
 
-    def answered(self, record: Record) -> None:
+    def count_answer(self, record: Record) -> None:
         if record.status is not None and record.status >= 400:
             self._http_errors.labels(str(record.status)).inc()
         if record.service is not None and record.finish not in (None, "error"):
             self._succeeded.labels(record.finish, record.service.value).inc()
 
-    def opened(self, service: ServiceClass) -> None:
+    def open(self, service: ServiceClass) -> None:
         self._running.labels(service.value).inc()
 
-    def closed(self, service: ServiceClass) -> None:
+    def close(self, service: ServiceClass) -> None:
         self._running.labels(service.value).dec()
 
-    def kept(self, service: ServiceClass, all_of_it: bool) -> None:
-        """What was promised to a request that has ended."""
-        (self._attained if all_of_it else self._missed).labels(service.value).inc()
+    def count_slo(self, service: ServiceClass, is_attained: bool) -> None:
+        """Count a request that has ended, by whether it met all of its deadlines."""
+        (self._attained if is_attained else self._missed).labels(service.value).inc()
 
-    def prompt_read(self, service: ServiceClass, tokens: int, num_cached: int) -> None:
+    def count_prompt(self, service: ServiceClass, tokens: int, num_cached: int) -> None:
         self._prompt_tokens.labels(service.value).inc(tokens)
         self._cached_tokens.labels(service.value).inc(num_cached)
 
-    def generated(self, service: ServiceClass, tokens: int) -> None:
+    def count_output(self, service: ServiceClass, tokens: int) -> None:
         self._generated[service].inc(tokens)
 
-    def first_token(self, service: ServiceClass, after_s: float) -> None:
+    def observe_first_token(self, service: ServiceClass, after_s: float) -> None:
         self._ttft.labels(service.value).observe(after_s)
 
-    def next_token(self, service: ServiceClass, after_s: float) -> None:
+    def observe_next_token(self, service: ServiceClass, after_s: float) -> None:
         self._between[service].observe(after_s)
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
@@ -198,11 +204,11 @@ class Metrics:
         return Histogram(f"{PREFIX}{name}", about, ["class"], buckets=buckets, registry=self._registry)
 
 
-class Meter:
-    """Measures the requests of one body, by the numbers of their choices. Latencies are taken where tokens are written
-    to the client, which is what it feels.
+class RequestMeter:
+    """Measures the requests of one body; each is known by the number of its choice.
 
-    A client that does not stream gets all at once: for it, a token counts as written when it is here.
+    Latencies are taken when tokens are written to the client, since that is what the client feels. If the client does
+    not stream and gets all tokens at once, a token counts as written when it reaches the gateway.
     """
 
     def __init__(
@@ -214,48 +220,50 @@ class Meter:
         take: Callable[[int], None],
         slo: Slo,
     ) -> None:
-        """`take` is told of every token of output."""
+        """`take` is called with the number of output tokens in each delivery."""
         self._metrics, self._record, self._service, self._now, self._take = metrics, record, service, now, take
         self._slo, self._num_gaps, self._num_late = slo, 0, 0
-        self._written_at: dict[int, float] = {}  # by choice
+        self._written_at: dict[int, float] = {}  # choice -> its last write
         self._begun: set[int] = set()  # choices that have output
 
-    def opened(self) -> None:
-        self._metrics.opened(self._service)
+    def open(self) -> None:
+        self._metrics.open(self._service)
 
-    def closed(self) -> None:
-        self._metrics.closed(self._service)
+    def close(self) -> None:
+        self._metrics.close(self._service)
         if self._record.finish in ("stop", "length"):
-            self._metrics.kept(self._service, self._is_kept())
+            self._metrics.count_slo(self._service, self._is_attained())
 
-    def _is_kept(self) -> bool:
-        """As the simulator has it: of a chat's gaps 99 of 100 in time, and the first token; of others the end."""
+    def _is_attained(self) -> bool:
+        """Whether the request met its deadlines, by the simulator's rule.
+
+        A real-time request needs its first token and 99 of 100 gaps in time; a best-effort request needs its end."""
         if self._service is ServiceClass.BE:
             return self._now() - self._record.began_at <= self._slo.jct_s
         ttft_s = self._record.ttft_s
         return ttft_s is not None and ttft_s <= self._slo.ttft_s and 100 * self._num_late <= self._num_gaps
 
-    def delivered(self, choice: int, prompt_tokens: int, tokens: int, num_cached: int = 0) -> None:
+    def count_delivery(self, choice: int, prompt_tokens: int, tokens: int, num_cached: int = 0) -> None:
         if choice not in self._begun:
             self._begun.add(choice)
             self._record.cached_tokens += num_cached
-            self._metrics.prompt_read(self._service, prompt_tokens, num_cached)
+            self._metrics.count_prompt(self._service, prompt_tokens, num_cached)
         self._record.output_tokens += tokens
         self._take(tokens)
-        self._metrics.generated(self._service, tokens)
+        self._metrics.count_output(self._service, tokens)
 
-    def written(self, choice: int) -> None:
+    def count_write(self, choice: int) -> None:
         now = self._now()
         before, self._written_at[choice] = self._written_at.get(choice), now
         if before is not None:
             self._num_gaps += 1
             self._num_late += now - before > self._slo.tbt_s
-            self._metrics.next_token(self._service, now - before)
+            self._metrics.observe_next_token(self._service, now - before)
             return
         ttft_s = now - self._record.began_at
-        self._metrics.first_token(self._service, ttft_s)
+        self._metrics.observe_first_token(self._service, ttft_s)
         if self._record.ttft_s is None:
             self._record.ttft_s = ttft_s
 
-    def ended(self, finish: str) -> None:
+    def finish(self, finish: str) -> None:
         self._record.finish = finish

@@ -1,4 +1,4 @@
-"""Around every request: its id, its key, its line in the log, and an answer whatever happens."""
+"""Give every HTTP request its id, its caller and its log line, and answer it even when something fails."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.access.keys import Caller, KeyRing
 from alignedserve.gateway.access.ledger import Ledger
+from alignedserve.gateway.http.error_responses import error_response
 from alignedserve.gateway.http.limits import Tab
 from alignedserve.gateway.http.metrics import CLIENT_CLOSED, Metrics, Record
-from alignedserve.gateway.http.refusing import response_of
 from alignedserve.gateway.openai.errors import ClientGone, no_key
 
 _log = logging.getLogger("alignedserve.gateway")
 
-PROBES = ("/health", "/ready", "/metrics")  # asked by machines every few seconds: open, and not in the log
-_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # what of a client's own ids is safe in a header and in a log line
+PROBES = ("/health", "/ready", "/metrics")  # machines read them every few seconds: they need no key and are not logged
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # a client's ids that are safe in a header and in a log line
 
 
-class AroundRequests:
+class RequestMiddleware:
     def __init__(self, app: ASGIApp, keys: KeyRing, ledger: Ledger, metrics: Metrics, now: Callable[[], float]) -> None:
         self._app, self._keys, self._ledger, self._metrics, self._now = app, keys, ledger, metrics, now
 
@@ -38,7 +38,7 @@ class AroundRequests:
         record.client_id = _client_id(headers)
         scope.setdefault("state", {})["record"] = record
         try:
-            await self._answer(scope, receive, _naming(send, record, scope["state"]), record, headers)
+            await self._answer(scope, receive, _add_headers(send, record, scope["state"]), record, headers)
         except ClientGone:
             record.status, record.finish = CLIENT_CLOSED, "abort"
         finally:
@@ -55,10 +55,10 @@ class AroundRequests:
             raise
         except Exception as error:
             if not isinstance(error, AlignedServeError):
-                _log.exception("%s broke", record.id)
+                _log.exception("%s failed", record.id)
             if record.status is not None:
                 raise
-            await response_of(error)(scope, receive, send)
+            await error_response(error)(scope, receive, send)
 
     def _caller(self, headers: Headers) -> Caller:
         scheme, _, key = headers.get("authorization", "").partition(" ")
@@ -71,7 +71,7 @@ class AroundRequests:
     def _end(self, record: Record, tab: Tab | None) -> None:
         if tab is not None:
             tab.close()
-        self._metrics.answered(record)
+        self._metrics.count_answer(record)
         if record.path not in PROBES:
             record.log(self._now())
 
@@ -82,24 +82,25 @@ def record_of(request: HttpRequest) -> Record:
 
 
 def caller_of(request: HttpRequest) -> Caller:
-    """Who asks; of every route but the probes."""
+    """Return the sender of a request; requests to the probes have none."""
     return tab_of(request).caller
 
 
 def tab_of(request: HttpRequest) -> Tab:
-    """What its caller takes by it."""
     tab: Tab = request.state.tab
     return tab
 
 
 def _client_id(headers: Headers) -> str | None:
-    """The name that the client, or a proxy before us, has for this request."""
-    given = headers.get("x-request-id", "")
-    return given if _REQUEST_ID.fullmatch(given) else None
+    """Return the id that the client, or a proxy before us, has given this request."""
+    id = headers.get("x-request-id", "")
+    return id if _REQUEST_ID.fullmatch(id) else None
 
 
-def _naming(send: Send, record: Record, state: Mapping[str, Any]) -> Send:
-    async def named(message: Message) -> None:
+def _add_headers(send: Send, record: Record, state: Mapping[str, Any]) -> Send:
+    """Return a `send` that adds the request's id and its caller's limits to the answer's headers."""
+
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             record.status = message["status"]
             headers = MutableHeaders(scope=message)
@@ -108,4 +109,4 @@ def _naming(send: Send, record: Record, state: Mapping[str, Any]) -> Send:
                 headers.update(tab.headers())
         await send(message)
 
-    return named
+    return send_with_headers

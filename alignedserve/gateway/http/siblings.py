@@ -1,7 +1,8 @@
-"""The metrics of all gateways of a deployment, whichever of them is asked: they are behind one address.
+"""Answer with the metrics of all gateways of a deployment, because all of them share one address.
 
-Each listens at an abstract Unix socket for the others, tells its series to whoever connects, and hangs up. Its series
-have its name as the label `gateway`; one that is not there, or does not answer soon, is left out.
+Each gateway listens at an abstract Unix socket, sends its series to any gateway that connects, and closes the
+connection. Its series carry its name as the label `gateway`. A gateway that is gone or does not answer soon is left
+out.
 """
 
 from __future__ import annotations
@@ -11,30 +12,32 @@ import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-ANSWER_S = 5.0  # one that has ended refuses at once; what is left out while it lives looks as if it counted anew
+# A gateway that has ended refuses at once. A gateway that is left out while it lives would look as if it began to
+# count again.
+ANSWER_S = 5.0
 _MOST_BYTES = 4 << 20
 
 
 class Siblings:
     def __init__(self, deployment: str, name: str, others: Sequence[str], series: Callable[[], bytes]) -> None:
-        """`series` are those of this gateway alone."""
+        """`series` returns the series of this gateway alone."""
         self._deployment, self._name, self._others, self._series = deployment, name, others, series
-        self._server: asyncio.AbstractServer | None = None  # uvloop closes one that nobody knows any more
+        self._server: asyncio.AbstractServer | None = None  # kept: uvloop closes a server without a reference
 
     async def listen(self) -> None:
-        """Until the event loop ends."""
+        """Start to answer the other gateways, until the event loop ends."""
         if self._others:
-            listener = socket.socket(socket.AF_UNIX)  # made here: uvloop cannot name an abstract one
+            listener = socket.socket(socket.AF_UNIX)  # made here: uvloop cannot name an abstract socket
             listener.bind(self._address(self._name))
-            self._server = await asyncio.start_unix_server(self._tell, sock=listener)
+            self._server = await asyncio.start_unix_server(self._send_series, sock=listener)
 
     async def series(self) -> bytes:
         if not self._others:
             return self._series()
-        told = await asyncio.gather(*map(self._ask, self._others))
-        return merged({self._name: self._series(), **dict(zip(self._others, told, strict=True))})
+        answers = await asyncio.gather(*map(self._ask, self._others))
+        return merge_series({self._name: self._series(), **dict(zip(self._others, answers, strict=True))})
 
-    async def _tell(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _send_series(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(ConnectionError):
             writer.write(self._series())
             writer.close()
@@ -42,10 +45,10 @@ class Siblings:
 
     async def _ask(self, other: str) -> bytes:
         with suppress(OSError, asyncio.TimeoutError):
-            return await asyncio.wait_for(self._asked(other), ANSWER_S)
+            return await asyncio.wait_for(self._read_series(other), ANSWER_S)
         return b""
 
-    async def _asked(self, other: str) -> bytes:
+    async def _read_series(self, other: str) -> bytes:
         connection = socket.socket(socket.AF_UNIX)
         connection.setblocking(False)
         connection.connect(self._address(other))
@@ -59,22 +62,22 @@ class Siblings:
         return f"\0{self._deployment}-{name}"
 
 
-def merged(told: dict[str, bytes]) -> bytes:
-    """Expositions in Prometheus's text form as one: each family once, with the series of all."""
+def merge_series(expositions: dict[str, bytes]) -> bytes:
+    """Merge the gateways' metrics, in Prometheus's text form: each family once, with the series of all gateways."""
     families: dict[str, list[str]] = {}  # by their HELP line
-    for name, exposition in sorted(told.items()):
+    for name, exposition in sorted(expositions.items()):
         lines: list[str] = []
         for line in exposition.decode().splitlines():
             if line.startswith("# HELP "):
                 lines = families.setdefault(line, [])
             elif not line.startswith("#"):
-                lines.append(_labelled(line, name))
+                lines.append(_add_label(line, name))
             elif line not in lines:
                 lines.append(line)
-    return "".join(f"{about}\n" + "".join(f"{line}\n" for line in lines) for about, lines in families.items()).encode()
+    return "".join(f"{line}\n" for about, lines in families.items() for line in (about, *lines)).encode()
 
 
-def _labelled(line: str, gateway: str) -> str:
-    labelled, _, value = line.rpartition(" ")
-    series, _, labels = labelled.partition("{")
+def _add_label(line: str, gateway: str) -> str:
+    series, _, value = line.rpartition(" ")
+    series, _, labels = series.partition("{")
     return f'{series}{{gateway="{gateway}"{"," if labels else "}"}{labels} {value}'

@@ -1,4 +1,4 @@
-"""A multipart form with a file in it, read as it comes: the file goes to disk and is never in memory as a whole."""
+"""Read a multipart form with a file as it arrives: the file goes to disk and is never whole in memory."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ from alignedserve.gateway.openai.errors import ApiError, invalid
 from alignedserve.store.blobs import Writing
 
 _MOST_FIELDS, _MOST_FIELD_BYTES = 16, 4096
-_PIECE_BYTES = 1 << 20  # that are written together
+_PIECE_BYTES = 1 << 20  # bytes of the file that are written together
 
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every broken form: anybody can send those
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of broken forms, which any client can send
 
 
 @dataclass
 class Form:
-    """What was sent beside the file's bytes."""
+    """A form without the bytes of its file."""
 
-    filename: str | None = None  # None: there was no file
+    filename: str | None = None  # None: the form has no file
     fields: dict[str, str] = field(default_factory=dict)
 
 
 async def receive(http: HttpRequest, writing: Writing, limit_bytes: int) -> Form:
-    """The form; its field `file` is written, given up as soon as it is known to be too large."""
-    reading = _Reading(http.headers.get("content-type", ""))
+    """Return the form and write its field `file`; raise as soon as the file is known to be too large."""
+    reader = _FormReader(http.headers.get("content-type", ""))
     declared = http.headers.get("content-length", "")
     if declared.isdigit() and int(declared) > limit_bytes + _MOST_FIELDS * _MOST_FIELD_BYTES:
         raise _too_large(limit_bytes)
     async for part in parts_of_file(http):
-        reading.feed(part)
-        if writing.num_bytes + len(reading.data) > limit_bytes:
+        reader.feed(part)
+        if writing.num_bytes + len(reader.data) > limit_bytes:
             raise _too_large(limit_bytes)
-        if len(reading.data) >= _PIECE_BYTES:
-            await asyncio.to_thread(writing.write, reading.take())
-    await asyncio.to_thread(writing.write, reading.take())
-    return reading.form()
+        if len(reader.data) >= _PIECE_BYTES:
+            await asyncio.to_thread(writing.write, reader.take())
+    await asyncio.to_thread(writing.write, reader.take())
+    return reader.form()
 
 
 def _too_large(limit_bytes: int) -> ApiError:
@@ -51,37 +51,37 @@ def _too_large(limit_bytes: int) -> ApiError:
 
 
 @contextmanager
-def _told() -> Iterator[None]:
+def _refuse_broken_form() -> Iterator[None]:
     try:
         yield
     except FormParserError as error:
         raise invalid(f"the form is broken: {error}") from None
 
 
-class _Reading:
+class _FormReader:
     def __init__(self, content_type: str) -> None:
         kind, options = parse_options_header(content_type)
         if kind != b"multipart/form-data" or not options.get(b"boundary"):
-            raise invalid("a file comes as multipart/form-data, with the fields file and purpose")
-        self.data = bytearray()  # of the file, not yet written
+            raise invalid("send a file as multipart/form-data, with the fields file and purpose")
+        self.data = bytearray()  # bytes of the file that are not written yet
         self._form = Form()
         self._values: dict[str, bytearray] = {}
         self._header, self._value, self._field = bytearray(), bytearray(), ""
         self._in_file = self._is_whole = False
-        with _told():
+        with _refuse_broken_form():
             self._parser = MultipartParser(
                 options[b"boundary"],
                 {
                     "on_header_field": lambda data, start, end: self._header.extend(data[start:end]),
                     "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
-                    "on_header_end": self._header_ended,
-                    "on_part_data": self._data,
-                    "on_end": self._ended,
+                    "on_header_end": self._end_header,
+                    "on_part_data": self._add_data,
+                    "on_end": self._end_form,
                 },
             )
 
     def feed(self, data: bytes) -> None:
-        with _told():
+        with _refuse_broken_form():
             self._parser.write(data)
 
     def take(self) -> bytes:
@@ -94,7 +94,7 @@ class _Reading:
         self._form.fields = {name: value.decode("utf-8", "replace") for name, value in self._values.items()}
         return self._form
 
-    def _header_ended(self) -> None:
+    def _end_header(self) -> None:
         name, value = bytes(self._header).lower(), bytes(self._value)
         self._header.clear()
         self._value.clear()
@@ -108,7 +108,7 @@ class _Reading:
                 raise invalid("only one file in a form", "file")
             self._form.filename = options.get(b"filename", b"file").decode("utf-8", "replace")[:255]
 
-    def _data(self, data: bytes, start: int, end: int) -> None:
+    def _add_data(self, data: bytes, start: int, end: int) -> None:
         if self._in_file:
             self.data += data[start:end]
             return
@@ -117,5 +117,5 @@ class _Reading:
         if len(value) > _MOST_FIELD_BYTES or len(self._values) > _MOST_FIELDS:
             raise invalid("the form's fields beside the file are too long or too many", self._field)
 
-    def _ended(self) -> None:
+    def _end_form(self) -> None:
         self._is_whole = True

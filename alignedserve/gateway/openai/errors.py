@@ -1,4 +1,4 @@
-"""Every error that a client can meet, in OpenAI's shape: over HTTP, or in the error file of a batch."""
+"""Every error that a client can get, in OpenAI's form: over HTTP, or in the error file of a batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from alignedserve.owner.client import CutOff, GivenUp, Overloaded
 
 RETRY_AFTER_DRAINING_S = 5
 
-# The `type` of an error by its status; what is not here is the client's fault below 500 and ours above.
+# The `type` of an error by its status; any other status is the client's fault below 500 and ours from 500 on.
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -24,7 +24,7 @@ _TYPES = {
 
 
 class ApiError(AlignedServeError):
-    """An answer that is an error."""
+    """An error as an answer: its status, its body in OpenAI's form, its headers."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class ApiError(AlignedServeError):
 
 
 class ClientGone(Exception):
-    """The client has left, or reads nothing any more: no answer can reach it."""
+    """The client has left or no longer reads: no answer can reach it."""
 
 
 def invalid(message: str, param: str | None = None, code: str | None = None) -> ApiError:
@@ -54,7 +54,7 @@ def invalid(message: str, param: str | None = None, code: str | None = None) -> 
 
 
 def no_such_model(model: str) -> ApiError:
-    message = f"the model {model!r} does not exist here: see /v1/models"
+    message = f"the model {model!r} is not served here: see /v1/models"
     return ApiError(404, message, param="model", code="model_not_found")
 
 
@@ -68,28 +68,28 @@ def not_ready() -> ApiError:
 
 
 def no_key() -> ApiError:
-    message = "a correct API key is needed: send it as 'Authorization: Bearer KEY'"
+    message = "a valid API key is needed: send it as 'Authorization: Bearer KEY'"
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 def beyond_scope(scope: str) -> ApiError:
-    return ApiError(403, f"this API key is not for that: it lacks the scope {scope}", code="insufficient_scope")
+    return ApiError(403, f"this API key does not allow that: it lacks the scope {scope}", code="insufficient_scope")
 
 
 def _overloaded(message: str) -> ApiError:
     return ApiError(503, message, code="server_is_overloaded", headers={"Retry-After": "1"})
 
 
-def full_house() -> ApiError:
-    return _overloaded("the server has as many connections as it takes: try again")
+def too_many_connections() -> ApiError:
+    return _overloaded("the server has as many connections as it accepts: try again")
 
 
-def bodies_are_many() -> ApiError:
+def too_many_bodies() -> ApiError:
     return _overloaded("the server is reading as many bodies as it can hold: try again")
 
 
 def bad_head() -> ApiError:
-    return invalid("this is no HTTP request", code="invalid_http")
+    return invalid("this is not a valid HTTP request", code="invalid_http")
 
 
 def no_upgrade() -> ApiError:
@@ -97,21 +97,21 @@ def no_upgrade() -> ApiError:
     return invalid(message, code="invalid_http")
 
 
-def too_much_head() -> ApiError:
-    return ApiError(431, "the request's line and headers are too many or too long", code="headers_too_large")
+def head_too_large() -> ApiError:
+    return ApiError(431, "the request line or the headers are too long or too many", code="headers_too_large")
 
 
-def too_slow(within_s: float) -> ApiError:
+def body_too_slow(within_s: float) -> ApiError:
     return ApiError(408, f"the body did not arrive within {within_s:g} s", code="request_timeout")
 
 
-def too_slow_a_file(least_per_s: int) -> ApiError:
-    message = f"the file came too slowly: fewer than {least_per_s} bytes/s"
+def file_too_slow(least_per_s: int) -> ApiError:
+    message = f"the file arrived too slowly: fewer than {least_per_s} bytes/s"
     return ApiError(408, message, param="file", code="request_timeout")
 
 
-def limited(limit: str, wait_s: float) -> ApiError:
-    """What a caller is told that has had all that its key may have."""
+def rate_limited(limit: str, wait_s: float) -> ApiError:
+    """Return the error for a caller that has used all that its key allows."""
     again_s = max(1, math.ceil(wait_s))
     message = f"this API key is limited to {limit}: try again in {again_s} s"
     return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(again_s)})
@@ -123,12 +123,12 @@ def no_token() -> ApiError:
 
 
 def internal() -> ApiError:
-    message = "internal error: the server's log has it under this answer's x-request-id"
+    message = "internal error: find it in the server's log under this answer's x-request-id"
     return ApiError(500, message, code="internal_error")
 
 
 def api_error(error: Exception) -> ApiError:
-    """What the client is told of an error; of one that nobody foresaw, nothing."""
+    """Return an error as the client sees it; an unexpected error shows none of its text."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, CutOff):
@@ -142,16 +142,16 @@ def api_error(error: Exception) -> ApiError:
         return ApiError(507, str(error), code="insufficient_storage")
     if isinstance(error, StoreError):
         return ApiError(503, str(error), code="store_unavailable", headers={"Retry-After": "5"})
-    if isinstance(error, PromptError | ModelError):  # once it serves, a model only lacks a chat template
+    if isinstance(error, PromptError | ModelError):  # a model that is served can only lack a chat template
         return invalid(str(error), "messages")
     return internal()
 
 
 def from_validation(error: ValidationError, body: Any) -> ApiError:
-    """The first fault of a body, with the field it is in."""
+    """Return the first fault of a body, with the field that has it."""
     first = error.errors(include_url=False, include_input=False)[0]
-    named = first.get("ctx", {}).get("field")  # where a validator of ours saw the whole object
-    param = _param((*first["loc"], named) if named else first["loc"], body)
+    field = first.get("ctx", {}).get("field")  # set by our own validators of a whole object
+    param = _param((*first["loc"], field) if field else first["loc"], body)
     if first["type"] == "extra_forbidden":
         return invalid(f"{param}: there is no such field", param, "unknown_parameter")
     if first["type"] == "missing":
@@ -161,11 +161,11 @@ def from_validation(error: ValidationError, body: Any) -> ApiError:
     return invalid(f"{param}: {first['msg']}" if param else first["msg"], param, "invalid_value")
 
 
-UNSUPPORTED = "unsupported"  # the type of our own validation errors for what is known and not supported
+UNSUPPORTED = "unsupported"  # the type of our own validation errors for fields that are known but not supported
 
 
 def _param(location: tuple[int | str, ...], body: Any) -> str | None:
-    """messages[0].content; the names that pydantic adds for the branches of a union are left out."""
+    """Return a field's path such as messages[0].content, without pydantic's names for the branches of a union."""
     path, at = "", body
     for step in location:
         if isinstance(step, int):

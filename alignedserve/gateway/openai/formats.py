@@ -1,4 +1,4 @@
-"""What a client may say of its answer's form: JSON, by a schema or not, a pattern, a grammar, one of several texts."""
+"""The forms that a client may demand of its answer: JSON, a JSON schema, a pattern, a grammar, a choice of texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alignedserve.gateway.openai.strict import ListOf, Strict, without_unsupport
 from alignedserve.text.syntax import json_syntax, lark_syntax, regex_syntax
 from alignedserve.text.text_model import TextModel
 
-MOST_CHARACTERS = 100_000  # of a syntax, which goes with its request from part to part
+MOST_CHARACTERS = 100_000  # of a syntax, which travels with its request from part to part
 
 Choices = Annotated[ListOf[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)]
 Pattern = Annotated[str, Field(min_length=1)]
@@ -30,22 +30,22 @@ _UNSUPPORTED_IN_STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Format:
-    """Of an answer: one of these. `field` is what says so."""
+    """The form of an answer: choices, a schema, a regex or rules. `field` is the body's field that demands it."""
 
     field: str
     choices: tuple[str, ...] = ()
     schema: Schema | str | None = None
-    spaces: str | None = None  # a pattern of what may stand between parts of JSON
+    spaces: str | None = None  # a pattern of the white space between parts of JSON
     regex: str | None = None
-    rules: str | None = None  # in Lark's language
+    rules: str | None = None  # a grammar in Lark's language
 
     def limits(self, text: TextModel) -> tuple[Choice | None, str]:
-        """What an output has to follow, in tokens or as a syntax that can be followed."""
+        """Return what an output must follow, as lists of tokens or as a syntax; raise if nothing could follow it."""
         if self.choices:
             return self._choice(text), ""
         try:
             syntax = self._syntax()
-            fault = text.syntaxes.find_fault(_short(syntax))
+            fault = text.syntaxes.find_fault(_check_size(syntax))
         except (ValueError, RecursionError, ModelError) as error:
             fault = " ".join(str(error).split())
         if fault is not None:
@@ -53,26 +53,26 @@ class Format:
         return None, syntax
 
     def _choice(self, text: TextModel) -> Choice:
-        """As the tokenizer writes each text: another way to spell it with tokens is not offered."""
+        """Return the choices with the tokens that the tokenizer gives each text; no other spelling is allowed."""
         outputs = tuple(tuple(text.answer_ids(choice)) for choice in self.choices)
         if not all(outputs):
-            raise invalid("a text to choose from is empty to the tokenizer", self.field)
+            raise invalid("a text to choose from has no tokens", self.field)
         return Choice(outputs)
 
     def _syntax(self) -> str:
         if self.regex is not None:
-            return regex_syntax(_short(self.regex))
+            return regex_syntax(_check_size(self.regex))
         if self.rules is not None:
-            return lark_syntax(_short(self.rules))
-        schema = json.loads(_short(self.schema)) if isinstance(self.schema, str) else self.schema
-        _short(json.dumps(schema))  # the library would take hundreds of megabytes to read one of megabytes
+            return lark_syntax(_check_size(self.rules))
+        schema = json.loads(_check_size(self.schema)) if isinstance(self.schema, str) else self.schema
+        _check_size(json.dumps(schema))  # the library needs hundreds of megabytes for a schema of megabytes
         return json_syntax(schema, self.spaces)
 
 
-def _short(written: str) -> str:
-    if len(written) > MOST_CHARACTERS:
+def _check_size(syntax: str) -> str:
+    if len(syntax) > MOST_CHARACTERS:
         raise ValueError(f"it has more than {MOST_CHARACTERS} characters")
-    return written
+    return syntax
 
 
 class NamedSchema(Strict):
@@ -87,9 +87,9 @@ class ResponseFormat(Strict):
     json_schema: NamedSchema | None = None
 
     @model_validator(mode="after")
-    def _schema_if_it_is_one(self) -> ResponseFormat:
+    def _check_schema(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
-            message = "belongs where type is json_schema, and only there"
+            message = "must be there if type is json_schema, and only then"
             raise PydanticCustomError("schema", message, {"field": "json_schema"})
         return self
 
@@ -118,26 +118,26 @@ class StructuredOutputs(Strict):
     @property
     def formats(self) -> list[Format]:
         spaces = "" if self.disable_any_whitespace else self.whitespace_pattern
-        found = formats_of("structured_outputs.", self.choice, self.wanted, self.regex, self.grammar, spaces)
+        formats = vllm_formats("structured_outputs.", self.choice, self.wanted, self.regex, self.grammar, spaces)
         if self.json_object:
-            found.append(Format("structured_outputs.json_object", schema=_ANY_OBJECT, spaces=spaces))
-        return found
+            formats.append(Format("structured_outputs.json_object", schema=_ANY_OBJECT, spaces=spaces))
+        return formats
 
 
-def formats_of(
-    where: str,
+def vllm_formats(
+    prefix: str,
     choice: list[str] | None,
     schema: Schema | str | None,
     regex: str | None,
     rules: str | None,
     spaces: str | None = None,
 ) -> list[Format]:
-    """Of those of vLLM's fields that are there, all of which `where` begins."""
-    each = (
-        Format(f"{where}choice", choices=tuple(choice or ())),
-        Format(f"{where}json", schema=schema, spaces=spaces),
-        Format(f"{where}regex", regex=regex),
-        Format(f"{where}grammar", rules=rules),
+    """Return the forms of those of vLLM's fields that are set; their names begin with the prefix."""
+    formats = (
+        Format(f"{prefix}choice", choices=tuple(choice or ())),
+        Format(f"{prefix}json", schema=schema, spaces=spaces),
+        Format(f"{prefix}regex", regex=regex),
+        Format(f"{prefix}grammar", rules=rules),
     )
-    given = (choice, schema, regex, rules)
-    return [form for form, value in zip(each, given, strict=True) if value is not None]
+    values = (choice, schema, regex, rules)
+    return [form for form, value in zip(formats, values, strict=True) if value is not None]

@@ -1,4 +1,4 @@
-"""The JSON of log-probabilities: OpenAI's for chats, and its older one for completions."""
+"""The JSON of log-probabilities: OpenAI's form for chats, and its older form for completions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from alignedserve.core import Logprob
 
-LEAST = -9999.0  # OpenAI's for what is next to impossible: JSON has no infinity
+LEAST = -9999.0  # OpenAI's value for next to impossible, since JSON has no infinity
 
 BytesOf = Callable[[int], bytes]
 
@@ -33,7 +33,7 @@ def _text(token: int, bytes_of: BytesOf) -> str:
 
 
 class CompletionLogprobs:
-    """Of one answer, whose tables follow each other: a token's offset counts the characters before it."""
+    """Makes the tables of one answer, in order: a token's offset counts the characters of all tokens before it."""
 
     def __init__(self, bytes_of: BytesOf, special_ids: frozenset[int]) -> None:
         self._bytes_of, self._special_ids = bytes_of, special_ids
@@ -41,23 +41,24 @@ class CompletionLogprobs:
         self._offset = 0
 
     def table(self, tokens: Sequence[int], logprobs: Sequence[Logprob | None]) -> dict[str, list[Any]]:
-        """None is the log-probability of a token that nothing comes before."""
+        """Return the table of these tokens; a token that nothing comes before has the log-probability None."""
+        pairs = list(zip(tokens, logprobs, strict=True))
         return {
             "tokens": [_text(token, self._bytes_of) for token in tokens],
-            "token_logprobs": [one and max(one.value, LEAST) for one in logprobs],
-            "top_logprobs": [one and self._likeliest(token, one) for token, one in zip(tokens, logprobs, strict=True)],
+            "token_logprobs": [logprob and max(logprob.value, LEAST) for logprob in logprobs],
+            "top_logprobs": [logprob and self._likeliest(token, logprob) for token, logprob in pairs],
             "text_offset": [self._advance(token) for token in tokens],
         }
 
     def _likeliest(self, token: int, logprob: Logprob) -> dict[str, float]:
-        """With the token's own, which may not be one of them. Of several that read alike, the likeliest."""
+        """Return the likeliest tokens and the token itself; of tokens with the same text, the likeliest counts."""
         likeliest: dict[str, float] = {}
         for other, value in (*logprob.top, (token, logprob.value)):
             likeliest.setdefault(_text(other, self._bytes_of), max(value, LEAST))
         return likeliest
 
     def _advance(self, token: int) -> int:
-        """The token's offset; a special one is not in the text."""
+        """Return the token's offset and count its characters; a special token has none in the text."""
         offset = self._offset
         if token not in self._special_ids:
             self._offset += len(self._decoder.decode(self._bytes_of(token)))

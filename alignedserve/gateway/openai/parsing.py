@@ -1,4 +1,4 @@
-"""From the bytes of a body to what a client asks for, checked."""
+"""Parse and check the bytes of a body."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from pydantic_core import from_json
 from alignedserve.gateway.openai.errors import from_validation, invalid
 from alignedserve.gateway.openai.strict import Strict
 
-LARGE_BYTES = 256 << 10
+LARGE_BYTES = 256 << 10  # a body above this is parsed without the garbage collector
 
 Body = TypeVar("Body", bound=Strict)
 
 
-def parsed(kind: type[Body], body: bytes | bytearray) -> Body:
-    """The request in a body, or an ApiError that names what is wrong with it."""
-    with _nothing_collected() if len(body) > LARGE_BYTES else nullcontext():
-        return _parsed(kind, body)
+def parse_body(kind: type[Body], body: bytes | bytearray) -> Body:
+    """Return the request in a body, or raise an ApiError that names what is wrong with it."""
+    with _no_collection() if len(body) > LARGE_BYTES else nullcontext():
+        return _parse(kind, body)
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Of millions of lists, made at once, Python's collector would look through all there are again and again: two
-    thirds of the time that a hostile body takes. None of them is part of a circle. To freeze and to unfreeze puts them
-    with the old ones, which are seldom looked through, and costs nothing."""
+def _no_collection() -> Iterator[None]:
+    """Pause Python's garbage collector.
+
+    While a hostile body becomes millions of lists, the collector would search all of them again and again: two thirds
+    of the time of parsing. None of these lists is part of a cycle. Freezing and unfreezing them moves them to the
+    oldest generation, which is searched seldom, and costs nothing."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -40,16 +42,16 @@ def _nothing_collected() -> Iterator[None]:
             gc.enable()
 
 
-def _parsed(kind: type[Body], body: bytes | bytearray) -> Body:
+def _parse(kind: type[Body], body: bytes | bytearray) -> Body:
     try:
-        given = from_json(body.decode("utf-8"))  # with NaN, which many clients write: its field then refuses it by name
+        tree = from_json(body.decode("utf-8"))  # accepts NaN, which many clients write: the field then refuses it
     except UnicodeDecodeError as error:
         raise invalid("the body is not UTF-8", code="invalid_json") from error
     except ValueError as error:
         raise invalid(f"the body is not JSON: {error}", code="invalid_json") from error
-    if not isinstance(given, dict):
+    if not isinstance(tree, dict):
         raise invalid("the body must be a JSON object", code="invalid_json")
     try:
-        return kind.model_validate(given)
+        return kind.model_validate(tree)
     except ValidationError as error:
-        raise from_validation(error, given) from error
+        raise from_validation(error, tree) from error

@@ -1,12 +1,12 @@
-"""What a request is promised: its class and deadlines, from its body, its headers and its tier.
+"""Choose a request's service class and deadlines from its body, its headers and its tier.
 
-    slo.ttft_ms or slo.tbt_ms   real-time; what is not named is the usual
+    slo.ttft_ms or slo.tbt_ms   real-time; a deadline that is not set has its usual value
     slo.jct_ms alone            best-effort, with that completion window
-    neither                     as the tier says: auto and default are real-time with the usual deadlines, priority is
-                                real-time with tighter ones, flex is best-effort with a short window
+    none of them                the tier decides: auto and default are real-time with the usual deadlines, priority is
+                                real-time with tighter deadlines, flex is best-effort with a short window
 
-An explicit field wins over the tier, the body over a header, and our own header over the name that it has elsewhere.
-The answer names the tier that was used.
+An explicit field wins over the tier, the body over a header, and our own header over the names of other systems. The
+answer names the tier that was used.
 """
 
 from __future__ import annotations
@@ -29,28 +29,30 @@ _PRIORITY = 0.5  # times the usual ttft and tbt: what service_tier priority prom
 
 
 @dataclass(frozen=True)
-class Promise:
+class ServicePromise:
     service: ServiceClass
     slo: Slo
     tier: str
 
 
-def promised(body: ChatRequest | CompletionRequest, headers: Mapping[str, str], usual: SloConfig) -> Promise:
-    asked = {name: value for name in HEADERS if (value := _asked_ms(name, body.slo, headers)) is not None}
+def make_promise(body: ChatRequest | CompletionRequest, headers: Mapping[str, str], usual: SloConfig) -> ServicePromise:
+    deadlines = {name: value for name in HEADERS if (value := _deadline_ms(name, body.slo, headers)) is not None}
     tier = body.service_tier or "auto"
-    if "jct_ms" in asked:
-        if len(asked) > 1:
-            raise invalid("slo.jct_ms is for best-effort requests, ttft_ms and tbt_ms for chat: name one kind", "slo")
-        return Promise(ServiceClass.BE, Slo(jct_s=asked["jct_ms"] / 1000), "flex")
-    if tier == "flex" and not asked:
-        return Promise(ServiceClass.BE, Slo(jct_s=usual.flex_jct_s), "flex")
+    if "jct_ms" in deadlines:
+        if len(deadlines) > 1:
+            message = "slo.jct_ms is for best-effort requests, ttft_ms and tbt_ms for chat: set one kind only"
+            raise invalid(message, "slo")
+        return ServicePromise(ServiceClass.BE, Slo(jct_s=deadlines["jct_ms"] / 1000), "flex")
+    if tier == "flex" and not deadlines:
+        return ServicePromise(ServiceClass.BE, Slo(jct_s=usual.flex_jct_s), "flex")
     factor = _PRIORITY if tier == "priority" else 1.0
-    ttft_ms, tbt_ms = asked.get("ttft_ms", usual.ttft_ms * factor), asked.get("tbt_ms", usual.tbt_ms * factor)
-    used = "priority" if tier == "priority" and len(asked) < 2 else "default"
-    return Promise(ServiceClass.RT, Slo(ttft_ms / 1000, tbt_ms / 1000), used)
+    ttft_ms = deadlines.get("ttft_ms", usual.ttft_ms * factor)
+    tbt_ms = deadlines.get("tbt_ms", usual.tbt_ms * factor)
+    used = "priority" if tier == "priority" and len(deadlines) < 2 else "default"
+    return ServicePromise(ServiceClass.RT, Slo(ttft_ms / 1000, tbt_ms / 1000), used)
 
 
-def _asked_ms(name: str, fields: SloFields | None, headers: Mapping[str, str]) -> float | None:
+def _deadline_ms(name: str, fields: SloFields | None, headers: Mapping[str, str]) -> float | None:
     in_body: float | None = getattr(fields, name, None)
     if in_body is not None:
         return in_body

@@ -1,4 +1,4 @@
-"""From delivered tokens to pieces of an answer, for one request: nothing here waits, and nothing knows of HTTP."""
+"""Turn the delivered tokens of a request into pieces of its answer. Nothing here waits or knows of HTTP."""
 
 from __future__ import annotations
 
@@ -16,25 +16,26 @@ from alignedserve.text.text_model import TextModel
 
 
 @dataclass(frozen=True)
-class Piece:
-    """`text` may lag behind `tokens`, where they end within a character or a stop string; the last piece has all."""
+class AnswerPiece:
+    """A new part of an answer.
+
+    `text` may lag behind `tokens`, if they end inside a character or a stop string; the last piece has all the rest."""
 
     text: str
     tokens: tuple[int, ...]
     finish: FinishReason | None
-    logprobs: tuple[Logprob, ...] = ()  # one for each token, where they are asked for
-    prompt_logprobs: tuple[Logprob, ...] = ()  # with the first piece
-    num_cached: int = 0  # tokens of the prompt that the pool had: with the first piece
-    calls: tuple[CallPart, ...] = ()  # of tools, found in what the model wrote
+    logprobs: tuple[Logprob, ...] = ()  # one for each token, if the request asks for them
+    prompt_logprobs: tuple[Logprob, ...] = ()  # in the first piece
+    num_cached: int = 0  # prompt tokens whose KV the pool had, in the first piece
+    calls: tuple[CallPart, ...] = ()  # parts of tool calls that were found in the output
 
     @property
     def is_text_alone(self) -> bool:
         return self.text != "" and self.finish is None
 
 
-def joined(pieces: Sequence[Piece]) -> Piece:
-    """All of them as one."""
-    return Piece(
+def join_pieces(pieces: Sequence[AnswerPiece]) -> AnswerPiece:
+    return AnswerPiece(
         "".join(piece.text for piece in pieces),
         tuple(token for piece in pieces for token in piece.tokens),
         pieces[-1].finish,
@@ -47,25 +48,26 @@ def joined(pieces: Sequence[Piece]) -> Piece:
 
 @dataclass(frozen=True)
 class Ending:
-    """What of the tokens an answer shows, beside what the engine already minds."""
+    """Where an answer ends, by rules that the engine does not know."""
 
     stops: tuple[str, ...] = ()
     include_stop: bool = False
-    min_tokens: int = 0  # before which no stop string counts
-    is_empty: bool = False  # only the prompt is asked for
+    min_tokens: int = 0  # before so many tokens no stop string counts
+    is_empty: bool = False  # whether the answer shows the prompt only
 
 
-def call_reader(body: ChatRequest, text: TextModel) -> CallReader | None:
-    """Calls that are demanded have Llama 3's form, whatever the model's own is."""
+def _call_reader(body: ChatRequest, text: TextModel) -> CallReader | None:
+    """Return the reader of the answer's calls; demanded calls have Llama 3's form, whatever the model's own form is."""
     if not body.may_call:
         return None
     form = text.call_format if body.demanded_calls is None else CallFormat.LLAMA3
     return READERS[form](body.most_calls) if form is not None else None
 
 
-class Reader:
-    """Of one request's deliveries, in their order. Once a piece has a finish, what is delivered after it is not read:
-    a stop string ends an output that the engine would go on with."""
+class AnswerReader:
+    """Reads the deliveries of one request, in order, up to the piece that has a finish.
+
+    A stop string is such a finish: the engine itself would continue the output."""
 
     def __init__(self, decoder: IncrementalDecoder, ending: Ending, calls: CallReader | None = None) -> None:
         self._decoder, self._ending, self._calls = decoder, ending, calls
@@ -73,35 +75,42 @@ class Reader:
         self._num_tokens = 0
 
     @classmethod
-    def of(cls, body: ChatRequest | CompletionRequest, text: TextModel) -> Reader:
+    def from_body(cls, body: ChatRequest | CompletionRequest, text: TextModel) -> AnswerReader:
         include = bool(body.include_stop_str_in_output)
         ending = Ending(tuple(body.stop or ()), include, body.min_tokens or 0, body.most_tokens == 0)
-        calls = call_reader(body, text) if isinstance(body, ChatRequest) else None
+        calls = _call_reader(body, text) if isinstance(body, ChatRequest) else None
         return cls(text.decoder(body.skip_special_tokens is not False), ending, calls)
 
-    def read(self, delivered: Delivered) -> Piece:
+    def read(self, delivered: Delivered) -> AnswerPiece:
         if delivered.finish is FinishReason.ERROR:
             raise no_token()
-        text, num_used, finish = self._nothing(delivered) if self._ending.is_empty else self._read(delivered)
-        tokens, logprobs = delivered.tokens[:num_used], delivered.logprobs[:num_used]
-        found = self._found(text, bool(finish))
-        return Piece(found.text, tokens, finish, logprobs, delivered.prompt_logprobs, delivered.num_cached, found.parts)
+        text, num_used, finish = self._read(delivered)
+        found = self._find_calls(text, bool(finish))
+        return AnswerPiece(
+            found.text,
+            delivered.tokens[:num_used],
+            finish,
+            delivered.logprobs[:num_used],
+            delivered.prompt_logprobs,
+            delivered.num_cached,
+            found.parts,
+        )
 
-    def _found(self, text: str, is_last: bool) -> CallText:
+    def _find_calls(self, text: str, is_last: bool) -> CallText:
         if self._calls is None:
             return CallText(text)
         found = self._calls.feed(text)
         return found + self._calls.flush() if is_last else found
 
-    def _nothing(self, delivered: Delivered) -> tuple[str, int, FinishReason | None]:
-        return "", 0, delivered.finish and FinishReason.LENGTH
-
     def _read(self, delivered: Delivered) -> tuple[str, int, FinishReason | None]:
-        """New text, how many of the tokens came before it ended, and why it did, if it did.
+        """Return the new text, how many of the tokens it shows, and the answer's finish, if it ends here.
 
-        Token by token where there are stop strings, so that the same token ends it whatever it came together with.
+        With stop strings the tokens are read one by one, so that the answer ends at the same token however tokens are
+        delivered together.
         """
         tokens, finish = delivered.tokens, delivered.finish
+        if self._ending.is_empty:
+            return "", 0, finish and FinishReason.LENGTH
         if not self._ending.stops:
             return self._decoder.feed(self._shown(tokens, finish)) + self._rest(finish), len(tokens), finish
         text = ""
@@ -117,7 +126,7 @@ class Reader:
         return text if self._num_tokens <= self._ending.min_tokens else self._stops.feed(text)
 
     def _shown(self, tokens: tuple[int, ...], finish: FinishReason | None) -> tuple[int, ...]:
-        """A stop token is no text, unless stops are to be included."""
+        """Return the tokens that become text: a stop token does so only if the answer includes its stop."""
         hides_last = finish is FinishReason.STOP and not self._ending.include_stop
         return tokens[:-1] if hides_last else tokens
 

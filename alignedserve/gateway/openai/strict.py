@@ -1,4 +1,4 @@
-"""How bodies are read: nothing is converted, and what is not known, or not supported, is refused by name."""
+"""Validate bodies strictly: no value is converted, and unknown or unsupported fields are refused by name."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from pydantic_core import PydanticCustomError
 
 from alignedserve.gateway.openai.errors import UNSUPPORTED
 
-MOST_NAMES = 2048  # of an object
+MOST_NAMES = 2048  # fields of an object
 
 
 class _FirstFault(FailFast):
-    """Hashable, as what is in a union has to be."""
+    """FailFast made hashable, which the members of a union must be."""
 
     __hash__ = object.__hash__
 
 
 T = TypeVar("T")
-# Of a list only the first fault is looked for: each of millions would be written down.
+# A list is checked up to its first fault only: a hostile list would have millions of faults to write down.
 ListOf: TypeAlias = Annotated[list[T], _FirstFault()]
 
 
@@ -29,27 +29,29 @@ class Strict(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _few_names(cls, given: Any) -> Any:
-        """Each fault of an object's fields is written down: of very many, none is looked for."""
-        if isinstance(given, dict):
-            for name, one in [(None, given), *given.items()]:
-                if isinstance(one, dict) and len(one) > MOST_NAMES:
+    def _check_few_names(cls, tree: Any) -> Any:
+        """Refuse an object with very many fields before they are checked: each fault would be written down."""
+        if isinstance(tree, dict):
+            for name, value in [(None, tree), *tree.items()]:
+                if isinstance(value, dict) and len(value) > MOST_NAMES:
                     message = f"more than {MOST_NAMES} names in an object"
                     raise PydanticCustomError("many_names", message, {"field": name})
-        return given
+        return tree
 
 
-def without_unsupported(given: Any, unsupported: Mapping[str, tuple[Any, ...]], where: str = "") -> Any:
-    """`unsupported`: field -> the values beside null that ask for nothing special."""
-    if not isinstance(given, dict):
-        return given
-    for name, value in given.items():
+def without_unsupported(tree: Any, unsupported: Mapping[str, tuple[Any, ...]], where: str = "") -> Any:
+    """Return the object without its unsupported fields, or refuse it if such a field asks for something.
+
+    `unsupported` maps a field to the values that, like null, ask for nothing."""
+    if not isinstance(tree, dict):
+        return tree
+    for name, value in tree.items():
         if name in unsupported and value is not None and not any(_same(value, usual) for usual in unsupported[name]):
             message = f"{where}{name} is not supported yet: leave it out"
             raise PydanticCustomError(UNSUPPORTED, message, {"field": name})
-    return {name: value for name, value in given.items() if name not in unsupported}
+    return {name: value for name, value in tree.items() if name not in unsupported}
 
 
 def _same(value: Any, usual: Any) -> bool:
-    """1.0 is 1, but true is not."""
+    """Whether the values are equal in JSON: 1.0 equals 1, but true does not."""
     return isinstance(value, bool) == isinstance(usual, bool) and bool(value == usual)

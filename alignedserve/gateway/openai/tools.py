@@ -1,7 +1,7 @@
-"""What a client may say of tools: which there are, and whether one is to be called.
+"""The fields of a body about tools: which tools there are, and whether the model must call a tool.
 
-Where a call is demanded, the output has the form of calls: Llama 3's way, whatever the model's own is, since it needs
-no token of its own.
+If a call is demanded, the output must have the form of Llama 3's calls, whatever the model's own form is, because that
+form needs no special token.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Typed(Strict):
     type: str
 
     @model_validator(mode="after")
-    def _function(self) -> _Typed:
+    def _check_type(self) -> _Typed:
         if self.type != "function":
             message = "only tools of the type function are supported yet"
             raise PydanticCustomError(UNSUPPORTED, message, {"field": "type"})
@@ -47,7 +47,7 @@ class Tool(_Typed):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """As a chat template is given it."""
+        """The tool as a chat template receives it."""
         return {"type": "function", "function": self.function.model_dump(exclude={"strict"}, exclude_none=True)}
 
 
@@ -65,22 +65,22 @@ class CalledFunction(Strict):
 
 
 class CalledTool(_Typed):
-    """A call that an assistant has made, as it comes back with the conversation."""
+    """A call that the assistant made earlier in the conversation."""
 
     id: str
-    index: int | None = None  # as some clients leave it there, from a stream
+    index: int | None = None  # some clients leave it there from a stream
     function: CalledFunction
 
     @property
     def shown(self) -> dict[str, Any]:
-        """As a chat template is given it: with arguments as an object."""
+        """The call as a chat template receives it, with its arguments as an object."""
         function = {"name": self.function.name, "arguments": from_json(self.function.arguments or "{}")}
         return {"id": self.id, "type": "function", "function": function}
 
     @model_validator(mode="after")
-    def _arguments_are_json(self) -> CalledTool:
+    def _check_arguments(self) -> CalledTool:
         try:
-            arguments = from_json(self.function.arguments or "{}")  # as bodies: no deeper than can be walked through
+            arguments = from_json(self.function.arguments or "{}")  # this parser limits the depth, as for bodies
         except ValueError:
             arguments = None
         if not isinstance(arguments, dict):
@@ -92,8 +92,8 @@ class CalledTool(_Typed):
 ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
 
 
-def demanded(tools: Sequence[Tool], choice: ToolChoice | None, several: bool) -> Format | None:
-    """The form of an output that has to be calls."""
+def calls_format(tools: Sequence[Tool], choice: ToolChoice | None, several: bool) -> Format | None:
+    """Return the form of an output that must be calls, or None if no call is demanded."""
     if choice in (None, "none", "auto"):
         return None
     name = choice.function.name if isinstance(choice, NamedTool) else None

@@ -1,8 +1,8 @@
-"""What clients may send: OpenAI's fields, and vLLM's beside them.
+"""The bodies that clients may send: OpenAI's fields, and vLLM's too.
 
-A field is either honoured, or refused by name, or named in a header as ignored; none is ignored in silence. Three have
-no effect on an answer and are taken as they are: `user`, `metadata`, and any field below set to its default. Deadlines,
-tiers and priorities decide who runs first (docs/how/deadlines.md).
+A field is honoured, or refused by name, or named as ignored in a header of the answer; no field is ignored silently.
+Three kinds have no effect on an answer and are accepted: `user`, `metadata`, and any field below that is set to its
+default. Deadlines, tiers and priorities decide which request runs first (docs/how/deadlines.md).
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from alignedserve.gateway.openai.formats import (
     ResponseFormat,
     Schema,
     StructuredOutputs,
-    formats_of,
+    vllm_formats,
 )
 from alignedserve.gateway.openai.strict import ListOf, Strict, without_unsupported
-from alignedserve.gateway.openai.tools import MOST_TOOLS, CalledTool, NamedTool, Tool, ToolChoice, demanded
+from alignedserve.gateway.openai.tools import MOST_TOOLS, CalledTool, NamedTool, Tool, ToolChoice, calls_format
 from alignedserve.text.chat_template import Rendering
 
 _INT32 = 2**31
 _INT64 = 2**63
 MOST_MESSAGES = 4096
-MOST_LOGPROBS = 20  # beside the token's own
+MOST_LOGPROBS = 20  # besides the token's own
 MOST_CHOICES = 128  # of a prompt
 MOST_REQUESTS = 1024  # of a body: choices of all its prompts
 
-# Known, but not supported yet: field -> the values beside null that ask for nothing special.
+# Fields that are known but not supported yet: field -> the values that, like null, ask for nothing.
 _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "bad_words": ([],),
     "ec_transfer_params": (),
@@ -95,7 +95,7 @@ _UNSUPPORTED_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {
 }
 
 
-# What has no meaning here, and takes nothing from an answer that it had elsewhere: its client is told by a header.
+# Fields without a meaning here, whose absence changes no answer: a header tells the client that they are ignored.
 _IGNORED = (
     *("request_id", "session_id", "prediction", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     *("safety_identifier", "store"),
@@ -120,7 +120,7 @@ class Message(Strict):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     tool_calls: ListOf[CalledTool] | None = None  # of an assistant
-    tool_call_id: str | None = None  # of a tool: which call it answers
+    tool_call_id: str | None = None  # of a tool: the call that it answers
 
     @model_validator(mode="before")
     @classmethod
@@ -128,25 +128,26 @@ class Message(Strict):
         return without_unsupported(given, _UNSUPPORTED_IN_MESSAGES, "in a message, ")
 
     @model_validator(mode="after")
-    def _what_its_role_has(self) -> Message:
+    def _check_role(self) -> Message:
         if self.content is None and not self.tool_calls:
             raise PydanticCustomError("missing", "is missing", {"field": "content"})
         if self.tool_calls and self.role != "assistant":
             raise PydanticCustomError("role", "only an assistant calls tools", {"field": "tool_calls"})
         if (self.tool_call_id is not None) != (self.role == "tool"):
-            raise PydanticCustomError("role", "a tool has it, and nobody else", {"field": "tool_call_id"})
+            message = "messages of the role tool must have it, other messages must not"
+            raise PydanticCustomError("role", message, {"field": "tool_call_id"})
         return self
 
     @property
     def text(self) -> str:
-        """The parts of a content one below the other, as vLLM has them."""
+        """The text of the content, its parts on lines of their own, as in vLLM."""
         if self.content is None or isinstance(self.content, str):
             return self.content or ""
         return "\n".join(part.text for part in self.content)
 
     @property
     def shown(self) -> dict[str, Any]:
-        """As a chat template is given it."""
+        """The message as a chat template receives it."""
         message: dict[str, Any] = {"role": self.role, "content": self.text}
         if self.tool_calls:
             message["tool_calls"] = [call.shown for call in self.tool_calls]
@@ -165,10 +166,10 @@ class StreamOptions(Strict):
         return without_unsupported(given, _UNSUPPORTED_IN_STREAM_OPTIONS, "stream_options.")
 
     @model_validator(mode="after")
-    def _usage_goes_on_if_there_is_any(self) -> StreamOptions:
+    def _check_usage(self) -> StreamOptions:
         if self.continuous_usage_stats and not self.include_usage:
-            named = {"field": "continuous_usage_stats"}
-            raise PydanticCustomError("needs_usage", "only where include_usage is true", named)
+            context = {"field": "continuous_usage_stats"}
+            raise PydanticCustomError("needs_usage", "only allowed if include_usage is true", context)
         return self
 
 
@@ -176,7 +177,7 @@ TokenId = Annotated[int, Field(ge=0)]
 
 
 class SloFields(Strict):
-    """Deadlines of this request, in milliseconds."""
+    """The deadlines of a request, in milliseconds."""
 
     MOST_MS: ClassVar[float] = 30 * 86_400_000.0
 
@@ -186,7 +187,7 @@ class SloFields(Strict):
 
 
 class _AnyRequest(Strict):
-    """What chat and text completions have in common. None is as if it were not there."""
+    """The fields that chat and text completions have in common; null counts as not set."""
 
     model: str
     max_tokens: int | None = Field(None, ge=1)
@@ -229,12 +230,12 @@ class _AnyRequest(Strict):
 
     @field_validator("stop", mode="before")
     @classmethod
-    def _one_stop(cls, stop: Any) -> Any:
+    def _list_stop(cls, stop: Any) -> Any:
         return [stop] if isinstance(stop, str) else stop
 
     @field_validator("logit_bias")
     @classmethod
-    def _by_token(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
+    def _check_biases(cls, biases: dict[str, float] | None) -> dict[str, float] | None:
         for name in biases or ():
             if not (name.isascii() and name.isdecimal() and str(int(name)) == name):
                 raise PydanticCustomError("no_token", "its names must be token ids", {"field": name})
@@ -242,36 +243,37 @@ class _AnyRequest(Strict):
 
     @property
     def ignored(self) -> list[str]:
-        """Fields that are there and change nothing, of which a client is told."""
+        """The fields that are set and change nothing; a header names them to the client."""
         return [name for name in _IGNORED if getattr(self, name, None) not in (None, False)]
 
     @model_validator(mode="after")
-    def _one_format(self) -> _AnyRequest:
+    def _check_formats(self) -> _AnyRequest:
         formats = self._formats
         if len(formats) > 1:
             first, second = formats[:2]
-            message = f"{second.field} says too what the answer is to be"
+            message = f"{second.field} also sets the form of the answer: use only one of them"
             raise PydanticCustomError("two_formats", message, {"field": first.field})
         for name in ("allowed_token_ids", "min_tokens"):
             if formats and getattr(self, name):
-                raise PydanticCustomError("two_formats", f"not together with {formats[0].field}", {"field": name})
+                message = f"cannot be used with {formats[0].field}"
+                raise PydanticCustomError("two_formats", message, {"field": name})
         return self
 
     @model_validator(mode="after")
-    def _streamed_if_so_optioned(self) -> _AnyRequest:
+    def _check_stream_options(self) -> _AnyRequest:
         if self.stream_options is not None and not self.stream:
-            raise PydanticCustomError("needs_stream", "only where stream is true", {"field": "stream_options"})
+            raise PydanticCustomError("needs_stream", "only allowed if stream is true", {"field": "stream_options"})
         return self
 
     @property
     def _formats(self) -> list[Format]:
-        guided = formats_of("guided_", self.guided_choice, self.guided_json, self.guided_regex, self.guided_grammar)
+        guided = vllm_formats("guided_", self.guided_choice, self.guided_json, self.guided_regex, self.guided_grammar)
         others = (self.response_format, self.structured_outputs)
         return guided + [form for other in others if other is not None for form in other.formats]
 
     @property
     def format(self) -> Format | None:
-        """What the answer is to be, where that is said."""
+        """The form that the answer must have, if the body sets one."""
         return next(iter(self._formats), None)
 
     @property
@@ -280,21 +282,22 @@ class _AnyRequest(Strict):
 
     @property
     def most_tokens(self) -> int | None:
+        """The client's limit of output tokens."""
         return self.max_tokens
 
     @property
     @abstractmethod
     def num_logprobs(self) -> int | None:
-        """At each place, beside those of its own token; None where none at all are asked for."""
+        """The number of log-probabilities at each place besides the token's own; None: no log-probabilities at all."""
 
     @property
     def most_tokens_field(self) -> str:
-        """The field that says so."""
+        """The field that sets the limit of output tokens."""
         return "max_tokens"
 
     @property
     def usual_tokens(self) -> int | None:
-        """Most output where the client names no limit; None is all that is left."""
+        """The limit of output tokens if the client sets none; None: the output may fill the context."""
         return None
 
     @property
@@ -302,8 +305,8 @@ class _AnyRequest(Strict):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
-    def usage_goes_on(self) -> bool:
-        """Whether each chunk has the usage so far."""
+    def usage_in_chunks(self) -> bool:
+        """Whether each chunk shows the usage so far."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
@@ -331,16 +334,16 @@ class ChatRequest(_AnyRequest):
         return without_unsupported(given, _UNSUPPORTED_IN_CHAT)
 
     @model_validator(mode="after")
-    def _one_limit(self) -> ChatRequest:
-        named = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(named) > 1:
-            raise PydanticCustomError("two_limits", "max_completion_tokens says otherwise", {"field": "max_tokens"})
+    def _check_limits(self) -> ChatRequest:
+        if len({self.max_tokens, self.max_completion_tokens} - {None}) > 1:
+            message = "max_completion_tokens sets another limit"
+            raise PydanticCustomError("two_limits", message, {"field": "max_tokens"})
         return self
 
     @model_validator(mode="after")
-    def _logprobs_if_the_top_of_them(self) -> ChatRequest:
+    def _check_logprobs(self) -> ChatRequest:
         if self.top_logprobs and not self.logprobs:
-            raise PydanticCustomError("needs_logprobs", "only where logprobs is true", {"field": "top_logprobs"})
+            raise PydanticCustomError("needs_logprobs", "only allowed if logprobs is true", {"field": "top_logprobs"})
         return self
 
     @property
@@ -356,47 +359,48 @@ class ChatRequest(_AnyRequest):
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @model_validator(mode="after")
-    def _tools_that_are_there(self) -> ChatRequest:
+    def _check_tools(self) -> ChatRequest:
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
-            raise PydanticCustomError("two_tools", "two of them have one name", {"field": "tools"})
+            raise PydanticCustomError("two_tools", "two tools have the same name", {"field": "tools"})
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.function.name not in names:
-            message = "there is no tool of this name among tools"
+            message = "there is no tool with this name among tools"
             raise PydanticCustomError("no_tool", message, {"field": "tool_choice"})
         if self.tool_choice == "required" and not names:
             raise PydanticCustomError("no_tool", "there are no tools to call", {"field": "tool_choice"})
         if self.may_call and self.demanded_calls is None and super()._formats:
-            message = f"{super()._formats[0].field} leaves no room for calls: say tool_choice, none or required"
+            message = f"{super()._formats[0].field} leaves no room for calls: set tool_choice to none or required"
             raise PydanticCustomError("two_formats", message, {"field": "tools"})
         return self
 
     @model_validator(mode="after")
-    def _one_way_to_go_on(self) -> ChatRequest:
+    def _check_continuing(self) -> ChatRequest:
         if not self.continue_final_message:
             return self
         if self.add_generation_prompt or self.messages[-1].role != "assistant" or self.messages[-1].tool_calls:
-            message = "only where the last message is a text of the assistant, and add_generation_prompt is false"
+            message = "only allowed if the last message is a text of the assistant, and add_generation_prompt is false"
             raise PydanticCustomError("going_on", message, {"field": "continue_final_message"})
         return self
 
     @property
     def ignored(self) -> list[str]:
-        """That a tool's arguments follow its schema is only sure where a call is demanded."""
+        """The ignored fields; a tool's `strict` is one of them unless a call is demanded, which enforces its schema."""
         strict = any(tool.function.strict for tool in self.tools or ()) and self.demanded_calls is None
         return [*super().ignored, *(["tools.function.strict"] if strict else [])]
 
     @property
     def may_call(self) -> bool:
-        """Whether calls of tools are looked for in the answer."""
+        """Whether the answer is searched for tool calls."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
     def demanded_calls(self) -> Format | None:
-        return demanded(self.tools or (), self.tool_choice, self.parallel_tool_calls is not False)
+        """The form of the answer if a tool call is demanded."""
+        return calls_format(self.tools or (), self.tool_choice, self.parallel_tool_calls is not False)
 
     @property
     def _formats(self) -> list[Format]:
-        """Where a tool has to be called, that alone is what the answer is to be."""
+        """The forms that the body sets; a demanded call replaces all other forms."""
         calls = self.demanded_calls
         return super()._formats if calls is None else [calls]
 
@@ -429,7 +433,7 @@ Prompt = Annotated[
 
 
 def _kind_of_prompts(prompt: Any) -> str:
-    """A list of token ids is one prompt; a list of texts, or of such lists, is several."""
+    """Return the kind of `prompt`: a list of token ids is a single prompt, a list of texts or of such lists several."""
     several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
     return "several" if several else _kind_of_prompt(prompt)
 
@@ -455,14 +459,14 @@ class CompletionRequest(_AnyRequest):
         return self.logprobs
 
     @model_validator(mode="after")
-    def _some_output_or_an_echo(self) -> CompletionRequest:
+    def _check_output(self) -> CompletionRequest:
         if self.max_tokens == 0 and not self.echo:
-            raise PydanticCustomError("no_output", "0 only where echo is true", {"field": "max_tokens"})
+            raise PydanticCustomError("no_output", "may be 0 only if echo is true", {"field": "max_tokens"})
         return self
 
     @property
     def usual_tokens(self) -> int | None:
-        return 16  # OpenAI's and vLLM's: what a text goes on with has no natural end
+        return 16  # as for OpenAI and vLLM: the continuation of a text has no natural end
 
     @model_validator(mode="before")
     @classmethod
@@ -470,12 +474,12 @@ class CompletionRequest(_AnyRequest):
         return without_unsupported(given, _UNSUPPORTED_IN_COMPLETIONS)
 
     @model_validator(mode="after")
-    def _few_enough(self) -> CompletionRequest:
+    def _check_choices(self) -> CompletionRequest:
         if self.best_of not in (None, self.n or 1):
-            message = "best_of is supported only where it is n: leave it out"
+            message = "best_of is supported only if it equals n: leave it out"
             raise PydanticCustomError(UNSUPPORTED, message, {"field": "best_of"})
         if (number := len(self.prompts) * (self.n or 1)) > MOST_REQUESTS:
-            message = f"with n they make {number} choices, of which a request may have {MOST_REQUESTS}"
+            message = f"with n there would be {number} choices, but a request may have at most {MOST_REQUESTS}"
             raise PydanticCustomError("too_many", message, {"field": "prompt"})
         return self
 

@@ -72,17 +72,13 @@ class ProcessClock:
     """The agenda's time, plus how far the clock of this machine is ahead of it."""
 
     def __init__(self, agenda: Agenda, ahead_s: float) -> None:
-        self._agenda, self._ahead_s = agenda, ahead_s
+        self._agenda, self.ahead_s = agenda, ahead_s
 
     def now(self) -> float:
-        return self._agenda.now + self._ahead_s
+        return self._agenda.now + self.ahead_s
 
     def until(self, at: float) -> float:
-        return self.on_agenda(at) - self._agenda.now
-
-    def on_agenda(self, at: float) -> float:
-        """Return the agenda's time when this clock says `at`."""
-        return at - self._ahead_s
+        return at - self.ahead_s - self._agenda.now
 
 
 class Process(TurnLoop):
@@ -132,7 +128,7 @@ class Process(TurnLoop):
         if (self._busy and not self._hears_while_busy) or not self.alive or self._agenda.now < self._frozen_until:
             return
         try:
-            self.turn(self._arrived())
+            self.turn(self._arrived() if self._inbox else ())
         except CastOut:
             self._world.end(self.member.name, _CAST_OUT_S, seen=True)
         # Work that goes aside leaves the process free. It may fail at once: its event then takes a turn within this
@@ -152,12 +148,14 @@ class Process(TurnLoop):
     def _deliver(self, event: Event) -> None:
         if not self.alive:
             return
-        super()._deliver(event)
+        self.perform(self.core.handle(event, self._own_clock.now()))
         for witness in self._world.witnesses:
             witness.handled(self)
 
     def perform(self, commands: Iterable[Command]) -> None:
-        super().perform(self._noted(commands) if self._world.is_noted else commands)
+        if self._world.is_noted:
+            commands = self._noted(commands)
+        super().perform(commands)
 
     def _noted(self, commands: Iterable[Command]) -> Iterator[Command]:
         """Yield the commands and note each just before it is performed."""
@@ -166,7 +164,7 @@ class Process(TurnLoop):
             yield command
 
     def _wake_at(self, at: float) -> None:
-        self._agenda.at(self._own_clock.on_agenda(at), Priority.TIMER, self._take_turn)
+        self._agenda.at(at - self._own_clock.ahead_s, Priority.TIMER, self._take_turn)
 
     def _end(self) -> None:
         self._world.end(self.member.name, 0.0, seen=True)

@@ -23,10 +23,8 @@ from alignedserve.worker.step.running import Running
 COUNTED = 20
 LONGEST_S, SHORTEST_S = 60.0, 10.0  # without a prompt, before none is expected: they may come in bursts
 MOST, LEAST = 0.25, 0.125  # the share
-AFTER_LATE, AFTER_IN_TIME = (
-    0.7,
-    1.007,
-)  # factors of the share: it stands still where one in fifty is late for it
+# What the share is multiplied by: it stands still where one prompt in fifty is late for it.
+AFTER_LATE, AFTER_IN_TIME = 0.7, 1.007
 
 
 class Coming:

@@ -63,8 +63,9 @@ def estimate_of(decodes: Iterable[Running], at: Moment) -> StepEstimate:
 
 def shape_of(chunks: Sequence[Chunk], decodes: Sequence[Running]) -> Shape:
     sizes = [(len(chunk.tokens), chunk.start) for chunk in chunks]
-    hidden = sum([one.prefix for one in decodes if one.blocks]) + sum([one.start for one in chunks if one.blocks])
-    return Shape.of(sizes, [one.prefix for one in decodes], hidden)
+    hidden = sum([running.prefix for running in decodes if running.blocks])
+    hidden += sum([chunk.start for chunk in chunks if chunk.blocks])
+    return Shape.of(sizes, [running.prefix for running in decodes], hidden)
 
 
 def all_of(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) -> Selection:
@@ -188,13 +189,13 @@ def step_bounds(
     """
     if not rules_of(at.policy).bounds_steps(at.policy):
         return _UNBOUNDED
-    if at.policy.late is Late.DROP_LAST:  # late requests run behind the others, in nothing of what is theirs
+    if at.policy.late is Late.DROP_LAST:  # late requests run behind the others, and get nothing of the time of those
         decodes, kept = [running for running in decodes if not running.promise.is_late(at.now)], None
     bound, late_s = _decodes_bound_s(decodes, at) if kept is None else _kept_bound_s(kept, at)
     if kept is not None and (late_s < bound or prompts or waiting):
         decodes = kept.real_time(at.batch)  # more of them run in no step
     # One step that takes longer than was predicted makes all late at once. Their next tokens can be in time again.
-    if late_s < bound and estimate_of((one for one in decodes if one.promise.is_rt), at).seconds <= late_s:
+    if late_s < bound and estimate_of((decode for decode in decodes if decode.promise.is_rt), at).seconds <= late_s:
         bound = late_s
     prompts_s = _prompts_bound_s(decodes, prompts, waiting, at) if prompts or waiting else inf
     return Bounds(bound, min(bound, prompts_s, at.calm_s))

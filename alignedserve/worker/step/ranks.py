@@ -42,9 +42,12 @@ def ranked_by_arrival(seated: Iterable[Running]) -> list[Ranked]:
 
 def ranked_by_key(seated: Iterable[Running], at: Moment, ordering: ByKey) -> list[Ranked]:
     """Return seated requests in an order by a fixed key."""
-    standings = ((one.promise.standing(at.now, one.work(at.chunk), at.times), one) for one in seated)
-    keys = (((ordering.key(one), one.arrival_at, one.id), running) for one, running in standings)
-    return sorted(keys, key=key_of)
+
+    def place(running: Running) -> Ranked:
+        standing = running.promise.standing(at.now, running.work(at.chunk), at.times)
+        return (ordering.key(standing), standing.arrival_at, standing.id), running
+
+    return sorted(map(place, seated), key=key_of)
 
 
 @dataclass(slots=True)

@@ -66,7 +66,8 @@ def test_a_part_has_no_say_unless_it_says_so() -> None:
     roster.enlist(Part())
     roster.ask_again()
     assert roster.hear(TimerFired("any"), 0.0) == roster.drop("request", 0) == roster.repeat("router") == []
-    assert roster.attempts() == roster.occupants() == []
+    assert roster.attempts() == []
+    assert roster.occupants() == []
     assert not roster.awaits_answer
 
 

@@ -1,82 +1,77 @@
-"""From what a client sent to Requests: prompts as tokens, limits, sampling. Nothing here knows of HTTP."""
+"""Make Requests of a parsed body: prompts as tokens, limits, sampling. Nothing here knows of HTTP."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from alignedserve.config.config import SloConfig
 from alignedserve.core import Choice, Request, Sampling
-from alignedserve.gateway.access.keys import ANONYMOUS, Caller, KeyRing
+from alignedserve.gateway.access.keys import ANONYMOUS, Caller
 from alignedserve.gateway.openai.errors import ApiError, invalid
-from alignedserve.gateway.openai.promises import Promise
+from alignedserve.gateway.openai.promises import ServicePromise
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.scheduling.lengths import hinted
 from alignedserve.text.chat_template import all_texts
 from alignedserve.text.text_model import SamplingDefaults, TextModel
 
 _SEEDS = 1 << 64
-CUT = 16  # times the model's context, of a prompt that need not fit into it
-Limits: TypeAlias = tuple[Choice | None, str]  # of what an output may be: its tokens, or its text
-
-
-@dataclass(frozen=True)
-class GatewaySettings:
-    served_model_names: tuple[str, ...]
-    max_model_len: int  # tokens of prompt and output together
-    keys: KeyRing = field(default_factory=lambda: KeyRing(()))
-    body_limit_bytes: int = 4 << 20
-    body_limit_s: float = 30.0
-    cors_origins: tuple[str, ...] = ()  # none: a browser lets no page of others in
-    stalled_client_s: float = 60.0  # a client that reads nothing for so long is given up
-    slo: SloConfig = field(default_factory=SloConfig)
-    scale: Mapping[str, str] = field(default_factory=dict)  # role -> how many workers of it there may be, by load
+MOST_CONTEXTS = 16  # the length of a prompt that need not fit into the model's context, in contexts
+FormLimits: TypeAlias = tuple[Choice | None, str]  # what an output must follow: a choice of token lists, or a syntax
 
 
 @dataclass(frozen=True)
 class Origin:
     """Where a body came from."""
 
-    id: str  # of its first request, and the beginning of the others'
-    owner: str  # the member that gets their tokens
+    id: str  # of the body's first request; the ids of its other requests begin with it
+    owner: str  # the member that receives their tokens
     arrival_at: float
     caller: Caller = ANONYMOUS
 
 
-def requests_of(
-    body: ChatRequest | CompletionRequest, promise: Promise, origin: Origin, text: TextModel, max_model_len: int
+def make_requests(
+    body: ChatRequest | CompletionRequest,
+    promise: ServicePromise,
+    origin: Origin,
+    text: TextModel,
+    max_model_len: int,
 ) -> tuple[Request, ...]:
-    """One for each choice, those of the first prompt first. Long prompts take long: not for an event loop."""
+    """Return a request for each choice, those of the first prompt first.
+
+    Long prompts take long, so an event loop must not call this."""
     _check_length(body, text, max_model_len)
     limits = body.format.limits(text) if body.format is not None else (None, "")
-    made = [_request(body, prompt, limits, promise, origin, text, max_model_len) for prompt in _prompts(body, text)]
+    prompts = _prompts(body, text)
+    made = [_make_request(body, prompt, limits, promise, origin, text, max_model_len) for prompt in prompts]
     num_choices = body.n or 1
     return tuple(
-        _of_choice(request, origin.id, at * num_choices + number, number)
+        _make_choice(request, origin.id, at * num_choices + number, number)
         for at, request in enumerate(made)
         for number in range(num_choices)
     )
 
 
-def _of_choice(request: Request, origin: str, place: int, number: int) -> Request:
-    """The first has the origin's id, and the seed that was asked for; each of a prompt's choices draws by another."""
+def _make_choice(request: Request, origin: str, place: int, number: int) -> Request:
+    """Return the request of choice `number` of a prompt, and number `place` of its body.
+
+    The body's first request keeps the origin's id; the choices of a prompt have different seeds."""
     if place == 0:
         return request
-    sampling = replace(request.sampling, seed=_wrapped(request.sampling.seed + number))
+    sampling = replace(request.sampling, seed=_wrap(request.sampling.seed + number))
     return replace(request, id=f"{origin}-{place}", sampling=sampling)
 
 
-def _wrapped(seed: int) -> int:
+def _wrap(seed: int) -> int:
     return (seed + _SEEDS // 2) % _SEEDS - _SEEDS // 2
 
 
-def _request(
+def _make_request(
     body: ChatRequest | CompletionRequest,
     prompt: tuple[int, ...],
-    limits: Limits,
-    promise: Promise,
+    limits: FormLimits,
+    promise: ServicePromise,
     origin: Origin,
     text: TextModel,
     max_model_len: int,
@@ -98,13 +93,13 @@ def _request(
         slo=promise.slo,
         arrival_at=origin.arrival_at,
         priority=body.priority or 0,
-        salt=origin.caller.salted(body.cache_salt),
+        salt=origin.caller.salt_with(body.cache_salt),
         estimate=None if body.expected_tokens is None else hinted(body.expected_tokens),
     )
 
 
 def _check_length(body: ChatRequest | CompletionRequest, text: TextModel, max_model_len: int) -> None:
-    most = CUT * max_model_len if body.truncate_prompt_tokens else max_model_len
+    most = MOST_CONTEXTS * max_model_len if body.truncate_prompt_tokens else max_model_len
     if isinstance(body, ChatRequest):
         prompts = [[*all_texts([body.shown_messages, body.rendering.tools])]]
     else:
@@ -114,10 +109,10 @@ def _check_length(body: ChatRequest | CompletionRequest, text: TextModel, max_mo
 
 
 def check_length(texts: Sequence[str], text: TextModel, max_model_len: int, most: int, field: str) -> None:
-    """Before any of it is tokenised as a whole."""
+    """Raise if the texts surely have more than `most` tokens, before they are tokenised as a whole."""
     if sum(map(len, texts)) > most and text.surely_exceeds(texts, most):
-        beyond = "it alone has more" if most == max_model_len else f"it alone has more than {most}"
-        raise _too_long(f"the prompt is too long: {beyond}", max_model_len, field)
+        length = "it alone has more" if most == max_model_len else f"it alone has more than {most}"
+        raise _too_long(f"the prompt is too long: {length}", max_model_len, field)
 
 
 def _prompts(body: ChatRequest | CompletionRequest, text: TextModel) -> list[tuple[int, ...]]:
@@ -126,14 +121,20 @@ def _prompts(body: ChatRequest | CompletionRequest, text: TextModel) -> list[tup
         prompts = [tuple(text.chat_ids(body.shown_messages, body.rendering))]
     else:
         with_special = body.add_special_tokens is not False
-        prompts = [tuple(text.prompt_ids(one, with_special) if isinstance(one, str) else one) for one in body.prompts]
+        prompts = [
+            tuple(text.prompt_ids(prompt, with_special) if isinstance(prompt, str) else prompt)
+            for prompt in body.prompts
+        ]
     return [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in prompts]
 
 
 def _check_tools(body: ChatRequest, text: TextModel) -> None:
-    """A model that is not shown its tools, or calls them in a way that is not known here, would never call them."""
+    """Raise if no call would be found: the model is not shown its tools, or calls them in a format not known here."""
     if body.may_call and body.demanded_calls is None and text.call_format is None:
-        message = "this model's chat template shows no tools in a way known here: set tool_choice, to demand a call"
+        message = (
+            "this model's chat template does not show tools, or uses an unknown format of calls: "
+            "set tool_choice to demand a call"
+        )
         raise invalid(message, "tools", "unsupported_parameter")
 
 
@@ -151,16 +152,21 @@ def _check_ids(body: ChatRequest | CompletionRequest, prompt: tuple[int, ...], v
         "logit_bias": [token for token, _ in body.biases],
     }
     for name, ids in named.items():
-        if ids and max(ids) >= vocab_size:
-            raise invalid(f"{name}: {max(ids)} is no token of this model, which has {vocab_size}", name)
+        check_token_ids(name, ids or (), vocab_size)
+
+
+def check_token_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
+    if ids and max(ids) >= vocab_size:
+        raise invalid(f"{field}: {max(ids)} is not a token of this model, which has {vocab_size} tokens", field)
 
 
 def _check_ends(body: ChatRequest | CompletionRequest, stop_tokens: tuple[int, ...], max_tokens: int) -> None:
-    """Whatever may come and may not, there is always a token that may."""
+    """Raise if the body's rules together could leave no token that may come next."""
     if body.min_tokens and body.min_tokens > max_tokens:
-        raise invalid(f"min_tokens: {body.min_tokens} are more than the output may have, {max_tokens}", "min_tokens")
+        raise invalid(f"min_tokens: {body.min_tokens} is more than the output may have, {max_tokens}", "min_tokens")
     if body.min_tokens and body.allowed_token_ids and set(body.allowed_token_ids) <= set(stop_tokens):
-        raise invalid("allowed_token_ids: all of them end the output, which min_tokens forbids", "allowed_token_ids")
+        message = "allowed_token_ids: all of these tokens end the output, which min_tokens forbids"
+        raise invalid(message, "allowed_token_ids")
     if body.format is not None and not stop_tokens:
         name = body.format.field
         raise invalid(f"{name} needs a token that ends the output: leave ignore_eos out, or name a stop token", name)
@@ -169,23 +175,23 @@ def _check_ends(body: ChatRequest | CompletionRequest, stop_tokens: tuple[int, .
 def _max_tokens(body: ChatRequest | CompletionRequest, prompt_tokens: int, max_model_len: int) -> int:
     left = max_model_len - prompt_tokens
     if left < 1:
-        asked = f"the prompt is too long: it has {prompt_tokens} tokens, which leaves none for output"
-        raise _too_long(asked, max_model_len, _prompt_field(body))
+        fault = f"the prompt is too long: it has {prompt_tokens} tokens, which leaves none for output"
+        raise _too_long(fault, max_model_len, _prompt_field(body))
     if body.most_tokens is not None and body.most_tokens > left:
         name = body.most_tokens_field
-        asked = f"{name} asks for {body.most_tokens} tokens of output, the prompt has {prompt_tokens}"
-        raise _too_long(asked, max_model_len, name)
+        fault = f"{name} asks for {body.most_tokens} tokens of output, the prompt has {prompt_tokens}"
+        raise _too_long(fault, max_model_len, name)
     if body.most_tokens == 0:
-        return 1  # the engine always makes one; the answer does not show it
+        return 1  # the engine always makes a token; the answer does not show it
     return body.most_tokens or min(left, body.usual_tokens or left)
 
 
-def _too_long(asked: str, max_model_len: int, field: str) -> ApiError:
-    message = f"this model's maximum context length is {max_model_len} tokens: {asked}"
+def _too_long(fault: str, max_model_len: int, field: str) -> ApiError:
+    message = f"this model's maximum context length is {max_model_len} tokens: {fault}"
     return invalid(message, field, "context_length_exceeded")
 
 
-def _sampling(body: ChatRequest | CompletionRequest, usual: SamplingDefaults, limits: Limits) -> Sampling:
+def _sampling(body: ChatRequest | CompletionRequest, usual: SamplingDefaults, limits: FormLimits) -> Sampling:
     choice, syntax = limits
     scores_prompt = isinstance(body, CompletionRequest) and body.echo
     repetition = usual.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty

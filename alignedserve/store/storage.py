@@ -1,4 +1,4 @@
-"""From settings to a store and the bytes of its files."""
+"""Open the store and the files that the settings name, and keep the two consistent."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from alignedserve.config.config import JobsConfig
 from alignedserve.errors import StoreError, StoreFull
 from alignedserve.store.blobs import Blobs, Writing, check_writable
 from alignedserve.store.sqlite_store import SqliteStore
-from alignedserve.store.store import Holder, OverQuota, Store, StoredFile, Taken
+from alignedserve.store.store import Holder, OverQuota, OwnerUsage, Store, StoredFile
 
 OFF, SQLITE = "off", "sqlite"
 SQLITE_FILE = "jobs.sqlite"
 _FOLDER = "files"
-_KEY_PREFIX = "alignedserve"  # of all keys in Redis: deployments that share one have a database each
-ORPHAN_S = 86_400.0  # after which nobody writes a file any more that was begun then
+_KEY_PREFIX = "alignedserve"  # of all keys in Redis: deployments that share a Redis have a database each
+ORPHAN_S = 86_400.0  # after this time a file that was begun is surely no longer being written
 
 
 @dataclass(frozen=True)
-class Keeping:
-    """Where files and jobs are kept, for one process.
+class Storage:
+    """The store and the bytes of its files, for one process.
 
-    That a file is begun is noted before its first byte is written, and struck out in the move that makes it a file; in
-    the move that makes it one no more it is noted again, until its bytes are gone. So what was left by a process that
-    was killed can be told from what others have at the same place, and is swept.
+    The store has a list of files that were begun. A file is listed before its first byte is written, and leaves the
+    list in the transaction that adds the file; in the transaction that removes the file it is listed again, until its
+    bytes are gone. So the bytes that a killed process left behind are known from other bytes at the same place, and are
+    swept.
     """
 
     store: Store
@@ -41,18 +42,20 @@ class Keeping:
         await self.store.begin_file(id, self.holder, time.time())
         return await asyncio.to_thread(self.blobs.begin, id)
 
-    async def add(self, file: StoredFile, writing: Writing, most: Taken | None = None) -> None:
-        """Where it is not known whether the store has it, its bytes stay, until the sweep can tell."""
+    async def add(self, file: StoredFile, writing: Writing, quota: OwnerUsage | None = None) -> None:
+        """Add the file to the store.
+
+        If an error leaves it unknown whether the store has it, the bytes stay until the sweep can tell."""
         try:
-            await self.store.add_file(file, most)
+            await self.store.add_file(file, quota)
         except (StoreFull, OverQuota):
             await self.abandon(writing)
             raise
 
     async def abandon(self, writing: Writing) -> None:
-        """It did not become a file, for certain."""
+        """Remove the bytes of a file that surely was not added."""
         await asyncio.to_thread(writing.abandon)
-        with suppress(StoreError):  # then the sweep finds it
+        with suppress(StoreError):  # the sweep then finds it
             await self.store.forget_file(writing.id)
 
     async def remove(self, file: StoredFile) -> None:
@@ -86,53 +89,52 @@ def holder_of(deployment: str, part: str, life: int) -> Holder:
     return Holder(f"{socket.gethostname()}/{deployment}/{part}", life)
 
 
-async def open_keeping(jobs: JobsConfig, holder: Holder) -> Keeping:
+async def open_storage(jobs: JobsConfig, holder: Holder) -> Storage:
     folder = data_folder(jobs)
     blobs = Blobs(jobs.files or str(folder / _FOLDER))
     await asyncio.to_thread(blobs.make)
     if jobs.store == SQLITE:
-        _make(folder)
-        return Keeping(await SqliteStore.open(folder / SQLITE_FILE), blobs, holder)
+        _make_folder(folder)
+        return Storage(await SqliteStore.open(folder / SQLITE_FILE), blobs, holder)
     _check_redis_client()
-    from alignedserve.store.redis_store import RedisStore  # imported only where it is used: its client is an extra
+    from alignedserve.store.redis_store import RedisStore  # imported only if Redis is used: its client is an extra
 
-    return Keeping(await RedisStore.open(jobs.store, _KEY_PREFIX), blobs, holder)
+    return Storage(await RedisStore.open(jobs.store, _KEY_PREFIX), blobs, holder)
 
 
 def _check_redis_client() -> None:
-    """Raise StoreError where Redis's client is absent: it is an extra, which serving from one machine does without."""
+    """Raise StoreError if Redis's client is not installed: an extra that one machine does not need."""
     if find_spec("redis") is None:
         raise StoreError("jobs.store names Redis, whose client is not installed: pip install 'alignedserve[redis]'")
 
 
-def check_is_there(jobs: JobsConfig) -> None:
-    """For who looks at a store and is not to make one by a slip in its name."""
+def check_exists(jobs: JobsConfig) -> None:
+    """Raise if there is no store, so that a command that reads a store does not make one at a mistyped place."""
     path = data_folder(jobs) / SQLITE_FILE
     if jobs.store == SQLITE and not path.exists():
-        raise StoreError(f"there is no store at {path}: name its folder with --jobs-directory, as serve was given it")
+        raise StoreError(f"there is no store at {path}: name its folder with --jobs-directory, as for serve")
 
 
-class Lazily:
-    """Opened and swept by the first who asks; where that fails, the next tries again."""
+class LazyStorage:
+    """Opens and sweeps the storage on its first use; if that fails, the next use tries again."""
 
     def __init__(self, jobs: JobsConfig, holder: Holder) -> None:
         self._jobs, self._holder = jobs, holder
-        self._opened: Keeping | None = None
+        self._opened: Storage | None = None
         self._opening = asyncio.Lock()
 
-    async def __call__(self) -> Keeping:
-        if self._opened is None:
-            async with self._opening:
-                if self._opened is None:
-                    opened = await open_keeping(self._jobs, self._holder)
-                    with suppress(StoreError):  # the next start sweeps too
-                        await opened.sweep()
-                    self._opened = opened
-        return self._opened
+    async def __call__(self) -> Storage:
+        async with self._opening:
+            if self._opened is None:
+                opened = await open_storage(self._jobs, self._holder)
+                with suppress(StoreError):  # the next start sweeps too
+                    await opened.sweep()
+                self._opened = opened
+            return self._opened
 
 
-def settled(jobs: JobsConfig) -> JobsConfig:
-    """With the folder named that all parts are to use; StoreError where there can be no files and jobs in it."""
+def check_storage(jobs: JobsConfig) -> JobsConfig:
+    """Return the settings with the absolute folder that all parts use; raise StoreError if it cannot be written."""
     if not is_on(jobs):
         return jobs
     folder = data_folder(jobs).absolute()
@@ -141,13 +143,13 @@ def settled(jobs: JobsConfig) -> JobsConfig:
     try:
         Blobs(jobs.files or str(folder / _FOLDER)).make()
         if jobs.store == SQLITE:
-            _make(folder)
+            _make_folder(folder)
     except StoreError as error:
         raise StoreError(f"{error}: name another place with --jobs-directory, or serve with --jobs-store off") from None
     return replace(jobs, directory=str(folder))
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_writable(folder)

@@ -1,4 +1,4 @@
-"""Errors as answers over HTTP."""
+"""Turn errors into HTTP answers."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from starlette.responses import JSONResponse, Response
 from alignedserve.gateway.openai.errors import ApiError, api_error
 
 
-def response_of(error: Exception) -> JSONResponse:
-    told = api_error(error)
-    return JSONResponse(told.body, status_code=told.status, headers=told.headers)
+def error_response(error: Exception) -> JSONResponse:
+    answer = api_error(error)
+    return JSONResponse(answer.body, status_code=answer.status, headers=answer.headers)
 
 
 async def on_api_error(_: HttpRequest, error: Exception) -> Response:
-    return response_of(error)
+    return error_response(error)
 
 
 async def on_http_error(request: HttpRequest, error: Exception) -> Response:
-    """What the routes themselves refuse: an unknown path, a method that a path has not."""
+    """Answer an error of the routing itself: an unknown path, or a method that the path does not have."""
     status, headers = getattr(error, "status_code", 500), getattr(error, "headers", None)
     messages = {
         404: f"there is no {request.url.path} here",
         405: f"{request.url.path} does not take {request.method}",
     }
-    return response_of(ApiError(status, messages.get(status, "the request cannot be served"), headers=headers))
+    return error_response(ApiError(status, messages.get(status, "the request cannot be served"), headers=headers))

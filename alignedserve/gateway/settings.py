@@ -1,0 +1,22 @@
+"""The settings of a gateway's HTTP application."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from alignedserve.config.config import SloConfig
+from alignedserve.gateway.access.keys import KeyRing
+
+
+@dataclass(frozen=True)
+class GatewaySettings:
+    served_model_names: tuple[str, ...]
+    max_model_len: int  # tokens of prompt and output together
+    keys: KeyRing = field(default_factory=lambda: KeyRing(()))
+    body_limit_bytes: int = 4 << 20
+    body_limit_s: float = 30.0
+    cors_origins: tuple[str, ...] = ()  # pages of these origins may use the API; none: browsers refuse all of them
+    stalled_client_s: float = 60.0  # an answer is given up if its client reads nothing for so long
+    slo: SloConfig = field(default_factory=SloConfig)
+    scale: Mapping[str, str] = field(default_factory=dict)  # role -> how many workers there may be, by load
