@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 
 from alignedserve.core import History, Sampling
-from alignedserve.engine.sampling.sampling import Sampler, Wanted, uniform
+from alignedserve.engine.sampling.sampling import NextToken, Sampler, uniform
 from benchmarks.report import report
 
 NUM_RUNS = 7
@@ -77,7 +77,7 @@ def batched(sampling: Sampling, batch: int, vocabulary: int) -> Callable[[torch.
     """A step in the middle of a batch's life: its histories are known up to the newest token."""
     sampler = Sampler(vocabulary)
     told = histories(batch, vocabulary) if sampling.edits_logits else [None] * batch
-    wanted = [Wanted(replace(sampling, seed=row), INDEX, str(row), told[row]) for row in range(batch)]
+    wanted = [NextToken(replace(sampling, seed=row), INDEX, str(row), told[row]) for row in range(batch)]
     return lambda logits: sampler.sample(logits, wanted)
 
 

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from alignedserve.core import Sampling
-from alignedserve.engine.sampling.grammar import grammar_of
+from alignedserve.engine.sampling.grammar import make_grammar
 from alignedserve.text.syntax import Syntaxes, json_syntax
 from benchmarks.report import report
 from tests.schemas import schema
@@ -60,7 +60,7 @@ def main() -> None:
 def _seconds(syntaxes: Syntaxes, wanted: object, size: int, draw: Random) -> Iterator[float]:
     """Of the grammar's making, then of each token's advance and the mask after it."""
     began = time.process_time()
-    grammar = grammar_of(Sampling(syntax=json_syntax(wanted)), (STOP,), size, syntaxes)
+    grammar = make_grammar(Sampling(syntax=json_syntax(wanted)), (STOP,), size, syntaxes)
     assert grammar is not None
     mask = grammar.mask()
     yield time.process_time() - began
