@@ -247,7 +247,7 @@ class WireConfig:
 
 @dataclass(frozen=True)
 class SloConfig:
-    """What requests are promised where they name nothing."""
+    """The promises to requests that name none."""
 
     ttft_ms: float = common(1000.0, "time to a chat's first token, in ms", above=0)
     tbt_ms: float = common(187.5, "time between two tokens of a chat, in ms; the default is reading speed", above=0)
@@ -418,7 +418,7 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class Config:
-    """What is served, and by how many workers."""
+    """The settings of a deployment, by section."""
 
     preset: str = common(DEFAULT, "how requests are scheduled, by one name: `alignedserve presets` lists the names")
     model: str = common("demo", "model folder, hub id such as org/name, or demo")

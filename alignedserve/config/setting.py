@@ -23,7 +23,7 @@ PREFIX = "ALIGNEDSERVE_"
 
 
 class Reach(Enum):
-    """Where a setting can be changed."""
+    """The places where a setting can be changed."""
 
     COMMON = "common"  # by flag, variable and file; `serve --help` shows it
     RARE = "rare"  # the same, and only `serve --help-all` shows it

@@ -17,7 +17,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.errors import ConfigError, MemoryTooSmall
 from alignedserve.kernels.common.failing import guard
 from alignedserve.kernels.dispatch.probing import KERNELS
-from alignedserve.machine.memory import Demand
+from alignedserve.machine.memory import MemoryDemand
 from tests.conftest import SOAK
 from tests.engine.driver import Driver, prompt_of
 from tests.reference import Tally, compare
@@ -50,7 +50,7 @@ RESERVE = 1024 * MIB
 
 
 def test_memory_of_a_gpu_is_kept_in_reserve() -> None:
-    demand = Demand(weights=9000 * MIB, cache=4096 * MIB, step=512 * MIB, dtype="bfloat16")
+    demand = MemoryDemand(weights=9000 * MIB, cache=4096 * MIB, step=512 * MIB, dtype="bfloat16")
     assert cache_room("cuda:0", 4096 * MIB + 512 * MIB + RESERVE, 4096, demand, RESERVE) == 4096 * MIB
     with pytest.raises(MemoryTooSmall) as refused:
         cache_room("cuda:0", 4096 * MIB + 412 * MIB + RESERVE, 4096, demand, RESERVE)
@@ -61,7 +61,7 @@ def test_memory_of_a_gpu_is_kept_in_reserve() -> None:
 
 
 def test_without_a_number_the_cache_is_what_a_gpu_has_left() -> None:
-    demand = Demand(weights=9000 * MIB, cache=0, step=512 * MIB, dtype="bfloat16")
+    demand = MemoryDemand(weights=9000 * MIB, cache=0, step=512 * MIB, dtype="bfloat16")
     assert cache_room("cuda:0", 40_000 * MIB, None, demand, RESERVE) == (40_000 - 512 - 1024) * MIB
     with pytest.raises(MemoryTooSmall) as refused:
         cache_room("cuda:0", 1500 * MIB, None, demand, RESERVE)

@@ -125,5 +125,5 @@ class _Always(Fastest):
         super().__init__()
         self._name = name
 
-    def of(self, key: Hashable, ways: Mapping[str, Callable[[], object]]) -> str:
-        return self._name if self._name in ways else super().of(key, ways)
+    def find(self, key: Hashable, ways: Mapping[str, Callable[[], object]]) -> str:
+        return self._name if self._name in ways else super().find(key, ways)

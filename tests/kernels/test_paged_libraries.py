@@ -24,9 +24,9 @@ from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
 from alignedserve.kernels.dispatch.paged_libraries import (
     PAGE,
     FlashAttn,
-    Found,
+    FoundLibraries,
     PagedLibrary,
-    Requests,
+    PagedRequests,
     TorchVarlen,
     find,
 )
@@ -207,9 +207,9 @@ def preferring(name: str) -> Fastest:
     order: list[str] = []
 
     class Told(Fastest):
-        def of(self, key: Any, ways: Any) -> str:
+        def find(self, key: Any, ways: Any) -> str:
             order[:] = list(ways)
-            return name if name in ways else super().of(key, ways)
+            return name if name in ways else super().find(key, ways)
 
     return Told(seconds=lambda work: (work(), 1.0)[1])
 
@@ -292,7 +292,7 @@ class _Wrong(TorchVarlen):
         query: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        requests: Requests,
+        requests: PagedRequests,
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
@@ -307,7 +307,7 @@ def test_at_the_start_it_is_said_which_are_used_and_why_not() -> None:
     )
 
     def told(dtype: torch.dtype, block_size: int | None, *libraries: PagedLibrary) -> tuple[list[str], list[str]]:
-        found = Found(libraries, ("something else is not installed",))
+        found = FoundLibraries(libraries, ("something else is not installed",))
         working, why_not = working_libraries(CPU, dtype, block_size, found)
         return [one.name for one in working], why_not
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from alignedserve.kernels.common.drawing import Likeliest, Wish
+from alignedserve.kernels.common.drawing import DrawWish, Likeliest
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.dispatch.rehearsing import rehearse
@@ -27,7 +27,7 @@ class Noting(Reference):
         self.attended.append((len(spans), spans.num_rows // len(spans), tokens))
         return super().attend(query, cache, spans, scale, window)
 
-    def draw(self, logits: torch.Tensor, wishes: Sequence[Wish], numbers: Sequence[float]) -> torch.Tensor:
+    def draw(self, logits: torch.Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> torch.Tensor:
         self.drawn += logits.shape[1]
         return super().draw(logits, wishes, numbers)
 

@@ -24,11 +24,11 @@ class ProgressBar:
         if self._is_shown:
             self._draw(_CLEAR)
 
-    def show(self, done: int, of: int) -> None:
+    def show(self, done: int, total: int) -> None:
         if self._is_shown and monotonic() >= self._next_at:
             self._next_at = monotonic() + _PAUSE_S
-            full = _WIDTH * done // max(1, of)
-            self._draw(f"{_CLEAR}{self._label} [{'#' * full}{'.' * (_WIDTH - full)}] {done:,} of {of:,}")
+            full = _WIDTH * done // max(1, total)
+            self._draw(f"{_CLEAR}{self._label} [{'#' * full}{'.' * (_WIDTH - full)}] {done:,} of {total:,}")
 
     def note(self, text: str) -> None:
         """Print a line of its own, on a terminal or not."""
