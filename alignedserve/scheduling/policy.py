@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from alignedserve.scheduling.levels import AGE_S
 from alignedserve.scheduling.orders import ORDERINGS, ByKey, Ordering
@@ -213,20 +214,20 @@ class Policy:
             return "waiting_ratio is when whole prompts interrupt decodes: it needs chunking none and packing fcfs"
         return None
 
-    @property
+    @cached_property  # asked at every step
     def precedence(self) -> Precedence:
         """Return how real-time and best-effort requests stand to each other where a step is chosen."""
         is_first = self.packing is Packing.RT_BE and self.ordering.goes_by_promises and not self.as_in_paper
         return _REAL_TIME_FIRST if is_first else _ALIKE
 
-    @property
+    @cached_property  # asked at every step
     def pairs(self) -> PlainPairs:
         """Return how decode workers use their block pairs."""
         if self.blocks is Layout.BIDIRECTIONAL:
             return SharedPairs(self.checkpoints)
         return _HYBRID if self.cache is Cache.HYBRID else _PLAIN
 
-    @property
+    @cached_property  # asked at every step
     def ordering(self) -> Ordering:
         """Return the rules of the order."""
         return ORDERINGS[self.order]
@@ -236,7 +237,7 @@ class Policy:
         """Whether a decode gets its memory block by block."""
         return self.room is not Room.WHOLE
 
-    @property
+    @cached_property  # asked at every step
     def is_plain(self) -> bool:
         """Whether requests are served as they come, with nothing to choose: neither promises nor the cost model count.
 
