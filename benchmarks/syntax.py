@@ -1,4 +1,4 @@
-"""What a syntax costs: `python -m benchmarks.syntax`. JSON lines; a vocabulary like the demo model's, and a large one.
+"""Measure what a syntax costs: `python -m benchmarks.syntax`, with a small vocabulary and a large one.
 
 Texts are written at random under random schemas, as tokens of the mask that is asked for. It is processor time that is
 told: other work on the machine changes it little.
@@ -28,7 +28,7 @@ STOP = 0
 
 
 def tokenizer_of(size: int, draw: Random) -> str:
-    """With tokens of bytes, and of what JSON and words are made of."""
+    """Make a tokenizer with tokens of bytes, and of what JSON and words are made of."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: number for number, character in enumerate(["<|end|>", *alphabet])}
     letters = [*"abcdefghijklmnopqrstuvwxyz" * 3, *'0123456789{}[]",:-.', "\u0120", "\u010a"]
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _seconds(syntaxes: Syntaxes, wanted: object, size: int, draw: Random) -> Iterator[float]:
-    """Of the grammar's making, then of each token's advance and the mask after it."""
+    """Yield the time of making the grammar, then of each token's advance and the mask after it."""
     began = time.process_time()
     grammar = make_grammar(Sampling(syntax=json_syntax(wanted)), (STOP,), size, syntaxes)
     assert grammar is not None
