@@ -1,7 +1,7 @@
 """The modelled engine: how long its work takes, what it says, and KV that is right or noticed.
 
 A token of a request depends on the request's seed and prompt and on its index, never on its batch or
-on what happened to it on the way. `EngineHands` know no more than that. `CheckedHands` keep a tag in each
+on what happened to it on the way. `ModelledHands` know no more than that. `CheckedHands` keep a tag in each
 slot in place of K and V: the hash of all tokens of its request up to its own. So a step sees at once
 whether its prefix lies where the plan says.
 """
