@@ -1,6 +1,8 @@
-"""Tests of greedy equality on a device so small that all events of memory pressure happen: each request says what it
-says
-alone, and counters say that each event happened. Real cores, engines, pool and arena, in one process.
+"""Tests of greedy equality on a device so small that all events of memory pressure happen.
+
+Each request says what it says alone, and counters say that each event happened. Real cores, engines, pool and arena, in
+one
+process.
 
     evicted         a request is computed anew where there is no pool; else it goes to the pool, or to the prefill
                     worker and back

@@ -37,9 +37,8 @@ def validator(name: str) -> Any:
 
 
 def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """Translate `nullable` for JSON Schema.
-    The document declares itself JSON Schema by its version, but JSON Schema does not know `nullable`: there, null is
-    one of the types."""
+    """Translate the published `nullable` into a type of JSON Schema.
+    The document says by its version that it is JSON Schema, which writes null as one more type."""
     return {"anyOf": [schema, {"type": "null"}]} if schema.pop("nullable", False) is True else schema
 
 
