@@ -71,7 +71,8 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def _old_compiler(made: Path) -> Path:
-    """Make a compiler that knows two instruction sets of five and optimises little: it took minutes of this test.
+    """Make a compiler that knows two instruction sets of five and optimises little: a full build takes minutes of this
+    test.
     All five are compiled before any test, in the repository."""
     compiler = shlex.join(find_compiler())
     made.write_text(f'#!/bin/sh\ncase "$*" in *avx512*) exit 1;; esac\nexec {compiler} "$@" -O1\n')

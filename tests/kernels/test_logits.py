@@ -30,8 +30,8 @@ class Rows:
 
 @st.composite
 def rows(draw: st.DrawFn) -> Rows:
-    """Draw rows with few different numbers, so that many are equal, and some are NaN or infinite; they are part of wider
-    rows."""
+    """Draw rows with few different numbers, so that many are equal, and some are NaN or infinite. They are part of
+    wider rows."""
     count, width, beyond = draw(st.integers(1, 5)), draw(st.integers(1, 300)), draw(st.integers(0, 3))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     logits = torch.randint(-4, draw(st.sampled_from((-3, 0, 90))), (count, width + beyond), generator=generator) / 2
