@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SERVING := $(VENV)/serving
 TESTING := $(VENV)/testing
-EVERY_KERNEL := $(VENV)/every-kernel
+EVERY_KERNEL := build/every-kernel
 KERNELS := kernels/libalignedserve_kernels.so
 TORCH := torch==2.13.0
 
@@ -16,9 +16,10 @@ REDIS := build/redis
 # Arguments of `alignedserve serve`: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
 
-setup: setup-serving $(TESTING) $(EVERY_KERNEL)
+# Packages are installed while the kernels are compiled.
+setup:
+	@$(MAKE) --no-print-directory --jobs=2 $(TESTING) $(EVERY_KERNEL)
 
-# The packages are installed while the kernels are compiled.
 setup-serving:
 	@$(MAKE) --no-print-directory --jobs=2 $(SERVING) $(KERNELS)
 
@@ -37,9 +38,9 @@ $(TESTING): $(SERVING)
 $(KERNELS): kernels/build.py $(wildcard kernels/csrc/*)
 	$(PYTHON) kernels/build.py --optional --here
 
-$(EVERY_KERNEL): kernels/build.py $(wildcard kernels/csrc/*) | $(SERVING)
+$(EVERY_KERNEL): kernels/build.py $(wildcard kernels/csrc/*)
 	$(PYTHON) kernels/build.py --optional
-	touch $@
+	mkdir -p $(@D) && touch $@
 
 serve: setup-serving
 	@exec $(BIN)/alignedserve serve $(ARGS)
@@ -74,7 +75,7 @@ PYTHONS ?= python3.10 python3.12 python3.13
 digests-everywhere:
 	set -e; for python in $(PYTHONS); do \
 	  $$python -m venv build/digests/$$(basename $$python); \
-	  build/digests/$$(basename $$python)/bin/pip --quiet install msgspec; \
+	  build/digests/$$(basename $$python)/bin/pip --quiet install msgspec numpy; \
 	  build/digests/$$(basename $$python)/bin/python -m tests.simulator.digests --check; \
 	done
 

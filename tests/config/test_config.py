@@ -201,7 +201,8 @@ def test_a_wrong_flag_is_named() -> None:
     [
         (
             {"schedule.order": "shortest_remaining"},
-            "schedule: selection multi_resource looks at who is about as urgent: it needs order slack or fcfs",
+            "schedule: selection multi_resource compares requests that are about as urgent: "
+            "it needs order slack or fcfs",
         ),
         (
             {"schedule.order": "fcfs"},
@@ -246,7 +247,8 @@ def test_a_wrong_flag_is_named() -> None:
                 "schedule.packing": "fcfs",
                 "schedule.selection": "in_order",
             },
-            "schedule: cache hybrid looks at who has waited how long: it needs packing knapsack, or rt_be by slack",
+            "schedule: cache hybrid goes by how long requests have waited: "
+            "it needs packing knapsack, or rt_be by slack",
         ),
         (
             {"schedule.blocks": "bidirectional", "schedule.room": "whole"},

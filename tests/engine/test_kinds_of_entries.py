@@ -25,7 +25,7 @@ from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import Member
 from alignedserve.scheduling.policy import Compression, Entries, Policy
 from alignedserve.simulator.machines.process import Process
-from alignedserve.simulator.machines.transfers import Transfers
+from alignedserve.simulator.machines.transfers import SimulatedTransfers
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.simulator.workload import Arrival
@@ -66,7 +66,7 @@ class Hands:
     def perform(self, command: Command) -> None:
         raise TypeError(f"a worker cannot perform {command}")
 
-    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+    def transfer(self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, process: Process) -> None:
         raise TypeError(f"nobody has told this worker of another, for {command}")
 
 

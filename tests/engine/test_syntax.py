@@ -13,7 +13,7 @@ import torch
 
 from alignedserve.core import Chunk, History, Sampling, StepPlan
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.sampling.sampling import Sampler, Wanted
+from alignedserve.engine.sampling.sampling import NextToken, Sampler
 from alignedserve.errors import PlanError
 from alignedserve.text.syntax import Syntaxes, json_syntax, lark_syntax, regex_syntax
 from alignedserve.text.text_model import TextModel
@@ -50,7 +50,7 @@ def said(
         noise = torch.Generator().manual_seed(1000 * seed + len(output))
         logits = 2 * torch.randn(1, vocab_size, generator=noise)
         logits[0, STOP] += 4
-        wanted = [Wanted(sampling, len(output), "r", history, output[-1] if output else None)]
+        wanted = [NextToken(sampling, len(output), "r", history, output[-1] if output else None)]
         if early:
             sampler.begin(wanted)
         (chosen,) = sampler.sample(logits, wanted)
@@ -95,7 +95,7 @@ def test_it_ends_where_it_may(text: TextModel, syntaxes: Syntaxes, syntax: str, 
 
 def test_what_no_text_follows_has_no_token(syntaxes: Syntaxes) -> None:
     """The same holds for a mask that would take too long: the request ends alone, and nothing breaks."""
-    wanted = [Wanted(Sampling(syntax="no syntax at all"), 0, "r", History((5,), [], (STOP,)))]
+    wanted = [NextToken(Sampling(syntax="no syntax at all"), 0, "r", History((5,), [], (STOP,)))]
     (chosen,) = Sampler(2048, syntaxes).sample(torch.zeros(1, 2048), wanted)
     assert chosen.token is None
     assert syntaxes.find_fault("no syntax at all")
@@ -132,6 +132,6 @@ def test_the_engine_asks_it(text: TextModel) -> None:
 
 
 def test_without_a_tokenizer_there_is_none() -> None:
-    wanted = [Wanted(Sampling(syntax=regex_syntax("a")), 0, "r", History((5,), [], (STOP,)))]
+    wanted = [NextToken(Sampling(syntax=regex_syntax("a")), 0, "r", History((5,), [], (STOP,)))]
     with pytest.raises(PlanError, match=r"tokenizer\.json"):
         Sampler(64).sample(torch.zeros(1, 64), wanted)

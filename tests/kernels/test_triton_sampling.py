@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from alignedserve.core import History, Sampling
-from alignedserve.engine.sampling.sampling import Sampler, Wanted
+from alignedserve.engine.sampling.sampling import NextToken, Sampler
 from alignedserve.kernels.common import drawing
 from alignedserve.kernels.common.drawing import NONE, Likeliest
 from alignedserve.kernels.common.reference import Reference
@@ -160,9 +160,9 @@ ASKED = [
 ]
 
 
-def wanted() -> list[Wanted]:
+def wanted() -> list[NextToken]:
     history = History(prompt=(1, 2, 3, 3, 7), output=[4, 5], stop_tokens=(2, 3))
-    return [Wanted(one, 3, f"r{row}", history, 11) for row, one in enumerate(ASKED)]
+    return [NextToken(one, 3, f"r{row}", history, 11) for row, one in enumerate(ASKED)]
 
 
 def test_a_sampler_on_these_kernels_says_what_one_on_torch_says() -> None:
