@@ -184,7 +184,8 @@ def test_variables_that_kubernetes_sets_for_a_service_of_our_name_are_no_setting
         "ALIGNEDSERVE_SERVICE_PORT_HTTP": "8000",
         "ALIGNEDSERVE_PORT": "tcp://10.0.0.1:8000",
         "ALIGNEDSERVE_PORT_8000_TCP_ADDR": "10.0.0.1",
-        "ALIGNEDSERVE_SERVER_PORT": "tcp://10.0.0.1:8000",  # of a service called alignedserve-server
+        # Kubernetes sets this for a service called alignedserve-server
+        "ALIGNEDSERVE_SERVER_PORT": "tcp://10.0.0.1:8000",
     }
     assert load({}, links, None) == Config()
 

@@ -40,7 +40,7 @@ def random_wish(chance: random.Random) -> Wish:
 @pytest.mark.parametrize("columns", [1, 100, 32_000, VOCABULARY])
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_drawn_is_what_torch_draws(seed: int, columns: int) -> None:
-    """Of 64, one may differ among many tokens: where the number falls on the border of two, but for rounding."""
+    """Of 64 draws, one may differ among many tokens: its number falls on the border of two tokens, but for rounding."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     wishes = [random_wish(chance) for _ in range(64)]
     numbers = [chance.random() for _ in wishes]

@@ -26,7 +26,7 @@ def test_where_there_is_a_compiler_the_other_tests_try_what_it_made() -> None:
 
 @built
 def test_a_library_of_other_sources_is_not_used(tmp_path: Path) -> None:
-    """Its kernels might take other arguments."""
+    """The kernels of another library might take other arguments."""
     stale = tmp_path / LIBRARY.name
     stale.write_bytes(LIBRARY.read_bytes().replace(sources().encode(), b"0123456789abcdef"))
     with pytest.raises(NoLibrary, match=r"other sources than these: `python -m alignedserve\.kernels\.build`"):
