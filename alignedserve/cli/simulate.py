@@ -71,7 +71,7 @@ def _run_trial(options: SimulateOptions, trial: SimulationTrial, alone: bool, on
         _write_single(options, trial, record)
     if options.out is not None:
         _write_folder(options.out if alone else options.out / _folder_name(trial), trial, record, options.timeline_s)
-    return TrialRun.of(trial, record)
+    return TrialRun.from_record(trial, record)
 
 
 def _complain(runs: Sequence[TrialRun]) -> int:
