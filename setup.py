@@ -1,10 +1,12 @@
-"""Builds the C++ kernels where there is a compiler; all else is in pyproject.toml.
+"""Build the C++ kernels where there is a compiler; everything else is in pyproject.toml.
 
-Without a compiler the package installs all the same, and computes with torch: `alignedserve doctor` says so.
+Without a compiler the package installs too, and computes with torch: `alignedserve doctor` says so. `make` builds the
+kernels while it installs packages, and sets ALIGNEDSERVE_KERNELS_APART so that they are not built twice.
 """
 
 from __future__ import annotations
 
+import os
 import runpy
 from pathlib import Path
 
@@ -16,11 +18,13 @@ BUILD = runpy.run_path(str(Path(__file__).parent / "alignedserve" / "kernels" / 
 
 
 class BuildKernels(build_ext):
-    """One plain shared library, of no Python's ABI, in place of an extension module."""
+    """Build one plain shared library, which is bound to no Python's ABI, in place of an extension module."""
 
     def build_extension(self, ext: Extension) -> None:
+        if os.environ.get("ALIGNEDSERVE_KERNELS_APART"):
+            return
         library = Path(self.get_ext_fullpath(ext.name))
-        library.unlink(missing_ok=True)  # of an earlier build in the same folder: it must not be taken for this one's
+        library.unlink(missing_ok=True)  # an earlier build in the same folder must not be taken for this one
         try:
             print(BUILD["build"](library))
         except BUILD["BuildFailed"] as failure:

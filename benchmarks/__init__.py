@@ -1,1 +1,42 @@
-"""Measurements that back our claims; each prints one JSON line for a figure."""
+"""Measurements that back our claims: `python -m benchmarks.NAME`. Each prints a JSON line for a figure.
+
+Kernels and the engine
+    alignment.py        what few long prefixes cost a batch of short ones, on each attention kernel
+    attention.py        attention against the memory's bandwidth and torch's SDPA
+    copies.py           copying and compressing pages against memcpy
+    engine.py           the engine on a CPU against transformers and vLLM
+    gpu.py              the engine on a GPU
+    linear.py           linear layers against the memory's bandwidth and torch
+    loading.py          seconds and memory until a model is loaded
+    syntax.py           what a syntax costs a token
+    transfer.py         KV from one device to another, and what that costs the steps meanwhile
+Cores and processes of their own
+    cost.py             how well the cost model predicts steps
+    decode_plan.py      what planning a step costs on a decode worker
+    gateway.py          what the gateway adds to a request and to a token
+    hostile.py          what hostile bodies cost a gateway
+    kvpool.py           the pool's index and the batches that it finds
+    router.py           requests that the router admits and places in a second
+    selection.py        what choosing a step costs on a prefill worker
+Deployments, real or simulated
+    batch_files.py      large and odd files of batches over HTTP
+    batch_isolation.py  chats beside a batch job
+    conversations.py    what it brings to keep and find the KV of earlier turns
+    isolation.py        chats beside best-effort documents
+    packing.py          presets on workers that are short of memory
+    processes.py        memory of an idle deployment, and the time until it is ready
+    router_restart.py   the router killed under load
+    windows.py          batch jobs with windows beside chats
+The simulator and what it compares
+    grouping.py         grouping by length against first come, first served
+    job_window.py       whether the job runner opens enough lines
+    predictor.py        how well lengths are predicted, and what that buys
+    presets.py          `aligned` against every other preset
+    self_simulation.py  this machine's engine against the simulation of it
+    simulator.py        how fast the simulator is, and how near to vLLM
+
+    report.py           command lines and JSON lines
+    common/             what several of them use
+    peers/              vLLM, as a peer
+    results/            what they printed, by day and machine
+"""

@@ -1,4 +1,4 @@
-"""What a few long prefixes cost a batch of short ones at equal total KV, on each attention kernel.
+"""Measure what a few long prefixes cost a batch of short ones at equal total KV, on each attention kernel.
 
     python -m benchmarks.alignment                   # one minute
     python -m benchmarks.alignment --least           # where other work runs beside: least times, not medians
@@ -11,7 +11,6 @@ figure has a goal: gamma2 is what it is, noise and sign included; its standard e
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +24,7 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library, usable_sets
 from alignedserve.kernels.native.kernels import Native
 from benchmarks.attention import GQA, MHA, Heads, Paged, in_turns
-from benchmarks.report import report
+from benchmarks.report import command, report
 
 REQUESTS, LONG = 32, 2
 TOKENS = 32 * 504  # equal requests have a last block that is half full, as requests of any length have on average
@@ -34,7 +33,7 @@ RATIOS = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Lengths:
-    """Of a batch in which two requests are `ratio` times as long as each of the others."""
+    """Lengths of a batch in which two requests are `ratio` times as long as each of the others."""
 
     ratio: int
 
@@ -46,13 +45,13 @@ class Lengths:
 
     @property
     def bubble(self) -> float:
-        """What gamma2 is multiplied by."""
+        """Return the factor that gamma2 multiplies."""
         return REQUESTS * (max(self.prefixes) - mean(self.prefixes))
 
 
 @dataclass(frozen=True)
 class Slope:
-    """Of a line through the origin, with its standard error."""
+    """The slope of a line through the origin, with its standard error."""
 
     value: float
     error: float
@@ -83,8 +82,8 @@ def measure(
             report(f"{title}_ratio_{ratio}", time * 1e3, "ms", baseline=times[0] * 1e3)
         gamma2 = Slope.of(
             [
-                (one.bubble - batches[0].bubble, time - times[0])
-                for one, time in zip(batches[1:], times[1:], strict=True)
+                (batch.bubble - batches[0].bubble, time - times[0])
+                for batch, time in zip(batches[1:], times[1:], strict=True)
             ]
         )
         report(f"{title}_gamma2", gamma2.value, "s/token")
@@ -92,7 +91,7 @@ def measure(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for all figures together")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
     parser.add_argument("--least", action="store_true", help="least times in place of medians")

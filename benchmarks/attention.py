@@ -8,7 +8,6 @@ is the figure least wrong.
 
 from __future__ import annotations
 
-import argparse
 import random
 from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int64, c_void_p
@@ -23,7 +22,7 @@ from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library, usable_sets
 from alignedserve.kernels.native.kernels import Native
-from benchmarks.report import report
+from benchmarks.report import command, report
 
 BLOCK_SIZE = 16
 CALL_US = 10.0  # goals
@@ -103,7 +102,7 @@ def prompts(kernels: Mapping[str, Native], tokens: int, threads: int, seconds: f
 
 
 def calls(kernels: Kernels) -> None:
-    """Of one decode in a step: `write` and `attend`, the kernels' own work left out by giving them none."""
+    """Time one decode in a step: `write` and `attend`, the kernels' own work left out by giving them none."""
     none, heads = Spans([], BLOCK_SIZE), MHA
     cache = torch.zeros(2, BLOCK_SIZE, heads.kv_heads * heads.head_dim, dtype=torch.bfloat16)
     query, k, v = torch.zeros(1, 3 * cache.shape[-1], dtype=torch.bfloat16).chunk(3, dim=1)
@@ -125,7 +124,7 @@ def calls(kernels: Kernels) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for all figures together")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
     options = parser.parse_args()

@@ -1,100 +1,113 @@
-"""Files of batches, of 50,000 lines and of 200 MB: `python -m benchmarks.batch_files`, half a minute.
+"""Files of batches over HTTP, to a deployment of the demo model: `python -m benchmarks.batch_files`, a minute.
 
-How fast they are uploaded to a gateway's application and checked line by line, and how much memory that takes beyond
-what the process had. The baseline of the time is `cat` into a file that is synced.
+A file of 200 MB and 50,000 lines, of which the last alone is wrong, is uploaded, checked and downloaded; then files as
+no editor would make them. Memory is what gateway and job runner took at most beyond what they had before. The baseline
+of the time of the upload is `cat` into a file that is synced.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import resource
 import subprocess
 import sys
-import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import perf_counter
+from typing import Any
 
-from starlette.requests import Request
-
-from alignedserve.gateway.http.uploading import receive
-from alignedserve.jobs.lines import LineRules, check_file
-from alignedserve.store.blobs import Blobs
-from alignedserve.store.job import Endpoint
+from alignedserve.architectures.model_source import DEMO_FOLDER
+from benchmarks.common.batches import Batches, line
+from benchmarks.common.serving import NAME, Deployment, forget_peak, memory_mb, processes_under, serve
 from benchmarks.report import report
 
-LINES, BYTES, LINE_LIMIT = 50_000, 200_000_000, 4 << 20
-_PIECE = 1 << 16  # as a server hands them on
-_HEAD = b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
-_TAIL = b'\r\n--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'
-MOST_MB = 64
+LINES, BYTES = 50_000, 200_000_000  # as many as a file may have
+MOST_MB = 64  # of a process, whatever the file's size
+_LONG = 10_000_000
 
 
-def main() -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder, "source")
-        write(source, "demo", Endpoint.CHAT)
+def prompt_line(custom_id: str, prompt: str = "Hi") -> bytes:
+    return line(custom_id, {"model": NAME, "prompt": prompt, "max_tokens": 4})
+
+
+def write(path: Path) -> None:
+    """Write the largest file; its last line has the custom_id of the first."""
+    fill = "word " * ((BYTES // LINES - len(prompt_line("0" * 6, ""))) // 5)
+    with path.open("wb") as file:
+        for number in range(LINES):
+            file.write(prompt_line(f"{0 if number == LINES - 1 else number:06}", fill) + b"\n")
+
+
+class Run:
+    def __init__(self, deployment: Deployment) -> None:
+        self._batches = Batches(deployment.url)
+        parts = processes_under(deployment.pid)
+        self._gateway, self._runner = (
+            next(pid for pid, command in parts.items() if command.rstrip().endswith(name) or f" {name} " in command)
+            for name in ("gateway-0", "jobs-0")
+        )
+
+    async def timed(self, name: str, part: int, work: Callable[[], Awaitable[Any]]) -> tuple[Any, float, bool]:
+        """Return what came of it, how long it took, and whether the process kept its memory small."""
+        forget_peak(part)
+        before, began = memory_mb(part, "VmRSS"), perf_counter()
+        found = await work()
+        took_s, more = perf_counter() - began, memory_mb(part, "VmHWM") - before
+        title = "gateway-0" if part == self._gateway else "jobs-0"
+        return found, took_s, report(f"{name}: {title}", more, "MB beyond its own", goal=MOST_MB)
+
+    async def large(self, source: Path, copied_s: float) -> bool:
+        file, took_s, kept = await self.timed("upload", self._gateway, lambda: self._batches.upload_from(source))
+        report("upload", took_s, "s for 200 MB", baseline=copied_s)
+        batch, took_s, small = await self.timed("check", self._runner, lambda: self.ended(file))
+        report("check", LINES / took_s, "lines/s of 4 kB, from the batch to its verdict")
+        told = [(error["line"], error["code"]) for error in batch["errors"]["data"]]
+        right = report("check: wrong lines found", told == [(LINES, "duplicate_custom_id")], "1", goal=1, at_least=True)
+        size, took_s, also = await self.timed("download", self._gateway, lambda: self._batches.size(file))
+        report("download", took_s, "s for 200 MB")
+        return kept and small and also and right and size == source.stat().st_size
+
+    async def ended(self, file: str) -> Any:
+        return await self._batches.until(await self._batches.submit(file), "failed", "completed")
+
+    async def odd(self) -> bool:
+        """Send lines that are too long, and bytes that are no text; then odd lines that are right."""
+        wrong = [b"x" * _LONG, b"\0" * 100, prompt_line("b", "y" * _LONG), b'{"custom_id": "\xff"}']
+        wrong = [prompt_line("a"), *wrong, prompt_line("c")]
+        batch, _, kept = await self.timed("lines of 10 MB", self._runner, lambda: self._of(b"\n".join(wrong)))
+        told = [(error["line"], error["code"]) for error in batch["errors"]["data"]]
+        known = [(2, "line_too_long"), (3, "invalid_json"), (4, "line_too_long"), (5, "invalid_json")]
+        met = [kept, report("odd lines found", told == known, "1", goal=1, at_least=True)]
+        right = [prompt_line("a"), b"", prompt_line("b", "nul: \0"), prompt_line("c", "é\u2028")]
+        batch = await self._of(b"\xef\xbb\xbf" + b"\r\n".join(right))
+        met.append(report("odd lines answered", batch["request_counts"]["completed"], "1", goal=3, at_least=True))
+        many = await self._of(b"\n".join(prompt_line(str(number)) for number in range(LINES + 1)))
+        met.append(report("lines beyond the limit", many["errors"]["data"][0]["line"], "1", goal=LINES + 1))
+        status, _, kept = await self.timed("too large", self._gateway, lambda: self._batches.refused(BYTES + 2_000_000))
+        met += [kept, report("status of a file that is too large", status, "1", goal=413)]
+        return all(met) and status == 413
+
+    async def _of(self, data: bytes) -> Any:
+        return await self.ended(await self._batches.upload(data))
+
+    async def all(self, source: Path, copied_s: float) -> bool:
+        await self._of(prompt_line("first"))  # what a first request warms up
+        met = [await self.large(source, copied_s), await self.odd()]
+        await self._batches.close()
+        return all(met)
+
+
+def main() -> None:
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        source = folder / "source"
+        write(source)
         began = perf_counter()
         subprocess.run(["sh", "-c", f"cat {source} > {folder}/copy && sync {folder}/copy"], check=True)
         copied_s = perf_counter() - began
-        blobs = Blobs(f"{folder}/files")
-        blobs.make()
-        before = _peak_mb()
-        upload_s = asyncio.run(_upload(source, blobs))
-        report("batch_files.upload", upload_s, "s for 200 MB", baseline=copied_s)
-        kept = report("batch_files.upload_memory", _peak_mb() - before, "MB beyond the process's own", goal=MOST_MB)
-        began = perf_counter()
-        with blobs.open("file-1") as file:
-            verdict = check_file(file, LineRules(Endpoint.CHAT, ("demo",), LINES, LINE_LIMIT))
-        assert (verdict.total, verdict.problems) == (LINES, ())
-        report("batch_files.check_file", LINES / (perf_counter() - began), "lines/s of 4 kB")
-        kept &= report("batch_files.memory", _peak_mb() - before, "MB, with the check_file", goal=MOST_MB)
-        return 0 if kept else 1
-
-
-def write(path: Path, model: str, endpoint: Endpoint, *, is_last_wrong: bool = False) -> None:
-    """As many lines as a file may have, and as many bytes; the last may have the custom_id of the first."""
-    with path.open("w") as file:
-        for number in range(LINES):
-            prompt = {"messages": [{"role": "user", "content": "_"}]} if endpoint is Endpoint.CHAT else {"prompt": "_"}
-            id = 0 if is_last_wrong and number == LINES - 1 else number
-            line = {
-                "custom_id": f"{id:06}",
-                "method": "POST",
-                "url": endpoint.value,
-                "body": {"model": model, **prompt},
-            }
-            text = json.dumps(line)
-            fill = "word " * ((BYTES // LINES - len(text)) // 5)
-            file.write(text.replace('"_"', f'"{fill}"') + "\n")
-
-
-async def _upload(source: Path, blobs: Blobs) -> float:
-    async def parts() -> AsyncIterator[bytes]:
-        yield _HEAD
-        with source.open("rb") as file:
-            while piece := file.read(_PIECE):
-                yield piece
-        yield _TAIL
-
-    given = parts()
-
-    async def next_message() -> dict[str, object]:
-        piece = await anext(given, b"")
-        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
-
-    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"multipart/form-data; boundary=b")]}
-    began = perf_counter()
-    writing = blobs.begin("file-1")
-    await receive(Request(scope, next_message), writing, BYTES)
-    writing.commit()
-    return perf_counter() - began
-
-
-def _peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        with serve(DEMO_FOLDER, "--jobs-directory", str(folder / "jobs")) as deployment:
+            sys.exit(not asyncio.run(Run(deployment).all(source, copied_s)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

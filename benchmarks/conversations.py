@@ -1,41 +1,50 @@
-"""Conversations of several turns with a 1+1 deployment of the demo model, with and without reuse of prompts.
+"""Conversations of several turns: what it brings to keep the KV of their prompts, and to know where it is.
 
     python -m benchmarks.conversations [--conversations 12] [--turns 4] [--full]
+    python -m benchmarks.conversations --backend simulated [--conversations 40] [--cluster 3+2] [--seeds 0,1,2]
 
-Two deployments stand side by side, alike but for `schedule.reuse`. They are asked in turns: some conversations with
-the one, the same ones with the other. A conversation begins with one of a few system prompts; the prompt of each turn
-is all that was said before, and a new question. Lengths are forced, texts are random tokens; a few go on at once.
+**Real**: two 1+1 deployments of the demo model stand side by side, alike but for `schedule.reuse`. They are asked in
+turns: some conversations with the one, the same ones with the other. A conversation begins with one of a few system
+prompts; the prompt of each turn is all that was said before, and a new question. Lengths are forced, texts are random
+tokens; a few go on at once. The default takes about a minute on two cores that have nothing else to do, several times
+that where they have. TTFT is measured where the client reads. The share of prompt tokens is what the answers' usage
+says.
 
-The default takes about a minute on two cores that have nothing else to do, several times that where they have.
-TTFT is measured where the client reads. The share of prompt tokens is what the answers' usage says.
+**Simulated**: conversations of four turns, of 1,800 tokens and 300 more with each, on two nodes with a pool each. The
+baseline is a router that is never told where a prompt's KV has come (router/placing/beginnings.py): numbers of requests
+and their prompts decide there. The figures are those of later turns.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import re
-import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from random import Random
-from statistics import mean, median, quantiles
-from time import perf_counter
+from statistics import mean
+from unittest.mock import patch
 
-import httpx
+from alignedserve.cli.simulate_once import settings_of
+from alignedserve.core import Request, Sampling, ServiceClass, Slo
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.router.placing.placement import Placement, Pools
+from alignedserve.simulator.records.distribution import percentile
+from alignedserve.simulator.reports.trial import SimulationTrial
+from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
+from alignedserve.simulator.workload.visit import Arrival
+from benchmarks.common.serving import ask, serve
+from benchmarks.report import command, report, several
 
-from benchmarks.report import report
-
-_MODEL, _PATIENCE_S = "demo", 300.0
 _MOST = 2_000  # tokens of prompt and answer: the model has 2,048 positions
 _SYSTEMS, _SYSTEM = 4, 600  # system prompts, and tokens of each
 _QUESTION, _ANSWER = (40, 160), (24, 72)
 _AT_ONCE = 3
 _ROUND = 6  # conversations with one deployment before it is the other's turn
+_SIMULATED_TURNS, _FIRST, _MORE, _OUTPUT = 4, 1_800, 300, 30  # tokens
+_BETWEEN_S = 0.3  # conversations that begin
+_THINKS_S = (3.0, 4.0)
 
 
 @dataclass(frozen=True)
@@ -46,80 +55,55 @@ class Turn:
     ttft_s: float
 
 
-class Conversation:
-    def __init__(self, number: int, turns: int) -> None:
-        self._draw = Random(f"conversation {number}")
-        self._turns = turns
-        self._said = _words(Random(f"system {self._draw.randrange(_SYSTEMS)}"), _SYSTEM)
+def cached_share(turns: Sequence[Turn]) -> float:
+    return 100 * sum(turn.num_cached for turn in turns) / sum(turn.num_prompt for turn in turns)
 
-    async def hold(self, client: httpx.AsyncClient) -> list[Turn]:
-        done: list[Turn] = []
-        for number in range(self._turns):
-            self._said += _words(self._draw, self._draw.randint(*_QUESTION))
-            most = self._draw.randint(*_ANSWER)
-            if len(self._said) + most > _MOST:
-                break
-            turn, answer = await _asked(client, number, self._said, most)
-            self._said += answer
-            done.append(turn)
-        return done
+
+def report_ttft(name: str, turns: Sequence[float], baseline: Sequence[float], *, has_goal: bool = False) -> None:
+    for label, figure in (("mean", mean), ("p50", lambda v: percentile(v, 50)), ("p99", lambda v: percentile(v, 99))):
+        value, without = 1e3 * figure(turns), 1e3 * figure(baseline)
+        goal = without if has_goal and label == "mean" else None
+        report(f"{name}, {label} TTFT", value, "ms", baseline=without, goal=goal)
+
+
+# --- Real
+
+
+async def hold(url: str, number: int, turns: int) -> list[Turn]:
+    draw, done = Random(f"conversation {number}"), list[Turn]()
+    said = _words(Random(f"system {draw.randrange(_SYSTEMS)}"), _SYSTEM)
+    for turn in range(turns):
+        said += _words(draw, draw.randint(*_QUESTION))
+        most = draw.randint(*_ANSWER)
+        if len(said) + most > _MOST:
+            break
+        answer = await ask(url, said, most)
+        assert len(answer.tokens) == most, f"{len(answer.tokens)} tokens of {most}"
+        done.append(Turn(turn, len(said), answer.num_cached, answer.ttft_s))
+        said = said + answer.tokens
+    return done
 
 
 def _words(draw: Random, count: int) -> list[int]:
     return [draw.randrange(10, 2_000) for _ in range(count)]
 
 
-async def _asked(client: httpx.AsyncClient, number: int, prompt: list[int], most: int) -> tuple[Turn, list[int]]:
-    body = {
-        "model": _MODEL,
-        "prompt": prompt,
-        "max_tokens": most,
-        "ignore_eos": True,
-        "return_token_ids": True,
-        "temperature": 0,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-    }
-    asked, first, answer, cached = perf_counter(), 0.0, list[int](), 0
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        async for line in response.aiter_lines():
-            if line.startswith("data: {"):
-                chunk = json.loads(line[6:])
-                first = first or perf_counter()
-                answer += [token for choice in chunk["choices"] for token in choice.get("token_ids") or ()]
-                cached = chunk["usage"]["prompt_tokens_details"]["cached_tokens"] if chunk["usage"] else cached
-    assert len(answer) == most, f"{len(answer)} tokens of {most}"
-    return Turn(number, len(prompt), cached, first - asked), answer
-
-
 async def _held(url: str, numbers: Sequence[int], turns: int) -> list[Turn]:
     places = asyncio.Semaphore(_AT_ONCE)
 
-    async def hold(number: int) -> list[Turn]:
+    async def in_place(number: int) -> list[Turn]:
         async with places:
-            return await Conversation(number, turns).hold(client)
+            return await hold(url, number, turns)
 
-    async with httpx.AsyncClient(base_url=url, timeout=_PATIENCE_S) as client:
-        return [turn for held in await asyncio.gather(*map(hold, numbers)) for turn in held]
-
-
-@contextmanager
-def served(*, reuse: bool) -> Iterator[str]:
-    command = [sys.executable, "-m", "alignedserve", "serve", _MODEL, "--port", "0", "--served-model-name", _MODEL]
-    command += ["--topology", "1+1", "--schedule-reuse" if reuse else "--no-schedule-reuse", "--log-level", "warning"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        try:
-            yield next(found[0] for line in server.stdout if (found := re.findall(r"http://[\d.]+:\d+", line)))
-        finally:
-            server.send_signal(signal.SIGINT)
+    return [turn for held in await asyncio.gather(*map(in_place, numbers)) for turn in held]
 
 
 def held(conversations: int, turns: int) -> dict[bool, list[Turn]]:
-    """With reuse, and without."""
+    """Return all turns, by whether the deployment reuses prompts."""
     done: dict[bool, list[Turn]] = {True: [], False: []}
     with ExitStack() as servers:
-        urls = {reuse: servers.enter_context(served(reuse=reuse)) for reuse in done}
+        flags = {True: "--schedule-reuse", False: "--no-schedule-reuse"}
+        urls = {on: servers.enter_context(serve("demo", "--topology", "1+1", flags[on])).url for on in done}
         for url in urls.values():
             asyncio.run(_held(url, [-1], 1))  # what a first request warms up
         for start in range(0, conversations, _ROUND):
@@ -129,32 +113,86 @@ def held(conversations: int, turns: int) -> dict[bool, list[Turn]]:
     return done
 
 
-def _p99(values: list[float]) -> float:
-    return quantiles(values, n=100, method="inclusive")[98]
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--conversations", type=int, default=12, help="default: %(default)s")
-    parser.add_argument("--turns", type=int, default=4, help="of each, at most (default: %(default)s)")
-    parser.add_argument("--full", action="store_true", help="two hundred conversations of up to eight turns")
-    args = parser.parse_args()
-    conversations, turns = (200, 8) if args.full else (args.conversations, args.turns)
+def real(conversations: int, turns: int) -> None:
     done = held(conversations, turns)
     on, off = done[True], done[False]
     assert not any(turn.num_cached for turn in off), "something was reused without reuse"
     report("conversations", conversations, "1")
     report("turns", len(on), "1", baseline=len(off))
     report("mean prompt", mean(turn.num_prompt for turn in on), "tokens")
-    share = sum(turn.num_cached for turn in on) / sum(turn.num_prompt for turn in on)
-    report("prompt tokens served from the pool", 100 * share, "%")
+    report("prompt tokens served from the pool", cached_share(on), "%")
     later = [turn for turn in on if turn.number]
-    share = sum(turn.num_cached for turn in later) / sum(turn.num_prompt for turn in later)
-    report("prompt tokens served from the pool, after first turns", 100 * share, "%")
-    figures: dict[str, Callable[[list[float]], float]] = {"mean": mean, "p50": median, "p99": _p99}
-    for name, figure in figures.items():
-        with_reuse, without = (figure([turn.ttft_s for turn in turns]) for turns in (on, off))
-        report(f"{name} TTFT, against no reuse", 1e3 * with_reuse, "ms", baseline=1e3 * without)
+    report("prompt tokens served from the pool, after first turns", cached_share(later), "%")
+    report_ttft("against no reuse", [turn.ttft_s for turn in on], [turn.ttft_s for turn in off])
+
+
+# --- Simulated
+
+
+def arrivals(count: int, seed: int) -> Iterator[Arrival]:
+    draw = Random(f"{seed}/conversations")
+    for number in range(count):
+        said = tuple(draw.randrange(10, 5_000) for _ in range(_FIRST + (_SIMULATED_TURNS - 1) * _MORE))
+        at = FIRST_ARRIVAL_AT + _BETWEEN_S * number
+        for turn in range(_SIMULATED_TURNS):
+            request = Request(
+                id=f"{number}-{turn}",
+                owner="gateway-0",
+                attempt=0,
+                prompt=said[: _FIRST + _MORE * turn],
+                emitted=(),
+                sampling=Sampling(seed=number),
+                max_tokens=_OUTPUT,
+                stop_tokens=(),
+                service=ServiceClass.RT,
+                slo=Slo(),
+                arrival_at=at,
+            )
+            yield Arrival(request, _OUTPUT, None)
+            at += draw.uniform(*_THINKS_S)
+
+
+def played(count: int, cluster: str, seed: int, *, remembers: bool) -> tuple[float, list[float]]:
+    """Return which share of later turns' prompts comes from a pool, and these turns' TTFT."""
+    settings = replace(
+        settings_of(SimulationTrial("aligned", "chat", cluster=cluster, seed=seed)), nodes=2, direct=True
+    )
+    simulation = Simulation(settings, list(arrivals(count, seed)))
+    with nullcontext() if remembers else patch.object(Placement, "kept", _forget):
+        assert not simulation.run().problems
+    later = [request for request in simulation.record(0.0).requests if not request.id.endswith("-0")]
+    cores = [process.core for process in simulation.world.processes]
+    reused = sum(core.num_reused_tokens for core in cores if isinstance(core, PrefillCore))
+    ttfts = [request.token_at[0] - request.arrival_at for request in later]
+    return reused / sum(request.num_prompt for request in later), ttfts
+
+
+def _forget(_placement: Placement, _request: Request, _node: str, _pools: Pools) -> None: ...
+
+
+def simulated(conversations: int, cluster: str, seeds: Sequence[int]) -> None:
+    on, off = (
+        [played(conversations, cluster, seed, remembers=remembers) for seed in seeds] for remembers in (True, False)
+    )
+    share, without = (100 * mean(share for share, _ in runs) for runs in (on, off))
+    report("later turns' prompt tokens from a pool", share, "%", baseline=without, goal=without, at_least=True)
+    ttfts, without_ttfts = ([ttft for _, ttfts in runs for ttft in ttfts] for runs in (on, off))
+    report_ttft("later turns", ttfts, without_ttfts, has_goal=True)
+
+
+def main() -> None:
+    parser = command(__doc__)
+    parser.add_argument("--backend", choices=("real", "simulated"), default="real", help="default: %(default)s")
+    parser.add_argument("--conversations", type=int, help="default: 12, or 40 where simulated")
+    parser.add_argument("--turns", type=int, default=4, help="real: of each, at most (default: %(default)s)")
+    parser.add_argument("--full", action="store_true", help="real: two hundred conversations of up to eight turns")
+    parser.add_argument("--cluster", default="3+2", help="simulated (default: %(default)s)")
+    parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="simulated (default: %(default)s)")
+    args = parser.parse_args()
+    if args.backend == "simulated":
+        simulated(args.conversations or 40, args.cluster, args.seeds)
+    else:
+        real(*((200, 8) if args.full else (args.conversations or 12, args.turns)))
 
 
 if __name__ == "__main__":

@@ -1,65 +1,117 @@
-"""How fast pages are copied, compressed and brought back, held against memcpy of as many bytes.
+"""Measure how fast pages are copied, compressed and brought back, against memcpy of as many bytes.
 
-    python -m benchmarks.copies                      # half a minute on one core
+    python -m benchmarks.copies                      # a minute on one core
     python -m benchmarks.copies --isa avx2           # another instruction set of the C++ kernels, or `reference`
+    python -m benchmarks.copies --only arena         # one part; `kernels` and `int8` are the others
 
 One thread, pages of 64 tokens of a model with 12 layers and 768-wide K and V in bf16, 2.4 MB each, in blocks of 16 that
-lie anywhere in a cache much larger than what a core has to itself. All of them are timed in turn, page by page, through
-the interface that the engine uses; a figure is the median. Bytes are those of the page in bf16, whatever is made of it.
-Ends with 1 where a goal is missed.
+lie anywhere in the cache. Bytes are those of the page in bf16, whatever is made of it. All variants are timed in turns,
+page by page. Ends with 1 where a goal is missed.
+
+    kernels    through the interface that the engine uses, in a cache much larger than what a core has to itself; a
+               figure is the median
+    arena      requests of 512 tokens between a device cache and pages of a real arena, both ways, with and without
+               `verify_pages`
+    int8       what it takes to make an int8 page of a page of KV, and to bring it to the device, through the copier
+               that workers use
+
+Figures of arena and int8 are the best of all, in time of the thread's own, since nothing here waits and others may
+share the core.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import mmap
 import random
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, thread_time
 
 import torch
 
+from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import Kernels, choose
-from benchmarks.report import report
+from alignedserve.kvpool.arena.arena import Arena
+from alignedserve.kvpool.arena.extents import Extents, Kind, PageBytes
+from alignedserve.kvpool.arena.int8_layout import Int8Layout
+from benchmarks.report import command, report
 
-LAYERS, KV_DIM, TOKENS, BLOCK = 12, 768, 64, 16
-PAGES, ROUNDS, REFERENCE_PAGES = 64, 40, 6
-PAGE_SHAPE = (LAYERS, 2, TOKENS, KV_DIM)
-PAGE_BYTES = LAYERS * 2 * TOKENS * KV_DIM * 2
-GOAL = 0.8  # of memcpy, for whole pages
+LAYERS, KV_DIM, PAGE, BLOCK = 12, 768, 64, 16
+PAGE_SHAPE = (LAYERS, 2, PAGE, KV_DIM)
+PAGE_BYTES = LAYERS * 2 * PAGE * KV_DIM * 2
+SIZES = PageBytes(PAGE_BYTES, Int8Layout(2 * LAYERS * KV_DIM, PAGE).size)
+COPY_GOAL = 0.8  # of memcpy, for whole pages
+BYTES_GOAL = 0.54  # of bf16, for an int8 page
+CACHE_PAGES, REFERENCE_PAGES = 64, 6
+REQUEST_PAGES, REQUESTS, INT8_PAGES = 8, 4, 16
 
 Piece = Callable[[int], object]
 
 
+def timed(
+    pieces: Mapping[str, Piece], numbers: range, rounds: int, clock: Callable[[], float], apart: int = 0
+) -> dict[str, list[float]]:
+    """Return the seconds of each piece, all in turns after a first round that warms up. Pieces work on numbers that are
+    some apart, so that none finds in the core's cache what the piece before it has touched."""
+    took: dict[str, list[float]] = {name: [] for name in pieces}
+    for turn in range(rounds + 1):
+        for number in numbers:
+            for place, (name, piece) in enumerate(pieces.items()):
+                other = numbers[(number - numbers.start + apart * place) % len(numbers)]
+                began = clock()
+                piece(other)
+                if turn:
+                    took[name].append(clock() - began)
+    return took
+
+
+@contextmanager
+def arena_of(pages: int | Extents, payload: int | PageBytes) -> Iterator[Arena]:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        path = Path(folder) / "arena"
+        arena = Arena.create(path, pages=pages, payload_bytes=payload, page_size=PAGE, incarnation=1)
+        with closing(arena):
+            yield arena
+
+
+def _address(arena: Arena, page: int) -> int:
+    return torch.frombuffer(arena.payload(page), dtype=torch.uint8).data_ptr()
+
+
+# --- Kernels
+
+
 class Memory:
-    """A cache and an arena, each of PAGES pages, and what a page becomes in int8."""
+    """A cache and an arena, each of CACHE_PAGES pages, and what a page becomes in int8."""
 
     def __init__(self) -> None:
-        pairs = PAGES * TOKENS // BLOCK
+        pairs = CACHE_PAGES * PAGE // BLOCK
         self.cache = _shared(LAYERS * 2 * pairs * BLOCK * KV_DIM).view(LAYERS, 2 * pairs, BLOCK, KV_DIM)
-        self.arena = _shared(PAGES * PAGE_BYTES // 2).view(PAGES, *PAGE_SHAPE)
+        self.arena = _shared(CACHE_PAGES * PAGE_BYTES // 2).view(CACHE_PAGES, *PAGE_SHAPE)
         self.cache.normal_()
         self.arena.normal_()
-        anywhere = torch.tensor(random.Random(1).sample(range(pairs), pairs)).view(PAGES, -1)
-        left = torch.zeros(TOKENS // BLOCK, dtype=torch.bool)
-        self.slots = [slots_of(of, left, BLOCK) for of in anywhere]
-        self.slots_from_right = [slots_of(of, ~left, BLOCK) for of in anywhere]
-        self.levels = torch.zeros(PAGES, 2 * LAYERS, TOKENS, KV_DIM, dtype=torch.uint8)
-        self.least, self.step = torch.zeros(2, PAGES, 2 * LAYERS, KV_DIM)
+        anywhere = torch.tensor(random.Random(1).sample(range(pairs), pairs)).view(CACHE_PAGES, -1)
+        left = torch.zeros(PAGE // BLOCK, dtype=torch.bool)
+        self.slots = [slots_of(own, left, BLOCK) for own in anywhere]
+        self.slots_from_right = [slots_of(own, ~left, BLOCK) for own in anywhere]
+        self.levels = torch.zeros(CACHE_PAGES, 2 * LAYERS, PAGE, KV_DIM, dtype=torch.uint8)
+        self.least, self.step = torch.zeros(2, CACHE_PAGES, 2 * LAYERS, KV_DIM)
 
     def memcpy(self, page: int) -> None:
-        """From one place in the cache to another in the arena, both whole."""
-        start = self.cache.data_ptr() + (7 * page) % PAGES * PAGE_BYTES
+        """Copy from one place in the cache to another in the arena, both whole."""
+        start = self.cache.data_ptr() + (7 * page) % CACHE_PAGES * PAGE_BYTES
         ctypes.memmove(self.arena[page].data_ptr(), start, PAGE_BYTES)
 
     def pieces(self, kernels: Kernels) -> dict[str, Piece]:
         def rows(page: int) -> torch.Tensor:
-            return self.arena[page].view(2 * LAYERS, TOKENS, KV_DIM)
+            return self.arena[page].view(2 * LAYERS, PAGE, KV_DIM)
 
         def int8(page: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
             return self.levels[page], self.least[page], self.step[page]
@@ -76,39 +128,138 @@ class Memory:
 
 
 def _shared(elements: int) -> torch.Tensor:
-    """As the device cache and the arena are: shared memory that begins at a page of the machine."""
+    """Return memory as the device cache and the arena have it: shared, and beginning at a page of the machine."""
     return torch.frombuffer(mmap.mmap(-1, 2 * elements), dtype=torch.bfloat16)
 
 
-def gigabytes_a_second(pieces: dict[str, Piece], pages: int, rounds: int) -> dict[str, float]:
-    took: dict[str, list[float]] = {name: [] for name in pieces}
-    for number in range(rounds + 1):
-        for page in range(pages):
-            for place, (name, piece) in enumerate(pieces.items()):
-                other = (page + 11 * place) % pages  # so that nothing finds what the one before it has touched
-                began = perf_counter()
-                piece(other)
-                if number:  # the first round warms up
-                    took[name].append(perf_counter() - began)
-    return {name: PAGE_BYTES / median(times) / 1e9 for name, times in took.items()}
+def report_kernels(isa: str | None = None) -> bool:
+    memory, kernels = Memory(), choose(torch.device("cpu"), torch.bfloat16, isa).kernels
+    pieces = {"memcpy": memory.memcpy, **memory.pieces(kernels)}
+    took = timed(pieces, range(CACHE_PAGES), 40, perf_counter, apart=11)
+    memcpy = PAGE_BYTES / median(took.pop("memcpy")) / 1e9
+    met = report("memcpy of a page", memcpy, "GB/s")
+    for name, times in took.items():
+        goal = None if "quantise" in name else COPY_GOAL * memcpy
+        speed = PAGE_BYTES / median(times) / 1e9
+        met &= report(f"{name}, {kernels.name}", speed, "GB/s", baseline=memcpy, goal=goal, at_least=True)
+    for name, times in timed(memory.pieces(Reference()), range(REFERENCE_PAGES), 4, perf_counter, apart=11).items():
+        report(f"{name}, {Reference.name}", PAGE_BYTES / median(times) / 1e9, "GB/s", baseline=memcpy)
+    return met
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--isa", help="instruction set of the C++ kernels, or `reference`")
+# --- An arena
+
+
+class ArenaPieces:
+    def __init__(self, arena: Arena) -> None:
+        tokens, each, pairs = (
+            REQUEST_PAGES * PAGE,
+            REQUEST_PAGES * PAGE // BLOCK,
+            REQUESTS * REQUEST_PAGES * PAGE // BLOCK,
+        )
+        self._cache = torch.randn(LAYERS, 2 * pairs, BLOCK, KV_DIM, dtype=torch.bfloat16)
+        anywhere = random.Random(1).sample(range(pairs), pairs)
+        self._pairs = [tuple(anywhere[at : at + each]) for at in range(0, pairs, each)]
+        self._pages = [tuple(range(at, at + REQUEST_PAGES)) for at in range(0, REQUESTS * REQUEST_PAGES, REQUEST_PAGES)]
+        self._tokens = [tuple(random.Random(number).choices(range(50_000), k=tokens)) for number in range(REQUESTS)]
+        self._plain, self._verified = (PageCopier(self._cache, arena, PAGE, verify) for verify in (False, True))
+        self._in_arena = [_address(arena, page) for page in range(REQUESTS * REQUEST_PAGES)]
+
+    def pieces(self) -> dict[str, Piece]:
+        """Name the pieces in order: a checksum must be written before it is verified."""
+        return {
+            "memcpy out": lambda number: self._memcpy(number, out=True),
+            "copy out": lambda number: self._copy_out(self._plain, number),
+            "memcpy in": lambda number: self._memcpy(number, out=False),
+            "copy in": lambda number: self._copy_in(self._plain, number),
+            "copy out, verify_pages": lambda number: self._copy_out(self._verified, number),
+            "copy in, verify_pages": lambda number: self._copy_in(self._verified, number),
+        }
+
+    def _copy_out(self, copier: PageCopier, number: int) -> None:
+        copier.copy_out(self._pairs[number], self._pages[number], self._tokens[number])
+
+    def _copy_in(self, copier: PageCopier, number: int) -> None:
+        if not copier.copy_in(self._pages[number], self._pairs[number], self._tokens[number]):
+            raise SystemExit("a page did not hold what was written there: these figures mean nothing")
+
+    def _memcpy(self, number: int, out: bool) -> None:
+        for page in self._pages[number]:
+            ends = (self._in_arena[page], self._cache.data_ptr() + page * PAGE_BYTES)
+            ctypes.memmove(*(ends if out else ends[::-1]), PAGE_BYTES)
+
+
+def report_arena() -> bool:
+    torch.set_num_threads(1)
+    with arena_of(REQUESTS * REQUEST_PAGES, PAGE_BYTES) as arena:
+        took = timed(ArenaPieces(arena).pieces(), range(REQUESTS), 8, thread_time)
+    speeds = {name: REQUEST_PAGES * PAGE_BYTES / min(times) / 1e9 for name, times in took.items()}
+    met = True
+    for way in ("out", "in"):
+        memcpy, plain = speeds[f"memcpy {way}"], speeds[f"copy {way}"]
+        report(f"arena memcpy {way}", memcpy, "GB/s")
+        met &= report(f"arena copy {way}", plain, "GB/s", baseline=memcpy, goal=COPY_GOAL * memcpy, at_least=True)
+        report(f"arena copy {way}, verify_pages", speeds[f"copy {way}, verify_pages"], "GB/s", baseline=plain)
+    return met
+
+
+# --- int8
+
+
+class Int8Pieces:
+    """Pieces on int8 pages. Memcpy spoils the first and the last page, so they are neither compressed nor expanded."""
+
+    def __init__(self, arena: Arena) -> None:
+        each = PAGE // BLOCK
+        self._pairs = [range(page * each, (page + 1) * each) for page in range(INT8_PAGES)]
+        self._tokens = [tuple(range(page, page + PAGE)) for page in range(INT8_PAGES)]
+        self._cache = torch.randn(LAYERS, 2 * INT8_PAGES * each, BLOCK, KV_DIM, dtype=torch.bfloat16)
+        self._copier = PageCopier(self._cache, arena, PAGE, verify=False)
+        extents = range(INT8_PAGES // arena.extents.kv, arena.extents.count)
+        self._into = [page for extent in extents for page in arena.extents.pages(extent, Kind.KV_INT8)]
+        self._ends = (_address(arena, 0), _address(arena, INT8_PAGES - 1))
+        for page in range(INT8_PAGES):
+            self._copier.copy_out(self._pairs[page], (page,), self._tokens[page])
+
+    def memcpy(self, page: int) -> None:
+        ctypes.memmove(self._ends[page % 2], self._cache.data_ptr() + page * SIZES.kv, SIZES.kv)
+
+    def compress(self, page: int) -> None:
+        if not self._copier.compress(page, self._into[page]):
+            raise SystemExit("a page could not be compressed: these figures mean nothing")
+
+    def expand(self, page: int) -> None:
+        if not self._copier.copy_in((self._into[page],), self._pairs[page], self._tokens[page]):
+            raise SystemExit("a page did not hold what was written there: these figures mean nothing")
+
+
+def report_int8() -> bool:
+    torch.set_num_threads(1)
+    with arena_of(SIZES.divide(2 * INT8_PAGES), SIZES) as arena:
+        own = Int8Pieces(arena)
+        pieces = {"memcpy": own.memcpy, "compress": own.compress, "expand to the device": own.expand}
+        took = timed(pieces, range(1, INT8_PAGES - 1), 12, thread_time)
+        del own, pieces
+    speeds = {name: SIZES.kv / min(times) / 1e9 for name, times in took.items()}
+    memcpy = speeds.pop("memcpy")
+    report("memcpy of a page", memcpy, "GB/s")
+    for name, speed in speeds.items():
+        report(f"int8 page, {name}", speed, "GB/s", baseline=memcpy)
+    extents = SIZES.divide(INT8_PAGES)
+    share = extents.kv / extents.kv_int8
+    return report("room of an int8 page in the arena, of one in bf16", share, "1", goal=BYTES_GOAL)
+
+
+def main() -> None:
+    parser = command(__doc__)
+    parser.add_argument("--isa", help="kernels: instruction set of the C++ kernels, or `reference`")
+    parser.add_argument("--only", choices=("kernels", "arena", "int8"), help="one part (default: all)")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    memory, kernels = Memory(), choose(torch.device("cpu"), torch.bfloat16, args.isa).kernels
-    speeds = gigabytes_a_second({"memcpy": memory.memcpy, **memory.pieces(kernels)}, PAGES, ROUNDS)
-    memcpy = speeds.pop("memcpy")
-    met = report("memcpy of a page", memcpy, "GB/s")
-    for name, speed in speeds.items():
-        goal = None if "quantise" in name else GOAL * memcpy
-        met &= report(f"{name}, {kernels.name}", speed, "GB/s", baseline=memcpy, goal=goal, at_least=True)
-    for name, speed in gigabytes_a_second(memory.pieces(Reference()), REFERENCE_PAGES, 4).items():
-        report(f"{name}, {Reference.name}", speed, "GB/s", baseline=memcpy)
-    return 0 if met else 1
+    parts = {"kernels": lambda: report_kernels(args.isa), "arena": report_arena, "int8": report_int8}
+    met = [report_part() for name, report_part in parts.items() if args.only in (None, name)]
+    sys.exit(not all(met))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

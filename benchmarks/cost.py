@@ -1,4 +1,4 @@
-"""How well the cost model tells what steps take, and what asking it costs.
+"""Measure how well the cost model tells what steps take, and what asking it costs.
 
     python -m benchmarks.cost                        # two minutes on two cores that do nothing else
     python -m benchmarks.cost --gpu-times FOLDER     # GPU steps from the full grids, not from the compiled ones
@@ -10,7 +10,6 @@ Nothing else should run beside it (`--cpu-clock` helps where something does). En
 
 from __future__ import annotations
 
-import argparse
 import json
 import multiprocessing
 import os
@@ -25,8 +24,6 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
-
-import torch
 
 from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.model_source import resolve
@@ -45,7 +42,8 @@ from alignedserve.engine.profiling import (
 from alignedserve.executor.loading import use_threads
 from alignedserve.machine.capacity import capacity
 from alignedserve.simulator.machines import gpu_truth
-from benchmarks.report import report
+from benchmarks.common.models import llama160m
+from benchmarks.report import command, report
 
 Clock = Callable[[], float]
 
@@ -66,7 +64,7 @@ class Measured:
 
 
 def worker(folder: Path, clock: Clock) -> tuple[Bounds, Meter]:
-    """As `alignedserve serve` would have it: one thread on two cores."""
+    """Make a worker as `alignedserve serve` would: one thread on two cores."""
     room = capacity(Config(engine=EngineConfig(kv_memory_mb=1024)), read_config(folder))
     use_threads(None, workers=1)
     limits = room.limits
@@ -75,7 +73,7 @@ def worker(folder: Path, clock: Clock) -> tuple[Bounds, Meter]:
 
 
 def measure_model(folder: Path, clock: Clock, budget_s: float, held_out: int, served: int) -> Measured:
-    """The truth about held-out steps is their median of runs before and after the profile: machines drift."""
+    """Measure steps. A held-out step's truth is the median of runs before and after the profile: machines drift."""
     bounds, meter = worker(folder, clock)
     profiled = {trial.shape for trial in trials(bounds)}
     new = [trial for trial in random_trials(bounds, held_out, seed=1) if trial.shape not in profiled]
@@ -97,7 +95,7 @@ def _round(meter: Meter, wanted: Sequence[Trial]) -> list[float]:
 
 
 def serving(bounds: Bounds, count: int, seed: int, arrivals: float = 0.1) -> Iterator[Trial]:
-    """Steps as a worker runs them: prompts arrive, are chunked beside the decodes, and decode until they end."""
+    """Yield steps as a worker runs them: prompts arrive, are chunked beside the decodes, and decode until they end."""
     chance, limits = random.Random(seed), bounds.limits
     waiting: list[list[int]] = []  # [prompt tokens, of which have run]
     running: list[list[int]] = []  # [prefix, tokens still to come]
@@ -119,27 +117,11 @@ def serving(bounds: Bounds, count: int, seed: int, arrivals: float = 0.1) -> Ite
             running.append([waiting.pop(0)[0], int(10 * 20 ** chance.random())])
 
 
-def random_llama(folder: Path) -> Path:
-    """The sizes of JackFram/llama-160m, with random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=32_000,
-        hidden_size=768,
-        intermediate_size=3072,
-        num_hidden_layers=12,
-        num_attention_heads=12,
-        max_position_embeddings=2048,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
-    return folder
-
-
 def report_errors(name: str, model: CostModel, points: Sequence[Point]) -> bool:
     met = True
     for kind in Kind:
-        off = spread([abs(model.seconds(one.shape) / one.seconds - 1) for one in points if one.shape.kind is kind])
+        of_kind = [point for point in points if point.shape.kind is kind]
+        off = spread([abs(model.seconds(point.shape) / point.seconds - 1) for point in of_kind])
         goals = (None, None) if kind is Kind.MIXED else (MEDIAN, P90)
         met &= report(f"{name} {kind.value}: median error", off.median, "share", goal=goals[0])
         met &= report(f"{name} {kind.value}: p90 error", off.p90, "share", goal=goals[1])
@@ -150,7 +132,7 @@ def report_errors(name: str, model: CostModel, points: Sequence[Point]) -> bool:
 
 
 def replay(online: OnlineCost, steps: Sequence[Point], factor: Callable[[int], float]) -> list[float]:
-    """Relative errors of predictions made before each step was seen."""
+    """Return the relative errors of predictions made before each step was seen."""
     errors = []
     for at, step in enumerate(steps):
         seconds = step.seconds * factor(at)
@@ -170,7 +152,7 @@ def report_drift(name: str, measured: Measured) -> bool:
 
 
 def report_real_drift(folder: Path) -> bool:
-    """The engine shares its core with a process that does nothing but compute, from one step on."""
+    """Let the engine share its core, from one step on, with a process that does nothing but compute."""
     kept = os.sched_getaffinity(0)
     core = {max(kept)}
     try:
@@ -183,12 +165,12 @@ def report_real_drift(folder: Path) -> bool:
 def _real_drift(folder: Path, core: set[int]) -> bool:
     bounds, meter = worker(folder, time.perf_counter)
     engine = meter.engine
-    # Steps of some tens of milliseconds: the kernel hands the core to the one and to the other for a few at a time.
+    # Steps of some tens of milliseconds: the kernel hands the core to each process for a few at a time.
     steps = list(serving(bounds, STEPS_BEFORE + STEPS_AFTER.stop, seed=3, arrivals=0.4))
     online = measure_profile(meter, bounds, subject_of(engine, folder), SHARED_MEMORY, 6.0).online()
 
     def run(some: Sequence[Trial]) -> list[tuple[float, float]]:
-        """(what it took over what was profiled, error of the prediction) of each step."""
+        """Return (seconds over what was profiled, error of the prediction) of each step."""
         profiled, seen = online.model, []
         for trial in some:
             predicted, seconds = online.model.seconds(trial.shape), meter.run(trial)
@@ -231,7 +213,7 @@ def _spin(core: set[int], spins: Event) -> None:
 
 
 def report_gpu(name: str, steps: dict[tuple[int, int, int, int], float]) -> bool:
-    """Fitted to sizes that are powers of four, and to a hundred of the mixed ones; all others are held out."""
+    """Fit sizes that are powers of four, and a hundred of the mixed steps; all others are held out."""
     points = {key: Point(_gpu_shape(*key), seconds) for key, seconds in steps.items()}
     known = [key for key in points if all(size in _PROFILED for size in key)]
     mixed = [key for key in known if points[key].shape.kind is Kind.MIXED]
@@ -249,7 +231,7 @@ def _gpu_shape(chunk: int, cached: int, decodes: int, prefix: int) -> Shape:
 
 
 def gpu_steps(name: str) -> dict[tuple[int, int, int, int], float]:
-    """Of a compiled profile, sizes between those that it holds among them."""
+    """Read steps of a compiled profile, among them sizes between those that it holds."""
     truth = gpu_truth.load(name)
     chunks, cached = [16, 24, 48, 64, 96, 256, 400, 700, 1024, 1500, 2048], [0, 16, 100, 256, 700, 1500, 4096, 10_000]
     counts, prefixes = [1, 3, 4, 10, 16, 30, 64, 100], [16, 64, 200, 256, 700, 1024, 2500, 4096, 9000, 16_384]
@@ -294,7 +276,7 @@ def report_speed(model: CostModel, online: OnlineCost) -> bool:
 
 
 def _micros(work: Callable[[], object], times: int) -> float:
-    """Best of five rounds."""
+    """Return the best of five rounds."""
     rounds = []
     for _ in range(5):
         start = time.perf_counter()
@@ -312,17 +294,17 @@ def _rows(points: Sequence[Point]) -> list[list[Any]]:
 
 
 def _record(path: Path, measured: dict[str, Measured]) -> None:
-    """As tests read it."""
+    """Write the file that tests read."""
     about = {"fields": [*Shape._fields, "seconds"], "made_by": "python -m benchmarks.cost --record", "models": {}}
     models = {
-        name: {"profile": _rows(one.profile), "held_out": _rows(one.held_out), "served": _rows(one.served)}
-        for name, one in measured.items()
+        name: {"profile": _rows(model.profile), "held_out": _rows(model.held_out), "served": _rows(model.served)}
+        for name, model in measured.items()
     }
     path.write_text(json.dumps(about | {"models": models}, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--gpu-times", type=Path, metavar="FOLDER", help="measured GPU times, see tools/")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the measured steps")
     parser.add_argument(
@@ -343,9 +325,9 @@ def main() -> int:
         clock = time.thread_time if args.cpu_clock else time.perf_counter
         measured = {"demo": measure_model(demo, clock, 20.0, 25, 800)}
         with TemporaryDirectory() as folder:
-            measured["llama160m"] = measure_model(random_llama(Path(folder) / "llama160m"), clock, 20.0, 10, 0)
-        for name, one in measured.items():
-            met &= report_errors(name, fit(one.profile), one.held_out)
+            measured["llama160m"] = measure_model(llama160m(Path(folder) / "llama160m"), clock, 20.0, 10, 0)
+        for name, steps_of in measured.items():
+            met &= report_errors(name, fit(steps_of.profile), steps_of.held_out)
         met &= report_drift("demo", measured["demo"])
         if args.record:
             _record(args.record, measured)

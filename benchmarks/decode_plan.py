@@ -1,4 +1,4 @@
-"""What planning a step costs on a decode worker, among many candidates and where nothing changes.
+"""Measure what planning a step costs on a decode worker, among many candidates and where nothing changes.
 
     python -m benchmarks.decode_plan [--candidates 1600] [--steps 100] [--alignment [--seeds 0,1,2]]
 
@@ -15,7 +15,6 @@ share of the steps until then mixes two batches, and how many tokens come in a s
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
@@ -32,7 +31,7 @@ from alignedserve.protocol.events import Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill
 from alignedserve.scheduling.policy import Layout, Policy
 from alignedserve.simulator.machines.clock import Priority
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.limits import Moment
@@ -41,7 +40,7 @@ from alignedserve.worker.step.running import Blocks, Running
 from alignedserve.worker.step.seated import Seated
 from alignedserve.worker.step.selection import select
 from alignedserve.worker.step.waiting import Waiting
-from benchmarks.report import report
+from benchmarks.report import command, report
 from benchmarks.selection import BLOCK, COST, LENGTHS, PAIRS, STEP_TOKENS, TIMES, drawn, running
 
 RUNNING, OUTPUT, PAGE = 128, 20, 256
@@ -57,28 +56,28 @@ BACKLOG = (
 
 
 class Worker:
-    """As much of one as a choice sees."""
+    """As much of a worker as a choice sees."""
 
     def __init__(self, waiting: int, paused: int) -> None:
         self._policy, self._pivot = Policy(), COST.pivot(STEP_TOKENS)
         requests, self._now = drawn(LENGTHS, seed=1), 0.0
         self._decodes = [self._resident(next(requests)) for _ in range(RUNNING + paused)]
         self._waiting, self._seated, self._blocks = Waiting(self._policy), Seated(self._policy), Blocks(0)
-        for one in islice(requests, waiting):
-            self._waiting.add(running(one, self._policy, self._now))
+        for request in islice(requests, waiting):
+            self._waiting.add(running(request, self._policy, self._now))
 
-    def _resident(self, one: Request) -> Running:
-        slo = Slo(ttft_s=1.0, tbt_s=0.1875) if one.service is ServiceClass.RT else Slo(jct_s=86_400.0)
-        found = running(replace(one, slo=slo), self._policy, self._now, OUTPUT)
+    def _resident(self, request: Request) -> Running:
+        slo = Slo(ttft_s=1.0, tbt_s=0.1875) if request.service is ServiceClass.RT else Slo(jct_s=86_400.0)
+        found = running(replace(request, slo=slo), self._policy, self._now, OUTPUT)
         found.pairs = tuple(range(-(-found.num_tokens // BLOCK)))
         return found
 
     def choose(self) -> tuple[float, int]:
-        """Seconds, and how many of the decodes run."""
+        """Return seconds, and how many of the decodes run."""
         began = thread_time()
         at = Moment(self._now, COST, TIMES, STEP_TOKENS, BLOCK, 256, self._policy, self._pivot)
         at.batch, at.seated = RUNNING, self._seated
-        best_effort = [one for one in self._decodes if not one.promise.is_rt] if self._waiting else []
+        best_effort = [decode for decode in self._decodes if not decode.promise.is_rt] if self._waiting else []
         seating = PackedSeating(
             self._blocks,
             PAIRS,
@@ -94,15 +93,15 @@ class Worker:
         took = thread_time() - began
         assert found.decodes, "a step is never empty while anything can run"
         self._now += 0.03
-        for one in found.decodes:
-            one.output.append(7)
-            one.prefix += 1
-            one.promise.emitted(self._now, len(one.output))
+        for decode in found.decodes:
+            decode.output.append(7)
+            decode.prefix += 1
+            decode.promise.emitted(self._now, len(decode.output))
         return took, len(found.decodes)
 
 
 class Planning(DecodeCore):
-    """It notes what planning took of each event."""
+    """A core that notes how long planning took at each event."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         super().__init__(setup)
@@ -117,15 +116,15 @@ class Planning(DecodeCore):
 
 
 def planned_by_core(policy: Policy, steps: int, num_running: int = RUNNING) -> tuple[list[float], list[float]]:
-    """Milliseconds of each step: of all that a core does between the tokens of a step and the next step, where decodes
+    """Return milliseconds of each step: of all that a core does between its tokens and the next step, where decodes
     grow block by block and their parts of the step are written; and with what it does with the tokens."""
     limits = WorkerLimits(PAIRS, BLOCK, PAGE, STEP_TOKENS, max_batch=RUNNING)
     core, requests, now = Planning(WorkerSetup(limits, policy)), drawn(LENGTHS, seed=1), 0.0
     ordered = list[Command]()
-    for one in islice(requests, num_running):
-        slo = Slo(ttft_s=60.0, tbt_s=60.0) if one.service is ServiceClass.RT else one.slo
-        prompt = one.prompt[:1_000]
-        ordered += core.handle(Received(ROUTER, Prefill(replace(one, slo=slo, prompt=prompt))), now)
+    for request in islice(requests, num_running):
+        slo = Slo(ttft_s=60.0, tbt_s=60.0) if request.service is ServiceClass.RT else request.slo
+        prompt = request.prompt[:1_000]
+        ordered += core.handle(Received(ROUTER, Prefill(replace(request, slo=slo, prompt=prompt))), now)
     took, whole = list[float](), list[float]()
     while len(took) < steps:
         (plan,) = (order.plan for order in ordered if isinstance(order, RunStep))
@@ -140,15 +139,15 @@ def planned_by_core(policy: Policy, steps: int, num_running: int = RUNNING) -> t
 
 
 def planned(waiting: int, paused: int, steps: int) -> tuple[float, float]:
-    """Milliseconds of a choice in the median, and how many run on average."""
+    """Return milliseconds of a choice in the median, and how many requests run on average."""
     worker = Worker(waiting, paused)
     took = [worker.choose() for _ in range(steps)]
     return 1e3 * median(seconds for seconds, _ in took), sum(chosen for _, chosen in took) / steps
 
 
 def aligned(seed: int) -> tuple[float, float]:
-    """Percent of steps that mix two batches, and tokens in a second."""
-    simulation = Simulation(settings_of(Trial("aligned", BACKLOG, "4+1", seed=seed)))
+    """Return the percent of steps that mix two batches, and tokens in a second."""
+    simulation = Simulation(settings_of(SimulationTrial("aligned", BACKLOG, "4+1", seed=seed)))
     world, shares = simulation.world, list[float]()
 
     def look() -> None:
@@ -168,7 +167,7 @@ def share_of(workers: Iterable[DecodeCore]) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--candidates", type=int, default=1_600)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--alignment", action="store_true", help="simulate runs for the share of mixed steps")

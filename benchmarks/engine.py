@@ -1,4 +1,4 @@
-"""The engine on this CPU against transformers and vLLM: the same random weights, lengths and cores, in one run.
+"""Measure the engine on this CPU against transformers and vLLM: the same random weights, lengths and cores, in one run.
 
     python -m benchmarks.engine                              # a quick subset, about a minute
     python -m benchmarks.engine --full                       # every case of every model
@@ -12,7 +12,6 @@ alike. `--where` adds a table of where a step's time goes. Ends with 1 where a g
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -35,9 +34,9 @@ from alignedserve.core import Chunk, Decode, Sampling, StepPlan
 from alignedserve.engine.device import large_pages
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.loading import use_threads
-from benchmarks.engine_parts import print_parts
-from benchmarks.models import MAKERS, POSITIONS, VOCAB
-from benchmarks.report import report
+from benchmarks.common.engine_parts import print_parts
+from benchmarks.common.models import MAKERS, POSITIONS, VOCAB
+from benchmarks.report import command, report
 
 BLOCK = 16
 MOST_STEP_TOKENS = 4096
@@ -59,7 +58,7 @@ class Case:
 
     @property
     def warming(self) -> Case:
-        """As it is, but shorter: a padded batch of long prompts would take a minute."""
+        """Return the same case, but shorter: a padded batch of long prompts would take a minute."""
         if self.is_prefill:
             return self
         return Case(self.name, tuple(min(n, WARM_TOKENS) for n in self.prompts), min(3, self.output))
@@ -69,7 +68,7 @@ class Case:
         return max(self.prompts) + self.output
 
     def within(self, positions: int) -> Case:
-        """Itself where requests fit so many positions, else with the longest prompts that do, as its name says then."""
+        """Return the case itself where requests fit, else with the longest prompts that do, as its name then says."""
         if self.longest <= positions:
             return self
         most = positions - self.output
@@ -149,7 +148,7 @@ class Ours:
 
 
 class Transformers:
-    """Padded on the left to one length, as its users batch."""
+    """transformers with prompts padded on the left to one length, as its users batch."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -174,7 +173,7 @@ class Transformers:
 
 
 class VLlm:
-    """In a process of its own, which waits while others run."""
+    """vLLM in a process of its own, which waits while other engines run."""
 
     def __init__(self, python: str, folder: Path, longest: int) -> None:
         script = Path(__file__).parent / "peers" / "vllm_steps.py"
@@ -207,7 +206,7 @@ class VLlm:
 
 
 def read_bandwidth() -> float:
-    """Bytes a second that all cores read from memory, at best of several."""
+    """Return the bytes a second that all cores read from memory, the best of several."""
     numbers = large_pages.zeros((1 << 27,), torch.float32).fill_(1)
     best = min(_seconds(lambda: numbers.sum()) for _ in range(5))
     return numbers.nbytes / best
@@ -220,7 +219,7 @@ def _seconds(action: Any) -> float:
 
 
 def weight_bytes(folder: Path) -> int:
-    """That a decode step reads: all but an embedding that is not the head too."""
+    """Return the bytes that a decode step reads: all but an embedding that is not the head too."""
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", "pt") as file:
@@ -269,7 +268,7 @@ def _compare(model: str, case: Case, rounds: int, peers: dict[str, Peer], weight
 
 
 def _report(model: str, case: Case, theirs_s: float, ours_s: float, peer: str) -> bool:
-    """A ratio above 1 says that ours is as many times as fast."""
+    """Report a ratio above 1 where our engine is as many times as fast."""
     tokens = sum(case.prompts) if case.is_prefill else len(case.prompts)
     goal = (PREFILL_RATIO if case.is_prefill else DECODE_RATIO) * tokens / theirs_s
     name = f"{model}, {case.name}, against {peer}"
@@ -277,10 +276,10 @@ def _report(model: str, case: Case, theirs_s: float, ours_s: float, peer: str) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--full", action="store_true", help="every case of every model")
     parser.add_argument("--models", help=f"of {', '.join(MAKERS)}; default: the first, or all with --full")
-    parser.add_argument("--only", default="", help="of all cases, those whose name holds one of these, by commas")
+    parser.add_argument("--only", default="", help="cases whose name holds one of these, by commas")
     parser.add_argument("--rounds", type=int, default=3, help="of each case on each engine (default: 3)")
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", type=int, default=cores, help="of each engine (default: the cores, %(default)s)")

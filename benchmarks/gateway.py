@@ -1,4 +1,4 @@
-"""What the gateway adds to a request and to a token, with its engine faked; and how many streams it holds.
+"""Measure what the gateway adds to a request and to a token, with its engine faked; and how many streams it holds.
 
     python -m benchmarks.gateway                        # about a minute
     python -m benchmarks.gateway --peer-python PATH     # vLLM's server too, on the demo model; PATH has its CPU build
@@ -35,7 +35,7 @@ from alignedserve.core import FinishReason, Request
 from alignedserve.owner.arrivals import ArrivalQueues
 from alignedserve.owner.client import Delivered
 from alignedserve.protocol.messages import Member
-from benchmarks.report import report
+from benchmarks.report import command, report
 
 MODEL, MAX_MODEL_LEN = "demo", 2048
 PROMPT_IDS, TOKEN_IDS = [5, 6, 7], tuple(range(300, 400))
@@ -100,7 +100,7 @@ class Beating:
 
 
 def serve(beat_s: float, noted: Path, cores: set[int]) -> None:
-    """As `alignedserve.gateway.actor` does, but for the owner."""
+    """Serve as `alignedserve.gateway.actor` does, with another owner."""
     from alignedserve.architectures.model_source import DEMO_FOLDER
     from alignedserve.config.config import ServerConfig
     from alignedserve.gateway.actor import HttpServer, http_settings
@@ -119,7 +119,7 @@ def serve(beat_s: float, noted: Path, cores: set[int]) -> None:
 
 
 class Server:
-    """A process to measure, whichever it is."""
+    """A server's process to measure."""
 
     def __init__(self, port: int, pid: int, model: str = MODEL) -> None:
         self.port, self.pid, self.model = port, pid, model
@@ -162,7 +162,7 @@ def request(server: Server, **fields: Any) -> bytes:
 
 
 async def stream(server: Server, number: int, tokens: int, read_at: list[float] | None = None) -> None:
-    """When each of its tokens had been read is added to the list."""
+    """Read one stream, and add to the list when each token had been read."""
     reader, writer = await connect(server)
     writer.write(request(server, max_tokens=tokens, stream=True, seed=number))
     read = b""
@@ -176,7 +176,7 @@ async def stream(server: Server, number: int, tokens: int, read_at: list[float] 
 
 
 async def ask_whole(server: Server, count: int, connections: int) -> None:
-    """One token each, over connections that stay."""
+    """Ask for one token each, over connections that stay."""
 
     async def some() -> None:
         reader, writer = await connect(server)
@@ -199,7 +199,7 @@ async def per_request_us(server: Server, count: int = 2000) -> float:
 
 
 async def per_token_us(server: Server, streams: int, tokens: int) -> float:
-    """Of streams' tokens alone: what their requests take is measured beside, with one token each, and taken off."""
+    """Return the cost of a token alone: that of the requests, measured with two tokens each, is taken off."""
     await asyncio.gather(*(stream(server, number, 2) for number in range(streams)))
     costs = []
     for length in (2, tokens):
@@ -210,7 +210,7 @@ async def per_token_us(server: Server, streams: int, tokens: int) -> float:
 
 
 async def held(server: Server, streams: int, tokens: int, noted: mmap.mmap) -> list[float]:
-    """Streams that are open at once; how late each token was read once all had begun, in order of that."""
+    """Hold streams open at once; return how late each token was read once all had begun, in ascending order."""
     read_at: list[list[float]] = [[] for _ in range(streams)]
     await asyncio.gather(*(stream(server, number, tokens, read_at[number]) for number in range(streams)))
     late, all_began = [], max(times[0] for times in read_at)
@@ -263,7 +263,7 @@ def run(streams: int, peer_python: str | None) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--streams", type=int, default=2000, help="open at once (default: %(default)s)")
     parser.add_argument("--peer-python", metavar="PATH", help="a Python that has vLLM")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)

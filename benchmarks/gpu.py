@@ -13,7 +13,6 @@ out. A part takes from half a minute to a few minutes, the first of all more: ke
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import random
@@ -39,9 +38,9 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
 from alignedserve.engine.models.tensors import Cut, Tensors
 from alignedserve.kvpool.arena.arena import Arena
-from benchmarks.gpu_kernels import KernelBench
-from benchmarks.gpu_shapes import BLOCK_SIZE, MODELS, PAGE, left_out, seconds, timed
-from benchmarks.report import report
+from benchmarks.common.gpu_kernels import KernelBench
+from benchmarks.common.gpu_shapes import BLOCK_SIZE, MODELS, PAGE, left_out, seconds, timed
+from benchmarks.report import command, report
 
 WITH_ENGINE = ("decode", "prefill", "copies")
 PARTS = (*WITH_ENGINE, "sampling", "int8", "alignment", "peer")
@@ -52,7 +51,7 @@ DECODE_GOAL, PREFILL_GOAL, COPY_GOAL, SLOWDOWN_GOAL, PEER_GOAL = 0.8, 0.6, 0.85,
 
 
 class RandomTensors(Tensors):
-    """Made where they belong, so that nothing is read."""
+    """Weights made where they belong, so that nothing is read."""
 
     def __init__(self) -> None: ...
 
@@ -71,14 +70,14 @@ class RandomTensors(Tensors):
 class Bench(KernelBench):
     @cached_property
     def bandwidth(self) -> float:
-        """Bytes a second that a copy within the device reads and writes."""
+        """Return the bytes a second that a copy within the device reads and writes."""
         source = torch.empty(1 << 30, dtype=torch.uint8, device=self.device)
         out = torch.empty_like(source)
         return 2 * source.nbytes / seconds(lambda: out.copy_(source))
 
     @cached_property
     def products(self) -> float:
-        """Operations a second of a large product in bf16."""
+        """Return the operations a second of a large product in bf16."""
         a, b = torch.randn(2, 8192, 8192, device=self.device, dtype=torch.bfloat16)
         return 2 * 8192**3 / seconds(lambda: a @ b)
 
@@ -96,7 +95,7 @@ class Bench(KernelBench):
 
     @cached_property
     def capturing(self) -> Engine:
-        """With captured steps where that is possible; else it says why not, and what follows is kernel by kernel."""
+        """Capture steps where that is possible; else say why not, and what follows is kernel by kernel."""
         if (why := self.engine.why_no_graphs) is not None:
             left_out(f"graphs_{self.model.name}", why)
             return self.engine
@@ -106,7 +105,7 @@ class Bench(KernelBench):
         return self.engine
 
     def close(self) -> None:
-        """Gives the GPU's memory back: an engine with graphs is a cycle, which goes with the next collection."""
+        """Give the GPU's memory back: an engine with graphs is a cycle, which goes with the next collection."""
         for name in ("capturing", "engine"):
             self.__dict__.pop(name, None)
         gc.collect()
@@ -151,9 +150,9 @@ class Bench(KernelBench):
                 yield (batch, prefix), self.decodes([prefix] * batch)
 
     def ahead(self, plan: StepPlan, steps: int = 8) -> float:
-        """Of a step, where each is begun before the one before it is read. All are at the same place."""
+        """Return the seconds of a step where each step begins before the last is read. All are at the same place."""
         engine = self.capturing
-        goes_on = replace(plan, decodes=tuple(replace(one, token=None) for one in plan.decodes))
+        goes_on = replace(plan, decodes=tuple(replace(decode, token=None) for decode in plan.decodes))
 
         def row() -> None:
             running = engine.begin(plan)
@@ -215,15 +214,15 @@ class Bench(KernelBench):
                 copier.close()
 
     def peer(self) -> None:
-        """Outputs of 64 tokens after prompts of 512, 64 requests at once."""
+        """Compare outputs of 64 tokens after prompts of 512, 64 requests at once."""
         chance = random.Random(0)
         prompts = [chance.choices(range(3, self.model.vocabulary), k=512) for _ in range(64)]
         ours = self.ours(prompts, 64)
         report(f"ours_{self.model.name}_rate", 64 * 64 / ours, "tokens/s")
         self.close()
-        theirs = self.theirs(prompts, 64)
-        report(f"peer_{self.model.name}_rate", 64 * 64 / ours, "tokens/s", baseline=64 * 64 / theirs)
-        report(f"peer_{self.model.name}", theirs / ours, "times", goal=PEER_GOAL, at_least=True)
+        peer = self.transformers(prompts, 64)
+        report(f"peer_{self.model.name}_rate", 64 * 64 / ours, "tokens/s", baseline=64 * 64 / peer)
+        report(f"peer_{self.model.name}", peer / ours, "times", goal=PEER_GOAL, at_least=True)
 
     def ours(self, prompts: Sequence[Sequence[int]], outputs: int) -> float:
         engine = self.capturing
@@ -252,11 +251,11 @@ class Bench(KernelBench):
         serve()
         return timed(serve)
 
-    def theirs(self, prompts: Sequence[Sequence[int]], outputs: int) -> float:
-        """What it sets up for the first batch, graphs among it, is kept for the second, which counts."""
+    def transformers(self, prompts: Sequence[Sequence[int]], outputs: int) -> float:
+        """Time the second batch: for it is kept what the first sets up, such as graphs."""
         from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-        config = LlamaConfig(**{key: one for key, one in self.model.config.items() if key != "architectures"})
+        config = LlamaConfig(**{key: value for key, value in self.model.config.items() if key != "architectures"})
         with torch.device(self.device):
             model: Any = LlamaForCausalLM(config).to(torch.bfloat16).eval()
         wanted = GenerationConfig(max_new_tokens=outputs, do_sample=False, eos_token_id=-1)
@@ -264,7 +263,7 @@ class Bench(KernelBench):
         def serve() -> None:
             inputs = [list(prompt) for prompt in prompts]
             done = model.generate_batch(inputs=inputs, generation_config=wanted, persistent_manager=True)
-            made = sorted(len(one.generated_tokens) for one in done.values())
+            made = sorted(len(output.generated_tokens) for output in done.values())
             if made != [outputs] * len(prompts):  # it logs what goes wrong, and returns
                 raise RuntimeError(f"outputs of {made[:3]} ... tokens, {len(made)} in all")
 
@@ -274,7 +273,7 @@ class Bench(KernelBench):
 
 @contextmanager
 def going_on(copy: Callable[[], object], device: torch.device) -> Iterator[None]:
-    """Again and again, in a thread and a stream of its own."""
+    """Copy again and again, in a thread and a stream of its own."""
     going, copied = [True], [0]
 
     def again() -> None:
@@ -295,7 +294,7 @@ def going_on(copy: Callable[[], object], device: torch.device) -> Iterator[None]
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--only", choices=PARTS, help="one part instead of all")
     parser.add_argument("--model", choices=[*MODELS], help="one model instead of both")
     options = parser.parse_args()

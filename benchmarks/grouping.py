@@ -1,4 +1,4 @@
-"""What grouping by length does to steps, and what that buys: `schedule.grouping` aligned against fcfs, simulated.
+"""Measure what grouping by length does to steps, and buys: `schedule.grouping` aligned against fcfs, simulated.
 
     python -m benchmarks.grouping [--seeds 0] [--loads long,mixed] [--pools 4,16] [--cluster 1+1]
 
@@ -24,10 +24,11 @@ from alignedserve.cli.simulate_once import device_of, settings_of
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.simulator.machines import gpu_truth, hardware
 from alignedserve.simulator.machines.hardware import Hardware
-from alignedserve.simulator.reports.figures import Figures
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.figures import RunFigures
+from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
+from benchmarks.report import command, print_line, several
 
 _GPU = "rtx4090-llama-3.1-8b-tp1"
 _LONGEST = 16_384  # tokens of a request among the steps that workers know when they start
@@ -41,7 +42,7 @@ _WHOLE = 1000  # thousandths of the time between the mean and the longest prefix
 
 @cache
 def device(bubble: str) -> Hardware:
-    usual = device_of(Trial("aligned", profile=_GPU))
+    usual = device_of(SimulationTrial("aligned", profile=_GPU))
     if bubble == "measured":
         return usual
     tree: dict[str, Any] = json.loads((gpu_truth.FOLDER / f"{_GPU}.json").read_text(encoding="utf-8"))
@@ -51,7 +52,7 @@ def device(bubble: str) -> Hardware:
 
 def settings(load: str, cluster: str, grouping: str, bubble: str, pool: int, seed: int) -> Settings:
     options = (f"schedule.grouping={grouping}",)
-    usual = settings_of(Trial("aligned", LOADS[load], cluster, seed, profile=_GPU, options=options))
+    usual = settings_of(SimulationTrial("aligned", LOADS[load], cluster, seed, profile=_GPU, options=options))
     its = device(bubble)
     return replace(
         usual,
@@ -66,41 +67,39 @@ def line_of(load: str, cluster: str, grouping: str, bubble: str, pool: int, seed
     simulation.run()
     record = simulation.record(0.0)
     assert not record.problems, record.problems[:3]
-    figures = Figures.of(record)
-    steps = [one for one in record.steps if one.shape.decodes]
-    cores = [one.core for one in simulation.world.processes if isinstance(one.core, DecodeCore)]
-    tokens = sum(one.shape.decodes for one in steps)
+    figures = RunFigures.of(record)
+    steps = [step for step in record.steps if step.shape.decodes]
+    cores = [process.core for process in simulation.world.processes if isinstance(process.core, DecodeCore)]
+    tokens = sum(step.shape.decodes for step in steps)
+    num_steps = sum(core.counts.decode_steps for core in cores)
     found = {
         "spread": figures.steps.spread.mean,
         "bubble_share": figures.steps.spread.bubble_share,
         "decodes": tokens / len(steps),
-        "step_ms": 1e3 * mean(one.seconds for one in steps),
-        "ms_per_token": 1e3 * sum(one.seconds for one in steps) / tokens,
+        "step_ms": 1e3 * mean(step.seconds for step in steps),
+        "ms_per_token": 1e3 * sum(step.seconds for step in steps) / tokens,
         "tokens_per_s": figures.be.tokens_per_s,
-        "mixed_share": sum(one.counts.mixed_steps for one in cores)
-        / max(1, sum(one.counts.decode_steps for one in cores)),
-        "batches": sum(one.counts.switches for one in cores),
+        "mixed_share": sum(core.counts.mixed_steps for core in cores) / max(1, num_steps),
+        "batches": sum(core.counts.switches for core in cores),
     }
     line: dict[str, object] = {"name": f"grouping/{load}", "cluster": cluster, "grouping": grouping, "bubble": bubble}
-    return line | {"pool": pool, "seed": seed} | {key: float(f"{value:.4g}") for key, value in found.items()}
+    return line | {"pool": pool, "seed": seed} | found
 
 
 def lines(args: argparse.Namespace) -> Iterator[dict[str, object]]:
-    loads, pools, seeds = args.loads.split(","), args.pools.split(","), args.seeds.split(",")
-    for load, bubble, pool, seed, grouping in product(loads, ("measured", "whole"), pools, seeds, ("aligned", "fcfs")):
-        yield line_of(load, args.cluster, grouping, bubble, int(pool), int(seed))
+    bubbles, groupings = ("measured", "whole"), ("aligned", "fcfs")
+    for load, bubble, pool, seed, grouping in product(args.loads, bubbles, args.pools, args.seeds, groupings):
+        yield line_of(load, args.cluster, grouping, bubble, pool, seed)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", default="0", help="default: %(default)s")
-    parser.add_argument("--loads", default=",".join(LOADS), help="default: %(default)s")
-    parser.add_argument(
-        "--pools", default="4,16", help="devices' worth of KV that the pool holds; default: %(default)s"
-    )
+    parser = command(__doc__)
+    parser.add_argument("--seeds", type=several(int), default=[0], help="default: %(default)s")
+    parser.add_argument("--loads", type=several(str), default=list(LOADS), help="default: %(default)s")
+    parser.add_argument("--pools", type=several(int), default=[4, 16], help="devices' worth of KV that the pool holds")
     parser.add_argument("--cluster", default="1+1", help="default: %(default)s")
     for line in lines(parser.parse_args()):
-        print(json.dumps(line), flush=True)
+        print_line(line)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the largest bodies of each hostile kind cost a gateway: `python -m benchmarks.hostile`, about a minute.
+"""Measure what the largest hostile bodies cost a gateway: `python -m benchmarks.hostile`, about a minute.
 
 The server is the one of benchmarks.gateway, a process of its own with its engine faked. For each kind: the processor
 time that its event loop's thread took for one body, while nobody else is served; and, of as many at once as it takes
@@ -30,7 +30,7 @@ def filled(before: str, unit: str, after: str) -> bytes:
 
 
 def bodies() -> Iterator[tuple[str, str, bytes]]:
-    """Kind, route, body."""
+    """Yield kind, route and body."""
     chat, completions = "/v1/chat/completions", "/v1/completions"
     part, names = '{"type": "text", "text": ""}', ", ".join(f'"{number}": 1' for number in range(300_000))
     yield "token ids", completions, filled(_PROMPT + "[1", ",1", "]}")
@@ -63,7 +63,7 @@ async def works(server: Server) -> None:
 
 
 def loop_s(server: Server) -> float:
-    """Of the event loop's thread, which is the process's first."""
+    """Return the time of the event loop's thread, which is the process's first."""
     return int(Path(f"/proc/{server.pid}/task/{server.pid}/schedstat").read_text().split()[0]) / 1e9
 
 
@@ -83,12 +83,12 @@ def main() -> None:
                 uvloop.run(say(server, route, body))
                 took_s = loop_s(server) - before_s
 
-                async def one_of(server: Server = server, route: str = route, body: bytes = body) -> None:
+                async def send_body(server: Server = server, route: str = route, body: bytes = body) -> None:
                     with suppress(ConnectionError):  # refused before it was read: its answer may be lost with the rest
                         await say(server, route, body)
 
-                async def at_once(one_of: Callable[[], Awaitable[None]] = one_of) -> None:
-                    await asyncio.gather(*(one_of() for _ in range(BODIES_AT_ONCE)))
+                async def at_once(send_body: Callable[[], Awaitable[None]] = send_body) -> None:
+                    await asyncio.gather(*(send_body() for _ in range(BODIES_AT_ONCE)))
 
                 uvloop.run(at_once())
                 uvloop.run(works(server))

@@ -1,4 +1,4 @@
-"""Does the job runner open as many lines as a deployment can use: `python -m benchmarks.job_window`, simulated.
+"""Measure whether the job runner opens as many lines as a deployment can use, simulated.
 
     python -m benchmarks.job_window [--clusters colocated,4xcolocated,2+2]
 
@@ -10,7 +10,6 @@ GPU each.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,8 +20,8 @@ import yaml
 from alignedserve.cli.simulate_once import run_once, settings_of
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
 from alignedserve.simulator.reports.request_figures import has_finished
-from alignedserve.simulator.reports.trial import Trial
-from benchmarks.report import report
+from alignedserve.simulator.reports.trial import SimulationTrial
+from benchmarks.report import command, report, several
 
 MOST_OPEN = 256  # of --jobs-most-open
 LINES = 1_500
@@ -34,9 +33,9 @@ Sizes = tuple[int, int]
 
 
 def by_the_runner(folder: Path, cluster: str, prompt: Sizes, output: Sizes) -> float:
-    """Lines a second."""
-    nobody = {"name": "chat", "kind": "sizes", "prompt": "32", "output": "1", "max_tokens": 1, "rate": 0.01}
-    trial = Trial("aligned", _written(folder, nobody, 1.0), cluster=cluster)
+    """Return the lines a second of the job runner's own core."""
+    few = {"name": "chat", "kind": "sizes", "prompt": "32", "output": "1", "max_tokens": 1, "rate": 0.01}
+    trial = SimulationTrial("aligned", _written(folder, few, 1.0), cluster=cluster)
     simulation = JobsSimulation(settings_of(trial), [Submission("job", LINES, 3_600, prompt, output)])
     simulation.run()
     progress = simulation.progress["job"]
@@ -45,10 +44,13 @@ def by_the_runner(folder: Path, cluster: str, prompt: Sizes, output: Sizes) -> f
 
 
 def at_most(folder: Path, cluster: str, prompt: Sizes, output: Sizes) -> float:
+    """Return the lines a second of as many requests at once as a runner may have open."""
     sizes = {"prompt": f"{prompt[0]}-{prompt[1]}", "output": f"{output[0]}-{output[1]}", "max_tokens": output[1]}
     closed = {"name": "lines", "kind": "sizes", "service": "be", "jct_s": 3_600, "arrivals": "closed"}
     stream = {**closed, **sizes, "in_flight": MOST_OPEN}
-    record = run_once(Trial("aligned", _written(folder, stream, _FULL_S), cluster=cluster), lambda _ended, _of: None)
+    record = run_once(
+        SimulationTrial("aligned", _written(folder, stream, _FULL_S), cluster=cluster), lambda _ended, _of: None
+    )
     return sum(map(has_finished, record.requests)) / record.duration_s
 
 
@@ -59,18 +61,19 @@ def _written(folder: Path, stream: dict[str, Any], first_s: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clusters", default="colocated,4xcolocated,2+2", help="default: %(default)s")
+    parser = command(__doc__)
+    clusters = ["colocated", "4xcolocated", "2+2"]
+    parser.add_argument("--clusters", type=several(str), default=clusters, help="default: %(default)s")
     args = parser.parse_args()
     met = []
     with TemporaryDirectory() as folder:
-        for cluster in args.clusters.split(","):
+        for cluster in args.clusters:
             for name, (prompt, output) in KINDS.items():
                 most = at_most(Path(folder), cluster, prompt, output)
                 found = by_the_runner(Path(folder), cluster, prompt, output)
                 label = f"{cluster}, {name}"
                 met.append(report(label, found, "lines/s", baseline=most, goal=GOAL * most, at_least=True))
-    sys.exit(0 if all(met) else 1)
+    sys.exit(not all(met))
 
 
 if __name__ == "__main__":

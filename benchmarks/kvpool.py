@@ -1,14 +1,13 @@
-"""What the pool's index costs, how tight the batches are that it finds, and how fast KV is copied (arena.py) and made
-int8 (int8.py).
+"""Measure what the pool's index costs, how tight its batches are, and how fast KV is copied and made int8.
 
     python -m benchmarks.kvpool [--lengths FILE.csv] [--only index] [--only batches] ...
 
-Lengths are those of ShareGPT conversations (tests/simulator/data), at random places of their outputs.
+Lengths are those of ShareGPT conversations (tests/simulator/data), at random places of their outputs. The parts `arena`
+and `int8` are those of benchmarks/copies.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import csv
 import random
 import sys
@@ -29,8 +28,8 @@ from alignedserve.scheduling.policy import DEFAULT_POLICY
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.page_writer import PageNames
 from alignedserve.worker.step.running import Running
-from benchmarks import arena, int8
-from benchmarks.report import report
+from benchmarks.copies import report_arena, report_int8
+from benchmarks.report import command, report
 
 LENGTHS = Path(__file__).parent.parent / "tests" / "simulator" / "data" / "sharegpt300.csv"
 BLOCK = 16
@@ -43,7 +42,7 @@ CHANGES = 8_000
 
 
 def drawn(path: Path, num: int, seed: int) -> list[int]:
-    """Prefixes of requests that wait: prompt and a part of the output."""
+    """Draw prefixes of requests that wait: prompt and a part of the output."""
     with path.open() as file:
         rows = [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
     draw = random.Random(seed)
@@ -63,8 +62,8 @@ def tree_of(lengths: Sequence[int]) -> QuadTree:
 
 
 def changes(all_lengths: Sequence[Sequence[int]], together: int) -> list[float]:
-    """Seconds for an insert or a remove in a tree of each, `together` of them at a time: the median of those alone,
-    else of the best turn. The trees take turns, so that what else the machine does befalls all."""
+    """Return the seconds of an insert or a remove in each tree, `together` at a time: the median of single changes,
+    else the best turn. The trees take turns, so that what else the machine does befalls all."""
     trees = [(lengths, tree_of(lengths), random.Random(2)) for lengths in all_lengths]
     took: list[list[float]] = [[] for _ in trees]
     for turn in range(CHANGES // together):
@@ -80,7 +79,7 @@ def changes(all_lengths: Sequence[Sequence[int]], together: int) -> list[float]:
 
 
 def batches(tree: QuadTree, num: int) -> tuple[float, list[BatchWindow], list[float]]:
-    """Mean seconds of finding and taking out a batch, the batches, and how tight any of their size could be."""
+    """Return mean seconds of finding and taking out a batch, the batches, and how tight any of their size could be."""
     took, found, best = 0.0, [], []
     for turn in range(num):
         before = sorted_lengths(tree) if turn % 20 == 0 else None
@@ -101,7 +100,7 @@ def sorted_lengths(tree: QuadTree) -> list[int]:
 
 
 def tightest(lengths: Sequence[int], window: BatchWindow) -> float:
-    """The least spread of as many requests in a row with no more blocks."""
+    """Return the least spread of as many requests in a row with no more blocks."""
     held = list(map(blocks_of, lengths[: window.num]))
     blocks, best = sum(held), float("inf")
     for last in range(window.num - 1, len(lengths)):
@@ -114,7 +113,7 @@ def tightest(lengths: Sequence[int], window: BatchWindow) -> float:
 
 
 def lookup() -> float:
-    """Seconds until a worker has named the pages of a prompt and the pool has found them all, at best."""
+    """Return the least seconds until a worker has named a prompt's pages and the pool has found them all."""
     words, names = random.Random(5), PageNames(PAGE, b"model bfloat16 64 ")
     request = Request(
         *("r", "gateway-0", 0, tuple(words.choices(range(50_000), k=PROMPT + 1)), (), Sampling()),
@@ -175,19 +174,19 @@ PARTS: Mapping[str, Callable[[Path], Iterable[bool]]] = MappingProxyType(
     {
         "index": report_changes,
         "batches": report_batches,
-        "int8": lambda _: [int8.run()],
-        "arena": lambda _: [arena.run()],
+        "int8": lambda _: [report_int8()],
+        "arena": lambda _: [report_arena()],
         "lookup": report_lookup,
     }
 )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--lengths", type=Path, default=LENGTHS, help="a CSV file with prompt_tokens and output_tokens")
     parser.add_argument("--only", choices=PARTS, action="append", help="a part; may come several times (default: all)")
     args = parser.parse_args()
-    met = [one for name in args.only or PARTS for one in PARTS[name](args.lengths)]
+    met = [is_met for name in args.only or PARTS for is_met in PARTS[name](args.lengths)]
     sys.exit(not all(met))
 
 

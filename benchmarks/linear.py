@@ -1,4 +1,4 @@
-"""Linear layers of a 160 M Llama in bf16: how much of the memory's bandwidth they read with, and against torch.
+"""Measure linear layers of a 160 M Llama in bf16: their share of the memory's bandwidth, and against torch.
 
 All variants of a figure run in turns over many weights, as a model has them, and the least time of each counts: on a
 machine that is used otherwise too, that is the figure least wrong.
@@ -6,7 +6,6 @@ machine that is used otherwise too, that is the figure least wrong.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from ctypes import c_int64, c_void_p
 from time import perf_counter
@@ -15,7 +14,7 @@ import torch
 
 from alignedserve.kernels.common.linear import Linear, LinearPath, Way
 from alignedserve.kernels.library import Library
-from benchmarks.report import report
+from benchmarks.report import command, report
 
 SHAPES = ((2304, 768), (768, 768), (6144, 768), (768, 3072), (32000, 768))
 ROWS = (1, 4, 8, 16, 32, 64, 128, 512, 2048)
@@ -27,7 +26,7 @@ LEAST_TURNS = 5
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command(__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for all figures together")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
     options = parser.parse_args()

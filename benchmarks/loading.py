@@ -1,4 +1,4 @@
-"""How long a model takes to load and how much memory at most: `python -m benchmarks.loading`, about a minute.
+"""Measure how long a model takes to load and how much memory: `python -m benchmarks.loading`, about a minute.
 
 Two folders of random weights, made for it: 160 M numbers with as many heads for K and V as for queries, 0.5 B with few
 and a large vocabulary. Each is loaded by the engine and by transformers, which is the baseline, in processes of their
@@ -10,94 +10,30 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
 import torch
-from safetensors.torch import save_file
+from safetensors import safe_open
 
-from benchmarks.report import report
+from benchmarks.common.models import gqa500m, llama160m
+from benchmarks.common.serving import memory_mb
+from benchmarks.report import command, report
 
 _RUNS = 3
 _LOADERS = ("engine", "transformers")
 _DTYPES = ("bfloat16", "float32")  # as it is stored, and converted
 _SLACK = 0.05  # of the weights, beyond them and their largest tensor
-
-
-@dataclass(frozen=True)
-class Model:
-    name: str
-    architecture: str
-    kind: str  # as transformers calls it
-    hidden: int
-    inner: int
-    layers: int
-    heads: int
-    kv_heads: int
-    vocabulary: int
-    tied: bool
-    qkv_bias: bool
-
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        kv_dim = self.hidden // self.heads * self.kv_heads
-        yield "model.embed_tokens.weight", (self.vocabulary, self.hidden)
-        for layer in range(self.layers):
-            prefix = f"model.layers.{layer}"
-            for name, rows in (("q", self.hidden), ("k", kv_dim), ("v", kv_dim)):
-                yield f"{prefix}.self_attn.{name}_proj.weight", (rows, self.hidden)
-                if self.qkv_bias:
-                    yield f"{prefix}.self_attn.{name}_proj.bias", (rows,)
-            yield f"{prefix}.self_attn.o_proj.weight", (self.hidden, self.hidden)
-            yield f"{prefix}.mlp.gate_proj.weight", (self.inner, self.hidden)
-            yield f"{prefix}.mlp.up_proj.weight", (self.inner, self.hidden)
-            yield f"{prefix}.mlp.down_proj.weight", (self.hidden, self.inner)
-            yield f"{prefix}.input_layernorm.weight", (self.hidden,)
-            yield f"{prefix}.post_attention_layernorm.weight", (self.hidden,)
-        yield "model.norm.weight", (self.hidden,)
-        if not self.tied:
-            yield "lm_head.weight", (self.vocabulary, self.hidden)
-
-    def config(self) -> dict[str, object]:
-        return {
-            "architectures": [self.architecture],
-            "model_type": self.kind,
-            "hidden_size": self.hidden,
-            "intermediate_size": self.inner,
-            "num_hidden_layers": self.layers,
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "vocab_size": self.vocabulary,
-            "max_position_embeddings": 2048,
-            "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": self.tied,
-            "torch_dtype": "bfloat16",
-        }
-
-
-MODELS = (
-    Model("160 M", "LlamaForCausalLM", "llama", 768, 3072, 12, 12, 12, 32_000, tied=False, qkv_bias=False),
-    Model("0.5 B", "Qwen2ForCausalLM", "qwen2", 896, 4864, 24, 14, 2, 151_936, tied=True, qkv_bias=True),
-)
-
-
-def write(model: Model, folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(model.config()))
-    tensors = {name: torch.empty(shape, dtype=torch.bfloat16).normal_(0, 0.02) for name, shape in model.shapes()}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-    return folder
-
-
-# --- In a process of its own
+_MODELS = {"160 M": llama160m, "0.5 B": gqa500m}
 
 
 def load(loader: str, folder: Path, dtype: str) -> None:
-    """Prints seconds, bytes of the peak beyond what was there before, and bytes of the weights."""
+    """Print seconds, and MiB of the peak beyond what was there before."""
+    target: torch.dtype = getattr(torch, dtype)
     if loader == "engine":
         from alignedserve.architectures.model_config import read_config
         from alignedserve.engine.models.choice import load_model
@@ -107,7 +43,6 @@ def load(loader: str, folder: Path, dtype: str) -> None:
         from alignedserve.kernels.dispatch.dispatcher import choose
         from alignedserve.kernels.dispatch.tuning import tune
 
-        target: torch.dtype = getattr(torch, dtype)
         kernels = choose(torch.device("cpu"), target).kernels
         linears: list[Linear] = []
 
@@ -115,51 +50,47 @@ def load(loader: str, folder: Path, dtype: str) -> None:
             linears.append(kernels.linear(weight, bias))
             return linears[-1]
 
-        before, began = _status("VmRSS"), perf_counter()
+        before, began = memory_mb(os.getpid(), "VmRSS"), perf_counter()
         with torch.inference_mode():
             model: object = load_model(read_config(folder), Loader(Tensors(folder), target, kernels, make_linear))
-            taken = perf_counter() - began
+            took = perf_counter() - began
             tune(linears)
     else:
         from transformers import AutoModelForCausalLM
 
-        before, began = _status("VmRSS"), perf_counter()
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-        taken = perf_counter() - began
-    print(json.dumps([taken, _status("VmHWM") - before]))
+        before, began = memory_mb(os.getpid(), "VmRSS"), perf_counter()
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=target)
+        took = perf_counter() - began
+    print(json.dumps([took, memory_mb(os.getpid(), "VmHWM") - before]))
     del model
 
 
-def _status(key: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(key))
+def numbers(folder: Path) -> list[int]:
+    """Return how many numbers each tensor has."""
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return [torch.Size(file.get_slice(name).get_shape()).numel() for name in file.keys()]  # noqa: SIM118
 
 
-# --- All of them
-
-
-def measure(model: Model, folder: Path, dtype: str) -> None:
-    size = torch.empty(0, dtype=getattr(torch, dtype)).itemsize
-    numbers = [torch.Size(shape).numel() for _, shape in model.shapes()]
+def measure(name: str, folder: Path, dtype: str) -> None:
+    size, sizes = torch.empty(0, dtype=getattr(torch, dtype)).itemsize, numbers(folder)
     seconds: dict[str, list[float]] = {loader: [] for loader in _LOADERS}
     peaks: dict[str, list[float]] = {loader: [] for loader in _LOADERS}
     for _ in range(_RUNS):
         for loader in _LOADERS:
-            command = [sys.executable, "-m", "benchmarks.loading", "--one", loader, str(folder), dtype]
-            done = subprocess.run(command, check=True, capture_output=True, text=True)
-            took, peak = json.loads(done.stdout.splitlines()[-1])
+            line = [sys.executable, "-m", "benchmarks.loading", "--one", loader, str(folder), dtype]
+            done = subprocess.run(line, check=True, capture_output=True, text=True)
+            took, peak_mb = json.loads(done.stdout.splitlines()[-1])
             seconds[loader].append(took)
-            peaks[loader].append(peak / (size * sum(numbers)))
-    name = f"{model.name} as {dtype}"
-    report(f"{name}: load", min(seconds["engine"]), "s", baseline=min(seconds["transformers"]))
+            peaks[loader].append(peak_mb * (1 << 20) / (size * sum(sizes)))
+    report(f"{name} as {dtype}: load", min(seconds["engine"]), "s", baseline=min(seconds["transformers"]))
     # While a tensor is converted it is there as it is stored, too.
-    goal = 1 + _SLACK + 2 * max(numbers) / (size * sum(numbers))
-    peak, theirs = min(peaks["engine"]), min(peaks["transformers"])
-    report(f"{name}: peak memory over the weights", peak, "share", baseline=theirs, goal=goal)
+    goal = 1 + _SLACK + 2 * max(sizes) / (size * sum(sizes))
+    peak, baseline = min(peaks["engine"]), min(peaks["transformers"])
+    report(f"{name} as {dtype}: peak memory over the weights", peak, "share", baseline=baseline, goal=goal)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--one", nargs=3, metavar=("LOADER", "FOLDER", "DTYPE"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -167,10 +98,10 @@ def main() -> None:
         load(loader, Path(folder), dtype)
         return
     with TemporaryDirectory() as scratch:
-        for number, model in enumerate(MODELS):
-            folder = write(model, Path(scratch) / str(number))
+        for name, make in _MODELS.items():
+            folder = make(Path(scratch) / name.replace(" ", ""))
             for dtype in _DTYPES:
-                measure(model, folder, dtype)
+                measure(name, folder, dtype)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How well lengths of outputs are predicted, how fast, and what that buys (docs/how/prediction.md).
+"""Measure how well lengths of outputs are predicted, how fast, and what that buys (docs/how/prediction.md).
 
     python -m benchmarks.predictor --texts DIR [--minilm] [--tokenizer FILE] [--simulate] [--seeds 2]
     python -m benchmarks.predictor --demo FILE [--prompts 1500]
@@ -12,8 +12,10 @@ deployment.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import gzip
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -25,25 +27,28 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.core import Sketch
 from alignedserve.router.prediction.neighbours import PastPrompts
 from alignedserve.router.prediction.predictor import Encoder, HashEncoder, LengthModel, Vectors
 from alignedserve.scheduling.sketch import DIMENSIONS, sketch_of
-from benchmarks.predictor_simulated import Played, simulated
+from benchmarks.common.predictor_simulated import Played, simulated
+from benchmarks.common.serving import ask_chat, serve
+from benchmarks.report import command, print_line
 
-_FOLDER = Path(__file__).resolve().parents[1] / "alignedserve" / "demo_model"
 _HELD_OUT = 5  # one prompt of so many
 _PAIRS = 200_000
 _CLASSES = 5
 _USUAL_MOST = 1024  # max_tokens of a client that has not thought about it
 _RIDGE = 30.0
+_AT_ONCE, _MOST = 32, 640  # requests to the demo model, and tokens of an answer
 
 Lengths = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Said:
-    """A prompt and how long one answer to it was."""
+    """A prompt and the length of an answer to it."""
 
     source: str
     text: str
@@ -56,14 +61,16 @@ class Split:
     past: list[Said]
     held_out: list[Said]  # none of whose prompts is in the past
 
-    def of(self, source: str) -> Split:
-        return Split(*([one for one in part if one.source == source] for part in (self.past, self.held_out)))
+    def from_source(self, source: str) -> Split:
+        return Split(*([said for said in part if said.source == source] for part in (self.past, self.held_out)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--texts", type=Path, help="folder of NAME.jsonl.gz with prompts and responses")
-    parser.add_argument("--tokenizer", type=Path, default=_FOLDER / "tokenizer.json", help="whose tokens are counted")
+    parser.add_argument(
+        "--tokenizer", type=Path, default=DEMO_FOLDER / "tokenizer.json", help="whose tokens are counted"
+    )
     parser.add_argument("--demo", type=Path, help="file of what the demo model has said; made where it is missing")
     parser.add_argument("--prompts", type=int, default=1500, help="asked of the demo model")
     parser.add_argument("--most", type=int, default=6000, help="past and held-out prompts, drawn from all of them")
@@ -75,10 +82,7 @@ def main() -> None:
     if options.texts is None and options.demo is None:
         parser.error("nothing to predict: give --texts or --demo")
     if options.demo is not None:
-        from benchmarks.predictor_demo import said_by_demo
-
-        said = [Said(*one) for one in said_by_demo(options.demo, options.prompts)]
-        accuracy("demo", split(said), options.minilm)
+        accuracy("demo", split(said_by_demo(options.demo, options.prompts)), options.minilm)
     if options.texts is not None:
         texts(options)
 
@@ -91,8 +95,8 @@ def texts(options: argparse.Namespace) -> None:
         play(some, options)
         return
     speed(some, options.minilm)
-    for source in sorted({one.source for one in everything.past}):
-        accuracy(source, everything.of(source), with_minilm=False)
+    for source in sorted({answer.source for answer in everything.past}):
+        accuracy(source, everything.from_source(source), with_minilm=False)
     accuracy("all", some, options.minilm)
 
 
@@ -109,10 +113,40 @@ def read(folder: Path, tokenizer: Tokenizer) -> Iterator[Said]:
                 yield Said(path.name.partition(".")[0], row["prompt"], tuple(prompt.ids), len(answer.ids))
 
 
+def said_by_demo(path: Path, count: int) -> list[Said]:
+    """Read what the demo model has said to prompts of its own corpus; where there is no such file, ask and keep it."""
+    if not path.exists():
+        sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
+        from demo_corpus import Draw, sample
+        from demo_corpus import Split as Part
+
+        asked = [sample(Draw(f"asked {number}", Part.HELD_OUT)) for number in range(count)]
+        with serve("demo", "--topology", "colocated") as deployment:
+            rows = asyncio.run(_answers(deployment.url, [(answer.kind, answer.messages) for answer in asked]))
+        with gzip.open(path, "wt", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        return [Said(kind, text, tuple(prompt), length) for kind, text, prompt, length in map(json.loads, file)]
+
+
+async def _answers(url: str, conversations: Sequence[tuple[str, list[dict[str, str]]]]) -> list[tuple[object, ...]]:
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def answer(kind: str, messages: list[dict[str, str]]) -> tuple[object, ...]:
+        async with places:
+            said = await ask_chat(url, messages, _MOST)
+        text = "\n".join(message["content"] for message in messages)
+        return kind, text, said["prompt_token_ids"], said["usage"]["completion_tokens"]
+
+    return await asyncio.gather(*(answer(kind, messages) for kind, messages in conversations))
+
+
 def split(said: Sequence[Said]) -> Split:
-    texts = sorted({one.text for one in said})
+    texts = sorted({answer.text for answer in said})
     held = set(Random("held out").sample(texts, len(texts) // _HELD_OUT))
-    return Split([one for one in said if one.text not in held], [one for one in said if one.text in held])
+    return Split(
+        [answer for answer in said if answer.text not in held], [answer for answer in said if answer.text in held]
+    )
 
 
 # --- How well
@@ -121,15 +155,15 @@ def split(said: Sequence[Said]) -> Split:
 def accuracy(name: str, of: Split, with_minilm: bool) -> None:
     if len(of.held_out) < 20:
         return
-    edges = np.quantile([one.num_output for one in of.past], np.arange(1, _CLASSES) / _CLASSES)
+    edges = np.quantile([answer.num_output for answer in of.past], np.arange(1, _CLASSES) / _CLASSES)
     for predictor, (means, uppers) in predictions(of, with_minilm):
-        figures = figures_of(np.array([one.num_output for one in of.held_out], dtype=float), means, uppers, edges)
+        figures = figures_of(np.array([answer.num_output for answer in of.held_out], dtype=float), means, uppers, edges)
         head = {"name": f"predictor/{name}", "predictor": predictor, "past": len(of.past), "held_out": len(of.held_out)}
-        say(head | figures)
+        print_line(head | figures)
 
 
 def predictions(of: Split, with_minilm: bool) -> Iterator[tuple[str, tuple[Lengths, Lengths | None]]]:
-    past, asked = (np.array([one.num_output for one in part], dtype=float) for part in (of.past, of.held_out))
+    past, asked = (np.array([answer.num_output for answer in part], dtype=float) for part in (of.past, of.held_out))
     yield "constant", (np.full(len(asked), past.mean()), np.full(len(asked), np.quantile(past, 0.9)))
     yield "max_tokens", (np.full(len(asked), float(_USUAL_MOST)), None)
     yield "prompt length", (_by_prompt_length(of), None)
@@ -151,13 +185,13 @@ def _said(
     model: LengthModel, sketches: list[Sketch], lengths: list[int], least: float | None = None
 ) -> tuple[Lengths, Lengths | None]:
     said = model.predict(sketches, lengths, least)
-    known = [one for one in said if one is not None]
-    means = np.array([one.mean for one in known], dtype=float)
-    return means, None if least is not None else np.array([one.upper for one in known], dtype=float)
+    known = [answer for answer in said if answer is not None]
+    means = np.array([answer.mean for answer in known], dtype=float)
+    return means, None if least is not None else np.array([answer.upper for answer in known], dtype=float)
 
 
 def _sketches(name: str) -> Callable[[Said], Sketch]:
-    return (lambda one: sketch_of(one.prompt)) if name == "hash" else (lambda one: Sketch(text=one.text))
+    return (lambda answer: sketch_of(answer.prompt)) if name == "hash" else (lambda answer: Sketch(text=answer.text))
 
 
 def _minilm() -> Encoder:
@@ -167,18 +201,18 @@ def _minilm() -> Encoder:
 
 
 class _Remembering:
-    """Embeds each text once: nothing is timed with this."""
+    """Embed each text once. No benchmark times this encoder."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder, self.dimensions = encoder, encoder.dimensions
         self._known: dict[str, Vectors] = {}
 
     def vectors(self, sketches: Sequence[Sketch]) -> Vectors:
-        new = list(dict.fromkeys(one.text for one in sketches if one.text not in self._known))
+        new = list(dict.fromkeys(answer.text for answer in sketches if answer.text not in self._known))
         for at in range(0, len(new), 16):
             some = new[at : at + 16]
             self._known |= zip(some, self._encoder.vectors([Sketch(text=text) for text in some]), strict=True)
-        return np.stack([self._known[one.text] for one in sketches])
+        return np.stack([self._known[answer.text] for answer in sketches])
 
 
 @cache
@@ -187,49 +221,54 @@ def _remembering_minilm() -> Encoder:
 
 
 def _asked(said: Sequence[Said], sketch: Callable[[Said], Sketch]) -> tuple[list[Sketch], list[int]]:
-    return [sketch(one) for one in said], [len(one.prompt) for one in said]
+    return [sketch(answer) for answer in said], [len(answer.prompt) for answer in said]
 
 
 def _taught(encoder: Encoder, past: Sequence[Said], sketch: Callable[[Said], Sketch]) -> LengthModel:
     model = LengthModel(encoder)
     for at in range(0, len(past), 32):
         some = past[at : at + 32]
-        model.learn(*_asked(some, sketch), [one.num_output for one in some])
+        model.learn(*_asked(some, sketch), [answer.num_output for answer in some])
     for _ in model.train():
         pass
     return model
 
 
 def _by_prompt_length(of: Split) -> Lengths:
-    """A line through the logarithms of both."""
-    x, y = (np.log([f(one) for one in of.past]) for f in (lambda one: len(one.prompt), lambda one: one.num_output))
+    """Fit a line through the logarithms of both."""
+    x, y = (
+        np.log([f(answer) for answer in of.past])
+        for f in (lambda answer: len(answer.prompt), lambda answer: answer.num_output)
+    )
     slope, offset = np.polyfit(x, y, 1)
     factor = np.exp(y).mean() / np.exp(offset + slope * x).mean()
-    return np.asarray(factor * np.exp(offset + slope * np.log([len(one.prompt) for one in of.held_out])))
+    return np.asarray(factor * np.exp(offset + slope * np.log([len(answer.prompt) for answer in of.held_out])))
 
 
 def _by_the_others(said: Sequence[Said]) -> Lengths | None:
-    """The mean of all other answers to the same prompt: nobody who sees only the prompt can know more."""
+    """Return the mean of all other answers to the same prompt: what sees only the prompt cannot know more."""
     total: dict[str, list[int]] = {}
-    for one in said:
-        total.setdefault(one.text, []).append(one.num_output)
+    for answer in said:
+        total.setdefault(answer.text, []).append(answer.num_output)
     if min(map(len, total.values())) < 2:
         return None
-    others = [total[one.text] for one in said]
-    return np.array([(sum(mine) - one.num_output) / (len(mine) - 1) for one, mine in zip(said, others, strict=True)])
+    others = [total[answer.text] for answer in said]
+    return np.array(
+        [(sum(mine) - answer.num_output) / (len(mine) - 1) for answer, mine in zip(said, others, strict=True)]
+    )
 
 
 def _ridge(of: Split) -> Lengths:
-    """On the same inputs as the network has, to the same logarithms."""
+    """Fit the same inputs as the network has to the same logarithms."""
     model = LengthModel(HashEncoder())
     past, asked = (
         model.inputs(
-            np.stack([np.frombuffer(sketch_of(one.prompt).counts, np.int8) for one in part]),
-            np.array([len(one.prompt) for one in part]),
+            np.stack([np.frombuffer(sketch_of(answer.prompt).counts, np.int8) for answer in part]),
+            np.array([len(answer.prompt) for answer in part]),
         )
         for part in (of.past, of.held_out)
     )
-    y = np.log([one.num_output for one in of.past])
+    y = np.log([answer.num_output for answer in of.past])
     center = y.mean()
     weights = np.linalg.solve(past.T @ past + _RIDGE * np.eye(past.shape[1]), past.T @ (y - center))
     factor = np.exp(y).mean() / np.exp(center + past @ weights).mean()
@@ -255,10 +294,10 @@ def _r2(actual: Lengths, said: Lengths) -> float:
 
 
 def _pairs(actual: Lengths, said: Lengths) -> float:
-    """Of two whose lengths differ; one of which nothing is said counts half."""
-    one, other = np.random.default_rng(0).integers(0, len(actual), (2, _PAIRS))
-    differ = actual[one] != actual[other]
-    way, guess = np.sign(actual[one] - actual[other])[differ], np.sign(said[one] - said[other])[differ]
+    """Return the share of pairs of unequal lengths that are in order; a pair with equal predictions counts half."""
+    first, second = np.random.default_rng(0).integers(0, len(actual), (2, _PAIRS))
+    differ = actual[first] != actual[second]
+    way, guess = np.sign(actual[first] - actual[second])[differ], np.sign(said[first] - said[second])[differ]
     return float(np.where(guess == 0, 0.5, way == guess).mean())
 
 
@@ -266,7 +305,7 @@ def _pairs(actual: Lengths, said: Lengths) -> float:
 
 
 def speed(of: Split, with_minilm: bool) -> None:
-    prompts = [one.prompt for one in of.held_out[:400]]
+    prompts = [answer.prompt for answer in of.held_out[:400]]
     took("hash, sketch at the gateway", len(prompts), lambda at: sketch_of(prompts[at]))
     _speed_of("hash", HashEncoder(), of, 400)
     if with_minilm:
@@ -280,7 +319,7 @@ def speed(of: Split, with_minilm: bool) -> None:
 
 
 def _speed_of(name: str, encoder: Encoder, of: Split, count: int) -> None:
-    """First one by one, then others eight together: what was embedded is not embedded again."""
+    """Time prompts one by one, then other prompts eight together: what was embedded is not embedded again."""
     model = _taught(encoder, of.past[:1000], _sketches(name))
     asked, lengths = _asked(of.held_out[: 2 * count], _sketches(name))
     past = f"{len(model.past)} past prompts"
@@ -294,7 +333,7 @@ def _speed_of(name: str, encoder: Encoder, of: Split, count: int) -> None:
 
 
 def took(name: str, count: int, call: Callable[[int], object], of: int = 1) -> None:
-    """By the clock on the wall and, for whoever measures on a busy machine, of the processor's time."""
+    """Report seconds by the clock on the wall and, for a busy machine, of the processor's time."""
     seconds, busy = list[float](), list[float]()
     for at in range(count):
         began_at, was_busy = perf_counter(), thread_time()
@@ -303,30 +342,26 @@ def took(name: str, count: int, call: Callable[[int], object], of: int = 1) -> N
         seconds.append((perf_counter() - began_at) / of)
     figures = {"p50_us": (seconds, 50), "p99_us": (seconds, 99), "cpu_p50_us": (busy, 50), "cpu_p99_us": (busy, 99)}
     line = {key: float(1e6 * np.percentile(some, percent)) for key, (some, percent) in figures.items()}
-    say({"name": "predictor/seconds", "what": name, **line})
+    print_line({"name": "predictor/seconds", "what": name, **line})
 
 
 # --- What it buys
 
 
 def play(of: Split, options: argparse.Namespace) -> None:
-    ids = {one.prompt: one for one in (*of.past, *of.held_out)}
     vectors: dict[tuple[int, ...], bytes] = {}
     if options.minilm:
-        encoder = _remembering_minilm()
-        needed = list(ids)
-        for at in range(0, len(needed), 32):
-            some = needed[at : at + 32]
-            for prompt, vector in zip(some, encoder.vectors([Sketch(text=ids[one].text) for one in some]), strict=True):
-                vectors[prompt] = vector.tobytes()
-    past, asked = ([Played(one.source, one.prompt, one.num_output) for one in part] for part in (of.past, of.held_out))
+        encoder, texts = _remembering_minilm(), {answer.prompt: answer.text for answer in (*of.past, *of.held_out)}
+        prompts = list(texts)
+        for at in range(0, len(prompts), 32):
+            some = prompts[at : at + 32]
+            found = encoder.vectors([Sketch(text=texts[prompt]) for prompt in some])
+            vectors |= {prompt: vector.tobytes() for prompt, vector in zip(some, found, strict=True)}
+    past, asked = (
+        [Played(answer.source, answer.prompt, answer.num_output) for answer in part] for part in (of.past, of.held_out)
+    )
     for line in simulated(past, asked, vectors, range(options.seeds), options.regime):
-        say(line)
-
-
-def say(line: dict[str, object]) -> None:
-    rounded = {key: float(f"{one:.4g}") if isinstance(one, float) else one for key, one in line.items()}
-    print(json.dumps(rounded), flush=True)
+        print_line(line)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,7 @@ run as 1+1, all others as 2xcolocated, aligned as both; of an RTX 4090 with Llam
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +22,9 @@ from alignedserve.cli.simulate_once import run_once
 from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
 from alignedserve.config.topology import Topology
-from alignedserve.simulator.reports.figures import Figures
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.figures import RunFigures
+from alignedserve.simulator.reports.trial import SimulationTrial
+from benchmarks.report import command, print_line, several
 
 _GPU = "rtx4090-llama-3.1-8b-tp1"
 _FIGURES = {
@@ -60,30 +59,29 @@ def clusters(preset: str) -> tuple[str, ...]:
 
 
 def compared() -> list[str]:
-    """Without those that keep hidden vectors: of this model they are larger than K and V."""
+    """Leave out presets that keep hidden vectors: of this model they are larger than K and V."""
     hybrid = [name for name in PRESETS if of_preset(name, {}).policy.pairs.keeps_hidden]
     return [name for name in PRESETS if name not in hybrid and not any(part in name for part in _ABLATIONS)]
 
 
-def runs(presets: Sequence[str], lots: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, Trial]]:
-    """All presets of one load and seed one after the other: who stops early has whole rows."""
+def runs(presets: Sequence[str], lots: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, SimulationTrial]]:
+    """Run all presets of one load and seed one after the other: a run that is stopped early leaves whole rows."""
     for number, seed in enumerate(seeds):
         for lot in lots:
             for rate in LOTS[lot].rates:
                 for preset in presets[::-1] if number % 2 else presets:
                     for cluster in clusters(preset):
-                        yield lot, Trial(preset, LOTS[lot].workload, cluster, seed, rate, _GPU)
+                        yield lot, SimulationTrial(preset, LOTS[lot].workload, cluster, seed, rate, _GPU)
 
 
-def line_of(lot: str, trial: Trial) -> dict[str, object]:
+def line_of(lot: str, trial: SimulationTrial) -> dict[str, object]:
     began_at = perf_counter()
     record = run_once(trial, lambda _ended, _of: None)
     assert not record.problems, record.problems[:3]
-    figures = Figures.of(record)
+    figures = RunFigures.of(record)
     line: dict[str, object] = {"name": f"presets/{lot}", "preset": trial.preset, "cluster": trial.cluster}
     line |= {"rate": trial.rate, "seed": trial.seed, "requests": len(record.requests)}
-    found = {key: figures.at(path) for key, path in _FIGURES.items()}
-    line |= {key: value if value is None else float(f"{value:.4g}") for key, value in found.items()}
+    line |= {key: figures.at(path) for key, path in _FIGURES.items()}
     return line | {"wall_s": round(perf_counter() - began_at, 1)}
 
 
@@ -91,7 +89,7 @@ def line_of(lot: str, trial: Trial) -> dict[str, object]:
 
 
 def table(lines: Iterable[dict[str, object]]) -> str:
-    """RT attainment, BE tokens/s and goodput, each a mean over the seeds."""
+    """Show RT attainment, BE tokens/s and goodput, each a mean over the seeds."""
     cells: dict[tuple[str, str, str, float], list[dict[str, object]]] = {}
     for line in lines:
         lot, rate = str(line["name"]).partition("/")[2], float(str(line["rate"]))
@@ -120,19 +118,17 @@ def _cell(lines: Sequence[dict[str, object]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--presets", default=",".join(compared()), help="default: all but ablations")
-    parser.add_argument("--workloads", default=",".join(LOTS), help="default: %(default)s")
-    parser.add_argument("--seeds", default="0,1,2", help="default: %(default)s")
+    parser = command(__doc__)
+    parser.add_argument("--presets", type=several(str), default=compared(), help="default: all but ablations")
+    parser.add_argument("--workloads", type=several(str), default=list(LOTS), help="default: %(default)s")
+    parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="default: %(default)s")
     parser.add_argument("--table", type=Path, metavar="FILE", help="the lines of earlier runs, as a table")
     args = parser.parse_args()
     if args.table is not None:
         print(table(json.loads(line) for line in args.table.read_text(encoding="utf-8").splitlines()))
         return
-    seeds = [int(seed) for seed in args.seeds.split(",")]
-    for lot, trial in runs(args.presets.split(","), args.workloads.split(","), seeds):
-        print(json.dumps(line_of(lot, trial)), flush=True)
-    sys.stdout.flush()
+    for lot, trial in runs(args.presets, args.workloads, args.seeds):
+        print_line(line_of(lot, trial))
 
 
 if __name__ == "__main__":

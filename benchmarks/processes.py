@@ -1,4 +1,4 @@
-"""What an idle deployment takes: the memory of each of its processes, and how long it takes from its start to ready.
+"""Measure an idle deployment: the memory of each of its processes, and how long it takes from its start to ready.
 
     python -m benchmarks.processes                         # processes of this machine
     python -m benchmarks.processes --launcher ray          # actors of a Ray cluster of one node
@@ -11,7 +11,6 @@ others counted for each; and its part of that (PSS).
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import secrets
@@ -20,11 +19,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.report import report
+from benchmarks.common.serving import serve
+from benchmarks.report import command, report
 
 _MARK = "ALIGNED_BENCHMARK_DEPLOYMENT"  # in the environment of all that is started
 _IDLE_S = 5.0  # after which what its start has taken for a moment is given back
@@ -41,7 +41,7 @@ _TITLES = (
 
 @contextmanager
 def ray_cluster(environment: Mapping[str, str]) -> Iterator[str]:
-    """Of this machine alone; its address."""
+    """Start a cluster of this machine alone, and yield its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -63,25 +63,8 @@ def ray_cluster(environment: Mapping[str, str]) -> Iterator[str]:
             head.terminate()
 
 
-@contextmanager
-def served(environment: Mapping[str, str], *flags: str) -> Iterator[float]:
-    """The seconds until it was ready."""
-    command = [sys.executable, "-m", "alignedserve", "serve", "demo", "--port", "0", "--profile-s", "0"]
-    began = time.monotonic()
-    with subprocess.Popen(
-        [*command, "--log-level", "error", *flags], env=environment, stdout=subprocess.PIPE, text=True
-    ) as launcher:
-        try:
-            assert launcher.stdout is not None
-            if not any("serving" in line for line in launcher.stdout):
-                raise SystemExit("it does not serve: stderr says why")
-            yield time.monotonic() - began
-        finally:
-            launcher.terminate()
-
-
 def memory(mark: str) -> Iterator[tuple[str, float, float]]:
-    """Of each process with this mark: its name, RSS and PSS in MB."""
+    """Yield the name, RSS and PSS in MB of each process with this mark."""
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended meanwhile, or is another user's
             if f"{_MARK}={mark}".encode() not in (folder / "environ").read_bytes().split(b"\0"):
@@ -93,7 +76,7 @@ def memory(mark: str) -> Iterator[tuple[str, float, float]]:
 
 
 def name_of(command: str) -> str | None:
-    """As its part is called; None for one that is no part, such as a shell."""
+    """Return the name of the part that a process runs, or None for a process that is no part, such as a shell."""
     found = ((pattern.search(command), name) for pattern, name in _TITLES)
     return next((name.format(*match.groups()) for match, name in found if match), None)
 
@@ -101,18 +84,16 @@ def name_of(command: str) -> str | None:
 def measure(starts: int, topology: str, launcher: str) -> None:
     for number in range(starts):
         mark = secrets.token_hex(8)
-        with TemporaryDirectory(prefix="as-", ignore_cleanup_errors=True) as folder:
+        with TemporaryDirectory(prefix="as-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
             ours = {_MARK: mark, "SPT_NOENV": "1"}  # Ray's processes would write their names over their environment
             ours |= {"ALIGNEDSERVE_JOBS_DIRECTORY": f"{folder}/jobs", "RAY_TMPDIR": folder}
             ours |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
             environment = os.environ | ours
-            flags = ("--topology", topology, "--launcher", launcher)
+            flags = ["--topology", topology, "--launcher", launcher, "--profile-s", "0"]
             if launcher == "ray":
-                with ray_cluster(environment) as address, served(environment, *flags, "--ray-address", address) as took:
-                    tell(launcher, took, mark, number == starts - 1)
-            else:
-                with served(environment, *flags) as took:
-                    tell(launcher, took, mark, number == starts - 1)
+                flags += ["--ray-address", stack.enter_context(ray_cluster(environment))]
+            deployment = stack.enter_context(serve("demo", *flags, environment=environment))
+            tell(launcher, deployment.ready_s, mark, number == starts - 1)
 
 
 def tell(launcher: str, ready_s: float, mark: str, is_last: bool) -> None:
@@ -126,7 +107,7 @@ def tell(launcher: str, ready_s: float, mark: str, is_last: bool) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--starts", type=int, default=3, help="default: %(default)s")
     parser.add_argument("--topology", default="1+1", help="default: %(default)s")
     parser.add_argument("--launcher", choices=["local", "ray"], default="local", help="default: %(default)s")

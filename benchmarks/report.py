@@ -1,8 +1,23 @@
-"""How every benchmark says a figure: one JSON line, with what it is held against."""
+"""The command line of every benchmark, and how it prints a figure: one JSON line, with its baseline and its goal."""
 
 from __future__ import annotations
 
+import argparse
 import json
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def command(doc: str | None) -> argparse.ArgumentParser:
+    """Return a parser whose help is the module's docstring."""
+    return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def several(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """Return a parser for an option with values between commas."""
+    return lambda text: [kind(value) for value in text.split(",") if value]
 
 
 def report(
@@ -14,11 +29,17 @@ def report(
     goal: float | None = None,
     at_least: bool = False,
 ) -> bool:
-    """A goal is met by a value that is no larger, or no smaller; without a goal there is nothing to meet."""
+    """Print a figure, and return False where it misses its goal: it may not be larger, or, with `at_least`, smaller."""
     ratio = value / baseline if baseline else None
     met = None if goal is None else value >= goal if at_least else value <= goal
     figures = {"value": value, "baseline": baseline, "ratio": ratio, "goal": goal}
-    rounded = {key: None if one is None else float(f"{one:.4g}") for key, one in figures.items()}
+    rounded = {key: None if figure is None else float(f"{figure:.4g}") for key, figure in figures.items()}
     line = {"name": name, "value": rounded["value"], "unit": unit, **rounded, "met": met}
     print(json.dumps(line), flush=True)
     return met is not False
+
+
+def print_line(line: Mapping[str, object]) -> None:
+    """Print a line of many figures, each with four digits."""
+    rounded = {key: float(f"{value:.4g}") if isinstance(value, float) else value for key, value in line.items()}
+    print(json.dumps(rounded), flush=True)

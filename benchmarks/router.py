@@ -10,7 +10,6 @@ go, 4 open for each worker. The predictor is `hash`: its side process works on a
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections import deque
 from random import Random
@@ -33,7 +32,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.scheduling.sketch import sketch_of
 from alignedserve.scheduling.slo import StepTimes
-from benchmarks.report import report
+from benchmarks.report import command, report
 
 _OPEN = 4  # requests for each worker
 _REPORTS = 4  # requests that a decode worker gets between two reports
@@ -54,8 +53,8 @@ class Deployment:
         members = [member("gateway-0", Role.GATEWAY), member("pool-0", Role.POOL)]
         members += [member(f"prefill-{number}", Role.PREFILL) for number in range(half)]
         members += [member(name, Role.DECODE) for name in self._decode]
-        for one in members:
-            self.said(one.name, Heartbeat(one))
+        for part in members:
+            self.said(part.name, Heartbeat(part))
         for timer in ("gathered", "recovered"):
             self._handle(TimerFired(timer))
         self._draw, self._num_reported = Random(0), 0
@@ -74,18 +73,18 @@ class Deployment:
         return commands
 
     def begin(self, submit: Submit) -> tuple[str, str, float]:
-        """Where it was placed, where it goes on, and what that decision took."""
+        """Return where it was placed, where it goes on, and how long that decision took."""
         before = self.seconds
         commands = self.said("gateway-0", submit)
         [(to, decode)] = [
-            (one.to, one.message.decode)
-            for one in commands
-            if isinstance(one, Send) and isinstance(one.message, Prefill)
+            (command.to, command.message.decode)
+            for command in commands
+            if isinstance(command, Send) and isinstance(command.message, Prefill)
         ]
         return to, decode, self.seconds - before
 
     def end(self, request: Request, prefill: str, decode: str) -> None:
-        """Its prompt is through, it has decoded, and says no more."""
+        """Tell the router that the prompt is through, and that the request has decoded and ended."""
         key = (request.id, 0)
         backlog = Backlog(self._draw.random(), 1e-4, self._draw.random() / 2)
         self.said(prefill, Progress(backlog=backlog))
@@ -125,7 +124,7 @@ def submits(count: int) -> list[Submit]:
 
 
 def measure(num_workers: int, count: int) -> tuple[float, list[float]]:
-    """Requests in a second of the core's time, and what each decision took."""
+    """Return requests in a second of the core's time, and how long each decision took."""
     deployment, asked, took = Deployment(num_workers), submits(count), list[float]()
     there: deque[tuple[Request, str, str]] = deque()
     for submit in asked:
@@ -140,7 +139,7 @@ def measure(num_workers: int, count: int) -> tuple[float, list[float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--requests", type=int, default=20_000, help="default: %(default)s")
     parser.add_argument("--workers", default="8,64,256,1024", help="default: %(default)s")
     args = parser.parse_args()

@@ -1,4 +1,4 @@
-"""What choosing a step costs: among thousands of waiting prompts, and in an ordinary step.
+"""Measure what choosing a step costs: among thousands of waiting prompts, and in an ordinary step.
 
     python -m benchmarks.selection [--waiting 10000] [--steps 200] [--lengths FILE.csv]
 
@@ -10,7 +10,6 @@ those of the processor, so other work on its cores counts little.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import random
 import sys
@@ -31,7 +30,7 @@ from alignedserve.worker.step.running import Blocks, Running
 from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.selection import first_come, select
 from alignedserve.worker.step.waiting import Waiting
-from benchmarks.report import report
+from benchmarks.report import command, report
 
 LENGTHS = Path(__file__).parent.parent / "tests" / "simulator" / "data" / "sharegpt300.csv"
 GOAL_MS = 1.0
@@ -53,7 +52,7 @@ POLICIES = {
 
 
 def drawn(path: Path, seed: int) -> Iterator[Request]:
-    """A request after the other, half of them best-effort."""
+    """Yield one request after the other, half of them best-effort."""
     with path.open() as file:
         lengths = [int(row["prompt_tokens"]) for row in csv.DictReader(file)]
     draw, number = random.Random(seed), 0
@@ -77,8 +76,8 @@ def drawn(path: Path, seed: int) -> Iterator[Request]:
 
 
 def running(request: Request, policy: Policy, now: float, output: int = 0) -> Running:
-    one = replace(request, arrival_at=now, emitted_at=None)
-    found = Running(one, promise(one, policy, output), [7] * output)
+    request = replace(request, arrival_at=now, emitted_at=None)
+    found = Running(request, promise(request, policy, output), [7] * output)
     if output:
         found.prefix = len(request.prompt) + output - 1
         found.promise.emitted(now, output)
@@ -88,37 +87,39 @@ def running(request: Request, policy: Policy, now: float, output: int = 0) -> Ru
 def choice(decodes: Sequence[Running], waiting: Waiting, blocks: Blocks, now: float, policy: Policy) -> Selection:
     at = Moment(now, COST, TIMES, STEP_TOKENS, BLOCK, 256, policy, COST.pivot(STEP_TOKENS))
     by_chunk = policy.room is Room.CHUNKS
-    seating = Seating(blocks, PAIRS, BLOCK, 1_000, by_chunk, lambda one: one.num_tokens, lambda: False)
+    seating = Seating(blocks, PAIRS, BLOCK, 1_000, by_chunk, lambda prompt: prompt.num_tokens, lambda: False)
     prompts: list[Running] = []
-    for one in list(islice(first_come(policy, waiting), 8)):  # the worker's part of it: seats in the order of arrival
-        one.pairs = blocks.take(-(-one.num_tokens // BLOCK)) or ()
-        waiting.remove(one)
-        prompts.append(one)
+    for prompt in list(
+        islice(first_come(policy, waiting), 8)
+    ):  # the worker's part of it: seats in the order of arrival
+        prompt.pairs = blocks.take(-(-prompt.num_tokens // BLOCK)) or ()
+        waiting.remove(prompt)
+        prompts.append(prompt)
     found = select(decodes, prompts, waiting, at, seating)
-    for one in found.seated:
-        waiting.remove(one)
-    for one in (*prompts, *found.seated):
-        blocks.give(one.pairs)  # as if its step had run
+    for prompt in found.seated:
+        waiting.remove(prompt)
+    for prompt in (*prompts, *found.seated):
+        blocks.give(prompt.pairs)  # as if its step had run
     return found
 
 
 def chosen(policy: Policy, num_waiting: int, num_decodes: int, steps: int, lengths: Path) -> tuple[list[float], int]:
-    """Seconds of each choice, and how many prompts one chose on average."""
+    """Return the seconds of each choice, and how many prompts all choices chose."""
     requests, now, waiting, blocks = drawn(lengths, seed=1), 0.0, Waiting(policy), Blocks(PAIRS)
     slo = Slo(ttft_s=1.0, tbt_s=0.1875)
     chats = (replace(next(requests), service=ServiceClass.RT, slo=slo) for _ in range(num_decodes))
-    decodes = [running(one, policy, now, 20) for one in chats]
+    decodes = [running(chat, policy, now, 20) for chat in chats]
     for _ in range(num_waiting):
         waiting.add(running(next(requests), policy, now))
     took, num_chosen = [], 0
     for _ in range(steps):
         now += 0.03
-        for one in decodes:
-            one.promise.emitted(now, 20)
+        for decode in decodes:
+            decode.promise.emitted(now, 20)
         fresh = [running(next(requests), policy, now) for _ in range(num_waiting - len(waiting))]
         began = thread_time()
-        for one in fresh:
-            waiting.add(one)
+        for prompt in fresh:
+            waiting.add(prompt)
         found = choice(decodes, waiting, blocks, now, policy)
         took.append(thread_time() - began)
         num_chosen += len(found.chunks)
@@ -127,7 +128,7 @@ def chosen(policy: Policy, num_waiting: int, num_decodes: int, steps: int, lengt
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--lengths", type=Path, default=LENGTHS, help="a CSV file with prompt_tokens")

@@ -1,4 +1,4 @@
-"""What a syntax costs: `python -m benchmarks.syntax`. JSON lines; a vocabulary like the demo model's, and a large one.
+"""Measure what a syntax costs: `python -m benchmarks.syntax`, with a small vocabulary and a large one.
 
 Texts are written at random under random schemas, as tokens of the mask that is asked for. It is processor time that is
 told: other work on the machine changes it little.
@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from alignedserve.core import Sampling
-from alignedserve.engine.sampling.grammar import grammar_of
+from alignedserve.engine.sampling.grammar import make_grammar
 from alignedserve.text.syntax import Syntaxes, json_syntax
 from benchmarks.report import report
 from tests.schemas import schema
@@ -28,7 +28,7 @@ STOP = 0
 
 
 def tokenizer_of(size: int, draw: Random) -> str:
-    """With tokens of bytes, and of what JSON and words are made of."""
+    """Make a tokenizer with tokens of bytes, and of what JSON and words are made of."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: number for number, character in enumerate(["<|end|>", *alphabet])}
     letters = [*"abcdefghijklmnopqrstuvwxyz" * 3, *'0123456789{}[]",:-.', "\u0120", "\u010a"]
@@ -58,9 +58,9 @@ def main() -> None:
 
 
 def _seconds(syntaxes: Syntaxes, wanted: object, size: int, draw: Random) -> Iterator[float]:
-    """Of the grammar's making, then of each token's advance and the mask after it."""
+    """Yield the time of making the grammar, then of each token's advance and the mask after it."""
     began = time.process_time()
-    grammar = grammar_of(Sampling(syntax=json_syntax(wanted)), (STOP,), size, syntaxes)
+    grammar = make_grammar(Sampling(syntax=json_syntax(wanted)), (STOP,), size, syntaxes)
     assert grammar is not None
     mask = grammar.mask()
     yield time.process_time() - began

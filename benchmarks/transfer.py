@@ -1,4 +1,4 @@
-"""How fast KV goes from one worker's device to another's, and what that costs the steps that run meanwhile.
+"""Measure how fast KV goes from one worker's device to another's, and what that costs the steps meanwhile.
 
     python -m benchmarks.transfer                # about a minute
     python -m benchmarks.transfer --rounds 200   # steadier, where others use the cores
@@ -13,7 +13,6 @@ figure is the median over the pairs of how much more the second took. Ends with 
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import multiprocessing
 import queue
@@ -47,8 +46,8 @@ from alignedserve.transport.direct import Direct
 from alignedserve.transport.mapping import CacheFile
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
-from benchmarks.models import MAKERS, VOCAB
-from benchmarks.report import report
+from benchmarks.common.models import MAKERS, VOCAB
+from benchmarks.report import command, report
 
 LAYERS, KV_DIM, PAGE, BLOCK = 12, 768, 64, 16
 TOKEN_BYTES = LAYERS * 2 * KV_DIM * 2
@@ -75,7 +74,7 @@ def direct(name: str, cache: torch.Tensor, pace: Pace, maps: CacheFile | None) -
 
 
 def send_for_ever(to_us: Connection, shared: Path | None) -> None:
-    """Another process: a prefill worker that sends whatever is asked for, or lets it be read."""
+    """Run another process: a prefill worker that sends whatever is asked for, or lets it be read."""
     torch.set_num_threads(1)
     shape = torch.Size((LAYERS, 4 * EACH, BLOCK, KV_DIM))
     maps = CacheFile(shared, "source", "source") if shared is not None else None
@@ -135,7 +134,7 @@ class Bench:
             raise SystemExit("a page did not hold what was written there: these figures mean nothing")
 
     def receive(self, how: str, done: Callable[[Outcome], None] | None = None) -> None:
-        """The next request from that peer; waits for it where nobody else does."""
+        """Receive the next request from that peer, and wait for it unless `done` hears of it."""
         self._numbers[how] += 1
         number = self._numbers[how]
         order = ReceiveKv(number, "prefill-0.1", self.there, TOKENS)
@@ -152,7 +151,7 @@ class Bench:
         return StepPlan(1, (), tuple(Decode(f"{i}", 5, PREFIX, pairs[i], Sampling(), 1) for i in range(BATCH)))
 
     def seconds(self, plan: StepPlan, pace: Pace) -> float:
-        """Of one, where several follow each other."""
+        """Return the seconds of a step, where several follow each other."""
         began = process_time()
         for _ in range(STEPS):
             with pace.step():
@@ -198,7 +197,7 @@ def prefetches(bench: Bench, pace: Pace) -> Stream:
 
 
 def beside(bench: Bench, plan: StepPlan, pace: Pace, stream: Stream, rounds: int) -> tuple[float, float, float]:
-    """How much more a step takes with what is copied beside it, as a share; what it takes alone; and copies per second
+    """Return how much longer a step is beside copies, as a share; what it takes alone; and copies per second
     of steps."""
     longer, alone, copied, took = [], [], 0, 0.0
     bench.seconds(plan, pace)
@@ -219,7 +218,7 @@ def beside(bench: Bench, plan: StepPlan, pace: Pace, stream: Stream, rounds: int
 
 
 def speeds(pieces: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """The fewest seconds of each, all in turn."""
+    """Return the fewest seconds of each piece, all in turns."""
     took: dict[str, list[float]] = {name: [] for name in pieces}
     for number in range(rounds + 1):
         for name, piece in pieces.items():
@@ -232,7 +231,7 @@ def speeds(pieces: dict[str, Callable[[], None]], rounds: int) -> dict[str, floa
 
 @contextmanager
 def setting() -> Iterator[Bench]:
-    """All that a figure needs, in memory of its own."""
+    """Make all that a figure needs, in memory of its own."""
     context = multiprocessing.get_context("spawn")
     with TemporaryDirectory(dir="/dev/shm") as directory:
         folder = MAKERS["llama160m"](Path(directory) / "model")
@@ -244,8 +243,8 @@ def setting() -> Iterator[Bench]:
         with closing(arena):
             peers, ends = [], {}
             for how in (COLLECTIVE, IPC) if why_no_gloo() is None else ():
-                ends[how], theirs = context.Pipe()
-                args = (theirs, Path(directory) if how == IPC else None)
+                ends[how], peer_end = context.Pipe()
+                args = (peer_end, Path(directory) if how == IPC else None)
                 peers.append(context.Process(target=send_for_ever, args=args, daemon=True))
                 peers[-1].start()
             try:
@@ -282,13 +281,13 @@ def measure(bench: Bench, rounds: int) -> bool:
     report("join of a request that was not prefetched, of a decode step", took["back"] / alone, "1")
     for how in bench.transports:
         longer, _, copies = beside(bench, decodes, bench.pace, Stream(partial(bench.receive, how)), rounds)
-        name = f"join of one that was: a decode step beside its arrival by {how}, longer by"
+        name = f"join of a request that was: a decode step beside its arrival by {how}, longer by"
         met &= report(name, longer, "1", goal=GOAL)
     return met
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__)
     parser.add_argument("--rounds", type=int, default=15, help="of each figure (default: %(default)s)")
     args = parser.parse_args()
     torch.set_num_threads(1)  # of more, core time says less

@@ -1,7 +1,7 @@
 """Windows of batch jobs beside chats at 60 % of what a deployment serves: `python -m benchmarks.windows`, 4 minutes.
 
     python -m benchmarks.windows [--seconds 60] [--need 0.7] [--load 0.6] [--model FOLDER] [-- SERVE FLAGS]
-    python -m benchmarks.windows --simulated [--seconds 60]
+    python -m benchmarks.windows --backend simulated [--seconds 60]
 
 Chats (prompts of 32-256 tokens, 16-96 out) are first asked for by as many clients as keep the deployment full, for
 `--load` of that rate; then beside a job that has no end, for how many lines a second it leaves room. Then
@@ -12,38 +12,37 @@ Chats (prompts of 32-256 tokens, 16-96 out) are first asked for by as many clien
 
 Lines have prompts of 64-128 tokens and 16-48 out. Windows are shorter than the API allows (10m), so that a run is
 short: their records are written as the gateway would write them. The deployment is colocated, of a random 160 M Llama.
-With --simulated the same is asked of the cores, on the worker of benchmarks/packing.py.
+Simulated, the same is asked of the cores, on the usual worker of benchmarks/common/machines.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import yaml
 
 from alignedserve.cli.simulate_once import settings_of
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
-from alignedserve.simulator.records.records import Outcome
-from alignedserve.simulator.reports.figures import Figures
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.records.records import RequestOutcome
+from alignedserve.simulator.reports.figures import RunFigures
+from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.store.job import JobStatus
-from benchmarks import isolation
-from benchmarks.batch_client import ENDED, Batches, job_of, jsonl, submit_shorter
-from benchmarks.models import VOCAB
-from benchmarks.packing import small_worker
-from benchmarks.report import report
+from benchmarks.common.batches import ENDED, Batches, job_of, jsonl, submit_shorter
+from benchmarks.common.chats import ANSWER, CHAT, DEFAULT, SEED, Load, Served
+from benchmarks.common.machines import GATEWAY_MS, small_worker
+from benchmarks.common.models import llama160m
+from benchmarks.common.serving import NAME, ask, serve, with_tokenizer
+from benchmarks.report import command, report
 
 PROMPT, OUTPUT = (64, 128), (16, 48)
 FULL = 32  # chats at once keep a deployment full
@@ -54,7 +53,7 @@ ATTAINED = 95.0  # per cent of chats
 
 @dataclass(frozen=True)
 class Ended:
-    """What came of one job."""
+    """How one job ended."""
 
     status: str
     total: int
@@ -70,35 +69,41 @@ class Outcomes:
     jobs: dict[str, Ended]
 
 
-Chats = float  # in a second
-RunJobs = Callable[[Chats, float, list[Submission]], Awaitable[Outcomes]]
+class System(Protocol):
+    def chats_s(self) -> float:
+        """Return how many chats a second it serves alone."""
+
+    def run(self, chats_s: float, seconds: float, jobs: list[Submission]) -> Outcomes: ...
 
 
 def kept(lines_s: float, seconds: int, need: float) -> list[Submission]:
-    """Those with later deadlines first, and heavier: by weight alone they would be served first."""
-    some = partial(Submission, prompt=PROMPT, output=OUTPUT)
+    """Put later deadlines first, and make them heavier: by weight alone they would be served first."""
+    job = partial(Submission, prompt=PROMPT, output=OUTPUT)
     half = max(1, int(need * lines_s * seconds / 2))
     return [
-        some("later", half, 2 * seconds, weight=5),
-        some("middle", half, seconds * 3 // 2),
-        some("soon", 2 * half, seconds),
+        job("later", half, 2 * seconds, weight=5),
+        job("middle", half, seconds * 3 // 2),
+        job("soon", 2 * half, seconds),
     ]
 
 
 def without_room(lines_s: float, seconds: int) -> list[Submission]:
-    some = partial(Submission, prompt=PROMPT, output=OUTPUT)
+    job = partial(Submission, prompt=PROMPT, output=OUTPUT)
     room = max(1, int(lines_s * seconds))
-    return [some("hopeless", 3 * room, seconds, weight=10), some("modest", max(1, room // 2), seconds)]
+    return [job("hopeless", 3 * room, seconds, weight=10), job("modest", max(1, room // 2), seconds)]
 
 
-async def measure(run: RunJobs, chats_s: Chats, lines_s: float, seconds: int, need: float) -> bool:
-    found = await run(chats_s, 2.0 * seconds, kept(lines_s, seconds, need))
+def measure(system: System, load: float, seconds: int, need: float) -> bool:
+    chats_s = load * _reported("chats alone, as many as it serves", system.chats_s(), "chats/s")
+    probe = Submission("probe", 5_000, int(PROBE_S), PROMPT, OUTPUT)
+    room = system.run(chats_s, PROBE_S, [probe]).jobs["probe"].completed / PROBE_S
+    lines_s = _reported("room beside chats", room, "lines/s")
+    found = system.run(chats_s, 2.0 * seconds, kept(lines_s, seconds, need))
     met = [_chats("kept", found)]
-    met += [_in_time("kept", name, one) for name, one in found.jobs.items()]
-    found = await run(chats_s, 1.0 * seconds, without_room(lines_s, seconds))
+    met += [_in_time("kept", name, job) for name, job in found.jobs.items()]
+    found = system.run(chats_s, 1.0 * seconds, without_room(lines_s, seconds))
     met += [_chats("no room", found), _in_time("no room", "modest", found.jobs["modest"])]
-    hopeless = found.jobs["hopeless"]
-    of = "no room: hopeless"
+    hopeless, of = found.jobs["hopeless"], "no room: hopeless"
     late = seconds if hopeless.late_after_s is None else hopeless.late_after_s  # at its end everybody knows
     met.append(report(f"{of}: says so after", 100 * late / seconds, "% of its window", goal=100 * EARLY))
     done = 100 * hopeless.completed / hopeless.total
@@ -107,87 +112,103 @@ async def measure(run: RunJobs, chats_s: Chats, lines_s: float, seconds: int, ne
     return all(met) and hopeless.status == JobStatus.EXPIRED.value
 
 
+def _reported(name: str, value: float, unit: str) -> float:
+    report(name, value, unit)
+    if not value:
+        sys.exit(f"{name}: nothing was done in time, the machine is too slow or too busy")
+    return value
+
+
 def _chats(of: str, found: Outcomes) -> bool:
     return report(f"{of}: chats attained", 100 * found.attained, "%", goal=ATTAINED, at_least=True)
 
 
-def _in_time(of: str, name: str, one: Ended) -> bool:
-    done = report(f"{of}: {name}: lines done", one.completed, "1", goal=one.total, at_least=True)
-    left = report(f"{of}: {name}: left of its window", one.left_s, "s", goal=0.0, at_least=True)
-    return done and left and one.status == JobStatus.COMPLETED.value
+def _in_time(of: str, name: str, job: Ended) -> bool:
+    done = report(f"{of}: {name}: lines done", job.completed, "1", goal=job.total, at_least=True)
+    left = report(f"{of}: {name}: left of its window", job.left_s, "s", goal=0.0, at_least=True)
+    return done and left and job.status == JobStatus.COMPLETED.value
 
 
-# --- Simulated
-
-
-class Simulated:
+class SimulatedJobs:
     def __init__(self, folder: Path) -> None:
         self._folder, self._profile = folder, folder / "steps.json"
         small_worker(self._profile)
 
-    def chats_s(self) -> Chats:
+    def chats_s(self) -> float:
         record = self._ran({"arrivals": "closed", "in_flight": FULL}, FULL_S, []).record(1.0)
-        num_done = sum(one.outcome is Outcome.FINISHED for one in record.requests)
-        return num_done / (record.ended_at - record.began_at)
+        return sum(request.outcome is RequestOutcome.FINISHED for request in record.requests) / record.duration_s
 
-    def lines_s(self, chats_s: Chats) -> float:
-        probe = Submission("probe", 100_000, int(PROBE_S), PROMPT, OUTPUT)
-        return self._ran({"rate": chats_s}, PROBE_S, [probe]).counts("probe").completed / PROBE_S
-
-    async def run(self, chats_s: Chats, seconds: float, jobs: list[Submission]) -> Outcomes:
+    def run(self, chats_s: float, seconds: float, jobs: list[Submission]) -> Outcomes:
         ran = self._ran({"rate": chats_s}, seconds, jobs)
-        ended = {name: self._ended(ran, name) for name in ran.progress}
-        return Outcomes(Figures.of(ran.record(1.0)).at("rt.attainment"), ended)
-
-    def _ended(self, ran: JobsSimulation, name: str) -> Ended:
-        one = ran.progress[name]
-        job = one.job
-        return Ended(job.status.value, job.total, job.counts.completed, one.left_s, one.late_after_s, job.total)
+        ended = dict[str, Ended]()
+        for name, progress in ran.progress.items():
+            job, done = progress.job, ran.counts(name).completed
+            ended[name] = Ended(job.status.value, job.total, done, progress.left_s, progress.late_after_s, job.total)
+        return Outcomes(RunFigures.of(ran.record(1.0)).at("rt.attainment"), ended)
 
     def _ran(self, pace: dict[str, Any], seconds: float, jobs: list[Submission]) -> JobsSimulation:
         chats = {"name": "chat", "kind": "sizes", "prompt": "32-256", "output": "16-96", "max_tokens": 96}
-        promise = {"ttft_s": isolation.DEFAULT.ttft_s, "tbt_s": isolation.DEFAULT.tbt_s}
+        promise = {"ttft_s": DEFAULT.ttft_s, "tbt_s": DEFAULT.tbt_s}
         workload = self._folder / "chats.yaml"
         workload.write_text(yaml.safe_dump({"first_s": seconds, "streams": [chats | promise | pace]}))
-        trial = Trial("aligned", str(workload), profile=str(self._profile), gateway_ms=8.0)
+        trial = SimulationTrial("aligned", str(workload), profile=str(self._profile), gateway_ms=GATEWAY_MS)
         simulation = JobsSimulation(settings_of(trial), jobs)
         simulation.run()
         assert simulation.problems == []
         return simulation
 
 
-# --- Real
-
-
-class Served:
+class ServedJobs:
     def __init__(self, url: str, data: Path) -> None:
-        self._url, self._data = url, data
-        self._batches = Batches(url)
+        self._chats, self._data = Served(url), data
 
-    async def chats_s(self) -> Chats:
-        load = _Chats(self._url, isolation.NAME, 0.0, FULL_S, 0)
-        await load.ask([3] * 20, 4, {})  # what a first request warms up
-        return await load.full(FULL)
+    def chats_s(self) -> float:
+        return asyncio.run(self._full())
 
-    async def lines_s(self, chats_s: Chats) -> float:
-        probe = Submission("probe", 5_000, int(PROBE_S), PROMPT, OUTPUT)
-        return (await self.run(chats_s, PROBE_S, [probe])).jobs["probe"].completed / PROBE_S
+    async def _full(self) -> float:
+        """Return how many chats end in a second where so many are always there."""
+        await ask(self._chats.url, [3] * 20, 4)  # what a first request warms up
+        draw, began, num_done = Random(SEED), perf_counter(), 0
 
-    async def run(self, chats_s: Chats, seconds: float, jobs: list[Submission]) -> Outcomes:
-        load = _Chats(self._url, isolation.NAME, chats_s, seconds, 0)
-        files = {one.name: await self._batches.upload(_lines(one)) for one in jobs}
-        chats = asyncio.create_task(load.run(isolation.DEFAULT, with_documents=False))
-        ended = await asyncio.gather(*(self._job(one, files[one.name]) for one in jobs))
-        answers = (await chats).chats
-        attained = sum(one.attains(isolation.DEFAULT) for one in answers) / max(1, len(answers))
-        return Outcomes(attained, {one.name: result for one, result in zip(jobs, ended, strict=True)})
+        async def client() -> None:
+            nonlocal num_done
+            while perf_counter() < began + FULL_S:
+                size, most = draw.randint(*CHAT), draw.randint(*ANSWER)
+                answer = await ask(self._chats.url, self._chats.prompt(draw, size), most)
+                num_done += answer.is_whole and perf_counter() < began + FULL_S
 
-    async def _job(self, asked: Submission, file: str) -> Ended:
+        await asyncio.gather(*(client() for _ in range(FULL)))
+        return num_done / FULL_S
+
+    def run(self, chats_s: float, seconds: float, jobs: list[Submission]) -> Outcomes:
+        return asyncio.run(self._run(chats_s, seconds, jobs))
+
+    async def _run(self, chats_s: float, seconds: float, jobs: list[Submission]) -> Outcomes:
+        batches = Batches(self._chats.url)
+        files = [await batches.upload(jsonl(self._bodies(job))) for job in jobs]
+        chats = asyncio.create_task(self._chats.play(Load(chats_s, seconds, documents=0), DEFAULT))
+        ended = await asyncio.gather(*(self._job(batches, job, file) for job, file in zip(jobs, files, strict=True)))
+        attained = (await chats).attained(DEFAULT) / 100
+        await batches.close()
+        return Outcomes(attained, {job.name: result for job, result in zip(jobs, ended, strict=True)})
+
+    def _bodies(self, job: Submission) -> list[dict[str, Any]]:
+        draw, fixed = Random(job.name), {"model": NAME, "temperature": 0, "ignore_eos": True}
+        return [
+            {
+                **fixed,
+                "prompt": self._chats.prompt(draw, draw.randint(*job.prompt)),
+                "max_tokens": draw.randint(*job.output),
+            }
+            for _ in range(job.lines)
+        ]
+
+    async def _job(self, batches: Batches, job: Submission, file: str) -> Ended:
         created_at, id = int(time.time()), f"batch_{uuid4().hex}"
-        await submit_shorter(self._data, job_of(id, file, created_at, asked.window_s, asked.weight))
+        await submit_shorter(self._data, job_of(id, file, created_at, job.window_s, job.weight))
         late_at: float | None = None
         while True:
-            batch, headers = await self._batches.look(id)
+            batch, headers = await batches.look(id)
             if late_at is None and headers.get("x-batch-late") == "true":
                 late_at = time.time()
             if batch["status"] in ENDED:
@@ -195,67 +216,15 @@ class Served:
             await asyncio.sleep(0.5)
         ended_at = next(at for status in ENDED if (at := batch.get(f"{status}_at")))
         counts = batch["request_counts"]
-        lines = [await self._batches.num_lines(batch.get(f"{kind}_file_id")) for kind in ("output", "error")]
+        lines = [await batches.num_lines(batch.get(f"{kind}_file_id")) for kind in ("output", "error")]
         late_after_s = None if late_at is None else late_at - created_at
         left_s = batch["expires_at"] - ended_at
         return Ended(batch["status"], counts["total"], counts["completed"], left_s, late_after_s, sum(lines))
 
 
-class _Chats(isolation.Load):
-    async def full(self, at_once: int) -> Chats:
-        """As many as end in a second where so many are always there."""
-        draw, begun = Random(isolation.SEED), perf_counter()
-        num_done = 0
-
-        async def client() -> None:
-            nonlocal num_done
-            while perf_counter() < begun + self._seconds:
-                size, most = draw.randint(*isolation.CHAT), draw.randint(*isolation.ANSWER)
-                answer = await self.ask([draw.randrange(3, VOCAB) for _ in range(size)], most, {})
-                num_done += answer.is_whole and perf_counter() < begun + self._seconds
-
-        await asyncio.gather(*(client() for _ in range(at_once)))
-        return num_done / self._seconds
-
-
-def _lines(asked: Submission) -> bytes:
-    draw = Random(asked.name)
-
-    def body() -> dict[str, Any]:
-        prompt = [draw.randrange(3, VOCAB) for _ in range(draw.randint(*asked.prompt))]
-        most = draw.randint(*asked.output)
-        return {"model": isolation.NAME, "prompt": prompt, "max_tokens": most, "temperature": 0, "ignore_eos": True}
-
-    return jsonl(body() for _ in range(asked.lines))
-
-
-# --- Both
-
-
-async def _simulated(folder: Path, args: argparse.Namespace) -> bool:
-    system = Simulated(folder)
-    chats_s = args.load * _told("chats alone, as many as it serves", system.chats_s(), "chats/s")
-    lines_s = _told("room beside chats", system.lines_s(chats_s), "lines/s")
-    return await measure(system.run, chats_s, lines_s, args.seconds, args.need)
-
-
-async def _served(url: str, data: Path, args: argparse.Namespace) -> bool:
-    system = Served(url, data)
-    chats_s = args.load * _told("chats alone, as many as it serves", await system.chats_s(), "chats/s")
-    lines_s = _told("room beside chats", await system.lines_s(chats_s), "lines/s")
-    return await measure(system.run, chats_s, lines_s, args.seconds, args.need)
-
-
-def _told(name: str, value: float, unit: str) -> float:
-    report(name, value, unit)
-    if not value:
-        sys.exit(f"{name}: nothing was done in time, the machine is too slow or too busy")
-    return value
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--simulated", action="store_true", help="ask the cores, and no engine")
+    parser = command(__doc__)
+    parser.add_argument("--backend", choices=("real", "simulated"), default="real", help="default: %(default)s")
     parser.add_argument("--seconds", type=int, default=60, help="the shortest window (default: %(default)s)")
     parser.add_argument("--need", type=float, default=0.7, help="of the room there is (default: %(default)s)")
     parser.add_argument("--load", type=float, default=0.6, help="of chats (default: %(default)s)")
@@ -264,12 +233,11 @@ def main() -> None:
     args = parser.parse_args()
     with TemporaryDirectory() as name:
         folder = Path(name)
-        if args.simulated:
-            sys.exit(0 if asyncio.run(_simulated(folder, args)) else 1)
-        model, data = args.model or isolation.random_model(folder / "model"), folder / "jobs"
-        with isolation.served(model, ["--jobs-directory", str(data), *args.flags]) as url:
-            met = asyncio.run(_served(url, data, args))
-    sys.exit(0 if met else 1)
+        if args.backend == "simulated":
+            sys.exit(not measure(SimulatedJobs(folder), args.load, args.seconds, args.need))
+        model, data = args.model or with_tokenizer(llama160m(folder / "model")), folder / "jobs"
+        with serve(model, "--jobs-directory", str(data), *args.flags) as deployment:
+            sys.exit(not measure(ServedJobs(deployment.url, data), args.load, args.seconds, args.need))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Joins this machine to a Ray cluster, with the flags of `ray start`, until the head is gone: `ray down` stops nothing but
-# the head of a `local` cluster, whose nodes end within half a minute, and would leave helpers here.
+# Join this machine to a Ray cluster, with the flags of `ray start`, until the head is gone. `ray down` stops only the head
+# of a `local` cluster; its nodes end within half a minute, and would leave helper processes here.
 set -eu
 cd "$HOME/alignedserve"
 . deploy/env.sh

@@ -1,12 +1,12 @@
 #!/bin/sh
-# Serves on the Ray cluster of this node, and keeps that up as long as the cluster is; returns once it serves, or says why not.
+# Serve on the Ray cluster of this node as long as the cluster is up; return once it serves, or say why it does not.
 #     serve.sh CONFIG        its log: ~/alignedserve/serve.log
 set -eu
 config=$1
 cd "$HOME/alignedserve"
 . deploy/env.sh
 if [ -f serve.pid ]; then
-  # Of an earlier `ray up`, with all that it had started: it drains before it leaves the port.
+  # Stop the deployment of an earlier `ray up`: it drains before it leaves the port.
   before=$(cat serve.pid)
   kill -s TERM -- "-$before" 2> /dev/null || true
   for _ in $(seq 60); do

@@ -1,11 +1,12 @@
-"""Compiles csrc/ into one shared library with a plain C interface, which knows nothing of torch or Python.
+"""Compile csrc/ into one shared library with a plain C interface, which knows nothing of torch or Python.
 
-Every source is compiled once for each instruction set that the compiler knows, so that one library serves
-every CPU of a kind and chooses at run time. `python -m alignedserve.kernels.build` builds it in place; installing
-does so too (setup.py). Only the standard library is imported here: setup.py runs this file before anything is there.
+Each source is compiled once for each instruction set that the compiler knows, so that one library serves every CPU of
+a kind and chooses at run time. `python kernels/build.py` builds it in place, and installing does so too (setup.py).
+With `--here` only what this machine's CPU would choose is compiled, a third of the work. Only the standard library is
+imported: setup.py and make run this file before anything is installed.
 
-The library says from which sources it was built, and one from others is not used (native.py): its kernels might take
-other arguments than the Python beside it hands them.
+The library says from which sources it was built, and a library from other sources is not used (native.py): its kernels
+might take other arguments than the Python code passes.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from tempfile import TemporaryDirectory
 
 SOURCES = Path(__file__).resolve().parent / "csrc"
 LIBRARY = Path(__file__).resolve().parent / "libalignedserve_kernels.so"
-ONCE = "library.cpp"  # the others are compiled per instruction set
+ONCE = "library.cpp"  # all other sources are compiled per instruction set
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512")
 _BF16 = (*_AVX512, "-mavx512bf16")
-# From the least to the best: what a CPU can run, the ones before it can too.
+# From the least to the best: a CPU that can run a set can run all sets before it.
 X86: dict[str, tuple[str, ...]] = {
     "generic": (),
     "avx2": _AVX2,
@@ -37,6 +38,8 @@ X86: dict[str, tuple[str, ...]] = {
     "avx512bf16": _BF16,
     "amx": (*_BF16, "-mamx-tile", "-mamx-bf16"),
 }
+# What GCC and Clang define where `-march=native` has the set.
+_MACROS = {"avx2": "__AVX2__", "avx512": "__AVX512BW__", "avx512bf16": "__AVX512BF16__", "amx": "__AMX_BF16__"}
 # OpenMP without its library: the process has torch's, and must not have a second pool of spinning threads.
 _FLAGS = (
     "-std=c++17",
@@ -44,7 +47,7 @@ _FLAGS = (
     "-fPIC",
     "-fopenmp",
     "-fno-math-errno",
-    "-ffp-contract=off",  # what is to be one rounding says fma(): results are the same with and without the instruction
+    "-ffp-contract=off",  # code that wants one rounding says fma(): results are the same with and without FMA
     "-fvisibility=hidden",
     "-Wall",
     "-Wno-psabi",
@@ -54,19 +57,20 @@ _FLAGS = (
 
 
 class BuildFailed(Exception):
-    """The compiler refused; the message is one line."""
+    """The compiler refused a source; the message is one line."""
 
 
 class NoCompiler(BuildFailed):
     pass
 
 
-def build(library: Path = LIBRARY) -> str:
-    """Builds the library; says in a line what was built."""
+def build(library: Path = LIBRARY, only_here: bool = False) -> str:
+    """Build the library and return a line that says what was built."""
     compiler = find_compiler()
     with TemporaryDirectory() as scratch:
         folder = Path(scratch)
         sets = [isa for isa in _instruction_sets() if _accepts(compiler, X86.get(isa, ()), folder)]
+        sets = used_here(compiler, sets) if only_here else sets
         (folder / "built_for.h").write_text("".join(f"BUILT_FOR({isa})\n" for isa in sets))
         (folder / "built_from.h").write_text(f'#define BUILT_FROM "{sources()}"\n')
         jobs = list(_jobs(sets, folder))
@@ -74,17 +78,17 @@ def build(library: Path = LIBRARY) -> str:
             list(pool.map(lambda job: _run([*compiler, *job]), jobs))
         objects = [job[-1] for job in jobs]
         made = folder / library.name
-        # No -fopenmp here: GOMP_parallel and its kin stay open, and are found in the process when it loads this.
+        # No -fopenmp here: GOMP_parallel and its kin stay unresolved until a process that has them loads this library.
         _run([*compiler, "-shared", "-o", str(made), *objects, "-lm"])
         library.parent.mkdir(parents=True, exist_ok=True)
-        beside = library.with_suffix(f".{os.getpid()}.new")  # a process that has the old one mapped keeps it
+        beside = library.with_suffix(f".{os.getpid()}.new")  # a process that has the old library mapped keeps it
         shutil.copy(made, beside)
         beside.replace(library)
     return f"{library} for {' '.join(sets)}, with {shlex.join(compiler)}"
 
 
 def sources() -> str:
-    """A name for what the library is built from: this file and all in csrc/."""
+    """Return a name for the sources that the library is built from: this file and all files in csrc/."""
     read = hashlib.sha256(Path(__file__).read_bytes())
     for source in sorted(SOURCES.glob("*.*")):
         read.update(f"\0{source.name}\0".encode() + source.read_bytes())
@@ -92,7 +96,7 @@ def sources() -> str:
 
 
 def find_compiler() -> list[str]:
-    """The command that compiles C++: what CXX says, or what is on the path."""
+    """Return the command that compiles C++: the variable CXX, or the first compiler on the path."""
     if named := shlex.split(os.environ.get("CXX", "")):
         if shutil.which(named[0]):
             return named
@@ -115,6 +119,18 @@ def _instruction_sets() -> list[str]:
     return list(X86) if platform.machine() in ("x86_64", "AMD64") else ["generic"]
 
 
+def used_here(compiler: Sequence[str], sets: Sequence[str]) -> list[str]:
+    """Return the sets that this machine's CPU would choose from these, or all where the compiler does not say."""
+    asked = [*compiler, "-march=native", "-dM", "-E", "-x", "c++", os.devnull]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    defined = {line.split()[1] for line in done.stdout.splitlines()}
+    if done.returncode or not defined:
+        return list(sets)
+    known = [isa for isa in sets if isa in _MACROS and _MACROS[isa] in defined]
+    best = known[-2:] if known[-1:] == ["amx"] else known[-1:]  # not every system lets its processes use AMX
+    return ["generic", *best]
+
+
 def _accepts(compiler: Sequence[str], flags: Sequence[str], folder: Path) -> bool:
     empty = folder / "empty.cpp"
     empty.write_text("#include <cstdint>\n")
@@ -133,12 +149,13 @@ def _run(command: Sequence[str]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Build the C++ kernels in place.")
-    parser.add_argument("--optional", action="store_true", help="where they cannot be built, say so and end well")
-    optional = parser.parse_args().optional
+    parser.add_argument("--optional", action="store_true", help="where they cannot be built, say so and end with 0")
+    parser.add_argument("--here", action="store_true", help="only for the CPU of this machine: a third of the work")
+    options = parser.parse_args()
     try:
-        print(build())
+        print(build(only_here=options.here))
     except BuildFailed as failure:
-        if not optional:
+        if not options.optional:
             sys.exit(str(failure))
         print(f"{failure}; until then, torch computes")
 

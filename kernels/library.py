@@ -1,4 +1,4 @@
-"""The C++ library: loads it, and hands out its kernels for one instruction set."""
+"""Load the C++ library and return its kernels for one instruction set."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _NO_MEMORY = -1  # as csrc/table.cpp has it
 
 
 class NoLibrary(Exception):
-    """The library was not built, or does not load; the message is one line."""
+    """Raised where the library was not built or does not load; the message is one line."""
 
 
 class Library:
-    """Its kernels for one instruction set, the best that this CPU has unless another is named."""
+    """The library's kernels for one instruction set: the best that this CPU has, unless another is named."""
 
     def __init__(self, isa: str | None = None, path: Path = LIBRARY) -> None:
         self._library = _loaded(path)
@@ -34,8 +34,10 @@ class Library:
             raise NoLibrary(f"instruction set {self.isa} is not among those usable here: {self.usable}")
 
     def kernel(self, name: str, *argtypes: Any, returns: Any = None) -> Callable[..., Any]:
-        """The function of that name; its arguments' types are those of csrc/kernels.h. It raises MemoryError where it
-        finds no memory for what it works in; what it was to write is then undefined."""
+        """Return the function of that name, with the argument types of csrc/kernels.h.
+
+        It raises MemoryError where it finds no scratch memory; its outputs are then undefined.
+        """
         address = self._library.as_kernel(self.isa.encode(), name.encode())
         if not address:
             raise NoLibrary(f"the library has no kernel {name} for {self.isa}: build it anew")
@@ -53,7 +55,7 @@ def _checked(name: str, returned: int, _function: object, _arguments: object) ->
 
 
 def usable_sets(path: Path = LIBRARY) -> list[str]:
-    """Instruction sets that the library was built for and this CPU has, from the least to the best."""
+    """Return the instruction sets that the library was built for and this CPU has, from the least to the best."""
     named: bytes = _loaded(path).as_usable()
     return named.decode().split()
 
@@ -83,7 +85,7 @@ def _built_from(library: ctypes.CDLL) -> str:
 
 
 def _open(path: Path) -> ctypes.CDLL:
-    """Its OpenMP is the one that torch brought, which the whole process sees; without that, the system's."""
+    """Return the loaded library. It uses torch's OpenMP, which the whole process sees, or else the system's."""
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:

@@ -16,7 +16,7 @@ from multiprocessing.pool import Pool
 from pathlib import Path
 
 from alignedserve.cli.terminal.arguments import check_writable
-from alignedserve.simulator.fuzzing.fuzz import Verdict, attempt, record
+from alignedserve.simulator.fuzzing.fuzz import FuzzVerdict, attempt, record
 from alignedserve.simulator.fuzzing.recording import Difference, first_difference, read_scenario, said
 from alignedserve.simulator.fuzzing.scenario import lines
 from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
@@ -62,9 +62,9 @@ class _Tally:
     num_requests: int = 0
     num_events: int = 0
     faults: Counter[str] = field(default_factory=Counter)
-    failed: list[Verdict] = field(default_factory=list)
+    failed: list[FuzzVerdict] = field(default_factory=list)
 
-    def add(self, verdict: Verdict) -> None:
+    def add(self, verdict: FuzzVerdict) -> None:
         self.num_seeds += 1
         self.num_requests += verdict.num_requests
         self.num_events += verdict.num_events
@@ -109,7 +109,7 @@ def _many(options: FuzzOptions) -> int:
 
 
 @contextmanager
-def _trying(jobs: int) -> Iterator[Callable[[Iterable[int]], Iterator[Verdict]]]:
+def _trying(jobs: int) -> Iterator[Callable[[Iterable[int]], Iterator[FuzzVerdict]]]:
     """Return a function that yields verdicts in the order of the seeds: the number of jobs changes no output."""
     if jobs == 1:
         yield lambda seeds: map(_try, seeds)
@@ -128,14 +128,14 @@ def _pool(jobs: int) -> Pool:
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
-def _in_parts(pool: Pool, seeds: Iterable[int], size: int) -> Iterator[Verdict]:
+def _in_parts(pool: Pool, seeds: Iterable[int], size: int) -> Iterator[FuzzVerdict]:
     """Yield verdicts of parts of the seeds: a pool takes all seeds at once, and they may have no end."""
     left = iter(seeds)
     while part := list(islice(left, size)):
         yield from pool.imap(_try, part)
 
 
-def _try(seed: int) -> Verdict:
+def _try(seed: int) -> FuzzVerdict:
     return attempt(draw_scenario(seed))
 
 
@@ -154,7 +154,7 @@ def _run_seed(options: FuzzOptions, seed: int) -> int:
     return 0 if verdict.failure is None else 1
 
 
-def _explain(verdict: Verdict, options: FuzzOptions) -> None:
+def _explain(verdict: FuzzVerdict, options: FuzzOptions) -> None:
     """Print the shrunk schedule, and the command that shows it again."""
     assert verdict.failure is not None
     print(f"\nseed {verdict.seed}, shrunk:")

@@ -21,7 +21,7 @@ from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports import plots
 from alignedserve.simulator.reports.report import comparison_text, document, requests_csv, runs_csv, steps_csv, summary
 from alignedserve.simulator.reports.timeline import timeline
-from alignedserve.simulator.reports.trial import OnProgress, Run, Trial, trials
+from alignedserve.simulator.reports.trial import OnProgress, SimulationTrial, TrialRun, trials
 from alignedserve.simulator.workload.spec import rate_of
 
 _WRONG = 1  # the simulation found something wrong with itself
@@ -30,7 +30,7 @@ _DIFFERENT = 1  # two runs that were compared differ
 
 @dataclass(frozen=True)
 class SimulateOptions:
-    common: Trial  # what all runs share; each run has a preset, seed and rate of its own
+    common: SimulationTrial  # what all runs share; each run has a preset, seed and rate of its own
     presets: tuple[str, ...]
     seeds: tuple[int, ...]
     rates: tuple[float, ...] = ()
@@ -56,7 +56,7 @@ def run(options: SimulateOptions) -> int:
     return _complain(runs)
 
 
-def _all(options: SimulateOptions, planned: Sequence[Trial]) -> list[Run]:
+def _all(options: SimulateOptions, planned: Sequence[SimulationTrial]) -> list[TrialRun]:
     runs = []
     for number, trial in enumerate(planned):
         with ProgressBar(f"{number + 1}/{len(planned)} {trial.name}", sys.stderr) as progress:
@@ -64,17 +64,17 @@ def _all(options: SimulateOptions, planned: Sequence[Trial]) -> list[Run]:
     return runs
 
 
-def _run_trial(options: SimulateOptions, trial: Trial, alone: bool, on_progress: OnProgress) -> Run:
+def _run_trial(options: SimulateOptions, trial: SimulationTrial, alone: bool, on_progress: OnProgress) -> TrialRun:
     """Run the trial and write its record; only the figures are kept of it, since there may be many runs."""
     record = run_once(trial, on_progress) if options.save is None else run_saved(trial, on_progress, options.save)
     if alone:
         _write_single(options, trial, record)
     if options.out is not None:
         _write_folder(options.out if alone else options.out / _folder_name(trial), trial, record, options.timeline_s)
-    return Run.of(trial, record)
+    return TrialRun.of(trial, record)
 
 
-def _complain(runs: Sequence[Run]) -> int:
+def _complain(runs: Sequence[TrialRun]) -> int:
     wrong = [(run.trial.name, problem) for run in runs for problem in run.problems]
     for name, problem in wrong[:3]:
         print(f"alignedserve: {name}: {problem}", file=sys.stderr)
@@ -108,7 +108,7 @@ def _tell(found: Difference | int, first: str, second: str) -> int:
 # --- Before the first run
 
 
-def _check(options: SimulateOptions, planned: Sequence[Trial]) -> None:
+def _check(options: SimulateOptions, planned: Sequence[SimulationTrial]) -> None:
     """Refuse options that cannot work, before anything runs."""
     said = rate_of(options.common.workload or "")
     if options.rates and said:
@@ -156,7 +156,7 @@ def _make(path: Path) -> None:
 # --- What is written
 
 
-def _write_single(options: SimulateOptions, trial: Trial, record: RunRecord) -> None:
+def _write_single(options: SimulateOptions, trial: SimulationTrial, record: RunRecord) -> None:
     _write(options.csv, lambda: requests_csv(record))
     _write(options.csv and _steps_beside(options.csv), lambda: steps_csv(record))
     _write(options.timeline, lambda: timeline(record, options.timeline_s))
@@ -166,7 +166,7 @@ def _write_single(options: SimulateOptions, trial: Trial, record: RunRecord) -> 
         plots.plot_run(record, trial.title, options.plot)
 
 
-def _write_folder(folder: Path, trial: Trial, record: RunRecord, timeline_s: float) -> None:
+def _write_folder(folder: Path, trial: SimulationTrial, record: RunRecord, timeline_s: float) -> None:
     with _folder(folder):
         _write(folder / "requests.csv", lambda: requests_csv(record))
         _write(folder / "steps.csv", lambda: steps_csv(record))
@@ -179,7 +179,7 @@ def _steps_beside(requests: Path) -> Path:
     return requests.with_name(f"{requests.stem}-steps.csv")
 
 
-def _write_all(options: SimulateOptions, runs: Sequence[Run], text: str) -> None:
+def _write_all(options: SimulateOptions, runs: Sequence[TrialRun], text: str) -> None:
     _write(options.json, lambda: document(runs))
     if len(runs) > 1:
         _write(options.csv, lambda: runs_csv(runs))
@@ -193,7 +193,7 @@ def _write_all(options: SimulateOptions, runs: Sequence[Run], text: str) -> None
             _plot_several(runs, options.out / "runs.svg")
 
 
-def _plot_several(runs: Sequence[Run], path: Path) -> None:
+def _plot_several(runs: Sequence[TrialRun], path: Path) -> None:
     is_sweep = len({run.trial.rate for run in runs}) > 1
     (plots.plot_sweep if is_sweep else plots.plot_comparison)(runs, path)
 
@@ -207,6 +207,6 @@ def _write(path: Path | None, text: Callable[[], str]) -> None:
         raise SimulateError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _folder_name(trial: Trial) -> str:
+def _folder_name(trial: SimulationTrial) -> str:
     at = "" if trial.rate is None else f"-rate{trial.rate:g}"
     return f"{trial.preset}{at}-seed{trial.seed}"

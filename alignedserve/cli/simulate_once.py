@@ -22,11 +22,11 @@ from alignedserve.core import WorkerLimits
 from alignedserve.cost.model import Route
 from alignedserve.errors import ConfigError, SimulateError, WorkloadError
 from alignedserve.router.placing.admission import queues_of
-from alignedserve.simulator.fuzzing.recording import Recorder, open_run
+from alignedserve.simulator.fuzzing.recording import RunWriter, open_run
 from alignedserve.simulator.machines import gpu_truth, hardware
 from alignedserve.simulator.machines.hardware import Hardware
 from alignedserve.simulator.records.records import RunRecord
-from alignedserve.simulator.reports.trial import OnProgress, Trial
+from alignedserve.simulator.reports.trial import OnProgress, SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.workload import Mixture
@@ -45,17 +45,17 @@ _LONGEST = 16_384  # tokens of a request among the steps that workers know when 
 _ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
 
 
-def run_once(trial: Trial, on_progress: OnProgress) -> RunRecord:
+def run_once(trial: SimulationTrial, on_progress: OnProgress) -> RunRecord:
     """Run the trial and return its record."""
     return _run(Simulation(settings_of(trial)), on_progress)
 
 
-def run_saved(trial: Trial, on_progress: OnProgress, path: Path) -> RunRecord:
+def run_saved(trial: SimulationTrial, on_progress: OnProgress, path: Path) -> RunRecord:
     """Run the trial and write every command of every core to a file."""
     simulation = Simulation(settings_of(trial))
     world = simulation.world
     with open_run(path, "w") as file:
-        recorder = Recorder(file, trial, world.agenda)
+        recorder = RunWriter(file, trial, world.agenda)
         world.witnesses.append(recorder)
         world.is_noted = True
         record = _run(simulation, on_progress)
@@ -73,7 +73,7 @@ def _run(simulation: Simulation, on_progress: OnProgress) -> RunRecord:
     return record
 
 
-def settings_of(trial: Trial) -> Settings:
+def settings_of(trial: SimulationTrial) -> Settings:
     config, device, topology = config_of(trial), device_of(trial), parse_cluster(trial.cluster)
     direct = config.transport is TransportName.COLLECTIVE and not topology.colocated
     if trial.direct and topology.colocated:
@@ -106,7 +106,7 @@ def settings_of(trial: Trial) -> Settings:
     )
 
 
-def config_of(trial: Trial) -> Config:
+def config_of(trial: SimulationTrial) -> Config:
     """Return the configuration that a deployment would have, as far as a simulation knows its settings."""
     given = read_settings(trial.options, "--set", every_setting())
     for path in given:
@@ -131,7 +131,7 @@ def cluster_of(presets: Sequence[str]) -> str:
     return wanted.pop()
 
 
-def _limits(trial: Trial, device: Hardware, config: Config) -> WorkerLimits:
+def _limits(trial: SimulationTrial, device: Hardware, config: Config) -> WorkerLimits:
     """Return the limits of the workers. A measured worker brings its own, which a preset or --set may only lower."""
     engine, measured = config.engine, device.measured
     if measured is None:
@@ -141,7 +141,7 @@ def _limits(trial: Trial, device: Hardware, config: Config) -> WorkerLimits:
     return replace(measured, **{name: value for name, value in least.items() if f"engine.{name}" in said})
 
 
-def workload_of(trial: Trial) -> Mixture:
+def workload_of(trial: SimulationTrial) -> Mixture:
     try:
         asked = read_workload(trial.workload or DEFAULT_WORKLOAD)
     except WorkloadError as error:
@@ -172,7 +172,7 @@ def _cluster_hint(text: str) -> str:
         return hint(text.lower(), ["colocated"])
 
 
-def device_of(trial: Trial) -> Hardware:
+def device_of(trial: SimulationTrial) -> Hardware:
     """Return the hardware: a measured GPU by its name, or a file that `alignedserve profile` wrote."""
     name = trial.profile or DEFAULT_PROFILE
     if name in gpu_truth.names():

@@ -154,12 +154,12 @@ def _simulate(args: argparse.Namespace) -> int:
     with LeavesAtOnce():
         from alignedserve.cli.simulate import SimulateOptions, run
         from alignedserve.cli.simulate_once import cluster_of
-        from alignedserve.simulator.reports.trial import Trial
+        from alignedserve.simulator.reports.trial import SimulationTrial
 
     presets = _presets(args)
     return run(
         SimulateOptions(
-            common=Trial(
+            common=SimulationTrial(
                 args.preset,
                 args.workload,
                 args.cluster or cluster_of(presets),

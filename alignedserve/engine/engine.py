@@ -29,15 +29,15 @@ from alignedserve.engine.models.choice import load
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.runs import Checker, Run, run_of
 from alignedserve.engine.models.tensors import Tensors
-from alignedserve.engine.sampling.reading import Begun, Done, Passing, Reading
-from alignedserve.engine.sampling.sampling import Sampler, Wanted
-from alignedserve.engine.sampling.step_result import result_of, rows_wanted, wanted_of
+from alignedserve.engine.sampling.reading import Begun, Done, DrawnStep, Passing
+from alignedserve.engine.sampling.sampling import NextToken, Sampler
+from alignedserve.engine.sampling.step_result import next_tokens, result_of, rows_wanted
 from alignedserve.errors import RankLost
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.common.static_spans import StaticSpans
-from alignedserve.kernels.dispatch.dispatcher import Choice, Kernels, choose
+from alignedserve.kernels.dispatch.dispatcher import KernelChoice, Kernels, choose
 from alignedserve.kernels.dispatch.rehearsing import rehearse
 from alignedserve.kernels.dispatch.tuning import tune
 from alignedserve.text.syntax import Syntaxes
@@ -71,7 +71,9 @@ class Engine:
         self.config = read_config(folder).share(ranks.size)
         self.block_size = block_size
         self.dtype: torch.dtype = getattr(torch, dtype or self.config.dtype)
-        chosen = choose(device, self.dtype, block_size=block_size) if kernels is None else Choice(kernels, "asked for")
+        chosen = (
+            choose(device, self.dtype, block_size=block_size) if kernels is None else KernelChoice(kernels, "asked for")
+        )
         self._kernels = chosen.kernels
         self._load(folder, tensors_of(folder), tune_s)
         log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)  # a folder that cannot be loaded says that alone
@@ -162,7 +164,7 @@ class Engine:
         ]
         for run in runs:
             self._checker.check(run)
-        wanted = wanted_of(plan, {run.request: run.tokens[-1] for run in runs})
+        wanted = next_tokens(plan, {run.request: run.tokens[-1] for run in runs})
         try:
             self._sampler.begin(wanted)
             logits = self._logits(plan, runs, rows) if runs else torch.empty(0)
@@ -187,14 +189,14 @@ class Engine:
         self._before = Before.of(result)
         return Done(result)
 
-    def _read_later(self, plan: StepPlan, wanted: Sequence[Wanted], logits: torch.Tensor) -> Reading:
+    def _read_later(self, plan: StepPlan, wanted: Sequence[NextToken], logits: torch.Tensor) -> DrawnStep:
         drawn = self._sampler.draw(logits[: len(wanted)], wanted)
         self.ranks.hand_on(drawn.tokens)
-        reading = Reading(plan.number, [one.request for one in wanted], drawn)
+        reading = DrawnStep(plan.number, [one.request for one in wanted], drawn)
         self._before = Before.unread(drawn.tokens, [one.request for one in wanted])
         return reading
 
-    def _handed_on(self, wanted: Sequence[Wanted]) -> Before:
+    def _handed_on(self, wanted: Sequence[NextToken]) -> Before:
         """What rank 0 has drawn, which alone reads it."""
         tokens = torch.empty(len(wanted), dtype=torch.long, device=self.device)
         self.ranks.hand_on(tokens)

@@ -1,7 +1,7 @@
-"""What this machine has, and how far its memory goes.
+"""What this machine has, and whether its memory is enough.
 
-capacity.py    How far the memory that was given goes: pairs, pages and the longest request.
-memory.py      Whether weights, KV and a step's work fit into the memory that is there, before anything is loaded.
-resources.py   What this machine, or the container, lets this process have of cores and memory.
+capacity.py    How many block pairs and pages the given memory holds, and the longest request.
+memory.py      Check that weights, KV and a step's work fit into memory before anything is loaded.
+resources.py   The cores and the memory that this process may use of its machine or container.
 whole_file.py  A file that is written beside its name and renamed: who reads it finds all of it, or what was
 """

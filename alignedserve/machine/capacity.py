@@ -1,4 +1,4 @@
-"""How far the memory that was given goes: pairs, pages and the longest request."""
+"""How many block pairs and pages the given memory holds, and the longest request."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class Capacity:
 
     @property
     def num_pages(self) -> int:
-        """As requests are stored."""
+        """Return the number of pages at the size in which requests are stored."""
         return self.extents.num_pages(self.extents.first_kind)
 
     @property
     def page_bytes(self) -> int:
-        """Of one rank."""
+        """Return the bytes of a page on one rank."""
         return self.sizes.of(self.extents.first_kind)
 
 
 def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Capacity:
-    """Of each worker; where ranks share the model, of each rank, whose device and whose pages hold its share.
+    """Return the capacity of each worker, or of each rank where ranks share a model and each holds a share.
 
-    Where the device cache is what a GPU has left, only the worker itself knows its size: `left`, in bytes, when its
-    weights are there. To all others it has no pairs.
+    Where the device cache takes what a GPU has left, only the worker knows its size: `left`, in bytes, once its weights
+    are loaded. Every other process sees no pairs.
     """
     engine, pool = config.engine, config.kvpool
     dtype = model.dtype if engine.dtype is Dtype.AUTO else engine.dtype.value
@@ -70,7 +70,7 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
 
 
 def _page_bytes(config: Config, model: ModelConfig, dtype: str) -> PageBytes:
-    """By what the pool is to keep."""
+    """Return the bytes of a page for what the pool keeps."""
     pool, tokens = config.kvpool, config.page_size
     if pool.entries is Entries.HIDDEN and not config.topology.colocated:
         if model.why_not_hidden is not None:
@@ -82,7 +82,7 @@ def _page_bytes(config: Config, model: ModelConfig, dtype: str) -> PageBytes:
 
 
 def _holds_longest(path: str, given_mb: int, tokens: int, longest: int) -> None:
-    """Otherwise a long request would be accepted and wait for ever."""
+    """Refuse memory that the longest request does not fit in: that request would be accepted and wait for ever."""
     if tokens < longest:
         shorter = f", or lower engine.max_model_len to {tokens}" if tokens else ""
         raise ConfigError(
@@ -91,7 +91,7 @@ def _holds_longest(path: str, given_mb: int, tokens: int, longest: int) -> None:
 
 
 def _holds_longest_beside_reserve(config: Config, num_pages: int, longest: int) -> None:
-    """Otherwise a long best-effort request would."""
+    """Refuse a pool in which a long best-effort request would wait for ever, beside what is reserved for chats."""
     pool, left = config.kvpool, num_pages - config.policy.reserved(num_pages)
     if left * config.page_size < longest:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Whether weights, KV and a step's work fit into the memory that is there, before anything is loaded."""
+"""Check that weights, KV and a step's work fit into memory, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Demand:
-    """Of one rank of a worker, in bytes."""
+class MemoryDemand:
+    """The memory that one rank of a worker needs, in bytes."""
 
     weights: int
     cache: int
@@ -34,11 +34,11 @@ class Demand:
         return f"{weights} MB of weights as {self.dtype}, {cache} of KV and {step} for a step"
 
 
-def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> Demand:
+def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> MemoryDemand:
     ranks = config.engine.tensor_parallel_size
-    whole, embedding = count_numbers(folder), model.vocab_size * model.hidden_size  # which every rank has whole
+    whole, embedding = count_numbers(folder), model.vocab_size * model.hidden_size  # every rank has a whole embedding
     model = model.share(ranks)
-    return Demand(
+    return MemoryDemand(
         weights=(whole + (ranks - 1) * min(whole, embedding)) // ranks * DTYPE_BYTES[room.dtype],
         cache=model.kv_bytes(room.limits.num_pairs * room.limits.block_size, room.dtype),
         step=model.step_bytes(config.engine.max_step_tokens, config.engine.max_batch, room.dtype),
@@ -47,7 +47,7 @@ def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> 
 
 
 def shared_memory(config: Config, model: ModelConfig, room: Capacity) -> int:
-    """What the parts of one machine take of it: the arenas, and device caches that others map."""
+    """Return the shared memory that the parts of one machine take: arenas, and device caches that other parts map."""
     ranks, topology = config.engine.tensor_parallel_size, config.topology
     pool = ranks * room.num_pages * room.page_bytes
     if not _maps_files(config):
@@ -67,12 +67,12 @@ def _maps_files(config: Config) -> bool:
 
 
 def check_worker(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> None:
-    """This process is to be one worker; others may have taken theirs already."""
+    """Check the memory for this process, which becomes a worker; other workers may have taken their memory already."""
     _check(config, demand(config, model, room, folder), 1, 0)
 
 
 def check_machine(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> None:
-    """All workers and the pool are to start on this machine. On GPUs each worker looks when its weights are there."""
+    """Check that all workers and the pool fit on this machine. On GPUs each worker checks after loading weights."""
     if config.engine.device is not DeviceKind.CPU:
         return
     topology = config.topology
@@ -84,8 +84,8 @@ def check_machine(config: Config, model: ModelConfig, room: Capacity, folder: Pa
     _check(config, demand(config, model, room, folder), workers, pool, checkpoints)
 
 
-def _check(config: Config, one: Demand, workers: int, pool: int, checkpoints: int = 0) -> None:
-    """`checkpoints`: of all workers that make some."""
+def _check(config: Config, one: MemoryDemand, workers: int, pool: int, checkpoints: int = 0) -> None:
+    """Raise MemoryTooSmall where the demand exceeds memory; `checkpoints` are bytes of all workers."""
     found = memory()
     needed = workers * one.total + pool + checkpoints
     if found is None or needed <= found.available:
@@ -100,7 +100,7 @@ def _check(config: Config, one: Demand, workers: int, pool: int, checkpoints: in
     )
 
 
-def _advice(config: Config, one: Demand, workers: int, available: int, pool: int, checkpoints: int) -> str:
+def _advice(config: Config, one: MemoryDemand, workers: int, available: int, pool: int, checkpoints: int) -> str:
     if checkpoints and workers * one.total + pool <= available:
         fitting = config.schedule.checkpoints * (available - workers * one.total - pool) / checkpoints
         return f"lower schedule.checkpoints from {config.schedule.checkpoints:g} to {int(100 * fitting) / 100:g}"

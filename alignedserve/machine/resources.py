@@ -1,4 +1,4 @@
-"""What this machine, or the container, lets this process have of cores and memory."""
+"""The cores and the memory that this process may use of its machine or container."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ _MEMINFO = Path("/proc/meminfo")
 
 @dataclass(frozen=True)
 class Memory:
-    """In bytes."""
+    """The memory of the machine or container, in bytes."""
 
     total: int
-    available: int  # without swapping, by what the kernel says of the machine and of each control group
+    available: int  # without swapping: the least that the kernel reports of the machine and of each control group
     limit: int | None  # of the tightest control group
 
 
 def usable_cores() -> float:
-    """What affinity and the container's quota leave of the machine's cores."""
+    """Return how many of the machine's cores affinity and the container's quota leave."""
     if hasattr(os, "sched_getaffinity"):
         cores: float = len(os.sched_getaffinity(0))
     else:
@@ -34,7 +34,7 @@ def usable_cores() -> float:
 
 
 def memory() -> Memory | None:
-    """None on a system that does not tell."""
+    """Return the memory, or None on a system that does not report it."""
     machine = _table(_MEMINFO, ":")
     if "MemAvailable" not in machine:
         return None
@@ -49,13 +49,13 @@ def memory() -> Memory | None:
 
 
 def _reclaimable(group: Path) -> int:
-    """Files that were read count as taken, and make room where it is needed; shared memory does not."""
+    """Return the bytes of cached files: they count as taken but make room on demand, which shared memory does not."""
     held = _table(group / "memory.stat", " ")
     return max(0, held.get("file", 0) - held.get("shmem", 0))
 
 
 def _groups() -> Iterator[Path]:
-    """The process's own control group and those around it, up to the outermost one that it sees."""
+    """Yield the process's control group and the groups around it, up to the outermost group that it sees."""
     own = next((line[3:] for line in _text(Path("/proc/self/cgroup")).splitlines() if line.startswith("0::")), "/")
     group = _CGROUPS / own.strip("/")
     for folder in (group, *group.parents):
@@ -64,7 +64,7 @@ def _groups() -> Iterator[Path]:
 
 
 def _table(path: Path, separator: str) -> dict[str, int]:
-    """Lines of a name and a whole number, whatever comes after that."""
+    """Return the numbers of a file whose lines hold a name, a whole number and perhaps more."""
     rows = (line.partition(separator) for line in _text(path).splitlines())
     numbers = ((name, rest.split()) for name, _, rest in rows)
     return {name: int(rest[0]) for name, rest in numbers if rest and rest[0].isdigit()}
@@ -73,5 +73,5 @@ def _table(path: Path, separator: str) -> dict[str, int]:
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:  # not this kind of system, or not for this user: then nothing is limited
+    except OSError:  # another system, or not readable for this user: nothing is limited
         return ""

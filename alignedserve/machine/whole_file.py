@@ -1,4 +1,4 @@
-"""A file that is written beside its name and renamed: who reads it finds all of it, or what was there before."""
+"""Write a file beside its name and rename it: a reader finds all of it, or what was there before."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from typing import IO
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[IO[bytes]]:
-    """Raises OSError. Where it is not written to its end nothing is left of it; of a process that is killed, a file
-    with .part at its end. What is no file, such as /dev/stdout, is written to as it is."""
-    path = path.resolve()  # a link stays one
+    """Yield the open file and rename it at the end; raise OSError where that fails.
+
+    A write that fails leaves nothing, a process that is killed leaves a file that ends in .part. A path that is no
+    regular file, such as /dev/stdout, is written directly.
+    """
+    path = path.resolve()  # a link stays a link
     if path.exists() and not path.is_file():
         with path.open("wb") as file:
             yield file

@@ -1,9 +1,10 @@
-"""How a deployment schedules: the same in every part, on real workers and in the simulator."""
+"""The policy: how a deployment schedules. Every part has the same policy, on real workers and in the simulator."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import cached_property
 
 from alignedserve.scheduling.levels import AGE_S
 from alignedserve.scheduling.orders import ORDERINGS, ByKey, Ordering
@@ -13,38 +14,40 @@ from alignedserve.scheduling.slo import Late
 
 
 class Chunking(str, Enum):
-    """How much of the prompts a step runs."""
+    """How much of the prompts one step runs."""
 
-    NONE = "none"  # whole prompts, in steps of their own before all decodes; one longer than any step is cut
-    FIXED = "fixed"  # beside the decodes, up to a fixed number of tokens
-    SLO = "slo"  # beside the decodes, as much as the tightest promise leaves time for (AccelGen §4.2)
+    NONE = "none"  # whole prompts, in separate steps before all decodes; a prompt longer than a step is cut
+    FIXED = "fixed"  # chunks beside the decodes, up to a fixed number of tokens
+    SLO = "slo"  # chunks beside the decodes, as the tightest promise allows (AccelGen §4.2)
 
 
 class Choice(str, Enum):
-    """Which prompts fill a step, of those that are not urgent."""
+    """Which prompts fill a step, among those that are not urgent."""
 
     IN_ORDER = "in_order"  # one after the other
-    MULTI_RESOURCE = "multi_resource"  # of those about as urgent, who best fills what is left of time and memory
+    MULTI_RESOURCE = (
+        "multi_resource"  # among about equally urgent prompts, the one that best fills the time and memory left
+    )
 
 
 class Room(str, Enum):
-    """What a request gets of a device cache when it is seated."""
+    """How much device memory a request gets when it is seated."""
 
-    WHOLE = "whole"  # for its longest possible output: nobody has to leave
-    GROWING = "growing"  # for what it has, then block by block; for want of room somebody leaves (Packing)
-    CHUNKS = "chunks"  # for the chunk that runs, and so on; then as growing
+    WHOLE = "whole"  # for its longest possible output, so that no request is preempted
+    GROWING = "growing"  # for its present tokens, then block by block; without room a request is preempted (Packing)
+    CHUNKS = "chunks"  # for each chunk when it runs; then as growing
 
 
 class Packing(str, Enum):
-    """Who of those that are seated on a decode worker runs in a step, and who leaves for want of memory."""
+    """Which seated requests a decode worker runs in a step, and which it preempts without memory."""
 
-    FCFS = "fcfs"  # by arrival; the newest leaves
-    LONGEST = "longest"  # by arrival; the longest of the old batch leaves (AlignedServe §3.4)
-    ROUND_ROBIN = "round_robin"  # real-time and best-effort ones in alternate steps, by arrival
-    MLFQ = "mlfq"  # those that were served least, in five levels, whatever their class
-    SKIP_JOIN = "skip_join"  # the same, and who has a long prompt starts in a lower level (FastServe)
-    KNAPSACK = "knapsack"  # by how long each has been pending for the memory that it takes (Apt-Serve §5)
-    RT_BE = "rt_be"  # by promises; real-time ones get the memory of best-effort ones (BROS §4.2)
+    FCFS = "fcfs"  # by arrival; the newest is preempted
+    LONGEST = "longest"  # by arrival; the longest of the old batch is preempted (AlignedServe §3.4)
+    ROUND_ROBIN = "round_robin"  # real-time and best-effort requests in alternate steps, by arrival
+    MLFQ = "mlfq"  # the least served requests first, in five levels, whatever their class
+    SKIP_JOIN = "skip_join"  # the same, but a long prompt starts in a lower level (FastServe)
+    KNAPSACK = "knapsack"  # by pending time per memory (Apt-Serve §5)
+    RT_BE = "rt_be"  # by promises; real-time requests get the memory of best-effort ones (BROS §4.2)
 
     @property
     def takes_turns(self) -> bool:
@@ -53,17 +56,17 @@ class Packing(str, Enum):
 
 
 class Grouping(str, Enum):
-    """Who decodes together, of those that wait in the pool."""
+    """Which requests that wait in the pool decode together."""
 
-    ALIGNED = "aligned"  # prefixes of about one length
-    FCFS = "fcfs"  # who is next, whatever its length
+    ALIGNED = "aligned"  # requests with prefixes of about one length
+    FCFS = "fcfs"  # the next requests, whatever their lengths
 
 
 class Compression(str, Enum):
-    """Of full pages of KV, of those who wait in the pool."""
+    """When full pages of waiting requests become int8."""
 
     OFF = "off"
-    AUTO = "auto"  # while there are few free pages, of those with longest to wait first
+    AUTO = "auto"  # while free pages are few: longest expected wait first
     INT8 = "int8"  # always
 
 
@@ -71,31 +74,31 @@ class Entries(str, Enum):
     """What the pool keeps of a request's tokens."""
 
     KV = "kv"
-    HIDDEN = "hidden"  # each layer's input after its norm; K and V are made of it when the request joins
+    HIDDEN = "hidden"  # each layer's input after its norm; K and V are made from it when the request joins
 
 
 class Predictor(str, Enum):
-    """Who says how long an output will be. What a request says of itself outweighs it (lengths.py)."""
+    """How output lengths are predicted. What a request says itself outweighs a prediction (lengths.py)."""
 
-    OFF = "off"  # nobody: each is taken to produce all that it may
-    CONSTANT = "constant"  # each is taken to produce `expected_output`
-    HASH = "hash"  # by past prompts of about the same tokens (ALISE §3.1)
-    MINILM = "minilm"  # by past prompts of about the same meaning: an encoder of text finds them
-    ORACLE = "oracle"  # the simulator, which knows
+    OFF = "off"  # every output is taken to be as long as it may be
+    CONSTANT = "constant"  # every output is taken to be `expected_output` long
+    HASH = "hash"  # by past prompts with about the same tokens (ALISE §3.1)
+    MINILM = "minilm"  # by past prompts with about the same meaning, which a text encoder finds
+    ORACLE = "oracle"  # by the simulator, which knows the lengths
 
 
 class Layout(str, Enum):
-    """Whose tokens a block pair holds."""
+    """Which requests' tokens a block pair holds."""
 
-    PLAIN = "plain"  # one request's
-    BIDIRECTIONAL = "bidirectional"  # a real-time one's from the left, a best-effort one's from the right (BROS §5)
+    PLAIN = "plain"  # those of one request
+    BIDIRECTIONAL = "bidirectional"  # a real-time request from the left, a best-effort one from the right (BROS §5)
 
 
 class Cache(str, Enum):
     """What a decode worker keeps of a request's tokens on its device."""
 
     KV = "kv"
-    HYBRID = "hybrid"  # KV, or of some hidden vectors, which take half of the memory and time in every step
+    HYBRID = "hybrid"  # KV, or for some requests hidden vectors: half the memory, and time in every step
 
 
 class PlainPairs:
@@ -117,7 +120,7 @@ class PlainPairs:
 class SharedPairs(PlainPairs):
     """Two requests may be in one pair (BROS §5)."""
 
-    why_not_ahead = "with blocks bidirectional a chat may take the slots of anybody before each step"
+    why_not_ahead = "with blocks bidirectional a chat may take slots of any request before each step"
     why_not_direct = "KV that comes directly needs pairs of its own: schedule.blocks bidirectional shares them"
 
     def __init__(self, checkpoints: float) -> None:
@@ -146,7 +149,7 @@ class HybridPairs(PlainPairs):
 
     def problem(self, policy: Policy) -> str | None:
         if policy.packing is not Packing.KNAPSACK and not policy.precedence.may_displace(is_rt=True):
-            return "cache hybrid looks at who has waited how long: it needs packing knapsack, or rt_be by slack"
+            return "cache hybrid goes by how long requests have waited: it needs packing knapsack, or rt_be by slack"
         if policy.room is Room.CHUNKS:
             return "cache hybrid decides once what a prompt is kept as: it needs room whole or growing"
         return None
@@ -163,15 +166,15 @@ class Policy:
     room: Room = Room.GROWING
     grouping: Grouping = Grouping.ALIGNED
     packing: Packing = Packing.RT_BE
-    reuse: bool = True  # of the KV of prompts that begin alike
+    reuse: bool = True  # whether prompts with the same prefix share KV
     late: Late = Late.DECAY
     token_group: int = 1  # tokens of a real-time request that are due together
-    expected_output: int = 256  # tokens that a request is taken to produce before anything is predicted
-    age_s: float = AGE_S  # unserved, after which a best-effort request rises a level
+    expected_output: int = 256  # expected tokens of an output without a prediction
+    age_s: float = AGE_S  # a best-effort request rises a level when it is unserved for so long
     expected_chunk: int = 512  # tokens of a best-effort prompt in a step
-    window_s: float = 0.75  # of slack, in which multi_resource may choose (gamma)
-    long_prompt: int = 4096  # tokens; with slo chunking one so long starts when no other is unfinished
-    budget_pivots: float = 4.0  # most prompt tokens of a step with slo chunking, in sizes that saturate the hardware
+    window_s: float = 0.75  # width in slack of the windows in which multi_resource chooses (gamma)
+    long_prompt: int = 4096  # tokens; with slo chunking only one so long prompt is unfinished at a time
+    budget_pivots: float = 4.0  # most prompt tokens of a step with slo chunking, in multiples of S_pf
     as_in_paper: bool = False  # AccelGen's own budget, slack and distance, in place of ours
     compression: Compression = Compression.OFF
     entries: Entries = Entries.KV
@@ -179,24 +182,24 @@ class Policy:
     predictor: Predictor = Predictor.HASH
     blocks: Layout = Layout.PLAIN
     cache: Cache = Cache.KV
-    reserve: int = 0  # tokens of memory that a request gets with room whole, even if it may say less
-    waiting_ratio: float = 0.0  # of waiting prompts to decodes, before those are interrupted for them (TGI)
-    pinning: bool = True  # of real-time requests that cannot wait in the pool, to a decode worker
-    evict: bool = True  # who has to leave keeps its KV elsewhere; otherwise it is computed anew
-    prefetch: bool = True  # KV of candidates is held by prefill workers that can send it on
-    candidate_share: float = 0.3  # of a prefill worker's pairs: most that such KV has
-    helps: bool = True  # decode workers take prompts of chats while those pile up before prefill workers
-    refuse_ttfts: float = 3.0  # a chat whose first token is predicted later than so many ttfts is refused; 0: none
-    checkpoints: float = 1.0  # tokens without a slot that a worker keeps on the host, as a share of those with one
+    reserve: int = 0  # least tokens of memory that a request gets with room whole
+    waiting_ratio: float = 0.0  # waiting prompts per decode from which prompts interrupt decodes (TGI)
+    pinning: bool = True  # whether real-time requests that cannot wait go straight to a decode worker
+    evict: bool = True  # whether preempted requests keep their KV elsewhere; otherwise it is computed anew
+    prefetch: bool = True  # whether prefill workers hold the KV of candidates
+    candidate_share: float = 0.3  # most of a prefill worker's pairs for such KV
+    helps: bool = True  # whether decode workers take prompts of chats that pile up before prefill workers
+    refuse_ttfts: float = 3.0  # refuse chats whose first token is predicted later than so many ttfts; 0: none
+    checkpoints: float = 1.0  # tokens without a slot that a worker keeps on the host / tokens with a slot
 
     def reserved(self, num_pages: int) -> int:
         return int(self.rt_reserve * num_pages)
 
     @property
     def problem(self) -> str | None:
-        """Why these mean nothing together."""
+        """Return why these options mean nothing together, or None."""
         if self.selection is Choice.MULTI_RESOURCE and isinstance(self.ordering, ByKey):
-            return "selection multi_resource looks at who is about as urgent: it needs order slack or fcfs"
+            return "selection multi_resource compares requests that are about as urgent: it needs order slack or fcfs"
         if self.room is Room.CHUNKS and self.chunking is Chunking.NONE:
             return "room chunks has no chunks with chunking none: it needs chunking fixed or slo"
         if self.as_in_paper and (self.chunking, self.selection) == (Chunking.FIXED, Choice.IN_ORDER):
@@ -213,20 +216,20 @@ class Policy:
             return "waiting_ratio is when whole prompts interrupt decodes: it needs chunking none and packing fcfs"
         return None
 
-    @property
+    @cached_property  # read at every step
     def precedence(self) -> Precedence:
         """Return how real-time and best-effort requests stand to each other where a step is chosen."""
         is_first = self.packing is Packing.RT_BE and self.ordering.goes_by_promises and not self.as_in_paper
         return _REAL_TIME_FIRST if is_first else _ALIKE
 
-    @property
+    @cached_property  # read at every step
     def pairs(self) -> PlainPairs:
         """Return how decode workers use their block pairs."""
         if self.blocks is Layout.BIDIRECTIONAL:
             return SharedPairs(self.checkpoints)
         return _HYBRID if self.cache is Cache.HYBRID else _PLAIN
 
-    @property
+    @cached_property  # read at every step
     def ordering(self) -> Ordering:
         """Return the rules of the order."""
         return ORDERINGS[self.order]
@@ -236,7 +239,7 @@ class Policy:
         """Whether a decode gets its memory block by block."""
         return self.room is not Room.WHOLE
 
-    @property
+    @cached_property  # read at every step
     def is_plain(self) -> bool:
         """Whether requests are served as they come, with nothing to choose: neither promises nor the cost model count.
 

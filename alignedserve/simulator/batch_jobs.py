@@ -67,7 +67,7 @@ class Submission:
 
 
 @dataclass
-class Progress:
+class JobProgress:
     """What a client would see of a job in the end, and what it was told on the way."""
 
     job: Job
@@ -87,7 +87,7 @@ class Progress:
 
 
 @dataclass
-class _Line:
+class _OpenLine:
     job: str
     number: int
     num_prompt: int
@@ -127,9 +127,9 @@ class JobsSimulation(Simulation):
         self._runner = RunnerCore(most_open, RETRIES)
         self._submitted = {one.name: one for one in jobs}
         self._draws = {one.name: Random(f"{settings.seed}/{one.name}") for one in jobs}
-        self._lines: dict[str, _Line] = {}  # of open requests
+        self._lines: dict[str, _OpenLine] = {}  # of open requests
         self._serial = 0
-        self.progress: dict[str, Progress] = {}
+        self.progress: dict[str, JobProgress] = {}
         self._results: dict[str, dict[int, LineResult]] = {one.name: {} for one in jobs}
         for one in jobs:
             self.clients.num_open += 1
@@ -145,7 +145,7 @@ class JobsSimulation(Simulation):
     def _submit(self, one: Submission) -> None:
         now = int(self.world.agenda.now)
         job = Job(one.name, "me", f"file-{one.name}", Endpoint.CHAT, "", now, now + one.window_s, weight=one.weight)
-        self.progress[one.name] = Progress(job)
+        self.progress[one.name] = JobProgress(job)
 
     def _start(self) -> None:
         self._tell_core(LeaseTaken())
@@ -221,7 +221,7 @@ class JobsSimulation(Simulation):
             arrival_at=self.world.agenda.now,
             estimate=order.estimate,
         )
-        self._lines[request.id] = _Line(order.job.id, order.line, len(request.prompt))
+        self._lines[request.id] = _OpenLine(order.job.id, order.line, len(request.prompt))
         self.clients.expect([Arrival(request, draw.randint(*submitted.output), leaves_after_s=None)])
 
     def deliver(self, command: Deliver) -> None:

@@ -17,7 +17,7 @@ from alignedserve.simulator.machines.clock import Priority
 from alignedserve.simulator.machines.engine import Story, logprob_of, tell
 from alignedserve.simulator.machines.world import World
 from alignedserve.simulator.predicting import Knowledge, known
-from alignedserve.simulator.records.records import Outcome, RequestRecord
+from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.simulator.workload import Arrival
 
@@ -40,7 +40,7 @@ class Asking(Protocol):
     def ended(self, request: str, now: float, answer: tuple[int, ...] | None, /) -> list[Arrival]: ...
 
 
-class Given:
+class GivenLoad:
     """Requests that are written down, in place of a load that is drawn."""
 
     def __init__(self, asked: Iterable[Arrival]) -> None:
@@ -70,7 +70,7 @@ class Client:
 
     arrival: Arrival
     story: Story
-    outcome: Outcome = Outcome.OPEN
+    outcome: RequestOutcome = RequestOutcome.OPEN
     opened: bool = False
     got: list[int] = field(default_factory=list)
     token_at: array[float] = field(default_factory=lambda: array("d"))  # when each of those came
@@ -100,9 +100,9 @@ class Client:
 
     def problem(self) -> str | None:
         want, name = list(self.story.output), self.request.id
-        if self.outcome is Outcome.OPEN:
+        if self.outcome is RequestOutcome.OPEN:
             return f"{name} has {len(self.got)} of {len(want)} tokens and never ended"
-        if self.outcome is Outcome.FINISHED and self.got != want:
+        if self.outcome is RequestOutcome.FINISHED and self.got != want:
             return f"{name} ended with {len(self.got)} tokens, not its {len(want)}"
         return None if self.got == want[: len(self.got)] else f"{name} got other tokens than its own"
 
@@ -159,22 +159,22 @@ class Clients:
 
     def _leave(self, client: Client) -> None:
         gateway = self.world.alive(client.request.owner)
-        if client.outcome is Outcome.OPEN and gateway is not None:
-            self._end(client, Outcome.LEFT)
+        if client.outcome is RequestOutcome.OPEN and gateway is not None:
+            self._end(client, RequestOutcome.LEFT)
             gateway.post(Closed(client.request.id))
 
     def died(self, name: str) -> None:
         """The gateway of some of them, if it is one."""
         for client in list(self.kept.values()):  # as one ends, others may come
-            if client.request.owner == name and client.opened and client.outcome is Outcome.OPEN:
-                self._end(client, Outcome.BROKEN)
+            if client.request.owner == name and client.opened and client.outcome is RequestOutcome.OPEN:
+                self._end(client, RequestOutcome.BROKEN)
 
     def deliver(self, command: Deliver) -> None:
         client = self.kept.get(command.request)
         if client is None:
             return
-        if client.outcome is not Outcome.OPEN:
-            if client.outcome is Outcome.LEFT:
+        if client.outcome is not RequestOutcome.OPEN:
+            if client.outcome is RequestOutcome.LEFT:
                 return
             self._problems.append(f"{command.request} got tokens after its end")
         if client.asks_logprobs or command.logprobs or command.prompt_logprobs:
@@ -187,7 +187,7 @@ class Clients:
             token_at.extend([now] * len(command.tokens))
         if command.finish is not None:
             self._check_finish(client, command.finish)
-            self._end(client, Outcome.FINISHED)
+            self._end(client, RequestOutcome.FINISHED)
 
     def _check_logprobs(self, client: Client, command: Deliver) -> None:
         """Those of these tokens, where they are asked for, and with the first of them the prompt's."""
@@ -205,15 +205,15 @@ class Clients:
 
     def reject(self, command: Reject) -> None:
         client = self.kept[command.request]
-        if client.outcome is Outcome.OPEN:
-            self._end(client, Outcome.REFUSED)
+        if client.outcome is RequestOutcome.OPEN:
+            self._end(client, RequestOutcome.REFUSED)
 
-    def _end(self, client: Client, outcome: Outcome) -> None:
+    def _end(self, client: Client, outcome: RequestOutcome) -> None:
         client.outcome, client.ended_at = outcome, self.world.agenda.now
         self.num_open -= 1
-        answer = tuple(client.got) if outcome is Outcome.FINISHED else None
+        answer = tuple(client.got) if outcome is RequestOutcome.FINISHED else None
         self.expect(self.load.ended(client.request.id, client.ended_at, answer))
-        if outcome is Outcome.FINISHED and not self._settings.checked:
+        if outcome is RequestOutcome.FINISHED and not self._settings.checked:
             self._let_go(client)
         num_all = len(self._over) + len(self.kept)
         self.on_progress(num_all - self.num_open, self.load.expected or num_all)

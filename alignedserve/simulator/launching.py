@@ -14,7 +14,7 @@ from alignedserve.simulator.machines.world import World
 WORKERS = (Role.PREFILL, Role.DECODE)
 
 
-class Launcher:
+class SimulatedLauncher:
     """`start` begins the first life of a worker."""
 
     def __init__(

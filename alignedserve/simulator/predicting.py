@@ -70,7 +70,7 @@ def _past_of(count: int, seed: int, encode: Encode) -> tuple[Learn, ...]:
 
 
 @dataclass
-class Kept:
+class KeptLengths:
     """What outlives a router: the lengths that its predictor has written down."""
 
     learnt: tuple[Learn, ...] = ()
@@ -80,7 +80,7 @@ class PredictorHands(NoHands):
     """Of one life of the router; `post` brings it an event, if it lives."""
 
     def __init__(
-        self, agenda: Agenda, encoder: Callable[[], Encoder], kept: Kept, post: Callable[[Event], None]
+        self, agenda: Agenda, encoder: Callable[[], Encoder], kept: KeptLengths, post: Callable[[Event], None]
     ) -> None:
         self._agenda, self._encoder, self._kept, self._post = agenda, encoder, kept, post
         self._learnt = deque(kept.learnt, MOST_KEPT)

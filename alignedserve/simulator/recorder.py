@@ -14,7 +14,7 @@ from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import Member
 from alignedserve.simulator.machines.clock import Agenda
 from alignedserve.simulator.machines.process import Process, WorkHands
-from alignedserve.simulator.machines.transfers import Transfers
+from alignedserve.simulator.machines.transfers import SimulatedTransfers
 from alignedserve.simulator.records.records import CopyRecord
 from alignedserve.simulator.records.step_log import StepLog
 
@@ -62,7 +62,7 @@ class RecordedHands:
     def perform(self, command: Command) -> None:
         self._hands.perform(command)
 
-    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+    def transfer(self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, process: Process) -> None:
         self._hands.transfer(command, transfers, process)
 
     def begin(self, command: Command) -> float:

@@ -25,16 +25,16 @@ from alignedserve.protocol.events import Event, HolderGone
 from alignedserve.protocol.messages import Figures, Member
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.shell.turn import NoHands
-from alignedserve.simulator.clients import Clients, Given
-from alignedserve.simulator.launching import WORKERS, Launcher
-from alignedserve.simulator.machines.engine import Arena, CheckedHands, EngineHands
+from alignedserve.simulator.clients import Clients, GivenLoad
+from alignedserve.simulator.launching import WORKERS, SimulatedLauncher
+from alignedserve.simulator.machines.engine import CheckedHands, ModelledHands, TaggedArena
 from alignedserve.simulator.machines.faults import calm_at
 from alignedserve.simulator.machines.process import ProcessSetup, WorkHands
 from alignedserve.simulator.machines.world import World
-from alignedserve.simulator.predicting import Kept, Knowledge, PredictorHands, knowledge_of
+from alignedserve.simulator.predicting import KeptLengths, Knowledge, PredictorHands, knowledge_of
 from alignedserve.simulator.recorder import RecordedHands, Recorder
 from alignedserve.simulator.records.distribution import percentile
-from alignedserve.simulator.records.records import Outcome, RequestRecord, RunRecord
+from alignedserve.simulator.records.records import RequestOutcome, RequestRecord, RunRecord
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings, gateways_of, members_of, node_of
 from alignedserve.simulator.workload import Arrival, Load
 from alignedserve.worker.setup import WorkerSetup
@@ -76,16 +76,16 @@ class Simulation:
         self.problems: list[str] = []
         policy = settings.policy
         self._knowledge = knowledge or knowledge_of(policy.predictor, settings.num_past, settings.seed)
-        self._kept_lengths = Kept(self._knowledge.past)
-        load = Load(settings.workload, gateways_of(settings), settings.seed) if asked is None else Given(asked)
+        self._kept_lengths = KeptLengths(self._knowledge.past)
+        load = Load(settings.workload, gateways_of(settings), settings.seed) if asked is None else GivenLoad(asked)
         self.clients = Clients(self.world, settings, load, self._knowledge, self.problems)
-        self._arenas: dict[str, Arena] = {}  # holder of the pool -> its arena
+        self._arenas: dict[str, TaggedArena] = {}  # holder of the pool -> its arena
         self._recorder = Recorder(settings.limits.max_step_tokens) if settings.record else None
         self._pool: list[Usage] = []  # what the pool has told
         self._ended_at = 0.0  # when the last request had ended, or there was no more time for it
         node = partial(node_of, settings=settings)
         members = members_of(settings)
-        self.launcher = Launcher(self.world, members, node, self._bring, settings.start_s, settings.drain_s)
+        self.launcher = SimulatedLauncher(self.world, members, node, self._bring, settings.start_s, settings.drain_s)
         self.world.on_resize = lambda wanted: self.launcher.scale(wanted.prefill, wanted.decode)
 
     def run(self) -> Summary:
@@ -159,9 +159,9 @@ class Simulation:
         earlier = [holder for holder in self._arenas if holder.rpartition(".")[0] == member.name]
         for holder in earlier:
             del self._arenas[holder]
-        self._arenas[member.holder] = Arena(self.settings.limits.page_size, extents)
+        self._arenas[member.holder] = TaggedArena(self.settings.limits.page_size, extents)
         core = PoolCore(extents, self.settings.limits.block_size, self.settings.policy)
-        return ProcessSetup(core, _PoolHands(world, member.name), [])
+        return ProcessSetup(core, _SimulatedPoolHands(world, member.name), [])
 
     def prefill(self, world: World, member: Member) -> ProcessSetup:
         return self._worker_setup(self._worker(PrefillCore), member)
@@ -191,9 +191,9 @@ class Simulation:
         limits, timing = self.settings.limits, self.settings.timing
         if self.settings.checked:
             return CheckedHands(self.clients.stories, timing, limits.num_pairs, limits.block_size, self._arena_of)
-        return EngineHands(self.clients.stories, timing)
+        return ModelledHands(self.clients.stories, timing)
 
-    def _arena_of(self, pool: Member) -> Arena | None:
+    def _arena_of(self, pool: Member) -> TaggedArena | None:
         return self._arenas.get(pool.holder)
 
     # --- The end
@@ -248,11 +248,11 @@ class Simulation:
         num_tokens = sum(len(one.token_at) for one in requests)
         return Summary(
             num_requests=len(requests),
-            num_finished=outcomes[Outcome.FINISHED],
-            num_refused=outcomes[Outcome.REFUSED],
-            num_left=outcomes[Outcome.LEFT],
-            num_broken=outcomes[Outcome.BROKEN],
-            num_unfinished=outcomes[Outcome.OPEN],
+            num_finished=outcomes[RequestOutcome.FINISHED],
+            num_refused=outcomes[RequestOutcome.REFUSED],
+            num_left=outcomes[RequestOutcome.LEFT],
+            num_broken=outcomes[RequestOutcome.BROKEN],
+            num_unfinished=outcomes[RequestOutcome.OPEN],
             duration_s=duration_s,
             tokens_per_s=num_tokens / duration_s if duration_s > 0 else 0.0,
             ttft_s={percent: percentile(first, percent) for percent in (50, 90, 99)},
@@ -283,7 +283,7 @@ _LIVES = {
 
 
 class RouterHands(NoHands):
-    def __init__(self, predictor: PredictorHands, launcher: Launcher) -> None:
+    def __init__(self, predictor: PredictorHands, launcher: SimulatedLauncher) -> None:
         self.predictor, self._launcher = predictor, launcher
 
     def perform(self, command: Command) -> None:
@@ -310,7 +310,7 @@ class _ClientHands(NoHands):
                 super().perform(command)
 
 
-class _PoolHands(NoHands):
+class _SimulatedPoolHands(NoHands):
     def __init__(self, world: World, name: str) -> None:
         self._world, self._name = world, name
 

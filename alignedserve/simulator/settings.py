@@ -15,7 +15,7 @@ from alignedserve.router.sizing import Sizes
 from alignedserve.scheduling.policy import Policy
 from alignedserve.simulator.machines.engine import Costs, Timing
 from alignedserve.simulator.machines.faults import Fault, draw_faults
-from alignedserve.simulator.machines.world import Network
+from alignedserve.simulator.machines.world import NetworkDelays
 from alignedserve.simulator.workload import Mixture, Workload
 
 FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
@@ -43,7 +43,7 @@ class Settings:
     copy_token_s: float = 0.0  # and of copies to its device
     gateway_s: float = 0.0  # from a client's request to its acceptance, besides the network
     checked: bool = True  # whether wrong KV is noticed, frames are bytes, and all of a request is kept after its end
-    network: Network = Network()  # noqa: RUF009
+    network: NetworkDelays = NetworkDelays()  # noqa: RUF009
     faults: tuple[Fault, ...] = ()
     most_s: float = 3600.0  # a request that has not ended by then has been forgotten
     record: bool = False  # steps and copies, for `Simulation.record`

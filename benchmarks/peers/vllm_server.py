@@ -18,7 +18,7 @@ _SETTINGS = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "HF_HUB_
 
 @contextlib.contextmanager
 def serving(python: str) -> Iterator[Server]:
-    """Its front end is the process that was started; its engine is another."""
+    """Start vLLM's server; its front end is the process that was started, its engine another."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     flags = ["--model", str(DEMO_FOLDER), "--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]

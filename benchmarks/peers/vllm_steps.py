@@ -53,7 +53,7 @@ def run(engine: Any, requests: int) -> dict[str, Any]:
         start = perf_counter()
         outputs = engine.step()
         end = perf_counter()
-        seen |= {one.request_id: len(one.outputs[0].token_ids) for one in outputs}
+        seen |= {output.request_id: len(output.outputs[0].token_ids) for output in outputs}
         if all_run and len(outputs) == requests:
             steps.append(end - start)
         if not prompts_s and len(seen) == requests:

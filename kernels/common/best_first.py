@@ -1,7 +1,7 @@
-"""The likeliest tokens of rows of logits, in order: without sorting what cannot be among them.
+"""Find the likeliest tokens of each row of logits, in order, without sorting whole rows.
 
-Of equal logits the lower token goes first. All logits from a floor up are taken, so those that equal one that is
-taken are there too, and the order is the same whatever the floor was.
+Of equal logits the lower token comes first. All logits from a floor up are taken, so a logit that equals a taken logit
+is taken too, and the order does not depend on the floor.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import torch
 
 from alignedserve.kernels.common.row_blocks import WIDTH, maxima
 
-_LEAST = torch.finfo(torch.float32).min  # what is impossible (-inf) lies below
+_LEAST = torch.finfo(torch.float32).min  # impossible tokens (-inf) lie below
 
 
 @dataclass(frozen=True)
 class BestFirst:
-    """[rows, most of any row]; where a row has fewer, `tokens` repeats token 0 behind its `count`."""
+    """The tokens of each row, [rows, longest row]; a shorter row repeats token 0 behind its `count`."""
 
     tokens: torch.Tensor
     count: torch.Tensor  # [rows]
@@ -27,12 +27,12 @@ class BestFirst:
         return torch.arange(self.tokens.shape[1], device=self.tokens.device)
 
     def pick(self, rows: torch.Tensor) -> torch.Tensor:
-        """What `rows` has for these tokens; 0 behind the last."""
+        """Return the numbers of `rows` at these tokens, and 0 behind the last token."""
         return rows.gather(1, self.tokens).masked_fill(self.places >= self.count[:, None], 0)
 
 
 def best_first(logits: torch.Tensor, floor: torch.Tensor) -> BestFirst:
-    """All that are possible and at least `floor` [rows]."""
+    """Return all possible tokens whose logit is at least `floor` [rows]."""
     row, token = (logits >= floor.clamp(min=_LEAST)[:, None]).nonzero(as_tuple=True)
     count = torch.bincount(row, minlength=len(logits))
     place = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row]
@@ -40,12 +40,12 @@ def best_first(logits: torch.Tensor, floor: torch.Tensor) -> BestFirst:
     values = logits.new_full(shape, -torch.inf)
     tokens = row.new_zeros(shape)
     values[row, place], tokens[row, place] = logits[row, token], token
-    order = torch.sort(values, dim=1, descending=True, stable=True).indices  # tokens go up along a row already
+    order = torch.sort(values, dim=1, descending=True, stable=True).indices  # tokens already rise along a row
     return BestFirst(tokens.gather(1, order), count)
 
 
 def floor_of_top(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """[rows]: a bound that the `k` largest of each row reach, and few others: the k-th largest maximum of a block."""
+    """Return [rows] a bound that each row's `k` largest logits reach and few others: the k-th largest block maximum."""
     most = int(k.max())
     width = WIDTH
     while width > 1 and logits.shape[1] < 4 * most * width:

@@ -1,4 +1,4 @@
-"""Layers of a decoder whose norms come before attention and MLP: described for kernels that run them all at once."""
+"""Describe the layers of a decoder for kernels that run all of them at once; norms come before attention and MLP."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class DecoderLayer:
     heads: int
     kv_heads: int
     head_dim: int
-    turned: int  # of the numbers of a head, the first so many turn
+    turned: int  # how many of a head's first numbers are rotated
     scale: float
     window: int | None
 
 
 @dataclass(frozen=True)
 class Paged:
-    """Where K and V of a step's tokens lie."""
+    """The places of K and V of a step's tokens."""
 
     cache: torch.Tensor  # [layers, 2 * pairs, block_size, kv_dim]
     spans: Spans
@@ -48,7 +48,7 @@ class Paged:
 
 class Decoder(Protocol):
     def takes(self, rows: int) -> bool:
-        """Whether so many tokens go as fast this way as layer by layer."""
+        """Return whether so many tokens run as fast this way as layer by layer."""
 
     def run(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, paged: Paged) -> None:
-        """x [rows, hidden] through all layers, in place; with cos and sin of its rows where heads are turned."""
+        """Run x [rows, hidden] through all layers, in place; `angles`: cos and sin of its rows where heads rotate."""

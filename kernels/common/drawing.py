@@ -1,12 +1,12 @@
-"""A token of each row of logits, and log-probabilities: what they mean, in torch.
+"""Draw a token from each row of logits, and compute log-probabilities, in torch: the reference for other kernels.
 
     greedy          the largest logit; of equal ones the lowest token
     temperature, min_p
     top_k, top_p    over tokens by falling logit, of equal ones the lower first (best_first.py)
     the draw        by inverse transform: in that order where there is a top_k or top_p, else by token
 
-Every row is computed by itself. None is sorted whole: top-k and top-p look only at tokens that are likely enough to
-be kept. On a GPU this waits for it more than once; triton_sampling.py, which draws the same, never does.
+Each row is computed by itself. No row is sorted whole: top-k and top-p look only at tokens that are likely enough to
+be kept. On a GPU this waits for the device more than once; triton/sampling.py draws the same tokens and never waits.
 """
 
 from __future__ import annotations
@@ -20,53 +20,53 @@ import torch
 from alignedserve.kernels.common.best_first import best_first, floor_of_top
 from alignedserve.kernels.common.row_blocks import best, drawn, place, sums
 
-NONE = -1  # in the place of a token: none is possible, or the logits are not finite
-LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-30, 1e38  # beyond them fp32 has no other numbers
-_LIKELY = (1e-3, 1e-5)  # probabilities from which on a top-p looks for its tokens, first and second
+NONE = -1  # stands for a token where no token is possible or the logits are not finite
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-30, 1e38  # fp32 has no numbers beyond them
+_LIKELY = (1e-3, 1e-5)  # the least probability that top-p looks at: first try, second try
 
 
-class Wish(Protocol):
-    """How the token of a row is to be drawn."""
+class DrawWish(Protocol):
+    """How the token of a row is drawn."""
 
     @property
     def temperature(self) -> float:
-        """0: the likeliest, and nothing else counts."""
+        """Return the temperature; 0 takes the likeliest token, whatever the other numbers are."""
 
     @property
     def top_k(self) -> int:
-        """0: no limit."""
+        """Return how many of the likeliest tokens are kept; 0 keeps all."""
 
     @property
     def top_p(self) -> float:
-        """1: no limit."""
+        """Return the probability that the kept tokens reach together; 1 keeps all."""
 
     @property
     def min_p(self) -> float:
-        """0: no limit."""
+        """Return the least probability of a kept token, as a share of the likeliest; 0 keeps all."""
 
 
 class Likeliest(NamedTuple):
-    """Log-probabilities, of one token of each row and of its likeliest."""
+    """Log-probabilities of one token of each row and of the row's likeliest tokens."""
 
     of_token: torch.Tensor  # [rows]
-    tokens: torch.Tensor  # [rows, most that any row asks for]; good up to the row's count, as `values` are
+    tokens: torch.Tensor  # [rows, most that any row asks for]; valid up to the row's count, as `values` are
     values: torch.Tensor
-    counts: torch.Tensor  # [rows]: what was asked for, or fewer where no more are possible
+    counts: torch.Tensor  # [rows]: the number that was asked for, or fewer where fewer are possible
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
-    """[rows]: the likeliest token of each; NONE where the largest logit is not finite, or one is no number."""
+    """Return [rows] the likeliest token of each row; NONE where the largest logit is not finite or a logit is NaN."""
     largest, token = best(logits)
     return torch.where(largest.isfinite(), token, NONE)
 
 
 def draw(
     logits: torch.Tensor,
-    wishes: Sequence[Wish],
+    wishes: Sequence[DrawWish],
     numbers: Sequence[float],
     greedy: Callable[[torch.Tensor], torch.Tensor] = greedy,
 ) -> torch.Tensor:
-    """[rows]: a token each, by its wish and a random number in [0, 1); the logits are changed on the way."""
+    """Return [rows] a token of each row, by its wish and a random number in [0, 1); the logits are overwritten."""
     tokens = greedy(logits)
     if not any(wish.temperature > 0 for wish in wishes):
         return tokens
@@ -80,12 +80,12 @@ def draw(
 
 
 def _drawn(
-    logits: torch.Tensor, likeliest: torch.Tensor, wishes: Sequence[Wish], numbers: torch.Tensor
+    logits: torch.Tensor, likeliest: torch.Tensor, wishes: Sequence[DrawWish], numbers: torch.Tensor
 ) -> torch.Tensor:
-    """A token of each row, all of which are sampled; the logits are changed on the way."""
+    """Return a token of each row, where all rows are sampled; the logits are overwritten."""
     temperatures = torch.tensor([wish.temperature for wish in wishes], dtype=torch.double)
     temperatures = temperatures.clamp(LEAST_TEMPERATURE, MOST_TEMPERATURE).to(logits)
-    # Below the largest, so that no temperature, however low, overflows.
+    # Relative to the largest logit, so that no low temperature overflows.
     logits.sub_(logits.gather(1, likeliest[:, None])).div_(temperatures[:, None])
     shares = logits.softmax(-1)
     largest = shares.gather(1, likeliest[:, None]).squeeze(1)
@@ -105,8 +105,8 @@ def _drawn(
     return tokens
 
 
-def _leave_out_unlikely(shares: torch.Tensor, largest: torch.Tensor, wishes: Sequence[Wish]) -> None:
-    """min_p: nothing is left of what is too far below the likeliest."""
+def _leave_out_unlikely(shares: torch.Tensor, largest: torch.Tensor, wishes: Sequence[DrawWish]) -> None:
+    """Apply min_p: set the share of tokens that are too far below the likeliest to zero."""
     least = [wish.min_p for wish in wishes]
     if any(least):
         shares.masked_fill_(shares < (torch.tensor(least).to(shares) * largest)[:, None], 0.0)
@@ -114,7 +114,7 @@ def _leave_out_unlikely(shares: torch.Tensor, largest: torch.Tensor, wishes: Seq
 
 @dataclass(frozen=True)
 class _Rows:
-    """That are cut by top_k, top_p or both."""
+    """The rows that top_k, top_p or both cut."""
 
     scaled: torch.Tensor  # [rows, vocabulary]: logits by temperature, the largest of which is 0
     shares: torch.Tensor  # [rows, vocabulary]: probabilities, without what min_p leaves out
@@ -131,9 +131,9 @@ class _Rows:
         return self.top_k < self.scaled.shape[1]
 
     def floor(self, share: float | None) -> torch.Tensor:
-        """[rows]: tokens at or above it are looked at: for a top_k all that it can keep, else those with such a share.
+        """Return [rows] the floor of the tokens to look at: all that a top_k can keep, else tokens with such a share.
 
-        None is the share from which on nothing is missed: tokens below it have together less than top_p leaves out.
+        None takes the share at which nothing is missed: tokens below it have less together than top_p leaves out.
         """
         of_share = (1 - self.top_p) / (2 * self.scaled.shape[1]) if share is None else share
         by_share = (of_share / self.largest).log().to(self.scaled)
@@ -144,12 +144,12 @@ class _Rows:
 
     @property
     def whole(self) -> torch.Tensor:
-        """[rows]: the sum of the shares; 1, but for rounding and min_p."""
+        """Return [rows] the sum of the shares: 1, except for rounding and min_p."""
         return sums(self.shares).cumsum(-1)[:, -1]
 
 
 def _drawn_of_best(rows: _Rows) -> torch.Tensor:
-    """Where the tokens that were looked at do not make up top_p, more are."""
+    """Return a token of each row; look at more tokens where the first look does not reach top_p."""
     tokens = torch.zeros_like(rows.top_k)
     left = torch.arange(len(tokens), device=tokens.device)
     for share in (*_LIKELY, None):
@@ -162,13 +162,13 @@ def _drawn_of_best(rows: _Rows) -> torch.Tensor:
 
 
 def _drawn_above(rows: _Rows, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A token of each row from those at or above its floor, and whether there were enough of them."""
+    """Return a token of each row from the tokens at or above its floor, and whether there were enough of them."""
     found = best_first(rows.scaled, floor)
     shares = found.pick(rows.shares).double().masked_fill(found.places >= rows.top_k[:, None], 0.0)
     reached = shares.cumsum(-1)
     by_top_k = rows.has_top_k
     whole = reached[:, -1] if by_top_k.all() else torch.where(by_top_k, reached[:, -1], rows.whole)
-    # The smallest set that reaches top_p of the whole: a token is in it if those before it do not reach it.
+    # The smallest set that reaches top_p of the whole: a token is in it if the tokens before it do not reach top_p.
     needed = torch.where(rows.top_p < 1, rows.top_p * whole, torch.inf)
     enough = by_top_k | (reached[:, -1] >= needed)
     before = torch.nn.functional.pad(reached[:, :-1], (1, 0))
@@ -178,7 +178,7 @@ def _drawn_above(rows: _Rows, floor: torch.Tensor) -> tuple[torch.Tensor, torch.
 
 
 def logprobs(logits: torch.Tensor, tokens: torch.Tensor, tops: Sequence[int]) -> Likeliest:
-    """Of `tokens` [rows], and of the likeliest `tops` of each row, of equal ones the lower first."""
+    """Return log-probabilities of `tokens` [rows] and of each row's likeliest `tops`, of equal ones the lower first."""
     whole = logits.logsumexp(-1, keepdim=True)
     of_token = (logits.gather(1, tokens.clamp(min=0)[:, None]) - whole).squeeze(1)
     width = min(max(tops, default=0), logits.shape[1])

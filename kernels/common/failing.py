@@ -1,8 +1,8 @@
-"""When a kernel fails as it runs: another takes its place, unless the fault is not its own.
+"""Replace a kernel that fails while it runs, unless the fault is not its own.
 
-What a GPU cannot compile may show only at a shape that nobody has tried. Kernels say so before anything has run, so the
-same call can be made again. Too little memory is the step's to deal with, and a device that is lost, after which every
-call fails, ends the process: its launcher starts the next.
+A shape that was not tried before may show that a GPU cannot compile a kernel. Kernels raise before anything has run, so
+the same call can be made again. Too little memory is handled by the step. A lost device, on which every call fails,
+ends the process: its launcher starts the next one.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ def in_a_line(error: BaseException) -> str:
 
 
 def loss(device: torch.device, synchronize: Callable[[torch.device], object] = torch.cuda.synchronize) -> str | None:
-    """Why nothing can be computed on the device any more, or None where it still computes."""
+    """Return why the device cannot compute any more, or None where it still computes."""
     if device.type != "cuda" or (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
         return None
     try:
         synchronize(device)
-    except Exception as error:  # of the driver, of torch: whatever it is, the next would be the same
+    except Exception as error:  # from the driver or from torch: the next call would raise the same
         return in_a_line(error)
     return None
 
 
 @contextmanager
 def noticing_loss(device: torch.device) -> Iterator[None]:
-    """An error within is DeviceLost where it is the device that has failed."""
+    """Turn an error within into DeviceLost where the device has failed."""
     try:
         yield
     except AlignedServeError:
@@ -52,7 +52,7 @@ def noticing_loss(device: torch.device) -> Iterator[None]:
 
 
 def fault_of_kernel(error: Exception, device: torch.device) -> str:
-    """In a line, for the log; what is no fault of the kernel is raised."""
+    """Return the fault as a line for the log; raise an error that is no fault of the kernel."""
     if isinstance(error, _NOT_ITS_FAULT) or "out of memory" in str(error).lower():
         raise error
     if why := loss(device):
@@ -65,13 +65,13 @@ def _lost(device: torch.device, why: str) -> DeviceLost:
 
 
 def guard(kernels: Reference, names: Iterable[str], device: torch.device) -> None:
-    """In place: each of these kernels is replaced by the reference when it first fails."""
+    """Replace each of these kernels by the reference when it first fails, in place."""
     for name in names:
         setattr(kernels, name, _Guarded(kernels, name, device))
 
 
 def is_replaced(kernels: Reference, name: str) -> bool:
-    """Whether the reference has taken the place of this kernel, at the start or since."""
+    """Return whether the reference has replaced this kernel, at the start or since."""
     own = vars(kernels).get(name)
     return own is not None and not isinstance(own, _Guarded)
 
@@ -84,7 +84,7 @@ class _Guarded:
     def __call__(self, *args: Any, **named: Any) -> Any:
         try:
             return self._run(*args, **named)
-        except (TypeError, ValueError):  # what was asked for cannot be
+        except (TypeError, ValueError):  # the caller's arguments are wrong
             raise
         except Exception as error:
             why = fault_of_kernel(error, self._device)

@@ -1,4 +1,4 @@
-"""How what the CPU has made for a step reaches the device."""
+"""Copy a step's inputs from the CPU to the device."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import torch
 
 
 def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Without waiting for what the device is at."""
+    """Return the tensor on the device, without waiting for the device's work."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
 
 
 def put(out: torch.Tensor, values: torch.Tensor) -> None:
-    """The same, to where something lies already."""
+    """Copy the values to `out` on the device, without waiting for the device's work."""
     out.copy_(values.pin_memory() if out.device.type == "cuda" else values, non_blocking=True)

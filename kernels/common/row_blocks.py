@@ -1,6 +1,6 @@
-"""Rows over a vocabulary, read by blocks of columns: sums, maxima and places that touch each number once.
+"""Sums, maxima and draws over rows of a vocabulary, read by blocks of columns, which touch each number once.
 
-Every function works on each row by itself, so what it gives for a row does not depend on the rows beside it.
+Every function works on each row by itself, so its result for a row does not depend on the other rows.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ WIDTH = 128  # columns of a block
 
 
 def by_block(rows: torch.Tensor, reduce: Callable[[torch.Tensor], torch.Tensor], width: int = WIDTH) -> torch.Tensor:
-    """`reduce` along the last dimension, block by block: [rows, columns] -> [rows, blocks]. The last may be shorter."""
+    """Apply `reduce` block by block: [rows, columns] -> [rows, blocks]. The last block may be shorter."""
     whole = rows.shape[1] // width
     blocks = reduce(rows[:, : whole * width].unflatten(1, (whole, width))) if whole else None
     rest = reduce(rows[:, None, whole * width :]) if whole * width < rows.shape[1] else None
@@ -25,19 +25,19 @@ def maxima(rows: torch.Tensor, width: int = WIDTH) -> torch.Tensor:
 
 
 def sums(rows: torch.Tensor) -> torch.Tensor:
-    """In double precision where many are added up, in the rows' own within a block."""
+    """Return the sum of each row: blocks are added up in double precision, numbers within a block in the rows' own."""
     return by_block(rows, lambda block: block.sum(-1)).double()
 
 
 def best(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest number of each row and its column, the first of equal ones; NaN where a row has one."""
+    """Return the largest number of each row and its column, the first of equal ones; NaN where a row has a NaN."""
     largest, block = maxima(rows).max(-1)
     within = _of_block(rows, block, -torch.inf)
     return largest, block * WIDTH + within.max(-1).indices
 
 
 def drawn(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """A column of each row by inverse transform: the one at which the sum of weights passes `number` of the whole."""
+    """Return a column of each row by inverse transform: where the sum of weights passes `number` of the whole."""
     reached = sums(weights).cumsum(-1)
     target = numbers * reached[:, -1]
     block = place(reached, target)
@@ -47,16 +47,16 @@ def drawn(weights: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def place(reached: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Where sums that grow along a row first exceed the target; at the latest where the last weight was added.
+    """Return where sums that grow along a row first exceed the target, at the latest where the last weight is added.
 
-    A place with a weight of nothing is never the one, whatever rounding has done to the target.
+    A place with weight zero is never returned, whatever rounding has done to the target.
     """
     last = torch.searchsorted(reached, reached[:, -1:].contiguous())
     return torch.searchsorted(reached, target[:, None], right=True).minimum(last).squeeze(1)
 
 
 def _of_block(rows: torch.Tensor, block: torch.Tensor, beyond: float) -> torch.Tensor:
-    """The columns of one block of each row; what lies beyond the last column reads as `beyond`."""
+    """Return the columns of one block of each row; places beyond the last column read as `beyond`."""
     columns = block[:, None] * WIDTH + torch.arange(WIDTH, device=rows.device)
     inside = columns < rows.shape[1]
     return rows.gather(1, columns.clamp(max=rows.shape[1] - 1)).masked_fill(~inside, beyond)

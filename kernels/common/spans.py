@@ -1,4 +1,4 @@
-"""Where the tokens of a step's requests lie on the device: made once for a step, read by every layer's kernels."""
+"""Where the tokens of a step's requests lie on the device: made once per step, read by every layer's kernels."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Kept = TypeVar("Kept")
 
 
 class Lie(NamedTuple):
-    """One request's share of a step: its queries are the last of its tokens."""
+    """The place of one request in a step: its queries are the last of its tokens."""
 
     queries: int  # tokens that run in this step
-    tokens: int  # all of them, those of this step included
+    tokens: int  # all tokens of the request, including this step's
     pairs: Sequence[int]  # block pairs, in the order of the tokens
-    from_right: Sequence[int] = ()  # those of the pairs that are filled from their right end
+    from_right: Sequence[int] = ()  # the pairs that are filled from their right end
 
 
 class Spans:
     """Compressed rows: span i has the queries rows[i] .. rows[i + 1] of the step's tokens, and the block pairs
     pairs[starts[i]] .. pairs[starts[i + 1]]. All are int32 on the CPU.
 
-    They are kept as Python's arrays, which C++ reads where they lie (`table`): tensors of them are made when asked for.
+    They are kept as Python's arrays, which C++ reads in place (`table`); tensors are made on request.
     """
 
     def __init__(self, lies: Iterable[Lie], block_size: int) -> None:
@@ -35,7 +35,7 @@ class Spans:
         rows, starts = [0], [0]
         tokens: list[int] = []
         pairs: list[int] = []
-        turned: list[int] = []  # places in `pairs` of those that are filled from the right
+        turned: list[int] = []  # indices in `pairs` of pairs that are filled from the right
         for queries, length, all_pairs, from_right in lies:
             used = all_pairs[: -(-length // block_size)]
             if from_right:
@@ -76,19 +76,19 @@ class Spans:
 
     @cached_property
     def from_right(self) -> torch.Tensor:
-        """1 for each pair that is filled from its right end, 0 for the others."""
+        """Return 1 for each pair that is filled from its right end, 0 for the others."""
         return _tensor(self._from_right)
 
     @cached_property
     def table(self) -> int:
-        """The address of these spans as C++ sees them (csrc/spans.h): good for as long as they live."""
+        """Return the address of these spans as C++ sees them (csrc/spans.h), valid as long as they live."""
         parts = (self._rows, self._tokens, self._starts, self._pairs, self._from_right)
         self._table = array("q", (len(self), self.block_size, *(part.buffer_info()[0] for part in parts)))
         return self._table.buffer_info()[0]
 
     @cached_property
     def positions(self) -> torch.Tensor:
-        """Of each row's token in its request, int64."""
+        """Return the position of each row's token in its request, int64."""
         positions: list[int] = []
         for queries, tokens in zip(self._queries(), self._tokens, strict=True):
             positions += range(tokens - queries, tokens)
@@ -96,7 +96,7 @@ class Spans:
 
     @cached_property
     def new_slots(self) -> torch.Tensor:
-        """The K slot of each row's token."""
+        """Return the K slot of each row's token."""
         queries = torch.tensor([*self._queries()], dtype=torch.long)
         places = self.starts[:-1].long().repeat_interleave(queries) + self.positions // self.block_size
         offsets = self.positions % self.block_size
@@ -104,14 +104,14 @@ class Spans:
         return 2 * self.pairs[places].long() * self.block_size + within
 
     def kept(self, key: Hashable, make: Callable[[], Kept]) -> Kept:
-        """What kernels have made of these spans before, for another layer of the step."""
+        """Return what a kernel made of these spans for another layer of the step, or make it now."""
         if key not in self._kept:
             self._kept[key] = make()
         kept: Kept = self._kept[key]
         return kept
 
     def slots(self, span: int) -> torch.Tensor:
-        """K slots of all tokens of a span, in their order. Its V lies `block_size` slots after a token's K."""
+        """Return the K slots of all tokens of a span, in order. A token's V lies `block_size` slots after its K."""
         of = slice(self._starts[span], self._starts[span + 1])
         pairs, from_right = self.pairs[of].long(), self.from_right[of].bool()
         return slots_of(pairs, from_right, self.block_size)[: self._tokens[span]]
@@ -121,12 +121,12 @@ class Spans:
 
 
 def slots_of(pairs: torch.Tensor, from_right: torch.Tensor, block_size: int) -> torch.Tensor:
-    """K slots of the places in these pairs, each from the end that it is filled from."""
+    """Return the K slots of the places in these pairs, each pair from the end that it is filled from."""
     offsets = torch.arange(block_size)
     within = torch.where(from_right[:, None], block_size - 1 - offsets, offsets)
     return (2 * pairs[:, None] * block_size + within).flatten()
 
 
 def _tensor(values: array[int]) -> torch.Tensor:
-    """Of the same memory."""
+    """Return a tensor of the same memory."""
     return torch.frombuffer(values, dtype=torch.int32) if values else torch.empty(0, dtype=torch.int32)

@@ -1,8 +1,8 @@
-"""Spans for steps that are captured once and replayed: so many requests with one token each, always in the same memory.
+"""Spans for steps that are captured once and replayed: a fixed number of requests with one token each, in fixed memory.
 
-A captured step reads what lies in its buffers when it is replayed. `place` puts another step's requests there: on the
-CPU, for kernels that look there, and on the device, for those that read tables of their own. Whoever makes such a table
-(`kept`) makes it once, in memory that stays, and says how it is filled again.
+A captured step reads what its buffers hold when it is replayed. `place` puts another step's requests there: on the CPU
+for kernels that look there, and on the device for kernels that read tables of their own. A kernel makes such a table
+(`kept`) once, in memory that stays, and provides how it is refilled.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _ONE = Lie(1, 1, (0,))
 @runtime_checkable
 class Refilled(Protocol):
     def refill(self) -> None:
-        """By the requests that are there now."""
+        """Fill the table again, for the requests that are there now."""
 
 
 class StaticSpans(Spans):
     def __init__(self, size: int, block_size: int, most_pairs: int, device: torch.device) -> None:
-        """`most_pairs` of all requests together, those of the last tokens included."""
+        """Reserve `most_pairs` for all requests together, including the pairs of their last tokens."""
         super().__init__([_ONE] * size, block_size)
         self.device = device
         self._pairs.extend([0] * (most_pairs - size))
@@ -37,7 +37,7 @@ class StaticSpans(Spans):
         self.device_from_right = torch.zeros(most_pairs, dtype=torch.int32, device=device)
 
     def place(self, lies: Sequence[Lie]) -> None:
-        """As many requests as there are, each with one token."""
+        """Place these requests, as many as were captured, each with one token."""
         others = Spans(lies, self.block_size)
         if len(others) != len(self) or others.num_rows != len(self):
             raise ValueError(f"{len(others)} requests with {others.num_rows} tokens do not fit {len(self)} places")

@@ -1,4 +1,4 @@
-"""The threads that torch and the kernels share. docs/how/kernels.md says what follows from that."""
+"""The threads that torch and the kernels share; docs/how/kernels.md explains the consequences."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def openmp_libraries() -> set[str]:
-    """Names of the OpenMP libraries in this process; more than one means more than one pool of spinning threads."""
+    """Return the names of this process's OpenMP libraries; several mean several pools of spinning threads."""
     try:
         maps = Path("/proc/self/maps").read_text()
     except OSError:  # not Linux
@@ -17,6 +17,6 @@ def openmp_libraries() -> set[str]:
 
 
 def compute_alone() -> None:
-    """Kernels that this thread calls run in it alone: what goes on beside a step is not to take the step's cores."""
+    """Let kernels that this thread calls run in it alone: work beside a step must not take the step's cores."""
     for name in openmp_libraries():
-        ctypes.CDLL(name).omp_set_num_threads(1)  # of the calling thread; it is loaded already, so this loads nothing
+        ctypes.CDLL(name).omp_set_num_threads(1)  # for the calling thread; the library is loaded already

@@ -1,4 +1,4 @@
-"""Which kernels run: the fastest that this device, dtype and installation have, and why."""
+"""Choose the kernels that run: the fastest for this device, dtype and installation, with the reason."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from alignedserve.kernels.common.decoder import Decoder, DecoderLayer
-from alignedserve.kernels.common.drawing import Likeliest, Wish
+from alignedserve.kernels.common.drawing import DrawWish, Likeliest
 from alignedserve.kernels.common.failing import guard
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.reference import Reference
@@ -21,14 +21,14 @@ from alignedserve.kernels.native.kernels import Native
 
 
 class Kernels(Protocol):
-    """What each method means stands in reference.py. Tensors may be strided in all but their last dimension."""
+    """The kernels of a device; reference.py defines each method. Tensors may be strided but in the last dimension."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def identity(self) -> str:
-        """The name, and what tells these from those of another build."""
+        """Return the name, and what distinguishes these kernels from another build."""
 
     @property
     def captures(self) -> bool: ...
@@ -36,7 +36,7 @@ class Kernels(Protocol):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear: ...
 
     def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
-        """Runs them all in one call; None where there is none that can."""
+        """Return a decoder that runs all layers in one call, or None where these kernels have none."""
 
     def write(self, cache: torch.Tensor, spans: Spans, k: torch.Tensor, v: torch.Tensor) -> None: ...
 
@@ -64,7 +64,7 @@ class Kernels(Protocol):
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
 
-    def draw(self, logits: torch.Tensor, wishes: Sequence[Wish], numbers: Sequence[float]) -> torch.Tensor: ...
+    def draw(self, logits: torch.Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> torch.Tensor: ...
 
     def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, tops: Sequence[int]) -> Likeliest: ...
 
@@ -82,40 +82,43 @@ class Kernels(Protocol):
 
 
 @dataclass(frozen=True)
-class Choice:
+class KernelChoice:
     kernels: Kernels
     why: str
 
 
 def choose(
     device: torch.device, dtype: torch.dtype, isa: str | None = None, *, block_size: int | None = None
-) -> Choice:
-    """`isa` names an instruction set of the C++ kernels, or "reference"; `block_size` is that of the cache they are to
-    attend to, if they are."""
+) -> KernelChoice:
+    """Return the kernels for a device and dtype.
+
+    `isa` names an instruction set of the C++ kernels, or "reference"; `block_size` is the cache's, where the kernels
+    are used for attention.
+    """
     if isa == "reference":
-        return Choice(Reference(), "asked for")
+        return KernelChoice(Reference(), "asked for")
     if device.type == "cuda":
         return _for_cuda(device, dtype, block_size)
     if device.type != "cpu":
-        return Choice(Reference(), f"there are no kernels of our own for {device.type}")
+        return KernelChoice(Reference(), f"there are no kernels of our own for {device.type}")
     if dtype not in DTYPES:
-        return Choice(Reference(), f"the C++ kernels do not know {dtype}")
+        return KernelChoice(Reference(), f"the C++ kernels do not know {dtype}")
     try:
         library = Library(isa)
     except NoLibrary as reason:
-        return Choice(Reference(), str(reason))
-    return Choice(Native(library), "asked for" if isa else f"the best of {library.usable} that this CPU runs")
+        return KernelChoice(Reference(), str(reason))
+    return KernelChoice(Native(library), "asked for" if isa else f"the best of {library.usable} that this CPU runs")
 
 
 @cache
-def _for_cuda(device: torch.device, dtype: torch.dtype, block_size: int | None) -> Choice:
+def _for_cuda(device: torch.device, dtype: torch.dtype, block_size: int | None) -> KernelChoice:
     if dtype not in DTYPES:
-        return Choice(Reference(), f"the Triton kernels do not know {dtype}")
+        return KernelChoice(Reference(), f"the Triton kernels do not know {dtype}")
     try:
         from alignedserve.kernels.dispatch.paged_attention import PagedKernels
         from alignedserve.kernels.triton.kernels import TritonKernels
     except ImportError as error:
-        return Choice(Reference(), f"Triton cannot be imported: {error}")
+        return KernelChoice(Reference(), f"Triton cannot be imported: {error}")
     faults = _broken(device, dtype)
     libraries, why_not = working_libraries(device, dtype, block_size)
     kernels = PagedKernels(libraries) if libraries else TritonKernels()
@@ -123,12 +126,12 @@ def _for_cuda(device: torch.device, dtype: torch.dtype, block_size: int | None) 
     guard(kernels, KERNELS - faults.keys(), device)
     listed = "; ".join(f"{name} ({why})" for name, why in faults.items())
     works = f"torch does in their place what does not work here: {listed}" if faults else "all work"
-    return Choice(kernels, "; ".join((f"on {torch.cuda.get_device_name(device)} {works}", *why_not)))
+    return KernelChoice(kernels, "; ".join((f"on {torch.cuda.get_device_name(device)} {works}", *why_not)))
 
 
 @cache
 def _broken(device: torch.device, dtype: torch.dtype) -> Mapping[str, str]:
-    """Tried once in a process: each of the Triton kernels by itself. How fast they are on so little is no matter."""
+    """Return the Triton kernels that fail, with the reason; each is tried once per process. Speed is not measured."""
     from alignedserve.kernels.triton.kernels import TritonKernels
     from alignedserve.kernels.triton.launch import with_choice
 

@@ -1,7 +1,8 @@
-"""Attention by whichever is the fastest: ours in Triton, or another library's where that fits (paged_libraries.py).
+"""Attention by the fastest way: our Triton kernel, or another library where it fits (paged_libraries.py).
 
-Decodes and chunks are two questions, and so are heads of other shapes and lengths of another order of magnitude. Each
-is tried in turns when it is first met, on what is to be computed anyway; the answer is kept while the process lives.
+The fastest way may differ between decodes and chunks, between head shapes, and between orders of magnitude of length.
+Each case is measured when it first occurs, on work that has to be done anyway; the answer is kept while the process
+lives.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from alignedserve.kernels.common.failing import fault_of_kernel
 from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.common.static_spans import StaticSpans
-from alignedserve.kernels.dispatch.paged_libraries import PagedLibrary, Requests, fits, pages_of, requests_of
+from alignedserve.kernels.dispatch.paged_libraries import PagedLibrary, PagedRequests, fits, pages_of, requests_of
 from alignedserve.kernels.triton.kernels import TritonKernels
 
 log = logging.getLogger("alignedserve.kernels")
@@ -35,19 +36,19 @@ def seconds_on_gpu(work: Callable[[], object]) -> float:
 
 
 def nothing_can_be_timed() -> bool:
-    """While a graph is captured, nothing runs."""
+    """Return whether a graph is being captured: nothing runs then."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
 
 
 class Fastest:
-    """Of several ways, by key."""
+    """Remember the fastest of several ways for each key."""
 
     def __init__(self, seconds: Seconds = seconds_on_gpu, cannot: Callable[[], bool] = nothing_can_be_timed) -> None:
         self._seconds, self._cannot = seconds, cannot
         self._chosen: dict[Hashable, str] = {}
 
-    def of(self, key: Hashable, ways: Mapping[str, Callable[[], object]]) -> str:
-        """The first where nothing is known and nothing can be timed."""
+    def find(self, key: Hashable, ways: Mapping[str, Callable[[], object]]) -> str:
+        """Return the fastest way for the key; the first one where nothing is known and nothing can be timed."""
         asked = (key, *ways)
         if len(ways) == 1 or (asked not in self._chosen and self._cannot()):
             return next(iter(ways))
@@ -67,7 +68,7 @@ class _Failed(Exception):
 
 
 class PagedKernels(TritonKernels):
-    """The Triton kernels, and libraries beside them for attention."""
+    """The Triton kernels, with other libraries for attention."""
 
     def __init__(self, libraries: Sequence[PagedLibrary], fastest: Fastest | None = None) -> None:
         self.name = f"{TritonKernels.name}, for attention also {' and '.join(one.name for one in libraries)}"
@@ -84,7 +85,9 @@ class PagedKernels(TritonKernels):
         decodes: bool,
     ) -> None:
         ours = partial(super()._attend_some, query, cache, spans, out, scale, window, decodes)
-        able_to = fits(query, cache, spans) and not isinstance(spans, StaticSpans)  # of which they know nothing
+        able_to = fits(query, cache, spans) and not isinstance(
+            spans, StaticSpans
+        )  # the libraries cannot read static spans
         requests = requests_of(spans, cache.device, decodes=decodes) if able_to else None
         able = [one for one in self._libraries if one.why_not(decodes) is None] if requests is not None else []
         if requests is None or not able:
@@ -96,7 +99,7 @@ class PagedKernels(TritonKernels):
             ways = {_OURS: ours}
             ways |= {one.name: partial(_attended_by, one, query, cache, requests, out, scale, window) for one in able}
             try:
-                ways[self._fastest.of(key if window is None else f"{key}, window {window}", ways)]()
+                ways[self._fastest.find(key if window is None else f"{key}, window {window}", ways)]()
                 return
             except _Failed as failed:
                 log.warning("%s has failed (%s): attention goes on without it", failed.library.name, failed)
@@ -104,8 +107,8 @@ class PagedKernels(TritonKernels):
                 self._libraries.remove(failed.library)
 
 
-def _kind(requests: Requests, decodes: bool) -> str:
-    """What is likely to take about as long."""
+def _kind(requests: PagedRequests, decodes: bool) -> str:
+    """Return a key for requests that are likely to take about as long."""
     count, longest = (1 << (number - 1).bit_length() for number in (len(requests.tokens), requests.most_tokens))
     return f"{'decodes' if decodes else 'chunks'} of up to {count} requests of up to {longest} tokens"
 
@@ -114,7 +117,7 @@ def _attended_by(
     library: PagedLibrary,
     query: torch.Tensor,
     cache: torch.Tensor,
-    requests: Requests,
+    requests: PagedRequests,
     out: torch.Tensor,
     scale: float,
     window: int | None,
@@ -123,7 +126,7 @@ def _attended_by(
     of_theirs = query if requests.rows is None else query.index_select(0, requests.rows)
     try:
         attended = library.attend(of_theirs, k, v, requests, scale, window)
-    except Exception as error:  # whatever another version of it raises, arguments that it does not know included
+    except Exception as error:  # another version may raise anything, also for arguments that it does not know
         raise _Failed(library, fault_of_kernel(error, cache.device)) from error
     if requests.rows is None:
         out.copy_(attended)

@@ -1,10 +1,10 @@
-"""Other people's attention over paged blocks: flash-attn, and torch's for sequences of any lengths.
+"""Attention of other libraries over paged blocks: flash-attn, and torch's for sequences of any lengths.
 
-Both take K and V as [pages, tokens of a page, heads, head_dim], any stride between the pages, and a table of the pages
-of each request. A layer's cache is that without a copy: K of all pairs is every other block of it, V the rest. What
-they ask for beyond it, `why_not` tells. A page that a request fills from its right end they cannot read.
+Both take K and V as [pages, tokens of a page, heads, head_dim], with any stride between the pages, and a table of each
+request's pages. A layer's cache has this form without a copy: K of all pairs is every other block, V the rest.
+`why_not` says what else they require. They cannot read a page that a request fills from its right end.
 
-They are told what is in the cache already, so nothing here writes to it.
+The libraries read what is in the cache already; nothing here writes to it.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ _DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
-class Requests:
-    """The requests of a step that decode, or all others, as these libraries want to be told of them: on the device."""
+class PagedRequests:
+    """A step's decodes, or all its other requests, in the form that these libraries take: tensors on the device."""
 
-    rows: torch.Tensor | None  # of the queries that are theirs; None: all
+    rows: torch.Tensor | None  # rows of these requests' queries; None for all rows
     starts: torch.Tensor  # compressed rows of their queries, int32
     tokens: torch.Tensor  # of each, int32
     reached: torch.Tensor  # compressed rows of their tokens, int32
-    table: torch.Tensor  # [requests, most pages of any]: a request's pages, then whichever
+    table: torch.Tensor  # [requests, most pages of any]: a request's pages, then arbitrary ones
     most_queries: int
     most_tokens: int
 
 
-def requests_of(spans: Spans, device: torch.device, *, decodes: bool) -> Requests | None:
-    """None where there are none of these. The same for all layers of a step."""
-    made: Requests | None = spans.kept((device, "requests", decodes), lambda: _requests(spans, device, decodes))
+def requests_of(spans: Spans, device: torch.device, *, decodes: bool) -> PagedRequests | None:
+    """Return the decodes or the other requests, or None where there are none; all layers of a step share the result."""
+    made: PagedRequests | None = spans.kept((device, "requests", decodes), lambda: _requests(spans, device, decodes))
     return made
 
 
-def _requests(spans: Spans, device: torch.device, decodes: bool) -> Requests | None:
+def _requests(spans: Spans, device: torch.device, decodes: bool) -> PagedRequests | None:
     rows, tokens, starts = spans.rows.tolist(), spans.tokens.tolist(), spans.starts.tolist()
     those = [span for span in range(len(tokens)) if (rows[span + 1] - rows[span] == 1) == decodes]
     if not those:
@@ -63,7 +63,7 @@ def _requests(spans: Spans, device: torch.device, decodes: bool) -> Requests | N
     )
     at = [row for span in those for row in range(rows[span], rows[span + 1])]
     begun, there, reached, table = on_device(torch.cat(parts), device).split([len(part) for part in parts])
-    return Requests(
+    return PagedRequests(
         None if len(those) == len(tokens) else on_device(torch.tensor(at), device),
         *(begun, there, reached, table.view(len(those), most), max(counts), max(lengths)),
     )
@@ -87,26 +87,26 @@ def _knows_no_pages(torch_version: str) -> str:
 class PagedLibrary(Protocol):
     @property
     def name(self) -> str:
-        """With its version."""
+        """Return the library's name with its version."""
 
     def why_not(self, decodes: bool) -> str | None:
-        """What it cannot do of this kind at all."""
+        """Return why the library cannot attend for decodes or for chunks, or None where it can."""
 
     def attend(
         self,
         query: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        requests: Requests,
+        requests: PagedRequests,
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
-        """Of these requests' queries, causal; what it is stands in reference.py."""
+        """Return the causal attention of these requests' queries, as reference.py defines it."""
 
 
 class FlashAttn:
     def __init__(self, module: Any, version: str = "") -> None:
-        """The package `flash_attn`, or one that has its functions."""
+        """Take the package `flash_attn`, or a package with the same functions."""
         self.name = f"flash-attn {version}".rstrip()
         self._decode, self._chunks = module.flash_attn_with_kvcache, module.flash_attn_varlen_func
 
@@ -118,7 +118,7 @@ class FlashAttn:
         query: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        requests: Requests,
+        requests: PagedRequests,
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
@@ -128,7 +128,7 @@ class FlashAttn:
             "window_size": _window(window, -1),
             "block_table": requests.table,
         }
-        if requests.most_queries == 1:  # long requests are cut there, and only there
+        if requests.most_queries == 1:  # only there does it split long requests
             out: torch.Tensor = self._decode(query[:, None], k, v, cache_seqlens=requests.tokens, **common)
             return out[:, 0]
         attended: torch.Tensor = self._chunks(
@@ -143,7 +143,7 @@ class FlashAttn:
 
 
 class TorchVarlen:
-    """Of torch.nn.attention.varlen, where that can be told of pages: from torch 2.12 on."""
+    """Attention of torch.nn.attention.varlen, which takes page tables from torch 2.12 on."""
 
     def __init__(self, varlen_attn: Callable[..., torch.Tensor], version: str = "") -> None:
         self.name = _varlen_of(version)
@@ -159,7 +159,7 @@ class TorchVarlen:
         query: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        requests: Requests,
+        requests: PagedRequests,
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
@@ -175,19 +175,19 @@ class TorchVarlen:
 
 
 def _window(window: int | None, right: int) -> tuple[int, int]:
-    """How many tokens to the left and to the right of itself a query sees."""
+    """Return how many tokens a query sees to its left and to its right."""
     return (-1, right) if window is None else (window - 1, 0)
 
 
 def pages_of(cache: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """K and V of a layer's cache, [pairs, block_size, heads, head_dim]; nothing is copied."""
+    """Return K and V of a layer's cache as views, [pairs, block_size, heads, head_dim]."""
     blocks, block_size, kv_dim = cache.shape
     both = cache.view(blocks // 2, 2, block_size, kv_dim // head_dim, head_dim)
     return both[:, 0], both[:, 1]
 
 
 def misfit(dtype: torch.dtype, block_size: int) -> str | None:
-    """Why neither is used with such blocks at all."""
+    """Return why no library can use such blocks, or None where they fit."""
     if dtype not in _DTYPES:
         return f"numbers are {str(dtype).removeprefix('torch.')}, they want 16 bits"
     if block_size % PAGE:
@@ -199,22 +199,22 @@ def fits(query: torch.Tensor, cache: torch.Tensor, spans: Spans) -> bool:
     head_dim = query.shape[-1]
     if misfit(cache.dtype, cache.shape[1]) is not None or head_dim > _MOST_HEAD_DIM:
         return False
-    if head_dim % 8:  # they would pad, and so copy the whole cache
+    if head_dim % 8:  # the libraries would pad, and so copy the whole cache
         return False
     return not spans.fills_from_right
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundLibraries:
     libraries: tuple[PagedLibrary, ...]
-    lacking: tuple[str, ...]  # of what is not there, why
+    lacking: tuple[str, ...]  # why each absent library is absent
 
 
 _FIRST_PAGED_TORCH = (2, 12)
 
 
 def installed(torch_version: str) -> tuple[list[str], list[str]]:
-    """What is there by its version, and what is not: for whoever only tells of it. Importing them takes seconds."""
+    """Return the libraries that are installed and those that are not; nothing is imported, which would take seconds."""
     there, lacking = list[str](), list[str]()
     try:
         there.append(f"flash-attn {version('flash-attn')}")
@@ -228,8 +228,8 @@ def installed(torch_version: str) -> tuple[list[str], list[str]]:
     return there, lacking
 
 
-def find() -> Found:
-    """What is installed and can be told of pages."""
+def find() -> FoundLibraries:
+    """Return the installed libraries that take page tables, and why the others are missing."""
     found: list[PagedLibrary] = []
     lacking: list[str] = []
     for make in (_flash_attn, _torch_varlen):
@@ -238,7 +238,7 @@ def find() -> Found:
             lacking.append(one)
         else:
             found.append(one)
-    return Found(tuple(found), tuple(lacking))
+    return FoundLibraries(tuple(found), tuple(lacking))
 
 
 def _flash_attn() -> FlashAttn | str:
@@ -248,7 +248,7 @@ def _flash_attn() -> FlashAttn | str:
         return _NO_FLASH_ATTN
     try:
         return FlashAttn(import_module("flash_attn"), number)
-    except Exception as error:  # built for another torch or another CUDA: whatever importing it raises
+    except Exception as error:  # built for another torch or CUDA, importing it may raise anything
         return (
             f"flash-attn {number} cannot be imported ({type(error).__name__}: {str(error).partition(chr(10))[0][:120]})"
         )

@@ -1,5 +1,6 @@
-"""Tries each kernel, and other people's attention, on a few numbers before anything depends on them: what does not
-compile, or is wrong on this device, is replaced by the torch reference, and whoever chose it hears why.
+"""Try each kernel, and the attention of other libraries, on a few numbers before anything depends on them.
+
+A kernel that does not compile, or is wrong on this device, is replaced by the torch reference, with a reason.
 """
 
 from __future__ import annotations
@@ -13,16 +14,24 @@ import torch
 from alignedserve.kernels.common.failing import in_a_line
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.spans import Lie, Spans
-from alignedserve.kernels.dispatch.paged_libraries import PAGE, Found, PagedLibrary, find, misfit, pages_of, requests_of
+from alignedserve.kernels.dispatch.paged_libraries import (
+    PAGE,
+    FoundLibraries,
+    PagedLibrary,
+    find,
+    misfit,
+    pages_of,
+    requests_of,
+)
 
-_OFF = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}  # far more than rounding, far less than a fault
+_OFF = {torch.float32: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}  # far above rounding errors, far below a fault
 _SIZE, _BLOCK_SIZE = 32, 16
 
 
 def working_libraries(
-    device: torch.device, dtype: torch.dtype, block_size: int | None, found: Found | None = None
+    device: torch.device, dtype: torch.dtype, block_size: int | None, found: FoundLibraries | None = None
 ) -> tuple[list[PagedLibrary], list[str]]:
-    """Those that attend as the reference does, to such blocks; and why each other one is not used."""
+    """Return the libraries that attend to such blocks as the reference does, and why the others are not used."""
     if block_size is None:
         return [], []
     if (why := misfit(dtype, block_size)) is not None:
@@ -42,7 +51,7 @@ def working_libraries(
 def _fault_of_library(
     library: PagedLibrary, reference: Reference, device: torch.device, dtype: torch.dtype
 ) -> str | None:
-    """Decodes and chunks, with a window and without; what nobody has written is no number."""
+    """Return why the library is wrong, if it is: on decodes and chunks, with and without a window and NaN."""
     generator = torch.Generator().manual_seed(0)
     kv_heads, head_dim = 2, 64
     lengths = (300, 7, 600, 40, 520)
@@ -78,14 +87,14 @@ def _fault_of_library(
 
 
 def broken(kernels: Reference, device: torch.device, dtype: torch.dtype) -> dict[str, str]:
-    """By name, why each is."""
+    """Return the broken kernels by name, with the reason."""
     reference = Reference()
     faults = {name: _fault(trial, kernels, reference, device, dtype) for name, trial in _TRIALS.items()}
     return {name: why for name, why in faults.items() if why is not None}
 
 
 def replace(kernels: Reference, names: Iterable[str]) -> None:
-    """In place, by the reference."""
+    """Replace these kernels by the reference, in place."""
     for name in names:
         setattr(kernels, name, getattr(Reference(), name))
 
@@ -102,7 +111,7 @@ def _fault(
 
     try:
         off = float((run(kernels) - run(reference)).abs().max())
-    except Exception as error:  # of a compiler, a driver, a library: whatever it is, the reference takes its place
+    except Exception as error:  # compilers, drivers and libraries raise anything: the reference replaces the kernel
         return in_a_line(error)
     return None if off <= _OFF[dtype] else f"it is off by {off:.2g}"
 
@@ -140,7 +149,7 @@ def _levels(kernels: Reference, made: Callable[..., torch.Tensor], *, back: bool
 
 
 def _sampled(kernels: Reference, made: Callable[..., torch.Tensor]) -> torch.Tensor:
-    """Each way of drawing."""
+    """Return tokens that are drawn in each way."""
     logits = 3 * made(len(_WISHES), 1000).float()
     return kernels.draw(logits, _WISHES, [0.1 + 0.2 * number for number in range(len(_WISHES))])
 
@@ -159,14 +168,20 @@ def _expanded(kernels: Reference, made: Callable[..., torch.Tensor]) -> torch.Te
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _ProbeWish:
     temperature: float = 0.0
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
 
 
-_WISHES = (_Wish(), _Wish(0.7), _Wish(0.9, top_k=20), _Wish(1.2, top_p=0.8, min_p=0.01), _Wish(0.5, 50, 0.9))
+_WISHES = (
+    _ProbeWish(),
+    _ProbeWish(0.7),
+    _ProbeWish(0.9, top_k=20),
+    _ProbeWish(1.2, top_p=0.8, min_p=0.01),
+    _ProbeWish(0.5, 50, 0.9),
+)
 _AT = torch.tensor([3, 40, 70])
 _TRIALS: dict[str, Trial] = {
     "write": lambda one, made: _in_place(

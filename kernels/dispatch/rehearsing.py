@@ -1,8 +1,8 @@
-"""Attention and sampling once, on a GPU, before the first step: on as much as a busy worker's steps have.
+"""Run attention and sampling once on a GPU before the first step, with as much work as a busy worker's steps have.
 
-Triton's autotuner measures a kernel when it first meets a shape, and keeps what came out for all later calls, whatever
-they have to do, also over a restart. So it must not be the first step of all that is measured, which may be one short
-request; nor may a step wait while kernels are compiled.
+Triton's autotuner measures a kernel when it first meets a shape, and keeps its choice for all later calls of any size,
+also over a restart. So the first real step must not be measured, since it may be one short request; nor may a step wait
+while kernels are compiled.
 """
 
 from __future__ import annotations
@@ -19,19 +19,24 @@ _ROWS, _TOP = 16, 5
 
 
 @dataclass(frozen=True)
-class _Wish:
+class _RehearsalWish:
     temperature: float
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
 
 
-_WISHES = (_Wish(0.0), _Wish(0.8), _Wish(0.8, top_k=50), _Wish(0.8, top_k=50, top_p=0.95))
+_WISHES = (
+    _RehearsalWish(0.0),
+    _RehearsalWish(0.8),
+    _RehearsalWish(0.8, top_k=50),
+    _RehearsalWish(0.8, top_k=50, top_p=0.95),
+)
 
 
 @torch.inference_mode()
 def rehearse(kernels: Kernels, cache: torch.Tensor, heads: int, head_dim: int, words: int, most_tokens: int) -> None:
-    """On a layer's cache, whose vectors are read as they are; no request is longer than `most_tokens`."""
+    """Run the kernels on a layer's cache, reading its vectors as they are; no request is longer than `most_tokens`."""
     pairs, block_size = len(cache) // 2, cache.shape[1]
     _attend(kernels, cache, heads, head_dim, _DECODES, 1, min(_PREFIX, pairs // _DECODES * block_size, most_tokens))
     prompt = min(_PROMPT, pairs * block_size, most_tokens)
@@ -45,7 +50,7 @@ def rehearse(kernels: Kernels, cache: torch.Tensor, heads: int, head_dim: int, w
 def _attend(
     kernels: Kernels, cache: torch.Tensor, heads: int, head_dim: int, requests: int, queries: int, tokens: int
 ) -> None:
-    if tokens < queries or tokens < 2:  # a cache so small decodes nothing to speak of
+    if tokens < queries or tokens < 2:  # a cache this small decodes too little to matter
         return
     each = -(-tokens // cache.shape[1])
     lies = [Lie(queries, tokens, range(first * each, (first + 1) * each)) for first in range(requests)]

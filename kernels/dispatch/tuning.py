@@ -1,8 +1,8 @@
-"""Measures at load which way each linear layer goes fastest, for each number of rows.
+"""Measure at load which way is fastest for each linear layer and number of rows.
 
-Our kernel is the faster one up to some number of rows, and torch above: that number is searched by halves, with four of
-ten numbers measured. Where there are other ways, each number is. Before that, where our kernel can have the weight
-packed, it is measured whether that is as fast as the best of the others at most of several numbers of rows.
+Our kernel is faster up to some number of rows, and torch above it: a binary search finds that number with four of ten
+numbers measured. Before that, where our kernel can use a packed weight, the tuning measures whether packing is as fast
+as the best other way at most of several numbers of rows.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Linear, Line
 
 log = logging.getLogger("alignedserve.kernels")
 
-# A part of a layer is enough to compare with, and keeps the measurement short: so many bytes, and so much arithmetic.
+# Part of a layer is enough for a comparison and keeps the measurement short: limits of its bytes and its arithmetic.
 _BYTES = 8 << 20
 _FLOPS = 1e9
 _LEAST_OUT = 256
-_LEAST_TURNS = 3  # more than the time allows for, if need be: one may be disturbed
-# What another way must gain over our kernel: torch's takes about a millisecond more for every number of rows that it
-# has not seen yet, which a measurement of one number does not show.
+_LEAST_TURNS = 3  # taken even beyond the time limit, since one turn may be disturbed
+# What torch must gain over our kernel: it takes about a millisecond more for every number of rows that is new to it,
+# which a measurement of one number does not show.
 _WORTH = 0.95
-# At which a packed weight is compared: it serves all. That it may be slower by as much pays too, since all layers then
-# go in one call at any number of rows; and of four numbers one may be disturbed.
+# Numbers of rows at which a packed weight, which serves all numbers, is compared. Being slower by this much still pays,
+# since all layers then run in one call at any number of rows; and one of four measurements may be disturbed.
 _PACKED_ROWS = (1, 8, 32, 512)
 
 Evict = Callable[[torch.Tensor], None]
 
 
 def tune(linears: Iterable[Linear], seconds: float = 0.4) -> Tuning:
-    """Measures each shape among them for about this time in all, and has every layer use what came out."""
+    """Measure each shape within about this time in all, let every layer use the result, and return it."""
     layers = list(linears)
     shapes = {layer.shape: layer for layer in layers}
-    shared = {layer.shape for layer in layers if layer.shared}  # of those, none is packed
+    shared = {layer.shape for layer in layers if layer.shared}  # layers of these shapes are not packed
     tuning = Tuning({shape: _ways(layer, shape in shared, seconds / len(shapes)) for shape, layer in shapes.items()})
     for layer in layers:
         layer.use(tuning)
@@ -48,7 +48,7 @@ def tune(linears: Iterable[Linear], seconds: float = 0.4) -> Tuning:
 
 
 def _ways(layer: Linear, shared: bool, seconds: float) -> tuple[Way, ...]:
-    """The fastest for each bucket."""
+    """Return the fastest way for each bucket."""
     if not shared and _copy(layer, 1).pack():
         seconds /= 2
         gains = [_gain_of_packing(layer, rows, seconds / len(_PACKED_ROWS)) for rows in _PACKED_ROWS]
@@ -56,7 +56,7 @@ def _ways(layer: Linear, shared: bool, seconds: float) -> tuple[Way, ...]:
             return (Way.PACKED,) * len(BUCKETS)
     if set(layer.ways) != {Way.NATIVE, Way.TORCH}:
         return tuple(_fastest(layer, rows, seconds / len(BUCKETS)) for rows in BUCKETS)
-    low, high = 0, len(BUCKETS)  # ours is faster in those before `low`, torch from `high` on
+    low, high = 0, len(BUCKETS)  # our kernel is faster below `low`, torch from `high` on
     while low < high:
         middle = (low + high) // 2
         if _fastest(layer, BUCKETS[middle], seconds / len(BUCKETS).bit_length()) is Way.NATIVE:
@@ -77,7 +77,7 @@ def _fastest(layer: Linear, rows: int, seconds: float) -> Way:
 
 
 def _gain_of_packing(layer: Linear, rows: int, seconds: float) -> float:
-    """How many times as fast it is as the fastest other way."""
+    """Return how many times as fast the packed weight is as the fastest other way."""
     part, packed = _part(layer, rows), _copy(layer, rows)
     packed.pack()
     paths = {way: part.by(way) for way in layer.ways} | {Way.PACKED: packed.by(Way.PACKED)}
@@ -95,9 +95,9 @@ def _copy(layer: Linear, rows: int) -> Linear:
 def _measured(
     paths: dict[Way, LinearPath], x: torch.Tensor, weights: Sequence[torch.Tensor], evict: Evict, seconds: float
 ) -> dict[Way, float]:
-    """The least time of each, in turns, its weights coming from memory as they do in a model."""
+    """Return the least time of each way, measured in turns; weights come from memory as in a model."""
     for path in paths.values():
-        path(x)  # the first call of a shape makes more than the product
+        path(x)  # the first call of a shape does more than the product
     took = dict.fromkeys(paths, float("inf"))
     end = perf_counter() + seconds
     turns = 0
@@ -120,7 +120,7 @@ def _part(layer: Linear, rows: int) -> Linear:
 
 
 def _evict(layer: Linear) -> Evict:
-    """Sends a weight out of the caches, where there is a kernel for that."""
+    """Return a function that evicts a weight from the caches, or does nothing where there is no kernel for that."""
     if layer.library is None:
         return _stay
     evict = layer.library.kernel("evict", c_void_p, c_int64)

@@ -1,4 +1,4 @@
-"""Between the device and pages, and int8, in C++."""
+"""Copies between the device and pages, and int8, in C++."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from alignedserve.kernels.native.library import NativeLibrary
 
 
 class _BlockRows(Structure):
-    """As csrc/kernels.h has it."""
+    """The struct of csrc/kernels.h."""
 
     _fields_ = tuple(
         (name, c_int64)
@@ -62,7 +62,7 @@ class NativeCopies(NativeLibrary):
 
 
 def _levels(rows: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor) -> tuple[int, ...]:
-    """The other arguments of quantise and dequantise."""
+    """Return the arguments that quantise and dequantise share."""
     groups, tokens, channels = rows.shape
     _check(tokens > 0 and rows.stride(2) == 1, "rows have at least one token, and their channels side by side")
     _check(

@@ -1,4 +1,4 @@
-"""All layers of a decoder in one call of C++."""
+"""Run all layers of a decoder in one call of C++."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from alignedserve.kernels.native.attention import NO_WINDOW
 from alignedserve.kernels.native.library import NativeLibrary
 
 
-class _Norm(Structure):
-    """This and what follows are as csrc/kernels.h has them."""
+class CNorm(Structure):
+    """The struct of csrc/kernels.h, like the structs below."""
 
     _fields_ = (("weight", c_void_p), ("bias", c_void_p), ("eps", c_float), ("centred", c_int32))
 
 
-class _DecoderLayer(Structure):
+class CDecoderLayer(Structure):
     _fields_ = (
-        ("attention_norm", _Norm),
-        ("mlp_norm", _Norm),
+        ("attention_norm", CNorm),
+        ("mlp_norm", CNorm),
         ("qkv", c_void_p),
         ("out", c_void_p),
         ("up", c_void_p),
@@ -41,7 +41,7 @@ class _DecoderLayer(Structure):
     )
 
 
-class _Step(Structure):
+class CStep(Structure):
     _fields_ = (
         ("x", c_void_p),
         ("rows", c_int64),
@@ -55,7 +55,7 @@ class _Step(Structure):
 
 class NativeDecoders(NativeLibrary):
     def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
-        """None where tensors are of other types than the C++ kernels know, or of several."""
+        """Return the decoder, or None where tensors have several types or a type that the C++ kernels do not know."""
         dtypes = {dtype for layer in layers for dtype in _dtypes(layer)}
         if len(dtypes) != 1 or not dtypes <= set(DTYPES):
             return None
@@ -64,16 +64,16 @@ class NativeDecoders(NativeLibrary):
 
 class NativeDecoder:
     def __init__(self, library: Library, layers: Sequence[DecoderLayer]) -> None:
-        self._layers = layers  # C++ has addresses only
+        self._layers = layers  # keeps the tensors alive: C++ has only their addresses
         self._linears = [linear for layer in layers for linear in _linears(layer)]
         self._dtype = layers[0].qkv.shape.dtype
         self._hidden, self._kv_dim = layers[0].qkv.shape.inputs, layers[0].kv_heads * layers[0].head_dim
         self._turned = layers[0].turned
-        self._table = (_DecoderLayer * len(layers))(*map(_in_c, layers))
+        self._table = (CDecoderLayer * len(layers))(*map(_in_c, layers))
         self._run = library.kernel("decoder", c_void_p, c_int64, c_void_p)
 
     def takes(self, rows: int) -> bool:
-        """Where C++ is the fastest way of every linear layer."""
+        """Return whether C++ is the fastest way of every linear layer."""
         return all(linear.native_to >= rows for linear in self._linears)
 
     def run(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, paged: Paged) -> None:
@@ -81,11 +81,11 @@ class NativeDecoder:
         self._check(x, angles, paged)
         cos, sin = (None, None) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr())
         apart = cache.stride(0) * cache.itemsize
-        step = _Step(x.data_ptr(), x.shape[0], cos, sin, cache.data_ptr(), apart, spans.table)
+        step = CStep(x.data_ptr(), x.shape[0], cos, sin, cache.data_ptr(), apart, spans.table)
         self._run(self._table, len(self._table), byref(step))
 
     def _check(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, paged: Paged) -> None:
-        """What C++ would not notice."""
+        """Raise ValueError for faults that C++ would not notice."""
         cache, rows = paged.cache, x.shape[0]
         if x.shape[1] != self._hidden or not x.is_contiguous() or rows != paged.spans.num_rows:
             raise ValueError(f"{tuple(x.shape)} is not {paged.spans.num_rows} rows of {self._hidden}, side by side")
@@ -114,11 +114,11 @@ def _dtypes(layer: DecoderLayer) -> Iterator[torch.dtype]:
     yield from (one.dtype for one in vectors if one is not None)
 
 
-def _in_c(layer: DecoderLayer) -> _DecoderLayer:
-    return _DecoderLayer(
+def _in_c(layer: DecoderLayer) -> CDecoderLayer:
+    return CDecoderLayer(
         _norm(layer.attention_norm),
         _norm(layer.mlp_norm),
-        *(addressof(linear.in_c) for linear in _linears(layer) if linear.in_c is not None),  # all have one
+        *(addressof(linear.in_c) for linear in _linears(layer) if linear.in_c is not None),  # every layer has one
         _address(layer.query_norm),
         _address(layer.k_norm),
         layer.heads,
@@ -132,8 +132,8 @@ def _in_c(layer: DecoderLayer) -> _DecoderLayer:
     )
 
 
-def _norm(norm: Norm) -> _Norm:
-    return _Norm(_address(norm.weight), _address(norm.bias), norm.eps, norm.centred)
+def _norm(norm: Norm) -> CNorm:
+    return CNorm(_address(norm.weight), _address(norm.bias), norm.eps, norm.centred)
 
 
 def _address(tensor: torch.Tensor | None) -> int | None:

@@ -1,4 +1,4 @@
-"""The C++ kernels behind the interface of dispatch.py; what they lack, the torch reference does."""
+"""The C++ kernels behind dispatcher.py's interface; the torch reference fills in what they lack."""
 
 from __future__ import annotations
 
@@ -9,4 +9,4 @@ from alignedserve.kernels.native.tokens import NativeTokens
 
 
 class Native(NativeAttention, NativeTokens, NativeCopies, NativeDecoders):
-    """All of them."""
+    """All kernels of the C++ library."""

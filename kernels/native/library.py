@@ -1,4 +1,4 @@
-"""What all kernels in C++ start from: the library, and the torch reference for what it lacks."""
+"""The base of all C++ kernels: the library, and the torch reference for what it lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is done to each of a step's tokens by itself, in C++; what it lacks, the torch reference does."""
+"""Norms, rotation and activation of each token, and greedy tokens, in C++; the torch reference fills in the rest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 import torch
 
 from alignedserve.kernels.common import drawing
-from alignedserve.kernels.common.drawing import Wish
+from alignedserve.kernels.common.drawing import DrawWish
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.library import DTYPES, Library
 from alignedserve.kernels.native.library import NativeLibrary
@@ -27,7 +27,7 @@ class NativeTokens(NativeLibrary):
     def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
         return Linear(weight, bias, self.library)
 
-    def draw(self, logits: torch.Tensor, wishes: Sequence[Wish], numbers: Sequence[float]) -> torch.Tensor:
+    def draw(self, logits: torch.Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> torch.Tensor:
         return drawing.draw(logits, wishes, numbers, self._greedy)
 
     def _greedy(self, logits: torch.Tensor) -> torch.Tensor:
@@ -120,7 +120,7 @@ class NativeTokens(NativeLibrary):
 
 
 def _plain_rows(x: torch.Tensor) -> bool:
-    """[rows, width] of a known dtype, the numbers of a row side by side."""
+    """Return whether x is [rows, width] of a known dtype, with the numbers of a row side by side."""
     return x.dim() == 2 and x.stride(1) == 1 and x.dtype in DTYPES
 
 

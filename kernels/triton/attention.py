@@ -1,8 +1,8 @@
-"""Attention over paged blocks, in Triton: reference.py says what it means, triton_schedule.py what runs side by side.
+"""Attention over paged blocks, in Triton; reference.py defines it, schedule.py says which pieces run side by side.
 
 A program computes one piece for one head of K: its rows are all queries of the tile, of all heads that share it. Tokens
-are looked up one by one, so blocks may have any size and be filled from either end. What nobody has written is not
-read: loads are masked by the request's length.
+are looked up one by one, so blocks may have any size and be filled from either end. Unwritten slots are not read: loads
+are masked by the request's length.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -29,15 +29,15 @@ _CHUNK_ROWS = 64
 _LEAST_TOKENS = 32
 _PIECES_PER_PROCESSOR = 4
 _NO_WINDOW = 2**30
-_ALIGNED = 4  # numbers: at an address that is no multiple of their 16 bytes Triton would compile another kernel
+_ALIGNED = 4  # numbers: for an address that is no multiple of 16 bytes Triton would compile another kernel
 
 
 def _fits(config: Any, arguments: Mapping[str, Any]) -> bool:
-    """In fp32, where each product is one of a single thread's, larger tiles take a minute to compile, and more room."""
+    """Return whether a tile suits the dtype: in fp32 larger tiles take a minute to compile, and more shared memory."""
     return arguments["cache"].dtype is not torch.float32 or config.kwargs["TOKENS"] == _LEAST_TOKENS
 
 
-# Where a tile's tokens lie is looked up first: so 3 stages keep one tile of K and V on its way, and 5 two of them.
+# The slots of a tile's tokens are loaded first: so 3 stages keep one tile of K and V in flight, and 5 keep two.
 @tuned(
     [({"TOKENS": tokens}, (4, 8)) for tokens in (_LEAST_TOKENS, 64, 128)],
     key=["HEAD_DIM", "ROWS", "GROUP"],
@@ -109,7 +109,7 @@ def _attend(
         seen = there[None, :] & (token[None, :] <= position[:, None]) & (token[None, :] > position[:, None] - window)
         scores = tl.where(seen, scores, -float("inf"))
         now = tl.maximum(largest, tl.max(scores, 1))
-        base = tl.where(now == -float("inf"), 0.0, now)  # of a row that sees nothing yet
+        base = tl.where(now == -float("inf"), 0.0, now)  # for a row that has seen no token yet
         share = tl.exp2(scores - base[:, None])
         keep = tl.exp2(largest - base)
         total = total * keep + tl.sum(share, 1)
@@ -180,7 +180,7 @@ def _write(cache, slots, k, k_stride, v, v_stride, apart, KV_DIM: tl.constexpr, 
 class TritonAttention:
     @property
     def captures(self) -> bool:
-        """Torch, where it takes the place of this attention, looks at tables on the CPU."""
+        """Return whether steps can be captured: not where torch replaces this attention and reads tables on the CPU."""
         return isinstance(getattr(self.attend, "__self__", self), TritonAttention)
 
     def write(self, cache: torch.Tensor, spans: Spans, k: torch.Tensor, v: torch.Tensor) -> None:
@@ -220,7 +220,7 @@ class TritonAttention:
         window: int | None,
         decodes: bool,
     ) -> None:
-        """The spans with one query, or all others, to their rows of `out`."""
+        """Attend for the spans with one query, or for all others, and write their rows of `out`."""
         kv_heads = cache.shape[-1] // query.shape[-1]
         group = query.shape[1] // kv_heads
         rows = max(_LEAST_ROWS, power_of_2(group)) if decodes else max(_CHUNK_ROWS, power_of_2(group))
@@ -232,7 +232,7 @@ class TritonAttention:
     def _placed(
         self, spans: Spans, device: torch.device, queries: int, window: int | None, decodes: bool, kv_heads: int
     ) -> _Placed | _PlacedAgain | None:
-        """The same for all layers of a step."""
+        """Return the schedule on the device, which all layers of a step share."""
 
         room = self._room(device) // kv_heads
 
@@ -248,7 +248,7 @@ class TritonAttention:
         return spans.kept((device, "pieces", queries, window, decodes, kv_heads), make)
 
     def _room(self, device: torch.device) -> int:
-        """How many pieces run at once."""
+        """Return how many pieces run at once."""
         if device.type != "cuda":
             return _PIECES_PER_PROCESSOR
         return _PIECES_PER_PROCESSOR * int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -283,7 +283,7 @@ class TritonAttention:
 
 
 class _Placed:
-    """A schedule on the device, in one copy."""
+    """A schedule on the device, sent in one copy."""
 
     def __init__(self, planned: Schedule, spans: Spans, device: torch.device) -> None:
         parts = (
@@ -299,8 +299,11 @@ class _Placed:
 
 
 class _PlacedAgain:
-    """The same for decodes that are captured: as many pieces, merges and partial results as there ever can be, in
-    memory that stays. Those that a step does not need compute nothing."""
+    """A schedule for decodes that are captured, in memory that stays.
+
+    It has as many pieces, merges and partial results as there can ever be; those that a step does not need compute
+    nothing.
+    """
 
     def __init__(self, spans: StaticSpans, plan: Callable[[], Schedule], room: int) -> None:
         self._plan, most = plan, most_pieces(len(spans), room)

@@ -1,4 +1,4 @@
-"""Between the device and pages, and int8, in Triton. A page is on the CPU: its vectors go and come in one copy."""
+"""Copies between the device and pages, and int8, in Triton. A page is on the CPU: one copy moves its vectors."""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -102,7 +102,7 @@ def _quantise(
         at = group * of_group + token.to(tl.int64)[:, None] * of_token + channel[None, :]
         x = tl.load(rows + at, mask=mask, other=0.0).to(tl.float32)
         exact = (x * by[None, :] - (low * by)[None, :]) * inverse[None, :]
-        # The nearest, of two the even one, as torch rounds: floor and ceil are all that every version of Triton has.
+        # Round half to even, as torch does: every version of Triton has floor and ceil, and no more.
         down = tl.floor(exact)
         odd_down = (down * 0.5 - tl.floor(down * 0.5)) > 0.0
         up = ((exact - down) > 0.5) | (((exact - down) == 0.5) & odd_down)
@@ -179,7 +179,7 @@ class TritonCopies:
             return
         rows = torch.empty(out.shape, dtype=cache.dtype, device=cache.device)
         _moved(cache, slots, rows, to_cache=False)
-        out.copy_(rows, non_blocking=out.is_contiguous())  # else it goes by memory of torch's, which must be full first
+        out.copy_(rows, non_blocking=out.is_contiguous())  # else torch copies through a buffer and waits for it
 
     def scatter(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
         rows = rows.to(cache.device, non_blocking=True)

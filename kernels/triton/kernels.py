@@ -1,4 +1,4 @@
-"""The Triton kernels behind the interface of dispatch.py; what they lack, torch does: linear layers are cuBLAS."""
+"""The Triton kernels behind dispatcher.py's interface; torch fills in the rest: linear layers are cuBLAS."""
 
 from __future__ import annotations
 

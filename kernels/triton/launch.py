@@ -1,4 +1,4 @@
-"""What all Triton kernels share: how they are tuned, and what an interpreter changes."""
+"""Shared by all Triton kernels: how they are tuned, and what an interpreter changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton
 
 
 def interpreting() -> bool:
-    """In Triton's interpreter, on a CPU: numpy knows no bf16, so what computes must be widened before."""
+    """Return whether Triton's interpreter runs, on a CPU: numpy has no bf16, so arithmetic widens numbers first."""
     return bool(triton.knobs.runtime.interpret)
 
 
@@ -20,8 +20,11 @@ def tuned(
     stages: Sequence[int],
     fits: Callable[[Any, Mapping[str, Any]], bool] = lambda _config, _arguments: True,
 ) -> Callable[[Any], Any]:
-    """The fastest of these for each `key`, measured when it is first needed (rehearsing.py) and kept over a restart.
-    Each is told with the numbers of warps that suit it; what does not fit the arguments is not tried."""
+    """Return a decorator that picks the fastest of these configurations for each `key`.
+
+    It measures when a key is first needed (rehearsing.py) and keeps the result over a restart. Each configuration comes
+    with the numbers of warps that suit it; those that do not fit the arguments are not tried.
+    """
 
     def fitting(configs: Sequence[Any], arguments: Mapping[str, Any], **_: Any) -> list[Any]:
         return [one for one in configs if fits(one, arguments)]
@@ -46,12 +49,15 @@ def tuned(
     return made
 
 
-_tuned: list[Any] = []  # all kernels that are
+_tuned: list[Any] = []  # all kernels that are tuned
 
 
 @contextmanager
 def with_choice(number: int) -> Iterator[None]:
-    """Within, nothing is measured: each kernel takes its choice of this number, or round again. Known choices stay."""
+    """Measure nothing within: each kernel takes its configuration of this number, modulo their count.
+
+    Choices that were made before stay.
+    """
     all_choices = [(kernel, kernel.configs) for kernel in _tuned]
     for kernel, choices in all_choices:
         kernel.configs = [choices[number % len(choices)]]
@@ -63,5 +69,5 @@ def with_choice(number: int) -> Iterator[None]:
 
 
 def power_of_2(count: int) -> int:
-    """The next one that is not less."""
+    """Return the least power of 2 that is not below the count."""
     return 1 << (count - 1).bit_length()

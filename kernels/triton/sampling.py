@@ -1,12 +1,11 @@
-"""Tokens drawn from logits, and log-probabilities, in Triton: drawing.py says what they mean. The CPU waits for
-nothing.
+"""Draw tokens from logits, and log-probabilities, in Triton; drawing.py defines them. The CPU never waits.
 
-A program has a row, and never sorts it. Each token has a distance: how far its logit lies below the largest one. That
-is a float which is not negative, so its bits as a whole number, its key, are in the same order. "The least distance up
-to which there are k tokens", or such a share of the weights, is searched by halves among keys until one token is left,
-in about 20 looks at the row, which lies in the cache by then. First the edge of what top-k and top-p keep is found so,
-then the distance of the token that is drawn; of tokens at the same distance, which weigh the same, the number tells
-which. Weights are relative to the largest, which is 1, and added up in fp64: what a row brings depends on no other.
+A program has a row, and never sorts it. Each token has a distance: how far its logit lies below the largest logit. A
+distance is a float that is not negative, so its bits as a whole number, its key, have the same order. A binary search
+among keys finds the least distance up to which there are k tokens, or a share of the weights, in about 20 passes over
+the row, which is in the cache by then. The first search finds the edge of what top-k and top-p keep, the second the
+distance of the drawn token; among tokens at the same distance, which weigh the same, the random number decides. Weights
+are relative to the largest, which is 1, and added up in fp64: the result of a row depends on no other row.
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
@@ -19,22 +18,22 @@ import torch
 
 import triton
 import triton.language as tl
-from alignedserve.kernels.common.drawing import LEAST_TEMPERATURE, MOST_TEMPERATURE, NONE, Likeliest, Wish
+from alignedserve.kernels.common.drawing import LEAST_TEMPERATURE, MOST_TEMPERATURE, NONE, DrawWish, Likeliest
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.triton.launch import tuned
 
-_FARTHEST = tl.constexpr(0x7F7FFFFF)  # the key of the largest finite float: what is impossible lies behind it
+_FARTHEST = tl.constexpr(0x7F7FFFFF)  # the key of the largest finite float; impossible tokens lie behind it
 _NO_LIMIT = tl.constexpr(0x7FFFFFFF)
 _BELOW_ONE = tl.constexpr(1.0 - 2.0**-52)
 _NONE = tl.constexpr(NONE)
-# Whole rows are read again and again, by one program each: the more of one is under way, the less each look waits.
-# Eight warps have no registers for the larger block, and take half a minute to compile.
+# One program reads its whole row again and again: the more of it is in flight, the less each pass waits. Eight warps
+# have no registers for the larger block, and take half a minute to compile.
 _tuned = tuned([({"BLOCK": 4096}, (8, 16)), ({"BLOCK": 8192}, (16,))], key=["columns"], stages=(1,))
 
 
 @triton.jit
 def _keys(logits, token, columns, largest):
-    """Of the distances of these tokens; beyond the last column all is impossible."""
+    """Return the keys of these tokens' distances; columns beyond the last are impossible tokens."""
     x = tl.load(logits + token, mask=token < columns, other=-float("inf"))
     return tl.abs(largest - x).to(tl.int32, bitcast=True)
 
@@ -47,7 +46,7 @@ def _weight(key, temperature, least):
 
 @triton.jit
 def _up_to(logits, columns, largest, temperature, least, key, BLOCK: tl.constexpr):
-    """How many tokens have at most this key, and the sum of their weights."""
+    """Return how many tokens have at most this key, and the sum of their weights."""
     count = tl.zeros((BLOCK,), tl.int32)
     total = tl.zeros((BLOCK,), tl.float64)
     for first in range(0, columns, BLOCK):
@@ -60,7 +59,7 @@ def _up_to(logits, columns, largest, temperature, least, key, BLOCK: tl.constexp
 
 @triton.jit
 def _around(logits, columns, largest, temperature, least, key, BLOCK: tl.constexpr):
-    """How many tokens have a smaller key, the sum of their weights, and how many have this one."""
+    """Return how many tokens have a smaller key, the sum of their weights, and how many have this key."""
     count = tl.zeros((BLOCK,), tl.int32)
     same = tl.zeros((BLOCK,), tl.int32)
     total = tl.zeros((BLOCK,), tl.float64)
@@ -74,7 +73,7 @@ def _around(logits, columns, largest, temperature, least, key, BLOCK: tl.constex
 
 @triton.jit
 def _next_key(logits, columns, largest, key, BLOCK: tl.constexpr):
-    """The least key above this one."""
+    """Return the least key above this key."""
     least = tl.full((BLOCK,), _NO_LIMIT, tl.int32)
     for first in range(0, columns, BLOCK):
         keys = _keys(logits, first + tl.arange(0, BLOCK), columns, largest)
@@ -84,8 +83,8 @@ def _next_key(logits, columns, largest, key, BLOCK: tl.constexpr):
 
 @triton.jit
 def _search(logits, columns, largest, temperature, least, high, most, reach, beyond, BLOCK: tl.constexpr):
-    """The least key up to which there are `most` tokens, or weights that come to `reach` or go `beyond`; `high` where
-    no smaller one is."""
+    """Return the least key up to which there are `most` tokens, or weights that come to `reach` or go `beyond`; `high`
+    where there is no smaller key."""
     low = high * 0 - 1
     up_to_low = high * 0
     up_to_high = high * 0 + _NO_LIMIT
@@ -102,7 +101,7 @@ def _search(logits, columns, largest, temperature, least, high, most, reach, bey
 
 @triton.jit
 def _of_best(logits, columns, largest, temperature, least, top_k, top_p, number, BLOCK: tl.constexpr):
-    """A token of those that top-k and top-p keep: all that are nearer than the edge, and the first ones at it."""
+    """Return a token of those that top-k and top-p keep: all nearer than the edge, and the first tokens at the edge."""
     most = tl.where(top_k > 0, tl.minimum(top_k, columns), columns)
     edge = tl.program_id(0) * 0 + _FARTHEST
     if most < columns:
@@ -143,7 +142,7 @@ def _of_best(logits, columns, largest, temperature, least, top_k, top_p, number,
 
 @triton.jit
 def _of_all(logits, columns, largest, temperature, least, number, BLOCK: tl.constexpr):
-    """A token of all, by their numbers: the one at which the sum of weights passes the random number's share."""
+    """Return a token of all, in token order: where the sum of weights passes the random number's share."""
     _, total = _up_to(logits, columns, largest, temperature, least, _FARTHEST, BLOCK)
     target = tl.minimum(number * total, total * _BELOW_ONE)
     before = total * 0.0
@@ -158,7 +157,7 @@ def _of_all(logits, columns, largest, temperature, least, number, BLOCK: tl.cons
         begin = tl.where(passed, first, begin)
         already = tl.where(passed, before, already)
         before += here
-    # Adding up in another order may end a little below: then it is the last token that has any weight.
+    # Adding in another order may end a little below the target: then the last token with any weight is drawn.
     fallen_short = begin < 0
     begin = tl.where(fallen_short, last, begin)
     token = begin + tl.arange(0, BLOCK)
@@ -172,7 +171,7 @@ def _of_all(logits, columns, largest, temperature, least, number, BLOCK: tl.cons
 
 @triton.jit
 def _best(logits, columns, below, after, BLOCK: tl.constexpr):
-    """The largest logit and its token, of equal ones the first, behind the token `after` of the value `below`."""
+    """Return the next largest logit after token `after` of value `below`, and its token: of equal ones the first."""
     best = tl.full((BLOCK,), -float("inf"), tl.float32)
     at = tl.full((BLOCK,), _NO_LIMIT, tl.int32)
     for first in range(0, columns, BLOCK):
@@ -187,7 +186,7 @@ def _best(logits, columns, below, after, BLOCK: tl.constexpr):
 
 @triton.jit
 def _any_odd(logits, columns, BLOCK: tl.constexpr):
-    """1 where one of them is no number."""
+    """Return 1 where a logit is NaN, else 0."""
     odd = tl.zeros((BLOCK,), tl.int32)
     for first in range(0, columns, BLOCK):
         token = first + tl.arange(0, BLOCK)
@@ -221,7 +220,7 @@ def _draw(logits, stride, columns, wishes, of_wish, out, BLOCK: tl.constexpr):
 
 
 @_tuned
-@triton.jit(do_not_specialize=["width"])  # what the step asks for
+@triton.jit(do_not_specialize=["width"])  # the width that the step asks for
 def _logprobs(logits, stride, columns, tokens, tops, of_token, likeliest, values, counts, width, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     own = logits + row * stride
@@ -243,7 +242,7 @@ def _logprobs(logits, stride, columns, tokens, tops, of_token, likeliest, values
 
 
 class TritonSampling:
-    def draw(self, logits: torch.Tensor, wishes: Sequence[Wish], numbers: Sequence[float]) -> torch.Tensor:
+    def draw(self, logits: torch.Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> torch.Tensor:
         logits = _readable(logits)
         tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         if len(tokens):
@@ -274,6 +273,6 @@ def _usual(temperature: float) -> float:
 
 
 def _readable(logits: torch.Tensor) -> torch.Tensor:
-    """In fp32, the numbers of a row side by side."""
+    """Return the logits in fp32, with the numbers of a row side by side."""
     logits = logits.float()
     return logits if logits.stride(-1) == 1 else logits.contiguous()

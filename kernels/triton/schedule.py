@@ -1,8 +1,8 @@
-"""Which pieces of attention a GPU computes side by side: none much longer than the others, however long a request is.
+"""Cut attention into pieces of about equal length, however long a request is, which a GPU computes side by side.
 
-A tile is some queries of one request that follow each other; what it attends to is cut into splits of about equal
-length, so many that all of the GPU's processors have work, and their results are put together afterwards. A tile short
-enough stays whole, and writes its result itself.
+A tile is a run of queries of one request. The tokens that it attends to are cut into splits of about equal length, as
+many as keep all processors of the GPU busy, and their results are merged afterwards. A short tile stays whole, and
+writes its result itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from alignedserve.kernels.common.spans import Spans
 
-LEAST_SPLIT = 256  # tokens: shorter ones cost more to put together than they save
+LEAST_SPLIT = 256  # tokens: merging shorter splits costs more than it saves
 
 
 class Tile(NamedTuple):
@@ -26,8 +26,8 @@ class Tile(NamedTuple):
     end: int
 
 
-class Piece(NamedTuple):
-    """As the kernel reads it, eight numbers a row."""
+class AttentionPiece(NamedTuple):
+    """A piece as the kernel reads it: eight numbers a row."""
 
     row: int
     queries: int
@@ -35,12 +35,12 @@ class Piece(NamedTuple):
     start: int
     begin: int
     end: int
-    partial: int  # where its part of a result goes; -1: it is the whole
+    partial: int  # where its partial result goes; -1 where the piece is the whole tile
     unused: int = 0
 
 
 class Merge(NamedTuple):
-    """Partial results of one tile, that lie one after the other."""
+    """Partial results of one tile, which lie one after the other."""
 
     row: int
     queries: int
@@ -50,13 +50,13 @@ class Merge(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    pieces: tuple[Piece, ...]
+    pieces: tuple[AttentionPiece, ...]
     merges: tuple[Merge, ...]
     num_partials: int
 
 
 def tiles_of(spans: Spans, queries: int, window: int | None, *, decodes: bool) -> Iterator[Tile]:
-    """Of the spans with one query, or of all others, at most so many queries each."""
+    """Yield tiles of at most `queries` queries each, of the spans with one query or of all others."""
     rows, tokens, starts = spans.rows.tolist(), spans.tokens.tolist(), spans.starts.tolist()
     for span, length in enumerate(tokens):
         count = rows[span + 1] - rows[span]
@@ -70,33 +70,35 @@ def tiles_of(spans: Spans, queries: int, window: int | None, *, decodes: bool) -
 
 
 def schedule(tiles: Iterable[Tile], room: int) -> Schedule:
-    """For a GPU that computes `room` pieces at once."""
+    """Return the schedule for a GPU that computes `room` pieces at once."""
     tiles = list(tiles)
     total = sum(tile.end - tile.begin for tile in tiles)
     longest = max(LEAST_SPLIT, -(-total // max(1, room)))
-    pieces: list[Piece] = []
+    pieces: list[AttentionPiece] = []
     merges: list[Merge] = []
     partials = 0
     for tile in tiles:
         count = -(-(tile.end - tile.begin) // longest)
         if count <= 1:
-            pieces.append(Piece(*tile, partial=-1))
+            pieces.append(AttentionPiece(*tile, partial=-1))
             continue
         merges.append(Merge(tile.row, tile.queries, partials, count))
         for begin, end in _cut(tile.begin, tile.end, count):
-            pieces.append(Piece(*tile[:4], begin, end, partials))
+            pieces.append(AttentionPiece(*tile[:4], begin, end, partials))
             partials += 1
-    pieces.sort(key=lambda piece: piece.begin - piece.end)  # long ones first: no long one is left over at the end
+    pieces.sort(key=lambda piece: piece.begin - piece.end)  # long pieces first: none is left at the end
     return Schedule(tuple(pieces), tuple(merges), partials)
 
 
-NOTHING = Piece(0, 0, 0, 0, 0, 0, -1)  # is computed and put nowhere
+NOTHING = AttentionPiece(0, 0, 0, 0, 0, 0, -1)  # computes nothing and is written nowhere
 NO_MERGE = Merge(0, 0, 0, 0)
 
 
 def most_pieces(tiles: int, room: int) -> int:
-    """That `schedule` makes of so many tiles, whatever their lengths are: each may have one that is not full, and all
-    that are full together are no more than there is room for."""
+    """Return the most pieces that `schedule` makes of so many tiles of any lengths.
+
+    Each tile may have one piece that is not full, and all full pieces together are no more than `room`.
+    """
     return tiles + max(1, room)
 
 

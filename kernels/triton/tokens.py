@@ -1,4 +1,4 @@
-"""What is done to each token by itself, in Triton: a program for each vector, in fp32; rounded as reference.py does."""
+"""Norms, rotation and activation, in Triton: a program per vector, in fp32, rounded as reference.py rounds."""
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
 
@@ -146,7 +146,7 @@ def _normed(
     *,
     centred: bool,
 ) -> torch.Tensor:
-    """Of any shape, by its last dimension; what is added to must be one that can be written in place."""
+    """Return the norm over the last dimension of any shape; a sum is written in place, so x must allow that."""
     by_head = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
     if by_head.stride(-1) != 1:
         by_head = by_head.contiguous()
@@ -173,5 +173,5 @@ def _normed(
 
 
 def _rows_apart(x: torch.Tensor) -> torch.Tensor:
-    """[rows, columns], the columns side by side."""
+    """Return x as [rows, columns], with the columns side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -31,7 +31,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """What `serve` was asked to launch; it ends with 7."""
+    """Return a list of the configurations that `serve` was asked to launch; each launch ends with 7."""
     configs: list[Config] = []
 
     def serve(config: Config) -> int:
@@ -101,7 +101,7 @@ def test_help_shows_the_common_settings_and_help_all_every_setting(
 
 
 def test_settings_stay_few() -> None:
-    """Each more is one more that everybody has to read. What only presets change is no setting (setting.py)."""
+    """Each new setting is one more for every user to read. What only presets change is no setting (setting.py)."""
     assert len(settings()) <= 60
 
 
@@ -180,7 +180,7 @@ def test_what_is_wrong_is_said_in_one_line(capsys: pytest.CaptureFixture[str], l
 
 
 def test_a_model_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a script whose variable is empty: it names no other model in its place."""
+    """A script with an empty variable gets an error, not another model."""
     assert _refusal(capsys, "serve", "").endswith("model must not be empty")
 
 
@@ -221,7 +221,7 @@ def test_help_imports_nothing_heavy(line: str) -> None:
 
 
 def test_a_reader_who_leaves_early_is_no_error() -> None:
-    """As `| head` does: nothing is said, and the status is that of a closed pipe."""
+    """A reader such as `| head` ends early: the command writes no error, and its status is that of a closed pipe."""
     command = [sys.executable, "-m", "alignedserve", "doctor"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -33,7 +33,7 @@ class Nodes:
             **RAY_FOR_TESTS,
         }
         self._mark = secrets.token_hex(8)
-        set_for_all = {MARK: self._mark, "SPT_NOENV": "1"}  # as in deployment.py
+        set_for_all = {MARK: self._mark, "SPT_NOENV": "1"}  # the same as in tests/end_to_end/deployment.py
         given = [one.replace("FOLDER", self._files.name) for one in command]
         others = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
         self.config = Path(self._files.name, CONFIG)
@@ -64,7 +64,7 @@ class Nodes:
         return sum(bool(re.search(r"/raylet/raylet ", command)) for command in marked(self._mark).values())
 
     def pid(self, part: str) -> int | None:
-        """Of the actor of this name, if one runs."""
+        """Return the pid of the actor with this name, or None if it does not run."""
         found = (pid for pid, command in marked(self._mark).items() if re.match(rf"ray::{part}(\.|$)", command))
         return next(found, None)
 
@@ -76,7 +76,7 @@ class Nodes:
         return int(re.findall(r"^PPid:\t(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[0])
 
     def kill_home(self, home: int) -> None:
-        """While all that were made are there."""
+        """Kill a node, while every node that was made is still there."""
         raylets = [pid for pid, command in marked(self._mark).items() if command.split()[0].endswith("/raylet")]
         self.kill(sorted(raylets, key=_began_at).index(home))
 
@@ -87,7 +87,7 @@ class Nodes:
         assert self._answer() == order
 
     def _answer(self) -> str:
-        """Ray says things on standard output, too."""
+        """Return the next answer, and skip what Ray itself prints on standard output."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith(("add ", "kill ")) or line[:1].isdigit():
@@ -100,7 +100,8 @@ class Nodes:
 
 
 def _began_at(pid: int) -> int:
-    """In ticks since the machine was started: numbers of processes begin anew some time."""
+    """Return when the process began, in ticks since the machine started: process numbers are reused, so they give no
+    order."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 

@@ -34,23 +34,23 @@ def found(program: str) -> str | None:
 
 
 class Machines:
-    """On one wire. The first is where `run` runs, with a home of its own."""
+    """Several machines on one wire. `run` runs on the first one, with a home of its own."""
 
     def __init__(self, folder: Path, networks: Sequence[str], addresses: Sequence[str]) -> None:
         self.folder, self.networks, self.addresses = folder, networks, addresses
         self.key = folder / "key"
 
     def run(self, *command: str | Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
-        """On a machine that is none of them, such as somebody's laptop, which reaches them all."""
+        """Run the command as on a laptop that is not one of the machines, but reaches them all."""
         inside = ["ip", "netns", "exec", self.networks[0], "unshare", "--mount", "sh", "-c"]
-        desk = self.folder / "desk"  # what Ray knows of clusters, from one command to the next
+        desk = self.folder / "desk"  # keeps what Ray knows of clusters between commands
         desk.mkdir(exist_ok=True)
         home = {"HOME": str(desk), "TMPDIR": str(desk), "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin"}
         whole: list[str | Path] = [*inside, 'mount --bind "$0" /tmp/ray && exec "$@"', desk, *map(str, command)]
         return subprocess.run(whole, env=home, capture_output=True, text=True, timeout=timeout_s)
 
     def log(self, address: str) -> str:
-        """What `ray up` has served there last said."""
+        """Return the end of the log of the deployment that `ray up` started there."""
         network = self.networks[self.addresses.index(address)]
         said = self.folder / network / "home" / "alignedserve" / "serve.log"
         return said.read_text()[-4000:] if said.exists() else ""
@@ -81,7 +81,8 @@ def machines(folder: Path, addresses: Sequence[str]) -> Iterator[Machines]:
             _ip("-n", network, "address", "add", f"{address}/24", "dev", "wire")
             for device in ("lo", "wire"):
                 _ip("-n", network, "link", "set", device, "up")
-            _ip("-n", network, "route", "add", "default", "dev", "wire")  # by it a machine knows its own address
+            # a machine learns its own address from this route
+            _ip("-n", network, "route", "add", "default", "dev", "wire")
             stack.enter_context(_sshd(folder / network, network, address, made.key))
         yield made
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 
-STORE_BYTES = 80 << 20  # about the least that Ray takes
+STORE_BYTES = 80 << 20  # about the least that Ray accepts
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""deploy/ and compose.yaml, held to the schemas of those who read them: none of it can be run here."""
+"""Tests of deploy/ and compose.yaml against the schemas of the programs that read them, none of which can run here."""
 
 from __future__ import annotations
 

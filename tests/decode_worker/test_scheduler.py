@@ -50,7 +50,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.policy import Cache, Choice, Chunking, Layout, Order, Packing, Policy, Room
-from alignedserve.simulator.machines.engine import Arena, CheckedHands, Costs, Story, tell
+from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, TaggedArena, tell
 from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import SOAK
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, ROUTER_MEMBER, member, request, said
@@ -103,7 +103,7 @@ class Scheduling(RuleBasedStateMachine):
         super().__init__()
         self.clients: dict[str, Client] = {}
         self.stories: dict[str, Story] = {}
-        self.arena = Arena(LIMITS.page_size, Extents(PAGES))
+        self.arena = TaggedArena(LIMITS.page_size, Extents(PAGES))
         self.core, self.pool = (
             DecodeCore(WorkerSetup(LIMITS, self.policy, look_ahead=self.look_ahead)),
             PoolCore(PAGES, LIMITS.block_size, self.policy),

@@ -241,7 +241,7 @@ def test_further_answers_are_about_the_same_document(kind: str, many: int) -> No
 
 
 def _facts(answer: str) -> list[str]:
-    """What an answer tells of its document: the values given, or the names, numbers and dates of a summary."""
+    """Return what an answer tells of its document: the values given, or the names, numbers and dates of a summary."""
     if answer in DOCUMENT_TYPES:
         return []
     if answer.startswith("This is "):

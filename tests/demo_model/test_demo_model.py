@@ -49,7 +49,7 @@ def test_it_is_a_small_llama_in_bf16() -> None:
 
 
 def test_it_was_trained_on_the_corpus_that_is_here() -> None:
-    """Whoever changes the generator trains the model anew: its figures speak of the corpus it knows."""
+    """A change of the generator requires a new training: the model's figures describe the corpus that it knows."""
     training = json.loads((FOLDER / "training.json").read_text())
     assert training["corpus"] == corpus_fingerprint(training["settings"]["seed"])
     assert training["weights_sha256"] == hashlib.sha256((FOLDER / "model.safetensors").read_bytes()).hexdigest()

@@ -74,8 +74,10 @@ def mixed(count: int, seed: int, prompts: Lengths = (3, 400), outputs: Lengths =
 
 
 def documents(count: int, seed: int, prompts: Lengths = (60, 200), outputs: Lengths = (8, 40)) -> list[Wanted]:
-    """Of their whole length, whatever the model says: they hold their seats for long. Where KV may go from worker to
-    worker, theirs is offered in any case; chats go by the pool where steps take long, as on a busy machine."""
+    """Return requests that run to their whole length, whatever the model says, and so hold their seats for long.
+    If KV may go from worker to worker, KV of these requests is offered in any case; chats use the pool where steps take
+    long,
+    as on a busy machine."""
     return [replace(one, tier="flex", ignore_eos=True) for one in mixed(count, seed, prompts=prompts, outputs=outputs)]
 
 
@@ -85,7 +87,8 @@ def client(url: str) -> httpx.AsyncClient:
 
 
 async def tokens_of(http: httpx.AsyncClient, wanted: Wanted) -> list[int]:
-    """All output tokens of a request that must succeed, with a log-probability each where they are asked for."""
+    """Return all output tokens of a request that must succeed; check that each has a log-probability if that was
+    requested."""
     if wanted.stream:
         async with aclosing(streamed(http, wanted.body)) as chunks:
             choices = [chunk["choices"][0] async for chunk in chunks]
@@ -116,7 +119,7 @@ async def streamed(
 
 
 async def all_tokens(url: str, wanted: Sequence[Wanted]) -> list[list[int]]:
-    """Of all of them at once."""
+    """Send all requests at once, and return the tokens of each."""
     async with client(url) as http:
         return await asyncio.gather(*(tokens_of(http, one) for one in wanted))
 
@@ -139,7 +142,7 @@ def check_greedy(wanted: Sequence[Wanted], outputs: Sequence[Sequence[int]]) -> 
     """Every output is what transformers makes of its prompt, and ends where it should."""
     tally = Tally()
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # beside other work, threads of so small a model would mostly wait for each other
+    torch.set_num_threads(1)  # in so small a model, beside other work, threads would mostly wait for each other
     for number, (one, output) in enumerate(zip(wanted, outputs, strict=True)):
         compare(reference(), one.prompt, output, tally, f"request {number}")
         ends = [index for index, token in enumerate(output) if token == EOS and not one.ignore_eos]

@@ -36,7 +36,7 @@ ON_FEW = shared_on(LOCAL if SOAK else [("1+1", "local")])
 
 @pytest.fixture(scope="module")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """With the demo model's tokens, and no idea what they mean."""
+    """Yield a deployment of random weights with the demo model's tokens."""
     folder = llama(tmp_path_factory.mktemp("random"), vocab_size=2048, max_position_embeddings=2048)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(MODEL / name, folder / name)

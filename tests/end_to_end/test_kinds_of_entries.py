@@ -1,4 +1,4 @@
-"""Whatever the pool keeps of a prompt, over HTTP: hidden vectors change no token, int8 hardly any."""
+"""Tests over HTTP of the kinds of entries in the pool: hidden vectors change no token, int8 hardly any."""
 
 from __future__ import annotations
 

@@ -24,12 +24,12 @@ TIGHT = (
     *("--set", "kvpool.page_size=16", "--pool-verify-pages"),
 )
 PAGE = 64  # tokens, as a pool has them
-SHARED = held_out()[:200]  # as a system prompt is
+SHARED = held_out()[:200]  # as long as a system prompt
 Turn = tuple[Wanted, list[int]]
 
 
 async def conversation(http: httpx.AsyncClient, number: int, turns: int, most: int = 2_000) -> list[Turn]:
-    """Each turn's prompt is all that was said before, and something new."""
+    """Hold a conversation: the prompt of each turn is all that was said before, and something new."""
     draw = random.Random(f"conversation {number}")
     said, done = SHARED, list[Turn]()
     for turn in range(turns):
@@ -94,7 +94,8 @@ def test_an_answer_need_not_be_computed_again(roomy: Deployment) -> None:
 
     answer, cached = asyncio.run(ask(first))
     assert cached == 0
-    asyncio.run(ask(Wanted(held_out()[3_000:3_100], 8, stream=False)))  # behind whose KV the answer went to the pool
+    # this prefill comes after the answer's KV on its way to the pool
+    asyncio.run(ask(Wanted(held_out()[3_000:3_100], 8, stream=False)))
     second = replace(first, prompt=(*first.prompt, *answer, *held_out()[:10]), max_tokens=20)
     output, cached = asyncio.run(ask(second))
     assert cached == 256, "four pages of 64, two of them of the answer"

@@ -12,7 +12,7 @@ import torch
 from tests.end_to_end.client import EOS, all_tokens, client, held_out, mixed, reference
 from tests.end_to_end.deployment import ANSWER_S, NAME, Deployment
 
-LONG = held_out()[100:700]  # more than one scored chunk
+LONG = held_out()[100:700]  # needs more than one scored chunk
 CHAT = {"model": NAME, "messages": [{"role": "user", "content": "Tell me a story."}], "seed": 5}
 FREE = {"temperature": 2.0, "top_p": 0.999, "presence_penalty": 0.4, "repetition_penalty": 1.1}
 

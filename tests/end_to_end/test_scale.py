@@ -25,7 +25,7 @@ def parts(deployment: Deployment) -> set[str]:
 
 
 def serve_while(deployment: Deployment, wanted: list[Wanted], *command: str) -> list[list[int]]:
-    """What came back, where the command is given once all are under way."""
+    """Return the outputs of the requests; run the command once all of them are running."""
 
     async def serve() -> list[list[int]]:
         before = deployment.metric("generation_tokens_total")
@@ -111,7 +111,7 @@ def colocated() -> Iterator[Deployment]:
 
 
 def test_one_that_was_asked_for_and_cannot_be_is_left_out(colocated: Deployment) -> None:
-    """All else goes on."""
+    """The launcher drops this worker, and everything else goes on."""
     assert cli.main(["scale", "--decode", "2", "--port", str(colocated.port)]) == 0
 
     def is_left_out() -> bool:

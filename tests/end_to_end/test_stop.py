@@ -28,11 +28,11 @@ from tests.end_to_end.deployment import (
 )
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-COLOCATED, SPLIT, SPLIT_ON_RAY = ("colocated", "local"), ("1+1", "local"), ("1+1", "ray")  # of KINDS
+COLOCATED, SPLIT, SPLIT_ON_RAY = ("colocated", "local"), ("1+1", "local"), ("1+1", "ray")  # members of KINDS
 ENDLESS_STREAMS = 12
-DRAIN_S = 600.0  # so long whoever waits for open requests may wait
+DRAIN_S = 600.0  # how long a stopping deployment may wait for open requests
 SOON_S = 120.0
-# They have nothing of ours. When their Ray is killed, they try for a minute to tell it so.
+# Ray's own agents, which hold nothing of ours. When their Ray is killed, they try for a minute to report to it.
 RAYS_OWN = frozenset({"ray::DashboardAgent", "ray::RuntimeEnvAgent"})
 
 
@@ -63,7 +63,7 @@ def test_open_requests_end_and_new_ones_are_refused(stoppable: Deployment, numbe
             answers = [asyncio.create_task(tokens_of(http, one)) for one in wanted[:-1]]
             while await asyncio.to_thread(stoppable.metric, "generation_tokens_total") < len(wanted):
                 await asyncio.sleep(0.02)
-            with held(decode):  # the last at least is open until new ones are refused
+            with held(decode):  # keeps at least the last request open until new requests are refused
                 answers.append(asyncio.create_task(tokens_of(http, wanted[-1])))
                 while await asyncio.to_thread(num_taken) < len(wanted):
                     await asyncio.sleep(0.02)
@@ -120,7 +120,7 @@ def test_a_second_ctrl_c_stops_at_once(stoppable: Deployment) -> None:
 
 @on(NONE_ON_RAY)
 def test_an_idle_one_stops_soon(stoppable: Deployment) -> None:
-    """And leaves nothing, as all of them: its port is free for the next."""
+    """An idle deployment leaves nothing either: its port is free for the next one."""
     assert stoppable.stop(signal.SIGTERM, within_s=SOON_S) == 0
 
 

@@ -47,11 +47,11 @@ LIMITS = WorkerLimits(PAIRS, BLOCK, PAGE, max_step_tokens=32, max_batch=8)
 STEP_S = 0.01
 
 
-Ends = tuple[str, str, int]  # of a transfer: the holders, and its number
+Ends = tuple[str, str, int]  # names a transfer: its two holders, and its number
 
 
 class Beside(ThroughTheArena):
-    """From cache to cache, of one worker. A transfer ends when both ends have begun it."""
+    """Copy from the cache of one worker to the cache of another. A transfer ends when both ends have begun it."""
 
     address = "beside"
 
@@ -74,7 +74,7 @@ class Beside(ThroughTheArena):
     ) -> None:
         intact = sent.tokens == received.tokens
         if intact:
-            used = 2 * units_for(len(sent.tokens), BLOCK)  # either end may have pairs for more
+            used = 2 * units_for(len(sent.tokens), BLOCK)  # either end may have spare pairs for longer prefixes
             cache[:, _blocks(received.pairs)[:used]] = read[:, :used]
         sender(KvSent(sent.number, sent.to, ok=True))
         receiver(KvReceived(received.number, received.source, intact))
@@ -86,7 +86,8 @@ def _blocks(pairs: Sequence[int]) -> list[int]:
 
 @dataclass
 class Deployment:
-    """What its members say to the router and the owner ends here. Each works at one thing at a time, all in turn."""
+    """A deployment of several members in one process; their messages to the router and the owner end here.
+    Each member does one thing at a time, and the members take turns."""
 
     cores: dict[str, Any]
     hands: dict[str, EngineHands]
@@ -169,7 +170,7 @@ def deployed(
         for name, engine in engines.items()
     }
     for engine in engines.values():
-        engine.cache.fill_(float("nan"))  # whoever reads what was not written for it will be seen
+        engine.cache.fill_(float("nan"))  # NaN shows if a request reads places that were not written for it
     made = Deployment(cores, hands)
     with ExitStack() as arenas:
         if topology == "1+1":

@@ -93,7 +93,7 @@ def test_there_and_back(engine: Engine, path: Path, arena_of: Callable[[int], Ar
 
 
 def test_one_that_fails_is_told_of_before_it_is_answered(engine: Engine, arena_of: Callable[[int], Arena]) -> None:
-    """So that nobody plans on with a device that is lost."""
+    """The failure is told first, so that no plan uses a device that is lost."""
     copies, told = AsideCopies(PAGE_SIZE, Pace(), failed=lambda: told.append("failed")), list[object]()
     arena = arena_of(1)
     copies.attach(PageCopier(engine.cache, arena, PAGE_SIZE, verify=True), "pool-0.1")
@@ -139,7 +139,7 @@ def test_a_copy_goes_behind_what_was_ordered_before_it(
 def test_all_copies_have_one_stream(
     engine: Engine, arena_of: Callable[[int], Arena], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one has worked with on a GPU, no other stream can use again."""
+    """On a GPU, no other stream can use again the memory that one stream has worked with."""
     streams, answers = list[torch.device](), queue.Queue[Event]()
 
     def beside_steps(device: torch.device) -> AbstractContextManager[object]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.common.models import POSITIONS
 from benchmarks.engine import cases
-from benchmarks.models import POSITIONS
 
 
 @pytest.mark.parametrize("model", POSITIONS)

@@ -45,7 +45,7 @@ class Case:
     seed: int
     verify: bool
     at_once: int = 1  # pages under way, as of a GPU
-    two_ended: bool = False  # some of its pairs are filled from their right end
+    two_ended: bool = False  # some pairs are filled from their right end
 
     def from_right(self, seed: int) -> frozenset[int]:
         count = NUM_PAIRS // 2 if self.two_ended else 0
@@ -77,7 +77,7 @@ def case(tokens: int = 11, verify: bool = True, dtype: torch.dtype = torch.bfloa
 
 
 def random_cache(case: Case, seed: int) -> torch.Tensor:
-    """Any bits at all, NaNs of every kind among them."""
+    """Return a cache of random bits, NaNs of every kind among them."""
     shape = (CONFIG.num_layers, 2 * NUM_PAIRS, case.block_size, CONFIG.kv_dim)
     bits = torch.iinfo(BITS[case.dtype])
     generator = torch.Generator().manual_seed(seed)

@@ -36,7 +36,7 @@ from tests.samples import POOL_MEMBER, next_attempt, request
 
 BLOCK_SIZE, PAGE_SIZE, NUM_PAGES, OUTPUT = 4, 8, 12, 6
 WORD = struct.Struct("=Q")
-HEADERS_AT, HEADER_BYTES = 4096, 64  # as kvpool/arena/arena.py draws them
+HEADERS_AT, HEADER_BYTES = 4096, 64  # from the drawing in kvpool/arena/arena.py
 GENERATION, INCARNATION, KIND, LENGTH, TOKEN_HASH, CHECKSUM = range(6)
 
 Spoil = Callable[[Arena, int], None]
@@ -56,7 +56,7 @@ class Deployment:
     _todo: deque[tuple[str, Event]] = field(default_factory=deque)
 
     def run(self, one: Request) -> list[int]:
-        """Its output, whatever attempts that took."""
+        """Run the request, through as many attempts as it takes, and return its output."""
         self.output[one.id] = []
         self._tell("prefill-0", Received(ROUTER, Prefill(one), 1))
         while len(self.output[one.id]) < one.max_tokens:
@@ -131,7 +131,7 @@ def deployment(folder: Path, tmp_path: Path) -> Iterator[Deployment]:
         }
         hands = {name: EngineHands(engine, path, PAGE_SIZE, verify=True) for name, engine in engines.items()}
         for engine in engines.values():
-            engine.cache.fill_(float("nan"))  # whoever reads what was not written for it will be seen
+            engine.cache.fill_(float("nan"))  # NaN shows if a request reads places that were not written for it
         deployment = Deployment(cores, hands, arena)
         deployment.meet()
         yield deployment
@@ -175,7 +175,8 @@ def flip(arena: Arena, page: int) -> None:
 
 
 def another_has_it_by_now(arena: Arena, page: int) -> None:
-    """Its generation is two further, and all is well with it: but for whoever looks for what was there."""
+    """Write other content to the page: it is intact, its generation two further; only a reader of the old content is
+    wrong."""
     arena.begin_write(page)
     with arena.payload(page) as payload:
         payload[:] = bytes(len(payload))
@@ -229,7 +230,7 @@ def test_on_its_way_to_be_decoded(
 def test_as_the_beginning_of_another_prompt(
     deployment: Deployment, check: Callable[[Request, list[int]], None], way: str
 ) -> None:
-    """What is not intact is computed, and the third one begins with what the second has written."""
+    """A request computes the pages that are not intact, and the third request begins with what the second one wrote."""
     first, second, third = (asked(name) for name in "abc")
     check(first, deployment.run(first))
     deployment.spoil_once("prefill-0", WAYS[way])

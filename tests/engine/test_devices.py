@@ -1,4 +1,5 @@
-"""What only a GPU asks for, as far as it can be told without one: that it is missing, and too little memory on it."""
+"""Tests of what only a GPU needs, as far as a machine without a GPU can tell: that it is missing, or has too little
+memory."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.errors import ConfigError, MemoryTooSmall
 from alignedserve.kernels.common.failing import guard
 from alignedserve.kernels.dispatch.probing import KERNELS
-from alignedserve.machine.memory import Demand
+from alignedserve.machine.memory import MemoryDemand
 from tests.conftest import SOAK
 from tests.engine.driver import Driver, prompt_of
 from tests.reference import Tally, compare
@@ -50,7 +51,7 @@ RESERVE = 1024 * MIB
 
 
 def test_memory_of_a_gpu_is_kept_in_reserve() -> None:
-    demand = Demand(weights=9000 * MIB, cache=4096 * MIB, step=512 * MIB, dtype="bfloat16")
+    demand = MemoryDemand(weights=9000 * MIB, cache=4096 * MIB, step=512 * MIB, dtype="bfloat16")
     assert cache_room("cuda:0", 4096 * MIB + 512 * MIB + RESERVE, 4096, demand, RESERVE) == 4096 * MIB
     with pytest.raises(MemoryTooSmall) as refused:
         cache_room("cuda:0", 4096 * MIB + 412 * MIB + RESERVE, 4096, demand, RESERVE)
@@ -61,7 +62,7 @@ def test_memory_of_a_gpu_is_kept_in_reserve() -> None:
 
 
 def test_without_a_number_the_cache_is_what_a_gpu_has_left() -> None:
-    demand = Demand(weights=9000 * MIB, cache=0, step=512 * MIB, dtype="bfloat16")
+    demand = MemoryDemand(weights=9000 * MIB, cache=0, step=512 * MIB, dtype="bfloat16")
     assert cache_room("cuda:0", 40_000 * MIB, None, demand, RESERVE) == (40_000 - 512 - 1024) * MIB
     with pytest.raises(MemoryTooSmall) as refused:
         cache_room("cuda:0", 1500 * MIB, None, demand, RESERVE)
@@ -83,7 +84,8 @@ def test_two_processes_on_a_gpu_have_to_say_what_each_takes(monkeypatch: pytest.
 def test_an_engine_on_the_triton_kernels_says_what_transformers_says(
     folder_of: Callable[[str], Path], reference_of: Callable[[Path], Any], tally: Tally, name: str
 ) -> None:
-    """In their interpreter: chunks, either end of the blocks, windows, hidden vectors where the model allows them."""
+    """Run the kernels in Triton's interpreter: chunks, both ends of the blocks, windows, and hidden vectors where the
+    model allows."""
     kernels = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
     launch = pytest.importorskip("alignedserve.kernels.triton.launch")
     if not launch.interpreting():
@@ -107,7 +109,7 @@ def test_a_kernel_that_fails_in_the_middle_of_a_step_changes_nothing_of_what_is_
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At the second decode, as where a shape is met that the GPU has no room for."""
+    """The kernel fails at the second decode, like a kernel for a shape that does not fit on the GPU."""
     kernels_of = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
     attention = pytest.importorskip("alignedserve.kernels.triton.attention")
     if not pytest.importorskip("alignedserve.kernels.triton.launch").interpreting():
@@ -131,7 +133,7 @@ def test_a_kernel_that_fails_in_the_middle_of_a_step_changes_nothing_of_what_is_
     ]
 
 
-# What a machine for GPU checks need not have.
+# Modules that a machine for GPU checks need not have.
 ABSENT = (
     "msgspec",
     "zmq",

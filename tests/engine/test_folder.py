@@ -216,7 +216,7 @@ def llama_config(folder: Path) -> LlamaConfig:
 
 
 def test_windows_by_layer(broken: Callable[[str], Path]) -> None:
-    """And what holds where the keys are missing, as in folders that others wrote."""
+    """The windows of folders from several sources, and the defaults where the keys are missing."""
     assert read_config(broken("mistral")).windows == (WINDOW, WINDOW)
     assert read_config(change(broken("mistral-without-window"))).windows == ()
     qwen2 = broken("qwen2")
@@ -341,7 +341,7 @@ def test_tensors_that_nobody_needs_are_not_read(broken: Callable[[str], Path]) -
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_a_tensor_of_quantized_numbers(broken: Callable[[str], Path], dtype: torch.dtype) -> None:
-    """They mean nothing without their scales, which this engine does not read."""
+    """Quantized numbers mean nothing without their scales, which this engine does not read."""
     folder = rewrite(broken("gqa-untied"), lambda tensors: tensors.update({DOWN: tensors[DOWN].to(dtype)}))
     assert f"{folder / WEIGHTS}: tensor {DOWN} holds" in refusal(folder, UnsupportedModel)
 

@@ -105,7 +105,7 @@ def test_a_copy_is_named_by_its_number(hands: EngineHands, engine: Engine, arena
 
 
 def test_the_pages_of_a_successor_are_not_touched(hands: EngineHands, arena_of: Callable[[int], Arena]) -> None:
-    """The same numbers are somebody else's there; the copy was ordered before we heard of it."""
+    """The same page numbers belong to another request there; the copy was ordered before we heard of the successor."""
     arena_of(1)
     hands.meet(POOL_MEMBER)
     hands.part_from(POOL_MEMBER)
@@ -121,7 +121,7 @@ def test_the_pages_of_a_successor_are_not_touched(hands: EngineHands, arena_of: 
 def test_the_pages_of_a_successor_are_not_read(
     hands: EngineHands, engine: Engine, arena_of: Callable[[int], Arena]
 ) -> None:
-    """Not even where they hold the same tokens: whose they are only the pool knows."""
+    """The copy is refused even if the pages hold the same tokens: only the pool knows to which request they belong."""
     arena_of(2)
     hands.meet(NEXT_POOL)
     copy_out(hands, 6, "pool-0.2")
@@ -156,7 +156,7 @@ def test_a_pool_that_has_gone_again_is_logged(
 
 
 def test_the_arena_of_a_lost_pool_is_mapped_no_more(hands: EngineHands, engine: Engine, path: Path) -> None:
-    """Its memory would be missing for that of the next one."""
+    """A mapped old arena would take memory that the next arena needs."""
     with closing(create(engine, path, 1)):
         hands.meet(POOL_MEMBER)
         copy_out(hands, 1, "pool-0.1")

@@ -1,4 +1,5 @@
-"""Requests that keep hidden vectors in place of K and V say what the others say, at half the memory."""
+"""Tests that requests that keep hidden vectors in place of K and V say the same as other requests, at half the
+memory."""
 
 from __future__ import annotations
 
@@ -69,7 +70,8 @@ def test_a_hidden_request_becomes_one_with_kv(
     reference_of: ReferenceOf,
     tally: Tally,
 ) -> None:
-    """In other pairs, or in pairs that its own blocks are halves of. What it kept may be lost then."""
+    """The request moves to other pairs, or to pairs whose halves are its own blocks. Its old content may be lost
+    then."""
     driver = Driver(engine_of(folder_of(name), 4), 1)
     live = driver.start_hidden("r", prompt_of(3, 21), 12)
     pairs = driver.units_for(33)

@@ -24,12 +24,12 @@ HIDDEN_TOKEN_S = 1e-5
 
 
 class Believed(OnlineCost):
-    """What real steps take is another thing in every run."""
+    """A cost model that learns nothing, because real steps take a different time in every run."""
 
     def learn(self, *_args: object) -> None: ...
 
 
-# With seeds in which all of it happens.
+# The seeds are chosen so that every kind of event happens.
 @pytest.mark.parametrize(
     ("topology", "policy", "name", "seed"),
     [

@@ -37,7 +37,7 @@ def pages_of(dtype: torch.dtype) -> Int8Pages:
 
 
 def there_and_back(rows: torch.Tensor) -> torch.Tensor | None:
-    """None where the rows stay as they are."""
+    """Compress the rows and expand them again; return None if the page keeps them as they are."""
     pages = pages_of(rows.dtype)
     payload = memoryview(bytearray(b"\x5a" * pages.layout.size))
     if not pages.compress(rows, payload):
@@ -124,7 +124,7 @@ def arena_of(engine: Engine) -> Iterator[Arena]:
 
 
 def prompts() -> list[tuple[int, ...]]:
-    """Long ones that the demo model was trained to answer."""
+    """Return long prompts that the demo model was trained to answer."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
     with (ROOT / "examples" / "extraction_batch.jsonl").open() as lines:
         chats = [json.loads(line)["body"]["messages"] for line, _ in zip(lines, range(PROMPTS), strict=False)]
@@ -147,7 +147,8 @@ def decoded(engine: Engine, token: int, start: int, pairs: Sequence[int]) -> int
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_attention_and_greedy_tokens_hardly_change(dtype: str) -> None:
-    """One engine has KV as it was computed, the other what came back from int8; both are fed the first one's tokens."""
+    """One engine has KV as computed, the other has KV that came back from int8; both are fed the tokens of the
+    first."""
     plain, lossy = engine_of(dtype), engine_of(dtype)
     same = num = 0
     for prompt in prompts():

@@ -1,4 +1,5 @@
-"""Whatever the pool keeps of a prompt, the answer is that of transformers. Real cores and engines, simulated frames."""
+"""Tests that the answer is that of transformers, whatever the pool keeps of a prompt. Real cores and engines, simulated
+frames."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import Member
 from alignedserve.scheduling.policy import Compression, Entries, Policy
 from alignedserve.simulator.machines.process import Process
-from alignedserve.simulator.machines.transfers import Transfers
+from alignedserve.simulator.machines.transfers import SimulatedTransfers
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.simulator.workload import Arrival
@@ -65,7 +66,7 @@ class Hands:
     def perform(self, command: Command) -> None:
         raise TypeError(f"a worker cannot perform {command}")
 
-    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+    def transfer(self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, process: Process) -> None:
         raise TypeError(f"nobody has told this worker of another, for {command}")
 
 
@@ -120,7 +121,8 @@ def page_bytes(model: ModelConfig, policy: Policy, dtype: str) -> PageBytes:
 
 
 def requests() -> list[Request]:
-    """More than decode at once, so that some wait; some begin alike, and come when the first of them is stored."""
+    """Return more requests than can decode at once, so that some wait; some share a prefix, and come when the first is
+    stored."""
     made = []
     for number in range(REQUESTS):
         alike = prompt_of(number % 2, ALIKE)

@@ -1,4 +1,4 @@
-"""Memory of large results is made once, and never taken from who holds it."""
+"""Tests that the memory of large results is made once, and is never reused while a result is held."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_after_a_rest_time_for_a_turn_is_saved_first() -> None:
     pace, helped = Pace(share=1e-9), [0.0]
     pace.count(lambda: helped[0])
     with pace.turn():
-        helped[0] += 1.0  # so long does one take
+        helped[0] += 1.0  # seconds that one copy takes
     with pace.step():
         turns = Turns(pace)
         assert not turns.begun.acquire(timeout=0.05)
@@ -93,7 +93,8 @@ def test_what_others_compute_for_a_copy_counts() -> None:
 
 
 def test_what_a_thread_computes_between_two_turns_counts() -> None:
-    """With half of the time for copies, so much is computed for others before the next turn begins."""
+    """Copies may take half of the time, so the thread computes as much for other requests before the next turn
+    begins."""
     pace = Pace(share=0.5)
     with pace.step():
         with pace.turn():

@@ -56,7 +56,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def said(engine: Any, sampling: Sampling) -> list[list[int]]:
-    """In chunks, either way into the blocks, some prompts beside others' tokens."""
+    """Return the outputs of prompts in chunks, filled from either end, some beside the tokens of other requests."""
     driver = Driver(engine, 7)
     lives = [driver.start_either_way(f"r{seed}", prompt_of(seed, length), TOKENS) for seed, length in PROMPTS]
     for live in lives:
@@ -79,7 +79,7 @@ def test_two_ranks_say_what_one_says(folder_of: Callable[[str], Path], pool: Thr
 def test_log_probabilities_are_of_the_whole_vocabulary(
     folder_of: Callable[[str], Path], pool: ThreadPoolExecutor
 ) -> None:
-    """Of prompt and output; the vocabulary is odd, so the last rank has fewer words than the first."""
+    """Prompt and output have them; the vocabulary is odd, so the last rank has fewer words than the first."""
     folder, prompt = folder_of("gqa-untied"), prompt_of(5, 12)
     assert VOCAB % 2
     chunk = Chunk("r", prompt, 0, (3, 1), Sampling(logprobs=4), scoring=Scoring(prompt[1:], 3))
@@ -156,7 +156,7 @@ def test_a_rank_that_is_gone_ends_the_wait_for_it(pool: ThreadPoolExecutor) -> N
     with two(pool) as teams:
         second = teams.pop()
         waiting = pool.submit(second.hear, 100)
-        teams.clear()  # and with it rank 0 has gone
+        teams.clear()  # rank 0 ends with its team
         with pytest.raises(RankLost, match="has gone or does not answer"):
             waiting.result(timeout=60)
 
@@ -177,7 +177,7 @@ def _fail(why: str, *_: object) -> None:
 
 
 class Works:
-    """What a group of NCCL gives for what it was asked."""
+    """The work handles that a group of NCCL returns for its calls."""
 
     def __init__(self) -> None:
         self.waited: list[tuple[Any, ...]] = []

@@ -1,4 +1,4 @@
-"""What is sampled depends on logits, history, seed and index alone, and follows the distribution that was asked for."""
+"""Tests that samples depend on logits, history, seed and index alone, and follow the requested distribution."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from transformers import (
 
 from alignedserve.core import Choice, History, Sampling
 from alignedserve.engine.sampling import edits as of_edits
-from alignedserve.engine.sampling.edits import Edits, edit
-from alignedserve.engine.sampling.sampling import Sampler, Wanted, choose, logprobs_of, uniform
+from alignedserve.engine.sampling.edits import Edits, edit_logits
+from alignedserve.engine.sampling.sampling import NextToken, Sampler, choose, logprobs_of, uniform
 
 T = TypeVar("T")
 INF = math.inf
@@ -71,7 +71,7 @@ def test_nor_does_it_where_rows_have_many_blocks(seed: int, vocabulary: int, ord
     """Peaked and flat rows, so that some find their top-p at once and others only at the second or third look."""
     generator = torch.Generator().manual_seed(seed)
     steepness = torch.tensor([0.0, 0.3, 1.0, 4.0, 12.0, 12.0])[:, None]
-    rows = (torch.randn(6, vocabulary, generator=generator) * steepness).bfloat16().float()  # many equal logits
+    rows = (torch.randn(6, vocabulary, generator=generator) * steepness).bfloat16().float()  # many logits are equal
     wanted = [
         (Sampling(order.choice([0.0, 0.5, 1.0, 3.0]), order.choice([0, 1, 40, 400]), order.choice([0.3, 0.95, 1.0])), 5)
         for _ in rows
@@ -88,7 +88,7 @@ def test_the_same_seed_and_index_give_the_same_token(logits: list[float], sampli
 
 
 def test_seeds_and_indexes_are_as_good_as_independent() -> None:
-    """Along the indexes of one seed, along the seeds of one index, and along the diagonal of both."""
+    """Compare along the indexes of one seed, along the seeds of one index, and along the diagonal of both."""
     sampling = Sampling(temperature=1.0)
     flat = [0.0] * 8
     ways = [
@@ -97,7 +97,7 @@ def test_seeds_and_indexes_are_as_good_as_independent() -> None:
         [alone(flat, Sampling(1.0, seed=seed), 4_000 - seed) for seed in range(4_000)],
     ]
     for way in ways:
-        pairs = Counter(pairwise(way))  # of neighbours, all 64 should come alike
+        pairs = Counter(pairwise(way))  # all 64 pairs of neighbours should be equally frequent
         assert chi_square(pairs, {(a, b): 3_999 / 64 for a in range(8) for b in range(8)}) < 120  # p = 2e-5 at 63
 
 
@@ -131,7 +131,7 @@ def test_the_distribution_is_the_softmax(temperature: float, seed: int) -> None:
 def test_min_p_top_k_and_top_p_keep_exactly_the_right_tokens(
     logits: list[float], top_k: int, top_p: float, temperature: float, min_p: float
 ) -> None:
-    logits[0] = 0.25  # one of them at least is possible
+    logits[0] = 0.25  # at least one token is possible
     kept = naive(logits, top_k, top_p, temperature, min_p)
     seen = drawn(logits, Sampling(temperature, top_k, top_p, seed=3, min_p=min_p), 400)
     assert set(seen) <= set(kept)
@@ -140,7 +140,7 @@ def test_min_p_top_k_and_top_p_keep_exactly_the_right_tokens(
 
 
 def naive(logits: list[float], top_k: int, top_p: float, temperature: float, min_p: float = 0.0) -> dict[int, float]:
-    """Probability of each token that is kept; of equal ones the lower number goes first."""
+    """Return the probability of each token that is kept; of equal tokens the lower number goes first."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     least = max(logits) + temperature * math.log(min_p) - 1e-6 if min_p else -INF
     order = [token for token in order if logits[token] >= least][: top_k or None]
@@ -300,8 +300,8 @@ def random_logits(seed: int, rows: int = 1) -> torch.Tensor:
     return torch.randn(rows, VOCABULARY, generator=torch.Generator().manual_seed(seed)) * 4
 
 
-def asked(sampling: Sampling, prompt: tuple[int, ...], output: tuple[int, ...], name: str = "r") -> Wanted:
-    return Wanted(sampling, len(output), name, History(prompt, list(output), STOPS))
+def asked(sampling: Sampling, prompt: tuple[int, ...], output: tuple[int, ...], name: str = "r") -> NextToken:
+    return NextToken(sampling, len(output), name, History(prompt, list(output), STOPS))
 
 
 @given(said=SAID, seed=st.integers(0, 2**32))
@@ -312,7 +312,7 @@ def test_edits_are_the_formulas(said: tuple[Sampling, tuple[int, ...], tuple[int
     expected = edited_plainly(logits[0].tolist(), sampling, prompt, output)
     edits = Edits(sampling, history, VOCABULARY)
     assert edits.follow(len(output), None)
-    edit(logits, [0], [edits])
+    edit_logits(logits, [0], [edits])
     torch.testing.assert_close(logits[0], torch.tensor(expected), rtol=1e-5, atol=1e-5)
 
 
@@ -343,7 +343,7 @@ def test_repetition_is_as_in_transformers(
     expected = RepetitionPenaltyLogitsProcessor(penalty)(ids, logits.clone())
     edits = Edits(Sampling(repetition_penalty=penalty, presence_penalty=1e-30), History((*prompt, 0), output, ()), 40)
     assert edits.follow(len(output), None)
-    edit(logits, [0], [edits])
+    edit_logits(logits, [0], [edits])
     torch.testing.assert_close(logits, expected)
 
 
@@ -352,7 +352,7 @@ def test_repetition_is_as_in_transformers(
 def test_a_repetition_penalty_beyond_fp32_leaves_numbers(penalty: float, temperature: float) -> None:
     """The smallest makes the likeliest of those that were there certain, the largest keeps an unlikely one away."""
     sampling = Sampling(temperature, repetition_penalty=penalty)
-    wanted = Wanted(sampling, 0, "r", History((0, 1, 2), [], ()))
+    wanted = NextToken(sampling, 0, "r", History((0, 1, 2), [], ()))
     (chosen,) = Sampler(3).sample(torch.tensor([[0.0, 2.0, -1.0]]), [wanted])
     assert chosen.token in ((1,) if penalty < 1 or not temperature else (0, 1))
 
@@ -377,7 +377,7 @@ def test_with_edits_too_a_token_does_not_depend_on_its_batch(
 def test_nor_on_being_moved_or_planned_ahead(
     said: tuple[Sampling, tuple[int, ...], tuple[int, ...]], moved_at: set[int], ahead: set[int], seed: int
 ) -> None:
-    """Another worker's sampler has the history as it was sent; a plan made ahead lacks the newest token."""
+    """The sampler of another worker has the history as it was sent; a plan made ahead lacks the newest token."""
     sampling, prompt, emitted = said
     logits = random_logits(seed, 40 + 12)
 
@@ -392,7 +392,7 @@ def test_nor_on_being_moved_or_planned_ahead(
             newest = output[-1] if output else None
             if lacks_newest := step in ahead and newest is not None:
                 output.pop()
-            wanted = Wanted(sampling, index, "r", history, newest)
+            wanted = NextToken(sampling, index, "r", history, newest)
             (chosen,) = sampler.sample(logits[index : index + 1].clone(), [wanted])
             assert chosen.token is not None
             if lacks_newest and newest is not None:
@@ -410,7 +410,7 @@ def test_a_request_that_left_out_a_step_is_known_again() -> None:
     for index in range(VOCABULARY):
         if index % 3 == 0:
             sampler.sample(random_logits(1), [asked(sampling, (), (), "other")])
-        (chosen,) = sampler.sample(random_logits(7), [Wanted(sampling, index, "r", history)])
+        (chosen,) = sampler.sample(random_logits(7), [NextToken(sampling, index, "r", history)])
         output.append(chosen.token)
     assert sorted(output) == list(range(VOCABULARY)), "each token once, whatever its logit"
 
@@ -419,7 +419,7 @@ def test_edits_that_find_too_little_memory_half_way_count_no_token_twice(monkeyp
     """The second of a step's new tokens cannot be noted; the same step goes on later."""
     sampling, output = Sampling(frequency_penalty=0.6), [0]
     sampler, history, logits = Sampler(3), History((), output, ()), torch.tensor([[2.2, 0.9, 0.0]])
-    sampler.sample(logits.clone(), [Wanted(sampling, 1, "r", history)])
+    sampler.sample(logits.clone(), [NextToken(sampling, 1, "r", history)])
     output += [0, 2]
     noted, calls = of_edits._Seen.add, 0
 
@@ -432,8 +432,8 @@ def test_edits_that_find_too_little_memory_half_way_count_no_token_twice(monkeyp
 
     monkeypatch.setattr(of_edits._Seen, "add", short)
     with pytest.raises(MemoryError):
-        sampler.sample(logits.clone(), [Wanted(sampling, 3, "r", history)])
-    (chosen,) = sampler.sample(logits.clone(), [Wanted(sampling, 3, "r", history)])
+        sampler.sample(logits.clone(), [NextToken(sampling, 3, "r", history)])
+    (chosen,) = sampler.sample(logits.clone(), [NextToken(sampling, 3, "r", history)])
     assert chosen.token == 0, "2.2 - 2 * 0.6 is above 0.9; as a third time it would not be"
 
 
@@ -441,7 +441,7 @@ def test_the_next_attempt_of_a_name_is_another_request() -> None:
     sampling, sampler = Sampling(frequency_penalty=100.0), Sampler(3)
     logits = torch.tensor([[2.0, 1.0, 0.0]])
     tokens = [
-        sampler.sample(logits.clone(), [Wanted(sampling, 1, "r", History((), [said], ()))])[0].token
+        sampler.sample(logits.clone(), [NextToken(sampling, 1, "r", History((), [said], ()))])[0].token
         for said in (0, 1, 0)
     ]
     assert tokens == [1, 0, 1]
@@ -454,7 +454,7 @@ def test_a_choice_is_one_of_its_outputs_and_then_ends() -> None:
         output: list[int] = []
         history, sampler = History((3,), output, STOPS), Sampler(VOCABULARY)
         while not output or output[-1] not in STOPS:
-            wanted = Wanted(replace(sampling, seed=seed), len(output), "r", history)
+            wanted = NextToken(replace(sampling, seed=seed), len(output), "r", history)
             (chosen,) = sampler.sample(random_logits(seed), [wanted])
             assert chosen.token is not None
             output.append(chosen.token)
@@ -467,10 +467,10 @@ def test_a_choice_is_one_of_its_outputs_and_then_ends() -> None:
 def test_a_row_that_is_broken_breaks_no_other(broken: float, sampling: Sampling) -> None:
     logits = random_logits(1, 3)
     healthy = [
-        Sampler(VOCABULARY).sample(logits[row : row + 1].clone(), [Wanted(sampling, row)])[0] for row in range(3)
+        Sampler(VOCABULARY).sample(logits[row : row + 1].clone(), [NextToken(sampling, row)])[0] for row in range(3)
     ]
     logits[1] = broken
-    first, second, third = Sampler(VOCABULARY).sample(logits, [Wanted(sampling, row) for row in range(3)])
+    first, second, third = Sampler(VOCABULARY).sample(logits, [NextToken(sampling, row) for row in range(3)])
     assert (first, third) == (healthy[0], healthy[2])
     assert (second.token, second.logprob) == (None, None)
 
@@ -487,7 +487,7 @@ def test_limits_that_leave_nothing_leave_nothing() -> None:
 @given(seed=st.integers(0, 2**32), top=st.integers(0, VOCABULARY + 3), temperature=st.sampled_from([0.0, 2.0]))
 @plain
 def test_log_probabilities_are_the_models_own(seed: int, top: int, temperature: float) -> None:
-    """Whatever temperature, penalties and limits make of the logits."""
+    """The log-probabilities ignore what temperature, penalties and limits make of the logits."""
     logits = random_logits(seed)
     expected = logits[0].log_softmax(0)
     sampling = Sampling(temperature, top_k=3, presence_penalty=2.0, allowed_tokens=(4, 5, 6, 7), logprobs=top)
@@ -504,12 +504,12 @@ def test_of_equal_ones_the_lower_token_is_likelier() -> None:
     flat = torch.zeros(1, 1000)
     (logprob,) = logprobs_of(flat, [999], [3])
     assert [token for token, _ in logprob.top] == [0, 1, 2]
-    (chosen,) = Sampler(1000).sample(flat, [Wanted(Sampling(logprobs=1), 0)])
+    (chosen,) = Sampler(1000).sample(flat, [NextToken(Sampling(logprobs=1), 0)])
     assert chosen.token == 0, "and it is the greedy one"
 
 
 def test_only_who_asks_gets_them() -> None:
     logits = random_logits(3, 3)
     samplings = [Sampling(), Sampling(logprobs=0), Sampling(1.0)]
-    chosen = Sampler(VOCABULARY).sample(logits, [Wanted(sampling, 0) for sampling in samplings])
+    chosen = Sampler(VOCABULARY).sample(logits, [NextToken(sampling, 0) for sampling in samplings])
     assert [one.logprob is not None for one in chosen] == [False, True, False]

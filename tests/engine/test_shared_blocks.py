@@ -33,7 +33,7 @@ def folder(folder_of: Callable[[str], Path], name: str) -> Path:
     return folder_of(name)
 
 
-# With seeds in which all of it happens.
+# The seeds are chosen so that every kind of event happens.
 @pytest.mark.parametrize(
     ("topology", "policy", "name", "seed"),
     [

@@ -1,4 +1,5 @@
-"""What is sampled under a syntax follows it, whatever the logits, wherever it is taken up again."""
+"""Tests that output sampled under a syntax follows it, whatever the logits, and wherever another worker continues
+it."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import torch
 
 from alignedserve.core import Chunk, History, Sampling, StepPlan
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.sampling.sampling import Sampler, Wanted
+from alignedserve.engine.sampling.sampling import NextToken, Sampler
 from alignedserve.errors import PlanError
 from alignedserve.text.syntax import Syntaxes, json_syntax, lark_syntax, regex_syntax
 from alignedserve.text.text_model import TextModel
@@ -37,7 +38,8 @@ def syntaxes() -> Syntaxes:
 def said(
     syntax: str, syntaxes: Syntaxes, vocab_size: int, seed: int, moved_at: Sequence[int] = (), early: bool = False
 ) -> list[int]:
-    """Of random logits; on another worker from each of `moved_at` on. `early`: what can be, is begun before them."""
+    """Sample from random logits; at each index in `moved_at` another worker continues.
+    `early`: the sampler begins its work on the syntax before the logits are there."""
     sampling = Sampling(1.0, seed=seed, syntax=syntax)
     output: list[int] = []
     sampler, history = Sampler(vocab_size, syntaxes), History((5,), output, (STOP,))
@@ -48,7 +50,7 @@ def said(
         noise = torch.Generator().manual_seed(1000 * seed + len(output))
         logits = 2 * torch.randn(1, vocab_size, generator=noise)
         logits[0, STOP] += 4
-        wanted = [Wanted(sampling, len(output), "r", history, output[-1] if output else None)]
+        wanted = [NextToken(sampling, len(output), "r", history, output[-1] if output else None)]
         if early:
             sampler.begin(wanted)
         (chosen,) = sampler.sample(logits, wanted)
@@ -92,8 +94,8 @@ def test_it_ends_where_it_may(text: TextModel, syntaxes: Syntaxes, syntax: str, 
 
 
 def test_what_no_text_follows_has_no_token(syntaxes: Syntaxes) -> None:
-    """As where a mask would take too long: the request ends alone, and nothing breaks."""
-    wanted = [Wanted(Sampling(syntax="no syntax at all"), 0, "r", History((5,), [], (STOP,)))]
+    """The same holds for a mask that would take too long: the request ends alone, and nothing breaks."""
+    wanted = [NextToken(Sampling(syntax="no syntax at all"), 0, "r", History((5,), [], (STOP,)))]
     (chosen,) = Sampler(2048, syntaxes).sample(torch.zeros(1, 2048), wanted)
     assert chosen.token is None
     assert syntaxes.find_fault("no syntax at all")
@@ -130,6 +132,6 @@ def test_the_engine_asks_it(text: TextModel) -> None:
 
 
 def test_without_a_tokenizer_there_is_none() -> None:
-    wanted = [Wanted(Sampling(syntax=regex_syntax("a")), 0, "r", History((5,), [], (STOP,)))]
+    wanted = [NextToken(Sampling(syntax=regex_syntax("a")), 0, "r", History((5,), [], (STOP,)))]
     with pytest.raises(PlanError, match=r"tokenizer\.json"):
         Sampler(64).sample(torch.zeros(1, 64), wanted)

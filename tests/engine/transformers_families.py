@@ -39,7 +39,7 @@ _SIZES: dict[str, Any] = {
     "initializer_range": 0.25,
 }
 
-# By `model_type`, with what is special about it.
+# Maps each `model_type` to the settings that are special about it.
 SERVED: dict[str, dict[str, Any]] = {
     "afmoe": _WINDOWED,
     "apertus": {},
@@ -179,7 +179,7 @@ def make(folder: Path, family: str, **special: Any) -> Path:
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim == 1:  # norms and biases, which otherwise are all ones and zeros, and could be left out
+            if parameter.ndim == 1:  # norms and biases start as ones and zeros, so a model that skips them would pass
                 parameter.add_(0.3 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     return folder

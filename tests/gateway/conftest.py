@@ -24,7 +24,7 @@ from demo_corpus import Draw, Split, sample
 from demo_tokenizer import save_tokenizer, train_tokenizer
 
 MODEL, MOST = "demo", 256
-PATIENT_S = 60.0  # more than anything here takes, however slow the machine is
+PATIENT_S = 60.0  # seconds: longer than any request in these tests takes, however slow the machine is
 
 
 class FakeOwner:
@@ -56,7 +56,7 @@ class FakeOwner:
                 finished = delivered.finish is not None
                 yield delivered
         finally:
-            await asyncio.sleep(0)  # what cleans up may wait, though its task is being cancelled
+            await asyncio.sleep(0)  # real clean-up may also wait here while its task is being cancelled
             self.open_now.discard(request.id)
             if not finished:
                 self.cancelled.append(request.id)
@@ -87,7 +87,8 @@ class FakeOwner:
 
 
 def scripted_logprob(place: int, top: int) -> Logprob:
-    """Of the token at this place of prompt or output. The likeliest are said to be 300, 301, ..."""
+    """Return the log-probability of the token at this place of prompt or output. The likeliest tokens are 300, 301,
+    ..."""
     return Logprob(-1.0 - place, tuple((300 + rank, -0.5 - rank) for rank in range(top)))
 
 
@@ -213,7 +214,7 @@ class Connection:
 
 @contextmanager
 def log_lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[Any]]:
-    """What the gateway's log lines of the block say by name."""
+    """Yield the fields of the log lines that the gateway writes inside the block."""
     lines: list[Any] = []
     caplog.clear()
     with caplog.at_level("INFO", logger="alignedserve.gateway"):

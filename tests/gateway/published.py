@@ -30,14 +30,15 @@ _SAYS_NOTHING = {"description", "example", "examples", "title", "x-oaiMeta", "x-
 
 @cache
 def validator(name: str) -> Any:
-    """Of bodies that are to be this component."""
+    """Return the validator of bodies that should match this component."""
     components = json.loads(EXCERPT.read_text(encoding="utf-8"), object_hook=_with_null)["components"]
     schema = {"$ref": f"#/components/schemas/{name}", "components": components}
     return jsonschema.Draft202012Validator(schema)
 
 
 def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """It says `nullable` where JSON Schema, which it is by its own version, says that null is possible too."""
+    """Translate the published `nullable` into a type of JSON Schema.
+    The document says by its version that it is JSON Schema, which writes null as one more type."""
     return {"anyOf": [schema, {"type": "null"}]} if schema.pop("nullable", False) is True else schema
 
 
@@ -56,7 +57,7 @@ def excerpt(clone: Path) -> dict[str, Any]:
 
 
 def _reached(schemas: dict[str, Any]) -> set[str]:
-    """What those that we answer with are made of."""
+    """Return the names of the schemas that our answers use, directly or through other schemas."""
     found: set[str] = set()
     waiting = [*ANSWERS]
     while waiting:

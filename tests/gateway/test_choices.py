@@ -22,7 +22,8 @@ WORDS = ["one", " two", " three", " four", " five", " six"]
 
 
 class OwnOwner(FakeOwner):
-    """Says another word to each request. What it buys: whose answer is whose."""
+    """An owner that says another word to each request, so that a test can tell which answer belongs to which
+    request."""
 
     def __init__(self, text: TextModel, *more: Any) -> None:
         super().__init__()
@@ -150,7 +151,7 @@ def test_the_gauge_counts_each(gateway: Gateway) -> None:
     assert gateway.metric('alignedserve:time_to_first_token_seconds_count{class="rt"}') == 3
 
 
-# --- Without HTTP: for those who have bodies from elsewhere
+# --- Without HTTP: callers that read bodies from elsewhere
 
 
 PROMISE = ServicePromise(ServiceClass.BE, Slo(), "flex")

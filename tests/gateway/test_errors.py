@@ -1,4 +1,4 @@
-"""Whatever is wrong, the answer has OpenAI's shape and names the field."""
+"""Tests that every error has OpenAI's shape and names the wrong field."""
 
 from __future__ import annotations
 
@@ -416,7 +416,7 @@ def test_a_template_that_refuses_is_the_clients_fault(gateway: Gateway, monkeypa
 
 
 def test_tokenising_does_not_hold_up_the_others(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What buys it: an encoder that ends only once the event loop has answered another request."""
+    """The fake encoder returns only once the event loop has answered another request."""
     go_on = threading.Event()
     encode = TextModel.chat_ids
 
@@ -445,7 +445,7 @@ def test_a_text_of_megabytes_lets_other_threads_run(text: TextModel) -> None:
     def beat() -> None:
         before = clock()
         while not done.wait(0.001):
-            now = clock()  # of all threads together: it stands still while others have the cores
+            now = clock()  # CPU time of all threads together: it stands still while other processes have the cores
             stalls.append(now - before)
             before = now
 

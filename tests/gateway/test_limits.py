@@ -1,4 +1,4 @@
-"""What a key may have, alone and over several gateways."""
+"""Tests of the limits of a key, alone and over several gateways."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class TestSeveralGateways:
 class TestOverHttp:
     @pytest.fixture(autouse=True)
     def at_one_moment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing comes back meanwhile, however long a test takes."""
+        """Stop the clock, so that no budget refills, however long a test takes."""
         monkeypatch.setattr(Tab, "__init__", partialmethod(Tab.__init__, now=lambda: 100.0))
 
     def gateway(self, text: TextModel, owner: FakeOwner, **limits: int) -> Gateway:

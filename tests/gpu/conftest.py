@@ -10,7 +10,7 @@ import pytest
 import torch
 
 WHY_NOT = "no GPU: torch sees none here"
-_SMALL_CHOICES = 4  # of the tiles of attention: those of the fewest tokens, which alone are for fp32
+_SMALL_CHOICES = 4  # tile sizes of attention with the fewest tokens; fp32 can use only these
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,8 +22,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def unmeasured(request: pytest.FixtureRequest) -> Iterator[None]:
-    """To measure what is fastest for each of many shapes takes minutes. Each test has one of the choices, another one
-    another, and the same every time."""
+    """Fix the tiles instead of measuring: to find the fastest for each of many shapes takes minutes.
+    Each test has one of the choices: different tests differ, and a test has the same choice every time."""
     pytest.importorskip("triton", reason="Triton is not installed")
     from alignedserve.kernels.triton.launch import with_choice
 

@@ -21,7 +21,7 @@ from alignedserve.kernels.dispatch.probing import working_libraries
 from tests.gpu.cases import GPU, SOAK, random_step
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-OFF = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.003}  # of numbers of about 1
+OFF = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.003}  # absolute error of numbers of about 1
 REFERENCE = Reference()
 pytestmark = pytest.mark.usefixtures("unmeasured", "by_triton")
 
@@ -99,7 +99,7 @@ def test_a_page_of_int8_is_expanded_into_the_blocks(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("window", [None, 100])
 def test_others_attention_is_right_where_it_is_used(dtype: torch.dtype, window: int | None) -> None:
-    """Each library that is here, against the reference: blocks of 256 tokens, all filled from the left."""
+    """Compare each library on this machine with the reference: blocks of 256 tokens, all filled from the left."""
     working, why_not = working_libraries(GPU, dtype, PAGE)
     if not working:
         pytest.skip(f"none is here: {'; '.join(why_not)}")
@@ -125,5 +125,5 @@ class _Always(Fastest):
         super().__init__()
         self._name = name
 
-    def of(self, key: Hashable, ways: Mapping[str, Callable[[], object]]) -> str:
-        return self._name if self._name in ways else super().of(key, ways)
+    def find(self, key: Hashable, ways: Mapping[str, Callable[[], object]]) -> str:
+        return self._name if self._name in ways else super().find(key, ways)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from alignedserve.core import History, Sampling
-from alignedserve.engine.sampling.sampling import Sampler, Wanted
+from alignedserve.engine.sampling.sampling import NextToken, Sampler
 from alignedserve.kernels.common import drawing
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.dispatcher import choose
@@ -40,7 +40,7 @@ def random_wish(chance: random.Random) -> Wish:
 @pytest.mark.parametrize("columns", [1, 100, 32_000, VOCABULARY])
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_drawn_is_what_torch_draws(seed: int, columns: int) -> None:
-    """Of 64, one may differ among many tokens: where the number falls on the border of two, but for rounding."""
+    """Of 64 draws, one may differ among many tokens: its number falls on the border of two tokens, but for rounding."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     wishes = [random_wish(chance) for _ in range(64)]
     numbers = [chance.random() for _ in wishes]
@@ -72,7 +72,7 @@ def test_nothing_waits_for_the_gpu_before_the_tokens_are_read() -> None:
         Sampling(0.8, top_k=12, top_p=0.9, repetition_penalty=1.3, presence_penalty=0.4, logit_bias=((3, 4.0),)),
         Sampling(1.2, min_p=0.1, min_tokens=9, allowed_tokens=tuple(range(2, 400))),
     ]
-    wanted = [Wanted(one, 3, f"r{row}", history, 11) for row, one in enumerate(samplings)]
+    wanted = [NextToken(one, 3, f"r{row}", history, 11) for row, one in enumerate(samplings)]
     logits = torch.randn(3, 32_000, generator=torch.Generator().manual_seed(0))
     kernels = choose(GPU, torch.bfloat16).kernels
     for mode in ("default", "error"):  # the first time kernels are compiled

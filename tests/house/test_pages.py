@@ -162,3 +162,10 @@ def test_results_that_a_page_cites_exist() -> None:
     cited = {(page.name, name) for page in PAGES for name in re.findall(r"`(?:\S*/)?([\w-]+\.jsonl)`", _text(page))}
     dated = [(page, name) for page, name in cited if re.match(r"\d{4}-", name)]
     assert sorted((page, name) for page, name in dated if not (draw_peers.RESULTS / name).exists()) == []
+
+
+def test_classes_that_the_architecture_names_exist() -> None:
+    named = set(re.findall(r"`([A-Z]\w+)`", _text(DOCS / "architecture.md")))
+    sources = (path for part in PARTS for path in (ROOT / part).rglob("*.py"))
+    defined = {name for path in sources for name in re.findall(r"^class (\w+)", _text(path), re.MULTILINE)}
+    assert sorted(named - defined) == []

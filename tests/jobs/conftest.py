@@ -40,7 +40,7 @@ def line(custom_id: str, content: str = "Hi", **fields: Any) -> bytes:
 
 
 class Service:
-    """What clients of two keys see; the runner can be stopped and started."""
+    """The service as clients with two keys see it; tests can stop and start its runner."""
 
     def __init__(self, model: TextModel, owner: FakeOwner, config: Config) -> None:
         self.owner, self.config, self._text = owner, config, model

@@ -88,7 +88,7 @@ def test_uploads_are_checked_as_they_come_and_leave_nothing_where_they_fail(
 
     async def endless() -> AsyncIterator[bytes]:
         yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
-        for _ in range(10_000):  # of which only the first are read
+        for _ in range(10_000):  # the server reads only the first parts
             yield b"x" * 65_536
 
     async def check() -> None:
@@ -149,7 +149,7 @@ def test_bytes_of_an_upload_that_was_killed_are_swept_at_the_next_start(service:
                 if number:
                     writing.commit()
             others = await open_storage(service.config.jobs, Holder("another gateway", 1))
-            await others.begin("file-now")  # who is still at it
+            await others.begin("file-now")  # this holder is still uploading
             again = LazyStorage(service.config.jobs, Holder("gateway", 2))
             await again()
             assert set(await asyncio.to_thread(storage.blobs.sizes)) == {kept["id"], "file-now.part"}
@@ -182,7 +182,7 @@ def test_bytes_of_a_removal_that_was_killed_in_the_middle_are_swept_and_no_other
             storage, jobs = await service.storage(), service.config.jobs
             elsewhere = await asyncio.to_thread(storage.blobs.begin, "file-of-another-store")
             await asyncio.to_thread(elsewhere.commit)
-            await storage.begin("file-now")  # who is still at it
+            await storage.begin("file-now")  # this holder is still uploading
             command = [sys.executable, "-c", REMOVES, gone, jobs.store, str(jobs.directory)]
             killed = await asyncio.to_thread(subprocess.run, command)
             assert killed.returncode == -signal.SIGKILL

@@ -40,7 +40,7 @@ NORM = {"HEADS": 2, "SIZE": 100, "WIDTH": 128, "CENTRED": True, "ADDS": True, "W
 
 
 def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
-    """Each with its constants, and with its arguments that are another thing here than in other kernels."""
+    """Yield each kernel with its constants, and with the arguments whose type differs from other kernels."""
     attend, of_attend = HEADS | {"WIDE": False, "TOKENS": 32}, {"query": "", "cache": "", "out": ""}
     for heads in ({}, CHUNK, CHUNK_MHA, SMALL):
         yield triton_attention._attend, attend | heads, of_attend
@@ -62,7 +62,7 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
 
 
 def function_of(kernel: Any) -> Any:
-    return kernel.fn if hasattr(kernel, "configs") else kernel  # of one that is tuned
+    return kernel.fn if hasattr(kernel, "configs") else kernel  # a tuned kernel wraps its function
 
 
 def compiled(kernel: Any, constants: Mapping[str, Any], others: Mapping[str, str], arch: int, dtype: str) -> Any:

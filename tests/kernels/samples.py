@@ -49,7 +49,7 @@ def threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def scratch_of(kernels: Native, most_bytes: int) -> Iterator[None]:
-    """For each thread and kernel."""
+    """Limit the scratch memory of each thread and kernel."""
     limit = kernels.library.kernel("limit_scratch", c_int64)
     limit(most_bytes)
     try:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.kernels.build import LIBRARY, X86, NoCompiler, find_compiler, sources
+from alignedserve.kernels.build import LIBRARY, X86, NoCompiler, find_compiler, sources, used_here
 from alignedserve.kernels.library import Library, NoLibrary, usable_sets
 
 built = pytest.mark.skipif(not LIBRARY.exists(), reason="the library was not built")
@@ -26,7 +26,7 @@ def test_where_there_is_a_compiler_the_other_tests_try_what_it_made() -> None:
 
 @built
 def test_a_library_of_other_sources_is_not_used(tmp_path: Path) -> None:
-    """Its kernels might take other arguments."""
+    """The kernels of another library might take other arguments."""
     stale = tmp_path / LIBRARY.name
     stale.write_bytes(LIBRARY.read_bytes().replace(sources().encode(), b"0123456789abcdef"))
     with pytest.raises(NoLibrary, match=r"other sources than these: `python -m alignedserve\.kernels\.build`"):
@@ -62,6 +62,16 @@ def test_the_compiler_is_the_one_that_was_named(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("CXX", "/nonexistent")
     with pytest.raises(NoCompiler, match="CXX names /nonexistent, which is not there"):
         find_compiler()
+
+
+def test_of_the_sets_that_are_built_a_machine_uses_the_best() -> None:
+    try:
+        used = used_here(find_compiler(), list(X86))
+    except NoCompiler as lack:
+        pytest.skip(str(lack))
+    assert used[0] == "generic"
+    assert set(usable_sets()[-1:]) <= set(used)
+    assert used_here(["/bin/false"], ["generic", "avx2"]) == ["generic", "avx2"], "this compiler does not say"
 
 
 def test_building_without_a_compiler_fails_unless_it_is_optional(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ class Case:
     block_size: int
     kv_dim: int
     slots: tuple[int, ...]
-    page_tokens: int  # the rows are the first ones of a page of so many
+    page_tokens: int  # tokens of the page; the rows are its first rows
     seed: int
 
     @property
@@ -52,7 +52,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def blocks(pairs: int, block_size: int) -> st.SearchStrategy[list[int]]:
-    """Of some pairs, each from its left or its right end; the last not to its other end."""
+    """Draw the slots of some pairs, each filled from its left or its right end; the last pair may be partly filled."""
     return st.tuples(
         st.permutations(range(pairs)), st.lists(st.booleans(), min_size=pairs, max_size=pairs), st.integers(0, 20)
     ).map(lambda drawn: block_slots(drawn[0], drawn[1], block_size)[: max(0, pairs * block_size - drawn[2])])
@@ -64,7 +64,7 @@ def block_slots(pairs: list[int], from_right: list[bool], block_size: int) -> li
 
 
 def anything(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Any bits at all, NaNs of every kind among them."""
+    """Return a tensor of random bits, NaNs of every kind among them."""
     bits = torch.iinfo(BITS[dtype])
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(bits.min, bits.max, shape, dtype=BITS[dtype], generator=generator).view(dtype)

@@ -30,7 +30,8 @@ class Rows:
 
 @st.composite
 def rows(draw: st.DrawFn) -> Rows:
-    """Of few different numbers, so that many are equal, and some that are none; as a part of wider rows."""
+    """Draw rows with few different numbers, so that many are equal, and some are NaN or infinite. They are part of
+    wider rows."""
     count, width, beyond = draw(st.integers(1, 5)), draw(st.integers(1, 300)), draw(st.integers(0, 3))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     logits = torch.randint(-4, draw(st.sampled_from((-3, 0, 90))), (count, width + beyond), generator=generator) / 2
@@ -57,5 +58,6 @@ def test_rows_without_one(kernels: Kernels, width: int) -> None:
 
 @on_all_kernels
 def test_many_rows_over_threads(kernels: Kernels) -> None:
-    logits = torch.randn(40, 5_000, generator=torch.Generator().manual_seed(0)).bfloat16().float()  # many equal ones
+    # many logits are equal
+    logits = torch.randn(40, 5_000, generator=torch.Generator().manual_seed(0)).bfloat16().float()
     assert likeliest(kernels, logits) == greedy(logits).tolist()

@@ -1,7 +1,9 @@
-"""flash-attn and torch's attention for lengths that vary are told the right things, where they are used at all.
+"""Tests that flash-attn and torch's attention for varying lengths get the right arguments, and are used only where they
+work.
 
-Neither is here: in their place stand functions of the same names and arguments that compute in torch, and refuse what
-those refuse.
+Neither library is needed: functions of the same names and arguments stand in their place, compute in torch, and refuse
+what
+the libraries refuse.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
 from alignedserve.kernels.dispatch.paged_libraries import (
     PAGE,
     FlashAttn,
-    Found,
+    FoundLibraries,
     PagedLibrary,
-    Requests,
+    PagedRequests,
     TorchVarlen,
     find,
 )
@@ -53,7 +55,8 @@ def one_thread() -> Iterator[None]:
 def attended(
     query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, tokens: int, scale: float, window: Any
 ) -> torch.Tensor:
-    """One request: its queries, the last of its tokens, see so many to their left and to their right."""
+    """Attend for one request: its queries, which are its last tokens, see as many tokens to each side as `window`
+    says."""
     for pages in (k, v):
         assert pages.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256"
         assert pages.stride(-1) == 1
@@ -75,7 +78,7 @@ def attended(
 
 
 class FakeFlashAttn:
-    """Of flash-attn 2.8, as far as we call it."""
+    """The part of flash-attn 2.8 that we call."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -203,13 +206,13 @@ CHUNKS = ((9, 270), (30, 30))
 
 
 def preferring(name: str) -> Fastest:
-    """It is the fastest of all."""
+    """Return a chooser to which this way is the fastest of all."""
     order: list[str] = []
 
     class Told(Fastest):
-        def of(self, key: Any, ways: Any) -> str:
+        def find(self, key: Any, ways: Any) -> str:
             order[:] = list(ways)
-            return name if name in ways else super().of(key, ways)
+            return name if name in ways else super().find(key, ways)
 
     return Told(seconds=lambda work: (work(), 1.0)[1])
 
@@ -292,7 +295,7 @@ class _Wrong(TorchVarlen):
         query: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        requests: Requests,
+        requests: PagedRequests,
         scale: float,
         window: int | None,
     ) -> torch.Tensor:
@@ -307,7 +310,7 @@ def test_at_the_start_it_is_said_which_are_used_and_why_not() -> None:
     )
 
     def told(dtype: torch.dtype, block_size: int | None, *libraries: PagedLibrary) -> tuple[list[str], list[str]]:
-        found = Found(libraries, ("something else is not installed",))
+        found = FoundLibraries(libraries, ("something else is not installed",))
         working, why_not = working_libraries(CPU, dtype, block_size, found)
         return [one.name for one in working], why_not
 

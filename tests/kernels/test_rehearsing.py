@@ -1,4 +1,4 @@
-"""What is measured once and kept is measured on enough to be worth it, and changes nothing."""
+"""Tests that rehearsals, measured once and kept, use enough tokens to be worth it, and change no result."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from alignedserve.kernels.common.drawing import Likeliest, Wish
+from alignedserve.kernels.common.drawing import DrawWish, Likeliest
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.dispatch.rehearsing import rehearse
@@ -27,7 +27,7 @@ class Noting(Reference):
         self.attended.append((len(spans), spans.num_rows // len(spans), tokens))
         return super().attend(query, cache, spans, scale, window)
 
-    def draw(self, logits: torch.Tensor, wishes: Sequence[Wish], numbers: Sequence[float]) -> torch.Tensor:
+    def draw(self, logits: torch.Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> torch.Tensor:
         self.drawn += logits.shape[1]
         return super().draw(logits, wishes, numbers)
 
@@ -72,7 +72,7 @@ def _nothing(columns: int, TILE: int) -> None: ...
 
 
 def test_what_does_not_fit_is_not_measured() -> None:
-    """In fp32 large tiles take a minute to compile, and have no room."""
+    """In fp32, large tiles take a minute to compile, and do not fit."""
     attention = pytest.importorskip("alignedserve.kernels.triton.attention")
     sizes = triton_launch.triton.Config({"TOKENS": 32}), triton_launch.triton.Config({"TOKENS": 128})
     prune = attention._attend.early_config_prune

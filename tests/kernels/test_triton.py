@@ -33,7 +33,7 @@ from tests.kernels.test_copies import anything, bits, block_slots
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SEEDS = range(300 if SOAK else 5)
-# As tests/kernels/test_attention.py has them, but weights are rounded to fp16 too before V is summed by them.
+# The bounds of tests/kernels/test_attention.py, but fp16 rounds the weights too before it sums V by them.
 BOUNDS = {**OF_NATIVE, torch.float16: 2 * 2**-11 + 1e-5}
 KERNELS, REFERENCE = TritonKernels(), Reference()
 EPS = 1e-5
@@ -69,7 +69,7 @@ def random_case(seed: int) -> Case:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_any_step_attends_as_the_reference_does(seed: int, dtype: torch.dtype) -> None:
-    """What no token has is NaN: it would show where it is read."""
+    """Places without a token are NaN: a kernel that reads one would show it."""
     check_attention(KERNELS, random_case(seed), dtype, BOUNDS)
 
 
@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_pieces_are_about_equal_and_cover_every_token_once() -> None:
-    """As the paper's batch of short ones and a few long ones: no piece is much longer than the others."""
+    """The batch is like the paper's, many short prompts and a few long ones: no piece is much longer than another."""
     for seed in range(200):
         chance = random.Random(seed)
         tiles, room = [], chance.choice((1, 7, 132, 528))

@@ -18,7 +18,7 @@ from tests.conftest import SOAK
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 ROOT = Path(__file__).parents[2]
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-LEAST_SHARED = 99 << 10  # what every GPU from compute capability 8.0 on has for a block, 8.6 least
+LEAST_SHARED = 99 << 10  # shared memory of a block on every GPU from compute capability 8.0 on; 8.6 has the least
 
 
 @pytest.mark.skipif(not PTXAS.exists(), reason="this Triton brings no compiler for NVIDIA's GPUs")

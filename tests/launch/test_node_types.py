@@ -1,4 +1,4 @@
-"""Which nodes a cluster may have beside those that are there."""
+"""Tests of which nodes a cluster may add to those it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the kernel's files say of cores and memory, in a container or out of it."""
+"""Tests of what the kernel's files say of cores and memory, in a container or out of it."""
 
 from __future__ import annotations
 

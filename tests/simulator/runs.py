@@ -8,12 +8,14 @@ from math import nan
 
 from alignedserve.core import Role, ServiceClass, Slo, Usage
 from alignedserve.cost.model import Shape
-from alignedserve.simulator.records.records import CopyRecord, Outcome, RequestRecord, RunRecord, StepRecord
+from alignedserve.simulator.records.records import CopyRecord, RequestOutcome, RequestRecord, RunRecord, StepRecord
 
 SLO = Slo(ttft_s=1.0, tbt_s=0.2, jct_s=10.0)
 
 
-def rt(name: str, arrival_at: float, *token_at: float, outcome: Outcome = Outcome.FINISHED) -> RequestRecord:
+def rt(
+    name: str, arrival_at: float, *token_at: float, outcome: RequestOutcome = RequestOutcome.FINISHED
+) -> RequestRecord:
     """Return the record of a real-time request that ends with its last token."""
     return RequestRecord(
         id=name,
@@ -27,7 +29,9 @@ def rt(name: str, arrival_at: float, *token_at: float, outcome: Outcome = Outcom
     )
 
 
-def be(name: str, arrival_at: float, *token_at: float, outcome: Outcome = Outcome.FINISHED) -> RequestRecord:
+def be(
+    name: str, arrival_at: float, *token_at: float, outcome: RequestOutcome = RequestOutcome.FINISHED
+) -> RequestRecord:
     return replace(rt(name, arrival_at, *token_at, outcome=outcome), service=ServiceClass.BE)
 
 
@@ -56,10 +60,10 @@ MIXED = record(
         rt("quick", 0.0, 0.3, 0.4, 0.5),
         rt("late", 1.0, 2.5, 2.6),
         rt("halting", 2.0, 2.5, 3.0, 3.1),
-        rt("refused", 3.0, outcome=Outcome.REFUSED),
+        rt("refused", 3.0, outcome=RequestOutcome.REFUSED),
         be("soon", 0.0, 3.0, 4.0),
         be("slow", -1.0, 8.0, 9.0, 9.5),
-        be("open", 5.0, 9.0, outcome=Outcome.OPEN),
+        be("open", 5.0, 9.0, outcome=RequestOutcome.OPEN),
     ],
     steps=[
         prefill_step(0.0, 0.3, 50, emitted=("quick",)),

@@ -9,10 +9,10 @@ import yaml
 
 from alignedserve.cli.simulate_once import settings_of
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
-from alignedserve.simulator.reports.figures import Figures
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.figures import RunFigures
+from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.store.job import JobStatus
-from benchmarks.packing import small_worker
+from benchmarks.common.machines import small_worker
 
 CHATS_S = 6.9  # 60 % of what this worker serves where chats are all that it has: `python -m benchmarks.windows`
 short = partial(Submission, prompt=(64, 128), output=(16, 48))
@@ -35,7 +35,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> JobsSimulation:
         short("middle", 60, 64),
         short("soon", 100, 48),
     ]
-    simulation = JobsSimulation(settings_of(Trial("aligned", str(workload), profile=str(profile))), jobs)
+    simulation = JobsSimulation(settings_of(SimulationTrial("aligned", str(workload), profile=str(profile))), jobs)
     simulation.run()
     assert simulation.problems == []
     return simulation
@@ -58,4 +58,4 @@ def test_the_one_that_cannot_be_kept_says_so_early_and_expires_with_what_is_done
 
 
 def test_and_chats_get_what_they_were_promised(run: JobsSimulation) -> None:
-    assert Figures.of(run.record(1.0)).at("rt.attainment") > 0.99
+    assert RunFigures.of(run.record(1.0)).at("rt.attainment") > 0.99

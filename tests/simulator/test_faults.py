@@ -15,7 +15,7 @@ from alignedserve.core import WorkerLimits
 from alignedserve.protocol.messages import ROUTER, Batch, Commit, Member, Message
 from alignedserve.protocol.wire import decode
 from alignedserve.simulator.machines.faults import (
-    Drop,
+    DropFrames,
     Duplicate,
     Fault,
     Freeze,
@@ -58,7 +58,7 @@ times = st.floats(FROM_S, TO_S)
 def schedules(of: Settings) -> st.SearchStrategy[tuple[Fault, ...]]:
     names = st.sampled_from(list(members_of(of)))
     kill = st.builds(Kill, times, names, st.floats(0.05, 2.0), st.booleans())
-    drop = st.builds(Drop, times, names, names, st.integers(1, 5))
+    drop = st.builds(DropFrames, times, names, names, st.integers(1, 5))
     freeze = st.builds(Freeze, times, names, st.floats(0.05, 8.0))
     slow = st.builds(Slow, times, names, names, st.floats(0.001, 0.5), st.floats(0.1, 2.0))
     double = st.builds(Duplicate, times, names, names, st.integers(1, 20))
@@ -142,14 +142,14 @@ def test_any_one_frame_may_be_lost(topology: str) -> None:
     frames = {sent[:3] for sent in sent_in(of)}
     assert {(sender, to) for _, sender, to in frames} >= links_of(topology)
     for at, sender, to in sorted(frames):
-        check(replace(of, faults=(Drop(at, sender, to),)))
+        check(replace(of, faults=(DropFrames(at, sender, to),)))
 
 
 def test_a_batch_and_the_cancel_of_it_may_be_lost() -> None:
     """The router has dropped the request, the worker never saw it, and the pool believes that the worker has it."""
     of = replace(deployment(1, "1+1"), workload=Workload(num_requests=1))
     [batch] = [sent for sent in sent_in(of) if isinstance(sent.message, Batch)]
-    lost = Drop(batch.at, batch.sender, batch.to, frames=2)
+    lost = DropFrames(batch.at, batch.sender, batch.to, frames=2)
     check(replace(of, faults=(lost, Kill(batch.at + 0.1, "gateway-0", 0.5))))
 
 
@@ -200,7 +200,7 @@ class TestFreeze:
 def test_the_owner_notices_a_last_frame_that_is_lost() -> None:
     """No later frame shows the loss. So many lost frames are several attempts, but too few for the owner to give up."""
     of = replace(deployment(1, "colocated"), workload=Workload(num_requests=1))
-    check(replace(of, faults=(Drop(2.0, "decode-0", "gateway-0", frames=100),)))
+    check(replace(of, faults=(DropFrames(2.0, "decode-0", "gateway-0", frames=100),)))
 
 
 def test_every_kind_of_fault_is_drawn_for_every_member_and_link() -> None:
@@ -208,7 +208,9 @@ def test_every_kind_of_fault_is_drawn_for_every_member_and_link() -> None:
     # A seed that draws LowMemory (a third of seeds do), BreakTransfer (half) and Resize (a fifth).
     faults = draw_faults(45, names, 2000, FROM_S, TO_S)
     assert {type(fault) for fault in faults} == set(get_args(Fault))
-    assert {(fault.sender, fault.to) for fault in faults if isinstance(fault, Drop)} == set(permutations(names, 2))
+    assert {(fault.sender, fault.to) for fault in faults if isinstance(fault, DropFrames)} == set(
+        permutations(names, 2)
+    )
     assert {fault.member for fault in faults if isinstance(fault, Freeze)} == set(names)
     assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from alignedserve.core import Usage
 from alignedserve.simulator.records.distribution import Distribution, percentile
-from alignedserve.simulator.records.records import Outcome, RequestRecord
-from alignedserve.simulator.reports.figures import Figures, tree_of
+from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
+from alignedserve.simulator.reports.figures import RunFigures, tree_of
 from alignedserve.simulator.reports.paper_figures import steps_in_slo
 from alignedserve.simulator.reports.request_figures import attains
 from tests.simulator.runs import MIXED, decode_step, record, rt
 
-FIGURES = Figures.of(MIXED)
+FIGURES = RunFigures.of(MIXED)
 
 
 def test_a_percentile_is_the_smallest_value_that_so_many_percent_do_not_exceed() -> None:
@@ -67,9 +67,9 @@ def test_a_request_may_break_one_gap_in_a_hundred() -> None:
     assert not attains(two)
 
 
-@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome is not Outcome.FINISHED])
-def test_whoever_did_not_finish_is_a_miss(outcome: Outcome) -> None:
-    found = Figures.of(record([rt("r", 0.0, 0.1, 0.2, outcome=outcome)]))
+@pytest.mark.parametrize("outcome", [outcome for outcome in RequestOutcome if outcome is not RequestOutcome.FINISHED])
+def test_whoever_did_not_finish_is_a_miss(outcome: RequestOutcome) -> None:
+    found = RunFigures.of(record([rt("r", 0.0, 0.1, 0.2, outcome=outcome)]))
     assert (found.rt.attainment, found.rt.tokens_in_time) == (0.0, 2 / 3)
     assert found.papers.accelgen.goodput == 0.0
     assert found.papers.bros.attainment == 0.0
@@ -154,7 +154,7 @@ class TestPapers:
         assert (self.FOUND.apt_serve.attainment, self.FOUND.apt_serve.attained_per_s) == (1 / 4, 0.1)
 
     def test_a_token_that_never_arrived_makes_no_step_late(self) -> None:
-        left = rt("left", 0.0, 0.3, outcome=Outcome.LEFT)
+        left = rt("left", 0.0, 0.3, outcome=RequestOutcome.LEFT)
         steps = [decode_step(0.2, 0.1, [5], emitted=("left",)), decode_step(0.3, 0.1, [6], emitted=("left",))]
         assert steps_in_slo(record([left], steps)) == [True, True]
 
@@ -165,12 +165,12 @@ def test_the_pool() -> None:
         Usage(rt=3, be=1, shared=2, idle=4, leased=0, free=10),
         Usage(rt=5, be=1, shared=0, idle=4, leased=4, free=6),
     ]
-    found = Figures.of(replace(record(), pool=told)).pool
+    found = RunFigures.of(replace(record(), pool=told)).pool
     assert (found.rt, found.be, found.shared, found.idle, found.leased) == (8 / 40, 2 / 40, 2 / 40, 8 / 40, 4 / 40)
 
 
 def test_a_run_in_which_nothing_happened_has_figures() -> None:
-    found = Figures.of(replace(record(), ended_at=0.0, wall_s=0.0))
+    found = RunFigures.of(replace(record(), ended_at=0.0, wall_s=0.0))
     assert found.requests.count == 0
     assert all(isnan(found.at(path)) for path in ("rt.attainment", "rt.ttft_s.p99", "be.tokens_per_s", "tokens_per_s"))
     assert tree_of(found)["rt"]["attainment"] is None
@@ -184,20 +184,22 @@ TIMES = st.lists(st.floats(0, 20, allow_nan=False), max_size=6).map(sorted)
 @st.composite
 def some_requests(draw: st.DrawFn) -> list[RequestRecord]:
     found = []
-    for number, (times, outcome) in enumerate(draw(st.lists(st.tuples(TIMES, st.sampled_from(Outcome)), max_size=8))):
-        ended = outcome is Outcome.FINISHED and not times
-        found.append(rt(str(number), 0.0, *times, outcome=Outcome.REFUSED if ended else outcome))
+    for number, (times, outcome) in enumerate(
+        draw(st.lists(st.tuples(TIMES, st.sampled_from(RequestOutcome)), max_size=8))
+    ):
+        ended = outcome is RequestOutcome.FINISHED and not times
+        found.append(rt(str(number), 0.0, *times, outcome=RequestOutcome.REFUSED if ended else outcome))
     return found
 
 
 @settings(max_examples=50, deadline=None)
 @given(some_requests(), st.randoms(use_true_random=False))
 def test_shares_are_shares_and_no_order_matters(requests: list[RequestRecord], draw: Random) -> None:
-    found = tree_of(Figures.of(record(requests)))
+    found = tree_of(RunFigures.of(record(requests)))
     for share in _shares(found):
         assert share is None or 0 <= share <= 1
     shuffled = draw.sample(requests, len(requests))
-    assert tree_of(Figures.of(record(shuffled))) == found
+    assert tree_of(RunFigures.of(record(shuffled))) == found
 
 
 def _shares(tree: dict[str, Any]) -> list[float | None]:
@@ -212,7 +214,7 @@ def _shares(tree: dict[str, Any]) -> list[float | None]:
 @settings(max_examples=50, deadline=None)
 @given(some_requests())
 def test_one_more_that_is_refused_lowers_attainment(requests: list[RequestRecord]) -> None:
-    before = Figures.of(record(requests)).rt
-    after = Figures.of(record([*requests, rt("refused", 0.0, outcome=Outcome.REFUSED)])).rt
+    before = RunFigures.of(record(requests)).rt
+    after = RunFigures.of(record([*requests, rt("refused", 0.0, outcome=RequestOutcome.REFUSED)])).rt
     assert after.attainment <= (before.attainment if requests else 1)
     assert after.tokens_in_time <= (before.tokens_in_time if requests else 1)

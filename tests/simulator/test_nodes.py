@@ -15,7 +15,7 @@ from alignedserve.simulator.fuzzing.fuzz import attempt
 from alignedserve.simulator.fuzzing.scenario import Scenario
 from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
 from alignedserve.simulator.machines.faults import draw_faults
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
 from alignedserve.simulator.workload.visit import Arrival
@@ -63,7 +63,7 @@ def test_the_next_turn_of_a_conversation_goes_where_the_one_before_was() -> None
             at = FIRST_ARRIVAL_AT + 0.05 * number + turn * (3.0 + draw.random())
             one = replace(request(f"{number}-{turn}", max_tokens=30), prompt=said[: 1800 + 300 * turn], arrival_at=at)
             asked.append(Arrival(one, 30, None))
-    settings = replace(settings_of(Trial("aligned", "chat", cluster="3+2")), nodes=2, direct=True)
+    settings = replace(settings_of(SimulationTrial("aligned", "chat", cluster="3+2")), nodes=2, direct=True)
     simulation = Simulation(settings, asked)
     assert not simulation.run().problems
     workers = [one.core for one in simulation.world.processes if isinstance(one.core, PrefillCore)]

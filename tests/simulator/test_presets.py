@@ -13,7 +13,7 @@ from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
 from alignedserve.core import ServiceClass
 from alignedserve.simulator.records.records import RunRecord
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.trial import SimulationTrial
 
 GPU = "rtx4090-llama-3.1-8b-tp1"  # memory for 42 k tokens
 LOAD = "coserve,first_s=6,chat.rate=5,chat.max_tokens=512,documents.in_flight=40,documents.prompt=512-3000"
@@ -25,7 +25,7 @@ Trait = Callable[[RunRecord], bool]
 @cache
 def run(preset: str, cluster: str = "", load: str = LOAD) -> RunRecord:
     """Run the preset, on its own cluster unless another is named."""
-    record = run_once(Trial(preset, load, cluster or cluster_of([preset]), profile=GPU), lambda *_: None)
+    record = run_once(SimulationTrial(preset, load, cluster or cluster_of([preset]), profile=GPU), lambda *_: None)
     assert not record.problems
     return record
 

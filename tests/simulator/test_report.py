@@ -19,7 +19,7 @@ from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports import plots
 from alignedserve.simulator.reports.comparison import Cell, compare
 from alignedserve.simulator.reports.figure_rows import COMPARED, NUMBERS, ROWS, Unit
-from alignedserve.simulator.reports.figures import Figures
+from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.report import (
     comparison_text,
     document,
@@ -29,8 +29,8 @@ from alignedserve.simulator.reports.report import (
     summary,
     table,
 )
-from alignedserve.simulator.reports.sweep import Point, effective_throughput, sweeps
-from alignedserve.simulator.reports.trial import Run, Trial, trials
+from alignedserve.simulator.reports.sweep import SweepPoint, effective_throughput, sweeps
+from alignedserve.simulator.reports.trial import SimulationTrial, TrialRun, trials
 from tests.simulator.runs import MIXED, record, rt
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "figures.md"
@@ -41,8 +41,8 @@ def attaining(kept: int, of: int = 4) -> RunRecord:
     return record([rt(str(number), 0.0, 0.5 if number < kept else 1.5) for number in range(of)])
 
 
-def run(preset: str, seed: int = 0, rate: float | None = None, kept: int = 4) -> Run:
-    return Run.of(Trial(preset, seed=seed, rate=rate), attaining(kept))
+def run(preset: str, seed: int = 0, rate: float | None = None, kept: int = 4) -> TrialRun:
+    return TrialRun.of(SimulationTrial(preset, seed=seed, rate=rate), attaining(kept))
 
 
 THREE_SEEDS = [run("a", 1, kept=2), run("a", 2, kept=3), run("a", 3, kept=4), run("b", 1), run("b", 2), run("b", 3)]
@@ -52,7 +52,7 @@ THREE_SEEDS = [run("a", 1, kept=2), run("a", 2, kept=3), run("a", 3, kept=4), ru
 
 
 def test_the_summary_names_every_figure_that_there_is() -> None:
-    text = summary(Run.of(Trial("fcfs", seed=7), MIXED))
+    text = summary(TrialRun.of(SimulationTrial("fcfs", seed=7), MIXED))
     lines = [line.strip() for line in text.splitlines()]
     assert lines[0] == "fcfs, seed 7: colocated, workload default"
     for row in ROWS:
@@ -62,7 +62,7 @@ def test_the_summary_names_every_figure_that_there_is() -> None:
 
 
 def test_the_summary_is_silent_on_what_there_is_nothing_of() -> None:
-    text = summary(Run.of(Trial("fcfs"), record([rt("r", 0.0, 0.5)])))
+    text = summary(TrialRun.of(SimulationTrial("fcfs"), record([rt("r", 0.0, 0.5)])))
     assert "JCT attainment" not in text.partition("As the papers count")[0]
     assert "prediction error" not in text
     assert "nan" not in text
@@ -117,7 +117,7 @@ def test_a_comparison_as_text() -> None:
 
 
 def test_presets_take_turns_in_going_first() -> None:
-    planned = trials(Trial("x", cluster="1+1"), ["a", "b"], [1, 2], [])
+    planned = trials(SimulationTrial("x", cluster="1+1"), ["a", "b"], [1, 2], [])
     assert [(one.preset, one.seed) for one in planned] == [("a", 1), ("b", 1), ("b", 2), ("a", 2)]
     assert {one.cluster for one in planned} == {"1+1"}
 
@@ -125,8 +125,8 @@ def test_presets_take_turns_in_going_first() -> None:
 # --- Sweeps
 
 
-def point(rate: float, attainment: float) -> Point:
-    return Point(rate, Cell(attainment, 0.0), Cell(0.0, 0.0))
+def point(rate: float, attainment: float) -> SweepPoint:
+    return SweepPoint(rate, Cell(attainment, 0.0), Cell(0.0, 0.0))
 
 
 def test_effective_throughput_lies_on_the_line_between_two_measured_rates() -> None:
@@ -157,7 +157,7 @@ def test_a_sweep_is_over_the_seeds_in_the_order_of_rates() -> None:
 
 
 def test_json_is_whole_strict_and_always_in_the_same_order() -> None:
-    runs = [Run.of(Trial("a", seed=1), MIXED), Run.of(Trial("b", seed=1), attaining(4))]
+    runs = [TrialRun.of(SimulationTrial("a", seed=1), MIXED), TrialRun.of(SimulationTrial("b", seed=1), attaining(4))]
     text = document(runs)
     assert text == document(runs)
     tree = json.loads(text, parse_constant=lambda name: pytest.fail(name))
@@ -199,7 +199,7 @@ def test_a_row_for_each_run() -> None:
 
 
 def test_text_json_and_csv_say_the_same() -> None:
-    one = Run.of(Trial("a", "chat", rate=2.0), MIXED)
+    one = TrialRun.of(SimulationTrial("a", "chat", rate=2.0), MIXED)
     [row] = csv.DictReader(StringIO(runs_csv([one])))
     [told] = json.loads(document([one]))["runs"]
     lines = [line.split() for line in summary(one).splitlines()]
@@ -215,7 +215,7 @@ def test_text_json_and_csv_say_the_same() -> None:
 def test_what_is_no_finite_number_is_left_out() -> None:
     """A run that took no time at all has no rates."""
     at_once = replace(MIXED, ended_at=MIXED.began_at, wall_s=5e-324)
-    one = Run.of(Trial("a"), at_once)
+    one = TrialRun.of(SimulationTrial("a"), at_once)
     json.loads(document([one, one]), parse_constant=pytest.fail)
     assert not {"inf", "nan", "-inf"} & set(runs_csv([one]).replace("\n", ",").split(","))
     assert " inf" not in summary(one)
@@ -232,7 +232,7 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
     back = record_file.load(path)
     assert record_file.dump(back) == record_file.dump(whole)
     assert (back.requests, back.copies, back.pool) == (whole.requests, whole.copies, whole.pool)
-    assert document([Run.of(Trial("a"), back)]) == document([Run.of(Trial("a"), whole)])
+    assert document([TrialRun.of(SimulationTrial("a"), back)]) == document([TrialRun.of(SimulationTrial("a"), whole)])
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 2, "began_at": []}'])
@@ -268,7 +268,7 @@ class TestPlots:
         titles: list[str] = []
         monkeypatch.setattr("matplotlib.figure.Figure.suptitle", lambda _, text, **__: titles.append(text))
         one, other = (
-            replace(run("a", seed, rate, 4), trial=Trial("a", "coserve", "2+2", seed, rate, "gpu"))
+            replace(run("a", seed, rate, 4), trial=SimulationTrial("a", "coserve", "2+2", seed, rate, "gpu"))
             for seed, rate in ((1, 2.0), (2, 4.0))
         )
         plots.plot_run(MIXED, one.trial.title, tmp_path / "run.svg")
@@ -317,7 +317,7 @@ def test_a_plot_is_a_png_or_an_svg() -> None:
 
 
 def test_all_figures_that_tables_name_are_there() -> None:
-    figures = Figures.of(MIXED)
+    figures = RunFigures.of(MIXED)
     for row in ROWS:
         row.show(figures)
     for row in COMPARED:

@@ -14,7 +14,7 @@ from alignedserve.core import Chunk, Decode, History, Sampling, Scoring, StepPla
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedIn, CopiedOut
-from alignedserve.simulator.machines.engine import Arena, CheckedHands, Costs, WrongKV, tell
+from alignedserve.simulator.machines.engine import CheckedHands, Costs, TaggedArena, WrongKV, tell
 from alignedserve.simulator.run import simulate
 from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.workload import Workload, arrivals
@@ -92,11 +92,11 @@ class TestEngine:
     PROMPT = Chunk("a", (1, 2, 3, 4, 5, 6), 0, (0, 1), A.sampling)
 
     @pytest.fixture
-    def arena(self) -> Arena:
-        return Arena(8, Extents(100))
+    def arena(self) -> TaggedArena:
+        return TaggedArena(8, Extents(100))
 
     @pytest.fixture
-    def engine(self, arena: Arena) -> CheckedHands:
+    def engine(self, arena: TaggedArena) -> CheckedHands:
         other = replace(request("b", max_tokens=9), prompt=(6, 5, 4, 3, 2, 1))  # other words, so other KV
         stories = {"a": tell(self.A, 9), "b": tell(other, 9)}
         engine = CheckedHands(stories, Costs(), num_pairs=4, block_size=4, arena=lambda _: arena)
@@ -146,7 +146,7 @@ class TestEngine:
             with pytest.raises(WrongKV, match="scored"):
                 engine.finish(step, 0.0)
 
-    def test_a_copy_is_intact_only_if_the_pages_hold_its_tokens(self, engine: CheckedHands, arena: Arena) -> None:
+    def test_a_copy_is_intact_only_if_the_pages_hold_its_tokens(self, engine: CheckedHands, arena: TaggedArena) -> None:
         tokens = self.PROMPT.tokens
         engine.finish(CopyOut(1, "pool-0.1", (0, 1), (3,), tokens), 0.0)
         assert engine.finish(CopyIn(2, "pool-0.1", (3,), (2, 3), tokens), 0.0) == CopiedIn(2, intact=True)
@@ -156,7 +156,7 @@ class TestEngine:
         engine.begin(CopyOut(5, "pool-0.1", (0, 1), (3,), tokens))
         assert engine.finish(CopyIn(6, "pool-0.1", (3,), (2, 3), tokens), 0.0) == CopiedIn(6, intact=False)
 
-    def test_a_copy_reaches_no_other_pool_than_it_names(self, engine: CheckedHands, arena: Arena) -> None:
+    def test_a_copy_reaches_no_other_pool_than_it_names(self, engine: CheckedHands, arena: TaggedArena) -> None:
         tokens = self.PROMPT.tokens
         engine.part_from(POOL_MEMBER)
         engine.meet(member("pool-0", 2))

@@ -20,9 +20,9 @@ from alignedserve.config.presets import PRESETS
 from alignedserve.errors import SimulateError
 from alignedserve.simulator.machines import gpu_truth
 from alignedserve.simulator.records import record_file
-from alignedserve.simulator.records.records import Outcome, RunRecord
-from alignedserve.simulator.reports.figures import Figures, tree_of
-from alignedserve.simulator.reports.trial import OnProgress, RunOnce, Trial
+from alignedserve.simulator.records.records import RequestOutcome, RunRecord
+from alignedserve.simulator.reports.figures import RunFigures, tree_of
+from alignedserve.simulator.reports.trial import OnProgress, RunOnce, SimulationTrial
 from alignedserve.simulator.run import Simulation, simulate
 from tests.simulator.runs import MIXED
 
@@ -31,11 +31,11 @@ SMALL = "chat,num_requests=5,rate=50,prompt=exp:60:400,output=exp:4:20"
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Trial]:
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[SimulationTrial]:
     """Return the trials that were asked for; each gives the same record, made by hand, so that nothing is simulated."""
-    found: list[Trial] = []
+    found: list[SimulationTrial] = []
 
-    def stub(trial: Trial, on_progress: OnProgress) -> RunRecord:
+    def stub(trial: SimulationTrial, on_progress: OnProgress) -> RunRecord:
         found.append(trial)
         on_progress(1, 2)
         return MIXED
@@ -63,17 +63,17 @@ def test_it_really_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert out.startswith(f"aligned, seed 0: 1+1, workload {SMALL}, profile rtxpro6000-llama-3.1-8b-tp1\n")
     assert err == ""
     record = record_file.load(saved)
-    assert [request.outcome for request in record.requests] == [Outcome.FINISHED] * 5
+    assert [request.outcome for request in record.requests] == [RequestOutcome.FINISHED] * 5
     assert set(record.workers) == {"prefill-0", "decode-0"}
     assert len(record.copies) == sum(len(request.token_at) > 1 for request in record.requests) * 2
 
 
 def test_a_record_holds_what_happened() -> None:
-    settings = settings_of(Trial("fcfs", SMALL))
+    settings = settings_of(SimulationTrial("fcfs", SMALL))
     simulation = Simulation(settings)
     summary = simulation.run()
     record = simulation.record(wall_s=1.0)
-    found = Figures.of(record)
+    found = RunFigures.of(record)
     assert found.requests.finished == summary.num_finished == 5
     assert found.rt.ttft_s.p99 == summary.ttft_s[99]
     assert sum(len(step.emitted) for step in record.steps) == found.requests.output_tokens
@@ -84,43 +84,45 @@ def test_a_record_holds_what_happened() -> None:
 
 
 def test_recording_changes_nothing() -> None:
-    settings = settings_of(Trial("fcfs", SMALL, "1+1"))
+    settings = settings_of(SimulationTrial("fcfs", SMALL, "1+1"))
     assert simulate(settings) == simulate(replace(settings, record=False))
 
 
 def test_the_same_trial_is_the_same_run_and_progress_reaches_the_end() -> None:
     shown: list[tuple[int, int]] = []
     run: RunOnce = run_once
-    first = run(Trial("fcfs", SMALL, seed=3), lambda ended, of: shown.append((ended, of)))
-    again = run(Trial("fcfs", SMALL, seed=3), lambda _ended, _of: None)
+    first = run(SimulationTrial("fcfs", SMALL, seed=3), lambda ended, of: shown.append((ended, of)))
+    again = run(SimulationTrial("fcfs", SMALL, seed=3), lambda _ended, _of: None)
     assert [ended for ended, _ in shown] == [1, 2, 3, 4, 5]
     assert shown[-1] == (5, 5)
     assert _without_speed(first) == _without_speed(again)
 
 
 def _without_speed(record: RunRecord) -> object:
-    return {name: tree for name, tree in tree_of(Figures.of(record)).items() if name != "speed"}
+    return {name: tree for name, tree in tree_of(RunFigures.of(record)).items() if name != "speed"}
 
 
 def test_a_gpu_profile_sets_what_steps_take() -> None:
-    trial = Trial("fcfs", SMALL, profile="rtx4090-llama-3.1-8b-tp1")
+    trial = SimulationTrial("fcfs", SMALL, profile="rtx4090-llama-3.1-8b-tp1")
     slow, quick = (run_once(one, lambda _ended, _of: None) for one in (trial, replace(trial, profile=None)))
-    assert Figures.of(slow).steps.seconds.p50 > 1.4 * Figures.of(quick).steps.seconds.p50
+    assert RunFigures.of(slow).steps.seconds.p50 > 1.4 * RunFigures.of(quick).steps.seconds.p50
 
 
 def test_the_rate_replaces_that_of_the_workload() -> None:
-    assert settings_of(Trial("fcfs", SMALL, rate=3.0)).workload.rate == 3.0
+    assert settings_of(SimulationTrial("fcfs", SMALL, rate=3.0)).workload.rate == 3.0
 
 
 # --- Options
 
 
-def test_flags_become_trials(asked: list[Trial]) -> None:
+def test_flags_become_trials(asked: list[SimulationTrial]) -> None:
     line = "simulate --compare a b --seeds 1,2 --rates 5,2.5 --workload w --cluster 8+8 --profile p"
     line += " --set schedule.room=growing --set schedule.reuse=false"
     assert cli.main(line.split()) == 0
     assert len(asked) == 8
-    assert asked[0] == Trial("a", "w", "8+8", 1, 5.0, "p", options=("schedule.room=growing", "schedule.reuse=false"))
+    assert asked[0] == SimulationTrial(
+        "a", "w", "8+8", 1, 5.0, "p", options=("schedule.room=growing", "schedule.reuse=false")
+    )
     assert {(one.preset, one.seed, one.rate) for one in asked} == {
         (preset, seed, rate) for preset in "ab" for seed in (1, 2) for rate in (5.0, 2.5)
     }
@@ -329,7 +331,7 @@ def test_what_cluster_was_meant(capsys: pytest.CaptureFixture[str], text: str, m
     assert _refusal(capsys, "--cluster", text).endswith(f": did you mean {meant}?")
 
 
-def test_nothing_runs_where_a_later_trial_cannot(asked: list[Trial], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_runs_where_a_later_trial_cannot(asked: list[SimulationTrial], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(simulate_command, "settings_of", settings_of)
     assert cli.main(["simulate", "--compare", "fcfs", "none"]) == 2
     assert asked == []
@@ -344,7 +346,7 @@ def test_clusters(text: str) -> None:
 def test_what_ends_a_run_leaves_no_empty_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: BaseException, status: int
 ) -> None:
-    def ended(_trial: Trial, _on_progress: OnProgress) -> RunRecord:
+    def ended(_trial: SimulationTrial, _on_progress: OnProgress) -> RunRecord:
         raise error
 
     monkeypatch.setattr(simulate_command, "run_once", ended)
@@ -356,7 +358,7 @@ def test_what_ends_a_run_leaves_no_empty_folder(
 
 
 def test_what_was_written_before_an_interrupt_stays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def second_is_interrupted(trial: Trial, _on_progress: OnProgress) -> RunRecord:
+    def second_is_interrupted(trial: SimulationTrial, _on_progress: OnProgress) -> RunRecord:
         if trial.seed == 2:
             raise KeyboardInterrupt
         return MIXED
@@ -434,18 +436,18 @@ def test_what_was_left_out_and_what_was_cut_is_said_once(tmp_path: Path, capsys:
 
 
 def test_what_a_gateway_takes_comes_before_the_first_token_and_nowhere_else() -> None:
-    at_once, later = (run_once(Trial("fcfs", LONE, gateway_ms=ms), lambda *_: None) for ms in (0.0, 7.0))
+    at_once, later = (run_once(SimulationTrial("fcfs", LONE, gateway_ms=ms), lambda *_: None) for ms in (0.0, 7.0))
     for one, other in zip(at_once.requests, later.requests, strict=True):
         gaps = [[after - before for before, after in pairwise(each.token_at)] for each in (one, other)]
         assert other.arrival_at == one.arrival_at
         assert gaps[1] == pytest.approx(gaps[0], abs=2e-3)
         assert other.token_at[0] - one.token_at[0] == pytest.approx(7e-3, abs=3e-3)
-    assert "gateway 7 ms" in Trial("fcfs", gateway_ms=7.0).title
+    assert "gateway 7 ms" in SimulationTrial("fcfs", gateway_ms=7.0).title
 
 
 def test_kv_may_go_from_device_to_device() -> None:
     """With direct transfers no decode worker copies KV from the pool."""
-    trial = Trial("aligned", LONE, "1+1")
+    trial = SimulationTrial("aligned", LONE, "1+1")
     by_pool, directly = (run_once(replace(trial, direct=direct), lambda *_: None) for direct in (False, True))
     copied_in = [sum(copy.to_device for copy in record.copies) for record in (by_pool, directly)]
     assert copied_in[0] > 0
@@ -456,7 +458,7 @@ def test_kv_may_go_from_device_to_device() -> None:
 
 def test_progress_is_of_all_that_will_come() -> None:
     told: list[tuple[int, int]] = []
-    run_once(Trial("fcfs", SMALL), lambda ended, of: told.append((ended, of)))
+    run_once(SimulationTrial("fcfs", SMALL), lambda ended, of: told.append((ended, of)))
     assert told == [(ended, 5) for ended in range(1, 6)]
 
 
@@ -491,7 +493,7 @@ def test_prompts_of_many_pages_are_saved_too(tmp_path: Path) -> None:
 
 
 def test_to_save_a_run_changes_nothing(tmp_path: Path) -> None:
-    trial = Trial("aligned", SMALL, "2xcolocated")
+    trial = SimulationTrial("aligned", SMALL, "2xcolocated")
     plain, saved = run_once(trial, lambda *_: None), run_saved(trial, lambda *_: None, tmp_path / "run")
     assert _without_speed(plain) == _without_speed(saved)
 

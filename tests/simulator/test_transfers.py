@@ -9,7 +9,7 @@ import pytest
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.events import Event, KvReceived, KvSent
 from alignedserve.simulator.machines.clock import Agenda
-from alignedserve.simulator.machines.transfers import TIMEOUT_S, Mishap, Transfers, WrongTransfer
+from alignedserve.simulator.machines.transfers import TIMEOUT_S, Mishap, SimulatedTransfers, WrongTransfer
 
 SENDER, RECEIVER = "prefill-0.1", "decode-0.1"
 
@@ -35,7 +35,9 @@ class Ends:
     def __init__(self, mishap: Mishap | None = None) -> None:
         self.agenda, self.gone = Agenda(), set[str]()
         self.source, self.target = Device("kv"), Device()
-        self.transfers = Transfers(self.agenda, lambda holder: holder not in self.gone, lambda _from, _to: mishap)
+        self.transfers = SimulatedTransfers(
+            self.agenda, lambda holder: holder not in self.gone, lambda _from, _to: mishap
+        )
 
     def send(self, number: int, pairs: tuple[int, ...] = (0,)) -> None:
         command = SendKv(number, RECEIVER, pairs, (1, 2) if pairs else ())

@@ -24,17 +24,22 @@ from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.workload import Arrival, Load, Mixture, Workload, arrivals
 from alignedserve.simulator.workload.amounts import Amount, Fixed, Uniform
 from alignedserve.simulator.workload.files import read_trace
-from alignedserve.simulator.workload.lengths import InOrder, Sampled, ShortLong, Sizes
-from alignedserve.simulator.workload.pace import AtOnce, Bursts, Closed, Diurnal, Gamma, Open, Recorded
+from alignedserve.simulator.workload.lengths import DrawnSizes, RecordedLengths, Sampled, ShortLong
+from alignedserve.simulator.workload.pace import AtOnce, Bursts, ClosedArrivals, Diurnal, Gamma, OpenArrivals, Recorded
 from alignedserve.simulator.workload.spec import read_workload
-from alignedserve.simulator.workload.stream import Clients, Promise, Span, Stream, Turns
+from alignedserve.simulator.workload.stream import ClientLimits, Span, Stream, StreamPromise, Turns
 
 DATA = Path(__file__).parent / "data"
-SMALL = Sizes(Uniform(1, 30), Uniform(1, 10))
+SMALL = DrawnSizes(Uniform(1, 30), Uniform(1, 10))
 TALK = Stream(
-    "talk", Gamma(2.0), SMALL, turns=Turns(Uniform(1, 5), 12), clients=Clients(context=150), span=Span(num_requests=6)
+    "talk",
+    Gamma(2.0),
+    SMALL,
+    turns=Turns(Uniform(1, 5), 12),
+    clients=ClientLimits(context=150),
+    span=Span(num_requests=6),
 )
-LOTS = Stream("lots", Closed(4), SMALL, Promise(ServiceClass.BE), span=Span(num_requests=14))
+LOTS = Stream("lots", ClosedArrivals(4), SMALL, StreamPromise(ServiceClass.BE), span=Span(num_requests=14))
 OWNERS = ("gateway-0", "gateway-1")
 
 quickly = settings(max_examples=40, derandomize=True, deadline=None, database=None)
@@ -45,7 +50,7 @@ def drawn(*streams: Stream, seed: int = 1, start_at: float = 0.0) -> list[Arriva
     return list(arrivals(Mixture(streams), OWNERS, seed, start_at))
 
 
-def times(open_: Open, number: int) -> list[float]:
+def times(open_: OpenArrivals, number: int) -> list[float]:
     return list(islice(open_.after(Random(5)), number))
 
 
@@ -213,7 +218,7 @@ def test_an_endless_stream_is_drawn_as_it_is_needed() -> None:
 @quickly
 @given(seeds, st.integers(1, 9), st.integers(1, 40))
 def test_a_lot_begins_when_the_last_one_has_ended(seed: int, size: int, number: int) -> None:
-    play = Play(Mixture((replace(LOTS, arrivals=Closed(size), span=Span(num_requests=number)),)), seed).run()
+    play = Play(Mixture((replace(LOTS, arrivals=ClosedArrivals(size), span=Span(num_requests=number)),)), seed).run()
     assert len(play.arrived) == number
     assert max(play.num_open) == min(size, number)
     for first in range(size, number, size):
@@ -225,7 +230,9 @@ def test_a_lot_begins_when_the_last_one_has_ended(seed: int, size: int, number: 
 @quickly
 @given(seeds, st.integers(1, 9))
 def test_replaced_one_by_one_as_many_are_open_until_the_end(seed: int, size: int) -> None:
-    play = Play(Mixture((replace(LOTS, arrivals=Closed(size, replace=True), span=Span(first_s=20.0)),)), seed).run()
+    play = Play(
+        Mixture((replace(LOTS, arrivals=ClosedArrivals(size, replace=True), span=Span(first_s=20.0)),)), seed
+    ).run()
     assert max(play.num_open) == size
     assert max(one.request.arrival_at for one in play.arrived) > 15
     ends = sorted(at for at in play.ended_at.values() if at <= 20)
@@ -233,7 +240,7 @@ def test_replaced_one_by_one_as_many_are_open_until_the_end(seed: int, size: int
 
 
 def test_whoever_is_refused_does_not_come_back_at_once() -> None:
-    load = Load(Mixture((replace(LOTS, arrivals=Closed(1)),)), OWNERS, seed=1)
+    load = Load(Mixture((replace(LOTS, arrivals=ClosedArrivals(1)),)), OWNERS, seed=1)
     (first,) = load.start(0.0)
     load.arrived(first.request.id)
     (second,) = load.ended(first.request.id, 4.0, None)
@@ -265,13 +272,13 @@ def test_a_turn_goes_on_from_all_that_was_said(seed: int) -> None:
 
 
 def test_conversations_share_their_system_prompt_and_nothing_else() -> None:
-    first = [one.request.prompt for one in drawn(replace(TALK, lengths=Sizes(Fixed(20), Fixed(5))))]
+    first = [one.request.prompt for one in drawn(replace(TALK, lengths=DrawnSizes(Fixed(20), Fixed(5))))]
     assert len({prompt[:12] for prompt in first}) == 1
     assert len({prompt[:16] for prompt in first}) == 6
 
 
 def test_conversations_are_as_long_as_was_asked_for() -> None:
-    long = replace(TALK, turns=Turns(Fixed(4)), clients=Clients(), span=Span(num_requests=5))
+    long = replace(TALK, turns=Turns(Fixed(4)), clients=ClientLimits(), span=Span(num_requests=5))
     assert len(Play(Mixture((long,))).run().arrived) == 20
 
 
@@ -280,7 +287,7 @@ def test_what_was_not_answered_is_not_gone_on_with() -> None:
 
 
 def test_what_is_said_does_not_depend_on_when() -> None:
-    closed = replace(TALK, arrivals=Closed(2, replace=True))
+    closed = replace(TALK, arrivals=ClosedArrivals(2, replace=True))
     prompts = [{name: one.prompt for name, one in Play(Mixture((s,))).run().requests.items()} for s in (TALK, closed)]
     assert prompts[0] == prompts[1]
 
@@ -294,12 +301,14 @@ def test_prompts_differ_from_their_first_tokens_on() -> None:
 
 
 def test_a_prompt_longer_than_the_tape() -> None:
-    (one,) = drawn(Stream(lengths=Sizes(Fixed(200_000), Fixed(1)), clients=Clients(300_000), span=Span(1)))
+    (one,) = drawn(Stream(lengths=DrawnSizes(Fixed(200_000), Fixed(1)), clients=ClientLimits(300_000), span=Span(1)))
     assert len(one.request.prompt) == 200_000
 
 
 def test_what_is_longer_than_the_context_is_cut_and_said() -> None:
-    stream = Stream(lengths=InOrder(((90, 5), (96, 5), (10, 500), (50, 50))), clients=Clients(100), span=Span(4))
+    stream = Stream(
+        lengths=RecordedLengths(((90, 5), (96, 5), (10, 500), (50, 50))), clients=ClientLimits(100), span=Span(4)
+    )
     found = drawn(stream)
     assert [one.is_cut for one in found] == [False, True, True, False]
     assert all(len(one.request.prompt) + min(one.length, one.request.max_tokens) <= 100 for one in found)
@@ -348,7 +357,9 @@ def test_amounts_are_as_they_are_written(text: str, least: float, most: float, m
 
 
 def test_promises_are_drawn_for_each_request() -> None:
-    promise = Promise(ServiceClass.BE, ttft_s=Fixed(2), tbt_s=Uniform(0.1, 0.2), slo_factor=Amount.parse("0.5|1|2"))
+    promise = StreamPromise(
+        ServiceClass.BE, ttft_s=Fixed(2), tbt_s=Uniform(0.1, 0.2), slo_factor=Amount.parse("0.5|1|2")
+    )
     found = [one.request for one in drawn(Stream(lengths=SMALL, promise=promise, span=Span(num_requests=200)))]
     assert {one.slo.ttft_s for one in found} == {1.0, 2.0, 4.0}
     assert all(0.05 <= one.slo.tbt_s <= 0.4 and one.slo.jct_s == 43_200 * one.slo.ttft_s for one in found)
@@ -360,14 +371,14 @@ def test_without_a_word_a_promise_is_the_usual_one() -> None:
 
 
 def test_no_request_outgrows_the_context() -> None:
-    stream = Stream(lengths=Sizes(Uniform(1, 400), Uniform(1, 300)), span=Span(num_requests=300))
+    stream = Stream(lengths=DrawnSizes(Uniform(1, 400), Uniform(1, 300)), span=Span(num_requests=300))
     for one in arrivals(Mixture((stream,)).within(200), OWNERS, 1, 0.0):
         assert one.request.most_tokens <= 200
         assert len(one.request.prompt) >= 1 <= one.request.max_tokens
 
 
 def test_some_ask_for_less_and_some_leave() -> None:
-    clients = Clients(max_tokens=50, limited_share=0.5, leaving_share=0.25, patience_s=2.0)
+    clients = ClientLimits(max_tokens=50, limited_share=0.5, leaving_share=0.25, patience_s=2.0)
     found = drawn(Stream(lengths=SMALL, clients=clients, span=Span(num_requests=800)))
     assert fmean(one.request.max_tokens < 50 for one in found) == pytest.approx(0.5, abs=0.06)
     leaving = [one.leaves_after_s for one in found if one.leaves_after_s is not None]
@@ -381,7 +392,7 @@ def test_owners_take_turns() -> None:
 
 def test_a_trace_has_no_conversations() -> None:
     with pytest.raises(WorkloadError, match="a trace has requests"):
-        Stream(arrivals=Recorded((0.0, 1.0)), lengths=InOrder(((1, 1), (2, 2))), turns=Turns(Fixed(2)))
+        Stream(arrivals=Recorded((0.0, 1.0)), lengths=RecordedLengths(((1, 1), (2, 2))), turns=Turns(Fixed(2)))
 
 
 # --- Through the whole system
@@ -401,7 +412,7 @@ def test_lots_and_conversations_through_a_whole_deployment(topology: str) -> Non
 
 
 def test_refused_lots_end() -> None:
-    workload = Mixture((replace(LOTS, arrivals=Closed(6)), Stream(lengths=SMALL, span=Span(num_requests=5))))
+    workload = Mixture((replace(LOTS, arrivals=ClosedArrivals(6)), Stream(lengths=SMALL, span=Span(num_requests=5))))
     summary = simulate(Settings(workload=workload, most_open=2))
     assert summary.problems == ()
     assert summary.num_refused > 0

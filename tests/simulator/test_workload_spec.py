@@ -15,14 +15,14 @@ from alignedserve.errors import WorkloadError
 from alignedserve.simulator.workload import Load, Mixture, arrivals
 from alignedserve.simulator.workload.amounts import Exponential, Fixed, Uniform
 from alignedserve.simulator.workload.build import ARRIVALS, KINDS, Whole, keys_of
-from alignedserve.simulator.workload.lengths import InOrder, Sampled, ShortLong, Sizes
+from alignedserve.simulator.workload.lengths import DrawnSizes, RecordedLengths, Sampled, ShortLong
 from alignedserve.simulator.workload.named import NAMED
-from alignedserve.simulator.workload.pace import Closed, Gamma, Recorded
+from alignedserve.simulator.workload.pace import ClosedArrivals, Gamma, Recorded
 from alignedserve.simulator.workload.spec import read_workload
-from alignedserve.simulator.workload.stream import Clients, Promise, Span, Stream, Turns
+from alignedserve.simulator.workload.stream import ClientLimits, Span, Stream, StreamPromise, Turns
 
 SHAREGPT = Path(__file__).parent / "data" / "sharegpt300.csv"
-PARTS = (*KINDS.values(), *ARRIVALS.values(), Promise, Turns, Clients, Span)
+PARTS = (*KINDS.values(), *ARRIVALS.values(), StreamPromise, Turns, ClientLimits, Span)
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "workloads.md"
 
 FILE = """
@@ -69,13 +69,15 @@ def test_a_mix_with_what_every_stream_can_have() -> None:
     stream = only("mix:short=0.7,output=64,arrivals=closed,in_flight=3,service=be,turns=2,think_s=exp:2:9,first_s=60")
     turns = Turns(Fixed(2), think_s=Exponential(2, 9))
     lengths = ShortLong(0.7, output=Fixed(64))
-    assert stream == Stream("mix", Closed(3), lengths, Promise(ServiceClass.BE), turns, span=Span(first_s=60.0))
+    assert stream == Stream(
+        "mix", ClosedArrivals(3), lengths, StreamPromise(ServiceClass.BE), turns, span=Span(first_s=60.0)
+    )
 
 
 def test_any_sizes() -> None:
     stream = only("sizes:prompt=512-1024,output=32-128,rate=2,max_tokens=128")
-    clients = Clients(max_tokens=128)
-    lengths = Sizes(Uniform(512, 1024), Uniform(32, 128))
+    clients = ClientLimits(max_tokens=128)
+    lengths = DrawnSizes(Uniform(512, 1024), Uniform(32, 128))
     assert stream == Stream("sizes", Gamma(2.0), lengths, clients=clients, span=Span(num_requests=1000))
 
 
@@ -83,8 +85,8 @@ def test_any_sizes() -> None:
 def test_a_file_of_streams() -> None:
     chat, documents = read_workload("workload.yaml").streams
     assert chat.lengths == Sampled(((10, 2), (20, 3)))
-    assert chat.promise == Promise(ttft_s=Uniform(0.5, 1.5))
-    assert documents.arrivals == Closed(8, replace=True)
+    assert chat.promise == StreamPromise(ttft_s=Uniform(0.5, 1.5))
+    assert documents.arrivals == ClosedArrivals(8, replace=True)
     assert (chat.span, documents.span) == (Span(first_s=30.0), Span(first_s=20.0))
 
 
@@ -104,7 +106,7 @@ def test_json_says_the_same(folder: Path) -> None:
 @pytest.mark.usefixtures("folder")
 def test_the_command_line_outweighs_the_file() -> None:
     chat, documents = read_workload("workload.yaml,rate=2,documents.in_flight=64,first_s=5").streams
-    assert (chat.arrivals, documents.arrivals) == (Gamma(2.0), Closed(64, replace=True))
+    assert (chat.arrivals, documents.arrivals) == (Gamma(2.0), ClosedArrivals(64, replace=True))
     assert chat.span == documents.span == Span(first_s=5.0)
 
 
@@ -236,7 +238,7 @@ def test_rows_without_tokens_are_left_out_and_counted(folder: Path, kind: str) -
     (stream,) = read_workload(f"{kind}:some.csv").streams
     assert stream.notes == ("some.csv: 2 of 4 rows have no prompt or no output, and were left out",)
     lengths, arrivals = stream.lengths, stream.arrivals
-    assert isinstance(lengths, InOrder | Sampled)
+    assert isinstance(lengths, RecordedLengths | Sampled)
     assert lengths.pairs == ((6, 7), (8, 9))
     assert not isinstance(arrivals, Recorded) or arrivals.times == (1.0, 4.0)
 

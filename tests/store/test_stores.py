@@ -1,4 +1,4 @@
-"""What every store does, whichever it is."""
+"""Tests that hold for every store, whatever its kind."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_one_runner_has_the_lease_and_who_had_it_before_writes_no_more(kind: Kin
         first = await store.lease(RUNNER, 1_000)
         assert first == await store.lease(RUNNER, 1_000)
         assert await store.lease(Holder("another", 9), 1_000) is None
-        second = await store.lease(Holder("runner", 2), 1_000)  # its next life need not wait
+        second = await store.lease(Holder("runner", 2), 1_000)  # the holder's next life need not wait
         assert first is not None
         assert second == first + 1
         with pytest.raises(Fenced):
@@ -231,7 +231,7 @@ def test_one_runner_has_the_lease_and_who_had_it_before_writes_no_more(kind: Kin
         with pytest.raises(Fenced):
             await store.save_job(job(1).move(JobStatus.IN_PROGRESS, 1), first)
         assert await store.done_lines("batch_1") == frozenset()
-        await store.release(RUNNER)  # not its any more
+        await store.release(RUNNER)  # the lease is no longer RUNNER's
         assert await store.lease(Holder("another", 9), 1_000) is None
         await store.release(Holder("runner", 2))
         assert await store.lease(Holder("another", 9), 1_000) == second + 1

@@ -1,4 +1,4 @@
-"""One deployment for all clients, and what it says to one who speaks plain HTTP."""
+"""One deployment for all clients, and the answers that it gives to plain HTTP."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def plain(deployment: Deployment) -> Answer:
         body = http.post("/v1/chat/completions", json=asked).raise_for_status().json()
         streamed = http.post("/v1/chat/completions", json={**asked, "stream": True}).raise_for_status().text
     text = body["choices"][0]["message"]["content"]
-    usage = {name: count for name, count in body["usage"].items() if isinstance(count, int)}  # without its details
+    # counts only, without the details
+    usage = {name: count for name, count in body["usage"].items() if isinstance(count, int)}
     assert text
     assert "".join(_pieces(streamed)) == text
     return Answer(text, usage)

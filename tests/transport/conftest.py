@@ -15,7 +15,7 @@ MakeNode = Callable[..., Node]
 
 @pytest.fixture(scope="module", params=["collective", "ipc"])
 def shared(request: pytest.FixtureRequest) -> Iterator[Path | None]:
-    """Where device caches are files that others map; None where KV is sent."""
+    """Yield the folder where device caches are files that other workers map; None where KV is sent."""
     with TemporaryDirectory(dir="/dev/shm") as directory:
         yield Path(directory) if request.param == "ipc" else None
 

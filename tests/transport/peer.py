@@ -2,11 +2,11 @@
 
     python -m tests.transport.peer NAME INCARNATION [SHARED]
 
-SHARED is the folder of device caches that others map, for `ipc`.
+SHARED is the folder of device caches that other workers map, for `ipc`.
 
-Its standard output says where it is reached, then what comes of each transfer; and `touched` when it touches blocks for
-the second time since it was told to hang, where it stays for ever. Its standard input says whom it meets, and what it
-is to do, one line of JSON each.
+Its standard output says at which address to reach it, then the outcome of each transfer; and `touched` when it touches
+blocks for the second time since it was told to hang, where it then stays. Its standard input names the members it
+meets, and its orders, one line of JSON each.
 """
 
 from __future__ import annotations

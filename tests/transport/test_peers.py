@@ -63,7 +63,7 @@ class Peer:
 
 @pytest.fixture
 def lives(shared: Path | None) -> Iterator[list[Peer]]:
-    """Of one worker, one after the other; all are there from the start, which takes them long enough."""
+    """Yield three incarnations of one worker, to be used in turn; all start at once, because a start takes long."""
     with ExitStack() as peers:
         started = [Peer("decode-0", incarnation, shared) for incarnation in (1, 2, 3)]
         for peer in started:
@@ -74,7 +74,7 @@ def lives(shared: Path | None) -> Iterator[list[Peer]]:
 
 @pytest.fixture
 def memories(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[memoryview]]:
-    """Of all chunks that this process has had."""
+    """Return a list that gets a reference to the memory of every chunk of this process."""
     taken: list[weakref.ref[memoryview]] = []
     take = payload._memory
 
@@ -94,7 +94,7 @@ def meet(node: Node, peer: Peer) -> None:
 
 
 def arrives(node: Node, peer: Peer, number: int) -> None:
-    """There, and back to other blocks."""
+    """Check a transfer there, and back to other blocks."""
     node.start(SendKv(number, peer.member.holder, HERE, TOKENS))
     peer.order(ReceiveKv(number, node.holder, THERE, TOKENS))
     assert node.outcome() == KvSent(number, peer.member.holder, ok=True)

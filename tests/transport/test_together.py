@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 class Worker:
     ranks: list[Node]
     transports: list[Transport]
-    teams: list[Team]  # they end with whoever holds them
+    teams: list[Team]  # a team ends with its last reference, which must be here
     outcomes: queue.Queue[Outcome] = field(default_factory=queue.Queue)
 
     @property

@@ -25,7 +25,7 @@ from tests.transport.nodes import BITS, BLOCK_SIZE, NUM_PAIRS, Node, meet, rando
 
 TOKENS = tuple(range(100, 111))
 HERE, THERE = (5, 2, 8), (9, 3, 1)
-NEVER_S = 3600.0  # one that would end the test
+NEVER_S = 3600.0  # a wait that would exceed the test's time limit
 
 
 def order(source: Node, to: Node, number: int, tokens: tuple[int, ...] = TOKENS) -> tuple[SendKv, ReceiveKv]:
@@ -54,11 +54,11 @@ class Case:
     dtype: torch.dtype
     kinds: tuple[CacheKind, ...]
     lengths: tuple[int, ...]
-    told: tuple[bool, ...]  # of each notice: whether it is the source's next one
+    told: tuple[bool, ...]  # per notice: true if it goes to the source, false if to the receiver
     seed: int
 
     def pairs(self, seed: int) -> list[tuple[int, ...]]:
-        """Of each transfer; no pair twice."""
+        """Return the pairs of each transfer; no pair appears twice."""
         free = random.Random(seed).sample(range(NUM_PAIRS), NUM_PAIRS)
         return [tuple(free.pop() for _ in range(-(-length // BLOCK_SIZE))) for length in self.lengths]
 
@@ -78,7 +78,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @pytest.fixture(scope="module")
 def couples(shared: Path | None) -> Iterator[dict[torch.dtype, tuple[Node, Node]]]:
-    """They live on from one example to the next, as their connections do."""
+    """Yield nodes that live from one example to the next, as do their connections."""
     lives = {dtype: number for number, dtype in enumerate(BITS, 100)}
     made = {
         dtype: (
@@ -134,7 +134,7 @@ def test_many_chunks(both: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -
 
 
 class OfGpus(payload.Buffers):
-    """As between GPUs: the CPU does not see the chunks themselves."""
+    """Buffers as between GPUs: the CPU does not see the chunks themselves."""
 
     def __init__(self, most_bytes: int, device: torch.device) -> None:
         self._views, self._on_gpu = (), torch.empty((2, most_bytes + frames.TAIL_BYTES), dtype=torch.uint8)
@@ -143,7 +143,7 @@ class OfGpus(payload.Buffers):
 @pytest.mark.parametrize("shared", ["collective"], indirect=True)
 @pytest.mark.parametrize("verify", [True, False])
 def test_many_chunks_each_asked_for(node_of: MakeNode, verify: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NCCL has it, over Gloo."""
+    """The receiver asks for each chunk, as with NCCL, here over Gloo."""
     monkeypatch.setattr(payload, "CHUNK_BYTES", 1)
     monkeypatch.setattr(groups.Group, "asks_first", True)
     for end in (sending, receiving):
@@ -307,7 +307,7 @@ def test_a_fault_of_our_own_is_told_and_harms_no_other_transfer(
     assert arrives(source, to, 2)
 
 
-# --- Nobody answers
+# --- The other end does not answer
 
 
 def test_a_receiver_that_is_told_too_late_hears_at_once_that_it_is(node_of: MakeNode) -> None:

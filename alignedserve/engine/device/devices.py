@@ -13,7 +13,7 @@ import torch
 from alignedserve.errors import ConfigError, MemoryTooSmall
 
 if TYPE_CHECKING:
-    from alignedserve.machine.memory import Demand
+    from alignedserve.machine.memory import MemoryDemand
 
 CPU = torch.device("cpu")
 _MIB = 1 << 20
@@ -118,7 +118,7 @@ def check_shared(processes: int) -> None:
         )
 
 
-def cache_room(device: str, free: int, given_mb: int | None, demand: Demand, reserve: int) -> int:
+def cache_room(device: str, free: int, given_mb: int | None, demand: MemoryDemand, reserve: int) -> int:
     """Bytes for the device cache, of those that are free once the weights are there: what was given, or all that a
     step and the reserve leave."""
     cache, step = demand.cache, demand.step

@@ -1,8 +1,8 @@
-"""From logits to tokens: edits, grammars, draws and what a step returns.
+"""Sampling: edits of logits, grammars, draws, and the result of a step.
 
-edits.py        What changes logits before a token is chosen from them: limits, biases and penalties, for many
-grammar.py      Grammars: which tokens may come next, asked before each token is sampled.
-reading.py      A step that was begun, and its tokens on their way from the device.
-sampling.py     From logits to tokens, for a whole batch at once, by a generator that has no state.
-step_result.py  What a step brings: from its logits to tokens and log-probabilities.
+edits.py        Edits logits before a token is chosen: limits, biases and penalties, for many requests at once.
+grammar.py      Grammars of outputs: before each token is sampled, a grammar says which tokens may come next.
+reading.py      Steps that were begun, and how the engine waits for their results.
+sampling.py     Samples tokens from logits, for a whole batch at once, by a generator without state.
+step_result.py  Makes the result of a step from its logits: tokens and log-probabilities.
 """

@@ -1,14 +1,14 @@
-"""What changes logits before a token is chosen from them: limits, biases and penalties, for many requests at once.
+"""Edit logits before a token is chosen from them: limits, biases and penalties, for many requests at once.
 
-    grammar, allowed tokens     what may not come gets -inf
+    grammar, allowed tokens     a token that may not come gets -inf
     logit bias                  added
-    repetition penalty          of tokens in prompt or output: a logit above 0 is divided by it, one below multiplied
-    frequency, presence         subtracted for each time a token is in the output, and once if it is
-    min_tokens                  stop tokens get -inf until the output has so many
+    repetition penalty          for tokens in prompt or output: divides a logit above 0, multiplies a logit below 0
+    frequency, presence         subtracted for each time that a token is in the output; subtracted once if it is there
+    min_tokens                  stop tokens get -inf until the output has so many tokens
 
-In this order, which is vLLM's. They depend on the request's tokens, of which a step brings one: so what is known of
-a request is kept from step to step, in the place of its `History`, and made anew from that where it is not. On a GPU
-what is known goes there, and nothing is read back.
+The order is vLLM's. Edits depend on all tokens of the request, and a step adds a single token. So the state of a
+request's edits is kept from step to step, and made again from its `History` where it is missing. On a GPU the state is
+copied to the device, and nothing is read back.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from alignedserve.core import History, Sampling
-from alignedserve.engine.sampling.grammar import grammar_of
+from alignedserve.engine.sampling.grammar import make_grammar
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.text.syntax import Syntaxes
 
-# Beyond them a repetition penalty makes infinities, or no numbers at all, of logits in fp32.
+# Outside these bounds a repetition penalty turns logits in fp32 into infinities or NaN.
 _LEAST_REPETITION, _MOST_REPETITION = 1e-30, 1e30
 
 
 class Edits:
-    """Of one request: what its next logits are to be changed by."""
+    """The edits of a request's next logits."""
 
     def __init__(self, sampling: Sampling, history: History, vocab_size: int, syntaxes: Syntaxes | None = None) -> None:
         self.sampling, self.history = sampling, history
@@ -37,44 +37,44 @@ class Edits:
         self.bias = torch.tensor([bias for _, bias in sampling.logit_bias])
         self.stop_tokens = torch.tensor(stop_tokens, dtype=torch.long)
         self._allowed = _mask(sampling.allowed_tokens, vocab_size) if sampling.allowed_tokens else None
-        self._grammar = grammar_of(sampling, stop_tokens, vocab_size, syntaxes)
-        self._by_grammar: torch.Tensor | None = None  # what it lets come now
-        self._num_told = 0  # tokens of the output that this knows of
+        self._grammar = make_grammar(sampling, stop_tokens, vocab_size, syntaxes)
+        self._by_grammar: torch.Tensor | None = None  # the mask of the grammar now
+        self._num_followed = 0  # tokens of the output that are taken into account
 
     def follow(self, index: int, newest: int | None) -> bool:
-        """Up to the token at `index`, which is to be sampled; False where this has gone further.
+        """Take all tokens before `index` into account, where the next token is sampled; False if that went further.
 
-        `newest` is the token before it, where the step before has sampled it: the history may not have it yet.
+        `newest` is the token just before, if the step before sampled it: the history may not have it yet.
         """
-        if self._num_told > index:
+        if self._num_followed > index:
             return False
-        new = [*self.history.output[self._num_told : index]]
-        if self._num_told + len(new) < index and newest is not None:
+        new = [*self.history.output[self._num_followed : index]]
+        if self._num_followed + len(new) < index and newest is not None:
             new.append(newest)
         for token in new:
             if self.seen is not None:
                 self.seen.add(token)
             if self._grammar is not None:
                 self._grammar.advance(token)
-        self._num_told += len(new)
+        self._num_followed += len(new)
         if self._grammar is not None and (new or self._by_grammar is None):
             self._by_grammar = self._grammar.mask()
         return True
 
     @property
     def mask(self) -> torch.Tensor | None:
-        """[vocabulary]: whether a token may come, where there is a limit."""
+        """[vocabulary]: whether each token may come; None if there is no limit."""
         if self._by_grammar is None:
             return self._allowed
         return self._by_grammar if self._allowed is None else self._by_grammar & self._allowed
 
     @property
     def holds_back_stops(self) -> bool:
-        return self._num_told < self.sampling.min_tokens
+        return self._num_followed < self.sampling.min_tokens
 
 
 class _Seen:
-    """The tokens of a request, each once, and how often its output has each."""
+    """The distinct tokens of a request, and how often each is in its output."""
 
     def __init__(self, prompt: Iterable[int]) -> None:
         self._places = {token: place for place, token in enumerate(dict.fromkeys(prompt))}
@@ -97,31 +97,31 @@ class _Seen:
         self._room[1, place] += 1
 
 
-def edit(logits: torch.Tensor, rows: Sequence[int], edits: Sequence[Edits]) -> None:
-    """In place: each of `rows` by its own."""
-    both = [*zip(rows, edits, strict=True)]
-    for row, one in both:
-        if (mask := one.mask) is not None:
+def edit_logits(logits: torch.Tensor, rows: Sequence[int], edits: Sequence[Edits]) -> None:
+    """Edit each of these rows in place by the edits of its request."""
+    edited = [*zip(rows, edits, strict=True)]
+    for row, edit in edited:
+        if (mask := edit.mask) is not None:
             logits[row].masked_fill_(~on_device(mask, logits.device), -torch.inf)
     flat = logits.view(-1)
-    if biased := [(row, one) for row, one in both if len(one.bias)]:
-        at, _ = _places(logits, [(row, one.bias_tokens) for row, one in biased])
-        flat.index_add_(0, at, _with(logits, torch.cat([one.bias for _, one in biased])))
-    if penalised := [(row, one.seen, one.sampling) for row, one in both if one.seen is not None]:
-        at, of = _places(logits, [(row, seen.tokens) for row, seen, _ in penalised])
-        counts = _with(logits, torch.cat([seen.counts for _, seen, _ in penalised]))
-        flat[at] = _penalised(flat[at], counts, [sampling for *_, sampling in penalised], of)
-    if held_back := [(row, one.stop_tokens) for row, one in both if one.holds_back_stops]:
+    if biased := [(row, edit) for row, edit in edited if len(edit.bias)]:
+        at, _ = _places(logits, [(row, edit.bias_tokens) for row, edit in biased])
+        flat.index_add_(0, at, _like(logits, torch.cat([edit.bias for _, edit in biased])))
+    if penalised := [(row, edit.seen, edit.sampling) for row, edit in edited if edit.seen is not None]:
+        at, group = _places(logits, [(row, seen.tokens) for row, seen, _ in penalised])
+        counts = _like(logits, torch.cat([seen.counts for _, seen, _ in penalised]))
+        flat[at] = _penalise(flat[at], counts, [sampling for *_, sampling in penalised], group)
+    if held_back := [(row, edit.stop_tokens) for row, edit in edited if edit.holds_back_stops]:
         flat.index_fill_(0, _places(logits, held_back)[0], -torch.inf)
 
 
-def _penalised(
-    values: torch.Tensor, counts: torch.Tensor, samplings: Sequence[Sampling], of: torch.Tensor
+def _penalise(
+    values: torch.Tensor, counts: torch.Tensor, samplings: Sequence[Sampling], group: torch.Tensor
 ) -> torch.Tensor:
-    """`of` says whose each value is, and `counts` how often the output has its token."""
+    """Return the penalised values: `group` is the number of a value's sampling."""
 
     def each(penalties: list[float]) -> torch.Tensor:
-        return _with(values, torch.tensor(penalties))[of]
+        return _like(values, torch.tensor(penalties))[group]
 
     repetition = each([sampling.repetition_penalty for sampling in samplings])
     repetition.clamp_(_LEAST_REPETITION, _MOST_REPETITION)
@@ -130,18 +130,18 @@ def _penalised(
     return values - each([sampling.presence_penalty for sampling in samplings]) * (counts > 0)
 
 
-def _places(logits: torch.Tensor, of: Sequence[tuple[int, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each (row, its tokens): where the logits of all lie, one row after the other, and whose each is."""
-    lengths = torch.tensor([len(tokens) for _, tokens in of])
-    whose = torch.arange(len(of)).repeat_interleave(lengths)
-    starts = torch.tensor([row * logits.shape[1] for row, _ in of])
-    at = torch.cat([tokens for _, tokens in of]) + starts[whose]
-    return on_device(at, logits.device), on_device(whose, logits.device)
+def _places(logits: torch.Tensor, groups: Sequence[tuple[int, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the places of the logits of all groups (row, tokens), group after group, and the group of each place."""
+    lengths = torch.tensor([len(tokens) for _, tokens in groups])
+    group = torch.arange(len(groups)).repeat_interleave(lengths)
+    starts = torch.tensor([row * logits.shape[1] for row, _ in groups])
+    at = torch.cat([tokens for _, tokens in groups]) + starts[group]
+    return on_device(at, logits.device), on_device(group, logits.device)
 
 
-def _with(these: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    """The numbers as these are: of their dtype, and on their device without waiting for it."""
-    return on_device(numbers.to(these.dtype), these.device)
+def _like(values: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+    """Return the numbers with the dtype of the values and on their device, without waiting for the device."""
+    return on_device(numbers.to(values.dtype), values.device)
 
 
 def _mask(tokens: Sequence[int], vocab_size: int) -> torch.Tensor:

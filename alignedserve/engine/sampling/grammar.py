@@ -1,8 +1,7 @@
-"""Grammars: which tokens may come next, asked before each token is sampled.
+"""Grammars of outputs: before each token is sampled, a grammar says which tokens may come next.
 
-A grammar is made of what the request says of it (`core.Choice`, or a syntax) and is told every token of the output, in
-order.
-It keeps no more than follows from these: on another worker it is made anew and told what was emitted.
+A grammar is made from the request's choice (`core.Choice`) or syntax, and gets every token of the output in order. Its
+state follows from these alone: on another worker it is made again and gets the tokens that were emitted.
 """
 
 from __future__ import annotations
@@ -20,41 +19,42 @@ from alignedserve.text.syntax import Syntaxes
 
 class Grammar(Protocol):
     def advance(self, token: int) -> None:
-        """The output has this token next."""
+        """Take the next token of the output."""
 
     def mask(self) -> torch.Tensor:
-        """[vocabulary] of bool: whether a token may come now."""
+        """Return [vocabulary] of bool: whether each token may come now."""
 
 
-def grammar_of(
+def make_grammar(
     sampling: Sampling, stop_tokens: Sequence[int], vocab_size: int, syntaxes: Syntaxes | None
 ) -> Grammar | None:
-    """At its start: nothing has come yet."""
+    """Return the request's grammar before the first token of the output; None if the request has none."""
     if sampling.grammar is not None:
         return ChoiceGrammar(sampling.grammar.outputs, stop_tokens, vocab_size)
     if not sampling.syntax:
         return None
     if syntaxes is None:
-        raise PlanError("a request's text has a syntax, and there is no tokenizer.json to follow it by")
+        raise PlanError("a request has a syntax, but the model has no tokenizer.json to follow it")
     return TextGrammar(sampling.syntax, syntaxes, stop_tokens, vocab_size)
 
 
 class ChoiceGrammar:
-    """One of several outputs, and a stop token once one is whole."""
+    """Allows one of several outputs, and a stop token after it."""
 
     def __init__(self, outputs: Sequence[tuple[int, ...]], stop_tokens: Sequence[int], vocab_size: int) -> None:
-        self._possible = [*outputs]  # those that begin as the output does
+        self._possible = [*outputs]  # the choices that begin like the output so far
         self._stop_tokens, self._vocab_size = stop_tokens, vocab_size
-        self._said = 0
+        self._num_tokens = 0  # of the output so far
 
     def advance(self, token: int) -> None:
-        said = self._said
-        self._possible = [one for one in self._possible if len(one) > said and one[said] == token]
-        self._said += 1
+        at = self._num_tokens
+        self._possible = [choice for choice in self._possible if len(choice) > at and choice[at] == token]
+        self._num_tokens += 1
 
     def mask(self) -> torch.Tensor:
-        allowed = {one[self._said] for one in self._possible if len(one) > self._said}
-        if any(len(one) == self._said for one in self._possible):
+        at = self._num_tokens
+        allowed = {choice[at] for choice in self._possible if len(choice) > at}
+        if any(len(choice) == at for choice in self._possible):
             allowed |= set(self._stop_tokens)
         mask = torch.zeros(self._vocab_size, dtype=torch.bool)
         mask[list(allowed)] = True
@@ -62,7 +62,7 @@ class ChoiceGrammar:
 
 
 class TextGrammar:
-    """A syntax, and a stop token wherever the text may end. Where it goes wrong, nothing may come any more."""
+    """Allows what a syntax allows, and a stop token wherever the text may end. After an error it allows no token."""
 
     def __init__(self, syntax: str, syntaxes: Syntaxes, stop_tokens: Sequence[int], vocab_size: int) -> None:
         self._matcher = syntaxes.matcher(syntax)

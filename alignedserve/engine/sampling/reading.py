@@ -1,4 +1,4 @@
-"""A step that was begun, and its tokens on their way from the device."""
+"""Steps that were begun, and how the engine waits for their results."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import torch
 from alignedserve.core import StepResult
 from alignedserve.engine.device.devices import Mark, ReadBack
 from alignedserve.engine.sampling.sampling import Drawn
-from alignedserve.engine.sampling.step_result import told
+from alignedserve.engine.sampling.step_result import make_result
 from alignedserve.kernels.common.drawing import Likeliest
 
 
 class Begun(Protocol):
     @property
     def has_failed(self) -> bool:
-        """Before it ran, for want of memory."""
+        """Whether the step failed before it ran, because memory was too little."""
 
     def result(self) -> StepResult:
-        """Waits for it."""
+        """Wait for the step's result and return it."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """One that nobody has to wait for."""
+    """A step whose result is here already."""
 
     done: StepResult
 
@@ -39,8 +39,9 @@ class Done:
 
 
 class Passing:
-    """One that brings no token, as a chunk in the middle of a prompt. It has ended when the device is through: only
-    then may its KV be copied."""
+    """A step that samples no token, such as a chunk in the middle of a prompt.
+
+    It ends when the device has run it: only then may its KV be copied."""
 
     has_failed = False
 
@@ -52,9 +53,8 @@ class Passing:
         return StepResult(self._number, ())
 
 
-class Reading:
-    """One whose tokens were drawn on the device. They are copied as soon as they are there, whatever the device has in
-    line by then."""
+class DrawnStep:
+    """A step whose tokens are drawn on the device; they are copied as soon as they are drawn, ahead of later work."""
 
     has_failed = False
 
@@ -66,4 +66,4 @@ class Reading:
     def result(self) -> StepResult:
         likeliest = Likeliest(*(part.read() for part in self._likeliest)) if self._likeliest else None
         drawn = replace(self._drawn, tokens=self._tokens.read(), likeliest=likeliest)
-        return told(self._number, self._requests, drawn.read())
+        return make_result(self._number, self._requests, drawn.read())

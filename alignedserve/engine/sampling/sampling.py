@@ -1,12 +1,11 @@
-"""From logits to tokens, for a whole batch at once, by a generator that has no state.
+"""Sample tokens from logits, for a whole batch at once, by a generator without state.
 
-The random number of a token is a function of the request's seed and of the token's index in its
-output. So, given its logits, what a request samples depends neither on the batch it runs in nor on
-how often it was moved, evicted or restarted: every row is computed by itself, and tokens are drawn by inverse
-transform in an order that follows from the row alone. First come limits, biases and penalties (edits.py), then what
-kernels/common/drawing.py says.
+The random number of a token is a function of the request's seed and of the token's index in its output. So, given its
+logits, the tokens of a request depend neither on the batch in which it runs nor on how often it was moved, evicted or
+restarted: each row is computed by itself, and tokens are drawn by inverse transform in an order that follows from the
+row alone. Limits, biases and penalties come first (edits.py), then the steps of kernels/common/drawing.py.
 
-What is sampled stays on the device until it is read: on a GPU that is the first thing that waits for it.
+Sampled tokens stay on the device until they are read: on a GPU, reading them is the first thing that waits for it.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import TypeAlias
 import torch
 
 from alignedserve.core import History, Logprob, Sampling
-from alignedserve.engine.sampling.edits import Edits, edit
+from alignedserve.engine.sampling.edits import Edits, edit_logits
 from alignedserve.kernels.common.drawing import NONE, Likeliest
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.reference import Reference
@@ -32,11 +31,11 @@ REFERENCE: Kernels = Reference()
 
 
 def uniform(seed: int, index: int) -> float:
-    """A number in [0, 1) for this token: two rounds of SplitMix64's finaliser over the counter."""
-    return (_mixed(_mixed(seed & _MASK) + index) >> 11) * 2.0**-53
+    """Return a number in [0, 1) for this token: two rounds of SplitMix64's finaliser over the counter."""
+    return (_mix(_mix(seed & _MASK) + index) >> 11) * 2.0**-53
 
 
-def _mixed(value: int) -> int:
+def _mix(value: int) -> int:
     value = (value + 0x9E3779B97F4A7C15) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -44,131 +43,133 @@ def _mixed(value: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The next token of a request."""
+class NextToken:
+    """The next token of a request, which must be sampled."""
 
     sampling: Sampling
-    index: int  # in its output
+    index: int  # in the output
     request: str = ""
-    history: History | None = None  # where its sampling edits logits
-    newest: int | None = None  # the token before it, where the output has one
+    history: History | None = None  # of a request whose sampling edits logits
+    newest: int | None = None  # the token before it, if the output has one
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    token: int | None  # None: none is possible, or the logits are not finite
-    logprob: Logprob | None = None  # where the sampling asks for it
+class SampledToken:
+    token: int | None  # None: no token is possible, or the logits are not finite
+    logprob: Logprob | None = None  # if the sampling asks for it
 
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """Tokens that are on the device still, as those of a step that it computes."""
+    """Tokens that are still on the device, which may not have computed them yet."""
 
-    tokens: torch.Tensor  # [requests], NONE where there is none
+    tokens: torch.Tensor  # [requests], NONE where no token is possible
     asked: Sequence[int] = ()  # the rows that ask for log-probabilities
-    likeliest: Likeliest | None = None  # theirs
+    likeliest: Likeliest | None = None  # the log-probabilities of these rows
 
-    def read(self) -> list[Chosen]:
-        """Waits for them."""
-        tokens = _tokens_of(self.tokens.tolist())
+    def read(self) -> list[SampledToken]:
+        """Wait for the tokens and return them."""
+        tokens = _to_tokens(self.tokens.tolist())
         if self.likeliest is None:
-            return [Chosen(token) for token in tokens]
-        told = dict(zip(self.asked, _told(self.likeliest), strict=True))
-        return [Chosen(token, told.get(row) if token is not None else None) for row, token in enumerate(tokens)]
+            return [SampledToken(token) for token in tokens]
+        logprobs = dict(zip(self.asked, _logprobs(self.likeliest), strict=True))
+        return [
+            SampledToken(token, logprobs.get(row) if token is not None else None) for row, token in enumerate(tokens)
+        ]
 
 
-_Rowed: TypeAlias = dict[int, Edits]  # by the row of the logits
+_RowEdits: TypeAlias = dict[int, Edits]  # row of the logits -> its edits
 
 
 class Sampler:
-    """Keeps, from one step to the next, what the edits of requests know of their histories."""
+    """Samples tokens; it keeps the state of requests' edits from step to step."""
 
     def __init__(self, vocab_size: int, syntaxes: Syntaxes | None = None, kernels: Kernels = REFERENCE) -> None:
         self._vocab_size, self._syntaxes, self._kernels = vocab_size, syntaxes, kernels
         self._edits: dict[str, Edits] = {}  # of the requests of the last step
         self._thread = ThreadPoolExecutor(1, "syntax", initializer=compute_alone)  # starts with what is first asked
-        self._coming: tuple[Sequence[Wanted], Future[_Rowed]] | None = None
+        self._coming: tuple[Sequence[NextToken], Future[_RowEdits]] | None = None
         if syntaxes is not None:
             self._thread.submit(syntaxes.load)
 
-    def begin(self, wanted: Sequence[Wanted]) -> None:
-        """What `sample` will be asked for: syntaxes are followed, in a thread, while logits are computed."""
-        if self._coming is not None:  # of a step that broke off
+    def begin(self, wanted: Sequence[NextToken]) -> None:
+        """Prepare to sample these tokens: a thread follows their syntaxes while logits are computed."""
+        if self._coming is not None:  # of a step that was broken off
             wait([self._coming[1]])
-        follows = any(one.sampling.syntax for one in wanted)
-        self._coming = (wanted, self._thread.submit(self._followed, wanted)) if follows else None
+        follows = any(token.sampling.syntax for token in wanted)
+        self._coming = (wanted, self._thread.submit(self._follow, wanted)) if follows else None
 
-    def sample(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> list[Chosen]:
-        """For each row of `logits` [requests, vocabulary], which is changed on the way."""
+    def sample(self, logits: torch.Tensor, wanted: Sequence[NextToken]) -> list[SampledToken]:
+        """Sample a token from each row of `logits` [requests, vocabulary]; this changes the logits."""
         return self.draw(logits, wanted).read()
 
-    def draw(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> Drawn:
-        """The same, without waiting for the device."""
-        asked = [row for row, one in enumerate(wanted) if one.sampling.logprobs is not None]
+    def draw(self, logits: torch.Tensor, wanted: Sequence[NextToken]) -> Drawn:
+        """Sample like `sample`, but without waiting for the device."""
+        asked = [row for row, token in enumerate(wanted) if token.sampling.logprobs is not None]
         rows = on_device(torch.tensor(asked), logits.device) if asked else None
         raw = logits.index_select(0, rows) if rows is not None else None
         self._edit(logits, wanted)
-        tokens = _drawn(logits, [(one.sampling, one.index) for one in wanted], self._kernels)
+        tokens = _draw(logits, [(token.sampling, token.index) for token in wanted], self._kernels)
         if rows is None or raw is None:
             return Drawn(tokens)
         tops = [wanted[row].sampling.logprobs or 0 for row in asked]
         return Drawn(tokens, asked, self._kernels.logprobs(raw, tokens.index_select(0, rows), tops))
 
     def score(self, logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
-        """Of one token of each row, and of the likeliest `top` of each."""
+        """Return the log-probability of each row's token, and of the row's `top` likeliest tokens."""
         return logprobs_of(logits, tokens, [top] * len(tokens), self._kernels)
 
-    def _edit(self, logits: torch.Tensor, wanted: Sequence[Wanted]) -> None:
+    def _edit(self, logits: torch.Tensor, wanted: Sequence[NextToken]) -> None:
         coming, self._coming = self._coming, None
-        begun = coming is not None and coming[0] is wanted
-        edits = coming[1].result() if coming is not None and begun else self._followed(wanted)
+        is_prepared = coming is not None and coming[0] is wanted
+        edits = coming[1].result() if coming is not None and is_prepared else self._follow(wanted)
         if edits:
-            edit(logits, [*edits], [*edits.values()])
+            edit_logits(logits, [*edits], [*edits.values()])
 
     @torch.inference_mode()
-    def _followed(self, wanted: Sequence[Wanted]) -> _Rowed:
-        before, self._edits = self._edits, {}  # one that finds too little memory half-way is made anew
+    def _follow(self, wanted: Sequence[NextToken]) -> _RowEdits:
+        before, self._edits = self._edits, {}  # edits that run out of memory half-way are made again
         edits = {
-            row: self._edits_of(one, one.history, before.get(one.request))
-            for row, one in enumerate(wanted)
-            if one.history is not None
+            row: self._update_edits(token, token.history, before.get(token.request))
+            for row, token in enumerate(wanted)
+            if token.history is not None
         }
-        self._edits = {wanted[row].request: one for row, one in edits.items()}
+        self._edits = {wanted[row].request: row_edits for row, row_edits in edits.items()}
         return edits
 
-    def _edits_of(self, one: Wanted, history: History, known: Edits | None) -> Edits:
-        if known is None or known.history is not history or not known.follow(one.index, one.newest):
-            known = Edits(one.sampling, history, self._vocab_size, self._syntaxes)
-            known.follow(one.index, one.newest)
+    def _update_edits(self, token: NextToken, history: History, known: Edits | None) -> Edits:
+        if known is None or known.history is not history or not known.follow(token.index, token.newest):
+            known = Edits(token.sampling, history, self._vocab_size, self._syntaxes)
+            known.follow(token.index, token.newest)
         return known
 
 
 def choose(
     logits: torch.Tensor, wanted: Sequence[tuple[Sampling, int]], kernels: Kernels = REFERENCE
 ) -> list[int | None]:
-    """The token of each row by its sampling and its index, edits left aside; None where nothing is possible."""
-    return _tokens_of(_drawn(logits, wanted, kernels).tolist())
+    """Return the token of each row by its sampling and index, without edits; None where no token is possible."""
+    return _to_tokens(_draw(logits, wanted, kernels).tolist())
 
 
-def _drawn(logits: torch.Tensor, wanted: Sequence[tuple[Sampling, int]], kernels: Kernels) -> torch.Tensor:
+def _draw(logits: torch.Tensor, wanted: Sequence[tuple[Sampling, int]], kernels: Kernels) -> torch.Tensor:
     numbers = [uniform(sampling.seed, index) if sampling.temperature > 0 else 0.0 for sampling, index in wanted]
     return kernels.draw(logits, [sampling for sampling, _ in wanted], numbers)
 
 
-def _tokens_of(drawn: Sequence[int]) -> list[int | None]:
+def _to_tokens(drawn: Sequence[int]) -> list[int | None]:
     return [None if token == NONE else token for token in drawn]
 
 
 def logprobs_of(
     logits: torch.Tensor, tokens: Sequence[int], tops: Sequence[int], kernels: Kernels = REFERENCE
 ) -> list[Logprob]:
-    """Of one token of each row, and of the likeliest `tops` of it; `logits` as the model has them."""
+    """Return the log-probability of each row's token, and of its likeliest tokens, from the model's own logits."""
     if not tokens:
         return []
-    return _told(kernels.logprobs(logits, on_device(torch.tensor(tokens), logits.device), tops))
+    return _logprobs(kernels.logprobs(logits, on_device(torch.tensor(tokens), logits.device), tops))
 
 
-def _told(likeliest: Likeliest) -> list[Logprob]:
+def _logprobs(likeliest: Likeliest) -> list[Logprob]:
     values, tokens, of_tokens, counts = (part.tolist() for part in likeliest)
     rows = zip(values, tokens, of_tokens, counts, strict=True)
     return [Logprob(value, tuple(zip(row[:count], of_row[:count], strict=True))) for value, row, of_row, count in rows]

@@ -1,4 +1,4 @@
-"""What a step brings: from its logits to tokens and log-probabilities."""
+"""Make the result of a step from its logits: tokens and log-probabilities."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from alignedserve.core import Chunk, Decode, Logprob, StepPlan, StepResult
-from alignedserve.engine.sampling.sampling import Chosen, Sampler, Wanted
+from alignedserve.engine.sampling.sampling import NextToken, SampledToken, Sampler
 from alignedserve.errors import PlanError
 
 
 def rows_wanted(plan: StepPlan, starts: Sequence[int]) -> list[int]:
-    """The tokens of the step whose logits `result_of` needs; those of the plan's part i lie from starts[i] on.
+    """Return the rows of the step whose logits `result_of` needs; the tokens of the plan's part i begin at starts[i].
 
-    The last of each part that samples, then all of each chunk that are followed by one that is to be scored.
+    They are the last row of each part that samples, then all rows of each chunk before a token that must be scored.
     """
     parts = zip(plan.parts, starts, strict=True)
     last = [start + _num_tokens(part) - 1 for part, start in parts if part.sampling is not None]
@@ -33,39 +33,39 @@ def _num_tokens(part: Chunk | Decode) -> int:
 def _num_scored(chunk: Chunk) -> int:
     count = len(chunk.scoring.tokens) if chunk.scoring is not None else 0
     if count > len(chunk.tokens):
-        raise PlanError(f"request {chunk.request} is to have {count} tokens scored after {len(chunk.tokens)}")
+        raise PlanError(f"request {chunk.request}: {count} tokens cannot be scored after {len(chunk.tokens)}")
     return count
 
 
-def wanted_of(plan: StepPlan, inputs: Mapping[str, int]) -> list[Wanted]:
-    """The tokens that the step samples; `inputs` names the last token of each part."""
+def next_tokens(plan: StepPlan, inputs: Mapping[str, int]) -> list[NextToken]:
+    """Return the tokens that the step samples; `inputs` has the last input token of each request."""
     return [
-        Wanted(part.sampling, part.index, part.request, part.history, inputs[part.request] if part.index else None)
+        NextToken(part.sampling, part.index, part.request, part.history, inputs[part.request] if part.index else None)
         for part in plan.parts
         if part.sampling is not None
     ]
 
 
-def result_of(plan: StepPlan, logits: torch.Tensor, sampler: Sampler, wanted: Sequence[Wanted]) -> StepResult:
-    """From the logits of `rows_wanted`, which are changed on the way."""
-    chosen = sampler.sample(logits[: len(wanted)], wanted) if wanted else []
+def result_of(plan: StepPlan, logits: torch.Tensor, sampler: Sampler, wanted: Sequence[NextToken]) -> StepResult:
+    """Return the step's result from the logits of `rows_wanted`; this changes the logits."""
+    sampled = sampler.sample(logits[: len(wanted)], wanted) if wanted else []
     scores = tuple(_scores(plan.chunks, logits[len(wanted) :], sampler))
-    return told(plan.number, [one.request for one in wanted], chosen, scores)
+    return make_result(plan.number, [token.request for token in wanted], sampled, scores)
 
 
-def told(
+def make_result(
     number: int,
     requests: Sequence[str],
-    chosen: Sequence[Chosen],
+    sampled: Sequence[SampledToken],
     scores: tuple[tuple[str, tuple[Logprob, ...]], ...] = (),
 ) -> StepResult:
-    """Of what was chosen for each of these."""
-    both = [*zip(requests, chosen, strict=True)]
+    """Return the result of a step with the token that was sampled for each request."""
+    by_request = [*zip(requests, sampled, strict=True)]
     return StepResult(
         number,
-        tuple((request, one.token) for request, one in both if one.token is not None),
-        tuple(request for request, one in both if one.token is None),
-        tuple((request, one.logprob) for request, one in both if one.logprob is not None),
+        tuple((request, sample.token) for request, sample in by_request if sample.token is not None),
+        tuple(request for request, sample in by_request if sample.token is None),
+        tuple((request, sample.logprob) for request, sample in by_request if sample.logprob is not None),
         scores,
     )
 
@@ -73,7 +73,7 @@ def told(
 def _scores(
     chunks: Sequence[Chunk], logits: torch.Tensor, sampler: Sampler
 ) -> Iterator[tuple[str, tuple[Logprob, ...]]]:
-    """Of each chunk that is scored; their logits lie one chunk after the other."""
+    """Yield the scores of each chunk that has any; the chunks' logits lie one after the other."""
     start = 0
     for chunk in chunks:
         if chunk.scoring is not None:

@@ -24,7 +24,7 @@ _ITL_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1
 
 
 @dataclass
-class Record:
+class HttpRecord:
     """One HTTP request as its log line shows it; the gateway fills it in while the request runs."""
 
     id: str
@@ -165,7 +165,7 @@ class Metrics:
         self._known[counter, member] = now
         counter.labels(member).inc(now - known if now >= known else now)  # a smaller count is of the member's next life
 
-    def count_answer(self, record: Record) -> None:
+    def count_answer(self, record: HttpRecord) -> None:
         if record.status is not None and record.status >= 400:
             self._http_errors.labels(str(record.status)).inc()
         if record.service is not None and record.finish not in (None, "error"):
@@ -214,7 +214,7 @@ class RequestMeter:
     def __init__(
         self,
         metrics: Metrics,
-        record: Record,
+        record: HttpRecord,
         service: ServiceClass,
         now: Callable[[], float],
         take: Callable[[int], None],

@@ -17,7 +17,7 @@ from alignedserve.gateway.access.keys import Caller, KeyRing
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.http.error_responses import error_response
 from alignedserve.gateway.http.limits import Tab
-from alignedserve.gateway.http.metrics import CLIENT_CLOSED, Metrics, Record
+from alignedserve.gateway.http.metrics import CLIENT_CLOSED, HttpRecord, Metrics
 from alignedserve.gateway.openai.errors import ClientGone, no_key
 
 _log = logging.getLogger("alignedserve.gateway")
@@ -34,7 +34,7 @@ class RequestMiddleware:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         headers = Headers(scope=scope)
-        record = Record(f"req-{uuid4().hex}", scope["method"], scope["path"], self._now())
+        record = HttpRecord(f"req-{uuid4().hex}", scope["method"], scope["path"], self._now())
         record.client_id = _client_id(headers)
         scope.setdefault("state", {})["record"] = record
         try:
@@ -44,7 +44,7 @@ class RequestMiddleware:
         finally:
             self._end(record, scope["state"].get("tab"))
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send, record: Record, headers: Headers) -> None:
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, record: HttpRecord, headers: Headers) -> None:
         try:
             if record.path not in PROBES:
                 scope["state"]["tab"] = tab = Tab(self._ledger, self._caller(headers))
@@ -68,7 +68,7 @@ class RequestMiddleware:
             raise no_key()
         return caller
 
-    def _end(self, record: Record, tab: Tab | None) -> None:
+    def _end(self, record: HttpRecord, tab: Tab | None) -> None:
         if tab is not None:
             tab.close()
         self._metrics.count_answer(record)
@@ -76,8 +76,8 @@ class RequestMiddleware:
             record.log(self._now())
 
 
-def record_of(request: HttpRequest) -> Record:
-    record: Record = request.state.record
+def record_of(request: HttpRequest) -> HttpRecord:
+    record: HttpRecord = request.state.record
     return record
 
 
@@ -97,7 +97,7 @@ def _client_id(headers: Headers) -> str | None:
     return id if _REQUEST_ID.fullmatch(id) else None
 
 
-def _add_headers(send: Send, record: Record, state: Mapping[str, Any]) -> Send:
+def _add_headers(send: Send, record: HttpRecord, state: Mapping[str, Any]) -> Send:
     """Return a `send` that adds the request's id and its caller's limits to the answer's headers."""
 
     async def send_with_headers(message: Message) -> None:

@@ -28,7 +28,7 @@ def make_shape(
 
 
 @dataclass
-class _Usage:
+class _AnswerUsage:
     """The tokens of an answer."""
 
     prompt_tokens: int
@@ -68,7 +68,7 @@ class AnswerShape(ABC):
         self._is_unlimited = body.most_tokens is None and body.usual_tokens is None  # the output may fill the context
         self.text = text
         self.headers = {"x-ignored-fields": ", ".join(body.ignored)} if body.ignored else {}
-        self._usage = _Usage(sum(len(request.prompt) for request in requests[:: self.num_per_prompt]))
+        self._usage = _AnswerUsage(sum(len(request.prompt) for request in requests[:: self.num_per_prompt]))
         self._begun: set[int] = set()  # choices that have had a chunk
 
     @property

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from alignedserve.simulator.fuzzing.invariants import Broken, Failure, Rule, Watch
-from alignedserve.simulator.fuzzing.recording import Recorder, open_run
+from alignedserve.simulator.fuzzing.invariants import BrokenRule, Failure, InvariantWatch, Rule
+from alignedserve.simulator.fuzzing.recording import RunWriter, open_run
 from alignedserve.simulator.fuzzing.scenario import Scenario
 from alignedserve.simulator.run import Simulation
 
 
 @dataclass(frozen=True)
-class Verdict:
+class FuzzVerdict:
     seed: int
     failure: Failure | None
     digest: str  # of all commands of all cores, up to the failure
@@ -26,16 +26,16 @@ class Verdict:
         return "all is well" if self.failure is None else str(self.failure)
 
 
-def attempt(scenario: Scenario) -> Verdict:
+def attempt(scenario: Scenario) -> FuzzVerdict:
     simulation = _prepared(scenario)
     return _run(scenario, simulation)
 
 
-def record(scenario: Scenario, path: Path) -> Verdict:
+def record(scenario: Scenario, path: Path) -> FuzzVerdict:
     """The same, written down."""
     simulation = _prepared(scenario)
     with open_run(path, "w") as file:
-        recorder = Recorder(file, scenario, simulation.world.agenda)
+        recorder = RunWriter(file, scenario, simulation.world.agenda)
         simulation.world.witnesses.append(recorder)
         verdict = _run(scenario, simulation)
         recorder.ended(str(verdict), verdict.digest)
@@ -46,11 +46,11 @@ def _prepared(scenario: Scenario) -> Simulation:
     return Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
 
 
-def _run(scenario: Scenario, simulation: Simulation) -> Verdict:
-    watch = Watch(scenario, simulation)
+def _run(scenario: Scenario, simulation: Simulation) -> FuzzVerdict:
+    watch = InvariantWatch(scenario, simulation)
     simulation.world.witnesses.append(watch)
     failure = _failure(simulation)
-    return Verdict(
+    return FuzzVerdict(
         seed=scenario.seed,
         failure=failure,
         digest=simulation.world.digest,
@@ -64,7 +64,7 @@ def _failure(simulation: Simulation) -> Failure | None:
     agenda = simulation.world.agenda
     try:
         problems = simulation.run().problems
-    except Broken as broken:
+    except BrokenRule as broken:
         return broken.failure
     except Exception as error:  # whatever a core raises ends its process, and is what we look for
         last = traceback.extract_tb(error.__traceback__)[-1]

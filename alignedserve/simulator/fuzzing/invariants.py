@@ -58,7 +58,7 @@ from alignedserve.protocol.messages import Member
 from alignedserve.simulator.fuzzing.scenario import Scenario
 from alignedserve.simulator.machines.process import Process
 from alignedserve.simulator.machines.world import Witness
-from alignedserve.simulator.records.records import Outcome
+from alignedserve.simulator.records.records import RequestOutcome
 from alignedserve.simulator.run import Simulation
 
 STALLED_S = 30.0  # more than any recovery takes: three things that are asked after one another, each after 5 s
@@ -88,13 +88,13 @@ class Failure:
         return f"{self.rule.value}: {self.what} (at {self.at:.4f} s)"
 
 
-class Broken(Exception):
+class BrokenRule(Exception):
     def __init__(self, failure: Failure) -> None:
         super().__init__(str(failure))
         self.failure = failure
 
 
-class Watch(Witness):
+class InvariantWatch(Witness):
     """Of one simulation of a scenario; raises Broken."""
 
     def __init__(self, scenario: Scenario, simulation: Simulation) -> None:
@@ -209,14 +209,14 @@ class Watch(Witness):
             self._break(Rule.PROGRESS, f"nothing has moved since {self._moved_at:.4f} s, with {_some(waiting)} open")
 
     def _open(self) -> list[str]:
-        return [name for name, client in self._simulation.clients.kept.items() if client.outcome is Outcome.OPEN]
+        return [name for name, client in self._simulation.clients.kept.items() if client.outcome is RequestOutcome.OPEN]
 
     @property
     def _now(self) -> float:
         return self._world.agenda.now
 
     def _break(self, rule: Rule, what: str) -> None:
-        raise Broken(Failure(rule, what, self._now))
+        raise BrokenRule(Failure(rule, what, self._now))
 
 
 def _difference(numbers: Sequence[Any], wanted: Sequence[Any]) -> str:

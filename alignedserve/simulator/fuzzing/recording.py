@@ -30,7 +30,7 @@ from alignedserve.simulator.fuzzing.scenario import Scenario, from_tree, to_tree
 from alignedserve.simulator.fuzzing.typed_tree import WrongTree, typed
 from alignedserve.simulator.machines.clock import Agenda
 from alignedserve.simulator.machines.world import Witness
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.trial import SimulationTrial
 
 FORMAT = 1
 _CONTEXT = 5  # commands before a difference that are shown
@@ -38,10 +38,10 @@ _WIDTH = 160
 _ROW = 16  # numbers in a row that a saved trial says one by one
 
 
-class Recorder(Witness):
-    def __init__(self, file: IO[str], run: Scenario | Trial, agenda: Agenda) -> None:
+class RunWriter(Witness):
+    def __init__(self, file: IO[str], run: Scenario | SimulationTrial, agenda: Agenda) -> None:
         self._file, self._agenda = file, agenda
-        if isinstance(run, Trial):
+        if isinstance(run, SimulationTrial):
             head, self._shown = {"trial": asdict(run)}, _short  # it has millions of tokens and pairs
         else:
             head, self._shown = {"scenario": to_tree(run)}, _whole
@@ -99,10 +99,10 @@ def read_scenario(path: Path) -> Scenario:
         raise FuzzError(f"{path}: {error}") from error
 
 
-def read_trial(path: Path) -> Trial:
+def read_trial(path: Path) -> SimulationTrial:
     tree = _head(path, "trial", "the simulator")
     try:
-        trial: Trial = typed(Trial, tree)
+        trial: SimulationTrial = typed(SimulationTrial, tree)
     except WrongTree as error:
         raise FuzzError(f"{path}: this is no trial of this version: {error}") from None
     return trial

@@ -20,7 +20,7 @@ from alignedserve.scheduling.policy import Compression, Entries, Layout, Policy
 from alignedserve.simulator.fuzzing.typed_tree import WrongTree, typed
 from alignedserve.simulator.machines.engine import STOP, VOCABULARY, Costs, tell
 from alignedserve.simulator.machines.faults import Fault, calm_at
-from alignedserve.simulator.machines.world import Network
+from alignedserve.simulator.machines.world import NetworkDelays
 from alignedserve.simulator.settings import Settings, members_of
 from alignedserve.simulator.workload import Arrival
 
@@ -96,7 +96,7 @@ class Scenario:
     queues: Queues
     policy: Policy
     costs: Costs
-    network: Network
+    network: NetworkDelays
     asks: tuple[Ask, ...]
     faults: tuple[Fault, ...]
     direct: bool = False  # whether prefill workers send KV to decode workers

@@ -27,7 +27,7 @@ from alignedserve.scheduling.slo import Late
 from alignedserve.simulator.fuzzing.scenario import TOPOLOGIES, Ask, Scenario
 from alignedserve.simulator.machines.engine import Costs
 from alignedserve.simulator.machines.faults import draw_faults
-from alignedserve.simulator.machines.world import Network
+from alignedserve.simulator.machines.world import NetworkDelays
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
 
 _MOST_PROMPT, _MOST_OUTPUT = 200, 60
@@ -48,7 +48,7 @@ def draw_scenario(seed: int) -> Scenario:
         queues=_draw_queues(seed),
         policy=_draw_blocks(seed, replace(_draw_policy(draw), **_draw_kinds(seed))),
         costs=Costs(step_s=10 ** draw.uniform(-3, -1.5), page_s=10 ** draw.uniform(-4, -1.5)),
-        network=Network(10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-4, -2)),
+        network=NetworkDelays(10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-4, -2)),
         asks=asks,
         faults=(),
         direct=Random(f"{seed}/transport").random() < 0.6,

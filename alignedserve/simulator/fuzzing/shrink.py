@@ -17,7 +17,7 @@ from alignedserve.simulator.fuzzing.fuzz import attempt
 from alignedserve.simulator.fuzzing.invariants import Rule
 from alignedserve.simulator.fuzzing.scenario import Ask, Scenario
 from alignedserve.simulator.machines.faults import (
-    Drop,
+    DropFrames,
     Duplicate,
     Fault,
     Freeze,
@@ -111,7 +111,7 @@ def _shorter(ask: Ask) -> Sequence[Ask]:
 
 def _milder(fault: Fault) -> Sequence[Fault]:
     match fault:
-        case Drop() | Duplicate():
+        case DropFrames() | Duplicate():
             return [replace(fault, frames=1), replace(fault, frames=fault.frames - 1)] if fault.frames > 1 else []
         case Freeze() | Slow() | Reorder() | Mute() | SlowWorker() | LowMemory():
             return [replace(fault, for_s=fault.for_s / 2)] if fault.for_s > 0.1 else []

@@ -1,7 +1,7 @@
 """The modelled engine: how long its work takes, what it says, and KV that is right or noticed.
 
 A token of a request depends on the request's seed and prompt and on its index, never on its batch or
-on what happened to it on the way. `EngineHands` know no more than that. `CheckedHands` keep a tag in each
+on what happened to it on the way. `ModelledHands` know no more than that. `CheckedHands` keep a tag in each
 slot in place of K and V: the hash of all tokens of its request up to its own. So a step sees at once
 whether its prefix lies where the plan says.
 """
@@ -41,7 +41,7 @@ from alignedserve.protocol.commands import (
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, PageCompressed, StepDone
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.page_names import chained_hashes
-from alignedserve.simulator.machines.transfers import Transfers
+from alignedserve.simulator.machines.transfers import SimulatedTransfers
 
 if TYPE_CHECKING:
     from alignedserve.simulator.machines.process import Process
@@ -147,21 +147,21 @@ def _tags(salt: str, tokens: Sequence[int]) -> tuple[int, ...]:
 
 
 @dataclass
-class _Page:
+class _TaggedPage:
     token_hash: int | None  # what its header says; None while it is being written
     length: int
     tags: Tags
 
 
-class Arena:
+class TaggedArena:
     """Of one life of the pool."""
 
     def __init__(self, page_size: int, extents: Extents) -> None:
         self.page_size, self._extents = page_size, extents
-        self.pages: dict[int, _Page] = {}
+        self.pages: dict[int, _TaggedPage] = {}
         self._kinds: dict[int, Kind] = {}  # of extents in which something was written
 
-    def write(self, pages: Mapping[int, _Page]) -> None:
+    def write(self, pages: Mapping[int, _TaggedPage]) -> None:
         """Where pages of another kind lie, nothing remains of those."""
         for page, content in pages.items():
             extent, _, kind = self._extents.place(page)
@@ -176,7 +176,7 @@ class Arena:
         return self._extents.kind_of(page)
 
 
-class EngineHands:
+class ModelledHands:
     """A worker's hands, which believe what they are told."""
 
     def __init__(self, stories: Mapping[str, Story], timing: Timing) -> None:
@@ -225,7 +225,7 @@ class EngineHands:
                 return PageCompressed(pool, number, self._compress(command), seconds)
         raise TypeError(f"a worker cannot finish {command}")
 
-    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+    def transfer(self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, process: Process) -> None:
         me = process.member.holder
         if isinstance(command, SendKv):
             transfers.send(me, command, self._timing.send(command), self, process.post)
@@ -291,7 +291,7 @@ def _of_k(pairs: Sequence[int]) -> list[int]:
     return [2 * pair for pair in pairs]
 
 
-class CheckedHands(EngineHands):
+class CheckedHands(ModelledHands):
     """They notice wrong KV; `arena` finds the arena of a pool, or nothing where that pool has gone again."""
 
     def __init__(
@@ -300,7 +300,7 @@ class CheckedHands(EngineHands):
         timing: Timing,
         num_pairs: int,
         block_size: int,
-        arena: Callable[[Member], Arena | None],
+        arena: Callable[[Member], TaggedArena | None],
     ) -> None:
         super().__init__(stories, timing)
         self._sampled: dict[str, int] = {}  # by the last step
@@ -308,7 +308,7 @@ class CheckedHands(EngineHands):
         self._blocks: list[Tags] = [[_EMPTY] * block_size for _ in range(2 * num_pairs)]
         self._places: dict[int, int] = {}  # tags of tokens that have no slot
         self._find_arena = arena
-        self._arena: Arena | None = None
+        self._arena: TaggedArena | None = None
         self._pool = ""  # its holder
 
     def meet(self, member: Member) -> None:
@@ -322,12 +322,12 @@ class CheckedHands(EngineHands):
     def begin(self, command: Command) -> float:
         """What is written is neither old nor new until it has finished."""
         if isinstance(command, CopyOut) and (arena := self._arena_of(command.pool)) is not None:
-            arena.write(dict.fromkeys(command.pages, _Page(None, 0, [])))
+            arena.write(dict.fromkeys(command.pages, _TaggedPage(None, 0, [])))
         if isinstance(command, CompressPage) and (arena := self._arena_of(command.pool)) is not None:
-            arena.write({command.into: _Page(None, 0, [])})
+            arena.write({command.into: _TaggedPage(None, 0, [])})
         return super().begin(command)
 
-    def _arena_of(self, pool: str) -> Arena | None:
+    def _arena_of(self, pool: str) -> TaggedArena | None:
         return self._arena if pool == self._pool else None
 
     # --- Steps
@@ -436,7 +436,7 @@ class CheckedHands(EngineHands):
         hashes = chained_hashes(tokens, size)[first:]
         for at, (page, token_hash) in enumerate(zip(command.pages, hashes, strict=True), first):
             held = tags[at * size : (at + 1) * size]
-            arena.write({page: _Page(token_hash, len(held), held)})
+            arena.write({page: _TaggedPage(token_hash, len(held), held)})
 
     def _copy_in(self, command: CopyIn) -> bool:
         arena, tokens = self._arena_of(command.pool), command.tokens
@@ -481,5 +481,5 @@ class CheckedHands(EngineHands):
             return False
         if read.token_hash is None or read.length != arena.page_size or not read.token_hash % 11:
             return False
-        arena.write({command.into: _Page(read.token_hash, read.length, read.tags)})
+        arena.write({command.into: _TaggedPage(read.token_hash, read.length, read.tags)})
         return True

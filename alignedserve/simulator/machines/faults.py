@@ -38,7 +38,7 @@ class Freeze:
 
 
 @dataclass(frozen=True)
-class Drop:
+class DropFrames:
     """The next frames on a link do not arrive."""
 
     at: float
@@ -139,7 +139,18 @@ class Resize:
 
 
 Fault: TypeAlias = (
-    Kill | Freeze | Drop | Duplicate | Slow | Reorder | Mute | SlowWorker | LowMemory | Skew | BreakTransfer | Resize
+    Kill
+    | Freeze
+    | DropFrames
+    | Duplicate
+    | Slow
+    | Reorder
+    | Mute
+    | SlowWorker
+    | LowMemory
+    | Skew
+    | BreakTransfer
+    | Resize
 )
 
 
@@ -239,7 +250,7 @@ def _role(member: str) -> str:
 
 def _drop(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
     sender, to = _link(draw, members)
-    return [Drop(at, sender, to, frames=draw.randint(1, 3))]
+    return [DropFrames(at, sender, to, frames=draw.randint(1, 3))]
 
 
 def _duplicate(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:

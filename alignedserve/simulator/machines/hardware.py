@@ -34,9 +34,9 @@ _SHARE = 0.9  # of a GPU's memory that is used (vLLM's default)
 _HOST = 5e-6  # seconds before a copy begins
 _BLOCK, _PAGE = 16, 64  # tokens
 _BF16 = 2  # bytes
-_COMPRESSED = 2.3 * _GB  # of KV in a second, by one core beside a worker's steps: benchmarks/int8.py
+_COMPRESSED = 2.3 * _GB  # of KV in a second, by one core beside a worker's steps: benchmarks/copies.py
 _INT8_OVER_PCIE = 8 / 15  # its bytes; a GPU makes KV of them much faster than they come
-_INT8_ON_CPU = 2.5  # as slow as that where the same core makes KV of them: benchmarks/int8.py
+_INT8_ON_CPU = 2.5  # as slow as that where the same core makes KV of them: benchmarks/copies.py
 _UNKNOWN, _MOST_OFF = 1.0, 0.9  # errors, as shares: such a kind was not measured; no step is off by more
 _P50, _P90_LOG = log(2), log(log(10) / log(2))  # of the Weibull distribution
 

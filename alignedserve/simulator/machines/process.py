@@ -24,7 +24,7 @@ from alignedserve.protocol.messages import ROUTER, Member, Message
 from alignedserve.protocol.wire import Envelope, decode
 from alignedserve.shell.turn import Core, Hands, TurnLoop
 from alignedserve.simulator.machines.clock import Agenda, Priority
-from alignedserve.simulator.machines.transfers import Transfers
+from alignedserve.simulator.machines.transfers import SimulatedTransfers
 
 if TYPE_CHECKING:
     from alignedserve.simulator.machines.world import World
@@ -43,7 +43,7 @@ class WorkHands(Hands, Protocol):
     def finish(self, command: Command, seconds: float) -> Event | None:
         """Return the result of work that took so long, if the core is to hear one."""
 
-    def transfer(self, command: SendKv | ReceiveKv, transfers: Transfers, process: Process) -> None:
+    def transfer(self, command: SendKv | ReceiveKv, transfers: SimulatedTransfers, process: Process) -> None:
         """Begin a transfer; it goes on beside later work."""
 
 

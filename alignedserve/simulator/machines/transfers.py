@@ -46,7 +46,7 @@ class Mishap:
 
 
 @dataclass(eq=False)
-class _End:
+class _TransferEnd:
     """One side of a transfer."""
 
     command: SendKv | ReceiveKv
@@ -69,17 +69,17 @@ class _End:
 
 
 @dataclass(eq=False)
-class _Channel:
+class _TransferChannel:
     """From one life of a worker to a life of another."""
 
     sender: str  # their names
     receiver: str
-    sends: list[_End] = field(default_factory=list)  # that have begun and not ended, in their order
-    receives: list[_End] = field(default_factory=list)
+    sends: list[_TransferEnd] = field(default_factory=list)  # that have begun and not ended, in their order
+    receives: list[_TransferEnd] = field(default_factory=list)
     is_busy: bool = False
 
     @property
-    def ends(self) -> list[_End]:
+    def ends(self) -> list[_TransferEnd]:
         return [*self.sends, *self.receives]
 
     def forget_those_over(self) -> None:
@@ -87,7 +87,7 @@ class _Channel:
         self.receives = [end for end in self.receives if not end.is_over]
 
 
-class Transfers:
+class SimulatedTransfers:
     def __init__(
         self,
         agenda: Agenda,
@@ -98,16 +98,16 @@ class Transfers:
         """`is_alive` says it of a holder; `mishap` what befalls the next transfer from one member to another."""
         self._agenda, self._is_alive, self._mishap = agenda, is_alive, mishap
         self._timeout_s = timeout_s
-        self._channels: dict[tuple[str, str], _Channel] = {}
+        self._channels: dict[tuple[str, str], _TransferChannel] = {}
         self.num_done = 0
 
     def send(self, me: str, command: SendKv, seconds: float, device: Device, post: Callable[[Event], None]) -> None:
-        end = _End(command, device, post, seconds, device.read_kv(command))
+        end = _TransferEnd(command, device, post, seconds, device.read_kv(command))
         self._begin((me, command.to), command.to, end)
 
     def receive(self, me: str, command: ReceiveKv, device: Device, post: Callable[[Event], None]) -> None:
         device.begin_receiving(command)
-        self._begin((command.source, me), command.source, _End(command, device, post))
+        self._begin((command.source, me), command.source, _TransferEnd(command, device, post))
 
     def died(self, holder: str) -> None:
         """The other ends of its transfers see it soon."""
@@ -115,24 +115,24 @@ class Transfers:
             for end in self._channels.pop(key).ends:
                 self._later(_NOTICED_S, partial(end.end, False))
 
-    def _begin(self, key: tuple[str, str], other: str, end: _End) -> None:
+    def _begin(self, key: tuple[str, str], other: str, end: _TransferEnd) -> None:
         if not self._is_alive(other):
             self._later(_NOTICED_S, partial(end.end, False))
             return
         if key not in self._channels:
             sender, receiver = (holder.rpartition(".")[0] for holder in key)
-            self._channels[key] = _Channel(sender, receiver)
+            self._channels[key] = _TransferChannel(sender, receiver)
         channel = self._channels[key]
         (channel.sends if isinstance(end.command, SendKv) else channel.receives).append(end)
         self._later(self._timeout_s, partial(self._give_up, channel, end))
         self._go_on(channel)
 
-    def _give_up(self, channel: _Channel, end: _End) -> None:
+    def _give_up(self, channel: _TransferChannel, end: _TransferEnd) -> None:
         if not end.has_started:
             end.end(False)
             self._go_on(channel)
 
-    def _go_on(self, channel: _Channel) -> None:
+    def _go_on(self, channel: _TransferChannel) -> None:
         channel.forget_those_over()
         while channel.sends and not channel.is_busy:
             send = channel.sends[0]
@@ -148,19 +148,19 @@ class Transfers:
                 self._start(channel, send, receive)
             channel.forget_those_over()
 
-    def _start(self, channel: _Channel, send: _End, receive: _End) -> None:
+    def _start(self, channel: _TransferChannel, send: _TransferEnd, receive: _TransferEnd) -> None:
         channel.is_busy = send.has_started = receive.has_started = True
         mishap = self._mishap(channel.sender, channel.receiver)
         seconds = self._timeout_s if mishap is not None and mishap.stalls else send.seconds
         self._later(seconds, partial(self._end, channel, send, receive, mishap))
 
-    def _end(self, channel: _Channel, send: _End, receive: _End, mishap: Mishap | None) -> None:
+    def _end(self, channel: _TransferChannel, send: _TransferEnd, receive: _TransferEnd, mishap: Mishap | None) -> None:
         channel.is_busy = False
         if not (send.is_over or receive.is_over):  # nobody has died
             self._arrived(send, receive, mishap)
         self._go_on(channel)
 
-    def _arrived(self, send: _End, receive: _End, mishap: Mishap | None) -> None:
+    def _arrived(self, send: _TransferEnd, receive: _TransferEnd, mishap: Mishap | None) -> None:
         sends, receives = send.command, receive.command
         assert isinstance(sends, SendKv)
         assert isinstance(receives, ReceiveKv)

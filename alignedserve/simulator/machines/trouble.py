@@ -7,7 +7,7 @@ from random import Random
 
 from alignedserve.simulator.machines.faults import (
     BreakTransfer,
-    Drop,
+    DropFrames,
     Duplicate,
     Fault,
     LowMemory,
@@ -43,7 +43,7 @@ class Trouble:
         """A later one of a kind takes the place of the one before."""
         self.has_begun = True
         match fault:
-            case Drop(_, sender, to, frames):
+            case DropFrames(_, sender, to, frames):
                 self._drops[sender, to] = frames
             case Duplicate(_, sender, to, frames):
                 self._doubles[sender, to] = frames

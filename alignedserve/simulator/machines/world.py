@@ -24,14 +24,14 @@ from alignedserve.protocol.wire import Envelope, encode
 from alignedserve.simulator.machines.clock import Agenda, Priority
 from alignedserve.simulator.machines.faults import Fault, Freeze, Kill, Resize
 from alignedserve.simulator.machines.process import Frame, Process, ProcessSetup, VirtualLink
-from alignedserve.simulator.machines.transfers import Transfers
+from alignedserve.simulator.machines.transfers import SimulatedTransfers
 from alignedserve.simulator.machines.trouble import Trouble
 
 MakeSetup = Callable[["World", Member], ProcessSetup]
 
 
 @dataclass(frozen=True)
-class Network:
+class NetworkDelays:
     """Delays in seconds."""
 
     least_s: float = 1e-4
@@ -54,7 +54,7 @@ class Witness:
 
 
 class World:
-    def __init__(self, seed: int, network: Network = Network(), in_bytes: bool = True) -> None:
+    def __init__(self, seed: int, network: NetworkDelays = NetworkDelays(), in_bytes: bool = True) -> None:
         """Frames travel as bytes, and all commands are noted, unless a long run is to save the time."""
         self.agenda, self.in_bytes = Agenda(), in_bytes
         self.is_noted = in_bytes  # whether witnesses hear of commands, and `digest` is of them
@@ -68,7 +68,7 @@ class World:
         self._to_router: list[Frame] = []  # while it is away
         self.trouble = Trouble(seed)
         self.befallen: Counter[str] = Counter()  # how many faults of which kind
-        self.transfers = Transfers(self.agenda, self._is_alive, self.trouble.mishap)
+        self.transfers = SimulatedTransfers(self.agenda, self._is_alive, self.trouble.mishap)
         self.witnesses: list[Witness] = []
         self.on_death: Callable[[str], None] = lambda _: None
         self.on_gone: Callable[[str], None] = lambda _: None  # for good

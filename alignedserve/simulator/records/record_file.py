@@ -11,7 +11,7 @@ from typing import Any
 from alignedserve.core import Role, ServiceClass, Slo, Usage
 from alignedserve.cost.model import Shape
 from alignedserve.errors import SimulateError
-from alignedserve.simulator.records.records import CopyRecord, Outcome, RequestRecord, RunRecord, StepRecord
+from alignedserve.simulator.records.records import CopyRecord, RequestOutcome, RequestRecord, RunRecord, StepRecord
 
 _FORMAT = 2
 
@@ -90,7 +90,7 @@ def _request(row: list[Any]) -> RequestRecord:
     name, service, slo, arrival_at, num_prompt, token_at, outcome, *rest = row
     promised = Slo(*(inf if one is None else one for one in slo))
     return RequestRecord(
-        name, ServiceClass(service), promised, arrival_at, num_prompt, tuple(token_at), Outcome(outcome), *rest
+        name, ServiceClass(service), promised, arrival_at, num_prompt, tuple(token_at), RequestOutcome(outcome), *rest
     )
 
 

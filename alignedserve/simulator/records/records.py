@@ -12,7 +12,7 @@ from alignedserve.core import Role, ServiceClass, Slo, Usage
 from alignedserve.cost.model import Shape
 
 
-class Outcome(Enum):
+class RequestOutcome(Enum):
     OPEN = "open"  # nothing ended it: at the end of a run it is unfinished
     FINISHED = "finished"
     REFUSED = "refused"
@@ -30,7 +30,7 @@ class RequestRecord:
     arrival_at: float
     num_prompt: int  # tokens
     token_at: Sequence[float] = ()  # when each token of its output reached the client
-    outcome: Outcome = Outcome.OPEN
+    outcome: RequestOutcome = RequestOutcome.OPEN
     ended_at: float = 0.0
     num_preempted: int = 0
     job: str | None = None  # what it is a line of

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from alignedserve.simulator.records.distribution import mean
-from alignedserve.simulator.reports.figure_rows import COMPARED, Better, Row
+from alignedserve.simulator.reports.figure_rows import COMPARED, Better, FigureRow
 from alignedserve.simulator.reports.figures import tree_of
-from alignedserve.simulator.reports.trial import Run, by_preset
+from alignedserve.simulator.reports.trial import TrialRun, by_preset
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    row: Row
+class ComparisonLine:
+    row: FigureRow
     cells: tuple[Cell, ...]  # one for each preset
 
 
@@ -36,18 +36,20 @@ class Line:
 class Comparison:
     presets: tuple[str, ...]
     seeds: tuple[int, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[ComparisonLine, ...]
 
 
-def compare(runs: Sequence[Run]) -> Comparison:
+def compare(runs: Sequence[TrialRun]) -> Comparison:
     """Runs that differ in preset and seed alone."""
     columns = by_preset(runs)
     seeds = tuple(sorted({run.trial.seed for run in runs}))
     return Comparison(tuple(columns), seeds, tuple(_line(row, list(columns.values())) for row in COMPARED))
 
 
-def _line(row: Row, columns: Sequence[Sequence[Run]]) -> Line:
-    return Line(row, _marked([Cell.of([run.figures.at(row.path) for run in column]) for column in columns], row.better))
+def _line(row: FigureRow, columns: Sequence[Sequence[TrialRun]]) -> ComparisonLine:
+    return ComparisonLine(
+        row, _marked([Cell.of([run.figures.at(row.path) for run in column]) for column in columns], row.better)
+    )
 
 
 def _marked(cells: Sequence[Cell], better: Better) -> tuple[Cell, ...]:
@@ -66,7 +68,7 @@ def comparison_table(comparison: Comparison) -> list[list[str]]:
     return [["", *(f"{preset}  " for preset in comparison.presets)], *shown]
 
 
-def _shown(row: Row, cell: Cell) -> str:
+def _shown(row: FigureRow, cell: Cell) -> str:
     return f"{row.unit.show(cell.mean, cell.half_range)}{' *' if cell.is_best else '  '}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from math import isfinite
 
-from alignedserve.simulator.reports.figures import Figures
+from alignedserve.simulator.reports.figures import RunFigures
 
 
 class Unit(Enum):
@@ -44,7 +44,7 @@ _PARTS = ("mean", "p50", "p90", "p99", "most")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FigureRow:
     label: str
     path: str
     unit: Unit
@@ -52,12 +52,12 @@ class Row:
     compared: tuple[str, ...] = ()  # of a distribution, the parts that comparisons show; () where it is one number
     is_distribution: bool = False
 
-    def show(self, figures: Figures) -> str:
+    def show(self, figures: RunFigures) -> str:
         if not self.is_distribution:
             return self.unit.show(figures.at(self.path))
         return "   ".join(f"{part} {self.unit.show(figures.at(f'{self.path}.{part}'))}" for part in _PARTS)
 
-    def numbers(self, parts: tuple[str, ...]) -> Iterator[Row]:
+    def numbers(self, parts: tuple[str, ...]) -> Iterator[FigureRow]:
         """A row each: of a distribution one for each of these parts."""
         if not self.is_distribution:
             yield self
@@ -69,27 +69,27 @@ class Row:
 @dataclass(frozen=True, slots=True)
 class Section:
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[FigureRow, ...]
 
 
-def _count(label: str, path: str, better: Better = Better.NEITHER) -> Row:
-    return Row(label, path, Unit.NUMBER, better)
+def _count(label: str, path: str, better: Better = Better.NEITHER) -> FigureRow:
+    return FigureRow(label, path, Unit.NUMBER, better)
 
 
-def _share(label: str, path: str, better: Better = Better.HIGHER) -> Row:
-    return Row(label, path, Unit.SHARE, better)
+def _share(label: str, path: str, better: Better = Better.HIGHER) -> FigureRow:
+    return FigureRow(label, path, Unit.SHARE, better)
 
 
-def _rate(label: str, path: str) -> Row:
-    return Row(label, path, Unit.PER_SECOND, Better.HIGHER)
+def _rate(label: str, path: str) -> FigureRow:
+    return FigureRow(label, path, Unit.PER_SECOND, Better.HIGHER)
 
 
-def _time(label: str, path: str, unit: Unit = Unit.SECONDS, better: Better = Better.LOWER) -> Row:
-    return Row(label, path, unit, better)
+def _time(label: str, path: str, unit: Unit = Unit.SECONDS, better: Better = Better.LOWER) -> FigureRow:
+    return FigureRow(label, path, unit, better)
 
 
-def _times(label: str, path: str, unit: Unit, better: Better = Better.LOWER, shown: str = "p50 p99") -> Row:
-    return Row(label, path, unit, better, tuple(shown.split()), is_distribution=True)
+def _times(label: str, path: str, unit: Unit, better: Better = Better.LOWER, shown: str = "p50 p99") -> FigureRow:
+    return FigureRow(label, path, unit, better, tuple(shown.split()), is_distribution=True)
 
 
 SECTIONS = (
@@ -152,11 +152,11 @@ SECTIONS = (
     Section(
         "The KV pool",
         (
-            Row("pages of RT", "pool.rt", Unit.SHARE),
-            Row("pages of BE", "pool.be", Unit.SHARE),
-            Row("pages of both", "pool.shared", Unit.SHARE),
-            Row("idle pages", "pool.idle", Unit.SHARE),
-            Row("leased pages", "pool.leased", Unit.SHARE),
+            FigureRow("pages of RT", "pool.rt", Unit.SHARE),
+            FigureRow("pages of BE", "pool.be", Unit.SHARE),
+            FigureRow("pages of both", "pool.shared", Unit.SHARE),
+            FigureRow("idle pages", "pool.idle", Unit.SHARE),
+            FigureRow("leased pages", "pool.leased", Unit.SHARE),
         ),
     ),
     Section(
@@ -183,8 +183,8 @@ SECTIONS = (
         "The simulator",
         (
             _time("wall time", "speed.wall_s", better=Better.NEITHER),
-            Row("simulated seconds per wall second", "speed.simulated_s_per_wall_s", Unit.NUMBER),
-            Row("steps per wall second", "speed.steps_per_wall_s", Unit.PER_SECOND),
+            FigureRow("simulated seconds per wall second", "speed.simulated_s_per_wall_s", Unit.NUMBER),
+            FigureRow("steps per wall second", "speed.steps_per_wall_s", Unit.PER_SECOND),
         ),
     ),
 )

@@ -54,7 +54,7 @@ class PoolFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RunFigures:
     duration_s: float
     tokens_per_s: float  # output that reached clients
     requests: RequestFigures
@@ -69,7 +69,7 @@ class Figures:
     speed: SpeedFigures
 
     @classmethod
-    def of(cls, record: RunRecord) -> Figures:
+    def of(cls, record: RunRecord) -> RunFigures:
         rt, be = (of_class(record.requests, service) for service in ServiceClass)
         requests, workers = RequestFigures.of(record.requests), workers_of(record)
         return cls(

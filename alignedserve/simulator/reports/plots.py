@@ -17,12 +17,12 @@ from alignedserve.core import ServiceClass
 from alignedserve.cost.model import Kind
 from alignedserve.errors import SimulateError
 from alignedserve.simulator.records.distribution import share
-from alignedserve.simulator.records.records import Outcome, RequestRecord, RunRecord
-from alignedserve.simulator.reports.comparison import Comparison, Line, compare
+from alignedserve.simulator.records.records import RequestOutcome, RequestRecord, RunRecord
+from alignedserve.simulator.reports.comparison import Comparison, ComparisonLine, compare
 from alignedserve.simulator.reports.request_figures import attains, gaps_s, of_class, ttft_s
 from alignedserve.simulator.reports.step_figures import is_predicted, of_kind
 from alignedserve.simulator.reports.sweep import MARKS, Sweep, sweeps
-from alignedserve.simulator.reports.trial import Run
+from alignedserve.simulator.reports.trial import TrialRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -159,7 +159,7 @@ def _changes(record: RunRecord, spans: Iterable[tuple[float, float]]) -> list[Ch
 
 
 def _end(record: RunRecord, request: RequestRecord) -> float:
-    return record.ended_at if request.outcome is Outcome.OPEN else request.ended_at
+    return record.ended_at if request.outcome is RequestOutcome.OPEN else request.ended_at
 
 
 def _step_times(record: RunRecord, axis: Axes) -> None:
@@ -190,7 +190,7 @@ _SHOWN = (
 )  # fmt: skip
 
 
-def plot_comparison(runs: Sequence[Run], path: Path) -> None:
+def plot_comparison(runs: Sequence[TrialRun], path: Path) -> None:
     """A bar for each preset: its mean over the seeds ± half its range, the best one darker."""
     comparison = compare(runs)
     figure = new_figure(16, 8)
@@ -203,7 +203,7 @@ def plot_comparison(runs: Sequence[Run], path: Path) -> None:
     save_figure(figure, path)
 
 
-def _bars(comparison: Comparison, line: Line, axis: Axes) -> None:
+def _bars(comparison: Comparison, line: ComparisonLine, axis: Axes) -> None:
     found = [(preset, cell) for preset, cell in zip(comparison.presets, line.cells, strict=True) if isfinite(cell.mean)]
     factor, suffix = line.row.unit.value
     for preset, cell in found:
@@ -218,7 +218,7 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seeds {', '.join(map(str, seeds))}: mean ± half the range" if len(seeds) > 1 else f"seed {seeds[0]}"
 
 
-def plot_sweep(runs: Sequence[Run], path: Path) -> None:
+def plot_sweep(runs: Sequence[TrialRun], path: Path) -> None:
     """Attainment against the rate, and where it crosses the marks."""
     figure = new_figure(8, 5)
     _title(figure, f"{runs[0].trial.setting}\n{_seeds(sorted({one.trial.seed for one in runs}))}")

@@ -14,7 +14,7 @@ from alignedserve.simulator.records.distribution import percentile
 from alignedserve.simulator.records.records import RequestRecord, RunRecord, StepRecord
 from alignedserve.simulator.reports.comparison import compare, comparison_table, comparison_tree
 from alignedserve.simulator.reports.figure_rows import NUMBERS, ROWS, SECTIONS, Section, Unit
-from alignedserve.simulator.reports.figures import Figures, tree_of
+from alignedserve.simulator.reports.figures import RunFigures, tree_of
 from alignedserve.simulator.reports.request_figures import (
     attains,
     end_to_end_s,
@@ -25,7 +25,7 @@ from alignedserve.simulator.reports.request_figures import (
     ttft_s,
 )
 from alignedserve.simulator.reports.sweep import sweep_table, sweep_tree, sweeps
-from alignedserve.simulator.reports.trial import Run, Trial, by_rate
+from alignedserve.simulator.reports.trial import SimulationTrial, TrialRun, by_rate
 
 _FORMAT = 1
 _LABEL_WIDTH = max(len(row.label) for row in ROWS)
@@ -33,19 +33,19 @@ _LABEL_WIDTH = max(len(row.label) for row in ROWS)
 # --- Text
 
 
-def summary(run: Run) -> str:
+def summary(run: TrialRun) -> str:
     """Of one run; what there is nothing of is left out."""
     parts = [run.trial.title, *(text for section in SECTIONS if (text := _section(section, run.figures)))]
     return "\n\n".join([*parts, _workers(run.figures), *_notes([run])]) + "\n"
 
 
-def _notes(runs: Sequence[Run]) -> list[str]:
+def _notes(runs: Sequence[TrialRun]) -> list[str]:
     """Each once, in the order of the runs."""
     lines = dict.fromkeys(f"  {note}" for run in runs for note in run.notes)
     return ["\n".join(["Notes", *lines])] if lines else []
 
 
-def _section(section: Section, figures: Figures) -> str:
+def _section(section: Section, figures: RunFigures) -> str:
     shown = [(row.label, row.show(figures)) for row in section.rows]
     lines = [f"  {label:{_LABEL_WIDTH}}  {text}" for label, text in shown if text.split()[:2] not in _NOTHING]
     return "\n".join([section.title, *lines]) if lines else ""
@@ -54,7 +54,7 @@ def _section(section: Section, figures: Figures) -> str:
 _NOTHING = (["-"], ["mean", "-"])
 
 
-def _workers(figures: Figures) -> str:
+def _workers(figures: RunFigures) -> str:
     titles = ["Workers", "steps", "busy", "copying"]
     rows = [
         [one.name, f"{one.steps:,}", Unit.SHARE.show(one.step_share), Unit.SHARE.show(one.copy_share)]
@@ -63,7 +63,7 @@ def _workers(figures: Figures) -> str:
     return table([titles, *rows])
 
 
-def comparison_text(runs: Sequence[Run]) -> str:
+def comparison_text(runs: Sequence[TrialRun]) -> str:
     """All runs: one table for each rate, and where there are rates how much each preset can take."""
     parts = [_comparison_text(rate, at_rate) for rate, at_rate in by_rate(runs)]
     parts[0] = f"{runs[0].trial.setting}\n{parts[0]}"
@@ -72,7 +72,7 @@ def comparison_text(runs: Sequence[Run]) -> str:
     return "\n\n".join([*parts, *_notes(runs)]) + "\n"
 
 
-def _comparison_text(rate: float | None, runs: Sequence[Run]) -> str:
+def _comparison_text(rate: float | None, runs: Sequence[TrialRun]) -> str:
     comparison = compare(runs)
     seeds = ", ".join(map(str, comparison.seeds))
     over = f"seeds {seeds}: mean ± half the range" if len(comparison.seeds) > 1 else f"seed {seeds}"
@@ -95,7 +95,7 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
 # --- JSON
 
 
-def document(runs: Sequence[Run]) -> str:
+def document(runs: Sequence[TrialRun]) -> str:
     """Everything, in a fixed order: only `speed` differs between two runs of the same trial."""
     tree: dict[str, Any] = {"format": _FORMAT, "runs": [_run_tree(run) for run in runs]}
     if len(runs) > 1:
@@ -106,7 +106,7 @@ def document(runs: Sequence[Run]) -> str:
     return json.dumps(tree, indent=1, allow_nan=False) + "\n"
 
 
-def _run_tree(run: Run) -> dict[str, Any]:
+def _run_tree(run: TrialRun) -> dict[str, Any]:
     said = {"problems": list(run.problems), "notes": list(run.notes)}
     return {"trial": asdict(run.trial), **said, "figures": tree_of(run.figures)}
 
@@ -150,13 +150,13 @@ def _step_row(step: StepRecord, began_at: float) -> Iterator[Any]:
     yield from (step.shortest, shape.longest, shape.hidden, step.budget, step.free_share, len(step.emitted))
 
 
-def runs_csv(runs: Iterable[Run]) -> str:
+def runs_csv(runs: Iterable[TrialRun]) -> str:
     """A row for each run, with every figure of its summary."""
-    asked = [one.name for one in fields(Trial)]
+    asked = [one.name for one in fields(SimulationTrial)]
     return _csv((*asked, *(row.path for row in NUMBERS)), map(_run_row, runs))
 
 
-def _run_row(run: Run) -> Iterator[Any]:
+def _run_row(run: TrialRun) -> Iterator[Any]:
     yield from astuple(run.trial)
     yield from (run.figures.at(row.path) for row in NUMBERS)
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from alignedserve.core import ServiceClass
 from alignedserve.simulator.records.distribution import NOTHING, Distribution, mean, percentile, ratio, share
-from alignedserve.simulator.records.records import Outcome, RequestRecord
+from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
 
 # --- One request
 
@@ -40,7 +40,7 @@ def normalised_s(request: RequestRecord) -> float:
 
 
 def has_finished(request: RequestRecord) -> bool:
-    return request.outcome is Outcome.FINISHED
+    return request.outcome is RequestOutcome.FINISHED
 
 
 def keeps_ttft(request: RequestRecord) -> bool:
@@ -97,11 +97,11 @@ class RequestFigures:
         outcomes = Counter(request.outcome for request in requests)
         return cls(
             count=len(requests),
-            finished=outcomes[Outcome.FINISHED],
-            refused=outcomes[Outcome.REFUSED],
-            left=outcomes[Outcome.LEFT],
-            broken=outcomes[Outcome.BROKEN],
-            unfinished=outcomes[Outcome.OPEN],
+            finished=outcomes[RequestOutcome.FINISHED],
+            refused=outcomes[RequestOutcome.REFUSED],
+            left=outcomes[RequestOutcome.LEFT],
+            broken=outcomes[RequestOutcome.BROKEN],
+            unfinished=outcomes[RequestOutcome.OPEN],
             preemptions=sum(request.num_preempted for request in requests),
             output_tokens=sum(len(request.token_at) for request in requests),
         )

@@ -14,13 +14,13 @@ from alignedserve.simulator.records.distribution import NOTHING
 from alignedserve.simulator.reports.comparison import Cell
 from alignedserve.simulator.reports.figure_rows import Unit
 from alignedserve.simulator.reports.figures import tree_of
-from alignedserve.simulator.reports.trial import Run, by_preset, by_rate
+from alignedserve.simulator.reports.trial import TrialRun, by_preset, by_rate
 
 MARKS = (0.9, 0.6)  # of attainment (Apt-Serve)
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class SweepPoint:
     """Over the seeds."""
 
     rate: float
@@ -41,29 +41,29 @@ class EffectiveThroughput:
 @dataclass(frozen=True, slots=True)
 class Sweep:
     preset: str
-    points: tuple[Point, ...]  # from the lowest rate
+    points: tuple[SweepPoint, ...]  # from the lowest rate
     effective: tuple[EffectiveThroughput, ...]  # one for each mark
 
 
-def sweeps(runs: Sequence[Run]) -> tuple[Sweep, ...]:
+def sweeps(runs: Sequence[TrialRun]) -> tuple[Sweep, ...]:
     """Runs that differ in preset, rate and seed alone."""
     return tuple(_sweep(preset, of_preset) for preset, of_preset in by_preset(runs).items())
 
 
-def _sweep(preset: str, runs: Sequence[Run]) -> Sweep:
+def _sweep(preset: str, runs: Sequence[TrialRun]) -> Sweep:
     points = tuple(_point(rate, at_rate) for rate, at_rate in by_rate(runs) if rate is not None)
     return Sweep(preset, points, tuple(effective_throughput(points, mark) for mark in MARKS))
 
 
-def _point(rate: float, runs: Sequence[Run]) -> Point:
-    return Point(
+def _point(rate: float, runs: Sequence[TrialRun]) -> SweepPoint:
+    return SweepPoint(
         rate,
         Cell.of([run.figures.rt.attainment for run in runs]),
         Cell.of([run.figures.papers.alise.normalised_latency_s for run in runs]),
     )
 
 
-def effective_throughput(points: Sequence[Point], mark: float) -> EffectiveThroughput:
+def effective_throughput(points: Sequence[SweepPoint], mark: float) -> EffectiveThroughput:
     attaining = [number for number, point in enumerate(points) if point.attainment.mean >= mark]
     if not attaining:
         return EffectiveThroughput(mark, NOTHING)
@@ -73,7 +73,7 @@ def effective_throughput(points: Sequence[Point], mark: float) -> EffectiveThrou
     return EffectiveThroughput(mark, _crossing(last, points[attaining[-1] + 1], mark))
 
 
-def _crossing(above: Point, below: Point, mark: float) -> float:
+def _crossing(above: SweepPoint, below: SweepPoint, mark: float) -> float:
     fall = above.attainment.mean - below.attainment.mean
     if fall != fall:
         return above.rate
@@ -92,7 +92,7 @@ def sweep_table(found: Sequence[Sweep]) -> list[list[str]]:
     return [["RT attainment at", *(sweep.preset for sweep in found)], *shown, *effective]
 
 
-def _attainment(point: Point) -> str:
+def _attainment(point: SweepPoint) -> str:
     return Unit.SHARE.show(point.attainment.mean, point.attainment.half_range)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from math import inf, isfinite
 from typing import Any
 
-from alignedserve.simulator.records.records import CopyRecord, Outcome, RequestRecord, RunRecord, StepRecord
+from alignedserve.simulator.records.records import CopyRecord, RequestOutcome, RequestRecord, RunRecord, StepRecord
 from alignedserve.simulator.reports.step_figures import spread
 
 _REQUESTS = 1  # a process of its own; workers follow
@@ -50,7 +50,7 @@ class _View:
 
     def ended_at(self, request: RequestRecord) -> float:
         """Of one that is still open, the end of the run."""
-        ended_at = self.record.ended_at if request.outcome is Outcome.OPEN else request.ended_at
+        ended_at = self.record.ended_at if request.outcome is RequestOutcome.OPEN else request.ended_at
         return min(ended_at, self._until)
 
 

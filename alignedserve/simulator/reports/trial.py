@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from alignedserve.simulator.records.records import RunRecord
-from alignedserve.simulator.reports.figures import Figures
+from alignedserve.simulator.reports.figures import RunFigures
 
 OnProgress = Callable[[int, int], None]  # requests that have ended, and all of them
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class SimulationTrial:
     preset: str
     workload: str | None = None  # as the user wrote it; None for the default
     cluster: str = "colocated"
@@ -49,22 +49,24 @@ class Trial:
 class RunOnce(Protocol):
     """Nothing but the trial decides what comes of it, the wall-clock time apart."""
 
-    def __call__(self, trial: Trial, on_progress: OnProgress) -> RunRecord: ...
+    def __call__(self, trial: SimulationTrial, on_progress: OnProgress) -> RunRecord: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    trial: Trial
-    figures: Figures
+class TrialRun:
+    trial: SimulationTrial
+    figures: RunFigures
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what the reader of the figures should know
 
     @classmethod
-    def of(cls, trial: Trial, record: RunRecord) -> Run:
-        return cls(trial, Figures.of(record), record.problems, record.notes)
+    def of(cls, trial: SimulationTrial, record: RunRecord) -> TrialRun:
+        return cls(trial, RunFigures.of(record), record.problems, record.notes)
 
 
-def trials(common: Trial, presets: Sequence[str], seeds: Sequence[int], rates: Sequence[float]) -> list[Trial]:
+def trials(
+    common: SimulationTrial, presets: Sequence[str], seeds: Sequence[int], rates: Sequence[float]
+) -> list[SimulationTrial]:
     """Each preset with each seed at each rate; the presets take turns in going first, so that none always runs warm."""
     wanted: Sequence[float | None] = rates or [common.rate]
     return [
@@ -79,16 +81,16 @@ def _turned(presets: Sequence[str], number: int) -> Sequence[str]:
     return presets[::-1] if number % 2 else presets
 
 
-def by_preset(runs: Iterable[Run]) -> dict[str, list[Run]]:
-    found: dict[str, list[Run]] = {}
+def by_preset(runs: Iterable[TrialRun]) -> dict[str, list[TrialRun]]:
+    found: dict[str, list[TrialRun]] = {}
     for run in runs:
         found.setdefault(run.trial.preset, []).append(run)
     return found
 
 
-def by_rate(runs: Iterable[Run]) -> Iterator[tuple[float | None, list[Run]]]:
+def by_rate(runs: Iterable[TrialRun]) -> Iterator[tuple[float | None, list[TrialRun]]]:
     """From the lowest."""
-    found: dict[float | None, list[Run]] = {}
+    found: dict[float | None, list[TrialRun]] = {}
     for run in runs:
         found.setdefault(run.trial.rate, []).append(run)
     yield from sorted(found.items(), key=lambda one: one[0] or 0.0)

@@ -16,20 +16,20 @@ from alignedserve.config.sources import hint, read_value
 from alignedserve.errors import ConfigError, WorkloadError
 from alignedserve.simulator.workload.amounts import Amount
 from alignedserve.simulator.workload.files import read_lengths, read_trace
-from alignedserve.simulator.workload.lengths import InOrder, Lengths, Sampled, ShortLong, Sizes
+from alignedserve.simulator.workload.lengths import DrawnSizes, LengthSource, RecordedLengths, Sampled, ShortLong
 from alignedserve.simulator.workload.load import Mixture
 from alignedserve.simulator.workload.pace import (
     LEAST_RATE,
     MOST_RATE,
-    Arrivals,
+    ArrivalProcess,
     AtOnce,
     Bursts,
-    Closed,
+    ClosedArrivals,
     Diurnal,
     Gamma,
     Recorded,
 )
-from alignedserve.simulator.workload.stream import Clients, Promise, Span, Stream, Turns
+from alignedserve.simulator.workload.stream import ClientLimits, Span, Stream, StreamPromise, Turns
 
 Tree = dict[str, Any]
 Part = TypeVar("Part")
@@ -63,12 +63,12 @@ class Whole:
     rate_scale: float | None = setting(None, "times the rate of all streams that have one", above=0)
 
 
-KINDS: Mapping[str, type] = {"trace": TraceFile, "lengths": LengthsFile, "mix": ShortLong, "sizes": Sizes}
-ARRIVALS: Mapping[str, type[Arrivals]] = {
+KINDS: Mapping[str, type] = {"trace": TraceFile, "lengths": LengthsFile, "mix": ShortLong, "sizes": DrawnSizes}
+ARRIVALS: Mapping[str, type[ArrivalProcess]] = {
     "gamma": Gamma,
     "bursts": Bursts,
     "diurnal": Diurnal,
-    "closed": Closed,
+    "closed": ClosedArrivals,
     "at_once": AtOnce,
 }
 _NEEDS = {"think_s": "turns", "patience_s": "leaving_share"}  # a key that means nothing without another
@@ -128,27 +128,29 @@ def _stream(tree: Tree, folder: Path, whole: Whole) -> Stream:
 
 
 def _trace(name: str, tree: Tree, folder: Path, whole: Whole) -> Stream:
-    values = _stream_values(tree, ("name", "kind"), (TraceFile, Promise, Clients, Span), "a trace")
+    values = _stream_values(tree, ("name", "kind"), (TraceFile, StreamPromise, ClientLimits, Span), "a trace")
     read = read_trace(_path(TraceFile, values, folder))
-    parts = _part(Promise, values), Turns(), _part(Clients, values), _span(values, whole)
-    return Stream(name, Recorded(read.times), InOrder(read.pairs), *parts, read.notes)
+    parts = _part(StreamPromise, values), Turns(), _part(ClientLimits, values), _span(values, whole)
+    return Stream(name, Recorded(read.times), RecordedLengths(read.pairs), *parts, read.notes)
 
 
 def _drawn(name: str, kind: type, tree: Tree, folder: Path, whole: Whole) -> Stream:
     form = _form(tree, "arrivals", ARRIVALS, "gamma")
     what = f"{tree.get('kind', 'sizes')} with arrivals {tree.get('arrivals', 'gamma')}"
-    values = _stream_values(tree, ("name", "kind", "arrivals"), (kind, form, Promise, Turns, Clients, Span), what)
+    values = _stream_values(
+        tree, ("name", "kind", "arrivals"), (kind, form, StreamPromise, Turns, ClientLimits, Span), what
+    )
     (lengths, notes), span = _lengths(kind, values, folder), _usual(_span(values, whole))
-    parts = _part(Promise, values), _part(Turns, values), _part(Clients, values)
+    parts = _part(StreamPromise, values), _part(Turns, values), _part(ClientLimits, values)
     return Stream(name, _part(form, values), lengths, *parts, span, notes)
 
 
-def _lengths(kind: type, values: Tree, folder: Path) -> tuple[Lengths, tuple[str, ...]]:
+def _lengths(kind: type, values: Tree, folder: Path) -> tuple[LengthSource, tuple[str, ...]]:
     """With what the reader of the figures should know."""
     if kind is LengthsFile:
         read = read_lengths(_path(kind, values, folder))
         return Sampled(read.pairs), read.notes
-    lengths: Lengths = _part(kind, values)
+    lengths: LengthSource = _part(kind, values)
     return lengths, ()
 
 

@@ -20,7 +20,7 @@ _TIME, _PROMPT, _OUTPUT = "arrival_s", "prompt_tokens", "output_tokens"
 
 
 @dataclass(frozen=True)
-class Requests:
+class FileRequests:
     """Of a file."""
 
     pairs: tuple[Pair, ...]
@@ -28,20 +28,20 @@ class Requests:
     notes: tuple[str, ...] = ()  # what its reader should know
 
 
-def read_lengths(path: Path) -> Requests:
+def read_lengths(path: Path) -> FileRequests:
     pairs = [_pair(row, where) for where, row in _rows(path, (_PROMPT, _OUTPUT))]
     kept = tuple(pair for pair in pairs if all(pair))
-    return Requests(kept, notes=_notes(path, len(pairs), len(kept)))
+    return FileRequests(kept, notes=_notes(path, len(pairs), len(kept)))
 
 
-def read_trace(path: Path) -> Requests:
+def read_trace(path: Path) -> FileRequests:
     times, pairs, num_rows, last = list[float](), list[Pair](), 0, -math.inf
     for where, row in _rows(path, (_TIME, _PROMPT, _OUTPUT)):
         num_rows, last, pair = num_rows + 1, _time(row, where, last), _pair(row, where)
         if all(pair):
             times.append(last)
             pairs.append(pair)
-    return Requests(tuple(pairs), tuple(times), _notes(path, num_rows, len(pairs)))
+    return FileRequests(tuple(pairs), tuple(times), _notes(path, num_rows, len(pairs)))
 
 
 def _notes(path: Path, num_rows: int, num_kept: int) -> tuple[str, ...]:

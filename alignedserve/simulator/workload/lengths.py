@@ -17,13 +17,13 @@ CHAT_PROMPT = LogNormal(223, 256, 2048)  # ShareGPT, as BROS §6 measured it
 CHAT_OUTPUT = LogNormal(235, 269, 1024)
 
 
-class Lengths(Protocol):
+class LengthSource(Protocol):
     def pair(self, number: int, draw: Random) -> Pair:
         """Of the visit of this number, or of its next turn."""
 
 
 @dataclass(frozen=True)
-class Sizes:
+class DrawnSizes:
     """Prompts and outputs that know nothing of each other."""
 
     prompt: Amount = setting(CHAT_PROMPT, f"tokens of a prompt, {FORMS}")
@@ -58,7 +58,7 @@ class Sampled:
 
 
 @dataclass(frozen=True)
-class InOrder:
+class RecordedLengths:
     """As it was once seen."""
 
     pairs: tuple[Pair, ...] = field(repr=False)

@@ -17,9 +17,9 @@ from alignedserve.core import Request
 from alignedserve.cost.sums import added
 from alignedserve.errors import WorkloadError
 from alignedserve.simulator.workload.amounts import Exponential
-from alignedserve.simulator.workload.lengths import Sizes
+from alignedserve.simulator.workload.lengths import DrawnSizes
 from alignedserve.simulator.workload.pace import LEAST_RATE, MOST_RATE, Gamma
-from alignedserve.simulator.workload.stream import Clients, Span, Stream
+from alignedserve.simulator.workload.stream import ClientLimits, Span, Stream
 from alignedserve.simulator.workload.tape import words
 from alignedserve.simulator.workload.visit import Arrival, Visit
 
@@ -74,14 +74,14 @@ class Workload:
     def streams(self) -> tuple[Stream, ...]:
         prompt = Exponential(self.mean_prompt, self.most_prompt)
         output = Exponential(self.mean_output, self.most_output)
-        clients = Clients(
+        clients = ClientLimits(
             max_tokens=self.most_output,
             limited_share=self.limited_share,
             leaving_share=self.leaving_share,
             patience_s=self.patience_s,
         )
         span = Span(num_requests=self.num_requests)
-        return (Stream(arrivals=Gamma(self.rate), lengths=Sizes(prompt, output), clients=clients, span=span),)
+        return (Stream(arrivals=Gamma(self.rate), lengths=DrawnSizes(prompt, output), clients=clients, span=span),)
 
 
 class Load:

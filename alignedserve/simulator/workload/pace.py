@@ -22,7 +22,7 @@ _EVEN = 1e-3  # a coefficient of variation below which intervals are all alike
 _PAUSE_S = 1.0  # after a visit that failed: whoever is refused at once does not come back at once
 
 
-class Pace(Protocol):
+class VisitPace(Protocol):
     def start(self, now: float) -> list[float]: ...
 
     def arrived(self) -> list[float]:
@@ -32,7 +32,7 @@ class Pace(Protocol):
         """A visit is over."""
 
 
-class Arrivals(ABC):
+class ArrivalProcess(ABC):
     """The process as it is asked for."""
 
     ends = False  # by itself
@@ -42,16 +42,16 @@ class Arrivals(ABC):
         """Visits in a second; None where they do not come at a rate of their own."""
         return None
 
-    def scaled(self, factor: float) -> Arrivals:
+    def scaled(self, factor: float) -> ArrivalProcess:
         """The same at so many times the rate, where there is one."""
         return self
 
     @abstractmethod
-    def pace(self, draw: Random) -> Pace: ...
+    def pace(self, draw: Random) -> VisitPace: ...
 
 
-class Open(Arrivals):
-    def pace(self, draw: Random) -> Pace:
+class OpenArrivals(ArrivalProcess):
+    def pace(self, draw: Random) -> VisitPace:
         return _OpenPace(self.after(draw))
 
     @abstractmethod
@@ -76,7 +76,7 @@ class _OpenPace:
 
 
 @dataclass(frozen=True)
-class Gamma(Open):
+class Gamma(OpenArrivals):
     """Gamma intervals, one independent of the other."""
 
     rate: float = setting(4.0, "arrivals in a second", least=LEAST_RATE, most=MOST_RATE)
@@ -103,7 +103,7 @@ class Gamma(Open):
 
 
 @dataclass(frozen=True)
-class Bursts(Open):
+class Bursts(OpenArrivals):
     """Poisson, at another rate towards the end of every period."""
 
     calm: float = setting(2.0, "arrivals in a second between bursts", least=0, most=MOST_RATE)
@@ -130,7 +130,7 @@ class Bursts(Open):
 
 
 @dataclass(frozen=True)
-class Diurnal(Open):
+class Diurnal(OpenArrivals):
     """Poisson, at a rate that goes up and down in a sine; it begins with the least."""
 
     least: float = setting(1.0, "arrivals in a second when they are fewest", least=0, most=MOST_RATE)
@@ -165,7 +165,7 @@ def _thinned(draw: Random, most: float, rate_at: Callable[[float], float]) -> It
 
 
 @dataclass(frozen=True)
-class AtOnce(Open):
+class AtOnce(OpenArrivals):
     """All with the start."""
 
     def after(self, draw: Random) -> Iterator[float]:
@@ -173,7 +173,7 @@ class AtOnce(Open):
 
 
 @dataclass(frozen=True)
-class Recorded(Open):
+class Recorded(OpenArrivals):
     """As they once came; the first of them with the start."""
 
     times: tuple[float, ...]  # rising
@@ -195,18 +195,18 @@ class Recorded(Open):
 
 
 @dataclass(frozen=True)
-class Closed(Arrivals):
+class ClosedArrivals(ArrivalProcess):
     """So many visits at a time: the next lot begins when the last one has ended."""
 
     in_flight: int = setting(32, "visits in a lot", least=1)
     replace: bool = setting(False, "each is followed when it ends, without waiting for the rest of its lot")
 
-    def pace(self, draw: Random) -> Pace:
+    def pace(self, draw: Random) -> VisitPace:
         return _ClosedPace(self)
 
 
 class _ClosedPace:
-    def __init__(self, closed: Closed) -> None:
+    def __init__(self, closed: ClosedArrivals) -> None:
         self._size, self._replace = closed.in_flight, closed.replace
         self._num_open = 0
 

@@ -13,12 +13,12 @@ from alignedserve.config.setting import setting
 from alignedserve.core import ServiceClass, Slo
 from alignedserve.errors import WorkloadError
 from alignedserve.simulator.workload.amounts import FORMS, Amount, Exponential, Fixed
-from alignedserve.simulator.workload.lengths import InOrder, Lengths, Sizes
-from alignedserve.simulator.workload.pace import Arrivals, AtOnce, Gamma, Recorded
+from alignedserve.simulator.workload.lengths import DrawnSizes, LengthSource, RecordedLengths
+from alignedserve.simulator.workload.pace import ArrivalProcess, AtOnce, Gamma, Recorded
 
 
 @dataclass(frozen=True)
-class Promise:
+class StreamPromise:
     """What requests are promised."""
 
     service: ServiceClass = setting(ServiceClass.RT, "rt: a deadline for every token; be: throughput, and a window")
@@ -43,7 +43,7 @@ class Turns:
 
 
 @dataclass(frozen=True)
-class Clients:
+class ClientLimits:
     """What they limit, and how long they stay."""
 
     context: int = setting(16_384, "most tokens of a prompt and its output; longer prompts are cut", least=2)
@@ -66,11 +66,11 @@ class Stream:
     """Its name seeds it, so that it stays the same whatever is beside it; requests are called NAME-NUMBER."""
 
     name: str = "request"
-    arrivals: Arrivals = Gamma()
-    lengths: Lengths = Sizes()
-    promise: Promise = Promise()
+    arrivals: ArrivalProcess = Gamma()
+    lengths: LengthSource = DrawnSizes()
+    promise: StreamPromise = StreamPromise()
     turns: Turns = Turns()
-    clients: Clients = Clients()
+    clients: ClientLimits = ClientLimits()
     span: Span = Span()
     notes: tuple[str, ...] = ()  # what the reader of its figures should know
 
@@ -81,7 +81,7 @@ class Stream:
             raise WorkloadError(f"{self.name} never ends: give it num_requests, or first_s unless all come at once")
         if self.turns.system > self.clients.context - 2:
             raise WorkloadError(f"system must leave room in the context of {self.clients.context} tokens")
-        if isinstance(self.lengths, InOrder) and self.turns.turns != Fixed(1.0):
+        if isinstance(self.lengths, RecordedLengths) and self.turns.turns != Fixed(1.0):
             raise WorkloadError("a trace has requests, not conversations: take its lengths and give them turns")
 
     @property

@@ -304,8 +304,9 @@ class Filling:
             return False
         if self._estimate.with_chunk(min(most, self._at.block_size), prefix, hidden) > self._most_s:
             return True
-        all_dues = [running.promise.dues for running in self.decodes]
-        in_time = [dues for dues in all_dues if dues is not None and not dues.is_late(now)]
+        in_time = [
+            dues for running in self.decodes if (dues := running.promise.dues) is not None and not dues.is_late(now)
+        ]
         return len(in_time) <= MOST_GAPS and sum(not dues.has_missed for dues in in_time) <= GAPS_FOR_FIRST
 
     # --- By windows

@@ -1,4 +1,4 @@
-"""What the scripts say, as JSON: the client's version, what it was told, what it raised."""
+"""The report of a script, as JSON: the client's version, the answers it got, the errors it raised."""
 
 from __future__ import annotations
 

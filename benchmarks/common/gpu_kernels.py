@@ -17,7 +17,7 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels, choose
 from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
 from alignedserve.kernels.dispatch.paged_libraries import PAGE as PAGE_OF_LIBRARIES
 from alignedserve.kernels.dispatch.probing import working_libraries
-from benchmarks.gpu_shapes import BLOCK_SIZE, PAGE, Model, left_out, seconds
+from benchmarks.common.gpu_shapes import BLOCK_SIZE, PAGE, Model, left_out, seconds
 from benchmarks.report import report
 
 SAMPLINGS = {
@@ -34,7 +34,7 @@ class KernelBench:
         self.model, self.device = model, torch.device("cuda", 0)
 
     def sampling(self) -> None:
-        """From logits to tokens, for 64 requests, against torch on the same GPU, which waits for it more than once."""
+        """Time sampling for 64 requests against torch on the same GPU, which waits for the GPU more than once."""
         rows, columns = 64, self.model.vocabulary
         generator = torch.Generator(self.device).manual_seed(0)
         logits = 3 * torch.randn(rows, columns, device=self.device, generator=generator)
@@ -52,7 +52,7 @@ class KernelBench:
         report(f"logprobs_5_{columns}", took * 1e6, "us", baseline=with_torch * 1e6)
 
     def int8(self) -> None:
-        """A page to int8 and back into its blocks, both on the GPU, against the same page as it is."""
+        """Time a page to int8 and back into its blocks, both on the GPU, against the same page as it is."""
         shape, dtype = (2 * self.model.layers, PAGE, self.model.kv_dim), torch.bfloat16
         kernels = choose(self.device, dtype).kernels
         pages = Int8Pages(*shape, dtype, kernels, self.device)
@@ -70,7 +70,7 @@ class KernelBench:
         report(f"page_to_int8_{self.model.name}", compressed * 1e6, "us", baseline=plain * 1e6)
 
     def alignment(self) -> None:
-        """Of one layer's attention: few long requests among short ones, against as many of their mean length. gamma2 is
+        """Time one layer's attention: few long requests among short, against as many of their mean length. gamma2 is
         that of the cost model (docs/how/cost_model.md), from these two batches."""
         for long in (4096, 16_384):
             mixed = [32] * 60 + [long] * 4
@@ -83,7 +83,7 @@ class KernelBench:
                 report(f"gamma2_{title}", (skewed - aligned) / bubble, "s/token")
 
     def attentions(self) -> Iterator[tuple[str, Kernels, int]]:
-        """With blocks of which size: those of the others are theirs to choose."""
+        """Yield kernels with their block size, which libraries choose themselves."""
         yield "triton", choose(self.device, torch.bfloat16).kernels, BLOCK_SIZE
         yield "torch", Reference(), BLOCK_SIZE
         yield "triton_of_256", choose(self.device, torch.bfloat16).kernels, PAGE_OF_LIBRARIES
@@ -113,7 +113,7 @@ def _drawn(
 
 
 class Fixed(Fastest):
-    """One library, whatever is faster."""
+    """A choice that is always the same library, whatever is faster."""
 
     def __init__(self, name: str) -> None:
         super().__init__()

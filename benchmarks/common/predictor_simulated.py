@@ -1,4 +1,4 @@
-"""What predictions of lengths buy: real prompts and lengths of real outputs through a simulated deployment.
+"""Play what predictions of lengths buy: real prompts and lengths of real outputs through a simulated deployment.
 
     chats, real-time        oasst, gsm8k, humaneval           one prefill and one decode worker,
     documents, best-effort  everything else                   RTX PRO 6000, Llama-3.1-8B
@@ -22,9 +22,9 @@ from alignedserve.scheduling.policy import Choice, Grouping, Order, Policy, Pred
 from alignedserve.scheduling.sketch import sketch_of
 from alignedserve.simulator.machines.engine import STOP
 from alignedserve.simulator.predicting import Knowledge
-from alignedserve.simulator.reports.figures import Figures
+from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.request_figures import end_to_end_s, finished
-from alignedserve.simulator.reports.trial import Trial
+from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.simulator.workload import Arrival
@@ -68,7 +68,7 @@ def simulated(
 ) -> Iterator[dict[str, object]]:
     predictors = [Predictor.OFF, Predictor.CONSTANT, Predictor.HASH, Predictor.ORACLE]
     predictors += [Predictor.MINILM] if minilm else []
-    for regime in [one for one in REGIMES if named in one.name]:
+    for regime in [regime for regime in REGIMES if named in regime.name]:
         for seed in seeds:
             for predictor in predictors:
                 knowledge = _knowledge(predictor, past[:_KNOWN], minilm)
@@ -76,7 +76,7 @@ def simulated(
 
 
 def _settings(regime: Regime, predictor: Predictor, seed: int) -> Settings:
-    usual = settings_of(Trial("aligned", cluster="1+1", seed=seed))
+    usual = settings_of(SimulationTrial("aligned", cluster="1+1", seed=seed))
     limits = replace(usual.limits, max_batch=regime.batch)
     if regime.kv_tokens is not None:
         limits = replace(limits, num_pairs=regime.kv_tokens // limits.block_size)
@@ -87,10 +87,10 @@ def _knowledge(
     predictor: Predictor, past: Sequence[Played], minilm: Mapping[tuple[int, ...], bytes]
 ) -> Knowledge | None:
     if predictor is Predictor.MINILM:
-        learnt = tuple(Learn(Sketch(minilm[one.prompt]), len(one.prompt), one.num_output) for one in past)
+        learnt = tuple(Learn(Sketch(minilm[played.prompt]), len(played.prompt), played.num_output) for played in past)
         return Knowledge(lambda prompt: Sketch(minilm[tuple(prompt)]), lambda: HashEncoder(_MINILM), learnt)
     if predictor is Predictor.HASH:
-        learnt = tuple(Learn(sketch_of(one.prompt), len(one.prompt), one.num_output) for one in past)
+        learnt = tuple(Learn(sketch_of(played.prompt), len(played.prompt), played.num_output) for played in past)
         return Knowledge(sketch_of, HashEncoder, learnt)
     return None
 
@@ -103,13 +103,13 @@ def _line(
     simulation.run()
     record = simulation.record(0.0)
     assert not record.problems, record.problems[:3]
-    figures, done = Figures.of(record), finished(record.requests)
-    chats = [one for one in done if one.service is ServiceClass.RT]
-    documents = [one for one in done if one.service is ServiceClass.BE]
+    figures, done = RunFigures.of(record), finished(record.requests)
+    chats = [request for request in done if request.service is ServiceClass.RT]
+    documents = [request for request in done if request.service is ServiceClass.BE]
     line: dict[str, object] = {"name": "predictor/simulated", "regime": regime.name, "predictor": predictor.value}
     line |= {"seed": seed, "requests": len(record.requests), "rate": regime.rate}
     for name, some in (("all", done), ("rt", chats), ("be", documents)):
-        seconds = [end_to_end_s(one) for one in some]
+        seconds = [end_to_end_s(request) for request in some]
         line |= {f"{name}_mean_s": float(np.mean(seconds)), f"{name}_p99_s": float(np.percentile(seconds, 99))}
     line |= {"rt_attainment": figures.rt.attainment, "be_tokens_per_s": figures.be.tokens_per_s}
     return line | {"duration_s": figures.duration_s, "preemptions": figures.requests.preemptions}
@@ -118,14 +118,14 @@ def _line(
 def _arrivals(asked: Sequence[Played], rate: float, seed: int) -> Iterator[Arrival]:
     draw = Random(f"{seed}/played")
     at = FIRST_ARRIVAL_AT
-    for number, one in enumerate(draw.sample(asked, _NUM_REQUESTS)):
+    for number, played in enumerate(draw.sample(asked, _NUM_REQUESTS)):
         at += draw.expovariate(rate)
-        is_chat = one.source.startswith(_CHATS)
+        is_chat = played.source.startswith(_CHATS)
         request = Request(
-            id=f"{one.source}-{number}",
+            id=f"{played.source}-{number}",
             owner="gateway-0",
             attempt=0,
-            prompt=one.prompt,
+            prompt=played.prompt,
             emitted=(),
             sampling=Sampling(seed=number),
             max_tokens=_MOST,
@@ -134,4 +134,4 @@ def _arrivals(asked: Sequence[Played], rate: float, seed: int) -> Iterator[Arriv
             slo=Slo(),
             arrival_at=at,
         )
-        yield Arrival(request, one.num_output, None)
+        yield Arrival(request, played.num_output, None)

@@ -1,4 +1,4 @@
-"""Where the time of a step goes: first as it is served, then layer by layer, each kernel and linear layer timed.
+"""Show where the time of a step goes: first as it is served, then layer by layer, each kernel and linear layer timed.
 
 A step of few tokens runs all layers in one call, which cannot be looked into from here: so the second table is of the
 same work done call by call, and what it takes more is what the one call saves. With one thread the thread's own CPU
@@ -29,7 +29,7 @@ class Clocked:
         self.now = thread_time if torch.get_num_threads() == 1 else perf_counter
 
     def of(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same, and what it takes is added up. A kernel that calls another counts once."""
+        """Return the same call with its time added up. A kernel that calls another kernel counts once."""
 
         def clocked(*args: Any, **more: Any) -> Any:
             self._depth += 1
@@ -75,7 +75,7 @@ def clocked(engine: Engine, layer_by_layer: bool) -> Iterator[Clocked]:
 
 
 def print_parts(engine: Engine, runs: Sequence[tuple[str, Callable[[], Any]]]) -> None:
-    """A table for each run; what is none of these is Python and torch around the model."""
+    """Print a table for each run; the rest is Python and torch around the model."""
     for name, run in runs:
         for layer_by_layer in (False, True):
             with clocked(engine, layer_by_layer) as clock:

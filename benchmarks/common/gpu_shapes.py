@@ -1,4 +1,4 @@
-"""Models that GPUs are measured with, and how work on one is timed."""
+"""Models that GPUs are measured with, and how work on a GPU is timed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Model:
 
     @property
     def num_read(self) -> int:
-        """Numbers of the weights that a step reads whole: all but the embedding."""
+        """Return how many numbers of the weights a step reads: all but the embedding."""
         kv = self.hidden * self.kv_heads // self.heads
         layer = 2 * self.hidden**2 + 2 * self.hidden * kv + 3 * self.hidden * self.inner
         return self.layers * layer + self.vocabulary * self.hidden
@@ -58,7 +58,7 @@ class Model:
 
     @property
     def kv_bytes(self) -> int:
-        """Of a token."""
+        """Return the bytes of a token's K and V."""
         return 2 * 2 * self.layers * self.kv_dim
 
 

@@ -1,4 +1,4 @@
-"""A client of files and batches for benchmarks: few requests, and none that wait for a library."""
+"""A client of files and batches that sends few requests and never waits for a library."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ ENDED = ("completed", "failed", "expired", "cancelled")
 LOOK_S = 0.5
 
 
+def line(custom_id: str, body: dict[str, Any]) -> bytes:
+    whole = {"custom_id": custom_id, "method": "POST", "url": Endpoint.COMPLETIONS.value, "body": body}
+    return json.dumps(whole).encode()
+
+
 def jsonl(bodies: Iterable[dict[str, Any]]) -> bytes:
-    """A line for each, numbered from 0."""
-    lines = (
-        {"custom_id": str(number), "method": "POST", "url": Endpoint.COMPLETIONS.value, "body": body}
-        for number, body in enumerate(bodies)
-    )
-    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    """Return a file with a line for each body, numbered from 0."""
+    return b"".join(line(str(number), body) + b"\n" for number, body in enumerate(bodies))
 
 
 class Batches:
@@ -36,12 +37,10 @@ class Batches:
         await self._http.aclose()
 
     async def upload(self, data: bytes) -> str:
-        files = {"file": ("x.jsonl", data)}
-        answer = await self._http.post("/files", data={"purpose": "batch"}, files=files)
-        return str(answer.raise_for_status().json()["id"])
+        return str((await self._post(data)).raise_for_status().json()["id"])
 
     async def upload_from(self, path: Path) -> str:
-        """Piece by piece, in a thread."""
+        """Upload a file piece by piece, in a thread."""
         return await asyncio.to_thread(self._upload_from, path)
 
     def _upload_from(self, path: Path) -> str:
@@ -51,12 +50,15 @@ class Batches:
         return str(answer.raise_for_status().json()["id"])
 
     async def refused(self, size: int) -> int:
-        """The status of an upload of so many bytes."""
-        files = {"file": ("x.jsonl", b"x" * size)}
-        return (await self._http.post("/files", data={"purpose": "batch"}, files=files)).status_code
+        """Return the status of an upload of so many bytes."""
+        return (await self._post(b"x" * size)).status_code
+
+    async def _post(self, data: bytes) -> httpx.Response:
+        files = {"file": ("x.jsonl", data)}
+        return await self._http.post("/files", data={"purpose": "batch"}, files=files)
 
     async def size(self, file: str) -> int:
-        """Of what can be downloaded."""
+        """Download a file and return its bytes."""
         size = 0
         async with self._http.stream("GET", f"/files/{file}/content") as answer:
             async for piece in answer.aiter_bytes(1 << 20):
@@ -88,7 +90,7 @@ class Batches:
 
 
 async def submit_shorter(data: Path, job: Job) -> None:
-    """With a window that the API would refuse as too short: the record, as the gateway would have written it."""
+    """Write the job's record as the gateway would have written it: the API refuses a window so short."""
     store = await SqliteStore.open(data / SQLITE_FILE)
     await store.add_job(job)
     await store.close()

@@ -1,0 +1,12 @@
+"""What several benchmarks use, and the parts of the large ones.
+
+batches.py       a client of files and batches
+chats.py         chats beside documents, with two backends: a deployment over HTTP, and the simulator
+engine_parts.py  where the time of an engine's step goes
+gpu_kernels.py   single kernels on a GPU
+gpu_shapes.py    models that GPUs are measured with, and how work on a GPU is timed
+machines.py      workers whose steps were measured, as profiles for the simulator
+models.py        random weights of usual sizes
+predictor_simulated.py  what predictions of lengths buy in a simulated deployment
+serving.py       deployments: started, asked for a stream of tokens, and their processes
+"""

@@ -1,0 +1,38 @@
+"""Each policy has the memory that the table names for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.decode_worker.memory.hidden import HiddenMemory
+from alignedserve.decode_worker.memory.plain import PlainMemory
+from alignedserve.decode_worker.memory.shared import SharedMemory
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.scheduling.policy import Cache, Choice, Chunking, Layout, Order, Packing, Policy, Room
+from alignedserve.worker.setup import WorkerSetup
+from tests.samples import LIMITS
+
+GROWING = Policy(room=Room.GROWING)
+PLAIN = Policy(Order.FCFS, Chunking.NONE, Choice.IN_ORDER, Room.GROWING, packing=Packing.KNAPSACK)
+
+
+@pytest.mark.parametrize(
+    ("policy", "memory"),
+    [
+        (GROWING, PlainMemory),
+        (replace(GROWING, blocks=Layout.BIDIRECTIONAL), SharedMemory),
+        (replace(GROWING, cache=Cache.HYBRID), HiddenMemory),
+        (PLAIN, HiddenMemory),  # a knapsack weighs requests as KV, too
+    ],
+    ids=["plain", "shared", "hybrid", "knapsack"],
+)
+def test_a_policy_has_its_memory(policy: Policy, memory: type[PlainMemory]) -> None:
+    assert policy.problem is None
+    assert type(DecodeCore(WorkerSetup(LIMITS, policy)).stores.memory) is memory
+
+
+def test_only_pairs_of_one_request_are_written_to_beside_the_steps() -> None:
+    assert GROWING.pairs.why_not_direct is None
+    assert replace(GROWING, blocks=Layout.BIDIRECTIONAL).pairs.why_not_direct is not None
