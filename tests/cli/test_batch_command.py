@@ -1,4 +1,4 @@
-"""`alignedserve batch` against a server that is not ours: OpenAI's objects, and no header of our own."""
+"""Tests of `alignedserve batch` against another server, which has OpenAI's objects and none of our own headers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Server:
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)
-                if len(body) < int(headers.get("Content-Length", 0)):  # the rest of it never comes
+                if len(body) < int(headers.get("Content-Length", 0)):  # the rest of the body never comes
                     self.wfile.flush()
                     server.is_half_sent.set()
                     server.breaks_off.wait(30)

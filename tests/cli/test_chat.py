@@ -1,4 +1,4 @@
-"""A chat with a scripted server: what is sent, what is shown, and what goes wrong."""
+"""Tests of a chat with a scripted server: what is sent, what is shown, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Script(ThreadingHTTPServer):
         self.replies: list[list[str] | tuple[int, str]] = []
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
-        self.hold = threading.Event()  # set: a reply with `HOLD` in it goes on
+        self.hold = threading.Event()  # once it is set, a reply with `HOLD` in it goes on
 
     @property
     def url(self) -> str:
@@ -104,7 +104,7 @@ def script() -> Iterator[Script]:
 
 @pytest.fixture
 def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], script: Script) -> Any:
-    """Runs a chat over lines of piped input: (exit status, stdout, stderr)."""
+    """Run a chat over lines of piped input, and return (exit status, stdout, stderr)."""
 
     def talk(*lines: str, **options: Any) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))

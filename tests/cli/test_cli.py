@@ -1,4 +1,4 @@
-"""The command line answers at once, builds the configuration, and fails in one line."""
+"""Tests that the command line answers at once, builds the configuration, and fails in one line."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_flags_outweigh_the_environment_and_that_the_file(
 
 
 def _shown(capsys: pytest.CaptureFixture[str], flag: str) -> set[str]:
-    """The flags that a help text names."""
+    """Return the flags that a help text names."""
     with pytest.raises(SystemExit):
         cli.main(["serve", flag])
     return set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
@@ -211,7 +211,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("line", ["--help", "serve --help"])
 def test_help_imports_nothing_heavy(line: str) -> None:
-    """Help in well under 0.3 s follows from what is not imported, and that does not depend on the machine's load."""
+    """A test of imports does not depend on the machine's load; without heavy imports, help takes well under 0.3 s."""
     command = [sys.executable, "-X", "importtime", "-m", "alignedserve.cli.main", *line.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     imported = {row.rpartition("|")[2].strip() for row in done.stderr.splitlines() if row.startswith("import time:")}

@@ -1,4 +1,4 @@
-"""The doctor says what is there and what is missing, and whether that is enough."""
+"""Tests that the doctor says what is there and what is missing, and whether that is enough."""
 
 from __future__ import annotations
 

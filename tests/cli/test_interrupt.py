@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: the status is 130, and nothing is said."""
+"""Tests of Ctrl-C at any moment: the status is 130, and the command prints nothing."""
 
 from __future__ import annotations
 

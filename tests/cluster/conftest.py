@@ -21,10 +21,11 @@ Resources = Mapping[str, float]
 
 
 class Nodes:
-    """Ray nodes on this machine, of a process that makes them; none that a user has started is touched."""
+    """Ray nodes on this machine, started by a process of their own; Ray nodes that a user has started are not
+    touched."""
 
     def __init__(self, *command: str) -> None:
-        """`command`: a module here, and what it takes."""
+        """Start the cluster; `command` is a module of this folder, and its arguments."""
         self._files = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
         self.environment = {
             "RAY_AUTH_MODE": "token",
@@ -48,7 +49,7 @@ class Nodes:
         self._process: subprocess.Popen[str] = start()
         try:
             self.address = self._answer()
-        except AssertionError:  # Ray gives a node 30 s to start, however slow the machine is just then
+        except AssertionError:  # Ray gives a node 30 s to start, however slow the machine is at the time
             self._process.communicate(timeout=STOP_S)
             self._process = start()
             self.address = self._answer()
@@ -60,7 +61,7 @@ class Nodes:
         self._order(f"kill {number}")
 
     def count(self) -> int:
-        """Nodes, the head among them."""
+        """Return the number of nodes, the head among them."""
         return sum(bool(re.search(r"/raylet/raylet ", command)) for command in marked(self._mark).values())
 
     def pid(self, part: str) -> int | None:
@@ -69,7 +70,7 @@ class Nodes:
         return next(found, None)
 
     def home(self, part: str) -> int | None:
-        """The node's own process under which it runs."""
+        """Return the node's own process under which the part runs."""
         pid = self.pid(part)
         if pid is None:
             return None
@@ -107,13 +108,13 @@ def _began_at(pid: int) -> int:
 
 @contextmanager
 def clustered(*nodes: Resources) -> Iterator[Nodes]:
-    """Numbered as they are given, the first is the head."""
+    """Yield a cluster of these nodes, numbered in this order; the first is the head."""
     yield from _until_done(Nodes("tests.cluster.nodes", *map(json.dumps, nodes)))
 
 
 @contextmanager
 def growing(node: Resources, most: int) -> Iterator[Nodes]:
-    """Nodes like this beside the head, as many as are needed."""
+    """Yield a cluster that adds nodes like this one to its head, as many as are needed."""
     yield from _until_done(Nodes("tests.cluster.growing", "FOLDER", json.dumps(node), str(most)))
 
 

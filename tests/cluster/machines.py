@@ -1,6 +1,8 @@
 """Machines of our own for `ray up`: network namespaces on one wire, each with processes, memory and an sshd of its own.
 
-It takes root, and the programs of `missing`. Nothing of this machine is changed but for the namespaces, which go again.
+They need root, and the programs that `missing` checks. They change nothing on this machine but the namespaces, which
+are
+removed again.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ STARTED_S = 60.0
 
 
 def missing() -> str | None:
-    """Why there can be no machines here."""
+    """Return why there can be no machines here, or None."""
     if os.geteuid() != 0:
         return "it takes root to make network namespaces"
     lacking = [program for program in ("ip", "unshare", "ssh", "ssh-keygen", "sshd", "rsync") if not found(program)]
@@ -56,7 +58,7 @@ class Machines:
         return said.read_text()[-4000:] if said.exists() else ""
 
     def processes(self, number: int) -> list[str]:
-        """Command lines on that machine, but for its own."""
+        """Return the command lines on that machine, except the machine's own programs."""
         found = subprocess.run(
             ["ip", "netns", "pids", self.networks[number]], capture_output=True, text=True, check=True
         ).stdout.split()
@@ -67,7 +69,7 @@ class Machines:
 
 @contextmanager
 def machines(folder: Path, addresses: Sequence[str]) -> Iterator[Machines]:
-    """Two."""
+    """Yield a machine for each address."""
     networks = [f"as-{os.getpid()}-{number}" for number in range(len(addresses))]
     made = Machines(folder, networks, addresses)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", made.key], check=True)

@@ -41,7 +41,7 @@ def ray_cluster() -> dict[str, Any]:
 
 
 def pods() -> dict[str, dict[str, Any]]:
-    """Templates, by the role that they are labelled with."""
+    """Return the pod templates by the role in their labels."""
     spec = ray_cluster()["spec"]
     templates = [group["template"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
     return {template["metadata"]["labels"]["role"]: template for template in templates}

@@ -1,4 +1,5 @@
-"""The head is lost, and with it Ray, the gateway and the router: batch jobs go on where there is a head again."""
+"""Tests of the loss of the head, and with it of Ray, the gateway and the router: batch jobs go on with the next
+head."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_colocated_workers_spread_over_nodes_and_one_is_enough_to_go_on() -> Non
         assert len({*homes, nodes.home("router")}) == 3
         wanted = mixed(12, seed=3, outputs=(60, 200))
         check_greedy(wanted, served_while(deployment, wanted, lambda: nodes.kill(2)))
-        # The lost one waits for a node, and says so; then it is used.
+        # The lost worker waits for a node, and says so; then it takes the new node.
         wait_until(lambda: " waits for a node with CPU 1, decode 1 free" in deployment.log(), BACK_S, deployment.log)
         nodes.add(each)
         wait_until(lambda: all(nodes.home(f"decode-{n}") for n in range(2)), BACK_S, deployment.log)

@@ -1,4 +1,4 @@
-"""`alignedserve scale` on a cluster: what is added to a pool is beside it."""
+"""Tests of `alignedserve scale` on a cluster: a new worker of a pool runs beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Four sources give one configuration, and whatever is wrong is named with its place and its source."""
+"""Tests that four sources give one configuration, and that each error names its place and its source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who has to leave a decode worker goes to a prefill worker ahead of need, and comes back as it was."""
+"""A request that must leave a decode worker goes to a prefill worker ahead of need, and comes back unchanged."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def document(name: str, page: int) -> Entry:
 
 
 class Worker:
-    """With two documents, of one pair each, and a pair that is free: too few for both to go on for long."""
+    """Run a worker with two documents of one pair each and a free pair: both cannot go on for long."""
 
     def __init__(self, policy: Policy = THERE, *entries: Entry) -> None:
         self.core = DecodeCore(WorkerSetup(LIMITS, policy, direct=True))
         self.plan = RunStep(None)  # type: ignore[arg-type]
-        self.chunks = list[Chunk]()  # that ran
+        self.chunks = list[Chunk]()  # chunks that ran
         for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
             self.hears(MemberJoined(one))
         self.hears(said("pool-0", Batch(entries or (document("d1", 11), document("d2", 12)))))
@@ -74,7 +74,7 @@ class Worker:
         return self.hears(said(ROUTER, Cancel(name, 0)))
 
     def goes(self) -> SendKv:
-        """Until its KV is being sent."""
+        """Evict D2 up to the point where its KV is being sent, and return the order to send it."""
         [sends] = [one for one in self.hears(said("prefill-0", Pull(1, *D2))) if isinstance(one, SendKv)]
         return sends
 
@@ -85,7 +85,7 @@ def sent(commands: Sequence[Command], to: str) -> list[Message]:
 
 @pytest.fixture
 def worker() -> Worker:
-    """D2 is asked to leave before the step after the first."""
+    """Return a worker that has asked D2 to leave before the second step."""
     worker = Worker()
     [evict] = sent(worker.steps(), "prefill-0")
     assert isinstance(evict, Evict)
@@ -210,7 +210,7 @@ def test_nobody_leaves_this_way_where_it_is_off(policy: Policy) -> None:
 
 
 def test_who_has_longest_to_wait_leaves() -> None:
-    """By what is predicted of their lengths."""
+    """Waiting times follow from predicted lengths."""
     other = Worker()
     other.hears(said(ROUTER, Expect("d1", 0, Estimate(19, 19))))
     other.hears(said(ROUTER, Expect("d2", 0, Estimate(3, 3))))

@@ -1,4 +1,4 @@
-"""Who of those that are seated runs, and who leaves: by each way of packing, on a worker that runs prompts too."""
+"""Which seated requests run and which leave, for each way of packing, on a worker that runs prompts too."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def of(name: str, service: ServiceClass, prompt: int = 4, tokens: int = 8, at: f
 
 
 class Device:
-    """A worker with an engine that says 7 for ever; a step takes as long as it says."""
+    """Run a worker whose engine always samples token 7; each step takes the time that the test sets."""
 
     def __init__(self, policy: Policy, limits: WorkerLimits = LIMITS, step_s: float = 0.01) -> None:
         self.worker = DecodeCore(WorkerSetup(limits, policy))
@@ -65,7 +65,7 @@ class Device:
 
     @property
     def plan(self) -> StepPlan | None:
-        """That runs now."""
+        """Return the plan that runs now, if there is one."""
         return self.plans[-1] if self.plans and self.plans[-1].number == self._next else None
 
     _next = 1
@@ -104,7 +104,7 @@ class TestRoundRobin:
         device = Device(ROUND)
         device.ask(of("d", BE), of("c", RT), of("e", BE))
         device.run()
-        # The document was there first; a class that has nobody passes its turn.
+        # The document was there first; a class without requests passes its turn.
         assert [parts(plan) for plan in device.plans[:6]] == [["d"], ["c"], ["d", "e"], ["c"], ["d", "e"], ["c"]]
         assert device.said == {"d": 8, "c": 8, "e": 8}
 
@@ -129,7 +129,7 @@ class TestRoundRobin:
 
 
 class TestLongest:
-    """AlignedServe's own rule (§3.4, case 3), where the newest leaves otherwise."""
+    """AlignedServe's own rule (§3.4, case 3): the longest request leaves, where otherwise the newest leaves."""
 
     @pytest.mark.parametrize(("packing", "first"), [(Packing.LONGEST, "short"), (Packing.FCFS, "long")])
     def test_the_longest_leaves_for_want_of_memory(self, packing: Packing, first: str) -> None:
@@ -178,7 +178,7 @@ class TestLevels:
 
 
 class TestKnapsack:
-    """Apt-Serve: who has memory is chosen before each step."""
+    """Apt-Serve: which requests hold memory is decided before each step."""
 
     @pytest.mark.parametrize("chunking", [Chunking.NONE, Chunking.FIXED])
     def test_a_step_is_of_one_type_where_prompts_are_whole(self, chunking: Chunking) -> None:
@@ -192,7 +192,7 @@ class TestKnapsack:
         assert device.said == {"a": 20, "b": 8, "c": 8, "d": 8}
 
     def test_the_next_step_is_of_those_that_have_been_pending_longer_in_all(self) -> None:
-        """Two decodes wait for one prompt; when it is through they have waited longer than the next prompt."""
+        """Two decodes wait for one prompt; when it is through, they have waited longer than the next prompt."""
         device = Device(KNAPSACK, replace(LIMITS, num_pairs=64))
         device.ask(of("a", RT, tokens=20), of("b", RT, tokens=20))
         for _ in range(3):
@@ -271,7 +271,7 @@ class TestRealTimeFirst:
         assert lately.spare_pairs(10, now=1000.0) == 0
 
     def test_the_first_document_waits_for_nothing(self) -> None:
-        """However much chats needed lately: where no other is seated, all that is free is its."""
+        """However much chats needed lately, a document may use all free memory where no other request is seated."""
         device = Device(Policy(reuse=False, room=Room.WHOLE), replace(LIMITS, num_pairs=12))
         device.ask(of("c", RT, prompt=40, tokens=4))
         device.run()
@@ -303,7 +303,7 @@ class TestTheSizeOfAStep:
         assert [name for name, _ in ran(select(decodes, [], [], at(batch=2)))] == ["a", "d"]
 
     def test_but_none_that_would_be_late(self) -> None:
-        """A step of two decodes takes 12 ms; those that are out have 10 ms of a step before them yet."""
+        """A step of two decodes takes 12 ms; decodes that are left out have 10 ms until they need a step."""
         decodes = [chat("a", 0.02, output=3), chat("b", 0.021, output=3), document("d", output=3)]
         assert {name for name, _ in ran(select(decodes, [], [], at(batch=2)))} == {"a", "b"}
 
@@ -325,7 +325,7 @@ crowds = st.lists(
 @given(crowds, st.integers(1, 20))
 @settings(deadline=None)
 def test_documents_make_no_chat_late_and_a_step_is_never_empty(crowd: list[Running], batch: int) -> None:
-    """In the model: every chat that could run in this step is in it, or has time for it and for its own after it."""
+    """In the cost model, every chat that could run is in this step, or has time for this step and its own after it."""
     for number, one in enumerate(crowd):
         one.request = one.promise.request = replace(one.request, id=f"r{number}")
     found = select(crowd, [], [], at(batch))
@@ -350,7 +350,7 @@ def test_documents_make_no_chat_late_and_a_step_is_never_empty(crowd: list[Runni
 def test_everybody_ends_however_they_are_packed(
     asked: list[tuple[bool, int, int, int]], policy: Policy, pairs: int, batch: int
 ) -> None:
-    """Closed: nobody comes for ever, so nobody waits for ever."""
+    """The set of requests is closed: no new requests arrive for ever, so no request waits for ever."""
     device = Device(policy, replace(LIMITS, num_pairs=pairs, max_batch=batch))
     wanted = {}
     for number, (is_rt, prompt, tokens, after) in enumerate(asked):
@@ -368,7 +368,7 @@ def test_everybody_ends_however_they_are_packed(
 
 
 def test_a_long_document_is_served_among_short_ones_that_never_end() -> None:
-    """It rises a level for each age that it waits; a step has one place."""
+    """The document rises a level for each age that it waits; a step has one place."""
     policy = Policy(expected_output=1000, age_s=1.0)
     seated, served_at, now = Seated(policy), [NOW], NOW
 

@@ -1,4 +1,4 @@
-"""The committed folder is what it says, and answers held-out prompts well enough to be served."""
+"""Tests that the committed folder is what it says, and answers held-out prompts well enough to be served."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ def test_nearly_every_answer_ends_by_itself(answered: dict[str, list[Answered]])
 
 
 def test_it_still_writes_words_at_the_end_of_its_positions() -> None:
-    """A long chat, filled up to the last positions: no NaN, no token of another model."""
+    """A long chat fills the context up to the last positions, and the answer is still right: no NaN, no foreign
+    token."""
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
     turn = [{"role": "user", "content": "Spell cat."}, {"role": "assistant", "content": "c a t"}]

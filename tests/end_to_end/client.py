@@ -1,4 +1,4 @@
-"""Clients of a deployment: requests of mixed lengths, many at once, and what came back."""
+"""Clients of a deployment: they send many requests of mixed lengths at once, and check the answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Wanted:
 
 @cache
 def held_out() -> tuple[int, ...]:
-    """Tokens of conversations that the demo model was not trained on, one after the other."""
+    """Return tokens of conversations that the demo model was not trained on, joined together."""
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     said = []
     for number in range(200):
@@ -61,7 +61,7 @@ Lengths = tuple[int, int]  # least, most
 
 
 def mixed(count: int, seed: int, prompts: Lengths = (3, 400), outputs: Lengths = (1, 200)) -> list[Wanted]:
-    """Requests of mixed lengths: half of them streamed, half going on after the model's own end, some scored."""
+    """Return requests of mixed lengths: half of them streamed, half ignoring the model's own end, some scored."""
     draw = random.Random(seed)
     wanted = []
     for number in range(count):
@@ -105,7 +105,7 @@ async def tokens_of(http: httpx.AsyncClient, wanted: Wanted) -> list[int]:
 async def streamed(
     http: httpx.AsyncClient, body: dict[str, Any], path: str = "/v1/completions"
 ) -> AsyncGenerator[Any, None]:
-    """The chunks of a stream that must begin with a 200 and end with [DONE], without an error between."""
+    """Yield the chunks of a stream that must begin with a 200 and end with [DONE], without an error between."""
     async with http.stream("POST", path, json=body) as answer:
         assert answer.status_code == 200, await answer.aread()
         last = ""
@@ -126,12 +126,12 @@ async def all_tokens(url: str, wanted: Sequence[Wanted]) -> list[list[int]]:
 
 @cache
 def reference() -> Any:
-    """The demo model in transformers."""
+    """Return the demo model in transformers."""
     return load(MODEL)
 
 
 def is_greedy(wanted: Wanted, output: Sequence[int]) -> bool:
-    """Is this what transformers makes of it."""
+    """Whether transformers gives this output."""
     with suppress(AssertionError):
         compare(reference(), wanted.prompt, output, Tally())
         return True
@@ -139,7 +139,7 @@ def is_greedy(wanted: Wanted, output: Sequence[int]) -> bool:
 
 
 def check_greedy(wanted: Sequence[Wanted], outputs: Sequence[Sequence[int]]) -> Tally:
-    """Every output is what transformers makes of its prompt, and ends where it should."""
+    """Check that every output is that of transformers, and ends where it should."""
     tally = Tally()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # in so small a model, beside other work, threads would mostly wait for each other

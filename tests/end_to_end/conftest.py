@@ -1,4 +1,4 @@
-"""Deployments that tests share, and the kinds that others start for themselves."""
+"""Deployments that tests share, and the kinds of deployments that other tests start for themselves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 def on(kinds: Sequence[Kind]) -> pytest.MarkDecorator:
-    """The kinds that a test has, in place of those of the fixture `kind`."""
+    """Replace the kinds of the fixture `kind` for one test."""
     return pytest.mark.parametrize("kind", kinds, ids="-".join)
 
 
@@ -83,7 +83,7 @@ def shared(request: pytest.FixtureRequest, running: Running) -> Iterator[Deploym
 
 
 def shared_on(kinds: Sequence[Kind]) -> pytest.MarkDecorator:
-    """The kinds of `shared` that a test has, in place of its own."""
+    """Replace the kinds of the fixture `shared` for one test."""
     return pytest.mark.parametrize("shared", kinds, ids="-".join, indirect=True, scope="module")
 
 

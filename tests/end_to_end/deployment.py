@@ -1,7 +1,7 @@
-"""A deployment that a test starts, asks, wounds and stops, as its user would: from outside.
+"""A deployment that a test starts, queries, wounds and stops from outside, as a user would.
 
-What is left of it when it has ended is looked for, not trusted: processes by a mark in their
-environment, its port, and its files in a folder of shared memory that is its own.
+After its end, the test searches for what it may have left: processes by a mark in their
+environment, its port, and files in a shared-memory folder of its own.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ IPAddress = IPv4Address | IPv6Address
 Kind = tuple[str, str]  # kind of deployment: topology, launcher
 KINDS: list[Kind] = list(itertools.product(TOPOLOGIES, LAUNCHERS))
 LOCAL: list[Kind] = [(topology, "local") for topology in TOPOLOGIES]
-# Ray takes seconds to start. The short form has one of its deployments in tests of what only it could get wrong,
-# and none where the other launcher shows as much.
+# Ray takes seconds to start. The short form has one Ray deployment, in tests of what can fail only there, and none in
+# tests where the local launcher shows as much.
 ONE_ON_RAY = KINDS if SOAK else [*LOCAL, ("1+1", "ray")]
 NONE_ON_RAY = KINDS if SOAK else LOCAL
 
@@ -133,7 +133,7 @@ class Deployment:
         return [pid for pid, command in self.processes().items() if title.search(command)]
 
     def wound(self, part: str) -> None:
-        """Kill the process of this part, and return when the launcher has started another."""
+        """Kill the process of this part, and return when the launcher has started another process for it."""
         old = self.pid(part)
         os.kill(old, signal.SIGKILL)
         wait_until(lambda: any(pid != old for pid in self._pids(part)), BACK_S, self.log)
@@ -150,7 +150,7 @@ class Deployment:
         wait_until(has_ended, STOP_S, self.log)
 
     def listens_at(self) -> set[IPAddress]:
-        """The addresses at which its processes take connections."""
+        """Return the addresses at which its processes accept connections."""
         return {address for pid in self.processes() for address in _listens_at(pid)}
 
     def cpu_s(self) -> float:
@@ -174,7 +174,7 @@ class Deployment:
         return False
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
+        """Return the sum of a metric over its labels."""
         exposed = self.ask("/metrics").text
         assert f"# HELP alignedserve:{name} " in exposed, f"there is no metric {name}"
         return sum(map(float, re.findall(rf"^alignedserve:{name}(?:{{[^}}]*}})? (\S+)$", exposed, re.MULTILINE)))
@@ -210,7 +210,7 @@ class Deployment:
             return set(self.processes().values()) - processes_but
 
         wait_until(lambda: not left(), GONE_S, lambda: f"{left()} are left:\n{self.log()}")
-        # A process that is ending has lost its environment, our mark, a moment before its sockets.
+        # A process that is ending loses its environment, our mark, a moment before its sockets.
         wait_until(self._port_is_free, GONE_S, lambda: f"port {self.port} is in use:\n{self.log()}")
         in_memory = sorted(path.name for path in self.memory.iterdir())
         assert not files or not in_memory, f"{in_memory} are left in shared memory:\n{self.log()}"
@@ -234,10 +234,10 @@ def spawn(
     stderr: IO[bytes] | int = subprocess.PIPE,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.Popen[bytes]:
-    """`alignedserve serve` with these arguments, whatever the environment of the tests says beyond this one."""
+    """Start `alignedserve serve` with these arguments; other settings in the tests' environment do not reach it."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
     env |= {MARK: mark, "RAY_TMPDIR": _RAY_FILES.name, **RAY_FOR_TESTS}
-    env |= {"SPT_NOENV": "1"}  # Ray's processes take names, and would write them over their environment
+    env |= {"SPT_NOENV": "1"}  # Ray's processes rename themselves, and would write the name over their environment
     env |= {"ALIGNEDSERVE_CACHE_DIRECTORY": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "2"}
     # a slow machine must not refuse requests here: tests/router covers refusals
     env |= {"ALIGNEDSERVE_SCHEDULE_REFUSE_TTFTS": "0"}
@@ -248,7 +248,7 @@ def spawn(
 
 
 def marked(mark: str) -> dict[int, str]:
-    """The processes with this mark that are alive: pid -> command line."""
+    """Return the living processes with this mark: pid -> command line."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -275,7 +275,7 @@ def _listens_at(pid: int) -> set[IPAddress]:
     listening = {f"socket:[{row[9]}]": row[1].rpartition(":")[0] for row in rows if row[3] == _LISTENS}
     opened = set()
     for file in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
+        with suppress(FileNotFoundError):  # the socket has been closed meanwhile
             opened.add(os.readlink(file))
     return {_address(listening[file]) for file in opened & listening.keys()}
 
@@ -296,7 +296,7 @@ def wait_until(holds: Callable[[], bool], within_s: float, or_say: Callable[[], 
 
 @contextmanager
 def shared_memory() -> Iterator[Path]:
-    """A folder of its own, so that deployments beside this one leave nothing in it."""
+    """Yield a folder in shared memory for one deployment, so that other deployments leave nothing in it."""
     folder = Path(tempfile.mkdtemp(prefix="e2e-", dir="/dev/shm"))
     try:
         yield folder
@@ -312,7 +312,7 @@ def deployed(
     model: Path = MODEL,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Deployment]:
-    """A deployment that ends in good order, if the test has not ended it, and leaves nothing."""
+    """Yield a deployment. If the test has not ended it, end it in good order, and check that it leaves nothing."""
     with shared_memory() as memory:
         deployment = Deployment(
             *flags, topology=topology, launcher=launcher, model=model, memory=memory, environment=environment

@@ -1,4 +1,4 @@
-"""OpenAI's client and bare HTTP against a real server."""
+"""Tests of a real server with OpenAI's client and bare HTTP."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def test_a_bad_request_is_refused_and_a_good_one_follows(
 
 
 def test_it_rests_while_nobody_asks(deployment: Deployment) -> None:
-    """Soon: the requests before may have left something to do."""
+    """The deployment may still have work of earlier requests, so the test waits until it is idle."""
 
     def rests() -> bool:
         share = deployment.share_of_a_core(during_s=2)

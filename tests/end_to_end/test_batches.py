@@ -1,4 +1,5 @@
-"""Batch jobs on whole deployments: the example of documents, and durability where everything is killed in turn."""
+"""Tests of batch jobs on whole deployments: the example of documents, and durability while each part is killed in
+turn."""
 
 from __future__ import annotations
 
@@ -100,7 +101,7 @@ def as_line(number: int, wanted: Wanted) -> str:
 
 
 class Patient:
-    """A client that asks again while the gateway is away."""
+    """A client that repeats its requests while the gateway is away."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
@@ -174,7 +175,7 @@ class Killer:
 
 
 async def _begun(http: httpx.AsyncClient, wanted: Wanted) -> tuple[AsyncGenerator[Any, None], list[int]]:
-    """A stream and its first tokens, asked for again until it begins."""
+    """Return a stream and its first tokens; send the request again until the stream begins."""
     deadline = time.monotonic() + STREAMS_S
     while True:
         chunks = streamed(http, wanted.body)

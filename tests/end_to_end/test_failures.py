@@ -1,4 +1,4 @@
-"""Whichever part is killed, it comes back, and every request that was accepted ends as if nothing had happened."""
+"""Tests that every killed part comes back, and that every accepted request ends as if nothing had happened."""
 
 from __future__ import annotations
 

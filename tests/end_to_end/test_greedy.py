@@ -1,4 +1,5 @@
-"""The test of tests, over HTTP and on every kind: many requests at once say what transformers says."""
+"""The most important test, over HTTP and on every kind of deployment: many requests at once say what transformers
+says."""
 
 from __future__ import annotations
 

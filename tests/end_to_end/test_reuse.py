@@ -1,7 +1,7 @@
-"""Prompts that begin as others did, and turns that go on where others end: what is not computed again is right.
+"""Tests of prompts that share a prefix, and of turns that continue a conversation: reused KV brings the right tokens.
 
-Over a pool that keeps everything, and over one so small that it keeps little, with decode workers that have room for
-few, which so have to leave; and while the pool dies.
+One pool keeps everything; another is so small that it keeps little, with decode workers that have room for
+few requests, and so must evict some; and one test kills the pool.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ import pytest
 from tests.end_to_end.client import Wanted, check_greedy, client, held_out, tokens_of
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
 
-MOST = 640  # tokens of a request where there is little room
+MOST = 640  # tokens of a request in a small pool
 TIGHT = (
     *("--max-model-len", str(MOST), "--kv-memory-mb", "12", "--pool-memory-mb", "16"),
     *("--set", "kvpool.page_size=16", "--pool-verify-pages"),
 )
-PAGE = 64  # tokens, as a pool has them
+PAGE = 64  # tokens in a page of a pool
 SHARED = held_out()[:200]  # as long as a system prompt
 Turn = tuple[Wanted, list[int]]
 
@@ -84,7 +84,7 @@ def test_turns_and_shared_beginnings_equal_transformers(roomy: Deployment) -> No
 
 
 def test_an_answer_need_not_be_computed_again(roomy: Deployment) -> None:
-    """The next turn's prompt begins with it."""
+    """The prompt of the next turn begins with the answer."""
     first = Wanted(held_out()[1_000:1_100], 160, stream=False, ignore_eos=True)
 
     async def ask(wanted: Wanted) -> tuple[list[int], int]:

@@ -1,4 +1,4 @@
-"""Sampling, all the way: what clients ask of it, on every topology."""
+"""Tests over HTTP of sampling: all that clients can ask for, on every topology."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_repetition_is_penalised_as_transformers_does(deployment: Deployment) ->
 
 
 def test_what_is_sampled_depends_on_no_neighbour(deployment: Deployment) -> None:
-    """A request alone, and the same one twice among others."""
+    """A request runs alone, and then twice among other requests."""
     body = {"model": NAME, "prompt": LONG[:50], "max_tokens": 60, "seed": 3, "return_token_ids": True, **FREE}
     alone = choice_of(deployment, "/v1/completions", body)["token_ids"]
 

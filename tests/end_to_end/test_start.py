@@ -44,7 +44,7 @@ def refused(*arguments: str | Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the model that a test may break."""
+    """Return a copy of the model that a test may break."""
     return Path(shutil.copytree(MODEL, tmp_path / "model"))
 
 

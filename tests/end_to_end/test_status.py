@@ -1,4 +1,4 @@
-"""`alignedserve status` against what serves."""
+"""Tests of `alignedserve status` on a running deployment."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import httpx
 from tests.end_to_end.client import all_tokens, check_greedy, client, mixed
 from tests.end_to_end.deployment import NAME, deployed
 
-LONGEST = 400  # tokens: all that the device holds (test_start.py has the error where it holds less)
+LONGEST = 400  # tokens: all that the device holds (test_start.py tests the error for less)
 SMALL = ("--kv-memory-mb", "4", "--max-model-len", str(LONGEST))
 
 

@@ -19,7 +19,7 @@ CHECKED = ("--pool-verify-pages",)  # gives the pieces of a transfer checksums t
 PATIENT = ("--set", "wire.transfer_timeout_s=120", "--wire-death-s", "60")
 HURRIED = ("--set", "wire.transfer_timeout_s=3")
 FEW_SEATS = ("--max-num-seqs", "3")  # fewer seats than documents: the pool hands out batches, which are prefetched
-AHEAD = {"2+1": "0", "1+2": "1"}  # steps that are planned while one runs
+AHEAD = {"2+1": "0", "1+2": "1"}  # number of steps planned while one runs
 KINDS = [("2+1", "collective"), ("1+2", "ipc"), *([("1+2", "collective"), ("2+1", "ipc")] if SOAK else [])]
 
 
@@ -93,7 +93,7 @@ def test_what_is_prefetched_for_the_next_batch_equals_transformers(three: Deploy
 
 
 def check_beside_a_kill(deployment: Deployment, wanted: list[Wanted], end: str, has_begun: Callable[[], bool]) -> None:
-    """Every answer, where this end is killed as soon as it has begun; until then each asks again and again."""
+    """Check every answer. Kill this end as soon as `has_begun`; until then each request is sent again and again."""
     asked, answers, is_killed = list[Wanted](), list[list[int]](), asyncio.Event()
 
     async def ask(http: httpx.AsyncClient, one: Wanted) -> None:
@@ -143,7 +143,8 @@ def test_nor_does_one_whose_memory_is_mapped(two: Deployment, end: str) -> None:
 
 
 def test_who_has_to_leave_for_want_of_memory_comes_back_as_it_was() -> None:
-    """Hardly three of these documents fit: they go to the prefill worker, and the decode worker pulls them again."""
+    """Hardly three of these documents fit: evicted ones go to the prefill worker, and the decode worker pulls them
+    again."""
     little = ("--kv-memory-mb", "4", "--max-model-len", "400", "--set", "schedule.candidate_share=0.9")
     few = ("--transport", "collective", *CHECKED, *PATIENT, "--max-num-seqs", "4")
     with deployed(*few, *little, topology="1+1") as deployment:

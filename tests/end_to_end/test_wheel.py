@@ -1,4 +1,4 @@
-"""A wheel built from the repository serves the demo model where the repository is not, with a compiler and without."""
+"""Tests that a wheel built from the repository serves the demo model elsewhere, with a compiler and without."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ BUILD_S = 900.0  # the compiler takes most of it, on cores that other processes 
 
 @dataclass(frozen=True)
 class Installed:
-    """A wheel, and what was unpacked of it into a folder that holds nothing else."""
+    """A wheel, and its content unpacked into a folder that holds nothing else."""
 
     wheel: Path
     folder: Path

@@ -1,4 +1,4 @@
-"""Real cores, real engines and a real arena, in one process: a step takes as long as it says."""
+"""Real cores, real engines and a real arena, in one process: each step claims how long it took."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Beside(ThroughTheArena):
     address = "beside"
 
     def __init__(self, me: str, cache: torch.Tensor, sends: dict[Ends, Any], receives: dict[Ends, Any]) -> None:
-        """`sends` and `receives` are what all workers have begun."""
+        """Share `sends` and `receives`, which hold the transfers that all workers have begun."""
         self._me, self._cache, self._sends, self._receives = me, cache, sends, receives
 
     def start(self, transfer: Transfer, post: Post) -> None:
@@ -94,7 +94,7 @@ class Deployment:
     outputs: dict[str, list[int]] = field(default_factory=dict)
     work: dict[str, deque[Command]] = field(default_factory=dict)
     now: float = 0.0
-    num_without_slots: int = 0  # requests that went back to the pool, and some of their tokens from the host
+    num_without_slots: int = 0  # requests that went back to the pool with some of their tokens from the host
 
     @property
     def decodes(self) -> DecodeCore:
@@ -151,7 +151,8 @@ def deployed(
     pages: int = PAGES,
     look_ahead: int = 0,
 ) -> Iterator[Deployment]:
-    """The arena lies in the directory; `cost` is what the decode worker believes; `direct`: from device to device."""
+    """Make the deployment, with the arena in the directory; `cost` is the decode worker's cost model; `direct`: from
+    device to device."""
     setup = WorkerSetup(LIMITS, policy, cost, root=b"model", direct=direct, look_ahead=look_ahead)
     cores: dict[str, Any] = {"decode-0": DecodeCore(setup)}
     if topology == "1+1":
@@ -197,7 +198,7 @@ def _pages(engine: Engine, policy: Policy, pages: int) -> tuple[Extents, PageByt
 
 
 def asked(deployment: Deployment, seed: int) -> list[Request]:
-    """Every third a chat, far more than fit at once; until all have ended."""
+    """Send far more requests than fit at once, every third a chat, and return them when all have ended."""
     random, asked = Random(seed), list[Request]()
     for number in range(14):
         service = ServiceClass.RT if number % 3 == 2 else ServiceClass.BE

@@ -19,7 +19,7 @@ def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:
 
 @dataclass
 class Live:
-    """A request that runs; all its tokens but the last output have KV once the prompt is through."""
+    """A running request; all its tokens but the last output token have KV once the prompt is computed."""
 
     name: str
     prompt: tuple[int, ...]
@@ -70,7 +70,7 @@ class Driver:
         self.steps = 0
         engine.cache.fill_(float("nan"))  # NaN shows if a request reads places that were not written for it
         self._free = self.random.sample(range(engine.num_pairs), engine.num_pairs)
-        self._halves: list[int] = []  # free blocks of pairs that are cut in two
+        self._halves: list[int] = []  # free halves of pairs that are cut in two
 
     def units_for(self, tokens: int) -> tuple[int, ...]:
         return tuple(self._free.pop() for _ in range(-(-tokens // self.engine.block_size)))
@@ -116,7 +116,7 @@ class Driver:
                 self.run(live, parts=[live.chunk(size)])
 
     def generate(self, live: Live, tokens: int) -> list[int]:
-        """Go on until there are so many tokens."""
+        """Decode until the request has this many output tokens."""
         while len(live.output) < tokens:
             self.run(live, parts=[live.decode()])
         return live.output

@@ -1,4 +1,4 @@
-"""Vectors go from slot to slot, to the worker's own memory and back, bit for bit, and as if all at once."""
+"""Tests that vectors go from slot to slot, to the worker's own memory and back, bit for bit, and as if all at once."""
 
 from __future__ import annotations
 

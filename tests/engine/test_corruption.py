@@ -1,4 +1,4 @@
-"""Pages that are not what they should be: never a wrong token, always computed anew, and counted.
+"""Tests of corrupt pages: they never bring a wrong token, are always computed anew, and are counted.
 
 Real cores, real engines and a real arena; the test carries their messages, and spoils pages just before they are read.
 """
@@ -98,7 +98,7 @@ class Deployment:
                 self._todo.append((name, done))
 
     def spoil_once(self, worker: str, spoil: Spoil) -> None:
-        """A page of the first copy to this worker."""
+        """Spoil a page of the first copy to this worker."""
 
         def before(name: str, copy: CopyIn) -> None:
             if name == worker:
@@ -150,7 +150,7 @@ def check(folder: Path, reference_of: Callable[[Path], Any]) -> Callable[[Reques
 
 
 def asked(name: str, seed: int = 1, service: ServiceClass = ServiceClass.RT) -> Request:
-    """Two full pages and a part of a third."""
+    """Return a request with two full pages and a part of a third."""
     prompt = prompt_of(seed, 20)
     return replace(request(name), prompt=prompt, max_tokens=OUTPUT, stop_tokens=(), service=service)
 
@@ -184,7 +184,7 @@ def another_has_it_by_now(arena: Arena, page: int) -> None:
 
 
 def killed_writer(arena: Arena, page: int) -> None:
-    """A process that wrote half of it, and was killed: the kernel's doing, not ours."""
+    """Have a process write half of the page and die by SIGKILL, so that none of our own clean-up runs."""
     code = f"""
 import os, signal
 from pathlib import Path
@@ -219,7 +219,8 @@ WAYS: dict[str, Spoil] = {
 def test_on_its_way_to_be_decoded(
     deployment: Deployment, check: Callable[[Request, list[int]], None], way: str
 ) -> None:
-    """The attempt is lost; the next one, which refuses the page too, goes on after the tokens that were delivered."""
+    """The attempt is lost; the next attempt, which refuses the page too, goes on after the tokens that were
+    delivered."""
     one = asked("a")
     deployment.spoil_once("decode-0", WAYS[way])
     check(one, deployment.run(one))

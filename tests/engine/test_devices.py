@@ -39,7 +39,7 @@ def test_the_cpu_is_one_for_all() -> None:
 
 @pytest.mark.parametrize(("asked", "number"), [("cuda", 2), ("cuda:1", 1)])
 def test_a_gpu_without_a_number_is_the_one_in_use(monkeypatch: pytest.MonkeyPatch, asked: str, number: int) -> None:
-    """torch sets no device that has none."""
+    """torch sets no device for a name without a number."""
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     monkeypatch.setattr(torch._C, "_cuda_setDevice", chosen.append, raising=False)

@@ -1,4 +1,4 @@
-"""Greedy output equals the reference token for token, however a request was cut, mixed and moved."""
+"""Tests that greedy output equals the reference token for token, however a request was cut, mixed and moved."""
 
 from __future__ import annotations
 
@@ -102,7 +102,8 @@ def test_mixed_steps(
 def test_the_token_of_the_step_before_by_name(
     folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally
 ) -> None:
-    """Two requests, planned one step ahead of their results, one from a chunk on, one from a decode on."""
+    """Two requests are planned one step ahead of their results, the first from a chunk on, the second from a decode
+    on."""
     driver = Driver(engine_of(folder, 4), 3)
     first, second = (driver.start(name, prompt_of(seed, 21), 12) for seed, name in enumerate("ab"))
     driver.prefill(first)
@@ -150,7 +151,8 @@ def move(live: Live, source: Driver, target: Driver, arena: Arena, pages: list[i
 def test_a_recomputed_request_goes_on_with_what_was_emitted(
     folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally
 ) -> None:
-    """The next attempt: prompt and emitted tokens as one prompt, the first token sampled at its own index."""
+    """The next attempt takes prompt and emitted tokens as one prompt, and samples its first token at that token's own
+    index."""
     driver = Driver(engine_of(folder, 4), 1)
     live = driver.start("r", prompt_of(9, 20), 12)
     driver.prefill(live)
@@ -329,7 +331,7 @@ def test_a_plan_that_cannot_be_leaves_the_engine_as_it_was(
         driver.engine.step(plan(live))
     assert "\n" not in str(refused.value)
     assert torch.equal(driver.engine.cache.nan_to_num(math.pi), before.nan_to_num(math.pi))
-    live.output.append(driver.step(live.decode_ahead(None, 0))["r"])  # the step before is still the last good one
+    live.output.append(driver.step(live.decode_ahead(None, 0))["r"])  # the step before is still the last good step
     compare(reference_of(folder), live.prompt, driver.generate(live, 12), tally, "after a refused plan")
 
 

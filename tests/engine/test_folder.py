@@ -1,4 +1,5 @@
-"""A folder that cannot be served gives one error of one line that names the file, the tensor or the option."""
+"""Tests that a folder that cannot be served gives one error of one line that names the file, the tensor or the
+option."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 @pytest.fixture
 def broken(folder_of: FolderOf, tmp_path: Path) -> Callable[[str], Path]:
-    """A copy of a sound folder, to break."""
+    """Return a function that copies a sound folder, for a test to break."""
     return lambda name: Path(shutil.copytree(folder_of(name), tmp_path / name))
 
 

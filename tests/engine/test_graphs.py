@@ -1,5 +1,8 @@
-"""Decode steps of fixed sizes. In the place of a GPU's graphs the same function runs again, on the same buffers: what
-is left in one of them, or read from anywhere else, shows."""
+"""Tests of decode steps of fixed sizes.
+
+In place of a GPU's graphs the same function runs again, on the same buffers: the tests see what is left in a buffer, or
+is read from anywhere else.
+"""
 
 from __future__ import annotations
 
@@ -199,7 +202,7 @@ class Capturable(Engine):
 def test_where_nothing_can_be_captured_steps_run_as_they_are(
     folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, said: str
 ) -> None:
-    """Unless graphs were asked for."""
+    """Without graphs this is no error, unless graphs were asked for."""
 
     def refused(_device: torch.device) -> Callable[[Step], Step]:
         raise error

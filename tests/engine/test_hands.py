@@ -1,4 +1,4 @@
-"""A worker's hands: copies reach the pages of the pool that they name, and of no other."""
+"""Tests of a worker's hands: copies reach the pages of the pool that they name, and of no other pool."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def create(engine: Engine, path: Path, incarnation: int) -> Arena:
 
 @pytest.fixture
 def arena_of(engine: Engine, path: Path) -> Iterator[Callable[[int], Arena]]:
-    """Arenas as the lives of the pool make them, one after the other, under the same name."""
+    """Return a function that makes arenas as successive lives of the pool do, under the same name."""
     with ExitStack() as arenas:
         yield lambda incarnation: arenas.enter_context(closing(create(engine, path, incarnation)))
 
@@ -167,7 +167,7 @@ def test_the_arena_of_a_lost_pool_is_mapped_no_more(hands: EngineHands, engine: 
 
 
 class FakeCudart:
-    """Notes what is registered; refuses where a limit of locked memory would."""
+    """Records registered memory; refuses memory beyond a limit, as a limit of locked memory does."""
 
     def __init__(self, refuses: int = 0) -> None:
         self.refuses = refuses
@@ -232,7 +232,7 @@ def test_a_device_that_is_lost_ends_the_worker_with_a_line(hands: EngineHands, m
 def test_a_thread_that_finds_the_device_lost_ends_the_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The worker may have no step to notice it by."""
+    """The worker may run no step that would notice the loss."""
     ended: list[int] = []
     monkeypatch.setattr("os._exit", ended.append)
     end_where_lost(torch.device("cpu"))

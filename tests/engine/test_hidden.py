@@ -23,7 +23,8 @@ from tests.reference import Tally, compare
 FolderOf = Callable[[str], Path]
 EngineOf = Callable[[Path, int], Engine]
 ReferenceOf = Callable[[Path], Any]
-# qwen3: norms of k, and two heads of K with as many numbers as a hidden vector; opt-350m: a hidden vector has no norm.
+# qwen3: norms of k, and two heads of K with as many numbers as a hidden vector; opt-350m: a hidden vector without a
+# norm.
 ALLOWED = ["mha-tied", "qwen3", "opt", "opt-350m", "neox"]
 PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30).map(tuple)
 

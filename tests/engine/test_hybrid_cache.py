@@ -1,5 +1,8 @@
-"""Requests that are kept as KV or as hidden vectors, on a device that is far too small for them: they say what they say
-alone. Real cores, real engines and a real arena, in one process; counters say that it happened."""
+"""Tests of requests that are kept as KV or as hidden vectors, on a device that is far too small for them.
+
+Each request says what it says alone. Real cores, real engines and a real arena, in one process; counters say that
+evictions happened.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""int8 pages: what comes back is close enough that answers do not change, or nothing comes back at all."""
+"""Tests of int8 pages: what comes back is close enough to keep answers the same, or nothing comes back at all."""
 
 from __future__ import annotations
 
@@ -176,7 +176,8 @@ def through_int8(plain: Engine, lossy: Engine, arena: Arena, prompt: tuple[int, 
 
 
 def attention_error(plain: Engine, lossy: Engine, tokens: int, pairs: Sequence[int]) -> float:
-    """The most of all layers: of the last tokens' K as queries, over the size of what comes out of plain KV."""
+    """Return the largest error of all layers: with the last tokens' K as queries, relative to the output from plain
+    KV."""
     model, kernels = plain.config, choose(torch.device("cpu"), plain.dtype).kernels
     queries, errors = 32, []
     spans = Spans([Lie(queries, tokens, pairs)], BLOCK)
@@ -231,7 +232,7 @@ def test_a_page_with_numbers_that_are_not_finite_stays_as_it_is() -> None:
 
 
 def test_what_lay_in_an_extent_before_it_changed_its_kind_is_no_longer_read() -> None:
-    """A reader that still has the old number must not take bytes of other pages for it."""
+    """A reader that still has the old number must not read bytes of other pages with it."""
     sizes, extents = PageBytes(4096, 2000), Extents(2, kv=2, kv_int8=4)
     with TemporaryDirectory() as directory:
         arena = Arena.create(Path(directory, "a"), pages=extents, payload_bytes=sizes, page_size=4, incarnation=1)

@@ -39,7 +39,7 @@ FolderOf = Callable[[str], Path]
 
 @dataclass
 class Hands:
-    """A real worker's, which take as long as they are told."""
+    """The hands of a real worker; each step claims the duration that the test sets."""
 
     real: EngineHands
     deployment: Deployment

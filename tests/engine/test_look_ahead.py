@@ -1,4 +1,5 @@
-"""A worker that plans a step while another runs, its work in a thread: what requests say is what they say without."""
+"""Tests of a worker that plans a step while another runs, its work in a thread: requests say what they say without
+it."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ LIMITS = WorkerLimits(num_pairs=60, block_size=4, page_size=8, max_step_tokens=3
 
 
 class Worker:
-    """Core, engine and the thread between them; without one where nothing is planned ahead."""
+    """Core, engine and the thread between them; without a thread if nothing is planned ahead."""
 
     def __init__(
         self, folder: Path, directory: Path, look_ahead: int, reads_later: bool, engine: Engine | None = None
@@ -103,7 +104,7 @@ def test_all_say_the_same(
 
 @pytest.mark.parametrize("reads_later", [False, True])
 def test_two_ranks_say_the_same(folder_of: FolderOf, tmp_path: Path, reads_later: bool) -> None:
-    """The other one gets by name what rank 0 has read, and else what rank 0 hands on."""
+    """The second rank gets by name what rank 0 has read, and otherwise what rank 0 sends it."""
     folder, ones, store = folder_of("gqa-untied"), some_requests(), HashStore()
     plain = Worker(folder, tmp_path, 0, False).serve(ones)
     orders: queue.Queue[Order | None] = queue.Queue()

@@ -1,4 +1,4 @@
-"""Every family and every option of it gives the logits of transformers."""
+"""Tests that every family and every option of it gives the logits of transformers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def logits_of(
 
 
 def furthest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Relative to the largest logit."""
+    """Return the largest difference, relative to the largest logit."""
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 

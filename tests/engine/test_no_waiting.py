@@ -113,7 +113,7 @@ class Opaque(Reference):
 
 @contextmanager
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Sizes of what is read back."""
+    """Play the device, and yield the sizes of all reads from it."""
     read: list[int] = []
 
     class Counted(devices.ReadBack):

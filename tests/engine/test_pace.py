@@ -1,4 +1,4 @@
-"""Turns beside a step are few; while no step runs there is no limit."""
+"""Tests that turns beside a step are few, and that they have no limit while no step runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEADLINE_S = 60.0
 
 
 class Turns:
-    """A thread that takes turns, each when it is told to go on; after each it says that it was one."""
+    """A thread that takes turns: the test sees each turn begin, and lets it end."""
 
     def __init__(self, pace: Pace, most: int = 1000) -> None:
         self._pace, self._most = pace, most
@@ -111,7 +111,7 @@ def test_what_a_thread_computes_between_two_turns_counts() -> None:
 
 
 def test_the_time_of_threads_by_their_name() -> None:
-    """Names of Python's threads are not known to the system; that of the main thread is the process's."""
+    """The system does not know the names of Python's threads; the main thread has the name of the process."""
     name = Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip()
     seconds = SecondsOfThreads(name)
     before, until = seconds(), time.thread_time() + 0.05

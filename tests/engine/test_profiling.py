@@ -1,4 +1,4 @@
-"""Profiles of a real engine, under a clock that is not real: no test here depends on how fast the machine is."""
+"""Tests of profiles of a real engine, under a fake clock: no test here depends on how fast the machine is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SUBJECT = Subject("tiny", "no cpu", "float32", 1, "0", "none")
 
 
 class Ticks:
-    """A clock by which everything takes one tick."""
+    """A clock that moves one tick at each reading."""
 
     def __init__(self, tick: float = 0.001) -> None:
         self.tick, self.now, self.waits = tick, 0.0, 0
@@ -82,7 +82,7 @@ def test_trials_reach_the_ends_of_what_is_allowed() -> None:
     assert max(shape.tokens for shape in shapes) == LARGE.limits.max_step_tokens
     assert max(shape.decodes for shape in shapes) == LARGE.limits.max_batch
     assert max(shape.longest for shape in shapes) >= LARGE.longest - 2
-    assert any(shape.decodes * shape.longest > shape.prefixes for shape in shapes)  # a bubble
+    assert any(shape.decodes * shape.longest > shape.prefixes for shape in shapes)  # the batch has a bubble
     assert {shape.kind for shape in shapes[:3]} == set(Kind)  # the kinds come in turn
 
 
@@ -118,7 +118,7 @@ def test_a_step_takes_the_median_of_its_runs(engine: Engine, monkeypatch: pytest
 
 
 class FakeMeter(Meter):
-    """Steps take what a formula says, in no time."""
+    """A meter whose steps take what a formula says, without running."""
 
     def __init__(self, token_s: float) -> None:
         self.clock = self.ticks = Ticks(0.0)

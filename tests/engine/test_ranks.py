@@ -1,4 +1,5 @@
-"""A model that two ranks share: token for token what one says, in threads here, in processes in tests/end_to_end."""
+"""Tests of a model that two ranks share: its tokens are those of one rank. Threads here, processes in
+tests/end_to_end."""
 
 from __future__ import annotations
 
@@ -164,7 +165,7 @@ def test_a_rank_that_is_gone_ends_the_wait_for_it(pool: ThreadPoolExecutor) -> N
 def test_too_little_memory_on_a_rank_ends_the_worker(
     folder_of: Callable[[str], Path], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other waits in the middle of the step: there is no going on."""
+    """The other rank waits in the middle of the step, so the worker cannot go on."""
     both = Both(folder_of("mha-tied"), pool)
     second = both.engines[1]
     monkeypatch.setattr(second._model, "forward", partial(_fail, "not enough memory: you tried to allocate"))
@@ -193,7 +194,7 @@ class Works:
 
 
 def test_on_gpus_nobody_waits_in_the_middle_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL takes a limit to mean that the CPU is to wait for the GPU."""
+    """With a time limit, NCCL makes the CPU wait for the GPU."""
     works = Works()
     monkeypatch.setattr(ranks, "_nccl", lambda *_: works)
     monkeypatch.setattr(ranks, "_gloo", lambda *_: works)

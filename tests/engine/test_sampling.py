@@ -68,7 +68,7 @@ def test_a_token_does_not_depend_on_its_batch(
 @given(st.integers(0, 2**32), st.integers(100, 700), st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=40)
 def test_nor_does_it_where_rows_have_many_blocks(seed: int, vocabulary: int, order: random.Random) -> None:
-    """Peaked and flat rows, so that some find their top-p at once and others only at the second or third look."""
+    """Rows are peaked and flat, so that some find their top-p at once and others only at the second or third search."""
     generator = torch.Generator().manual_seed(seed)
     steepness = torch.tensor([0.0, 0.3, 1.0, 4.0, 12.0, 12.0])[:, None]
     rows = (torch.randn(6, vocabulary, generator=generator) * steepness).bfloat16().float()  # many logits are equal
@@ -114,7 +114,7 @@ def test_the_distribution_is_the_softmax(temperature: float, seed: int) -> None:
     seen = drawn(logits, Sampling(temperature, seed=seed), count)
     shares = (torch.tensor(logits).double() / temperature).softmax(0).tolist()
     often = {token: share * count for token, share in enumerate(shares) if share * count >= 5}
-    rest = max(0.0, sum(shares) * count - sum(often.values()))  # rounding may take it below
+    rest = max(0.0, sum(shares) * count - sum(often.values()))  # rounding may make it negative
     assert sum(seen.values()) - sum(seen[token] for token in often) <= rest + 6 * math.sqrt(rest) + 1
     few = Counter({token: times for token, times in seen.items() if token in often})
     assert chi_square(few, often) < 40  # p = 1e-6 at 7 degrees of freedom
@@ -135,7 +135,7 @@ def test_min_p_top_k_and_top_p_keep_exactly_the_right_tokens(
     kept = naive(logits, top_k, top_p, temperature, min_p)
     seen = drawn(logits, Sampling(temperature, top_k, top_p, seed=3, min_p=min_p), 400)
     assert set(seen) <= set(kept)
-    rare = {token for token, share in kept.items() if share < 0.04}  # may not come in 400 draws
+    rare = {token for token, share in kept.items() if share < 0.04}  # these may not come in 400 draws
     assert set(kept) - rare <= set(seen)
 
 
@@ -191,7 +191,7 @@ def test_what_is_impossible_never_comes(temperature: float) -> None:
 
 @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2.0**-53])
 def test_the_first_and_the_last_number_stay_inside(monkeypatch: pytest.MonkeyPatch, number: float) -> None:
-    """Rounding in the sums gives no token to a number beyond the last possible one."""
+    """Rounding in the sums gives no token to a number beyond the last possible token."""
     monkeypatch.setattr("alignedserve.engine.sampling.sampling.uniform", lambda *_: number)
     generator = torch.Generator().manual_seed(1)
     for _ in range(50):
@@ -350,7 +350,7 @@ def test_repetition_is_as_in_transformers(
 @pytest.mark.parametrize("penalty", [5e-324, 1e-40, 1e300])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_repetition_penalty_beyond_fp32_leaves_numbers(penalty: float, temperature: float) -> None:
-    """The smallest makes the likeliest of those that were there certain, the largest keeps an unlikely one away."""
+    """The smallest penalty makes the likeliest earlier token certain, the largest keeps an unlikely one away."""
     sampling = Sampling(temperature, repetition_penalty=penalty)
     wanted = NextToken(sampling, 0, "r", History((0, 1, 2), [], ()))
     (chosen,) = Sampler(3).sample(torch.tensor([[0.0, 2.0, -1.0]]), [wanted])
@@ -416,7 +416,7 @@ def test_a_request_that_left_out_a_step_is_known_again() -> None:
 
 
 def test_edits_that_find_too_little_memory_half_way_count_no_token_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of a step's new tokens cannot be noted; the same step goes on later."""
+    """Memory runs out at the second new token of a step; the same step goes on later."""
     sampling, output = Sampling(frequency_penalty=0.6), [0]
     sampler, history, logits = Sampler(3), History((), output, ()), torch.tensor([[2.2, 0.9, 0.0]])
     sampler.sample(logits.clone(), [NextToken(sampling, 1, "r", history)])

@@ -1,4 +1,4 @@
-"""Chats and other requests on a device that is far too small for them: what they say is what they say alone.
+"""Tests of chats and other requests on a device that is far too small for them: each says what it says alone.
 
 Real cores, real engines and a real arena, in one process. Chats take slots of best-effort requests, which wait, get
 them back and go on; the tests assert that all of that happened.

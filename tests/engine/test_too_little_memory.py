@@ -1,4 +1,4 @@
-"""A step that finds too little memory says so, and what had KV before has it still."""
+"""Tests that a step that finds too little memory reports it, and that requests keep the KV that they had."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ FolderOf = Callable[[str], Path]
 
 
 class Short(Reference):
-    """Kernels that find too little memory when they are told to."""
+    """Kernels that report too little memory when a test tells them to."""
 
     error: Exception | None = None
-    after = 0  # calls of attend
+    after = 0  # calls of attend that still succeed before the error
 
     def attend(
         self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scale: float, window: int | None = None

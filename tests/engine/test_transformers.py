@@ -1,4 +1,4 @@
-"""Models that transformers runs: what is served says what transformers says, what is not is refused in a line."""
+"""Tests of models that transformers runs: a served model says what transformers says, others are refused in a line."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def refusal(folder: Path, kind: type[ModelError] = UnsupportedModel) -> str:
 
 
 def check_greedy(folder: Path, tally: Tally) -> None:
-    """Two requests, in chunks, together and apart, both longer than any window."""
+    """Compare two requests, in chunks, together and apart, both longer than any window."""
     driver = Driver(Engine(folder, num_pairs=40, block_size=4, dtype="float32"), 1)
     first = driver.start_either_way("first", prompt_of(1, 37), 8)
     second = driver.start_either_way("second", prompt_of(2, 21), 8)
@@ -109,7 +109,7 @@ def test_windows_and_scales_are_those_of_the_layers(folder: Callable[..., Path])
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_close_enough(dtype: str, folder: Callable[..., Path]) -> None:
-    """The comparison at load tells rounding from another model."""
+    """The comparison at load distinguishes rounding from another model."""
     engine = Engine(folder("mixtral"), num_pairs=10, block_size=4, dtype=dtype)
     driver = Driver(engine, 1)
     live = driver.start("r", prompt_of(1, 20), 4)

@@ -28,7 +28,8 @@ PATIENT_S = 60.0  # seconds: longer than any request in these tests takes, howev
 
 
 class FakeOwner:
-    """Plays a script for each request. What it buys: deliveries, faults and waits exactly where a test wants them.
+    """An owner that plays a script for each request, so that deliveries, faults and waits come exactly where a test
+    wants them.
 
     A script's step is a tuple of tokens, a whole delivery, an exception to raise, or an event to wait for. The
     finish is decided as in the engine, by the request's own limits; log-probabilities are `scripted_logprob`s.
@@ -103,7 +104,7 @@ def _scripted_logprobs(
 
 
 class Gateway:
-    """An application and its fake, asked over ASGI."""
+    """An application and its fake owner, called over ASGI."""
 
     def __init__(self, text: TextModel, owner: FakeOwner, **settings: Any) -> None:
         self.owner, self.text = owner, text
@@ -165,12 +166,12 @@ def ids_of(text: TextModel, written: str) -> tuple[int, ...]:
 
 @pytest.fixture
 def hello(text: TextModel) -> tuple[int, ...]:
-    """The tokens of an answer, with its end."""
+    """Return the tokens of an answer, with its end token."""
     return (*ids_of(text, "Hello, naïve 😀!"), text.eos_ids[0])
 
 
 def data_lines(streamed: httpx.Response) -> list[Any]:
-    """The events of a stream; [DONE] as it is."""
+    """Return the events of a stream as objects; [DONE] stays text."""
     assert streamed.text.endswith("\n\n")
     blocks = streamed.text.removesuffix("\n\n").split("\n\n")
     assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
@@ -179,7 +180,7 @@ def data_lines(streamed: httpx.Response) -> list[Any]:
 
 
 class Connection:
-    """A client at the level of ASGI. What it buys: to leave, or to stop reading, at a chosen moment."""
+    """A client at the level of ASGI, which can leave or stop reading at a chosen moment."""
 
     def __init__(self, path: str, body: bytes) -> None:
         self.scope = {

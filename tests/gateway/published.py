@@ -1,7 +1,7 @@
 """OpenAI's published schema of what we implement: components of its OpenAPI document, without their descriptions.
 
 `openai_schema.json` beside this file is an excerpt of openapi.json of github.com/openai/openai-openapi, under the MIT
-license that is in it. To make it anew, of a clone of that repository:
+license that it contains. To make it again from a clone of that repository:
 
     python -m tests.gateway.published CLONE
 """
@@ -78,7 +78,7 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 def _bare(schema: Any, is_names: bool = False) -> Any:
-    """`is_names`: its keys are names of properties, whatever they say."""
+    """Return the schema without descriptions. `is_names`: its keys are names of properties, and so all of them stay."""
     if isinstance(schema, list):
         return [_bare(one) for one in schema]
     if not isinstance(schema, dict):

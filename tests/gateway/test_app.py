@@ -1,4 +1,4 @@
-"""The routes, as a client sees them: answers, streams, and what is not a generation at all."""
+"""Tests of the routes as a client sees them: answers, streams, and routes that generate nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Several choices of a prompt, several prompts of a body: each is a request of its own, all are one answer."""
+"""Tests of several choices of a prompt and several prompts of a body: each is a request of its own, all form one
+answer."""
 
 from __future__ import annotations
 
@@ -204,7 +205,7 @@ def test_a_reader_says_when_enough_has_come(text: TextModel) -> None:
 
 
 class TestAnOutputThatFillsTheContext:
-    """The engine ends it where `max_tokens` says, which is all that is left where the client names no limit."""
+    """The engine ends the output at `max_tokens`, which is the rest of the context if the client names no limit."""
 
     @pytest.fixture
     def gateway(self, text: TextModel) -> Gateway:

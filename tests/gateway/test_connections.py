@@ -1,4 +1,4 @@
-"""Clients that are slow, greedy, broken or gone: each is let go, and the next is served as ever."""
+"""Tests of clients that are slow, greedy, broken or gone: each is disconnected, and the next is served as usual."""
 
 from __future__ import annotations
 
@@ -277,7 +277,8 @@ def lasting(text: TextModel) -> Iterator[Served]:
 
 
 class TestWhateverIsSent:
-    """Bytes and bodies that follow no rule: never a 5xx, never silence, and a good request right after works."""
+    """The server answers bytes and bodies that follow no rule, never with a 5xx, and serves a good request right
+    after."""
 
     @ANYTHING
     @given(st.dictionaries(NAMES | TEXTS, VALUES, max_size=5), st.sampled_from(["completions", "chat/completions"]))

@@ -1,4 +1,4 @@
-"""A client that leaves, or reads no more, has its request cancelled everywhere."""
+"""Tests that a request is cancelled everywhere when its client leaves or stops reading."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server keeps its own OpenAPI document, whatever is asked by it or against it."""
+"""Tests that the server keeps its own OpenAPI document, for valid and invalid requests."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway
 
-# Rules across fields are in no schema, and what no tokenizer or grammar can take is known only there: such a body is
-# refused with 400 though its schema is kept.
+# A schema states no rules across fields, and only a tokenizer or a grammar knows what it refuses: such a body is
+# refused with 400 though it fits its schema.
 CONFIG = SchemathesisConfig.from_dict(
     {"checks": {"positive_data_acceptance": {"expected-statuses": ["2xx", "400", "404"]}}}
 )

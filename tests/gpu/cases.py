@@ -1,4 +1,4 @@
-"""Steps to try attention with: what no token has is NaN, which shows where it is read."""
+"""Steps to try attention with: places without a token are NaN, so a kernel that reads one shows it."""
 
 from __future__ import annotations
 

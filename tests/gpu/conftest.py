@@ -1,4 +1,5 @@
-"""`python -m pytest --confcutdir=tests/gpu tests/gpu`: torch, Triton, transformers, numpy and pytest are enough."""
+"""Run with `python -m pytest --confcutdir=tests/gpu tests/gpu`: torch, Triton, transformers, numpy and pytest are
+enough."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ def unmeasured(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def by_triton(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """A kernel that fails is replaced by torch, and what it computes is right then: here that is a failure."""
+    """Fail a test in which a kernel failed: torch would replace it and give the right result, which would hide the
+    failure."""
     yield
     failed = [one.getMessage() for one in caplog.get_records("call") if "takes its place" in one.getMessage()]
     assert not failed

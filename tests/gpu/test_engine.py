@@ -1,4 +1,5 @@
-"""Engines on the GPU, in fp32: greedy output is that of transformers, and KV comes back from pages as it went."""
+"""Tests of engines on the GPU, in fp32: greedy output is that of transformers, and KV comes back from pages
+unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ OWN = [name for name in MODELS if name != "wide-heads"]
 
 @pytest.fixture(autouse=True, scope="module")
 def exact() -> Iterator[None]:
-    """Products in fp32 are not rounded to TF32."""
+    """Keep fp32 products exact, instead of rounding them to TF32."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     yield
@@ -109,7 +110,7 @@ def test_steps_that_are_begun_before_the_last_one_is_read_say_the_same(has_graph
 
 
 def test_a_step_waits_for_its_tokens_alone(tmp_path: Path) -> None:
-    """CUDA's own check: anything else that waits raises."""
+    """CUDA's own check is on: any other wait raises an error."""
     driver = Driver(captured(MODELS["gqa-untied"](tmp_path / "model")), 1)
     live = driver.start("r", prompt_of(1, 40), 20)
     driver.prefill(live)
@@ -157,7 +158,7 @@ def all_that_is_left() -> list[torch.Tensor]:
 def test_a_chunk_in_the_middle_of_a_prompt_has_ended_when_it_is_in_the_blocks(tmp_path: Path) -> None:
     """Other threads copy the blocks then, on streams of their own. The GPU is kept busy before the chunk."""
     driver = Driver(Engine(MODELS["gqa-untied"](tmp_path / "model"), num_pairs=90, dtype="float32", device=GPU), 1)
-    driver.prefill(driver.start("first", prompt_of(1, 40), 1))  # compiled
+    driver.prefill(driver.start("first", prompt_of(1, 40), 1))  # compiles the kernels
     driver.engine.cache.fill_(torch.nan)
     torch.cuda.synchronize()
     live = driver.start("r", prompt_of(2, 40), 1)

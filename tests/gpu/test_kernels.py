@@ -1,4 +1,4 @@
-"""The Triton kernels, compiled, against the reference on the CPU in fp32."""
+"""Tests of the compiled Triton kernels against the reference on the CPU in fp32."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_int8_is_what_the_reference_makes_of_it(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_page_of_int8_is_expanded_into_the_blocks(dtype: torch.dtype) -> None:
-    """Compressed on the GPU, expanded there: what comes back is what the CPU makes of it."""
+    """The page is compressed and expanded on the GPU; the result is that of the CPU."""
     kernels, slots = choose(GPU, dtype).kernels, torch.arange(64, 128)
     rows = torch.randn(8, 64, 1024, generator=torch.Generator().manual_seed(0)).to(dtype)
     rows[1, :, 3] *= 1e4  # fp16 cannot hold what this channel needs

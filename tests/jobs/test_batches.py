@@ -1,4 +1,4 @@
-"""Files and batches, as clients see them, from the upload to the results."""
+"""Tests of files and batches, as clients see them, from the upload to the results."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def test_an_invalid_file_fails_as_a_whole_with_line_numbers(service: Service) ->
 
 
 async def expire(store: Store, id: str) -> None:
-    """Now: the shortest window that a client may ask for has ten minutes."""
+    """Make the batch expire now: the shortest window that a client may ask for has ten minutes."""
     job = await store.job("ann", id)
     assert job is not None
     await store.save_job(replace(job, expires_at=int(time.time())))
 
 
 class Sorted(FakeOwner):
-    """Plays another script for each of some prompts."""
+    """An owner that plays another script for some prompts."""
 
     def __init__(self, text: TextModel, usual: tuple[Any, ...], **scripts: tuple[Any, ...]) -> None:
         super().__init__(*usual)

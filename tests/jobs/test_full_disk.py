@@ -1,4 +1,4 @@
-"""Files and batches where the disk is full: uploads are refused, jobs wait, and nothing is lost or done twice."""
+"""Tests of files and batches on a full disk: uploads are refused, jobs wait, and nothing is lost or done twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Clients that send or read files slowly, many at once or compressed: each is let go, the next is served as ever."""
+"""Tests of clients that send or read files slowly, many at once or compressed: each is disconnected, the next is served
+as usual."""
 
 from __future__ import annotations
 

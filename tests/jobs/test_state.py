@@ -1,4 +1,4 @@
-"""The job runner's core, driven by a system that is made up: whatever happens, each line ends with one result."""
+"""Tests of the job runner's core, driven by a simulated system: whatever happens, each line ends with one result."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def result(line: int, tokens: int = 10, is_ok: bool = True) -> LineResult:
 class System:
     """A store, a file of `lines` for each job, and workers that run `places` lines at once, each for `line_s`.
 
-    What it buys: crashes, refusals and failures exactly where a seed wants them, and hours that pass in no time.
+    Crashes, refusals and failures come exactly where a seed wants them, and hours pass in no time.
     """
 
     lines: dict[str, int]
@@ -79,7 +79,7 @@ class System:
         self.start()
 
     def start(self) -> None:
-        """A new life of the runner: all that it knew is gone."""
+        """Begin a new life of the runner, which knows nothing of the one before."""
         self.core = RunnerCore(most_open=64, retries=2)
         self.ends_at.clear()
         self.waiting.clear()
@@ -208,7 +208,7 @@ def test_without_room_few_lines_wait_and_with_room_many_run() -> None:
 
 @pytest.mark.parametrize("line_s", [0.0, 1.0])
 def test_where_lines_have_their_places_soon_more_may_wait_and_where_they_do_not_few(line_s: float) -> None:
-    """Lines of one token never run in the sense of the window: eight at a time would leave a large system idle."""
+    """Lines of one token never count as running: a window of eight would leave a large system idle."""
 
     class Fast(System):
         def step(self, seconds: float = 0.05) -> None:
@@ -297,7 +297,8 @@ def test_jobs_share_the_places_by_weight() -> None:
 
 
 def test_windows_are_kept_and_the_one_that_cannot_be_says_so_early() -> None:
-    """16 lines a second: 960 by the first deadline, 1,760 by the second; the third needs four times what it has."""
+    """16 lines a second: 960 by the first deadline, 1,760 by the second; the third job needs four times the time that
+    it has."""
     system = System({"soon": 500, "later": 700, "hopeless": 8_000})
     system.add(job("hopeless", window_s=120, weight=100.0))
     system.add(job("later", window_s=110))

@@ -1,6 +1,6 @@
-"""Attention over paged blocks: every instruction set that this CPU has, against the torch reference in fp32.
+"""Tests of attention over paged blocks: every instruction set of this CPU, against the torch reference in fp32.
 
-Every slot that no token has is NaN: a kernel that reads one shows it.
+Every slot without a token is NaN: a kernel that reads one shows it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Step:
-    """The tensors of a case: the cache holds what came before the step, and NaN elsewhere."""
+    """The tensors of a case: the cache holds the tokens before the step, and NaN elsewhere."""
 
     spans: Spans
     cache: torch.Tensor
@@ -72,7 +72,7 @@ class Step:
 
 
 def made(case: Case, dtype: torch.dtype) -> Step:
-    """The K, V and queries of a step are views of one fused tensor, as a model's are."""
+    """Make a step whose K, V and queries are views of one fused tensor, as in a model."""
     shape, chance = case.shape, random.Random(case.seed)
     generator = torch.Generator().manual_seed(case.seed)
     lengths = [-(-tokens // shape.block_size) for _, tokens in case.spans]
@@ -144,7 +144,7 @@ def test_any_step_attends_as_the_reference_does(kernels: Native, dtype: torch.dt
 
 
 LONG = [
-    Case(Shape(2, 1, 64, 16, None), ((1, 5000), (1, 30), (1, 7), (1, 400)), 1),  # one long request among short ones
+    Case(Shape(2, 1, 64, 16, None), ((1, 5000), (1, 30), (1, 7), (1, 400)), 1),  # one long request among short requests
     Case(Shape(2, 1, 64, 16, None), ((1, 5000),), 2),
     Case(Shape(1, 8, 64, 16, None), ((1, 5000), (1, 12)), 3),
     Case(Shape(2, 2, 80, 16, None), ((40, 3000), (1, 900), (3, 700)), 4),  # a chunk whose own unit is cut into pieces

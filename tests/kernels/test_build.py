@@ -1,4 +1,4 @@
-"""The library is one of these sources and of no others, and says in a line why there is none."""
+"""Tests that the library is built from exactly these sources, and that a missing library is explained in a line."""
 
 from __future__ import annotations
 
@@ -87,7 +87,8 @@ def test_building_without_a_compiler_fails_unless_it_is_optional(monkeypatch: py
 @built
 @pytest.mark.skipif(not shutil.which("nm"), reason="there is no nm here")
 def test_no_code_is_shared_between_instruction_sets() -> None:
-    """The linker keeps one of several instances of a template: another instruction set's would end older CPUs."""
+    """The linker keeps only one instance of a template: an instance of a newer instruction set would crash older
+    CPUs."""
     symbols = subprocess.run(["nm", "-C", "--defined-only", LIBRARY], capture_output=True, text=True, check=True).stdout
     functions = re.findall(r"^\S+ [tTwW] (.+)$", symbols, re.MULTILINE)
     own = re.compile(rf"\b({'|'.join(X86)})::")

@@ -69,7 +69,7 @@ def layers_of(
     turned: int,
     packable: bool = False,
 ) -> list[DecoderLayer]:
-    """Two of 4 heads of 8 numbers: as in Llama, grouped and gated, or as in OPT."""
+    """Return two layers with 4 heads of 8 numbers: as in Llama, grouped and gated, or as in OPT."""
     width, heads, kv_heads, inner = 8, 4, 2 if llama else 4, 48 if packable else 40
     hidden = 24 if llama and not packable else 32
 

@@ -1,4 +1,4 @@
-"""A kernel that fails as it runs is replaced; what is no fault of its own is passed on."""
+"""Tests that a kernel that fails while it runs is replaced, and that other errors are passed on."""
 
 from __future__ import annotations
 

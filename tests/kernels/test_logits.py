@@ -1,4 +1,4 @@
-"""The likeliest token of each row is the reference's, whatever the row holds."""
+"""Tests that the likeliest token of each row is the reference's, whatever the row holds."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def test_it_is_the_references(kernels: Kernels, of: Rows) -> None:
 @on_all_kernels
 @pytest.mark.parametrize("width", [1, 63, 64, 65, 200])
 def test_rows_without_one(kernels: Kernels, width: int) -> None:
-    """A NaN wherever it stands, nothing that is possible, and a logit that is infinite; the row beside them is well."""
+    """A row with a NaN anywhere, without a possible token, or with an infinite logit has no likeliest token; the row
+    beside it has one."""
     logits = torch.zeros(4, width)
     logits[0, -1], logits[1], logits[2, width // 2], logits[3, width // 3] = math.nan, -math.inf, math.inf, 1.0
     assert likeliest(kernels, logits) == [NONE, NONE, NONE, width // 3]

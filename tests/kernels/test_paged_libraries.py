@@ -245,7 +245,7 @@ def test_what_they_cannot_read_triton_attends_to() -> None:
 
 
 def test_the_fastest_is_measured_once_for_what_is_alike() -> None:
-    """flash-attn where it takes less, Triton where not; and where nothing can be timed, Triton."""
+    """flash-attn where it is faster, Triton elsewhere; and Triton where nothing can be timed."""
     module = FakeFlashAttn()
     flash = FlashAttn(module)
     timed, quick = list[int](), [0.5, 2.0]

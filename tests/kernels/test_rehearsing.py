@@ -17,7 +17,7 @@ triton_launch = pytest.importorskip("alignedserve.kernels.triton.launch", reason
 
 class Noting(Reference):
     def __init__(self) -> None:
-        self.attended: list[tuple[int, int, int]] = []  # requests, queries of each, tokens of each
+        self.attended: list[tuple[int, int, int]] = []  # number of requests, queries of each, tokens of each
         self.drawn = self.told = 0
 
     def attend(

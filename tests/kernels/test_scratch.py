@@ -1,4 +1,4 @@
-"""A kernel that finds no memory for what it works in says so, and works again once there is some."""
+"""Tests that a kernel that finds no scratch memory reports it, and works again once there is some."""
 
 from __future__ import annotations
 

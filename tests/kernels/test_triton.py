@@ -1,6 +1,6 @@
-"""The Triton kernels in Triton's interpreter, without a GPU, against the reference on random shapes.
+"""Tests of the Triton kernels in Triton's interpreter, without a GPU, against the reference on random shapes.
 
-bf16 is widened there before it is computed with, since numpy has none, and cut off where a GPU rounds. On a
+The interpreter widens bf16 before it computes, since numpy has none, and cuts off where a GPU rounds. On a
 GPU, tests/gpu holds the same kernels to narrower bounds.
 """
 
@@ -39,7 +39,7 @@ KERNELS, REFERENCE = TritonKernels(), Reference()
 EPS = 1e-5
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, of numbers that are masked or spoilt on purpose
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy warns of numbers that are masked or spoilt on purpose
     pytest.mark.skipif(not interpreting(), reason="Triton compiles here: tests/gpu tries these kernels on the GPU"),
 ]
 
@@ -293,7 +293,7 @@ def test_a_page_of_int8_is_expanded_into_the_blocks(seed: int, dtype: torch.dtyp
 
 
 def test_a_whole_page_is_compressed_and_expanded_as_on_a_cpu() -> None:
-    """Wide channels, which fp16 cannot hold, among them."""
+    """Some channels are wide, and fp16 cannot hold them."""
     rows = torch.randn(4, 64, 40, generator=torch.Generator().manual_seed(0)).bfloat16()
     rows[1, :, 3] *= 1e9
     told = []

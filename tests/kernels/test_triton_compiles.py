@@ -1,6 +1,7 @@
-"""The Triton kernels compile to machine code of GPUs that are not here: what only a compiler refuses shows.
+"""Tests that the Triton kernels compile to machine code of GPUs that are not here, which shows what only a compiler
+refuses.
 
-The two largest of them, and with SOAK=1 all, for more GPUs and dtypes.
+The two largest kernels by default; with SOAK=1 all kernels, for more GPUs and dtypes.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ KERNELS = TritonKernels()
 INF = math.inf
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, of infinities
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy warns of infinities
     pytest.mark.skipif(not interpreting(), reason="Triton compiles here: tests/gpu tries these kernels on the GPU"),
 ]
 few = settings(
@@ -178,7 +178,7 @@ def test_a_sampler_on_these_kernels_says_what_one_on_torch_says() -> None:
 
 
 class _Elsewhere(Reference):
-    """Draws on a device of which nothing can be read."""
+    """Kernels for a device from which nothing can be read."""
 
     def draw(self, logits: torch.Tensor, *_: object) -> torch.Tensor:
         assert logits.is_meta

@@ -41,7 +41,7 @@ def shard(path: Path, **shapes: tuple[str, list[int]]) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """100 Mi numbers, which are 200 MB in bf16."""
+    """Return a model folder of 100 Mi numbers, which are 200 MB in bf16."""
     shard(tmp_path / "model.safetensors", a=("BF16", [64, MIB]), b=("F32", [36, MIB]), mask=("BOOL", [9, MIB]))
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""How much memory requests are to hold together."""
+"""The memory that several requests hold together."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_what_is_given_at_once_is_held_from_the_start() -> None:
 
 
 def test_nine_of_ten_moments_it_suffices() -> None:
-    """Outputs as they were predicted, each at a moment of its own."""
+    """Outputs have lengths as predicted, and each is at a moment of its own."""
     draw = Random(0)
     some = [one(str(number), mean, 2 * mean) for number in range(40) for mean in [draw.randrange(20, 400)]]
     wanted, enough = together(GROWING, *some), 0
@@ -50,7 +50,7 @@ def test_nine_of_ten_moments_it_suffices() -> None:
         held = 0.0
         for each in some:
             assert each.estimate is not None
-            length = draw.gauss(each.estimate.mean, each.estimate.mean / 1.28)  # nine of ten stay within twice the mean
+            length = draw.gauss(each.estimate.mean, each.estimate.mean / 1.28)  # nine of ten are under twice the mean
             held += len(each.prompt) + draw.random() * max(1.0, length)
         enough += held <= wanted
     assert enough >= 450

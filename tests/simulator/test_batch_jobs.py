@@ -1,4 +1,4 @@
-"""Batch jobs beside chats, by the cores that serve: windows are kept, and the one that cannot be is known early."""
+"""Batch jobs beside chats, with the cores that serve: windows are kept, and an impossible window is known early."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ short = partial(Submission, prompt=(64, 128), output=(16, 48))
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> JobsSimulation:
-    """Three jobs that take most of what chats leave, those with later deadlines first and heavier; and a fourth that
-    alone would take three times as much, with the nearest deadline of all."""
+    """Run three jobs that take most of what chats leave, those with later deadlines first and heavier; and a fourth job
+    that alone would take three times as much, with the nearest deadline of all.
+    """
     folder = tmp_path_factory.mktemp("jobs")
     profile, workload = folder / "steps.json", folder / "chats.yaml"
     small_worker(profile)

@@ -1,4 +1,4 @@
-"""Every figure, worked out by hand."""
+"""Every figure of a report, compared with a calculation by hand."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_requests_are_counted_by_their_end() -> None:
 
 
 def test_real_time() -> None:
-    """Of four, "quick" alone attains. In time: 3 of 3 tokens, 1 of 2, 2 of 3, and none of the one that was refused."""
+    """Only "quick" of four attains. In time: 3 of 3 tokens, 1 of 2, 2 of 3, and no token of the refused request."""
     found = FIGURES.rt
     assert found.attainment == 1 / 4
     assert found.ttft_attainment == 2 / 4
@@ -92,7 +92,7 @@ def test_steps() -> None:
 
 
 def test_spread_and_bubble() -> None:
-    """Spreads 0, 0, 40, 10. Of 10 + 11 + 150 + 40 places 10 + 11 + 90 + 30 are filled."""
+    """The spreads are 0, 0, 40, 10. Of 10 + 11 + 150 + 40 places, 10 + 11 + 90 + 30 are filled."""
     found = FIGURES.steps.spread
     assert (found.mean, found.p90) == (12.5, 40)
     assert found.bubble_share == pytest.approx(70 / 211)
@@ -135,20 +135,20 @@ class TestPapers:
         assert found.be_requests_per_s == 0.2
 
     def test_alise(self) -> None:
-        """The same of all that finished: the BE ones take 4 s for 2 tokens and 10.5 s for 3."""
+        """All finished requests count: the BE requests take 4 s for 2 tokens and 10.5 s for 3."""
         assert self.FOUND.alise.normalised_latency_s == pytest.approx(
             (0.5 / 3 + 1.6 / 2 + 1.1 / 3 + 4 / 2 + 10.5 / 3) / 5
         )
 
     def test_accelgen(self) -> None:
-        """The fourth step brings the late first token of "late", the last one the late second token of "halting"."""
+        """The fourth step brings the late first token of "late", the last step the late second token of "halting"."""
         found = self.FOUND.accelgen
         assert steps_in_slo(MIXED) == [True, True, True, False, True, False]
         assert found.steps_in_slo == 4 / 6
-        assert found.jct_attainment == 4 / 7  # of all but "refused", "slow" and "open"
+        assert found.jct_attainment == 4 / 7  # all but "refused", "slow" and "open"
         assert found.goodput == 0.2  # "quick" and "soon"
         assert found.budget_used == pytest.approx((0.5 + 0.01 + 0.01 + 0.2 + 0.03 + 0.02) / 6)
-        assert found.kv_allocated == pytest.approx(0.5 * 0.25 + 0.5 * 0.75)  # each half of the seconds
+        assert found.kv_allocated == pytest.approx(0.5 * 0.25 + 0.5 * 0.75)  # each for half of the seconds
 
     def test_apt_serve(self) -> None:
         assert (self.FOUND.apt_serve.attainment, self.FOUND.apt_serve.attained_per_s) == (1 / 4, 0.1)
@@ -160,7 +160,7 @@ class TestPapers:
 
 
 def test_the_pool() -> None:
-    """Twenty pages, told of twice: 3 and 5 of 40 are those of RT."""
+    """Twenty pages are reported twice: RT requests have 3 and 5 of 40."""
     told = [
         Usage(rt=3, be=1, shared=2, idle=4, leased=0, free=10),
         Usage(rt=5, be=1, shared=0, idle=4, leased=4, free=6),
@@ -176,7 +176,7 @@ def test_a_run_in_which_nothing_happened_has_figures() -> None:
     assert tree_of(found)["rt"]["attainment"] is None
 
 
-# --- What always holds
+# --- Invariants
 
 TIMES = st.lists(st.floats(0, 20, allow_nan=False), max_size=6).map(sorted)
 

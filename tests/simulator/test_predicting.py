@@ -1,4 +1,4 @@
-"""The length predictor in virtual time: what is predicted reaches who has the request, and a restart keeps it."""
+"""The length predictor in virtual time: predictions reach the holder of the request, and a restart keeps knowledge."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_a_run_repeats_byte_for_byte(room: Room) -> None:
 
 
 def test_the_next_router_knows_what_the_one_before_has_kept() -> None:
-    """It has kept what it knew when it last trained; what it learns later is lost with it."""
+    """The next router has what the earlier router knew when it last trained; what it learnt later is lost."""
     known = knowledge_of(Predictor.HASH, 5, seed=1)
     settings = replace(by(Predictor.HASH), workload=Workload(FIRST_TRAINING + 10, 40.0, limited_share=0.0))
     said, simulation = ran(settings, known)

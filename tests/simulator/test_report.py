@@ -1,4 +1,4 @@
-"""What a run says: text, JSON, CSV, comparisons, sweeps, pictures and the file of its record."""
+"""Reports of a run: text, JSON, CSV, comparisons, sweeps, pictures and the file of its record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "reference" / "figures.md"
 
 
 def attaining(kept: int, of: int = 4) -> RunRecord:
-    """A run of which so many RT requests attain, and the others come too late."""
+    """Return a run in which this many RT requests attain, and the others come too late."""
     return record([rt(str(number), 0.0, 0.5 if number < kept else 1.5) for number in range(of)])
 
 
@@ -213,7 +213,7 @@ def test_text_json_and_csv_say_the_same() -> None:
 
 
 def test_what_is_no_finite_number_is_left_out() -> None:
-    """Of a run that took no time at all there are no rates."""
+    """A run that took no time at all has no rates."""
     at_once = replace(MIXED, ended_at=MIXED.began_at, wall_s=5e-324)
     one = TrialRun.of(SimulationTrial("a"), at_once)
     json.loads(document([one, one]), parse_constant=pytest.fail)
@@ -289,7 +289,7 @@ class TestPlots:
 
 
 def test_attainment_over_time() -> None:
-    """Windows of 0.25 s: of the four RT requests, which arrive at 0, 1, 2 and 3, the first attains."""
+    """Windows are 0.25 s: of the four RT requests, which arrive at 0, 1, 2 and 3, only the first attains."""
     assert plots.attainment_over_time(MIXED) == [(0.125, 1.0), (1.125, 0.0), (2.125, 0.0), (3.125, 0.0)]
 
 

@@ -125,7 +125,7 @@ def test_a_file_that_is_removed_is_known_to_anybody_until_its_bytes_are_gone(kin
 def test_a_file_is_removed_once_and_is_taken_no_more(kind: Kind) -> None:
     async def check(store: Store) -> None:
         await store.add_file(stored(1, expires_at=2_000))
-        await store.add_file(stored(1, expires_at=2_000))  # said again, as after an answer that was lost
+        await store.add_file(stored(1, expires_at=2_000))  # repeated, as after an answer that was lost
         await store.add_file(stored(2, expires_at=3_000))
         assert [one.id for one in await store.expired_files(2_000)] == ["file-1"]
         assert ids(await store.files(ME, ListPage(1), Purpose.BATCH, now=2_000)) == ["file-2"]
@@ -140,7 +140,7 @@ def test_a_file_is_removed_once_and_is_taken_no_more(kind: Kind) -> None:
 def test_nobody_has_more_than_allowed_and_what_is_said_again_is_no_more(kind: Kind) -> None:
     async def check(store: Store) -> None:
         await store.add_file(stored(1), OwnerUsage(files=2, bytes=30))
-        await store.add_file(stored(1), OwnerUsage(files=1, bytes=11))  # said again
+        await store.add_file(stored(1), OwnerUsage(files=1, bytes=11))  # repeated
         for most in (OwnerUsage(files=1, bytes=30), OwnerUsage(files=2, bytes=22)):
             with pytest.raises(OverQuota) as error:
                 await store.add_file(stored(2), most)
@@ -307,7 +307,7 @@ def test_a_job_that_is_kept_no_longer_is_in_no_list_and_forgotten(kind: Kind) ->
         assert ids(await store.jobs(ME, ListPage(), now=5_000)) == ["batch_3", "batch_2"]
         await store.forget_jobs(4_999.5)
         assert await store.job(ME, "batch_1") is not None
-        for _ in range(2):  # said again, as after an answer that was lost
+        for _ in range(2):  # repeated, as after an answer that was lost
             await store.forget_jobs(5_000)
         assert await store.job(ME, "batch_1") is None
         assert ids(await store.jobs(ME, ListPage())) == ["batch_3", "batch_2"]

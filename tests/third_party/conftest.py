@@ -29,7 +29,7 @@ def deployment() -> Iterator[Deployment]:
 
 @pytest.fixture(scope="package")
 def plain(deployment: Deployment) -> Answer:
-    """The greedy answer, which every client must get to see as it is."""
+    """Return the greedy answer, which every client must show unchanged."""
     asked = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
     with httpx.Client(base_url=deployment.url, timeout=60, trust_env=False) as http:
         body = http.post("/v1/chat/completions", json=asked).raise_for_status().json()

@@ -1,4 +1,4 @@
-"""A load generator measures a deployment: its requests succeed, its numbers are ours."""
+"""Tests that a load generator can measure a deployment: its requests succeed, and its numbers equal ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Libraries that speak OpenAI's API find in ours what they look for."""
+"""Tests that libraries for OpenAI's API find in ours what they look for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = ONLY_IN_SOAK
 class Client:
     environment: Environment
     script: str
-    no_such_model: str  # the error that it raises, with its module
+    no_such_model: str  # the error that the client raises, with its module
     too_long: str
 
 

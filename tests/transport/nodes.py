@@ -1,6 +1,6 @@
 """Workers of a test: a device cache, and the transport that moves what is in it.
 
-What comes of a transfer is waited for, and a test that waits in vain fails.
+Each test waits for the outcome of a transfer, and fails if it waits in vain.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def hang_at_the_second_touch(name: str) -> None:
 def main() -> None:
     shared = Path(sys.argv[3]) if len(sys.argv) > 3 else None
     node = Node(sys.argv[1], incarnation=int(sys.argv[2]), shared=shared)
-    payload.CHUNK_BYTES = 1  # a token each
+    payload.CHUNK_BYTES = 1  # one chunk per token
     say(asdict(node.member))
     for line in sys.stdin:
         what, fields = json.loads(line)

@@ -1,4 +1,4 @@
-"""The receiver reads the source's memory: it gets what the source had for it, or the event says that it did not."""
+"""Tests of a receiver that reads the source's memory: it gets the right bytes, or the event says that it did not."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def held_at_the_second_chunk(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
         touch(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(payload, "CHUNK_BYTES", 1)  # a token each
+        patched.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per token
         patched.setattr(DeviceBlocks, "scatter", holding)
         yield touched, go_on
 
 
 @contextmanager
 def half_read(monkeypatch: pytest.MonkeyPatch, source: Node, to: Node, number: int) -> Iterator[None]:
-    """A transfer of which the receiver has a part; it goes on at the end."""
+    """Stop a transfer when the receiver has part of it; let it go on at the end, and check that it failed."""
     with held_at_the_second_chunk(monkeypatch) as (touched, go_on):
         send, receive = order(source, to, number)
         source.start(send)
@@ -107,7 +107,7 @@ def test_what_is_overwritten_while_it_is_read_is_not_used(node_of: MakeNode, mon
 
 
 def test_a_reader_that_takes_long_says_that_it_goes_on(node_of: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long all of it takes, the source waits as long as it hears something."""
+    """The source waits as long as it hears from the reader, however long all of it takes."""
     source, to, said = node_of("prefill-0"), node_of("decode-0"), list[Reply]()
     meet(source, to)
     hear = MappingSender._hear
@@ -116,7 +116,7 @@ def test_a_reader_that_takes_long_says_that_it_goes_on(node_of: MakeNode, monkey
         said.append(hear(*args))
         return said[-1]
 
-    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # a token each
+    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per token
     monkeypatch.setattr(ipc, "_REPLY_PART", float("inf"))  # the reader replies after every chunk
     monkeypatch.setattr(MappingSender, "_hear", heard)
     assert arrives(source, to, 1)
@@ -146,7 +146,7 @@ def test_bytes_that_are_not_what_the_source_saw_are_not_used(
 
 
 def test_what_cannot_be_mapped_fails(node_of: MakeNode, shared: Path) -> None:
-    """The file of a worker that has ended."""
+    """The file belongs to a worker that has ended."""
     source, to = node_of("prefill-0"), node_of("decode-0")
     meet(source, to)
     (shared / f"{PREFIX}{source.holder}.cache").unlink()

@@ -1,4 +1,4 @@
-"""A peer in another process that is killed, or falls silent, in the middle of a transfer."""
+"""Tests of a peer in another process that is killed, or falls silent, in the middle of a transfer."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def memories(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[memoryview]]:
         return memory
 
     monkeypatch.setattr(payload, "_memory", noting)
-    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # a token each
+    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per token
     return taken
 
 
@@ -109,7 +109,7 @@ def arrives(node: Node, peer: Peer, number: int) -> None:
 def test_peers_that_are_killed_or_stopped_in_mid_transfer(
     node_of: MakeNode, lives: list[Peer], memories: list[weakref.ref[memoryview]]
 ) -> None:
-    """Three lives of one decode worker; each step is a matter of what came before."""
+    """Run three lives of one decode worker in one test, since each step needs the state that earlier steps left."""
     first, second, third = lives
     node = node_of("prefill-0")
     meet(node, first)

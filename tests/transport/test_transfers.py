@@ -1,4 +1,4 @@
-"""KV of one worker's blocks is in another's, bit for bit, or the event says that it is not."""
+"""Tests that KV arrives in another worker's blocks, bit for bit, or that the event says that it did not."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def order(source: Node, to: Node, number: int, tokens: tuple[int, ...] = TOKENS)
 
 
 def arrives(source: Node, to: Node, number: int) -> bool:
-    """A transfer of which both are told."""
+    """Run a transfer that both ends are told of, and return whether the bytes arrived."""
     send, receive = order(source, to, number)
     source.start(send)
     to.start(receive)
@@ -127,7 +127,7 @@ def planned(plans: list[Plan], pairs: list[tuple[int, ...]]) -> Iterator[tuple[P
 
 
 def test_many_chunks(both: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # a token each
+    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per token
     source, to = both
     assert arrives(source, to, 1)
     assert arrives(to, source, 1), "the other way"
@@ -156,7 +156,7 @@ def test_many_chunks_each_asked_for(node_of: MakeNode, verify: bool, monkeypatch
 
 
 def test_between_blocks_that_are_filled_from_either_end() -> None:
-    """Directions are each end's own business."""
+    """Each end has its own directions, which the other end need not know."""
     first, second = random_cache(1), random_cache(2)
     here, there = DeviceBlocks(first), DeviceBlocks(second)
     num_bytes = len(TOKENS) * here.token_bytes(CacheKind.KV)
@@ -197,7 +197,8 @@ def test_several_on_either_side(node_of: MakeNode) -> None:
 
 
 def refused(source: Node, to: Node, send: SendKv, receive: ReceiveKv) -> None:
-    """The receiver's blocks stay as they were, and the next transfer arrives."""
+    """Check that the transfer is refused, leaves the receiver's blocks unchanged, and that the next transfer
+    arrives."""
     before = to.cache.clone()
     source.start(send)
     to.start(receive)
@@ -337,7 +338,7 @@ def test_a_source_that_is_told_too_late_hears_at_once_that_it_is(node_of: MakeNo
 
 @pytest.mark.parametrize("is_late", ["source", "receiver"])
 def test_the_same_once_they_are_connected(node_of: MakeNode, is_late: str) -> None:
-    """The group breaks, and the next transfer goes over another."""
+    """The group breaks, and the next transfer uses a new group."""
     source, to = node_of("prefill-0", timeout_s=NEVER_S), node_of("decode-0", timeout_s=NEVER_S)
     meet(source, to)
     assert arrives(source, to, 1)

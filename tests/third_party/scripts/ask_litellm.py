@@ -1,4 +1,4 @@
-"""LiteLLM, which calls us one more provider that is like OpenAI."""
+"""LiteLLM, to which we are one more OpenAI-compatible provider."""
 
 from __future__ import annotations
 
