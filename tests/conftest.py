@@ -38,7 +38,7 @@ THEN = ("simulator", "engine", "demo_model", "kernels")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n`, run a file's tests in one process, so that they share fixtures, and hand out files in their order."""
+    """Run a file's tests in one process (with `-n`), so that they share fixtures; hand out files in their order."""
     from xdist.scheduler import LoadFileScheduling
 
     config.option.loadscopereorder = False

@@ -1,4 +1,4 @@
-"""Which request joins a decode worker next, in which batch it runs, and what is fetched ahead of need."""
+"""Batches of a decode worker: the request that joins next, the batch it runs in, and what is fetched ahead of need."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class Anything(RuleBasedStateMachine):
 
     @precondition(lambda self: hasattr(self, "sharing"))
     @invariant()
-    def nobody_has_anothers_slot(self) -> None:
+    def no_request_has_a_slot_of_another(self) -> None:
         blocks = self.sharing.blocks
         slots = [slot for owner in self.owners for slot in blocks.slots(owner).values()]
         assert len(slots) == len(set(slots))
@@ -133,7 +133,7 @@ class Anything(RuleBasedStateMachine):
 
     @precondition(lambda self: hasattr(self, "sharing"))
     @invariant()
-    def what_is_said_to_be_had_is_had(self) -> None:
+    def room_for_chats_can_be_taken(self) -> None:
         blocks, size = self.sharing.blocks, self.sharing.block_size
         chats = {pair for owner in self.owners if owner.side is RT for pair in owner.pairs}
         alone = {pair for owner in self.owners if owner.side is BE for pair in owner.pairs} - chats

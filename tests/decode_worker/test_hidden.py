@@ -85,7 +85,7 @@ def crowded(token_s: float = TOKEN_S) -> Worker:
 
 class TestWhoWaits:
     def test_begins_as_hidden_once_it_has_waited_long_enough(self) -> None:
-        """With two requests and fourteen tokens, hidden vectors pay after 2 * 2 * 14 * 0.3 ms of waiting."""
+        """Hidden vectors pay after 2 * 2 * 14 * 0.3 ms of waiting: two requests, fourteen tokens."""
         worker, asked_at = crowded(token_s=3e-4), STEP_S
         while not worker.kinds("next"):
             worker.works()
@@ -131,7 +131,7 @@ class TestBestEffort:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Whatever comes and goes, each pair is free or has one owner, and every step finds what it needs."""
+    """Requests come and go; each pair is free or has a single owner, and every step finds what it needs."""
 
     def __init__(self) -> None:
         super().__init__()

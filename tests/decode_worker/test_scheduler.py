@@ -281,18 +281,18 @@ class Scheduling(RuleBasedStateMachine):
     # --- Invariants
 
     @invariant()
-    def each_pair_is_somebodys_once(self) -> None:
+    def each_pair_has_one_owner(self) -> None:
         assert sorted(self.core.pairs) == list(range(LIMITS.num_pairs))
         if self.core.shared is not None:
             assert len(slots := self.core.shared.claimed) == len(set(slots))
 
     @invariant()
-    def nobody_is_in_two_places(self) -> None:
+    def no_request_is_in_two_places(self) -> None:
         assert len(held := self.core.attempts) == len(set(held))
         assert sorted(self.pool.pages.numbers) == sorted(self.pool.pages.all_numbers)
 
     @invariant()
-    def nobody_waits_for_nothing(self) -> None:
+    def no_request_waits_for_nothing(self) -> None:
         """Check that a step is never empty while any request can run, and that no request waits for finished work."""
         if not self.work:
             assert not self.core.attempts, "a worker that has nothing to do has nobody who waits"
@@ -305,7 +305,7 @@ class Scheduling(RuleBasedStateMachine):
             if not self.work:
                 self.time_passes(6.0)
         assert not [name for name, client in self.clients.items() if client.is_open]
-        self.each_pair_is_somebodys_once()
+        self.each_pair_has_one_owner()
         assert {what: held for what, held in self.core.held.items() if held} == {}
         assert not self.pool.kept
         self._note()

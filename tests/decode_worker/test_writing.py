@@ -1,4 +1,4 @@
-"""What a decode worker writes to the pool: preempted requests and answers, only missing pages, without waiting."""
+"""Writes of a decode worker to the pool: preempted requests and answers, only missing pages, without waiting."""
 
 from __future__ import annotations
 

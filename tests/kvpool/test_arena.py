@@ -278,7 +278,7 @@ def test_the_name_of_an_earlier_arena_is_taken_away_before_the_next_one_needs_me
 
 
 def test_an_arena_that_cannot_be_made_leaves_no_earlier_one_either(tmp_path: Path, arena: Arena) -> None:
-    """Its pool has ended: no process may find the earlier arena."""
+    """The pool of the earlier arena has ended: no process may find that arena."""
     with pytest.raises(ArenaTooSmall):
         create(tmp_path, pages=1 << 40, incarnation=8)
     assert list(tmp_path.iterdir()) == []

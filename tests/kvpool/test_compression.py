@@ -1,4 +1,4 @@
-"""Which requests are compressed, by which workers, and what follows when pages, workers or answers are lost."""
+"""Compression: the requests and the workers chosen, and what follows when pages, workers or answers are lost."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class Machine(RuleBasedStateMachine):
         assert self.pages.num_free == EXTENTS.kv * (EXTENTS.count - others) - kv
 
     @invariant()
-    def whoever_holds_pages_holds_its_own_tokens(self) -> None:
+    def each_holder_has_its_own_tokens(self) -> None:
         for entry, names in self.entries.items():
             assert [self.content[page] for page in self.pages.of(entry)] == names
 

@@ -1,4 +1,4 @@
-"""Which requests go to which decode worker: aligned batches, urgent requests, and each request exactly once."""
+"""Grouping of requests for decode workers: aligned batches, urgent requests, and each request exactly once."""
 
 from __future__ import annotations
 

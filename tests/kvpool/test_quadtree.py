@@ -78,13 +78,13 @@ class Pool(RuleBasedStateMachine):
         starving = self.tree.starving(self.now)
         cost = None if bubble is None else free(bubble=bubble)
         window = find_batch(self.tree, wanted, cost, self.now)
-        taken = [self.of(member.id) for member in window.members(self.tree)]
+        taken = [self.waiting_request(member.id) for member in window.members(self.tree)]
         check(window, taken, self.plain, wanted, starving)
         self.tree.yielded(window.taken, self.now)
         for one in taken:
             self.take_out(one)
 
-    def of(self, request: str) -> Waiting:
+    def waiting_request(self, request: str) -> Waiting:
         return next(one for one in self.plain if one.id == request)
 
     @invariant()

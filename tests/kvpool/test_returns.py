@@ -1,4 +1,4 @@
-"""What decode workers bring back: preempted requests wait again, answers are kept, spare pages are reused."""
+"""Returns from decode workers: preempted requests wait again, answers are kept, spare pages are reused."""
 
 from __future__ import annotations
 

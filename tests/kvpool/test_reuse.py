@@ -86,7 +86,7 @@ class Reuse(RuleBasedStateMachine):
         assert sorted(self.pages.numbers) == list(range(NUM_PAGES))
 
     @invariant()
-    def whoever_holds_pages_holds_its_own_tokens(self) -> None:
+    def each_holder_has_its_own_tokens(self) -> None:
         for name, prompt in self.entries.items():
             pages = self.pages.of(name)
             assert [self.written[page] for page in pages] == [

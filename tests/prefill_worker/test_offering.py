@@ -255,7 +255,7 @@ def test_offers_are_said_again(worker: PrefillCore) -> None:
 
 
 class TestChunkByChunk:
-    """While a prompt runs, its full pages are written ahead; the commit after its last chunk copies the rest."""
+    """Full pages of a running prompt are written ahead; the commit after its last chunk copies the rest."""
 
     def test_of_a_best_effort_prompt_to_its_pages(self, worker: PrefillCore) -> None:
         flex = replace(request("a", prompt=19), service=BE)

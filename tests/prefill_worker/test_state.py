@@ -127,7 +127,7 @@ def test_one_token_may_be_enough(worker: PrefillCore) -> None:
 
 
 def test_pages_are_asked_for_one_request_at_a_time(worker: PrefillCore) -> None:
-    """All requests together may want more than the pool will ever have free."""
+    """The requests together may want more than the pool will ever have free."""
     worker.handle(said(ROUTER, Prefill(request("z", prompt=2))), 0.0)
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(request("c", prompt=5))), 0.0)

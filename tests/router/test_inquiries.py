@@ -13,7 +13,7 @@ from tests.samples import next_attempt, said
 
 
 class TestInquiries:
-    """After a lost frame the router asks which member still has which request; a request that no member has is lost."""
+    """The router asks after a lost frame which member has which request; a request that no member has is lost."""
 
     def test_an_owner_hears_what_is_not_here(self, router: RouterCore) -> None:
         """The owner's Submit or the router's AttemptLost was lost."""

@@ -53,7 +53,7 @@ def test_chunks_of_another_size_than_planned_shift_no_due_of_a_token() -> None:
 
 
 def test_who_outlives_the_expectation_gets_closer_dues() -> None:
-    """At 60 s half of the window is left for what is now expected: 100 more tokens."""
+    """Half of the window is left at 60 s for what is now expected: 100 more tokens."""
     one = promise(DOCUMENT, POLICY)
     for number in range(1, 101):
         one.emitted(60.5, number)

@@ -1,4 +1,4 @@
-"""Whatever dies, freezes, is lost or late, every accepted request ends with exactly its tokens; nothing leaks."""
+"""Every accepted request ends with exactly its tokens, and nothing leaks, whatever dies, freezes, is lost or late."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_each_member_may_die_amid_its_work(member: str, seen: bool) -> None:
 
 
 def test_the_pool_may_die_at_any_moment_around_a_commit() -> None:
-    """If the pool dies before it tells the router, a commit that has left its prefill worker is nowhere."""
+    """A commit that has left its prefill worker is nowhere if the pool dies before it tells the router."""
     of = replace(deployment(1, "1+1"), workload=Workload(num_requests=12, rate=200.0))
     commits = [sent.at for sent in sent_in(of) if isinstance(sent.message, Commit)]
     step_s, count = (1e-4, 1000) if SOAK else (1e-3, 40)

@@ -90,7 +90,7 @@ def test_they_come_with_a_rush_and_go_after_it() -> None:
 
 
 def test_those_that_were_there_are_too_few() -> None:
-    """Without scaling the attainment is low; a decode worker that helps with prompts is not enough either."""
+    """The attainment without scaling is low; a decode worker that helps with prompts is not enough either."""
     _, alone = served(replace(SPLIT, policy=Policy(helps=False)))
     _, helped = served(SPLIT)
     assert alone < 0.3

@@ -446,7 +446,7 @@ def test_what_a_gateway_takes_comes_before_the_first_token_and_nowhere_else() ->
 
 
 def test_kv_may_go_from_device_to_device() -> None:
-    """With direct transfers no decode worker copies KV from the pool."""
+    """No decode worker copies KV from the pool where transfers are direct."""
     trial = SimulationTrial("aligned", LONE, "1+1")
     by_pool, directly = (run_once(replace(trial, direct=direct), lambda *_: None) for direct in (False, True))
     copied_in = [sum(copy.to_device for copy in record.copies) for record in (by_pool, directly)]

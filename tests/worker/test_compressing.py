@@ -1,4 +1,4 @@
-"""What a worker compresses for the pool: beside its steps, once, and nothing for an order that is over."""
+"""A worker compresses pages for the pool: beside its steps, once, and nothing for an order that is over."""
 
 from __future__ import annotations
 

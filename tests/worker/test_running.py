@@ -12,7 +12,7 @@ NUM_PAIRS = 12
 
 @given(st.lists(st.integers(0, NUM_PAIRS + 1), max_size=60))
 def test_pairs_are_taken_and_given_back_as_from_one_pile(counts: list[int]) -> None:
-    """This many pairs are taken each time; where fewer are free, the pairs that were taken first go back."""
+    """The given number of pairs is taken each time; where fewer are free, the pairs that were taken first go back."""
     blocks, pile, taken = Blocks(NUM_PAIRS), list(range(NUM_PAIRS))[::-1], list[tuple[int, ...]]()
     for count in counts:
         pairs = blocks.take(count)

@@ -1,4 +1,4 @@
-"""What both workers have in common: messages to owners and router, repeated wherever a frame was lost."""
+"""Behaviour of both kinds of workers: messages to owners and router, repeated wherever a frame was lost."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def fails(worker: AnyCore, plan: StepPlan) -> list[Command]:
 
 
 def test_a_step_without_memory_is_followed_by_smaller_ones(worker: AnyCore) -> None:
-    """None of the prompt's tokens counts as run after a failure, and all of them run in the end."""
+    """Tokens of the failed step do not count as run, and all of the prompt runs in the end."""
     plan = planned(worker.handle(said(ROUTER, Prefill(request("a", prompt=8))), 0.0))
     sizes, ran = [plan.num_tokens], list[int]()
     for _ in range(2):
@@ -165,7 +165,7 @@ def test_a_step_without_memory_is_followed_by_smaller_ones(worker: AnyCore) -> N
 
 
 def test_where_one_token_is_too_much_the_attempt_is_lost(worker: AnyCore) -> None:
-    """Its owner hears of the loss from the router, and the worker goes on with the other requests."""
+    """The owner hears of the loss from the router, and the worker goes on with the other requests."""
     plan = planned(worker.handle(said(ROUTER, Prefill(A)), 0.0))
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
     while plan.num_tokens > 1:
@@ -241,7 +241,7 @@ def test_a_scored_chunk_is_short(worker: AnyCore) -> None:
 
 
 def test_a_next_attempt_scores_no_prompt_and_tells_only_its_own(worker: AnyCore) -> None:
-    """Its owner already has both for the prompt and for what was emitted."""
+    """The owner already has the log-probabilities of the prompt and of the emitted tokens."""
     plan = plan_of(worker.handle(said(ROUTER, Prefill(next_attempt(asks_for(SCORED), (7, 8)))), 0.0))
     assert plan.chunks[0].scoring is None
     stepped = worker.handle(StepDone(StepResult(1, (("a", 9),), logprobs=(("a", MINE),))), 0.0)

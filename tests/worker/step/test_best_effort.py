@@ -230,7 +230,7 @@ class Pausing(RuleBasedStateMachine):
         self.is_there = not self.is_there
 
     @invariant()
-    def every_pair_is_somebodys(self) -> None:
+    def each_pair_is_there_once(self) -> None:
         assert sorted(self.core.pairs) == list(range(LIMITS.num_pairs))
 
     def teardown(self) -> None:

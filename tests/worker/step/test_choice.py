@@ -259,7 +259,7 @@ class TestLongPrompts:
 
 class TestTheBudget:
     def test_four_times_what_saturates_the_hardware(self) -> None:
-        """Up to 64 tokens a step takes the same time, as the weights have to be read anyway."""
+        """A step takes the same time for up to 64 tokens, as the weights have to be read anyway."""
         cost = CostModel({kind: Coefficients(fixed=0.01, token=(0.0,) * 6 + (1e-3,)) for kind in Kind})
         assert cost.pivot(2048) == 64
         at = replace(moment(Policy(), room=2048), cost=cost, pivot=cost.pivot(2048))

@@ -54,7 +54,7 @@ def test_where_many_came_a_short_silence_says_that_nobody_comes() -> None:
     last = 2.0 * (COUNTED - 1)
     assert known.bound_s(last + 19.9) < inf  # ten times the interval between two arrivals
     assert known.bound_s(last + 20.1) == inf
-    known.count(coming(1.0), 0.0, last + 21.0)  # the interval has changed
+    known.count(coming(1.0), 0.0, last + 21.0)  # the silence ended the earlier history
     assert known.bound_s(last + 21.0) == MOST * 1.0
 
 

@@ -1,4 +1,4 @@
-"""What runs in a step: never more than the tightest promise allows, never nothing, and the most urgent first."""
+"""The selection for a step: never more than the tightest promise allows, never empty, and the most urgent first."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class TestTheBound:
         assert found.predicted_s <= 0.0115
 
     def test_who_can_be_in_time_only_at_once_keeps_documents_away(self) -> None:
-        """With average chunks and steps as long as the longest lately, the chat would be late; one step is in time."""
+        """The chat would be late with average chunks and steps as long as the longest lately; one step is in time."""
         at = replace(moment(), times=StepTimes(mean_s=0.01, most_s=0.2), chunk=16)
         for prompts, waiting in (([], [chat("rt", 0.06, 400)]), ([chat("rt", 0.06, 400)], [])):
             found = select([document("d0", output=3)], [*prompts, document("d", 400)], waiting, at, free=100)
@@ -185,7 +185,7 @@ class TestTheBound:
     @pytest.mark.parametrize("waiting_s", [0.0005, 0.0104])
     @pytest.mark.parametrize("late", [Late.KEEP, Late.DECAY])
     def test_those_with_memory_go_on_where_the_first_waits_for_it(self, late: Late, waiting_s: float) -> None:
-        """No other request frees memory for the first, however little time there is while chats are still to come."""
+        """The first gets no memory from others, however little time there is while chats are still to come."""
         at, far = moment(Policy(late=late)), [chat(f"a{number}", 0.0105, output=3) for number in range(3)]
         at.calm_s = 0.001
         found = select(far, [], [chat("first", waiting_s)], at, free=1)
