@@ -192,7 +192,7 @@ def test_a_client_that_leaves_is_not_served_on(deployment: Deployment, stream: b
     assert deployment.share_of_a_core(during_s=0.5) < 0.2, "the worker goes on for nobody"
 
 
-# --- What operators see
+# --- Logs and metrics for operators
 
 
 def test_a_request_is_followed_through_the_logs_of_all_parts(deployment: Deployment) -> None:

@@ -255,7 +255,7 @@ def test_bfloat16_stays_near_the_reference(folder_of: Callable[[str], Path], ref
     assert float((behind / logits.abs().max(-1).values).max()) < 0.06
 
 
-# --- Plans that cannot be: refused, and nothing has happened.
+# --- Impossible plans: they are refused, and change nothing
 
 
 def too_few_pairs(live: Live) -> StepPlan:

@@ -66,7 +66,7 @@ def counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-# --- What is measured
+# --- The steps that are measured
 
 
 @pytest.mark.parametrize("bounds", [BOUNDS, LARGE, Bounds(replace(LIMITS, max_batch=1, max_step_tokens=1), 8)])

@@ -275,7 +275,7 @@ def test_what_transformers_leaves_out_never_comes_and_the_rest_may(
     assert {token for token, share in enumerate(shares.tolist()) if share > 0.06} <= set(seen)
 
 
-# --- Edits: by what the request has said, and by what it may say
+# --- Edits of the logits, by what the request has said and by what it may say
 
 VOCABULARY = 40
 TOKENS = st.lists(st.integers(0, VOCABULARY - 1), max_size=30).map(tuple)

@@ -125,7 +125,7 @@ def test_no_farther_than_angles_are_those_of_short_requests(folder: Callable[...
     check_greedy(made, tally)
 
 
-# --- What config.json says
+# --- The options of config.json
 
 
 def test_facts_go_by_many_names(folder: Callable[..., Path]) -> None:

@@ -190,7 +190,7 @@ def test_a_fault_in_a_stream_is_its_last_event(text: TextModel, fault: Exception
     assert gateway.owner.open_now == set()
 
 
-# --- What else there is
+# --- Routes that generate nothing
 
 
 def test_models_are_listed_with_their_length(gateway: Gateway) -> None:
@@ -268,7 +268,7 @@ def test_an_id_that_is_none_is_not_taken(gateway: Gateway, odd: bytes) -> None:
     assert answer.headers["x-request-id"].startswith("req-")
 
 
-# --- What is measured
+# --- Metrics
 
 
 def test_what_happened_is_counted(gateway: Gateway, hello: tuple[int, ...]) -> None:

@@ -78,7 +78,7 @@ def test_chunks_of_chats(gateway: Gateway, fits: Fits, fields: dict[str, Any], u
 @pytest.mark.parametrize("fields", OF_COMPLETIONS)
 def test_chunks_of_completions(gateway: Gateway, fits: Fits, fields: dict[str, Any]) -> None:
     for chunk in chunks(gateway.complete(**fields, stream=True)):
-        for choice in chunk["choices"]:  # neither the types nor the schema let a chunk before the last be without it
+        for choice in chunk["choices"]:  # both require a finish reason, which chunks before the last lack
             choice["finish_reason"] = choice["finish_reason"] or "stop"
         fits(chunk, Completion, "CreateCompletionResponse")
 

@@ -266,8 +266,8 @@ def test_lines_whose_bytes_are_gone_end_with_that_and_no_other_batch_waits(
 def test_a_batch_without_room_says_so_early_and_keeps_what_is_done(
     text: TextModel, hello: tuple[int, ...], config: Config
 ) -> None:
-    """At most four lines a second are opened, and there are lines for minutes, in a window of one minute; the batch
-    fails within seconds."""
+    """At most four lines a second are opened, and there are lines for minutes, in a window of one minute: the server
+    says within seconds that the batch will be late."""
 
     class Slow(FakeOwner):
         async def _play(self, request: Any) -> AsyncGenerator[Any, None]:

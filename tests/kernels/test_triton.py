@@ -137,7 +137,7 @@ def test_pieces_are_about_equal_and_cover_every_token_once() -> None:
         )
 
 
-# --- What is done to each token by itself
+# --- Kernels that treat each token alone
 
 
 def _rounding(dtype: torch.dtype) -> float:
@@ -317,7 +317,7 @@ def test_numbers_that_are_not_finite_are_refused(odd: float) -> None:
         KERNELS.quantise(rows, *_levels(rows))
 
 
-# --- What does not work is replaced
+# --- Kernels that fail are replaced
 
 
 class _Broken(TritonKernels):

@@ -227,7 +227,7 @@ def test_many_open_requests_are_declared_in_several_frames(owner: OwnerCore) -> 
 
 
 class TestLostFrames:
-    """The owner tells a member that frames from it were lost, and repeats what matters where its own frames were lost."""
+    """The owner tells a member that its frames were lost, and repeats what matters where a member lost frames."""
 
     def test_of_a_worker_have_all_open_requests_asked_for(self, owner: OwnerCore) -> None:
         """Requests without output are included: the lost frame may have held all of their output."""

@@ -1,4 +1,4 @@
-"""Every accepted request ends with exactly its tokens, and nothing leaks, under faults of any kind."""
+"""Every accepted request ends with exactly its tokens, and nothing leaks, whatever dies, freezes, is lost or late."""
 
 from __future__ import annotations
 

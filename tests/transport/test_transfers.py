@@ -193,7 +193,7 @@ def test_several_on_either_side(node_of: MakeNode) -> None:
         assert torch.equal(to.of((3, 4, 5), len(TOKENS)), prefills[1].of(HERE, len(TOKENS)))
 
 
-# --- What is not what was announced
+# --- Transfers that differ from their announcement
 
 
 def refused(source: Node, to: Node, send: SendKv, receive: ReceiveKv) -> None:

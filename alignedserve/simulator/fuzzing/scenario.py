@@ -18,7 +18,7 @@ from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.router.placing.admission import Queues
 from alignedserve.scheduling.policy import Compression, Entries, Layout, Policy
 from alignedserve.simulator.fuzzing.typed_tree import WrongTree, typed
-from alignedserve.simulator.machines.engine import STOP, VOCABULARY, Costs, tell
+from alignedserve.simulator.machines.engine import STOP, VOCABULARY, Costs, story_from
 from alignedserve.simulator.machines.faults import Fault, calm_at
 from alignedserve.simulator.machines.world import NetworkDelays
 from alignedserve.simulator.settings import Settings, members_of
@@ -57,7 +57,7 @@ class Ask:
         if self.after is None:
             return ()
         arrival = self.after.arrival()
-        return tell(arrival.request, arrival.length, tagged=False).tokens
+        return story_from(arrival.request, arrival.length, tagged=False).tokens
 
     def arrival(self) -> Arrival:
         num_alike = min(self.num_alike, self.num_prompt)

@@ -135,7 +135,7 @@ class TestTheBound:
         assert found.predicted_s <= 0.0115
 
     def test_who_can_be_in_time_only_at_once_keeps_documents_away(self) -> None:
-        """The chat would be late with average chunks and steps as long as the longest lately; a single step is in time."""
+        """The chat would be late with average chunks and steps as long as the longest lately; one step is in time."""
         at = replace(moment(), times=StepTimes(mean_s=0.01, most_s=0.2), chunk=16)
         for prompts, waiting in (([], [chat("rt", 0.06, 400)]), ([chat("rt", 0.06, 400)], [])):
             found = select([document("d0", output=3)], [*prompts, document("d", 400)], waiting, at, free=100)
