@@ -176,7 +176,7 @@ class InvariantWatch(Witness):
     def _check_leased(
         self, worker: Process, pool: str, pages: tuple[int, ...], verb: str, lease: Callable[[str], str] = str
     ) -> None:
-        """Check the pages against the pool's leases. Another incarnation of the pool has another arena: check nothing."""
+        """Check the pages against the pool's leases, but skip an earlier incarnation of the pool: its arena is gone."""
         alive = self._world.alive(pool.rpartition(".")[0])
         if alive is None or alive.member.holder != pool:
             return

@@ -218,7 +218,7 @@ def _piled_up(drawn: Scenario) -> Scenario:
 
 
 def _out_of_memory(drawn: Scenario) -> Scenario:
-    """In every sixth run, let documents grow where hardly two fit, and prefill workers have room for those preempted."""
+    """In every sixth run, let documents grow where hardly two fit, and prefill workers have room for preempted work."""
     draw = Random(f"{drawn.seed}/out of memory")
     if draw.random() > 1 / 6:
         return drawn
