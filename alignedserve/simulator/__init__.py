@@ -1,10 +1,10 @@
-"""The simulator: the same cores under a virtual clock, with a modelled engine.
+"""The simulator: runs the same cores under a virtual clock, with a modelled engine.
 
-batch_jobs.py  Runs batch jobs in a simulated deployment, by the job runner's own core.
-clients.py     Sends requests and checks that each gets its own tokens, once, and an end.
-launching.py   Starts and ends workers, as the launcher of a real deployment does.
-predicting.py  Predicts lengths by the same code as the router's side process.
-recorder.py    Notes steps and copies while a simulation runs.
+batch_jobs.py  Runs batch jobs in a simulated deployment with the job runner's own core.
+clients.py     Sends requests, and checks that each gets all its own tokens once and then ends.
+launching.py   Starts and stops workers, as the launcher of a real deployment does.
+predicting.py  Predicts lengths with the same code as the router's side process.
+recorder.py    Records steps and copies while a simulation runs.
 run.py         Runs a workload through a whole deployment in virtual time: `simulate(settings) -> Summary`.
 settings.py    Describes a simulated deployment, its workload and its faults.
 """

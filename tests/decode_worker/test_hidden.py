@@ -16,7 +16,7 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, ProjectKv, RunStep
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
 from alignedserve.scheduling.policy import Cache, Policy, Room
-from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, tell
+from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, story_from
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import request, said
 
@@ -48,7 +48,7 @@ class Worker:
 
     def asked(self, name: str, prompt: int, max_tokens: int = 8, service: ServiceClass = ServiceClass.RT) -> Request:
         one = replace(request(name, prompt, max_tokens), service=service, arrival_at=self.now)
-        self.stories[name] = tell(one, max_tokens)
+        self.stories[name] = story_from(one, max_tokens)
         self.hears(said(ROUTER, Prefill(one)))
         return one
 

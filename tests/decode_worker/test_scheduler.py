@@ -50,7 +50,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.policy import Cache, Choice, Chunking, Layout, Order, Packing, Policy, Room
-from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, TaggedArena, tell
+from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, TaggedArena, story_from
 from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import SOAK
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, ROUTER_MEMBER, member, request, said
@@ -191,7 +191,7 @@ class Scheduling(RuleBasedStateMachine):
             priority=priority,
             sampling=Sampling(seed=number),
         )
-        self.stories[one.id] = story = tell(one, output)
+        self.stories[one.id] = story = story_from(one, output)
         self.clients[one.id] = Client(one, story, [])
         return one
 

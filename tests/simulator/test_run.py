@@ -14,7 +14,7 @@ from alignedserve.core import Chunk, Decode, History, Sampling, Scoring, StepPla
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedIn, CopiedOut
-from alignedserve.simulator.machines.engine import CheckedHands, Costs, TaggedArena, WrongKV, tell
+from alignedserve.simulator.machines.engine import CheckedHands, Costs, TaggedArena, WrongKV, story_from
 from alignedserve.simulator.run import simulate
 from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.workload import Workload, arrivals
@@ -82,7 +82,7 @@ def test_output_depends_on_the_request_alone() -> None:
     drawn = list(arrivals(Workload(num_requests=5), ("gateway-0",), seed=3, start_at=0.0))
     again = list(arrivals(Workload(num_requests=5), ("gateway-1",), seed=3, start_at=9.0))
     for one, other in zip(drawn, again, strict=True):
-        assert tell(one.request, one.length).output == tell(other.request, other.length).output
+        assert story_from(one.request, one.length).output == story_from(other.request, other.length).output
 
 
 class TestEngine:
@@ -98,14 +98,14 @@ class TestEngine:
     @pytest.fixture
     def engine(self, arena: TaggedArena) -> CheckedHands:
         other = replace(request("b", max_tokens=9), prompt=(6, 5, 4, 3, 2, 1))  # other words, so other KV
-        stories = {"a": tell(self.A, 9), "b": tell(other, 9)}
+        stories = {"a": story_from(self.A, 9), "b": story_from(other, 9)}
         engine = CheckedHands(stories, Costs(), num_pairs=4, block_size=4, arena=lambda _: arena)
         engine.meet(POOL_MEMBER)
         engine.finish(RunStep(StepPlan(1, (self.PROMPT,))), 0.0)
         return engine
 
     def decode(self, pairs: tuple[int, ...], start: int = 6, index: int = 1, name: str = "a") -> RunStep:
-        token = tell(request(name, prompt=6, max_tokens=9), 9).tokens[start]
+        token = story_from(request(name, prompt=6, max_tokens=9), 9).tokens[start]
         return RunStep(StepPlan(2, decodes=(Decode(name, token, start, pairs, self.A.sampling, index),)))
 
     def test_the_right_prefix_runs(self, engine: CheckedHands) -> None:
@@ -124,7 +124,7 @@ class TestEngine:
 
     @pytest.mark.parametrize("first", [None, 999], ids=["no history", "another one"])
     def test_nor_does_a_token_by_another_history(self, engine: CheckedHands, first: int | None) -> None:
-        said = tell(self.A, 9).output[:1]
+        said = story_from(self.A, 9).output[:1]
         (decode,) = self.decode((0, 1)).plan.decodes
         sampling = Sampling(presence_penalty=1.0)
         wrong = None if first is None else History(self.A.prompt, [first], self.A.stop_tokens)

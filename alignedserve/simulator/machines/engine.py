@@ -128,7 +128,7 @@ def logprob_of(place: int) -> Logprob:
     return Logprob(-1.0 - place)
 
 
-def tell(request: Request, length: int, tagged: bool = True) -> Story:
+def story_from(request: Request, length: int, tagged: bool = True) -> Story:
     """The story of a request that says `length` tokens, unless its limit is lower."""
     chain = crc32(array("q", request.prompt).tobytes(), request.sampling.seed)
     said = [1 + (chain + 7919 * index) % (VOCABULARY - 1) for index in range(min(length, request.max_tokens))]
