@@ -58,4 +58,4 @@ def test_the_one_that_cannot_be_kept_says_so_early_and_expires_with_what_is_done
 
 
 def test_and_chats_get_what_they_were_promised(run: JobsSimulation) -> None:
-    assert RunFigures.of(run.record(1.0)).at("rt.attainment") > 0.99
+    assert RunFigures.from_record(run.record(1.0)).at("rt.attainment") > 0.99

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from alignedserve.core import Usage
 from alignedserve.simulator.records.distribution import Distribution, percentile
 from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
-from alignedserve.simulator.reports.figures import RunFigures, tree_of
+from alignedserve.simulator.reports.figures import RunFigures, figure_tree
 from alignedserve.simulator.reports.paper_figures import steps_in_slo
 from alignedserve.simulator.reports.request_figures import attains
 from tests.simulator.runs import MIXED, decode_step, record, rt
 
-FIGURES = RunFigures.of(MIXED)
+FIGURES = RunFigures.from_record(MIXED)
 
 
 def test_a_percentile_is_the_smallest_value_that_so_many_percent_do_not_exceed() -> None:
@@ -32,7 +32,9 @@ def test_a_percentile_is_the_smallest_value_that_so_many_percent_do_not_exceed()
 
 
 def test_a_distribution() -> None:
-    assert Distribution.of([4.0, 1.0, 1.0]) == Distribution(count=3, mean=2.0, p50=1.0, p90=4.0, p99=4.0, most=4.0)
+    assert Distribution.from_values([4.0, 1.0, 1.0]) == Distribution(
+        count=3, mean=2.0, p50=1.0, p90=4.0, p99=4.0, most=4.0
+    )
 
 
 def test_requests_are_counted_by_their_end() -> None:
@@ -69,7 +71,7 @@ def test_a_request_may_break_one_gap_in_a_hundred() -> None:
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in RequestOutcome if outcome is not RequestOutcome.FINISHED])
 def test_whoever_did_not_finish_is_a_miss(outcome: RequestOutcome) -> None:
-    found = RunFigures.of(record([rt("r", 0.0, 0.1, 0.2, outcome=outcome)]))
+    found = RunFigures.from_record(record([rt("r", 0.0, 0.1, 0.2, outcome=outcome)]))
     assert (found.rt.attainment, found.rt.tokens_in_time) == (0.0, 2 / 3)
     assert found.papers.accelgen.goodput == 0.0
     assert found.papers.bros.attainment == 0.0
@@ -165,15 +167,15 @@ def test_the_pool() -> None:
         Usage(rt=3, be=1, shared=2, idle=4, leased=0, free=10),
         Usage(rt=5, be=1, shared=0, idle=4, leased=4, free=6),
     ]
-    found = RunFigures.of(replace(record(), pool=told)).pool
+    found = RunFigures.from_record(replace(record(), pool=told)).pool
     assert (found.rt, found.be, found.shared, found.idle, found.leased) == (8 / 40, 2 / 40, 2 / 40, 8 / 40, 4 / 40)
 
 
 def test_a_run_in_which_nothing_happened_has_figures() -> None:
-    found = RunFigures.of(replace(record(), ended_at=0.0, wall_s=0.0))
+    found = RunFigures.from_record(replace(record(), ended_at=0.0, wall_s=0.0))
     assert found.requests.count == 0
     assert all(isnan(found.at(path)) for path in ("rt.attainment", "rt.ttft_s.p99", "be.tokens_per_s", "tokens_per_s"))
-    assert tree_of(found)["rt"]["attainment"] is None
+    assert figure_tree(found)["rt"]["attainment"] is None
 
 
 # --- Invariants
@@ -195,11 +197,11 @@ def some_requests(draw: st.DrawFn) -> list[RequestRecord]:
 @settings(max_examples=50, deadline=None)
 @given(some_requests(), st.randoms(use_true_random=False))
 def test_shares_are_shares_and_no_order_matters(requests: list[RequestRecord], draw: Random) -> None:
-    found = tree_of(RunFigures.of(record(requests)))
+    found = figure_tree(RunFigures.from_record(record(requests)))
     for share in _shares(found):
         assert share is None or 0 <= share <= 1
     shuffled = draw.sample(requests, len(requests))
-    assert tree_of(RunFigures.of(record(shuffled))) == found
+    assert figure_tree(RunFigures.from_record(record(shuffled))) == found
 
 
 def _shares(tree: dict[str, Any]) -> list[float | None]:
@@ -214,7 +216,7 @@ def _shares(tree: dict[str, Any]) -> list[float | None]:
 @settings(max_examples=50, deadline=None)
 @given(some_requests())
 def test_one_more_that_is_refused_lowers_attainment(requests: list[RequestRecord]) -> None:
-    before = RunFigures.of(record(requests)).rt
-    after = RunFigures.of(record([*requests, rt("refused", 0.0, outcome=RequestOutcome.REFUSED)])).rt
+    before = RunFigures.from_record(record(requests)).rt
+    after = RunFigures.from_record(record([*requests, rt("refused", 0.0, outcome=RequestOutcome.REFUSED)])).rt
     assert after.attainment <= (before.attainment if requests else 1)
     assert after.tokens_in_time <= (before.tokens_in_time if requests else 1)

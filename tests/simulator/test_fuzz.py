@@ -216,7 +216,7 @@ class TestSavedRuns:
         assert isinstance(found, Difference)
         assert found.number == 20
         assert len(found.before) == 5
-        assert found.one != found.other
+        assert found.left != found.right
         assert first_difference(one, one) == len(written) - 2, "all but the scenario and the end"
 
     def test_a_run_that_ends_earlier_differs_there(self, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ class TestSavedRuns:
         other.write_text("".join(written[:10]))
         found = first_difference(one, other)
         assert isinstance(found, Difference)
-        assert (found.number, found.other) == (10, "(nothing: this run is shorter)")
+        assert (found.number, found.right) == (10, "(nothing: this run is shorter)")
 
     @pytest.mark.parametrize("other", ['"NoSuchKind",[1]', '"SetTimer",[1,2,3]'])
     def test_a_run_of_another_version_differs(self, tmp_path: Path, other: str) -> None:
@@ -235,7 +235,7 @@ class TestSavedRuns:
         (tmp_path / "other").write_text("".join([first, f'[0.0,"router.1","",{other}]\n', *rest]))
         found = first_difference(tmp_path / "one", tmp_path / "other")
         assert isinstance(found, Difference)
-        assert (found.number, second in found.other) == (1, False)
+        assert (found.number, second in found.right) == (1, False)
 
     def test_the_file_and_the_line_that_are_wrong_are_named(self, tmp_path: Path) -> None:
         record(draw_scenario(3), tmp_path / "one")

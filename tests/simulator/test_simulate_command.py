@@ -21,7 +21,7 @@ from alignedserve.errors import SimulateError
 from alignedserve.simulator.machines import gpu_truth
 from alignedserve.simulator.records import record_file
 from alignedserve.simulator.records.records import RequestOutcome, RunRecord
-from alignedserve.simulator.reports.figures import RunFigures, tree_of
+from alignedserve.simulator.reports.figures import RunFigures, figure_tree
 from alignedserve.simulator.reports.trial import OnProgress, RunOnce, SimulationTrial
 from alignedserve.simulator.run import Simulation, simulate
 from tests.simulator.runs import MIXED
@@ -73,7 +73,7 @@ def test_a_record_holds_what_happened() -> None:
     simulation = Simulation(settings)
     summary = simulation.run()
     record = simulation.record(wall_s=1.0)
-    found = RunFigures.of(record)
+    found = RunFigures.from_record(record)
     assert found.requests.finished == summary.num_finished == 5
     assert found.rt.ttft_s.p99 == summary.ttft_s[99]
     assert sum(len(step.emitted) for step in record.steps) == found.requests.output_tokens
@@ -99,13 +99,13 @@ def test_the_same_trial_is_the_same_run_and_progress_reaches_the_end() -> None:
 
 
 def _without_speed(record: RunRecord) -> object:
-    return {name: tree for name, tree in tree_of(RunFigures.of(record)).items() if name != "speed"}
+    return {name: tree for name, tree in figure_tree(RunFigures.from_record(record)).items() if name != "speed"}
 
 
 def test_a_gpu_profile_sets_what_steps_take() -> None:
     trial = SimulationTrial("fcfs", SMALL, profile="rtx4090-llama-3.1-8b-tp1")
     slow, quick = (run_once(one, lambda _ended, _of: None) for one in (trial, replace(trial, profile=None)))
-    assert RunFigures.of(slow).steps.seconds.p50 > 1.4 * RunFigures.of(quick).steps.seconds.p50
+    assert RunFigures.from_record(slow).steps.seconds.p50 > 1.4 * RunFigures.from_record(quick).steps.seconds.p50
 
 
 def test_the_rate_replaces_that_of_the_workload() -> None:

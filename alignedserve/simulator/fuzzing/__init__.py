@@ -1,10 +1,10 @@
-"""The fuzzer: drawn scenarios, invariants, recordings and their replays.
+"""The fuzzer: it draws scenarios, checks invariants, and records and replays runs.
 
 fuzz.py              Runs one scenario under watch and returns the verdict.
 invariants.py        Checks the invariants of a simulated run while it runs.
 recording.py         Writes runs to files and finds the first difference of two files.
 scenario.py          Describes a small deployment, its requests and its faults.
-scenario_drawing.py  Draws scenarios from seeds: most are small and crowded, since cores go wrong there.
+scenario_drawing.py  Draws scenarios from seeds: most are small and crowded, where cores fail most.
 shrink.py            Makes a failing scenario smaller while it still breaks the same rule.
-typed_tree.py        Builds dataclasses from JSON trees and names the key that is wrong.
+typed_tree.py        Builds dataclasses from JSON trees and names a wrong key.
 """
