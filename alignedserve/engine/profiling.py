@@ -146,7 +146,7 @@ def _guess(times: Mapping[Trial, Sequence[float]], shape: Shape) -> float:
 
 
 def _size(shape: Shape) -> float:
-    """Return a number roughly in proportion to a step's time: tokens attended to cost little against tokens that run."""
+    """Return a size about in proportion to a step's time: tokens attended to cost little against tokens that run."""
     return 1 + shape.tokens + (shape.work / 8 + shape.cached + shape.prefixes) / 256
 
 
