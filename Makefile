@@ -75,7 +75,7 @@ PYTHONS ?= python3.10 python3.12 python3.13
 digests-everywhere:
 	set -e; for python in $(PYTHONS); do \
 	  $$python -m venv build/digests/$$(basename $$python); \
-	  build/digests/$$(basename $$python)/bin/pip --quiet install msgspec; \
+	  build/digests/$$(basename $$python)/bin/pip --quiet install msgspec numpy; \
 	  build/digests/$$(basename $$python)/bin/python -m tests.simulator.digests --check; \
 	done
 

@@ -67,7 +67,7 @@ def line_of(load: str, cluster: str, grouping: str, bubble: str, pool: int, seed
     simulation.run()
     record = simulation.record(0.0)
     assert not record.problems, record.problems[:3]
-    figures = RunFigures.of(record)
+    figures = RunFigures.from_record(record)
     steps = [step for step in record.steps if step.shape.decodes]
     cores = [process.core for process in simulation.world.processes if isinstance(process.core, DecodeCore)]
     tokens = sum(step.shape.decodes for step in steps)

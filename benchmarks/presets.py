@@ -78,7 +78,7 @@ def line_of(lot: str, trial: SimulationTrial) -> dict[str, object]:
     began_at = perf_counter()
     record = run_once(trial, lambda _ended, _of: None)
     assert not record.problems, record.problems[:3]
-    figures = RunFigures.of(record)
+    figures = RunFigures.from_record(record)
     line: dict[str, object] = {"name": f"presets/{lot}", "preset": trial.preset, "cluster": trial.cluster}
     line |= {"rate": trial.rate, "seed": trial.seed, "requests": len(record.requests)}
     line |= {key: figures.at(path) for key, path in _FIGURES.items()}

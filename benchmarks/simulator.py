@@ -55,7 +55,7 @@ def many_workers(number: int, seconds: float) -> None:
     report(what, took, "s of one core", goal=600)
     report(f"{what}: steps", len(record.steps) / took, "1/s")
     began = process_time()
-    RunFigures.of(record)
+    RunFigures.from_record(record)
     report(f"{what}: their figures", process_time() - began, "s of one core")
     report(f"{what}: memory", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / _MIB, "MiB", goal=8192)
 

@@ -144,7 +144,7 @@ class SimulatedJobs:
         for name, progress in ran.progress.items():
             job, done = progress.job, ran.counts(name).completed
             ended[name] = Ended(job.status.value, job.total, done, progress.left_s, progress.late_after_s, job.total)
-        return Outcomes(RunFigures.of(ran.record(1.0)).at("rt.attainment"), ended)
+        return Outcomes(RunFigures.from_record(ran.record(1.0)).at("rt.attainment"), ended)
 
     def _ran(self, pace: dict[str, Any], seconds: float, jobs: list[Submission]) -> JobsSimulation:
         chats = {"name": "chat", "kind": "sizes", "prompt": "32-256", "output": "16-96", "max_tokens": 96}

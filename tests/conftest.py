@@ -1,4 +1,4 @@
-"""What the tests of every folder share."""
+"""Settings and fixtures that the tests of every folder share."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ from hypothesis import settings
 
 SOAK = bool(os.environ.get("SOAK"))
 
-# What a machine takes for an example is no property of what is tested. The examples are the same every time, so that a
-# run says something of what was changed, and not of luck; the long form draws new ones.
+# How long a machine takes for an example is no property of what is tested, so there is no deadline. The examples are
+# the same every time, so that a difference between runs comes from a change and not from luck; the long form draws new
+# examples.
 settings.register_profile("ours", deadline=None, derandomize=not SOAK)
 settings.load_profile("ours")
 
-# Triton's interpreter, before anything imports Triton. With a GPU its kernels are compiled, and tried by tests/gpu.
+# Choose Triton's interpreter before anything imports Triton. With a GPU its kernels are compiled, and tested by
+# tests/gpu.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# Before torch is loaded: its threads sleep soon while they wait, as a worker's do (docs/how/kernels.md). There are more
-# threads than cores, and tests of kernels took four times as long on a busy machine while they spun.
+# Set this before torch is loaded: its threads soon sleep while they wait, as a worker's do (docs/how/kernels.md). There
+# are more threads than cores, and tests of kernels took four times as long on a busy machine while threads spun.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-# Where the tests run in the background, SIGINT comes ignored, and every program that they start would inherit that.
+# A process in the background ignores SIGINT, and every program that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# With several processes of tests: first those that start whole deployments, and mostly wait, then what takes long, and
-# at last what fills the gaps. Parts of a deployment have patience enough for a machine that has two at a time.
+# Order for several test processes: first the tests that start whole deployments, and mostly wait, then those that take
+# long, and last those that fill the gaps. Deployments have timeouts long enough for a machine that runs two at a time.
 FIRST = ("cluster", "end_to_end", "third_party")
 THEN = ("simulator", "engine", "demo_model", "kernels")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With `-n`, tests of a file share a process, and with it what their fixtures made; files go out in their order."""
+    """Run a file's tests in one process (with `-n`), so that they share fixtures; hand out files in their order."""
     from xdist.scheduler import LoadFileScheduling
 
     config.option.loadscopereorder = False
@@ -45,7 +47,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if hasattr(config, "workerinput"):
-        items.sort(key=_turn)  # stable
+        items.sort(key=_turn)  # a stable sort
 
 
 def _turn(item: pytest.Item) -> int:
@@ -55,11 +57,11 @@ def _turn(item: pytest.Item) -> int:
 
 @pytest.fixture(autouse=True)
 def offline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test reaches for a hub: what it needs is in the repository or made by it."""
+    """Forbid access to a model hub: what tests need is in the repository or made by the tests."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 @pytest.fixture
 def many() -> int:
-    """How many generated cases a loop over seeds goes through; `make soak` goes through thousands."""
+    """Return how many generated cases a loop over seeds runs; `make soak` runs thousands."""
     return 20_000 if SOAK else 600

@@ -1,4 +1,4 @@
-"""Tiny random folders of every family, each with one thing about it that has broken servers before."""
+"""Tiny random model folders of every family, each with a detail that has broken servers before."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transformers import (
 
 VOCAB = 97
 MAX_POSITIONS = 160
-WINDOW = 24  # tokens that a query sees, where there is one
+WINDOW = 24  # tokens that a query sees, where there is a window
 
 _BASE: dict[str, Any] = {
     "vocab_size": VOCAB,
@@ -34,8 +34,9 @@ _BASE: dict[str, Any] = {
     "max_position_embeddings": MAX_POSITIONS,
     "tie_word_embeddings": True,
     "eos_token_id": 2,
-    "rms_norm_eps": 0.01,  # large enough to be missed
-    # Far from zero: with the usual 0.02 attention hardly counts, and a model that forgets its past would pass.
+    "rms_norm_eps": 0.01,  # large enough to be noticed when missing
+    # Random weights are far from zero: with the usual 0.02, attention hardly counts, and a model that forgets its past
+    # would pass.
     "initializer_range": 0.25,
 }
 
@@ -45,7 +46,7 @@ def made(folder: Path, config: PretrainedConfig, seed: int, dtype: torch.dtype, 
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim == 1:  # norms and biases, which otherwise are all ones and zeros, and could be left out
+            if parameter.ndim == 1:  # norms and biases; else all ones or zeros, which nothing would miss
                 parameter.add_(0.3 * torch.randn_like(parameter))
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
@@ -56,7 +57,7 @@ def llama(folder: Path, *, dtype: torch.dtype = torch.float32, max_shard_size: s
 
 
 def old_style(folder: Path) -> Path:
-    """As transformers 4 wrote it: rope_theta at the top, rope_scaling null, torch_dtype."""
+    """Write the config as transformers 4 did: rope_theta at the top, rope_scaling null, torch_dtype."""
     llama(folder, num_key_value_heads=2, rope_parameters={"rope_type": "default", "rope_theta": 300.0})
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -76,13 +77,13 @@ def mistral(folder: Path, **changes: Any) -> Path:
 
 
 def qwen2(folder: Path, **changes: Any) -> Path:
-    """The second of its layers has a window."""
+    """Make a Qwen2 whose second layer has a window."""
     windows = {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1}
     return made(folder, Qwen2Config(**{**_BASE, "num_key_value_heads": 2, **windows, **changes}), 2, torch.float32)
 
 
 def qwen3(folder: Path, **changes: Any) -> Path:
-    """As many numbers for K as in a hidden vector, though two heads share them."""
+    """Make a Qwen3 with as many numbers for K as in a hidden vector, though two heads share them."""
     config = {**_BASE, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False, **changes}
     return made(folder, Qwen3Config(**config), 3, torch.float32)
 
@@ -116,7 +117,7 @@ def neox(folder: Path, **changes: Any) -> Path:
 
 
 def as_the_hub_has_it(folder: Path) -> Path:
-    """Pythia: what turns is named by other keys, the head by another name, and there are buffers that nobody needs."""
+    """Rewrite Pythia as the hub has it: other rotary keys, another name for the head, and unused buffers."""
     neox(folder)
     path = folder / "config.json"
     config = json.loads(path.read_text())
@@ -138,7 +139,7 @@ def as_the_hub_has_it(folder: Path) -> Path:
 
 
 def without_its_head(folder: Path) -> Path:
-    """OPT as the hub has some sizes: names without the first part."""
+    """Rewrite OPT as the hub has some sizes: names without the first part."""
     opt(folder)
     tensors = load_file(folder / "model.safetensors")
     save_file({name.removeprefix("model."): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
@@ -147,7 +148,7 @@ def without_its_head(folder: Path) -> Path:
 
 Make = Callable[[Path], Path]
 
-# Of each way to compute one: the property tests run on all of them.
+# One family for each way of computing: the property tests run on all of these.
 MODELS: dict[str, Make] = {
     "mha-tied": llama,
     "gqa-untied": gqa,
@@ -161,7 +162,7 @@ MODELS: dict[str, Make] = {
     "neox-serial": lambda folder: neox(folder, use_parallel_residual=False),
 }
 
-# The same computed from other files.
+# Models with the same computation, stored in other files.
 STORED: dict[str, Make] = {
     "sharded": lambda folder: gqa(folder, max_shard_size="20KB"),
     "old-style": old_style,
@@ -178,7 +179,7 @@ def _rope(kind: str, **more: Any) -> dict[str, Any]:
 _LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 40}
 _YARN = {"factor": 4.0, "original_max_position_embeddings": 40}
 
-# Options of one of them: their logits are compared.
+# Variants of a family by its options: their logits are compared.
 OPTIONS: dict[str, Make] = {
     "llama-biases": lambda folder: gqa(folder, attention_bias=True, mlp_bias=True),
     "llama-linear": lambda folder: llama(folder, **_rope("linear", factor=2.5)),

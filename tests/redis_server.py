@@ -1,4 +1,4 @@
-"""Redis servers of the tests' own: private, on a socket in a folder, gone with the test."""
+"""Private Redis servers for the tests, each on a socket in a folder, removed with the test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _START_S = 120.0
 
 
 class RedisServer:
-    """Can be killed and started again: what it has acknowledged is in its folder."""
+    """Redis server that can be killed and started again: what it has acknowledged is in its folder."""
 
     def __init__(self, folder: Path, *options: str) -> None:
         self._folder, self._options = folder, options

@@ -28,7 +28,7 @@ TOKENS_PER_EXCUSE = 5_000
 
 @dataclass
 class Tally:
-    """What all comparisons of a test run came to."""
+    """Count what all comparisons of a test run found."""
 
     compared: int = 0
     excused: list[str] = field(default_factory=list)
@@ -48,7 +48,7 @@ def load(folder: Path) -> Any:
 
 
 def compare(model: Any, prompt_ids: Sequence[int], output_ids: Sequence[int], tally: Tally, label: str = "") -> None:
-    """Every token of a greedy output against the reference; AssertionError at one that is wrong."""
+    """Compare every token of a greedy output with the reference; raise AssertionError at a wrong token."""
     if not output_ids:
         return
     rows = _logits(model, prompt_ids, output_ids)
@@ -61,7 +61,7 @@ def compare(model: Any, prompt_ids: Sequence[int], output_ids: Sequence[int], ta
 
 
 def _logits(model: Any, prompt_ids: Sequence[int], output_ids: Sequence[int]) -> torch.Tensor:
-    """[len(output), vocabulary]: what each output token was to be chosen from."""
+    """Return the logits, [len(output), vocabulary], from which each output token was to be chosen."""
     assert prompt_ids, "a prompt has at least one token"
     with torch.inference_mode():
         read = torch.tensor([[*prompt_ids, *output_ids[:-1]]])
@@ -72,11 +72,11 @@ def _logits(model: Any, prompt_ids: Sequence[int], output_ids: Sequence[int]) ->
 
 
 def _excuse(row: torch.Tensor, served: int, where: str) -> str:
-    """Why the token may differ; AssertionError where it may not."""
+    """Return why the token may differ, or raise AssertionError where it may not."""
     logits, tokens = row.topk(2)
     gap, largest = float(logits[0] - logits[1]), float(row.abs().max())
     best, second = tokens.tolist()
-    # Of several tokens that are equally second best, topk names one: the one that was served will do as well.
+    # topk names only one of several tokens that are equally second best; the served token is accepted as well.
     is_of_two_best = 0 <= served < len(row) and float(logits[0] - row[served]) <= gap
     excused = is_of_two_best and gap <= CLOSE * largest
     assert excused, (

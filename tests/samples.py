@@ -1,4 +1,4 @@
-"""Requests and members for the tests of the cores: what a test does not name does not matter to it."""
+"""Requests and members for the tests of the cores, with defaults for everything that a test does not name."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LIMITS = WorkerLimits(num_pairs=8, block_size=4, page_size=8, max_step_tokens=8,
 def request(
     name: str = "r", prompt: int = 3, max_tokens: int = 5, attempt: int = 0, owner: str = "gateway-0"
 ) -> Request:
-    """Its prompt is 1, 2, 3, ..."""
+    """Return a request whose prompt is 1, 2, 3, ..."""
     return Request(
         id=name,
         owner=owner,
@@ -35,17 +35,17 @@ def request(
 
 
 def next_attempt(of: Request, emitted: Sequence[int] = ()) -> Request:
-    """Its tokens came at 0.0."""
+    """Return the request's next attempt, with emitted tokens that came at 0.0."""
     return replace(of, attempt=of.attempt + 1, emitted=tuple(emitted), emitted_at=0.0 if emitted else of.emitted_at)
 
 
 def entry(of: Request, pages: Sequence[int], output: Sequence[int] = (7,)) -> Entry:
-    """As a prefill worker commits it whose first token came at 0.0."""
+    """Return the entry that a prefill worker commits for a request whose first token came at 0.0."""
     return Entry(of, tuple(output), tuple(pages), Due(of.slo.tbt_s))
 
 
 def member(name: str, incarnation: int = 1) -> Member:
-    """Its role is in its name."""
+    """Return a member, whose role is the first part of its name."""
     role = Role(name.partition("-")[0])
     return Member(name, role, "local", incarnation, f"{name}#{incarnation}")
 
@@ -58,5 +58,5 @@ ROUTER_MEMBER, POOL_MEMBER, GATEWAY_MEMBER = member(ROUTER), member("pool-0"), m
 
 
 def but_reports(commands: Iterable[Command]) -> list[Command]:
-    """A decode worker's report says nothing that is not in other commands."""
+    """Drop the decode worker's reports, which only repeat what other commands say."""
     return [one for one in commands if not (isinstance(one, Send) and isinstance(one.message, Report))]

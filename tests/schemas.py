@@ -1,4 +1,4 @@
-"""Random JSON schemas, of what a schema may say here, and short enough for an answer to end."""
+"""Random JSON schemas that use what is supported here, short enough for an answer to end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WORDS = "name age city open price kind tags note unit count".split()
 
 
 def schema(draw: Random, depth: int = 0) -> dict[str, Any]:
-    """An object, as clients ask for; what it is made of may be anything."""
+    """Draw an object, as clients ask for; its members may be of any kind."""
     names = draw.sample(WORDS, draw.randint(1, 4))
     made: dict[str, Any] = {"type": "object", "properties": {name: _value(draw, depth + 1) for name in names}}
     made["required"] = names if draw.random() < 0.7 else draw.sample(names, draw.randint(0, len(names)))

@@ -19,7 +19,7 @@ class SmallDisk:
         self._ballast = folder / "ballast"
 
     def fill(self, but: int = 0) -> None:
-        """To the last byte, or but for so many."""
+        """Fill the disk to the last byte, or leave `but` bytes free."""
         with self._ballast.open("wb", buffering=0) as file:
             try:
                 while True:
@@ -31,13 +31,13 @@ class SmallDisk:
         self._ballast.unlink()
 
     def close(self) -> None:
-        """From now on it can only be read. Nobody may have a file open for writing."""
+        """Make the disk read-only. No process may have a file open for writing."""
         _mount("-o", "remount,ro", str(self.folder))
 
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[SmallDisk]:
-    """Skips the test where none may be mounted: it takes root."""
+    """Yield a small disk, or skip the test where it cannot be mounted: mounting takes root."""
     if shutil.which("mount") is None:
         pytest.skip("there is no program `mount` here")
     folder.mkdir()
@@ -51,6 +51,6 @@ def small_disk(folder: Path) -> Iterator[SmallDisk]:
 
 
 def _mount(*arguments: str) -> str:
-    """What it says against it."""
+    """Run `mount`, and return its error, or an empty string."""
     done = subprocess.run(["mount", *arguments], capture_output=True, text=True)
     return done.stderr.strip() if done.returncode else ""

@@ -1,4 +1,4 @@
-"""The test of tests catches what it is for, and excuses a tie only."""
+"""The comparison with the reference catches wrong tokens, and excuses a tie only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.reference import Tally, compare
 
 
 class Scripted:
-    """A reference whose logits after each token are given: row i belongs to position i."""
+    """Reference model whose logits after each token are given: row i belongs to position i."""
 
     def __init__(self, *rows: list[float]) -> None:
         self.rows = torch.tensor(rows)

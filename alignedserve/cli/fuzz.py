@@ -17,7 +17,7 @@ from pathlib import Path
 
 from alignedserve.cli.terminal.arguments import check_writable
 from alignedserve.simulator.fuzzing.fuzz import FuzzVerdict, attempt, record
-from alignedserve.simulator.fuzzing.recording import Difference, first_difference, read_scenario, said
+from alignedserve.simulator.fuzzing.recording import Difference, difference_text, first_difference, read_scenario
 from alignedserve.simulator.fuzzing.scenario import lines
 from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
 from alignedserve.simulator.fuzzing.shrink import BUDGET, shrink
@@ -185,5 +185,5 @@ def _diff(first: Path, second: Path) -> int:
 
 
 def _tell(found: Difference | int, first: str, second: str) -> int:
-    print(said(found, first, second))
+    print(difference_text(found, first, second))
     return 0 if isinstance(found, int) else 1

@@ -15,7 +15,7 @@ from alignedserve.cli.simulate_once import run_once, run_saved, settings_of
 from alignedserve.cli.terminal.arguments import check_writable
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import SimulateError
-from alignedserve.simulator.fuzzing.recording import Difference, first_difference, read_trial, said
+from alignedserve.simulator.fuzzing.recording import Difference, difference_text, first_difference, read_trial
 from alignedserve.simulator.records import record_file
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports import plots
@@ -71,7 +71,7 @@ def _run_trial(options: SimulateOptions, trial: SimulationTrial, alone: bool, on
         _write_single(options, trial, record)
     if options.out is not None:
         _write_folder(options.out if alone else options.out / _folder_name(trial), trial, record, options.timeline_s)
-    return TrialRun.of(trial, record)
+    return TrialRun.from_record(trial, record)
 
 
 def _complain(runs: Sequence[TrialRun]) -> int:
@@ -101,7 +101,7 @@ def diff(first: Path, second: Path) -> int:
 
 
 def _tell(found: Difference | int, first: str, second: str) -> int:
-    print(said(found, first, second))
+    print(difference_text(found, first, second))
     return 0 if isinstance(found, int) else _DIFFERENT
 
 

@@ -59,7 +59,7 @@ def run_saved(trial: SimulationTrial, on_progress: OnProgress, path: Path) -> Ru
         world.witnesses.append(recorder)
         world.is_noted = True
         record = _run(simulation, on_progress)
-        recorder.ended(f"{len(record.requests)} requests, {len(record.problems)} problems", world.digest)
+        recorder.write_end(f"{len(record.requests)} requests, {len(record.problems)} problems", world.digest)
     return record
 
 

@@ -10,8 +10,8 @@ same fields that msgspec writes as an array and reads without defaults and witho
 
     message ── convert ──▶ twin ── encode ──▶ frame ── decode ──▶ twin ── convert, __post_init__ ──▶ message
 
-Steps' outputs are the hottest frames. For 64 outputs of one token each, encoding takes 31 µs and decoding 53 µs; the
-same checks in Python took 92 µs and 166 µs (with log-probabilities: 54 and 82 µs in place of 441 and 573).
+A step's outputs are the most frequent frame. For 64 outputs of one token each, encoding takes 18 µs and decoding 32 µs,
+where the same checks in Python took 83 and 139 µs; with every field filled it is 55 and 108 µs in place of 391 and 632.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Batch jobs in a simulated deployment: the job runner's own core asks for their lines beside a workload.
+"""Batch jobs in a simulated deployment: the job runner's own core sends their lines beside a workload.
 
     job runner's core ─▶ RunLine ─▶ a best-effort request like any other ─▶ LineRuns, LineEnded
                       ─▶ CheckJob, IndexJob, SaveJob, StoreResult, AssembleJob ─▶ the store's answers, a moment later
 
-The store is a dictionary that nothing happens to; what may happen to a real one is what tests/jobs and tests/store ask.
+The store is a dictionary without faults; tests/jobs and tests/store test what can happen to a real store.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ from alignedserve.simulator.workload import Arrival
 from alignedserve.simulator.workload.tape import words
 from alignedserve.store.job import Endpoint, Forecast, Job, JobStatus, LineCounts, LineResult
 
-LOOK_S = 0.5  # between two looks at the store
-WRITE_S = 0.005  # until the store has what it is given
-RUNS_AT = 2  # tokens: a line has a place
-_LINE = "line"  # how the ids of lines' requests begin
+LOOK_S = 0.5  # between two reads of the open jobs from the store
+WRITE_S = 0.005  # that a write to the store takes
+RUNS_AT = 2  # tokens after which a line counts as running: it has a place then
+_LINE = "line"  # the ids of lines' requests begin with this
 
 
 @dataclass(frozen=True)
 class Submission:
-    """A job, and how long its lines are."""
+    """A job that a user submits, and the lengths of its lines."""
 
     name: str
     lines: int
@@ -63,12 +63,12 @@ class Submission:
     prompt: tuple[int, int] = (512, 1024)  # least and most tokens
     output: tuple[int, int] = (32, 128)
     weight: float = 1.0
-    after_s: float = 0.0  # the first arrivals
+    after_s: float = 0.0  # from the first arrivals to its submission
 
 
 @dataclass
 class JobProgress:
-    """What a client would see of a job in the end, and what it was told on the way."""
+    """The state of a job and the forecasts that its client has got."""
 
     job: Job
     forecasts: list[Forecast] = field(default_factory=list)
@@ -76,14 +76,14 @@ class JobProgress:
 
     @property
     def left_s(self) -> float:
-        """Of its window, when it ended."""
+        """Return the seconds that were left of the job's window when it ended."""
         assert self.ended_at is not None, f"{self.job.id} has not ended"
         return self.job.expires_at - self.ended_at
 
     @property
     def late_after_s(self) -> float | None:
-        """When it was first said that it would not be through, after it was submitted."""
-        return next((told.at - self.job.created_at for told in self.forecasts if told.is_late), None)
+        """Return the seconds from submission to the first forecast that the job would be late, if there was one."""
+        return next((forecast.at - self.job.created_at for forecast in self.forecasts if forecast.is_late), None)
 
 
 @dataclass
@@ -94,8 +94,8 @@ class _OpenLine:
     num_tokens: int = 0
 
 
-class _Beside:
-    """The workload's load, which knows nothing of lines."""
+class _LoadWithoutLines:
+    """The workload's load; it does not hear of the requests of lines."""
 
     def __init__(self, load: Asking) -> None:
         self._load = load
@@ -119,42 +119,44 @@ class _Beside:
 
 
 class JobsSimulation(Simulation):
-    """It ends when the workload has, and all jobs."""
+    """A simulation with batch jobs; it ends when the workload and all jobs have ended."""
 
     def __init__(self, settings: Settings, jobs: Sequence[Submission], most_open: int = 256) -> None:
         super().__init__(settings)
-        self.clients.load = _Beside(self.clients.load)
+        self.clients.load = _LoadWithoutLines(self.clients.load)
         self._runner = RunnerCore(most_open, RETRIES)
-        self._submitted = {one.name: one for one in jobs}
-        self._draws = {one.name: Random(f"{settings.seed}/{one.name}") for one in jobs}
-        self._lines: dict[str, _OpenLine] = {}  # of open requests
+        self._submitted = {submission.name: submission for submission in jobs}
+        self._draws = {name: Random(f"{settings.seed}/{name}") for name in self._submitted}
+        self._lines: dict[str, _OpenLine] = {}  # open request -> its line
         self._serial = 0
         self.progress: dict[str, JobProgress] = {}
-        self._results: dict[str, dict[int, LineResult]] = {one.name: {} for one in jobs}
-        for one in jobs:
+        self._results: dict[str, dict[int, LineResult]] = {name: {} for name in self._submitted}
+        for submission in jobs:
             self.clients.num_open += 1
-            at = FIRST_ARRIVAL_AT + one.after_s
-            self.world.agenda.at(at, Priority.CLIENT, partial(self._submit, one))
+            at = FIRST_ARRIVAL_AT + submission.after_s
+            self.world.agenda.at(at, Priority.CLIENT, partial(self._submit, submission))
         self.world.agenda.at(FIRST_ARRIVAL_AT, Priority.CLIENT, self._start)
 
     def counts(self, job: str) -> LineCounts:
-        return sum((one.counts for one in self._results[job].values()), LineCounts())
+        return sum((result.counts for result in self._results[job].values()), LineCounts())
 
     # --- The store
 
-    def _submit(self, one: Submission) -> None:
-        now = int(self.world.agenda.now)
-        job = Job(one.name, "me", f"file-{one.name}", Endpoint.CHAT, "", now, now + one.window_s, weight=one.weight)
-        self.progress[one.name] = JobProgress(job)
+    def _submit(self, submission: Submission) -> None:
+        name, now = submission.name, int(self.world.agenda.now)
+        expires_at = now + submission.window_s
+        job = Job(name, "me", f"file-{name}", Endpoint.CHAT, "", now, expires_at, weight=submission.weight)
+        self.progress[name] = JobProgress(job)
 
     def _start(self) -> None:
         self._tell_core(LeaseTaken())
-        self._look()
+        self._read_open_jobs()
 
-    def _look(self) -> None:
-        self._tell_core(OpenJobsRead(tuple(one.job for one in self.progress.values() if one.job.is_open)))
+    def _read_open_jobs(self) -> None:
+        jobs = [progress.job for progress in self.progress.values()]
+        self._tell_core(OpenJobsRead(tuple(job for job in jobs if job.is_open)))
         if self.clients.num_open:
-            self.world.agenda.at(self.world.agenda.now + LOOK_S, Priority.CLIENT, self._look)
+            self.world.agenda.at(self.world.agenda.now + LOOK_S, Priority.CLIENT, self._read_open_jobs)
 
     def _save(self, job: Job) -> None:
         saved = replace(job, revision=job.revision + 1)
@@ -169,21 +171,21 @@ class JobsSimulation(Simulation):
 
     def _tell_core(self, fact: JobEvent) -> None:
         for order in self._runner.handle(fact, self.world.agenda.now):
-            self._do(order)
+            self._perform(order)
 
-    def _soon(self, fact: JobEvent) -> None:
+    def _tell_core_later(self, fact: JobEvent) -> None:
         self.world.agenda.at(self.world.agenda.now + WRITE_S, Priority.CLIENT, partial(self._tell_core, fact))
 
-    def _do(self, order: JobCommand) -> None:
+    def _perform(self, order: JobCommand) -> None:
         now, agenda = self.world.agenda.now, self.world.agenda
         match order:
             case SetTimer(name, at):
                 agenda.at(at, Priority.TIMER, partial(self._tell_core, TimerFired(name)))
             case CheckJob(job):
-                self._soon(JobChecked(job.id, self._submitted[job.id].lines, "simulated"))
+                self._tell_core_later(JobChecked(job.id, self._submitted[job.id].lines, "simulated"))
             case IndexJob(job):
-                numbers = range(1, self._submitted[job.id].lines + 1)
-                self._soon(JobIndexed(job.id, tuple(one for one in numbers if one not in self._results[job.id])))
+                numbers, results = range(1, self._submitted[job.id].lines + 1), self._results[job.id]
+                self._tell_core_later(JobIndexed(job.id, tuple(number for number in numbers if number not in results)))
             case SaveJob(job):
                 agenda.at(now + WRITE_S, Priority.CLIENT, partial(self._save, job))
             case AssembleJob(job, status):
@@ -192,7 +194,7 @@ class JobsSimulation(Simulation):
                 self._run_line(order)
             case StoreResult(name, result):
                 self._results[name][result.line] = result
-                self._soon(ResultsStored(name, (result.line,)))
+                self._tell_core_later(ResultsStored(name, (result.line,)))
             case DropLines(name):
                 self._drop(name)
             case PublishForecasts(forecasts):
@@ -202,7 +204,7 @@ class JobsSimulation(Simulation):
     def _assemble(self, job: Job, status: JobStatus) -> None:
         self._save(job.move(status, self.world.agenda.now, counts=self.counts(job.id)))
 
-    # --- Its lines
+    # --- Lines of jobs
 
     def _run_line(self, order: RunLine) -> None:
         submitted, draw = self._submitted[order.job.id], self._draws[order.job.id]

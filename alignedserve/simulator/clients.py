@@ -1,4 +1,4 @@
-"""Who asks in a simulation, and whether each gets what is its own: every token, once, and an end."""
+"""Clients of a simulation: each sends a request, and checks that it gets all its own tokens once and then ends."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from alignedserve.protocol.commands import Deliver, Reject
 from alignedserve.protocol.events import Closed, Opened
 from alignedserve.scheduling.policy import Predictor
 from alignedserve.simulator.machines.clock import Priority
-from alignedserve.simulator.machines.engine import Story, logprob_of, tell
+from alignedserve.simulator.machines.engine import Story, logprob_of, story_from
 from alignedserve.simulator.machines.world import World
-from alignedserve.simulator.predicting import Knowledge, known
+from alignedserve.simulator.predicting import Knowledge, oracle_estimate
 from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.simulator.workload import Arrival
 
-_KNOCK_S = 0.25  # between two tries of a client whose gateway is not ready
+_RETRY_S = 0.25  # between two tries of a client whose gateway is not ready
 
 
 class Asking(Protocol):
-    """Where requests come from."""
+    """The source of requests."""
 
     @property
     def notes(self) -> tuple[str, ...]: ...
@@ -41,7 +41,7 @@ class Asking(Protocol):
 
 
 class GivenLoad:
-    """Requests that are written down, in place of a load that is drawn."""
+    """A given list of requests, in place of a load that is drawn."""
 
     def __init__(self, asked: Iterable[Arrival]) -> None:
         self._asked = list(asked)
@@ -66,16 +66,16 @@ class GivenLoad:
 
 @dataclass(slots=True)
 class Client:
-    """Of one request."""
+    """The client of one request: what it has got so far, and how the request ended."""
 
     arrival: Arrival
     story: Story
     outcome: RequestOutcome = RequestOutcome.OPEN
     opened: bool = False
     got: list[int] = field(default_factory=list)
-    token_at: array[float] = field(default_factory=lambda: array("d"))  # when each of those came
+    token_at: array[float] = field(default_factory=lambda: array("d"))  # when each token in `got` came
     ended_at: float = 0.0
-    asks_logprobs: bool = field(init=False)  # most do not, and are not asked again at every token
+    asks_logprobs: bool = field(init=False)  # computed once: most requests do not, and a check at every token is slow
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
@@ -108,7 +108,7 @@ class Client:
 
 
 class Clients:
-    """Of a whole run. What goes wrong for one of them is a problem of the run."""
+    """All clients of a run; what goes wrong for a client is added to the problems of the run."""
 
     def __init__(
         self, world: World, settings: Settings, load: Asking, knowledge: Knowledge, problems: list[str]
@@ -117,32 +117,33 @@ class Clients:
         self._settings, self._knowledge, self._problems = settings, knowledge, problems
         self.kept: dict[str, Client] = {}
         self.stories: dict[str, Story] = {}
-        self._over: list[RequestRecord] = []  # of those that are kept no longer
-        self.num_open = 0  # those still to come included
-        self.on_progress: Callable[[int, int], None] = lambda _ended, _of: None
+        self._over: list[RequestRecord] = []  # of clients that are no longer in `kept`
+        self.num_open = 0  # requests, also those that have not arrived yet
+        self.on_progress: Callable[[int, int], None] = lambda _ended, _total: None
 
     def start(self) -> None:
         self.expect(self.load.start(FIRST_ARRIVAL_AT))
 
     def expect(self, arrivals: Iterable[Arrival]) -> None:
-        for one in arrivals:
-            client = Client(one, tell(one.request, one.length, tagged=self._settings.checked))
-            self.kept[one.request.id], self.stories[one.request.id] = client, client.story
+        for arrival in arrivals:
+            request = arrival.request
+            client = Client(arrival, story_from(request, arrival.length, tagged=self._settings.checked))
+            self.kept[request.id], self.stories[request.id] = client, client.story
             self.num_open += 1
-            self.world.agenda.at(one.request.arrival_at, Priority.CLIENT, partial(self._arrive, client))
+            self.world.agenda.at(request.arrival_at, Priority.CLIENT, partial(self._arrive, client))
 
     def _arrive(self, client: Client) -> None:
         self.expect(self.load.arrived(client.request.id))
         if not self._settings.gateway_s:
-            return self._knock(client)
+            return self._open(client)
         read_at = self.world.agenda.now + self._settings.gateway_s
-        return self.world.agenda.at(read_at, Priority.CLIENT, partial(self._knock, client))
+        return self.world.agenda.at(read_at, Priority.CLIENT, partial(self._open, client))
 
-    def _knock(self, client: Client) -> None:
+    def _open(self, client: Client) -> None:
         gateway = self.world.alive(client.request.owner)
         if gateway is None or not isinstance(gateway.core, OwnerCore) or not gateway.core.ready:
-            again = self.world.agenda.now + _KNOCK_S
-            return self.world.agenda.at(again, Priority.CLIENT, partial(self._knock, client))
+            again = self.world.agenda.now + _RETRY_S
+            return self.world.agenda.at(again, Priority.CLIENT, partial(self._open, client))
         client.opened = True
         if client.arrival.leaves_after_s is not None:
             leaves_at = self.world.agenda.now + client.arrival.leaves_after_s
@@ -150,11 +151,11 @@ class Clients:
         accepted_at = client.request.arrival_at + self.world.trouble.ahead_s(client.request.owner)
         request = replace(client.request, arrival_at=accepted_at)
         if self._settings.policy.predictor is Predictor.ORACLE:
-            request = replace(request, estimate=known(client.arrival.length, request))
+            request = replace(request, estimate=oracle_estimate(client.arrival.length, request))
         return gateway.post(Opened(request, self._knowledge.encode(request.prompt)))
 
     def leave(self, request: str) -> None:
-        """Its client has no more patience."""
+        """Let the client of the request go before the end."""
         self._leave(self.kept[request])
 
     def _leave(self, client: Client) -> None:
@@ -164,8 +165,8 @@ class Clients:
             gateway.post(Closed(client.request.id))
 
     def died(self, name: str) -> None:
-        """The gateway of some of them, if it is one."""
-        for client in list(self.kept.values()):  # as one ends, others may come
+        """End the open requests of this member as broken, if it is a gateway."""
+        for client in list(self.kept.values()):  # a copy: when a request ends, others may arrive
             if client.request.owner == name and client.opened and client.outcome is RequestOutcome.OPEN:
                 self._end(client, RequestOutcome.BROKEN)
 
@@ -190,11 +191,11 @@ class Clients:
             self._end(client, RequestOutcome.FINISHED)
 
     def _check_logprobs(self, client: Client, command: Deliver) -> None:
-        """Those of these tokens, where they are asked for, and with the first of them the prompt's."""
+        """Check the log-probabilities that the request asks for; those of the prompt come with its first tokens."""
         sampling, start = client.request.sampling, len(client.got)
         places = range(start, start + len(command.tokens)) if sampling.logprobs is not None else ()
-        of_prompt = sampling.prompt_logprobs is not None and not start
-        prompt_places = range(1, len(client.request.prompt)) if of_prompt else ()
+        brings_prompt = sampling.prompt_logprobs is not None and not start
+        prompt_places = range(1, len(client.request.prompt)) if brings_prompt else ()
         expected = tuple(map(logprob_of, places)), tuple(map(logprob_of, prompt_places))
         if (command.logprobs, command.prompt_logprobs) != expected:
             self._problems.append(f"{command.request} got other log-probabilities at {start} than are its own")
@@ -214,18 +215,18 @@ class Clients:
         answer = tuple(client.got) if outcome is RequestOutcome.FINISHED else None
         self.expect(self.load.ended(client.request.id, client.ended_at, answer))
         if outcome is RequestOutcome.FINISHED and not self._settings.checked:
-            self._let_go(client)
+            self._forget(client)
         num_all = len(self._over) + len(self.kept)
         self.on_progress(num_all - self.num_open, self.load.expected or num_all)
 
-    def _let_go(self, client: Client) -> None:
-        """Its tokens would fill the memory in a long run."""
+    def _forget(self, client: Client) -> None:
+        """Keep only the record of the client: in a long run, tokens of ended requests would fill the memory."""
         self._problems += [problem] if (problem := client.problem()) else []
         self._over.append(client.record())
         del self.kept[client.request.id], self.stories[client.request.id]
 
     def check(self) -> None:
-        """When all is over."""
+        """Add the problems of the clients in `kept`, at the end of the run."""
         self._problems += [problem for client in self.kept.values() if (problem := client.problem())]
 
     def records(self) -> Iterator[RequestRecord]:

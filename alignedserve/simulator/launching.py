@@ -1,4 +1,4 @@
-"""The launcher of a simulated deployment: workers come and go as `alignedserve scale`, or the router, has them do."""
+"""The launcher of a simulated deployment: starts and stops workers when `alignedserve scale` or the router asks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORKERS = (Role.PREFILL, Role.DECODE)
 
 
 class SimulatedLauncher:
-    """`start` begins the first life of a worker."""
+    """Starts and retires workers in a simulated world; `start` begins the first life of a worker."""
 
     def __init__(
         self,
@@ -28,12 +28,14 @@ class SimulatedLauncher:
     ) -> None:
         self._world, self._node_of, self._start = world, node_of, start
         self._start_s, self._drain_s = start_s, drain_s
-        self._members = dict(members)  # that are to be there, or to go
+        self._members = dict(members)  # those that run, are about to start, or are leaving
         self._leaving: set[str] = set()
-        self._starts_at: dict[str, float] = {}  # those that have not begun
-        self.workers = {name: role for name, role in members.items() if role in WORKERS}  # that have ever been there
+        self._starts_at: dict[str, float] = {}  # new workers that have not started yet
+        self.workers = {
+            name: role for name, role in members.items() if role in WORKERS
+        }  # all workers of the run, also those that have gone
         self.log: list[tuple[float, Change]] = []
-        world.on_gone = self._gone
+        world.on_gone = self._remove
 
     @property
     def members(self) -> Mapping[str, Role]:
@@ -55,27 +57,28 @@ class SimulatedLauncher:
             self._leaving.add(name)
             self._starts_at.pop(name, None)
             self._world.retire(name)
-            agenda.at(agenda.now + self._drain_s, Priority.FAULT, partial(self._overdue, name))
+            agenda.at(agenda.now + self._drain_s, Priority.FAULT, partial(self._end_overdue, name))
 
     def _begin(self, name: str, role: Role, at: float) -> None:
         if self._starts_at.get(name) == at:
             del self._starts_at[name]
             self._start(name, role)
 
-    def _overdue(self, name: str) -> None:
+    def _end_overdue(self, name: str) -> None:
         if name in self._leaving:
             self._world.end_for_good(name)
 
-    def _gone(self, name: str) -> None:
-        """For good. A pool goes with the last decode worker of its node, where there are others."""
+    def _remove(self, name: str) -> None:
+        """Remove a member that has gone for good; a pool ends with the last decode worker of its node."""
         role = self._members.pop(name)
         self._leaving.discard(name)
         if role is not Role.DECODE:
             return
         node = self._node_of(name, role)
-        nodes = {self._node_of(one, role) for one, its in self._members.items() if its is role}
-        if node not in nodes:
-            pools = [one for one, its in self._members.items() if its is Role.POOL]
-            for pool in pools:
+        if all(self._node_of(worker, role) != node for worker in self._members_as(role)):
+            for pool in self._members_as(Role.POOL):
                 if self._node_of(pool, Role.POOL) == node:
                     self._world.end_for_good(pool)
+
+    def _members_as(self, role: Role) -> list[str]:
+        return [name for name, its_role in self._members.items() if its_role is role]

@@ -1,6 +1,7 @@
-"""The length predictor of a simulated deployment: the same commands by the same code as in the router's side process.
+"""The length predictor of a simulated deployment: it performs commands with the code of the router's side process.
 
-It answers a little later, in the order of asking, and dies with its router. What it has kept by then, the next one has.
+It answers a little later, in the order of the commands, and dies with its router. The next router's predictor starts
+with the lengths that it had kept by then.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ if TYPE_CHECKING:  # numpy is loaded where lengths are predicted
 
 ANSWER_S = 2e-3  # from an order to its answer
 MOST_KEPT = 50_000  # outputs
-_MOST_PAST = 60  # tokens of prompts and outputs of before
-Encode = Callable[[Sequence[int]], Sketch | None]  # what a gateway makes of a prompt
+_MOST_PAST = 60  # tokens of prompts and outputs from before the run
+Encode = Callable[[Sequence[int]], Sketch | None]  # how a gateway makes a sketch of a prompt
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """What a deployment makes of prompts, and what it has learnt before the run."""
+    """How a deployment encodes prompts, and which lengths it has learnt before the run."""
 
     encode: Encode
     encoder: Callable[[], Encoder]
@@ -38,7 +39,7 @@ class Knowledge:
 
 
 def knowledge_of(predictor: Predictor, num_past: int, seed: int) -> Knowledge:
-    """Simulated prompts have no text, so none is predicted by it."""
+    """Return what this predictor knows at the start. Simulated prompts have no text, so it predicts from tokens."""
     if predictor is not Predictor.HASH:
         return Knowledge(lambda _: None, _hash_encoder)
     from alignedserve.scheduling.sketch import sketch_of
@@ -52,14 +53,14 @@ def _hash_encoder() -> Encoder:
     return HashEncoder()
 
 
-def known(length: int, request: Request) -> Estimate:
-    """By the oracle."""
+def oracle_estimate(length: int, request: Request) -> Estimate:
+    """Return the exact length of the output, as the oracle knows it."""
     exact = min(length, request.max_tokens)
     return Estimate(exact, exact)
 
 
 def _past_of(count: int, seed: int, encode: Encode) -> tuple[Learn, ...]:
-    """So many outputs of before, of random prompts: nothing follows from them, but something is predicted."""
+    """Draw earlier outputs of random prompts: they teach nothing, but with them the predictor can answer."""
     draw, past = Random(f"{seed}/past"), list[Learn]()
     for _ in range(count):
         prompt = draw.choices(range(1, VOCABULARY), k=draw.randint(1, _MOST_PAST))
@@ -71,13 +72,13 @@ def _past_of(count: int, seed: int, encode: Encode) -> tuple[Learn, ...]:
 
 @dataclass
 class KeptLengths:
-    """What outlives a router: the lengths that its predictor has written down."""
+    """The lengths that a predictor has stored; they outlive its router."""
 
     learnt: tuple[Learn, ...] = ()
 
 
 class PredictorHands(NoHands):
-    """Of one life of the router; `post` brings it an event, if it lives."""
+    """The predictor of one life of the router; `post` brings the router an event if it is still alive."""
 
     def __init__(
         self, agenda: Agenda, encoder: Callable[[], Encoder], kept: KeptLengths, post: Callable[[Event], None]
@@ -92,8 +93,8 @@ class PredictorHands(NoHands):
             from alignedserve.router.prediction.predictor import LengthModel
 
             self._made = LengthModel(self._encoder())
-            for one in self._learnt:
-                self._learn(one)
+            for learn in self._learnt:
+                self._learn(learn)
             if self._learnt:
                 self._train()
         return self._made
@@ -103,8 +104,8 @@ class PredictorHands(NoHands):
             case Predict(request, attempt, sketch, num_prompt):
                 estimate = self._model.predict([sketch], [num_prompt])[0]
                 if estimate is not None:
-                    said = Predicted(request, attempt, estimate)
-                    self._agenda.at(self._agenda.now + ANSWER_S, Priority.WORK, lambda: self._post(said))
+                    predicted = Predicted(request, attempt, estimate)
+                    self._agenda.at(self._agenda.now + ANSWER_S, Priority.WORK, lambda: self._post(predicted))
             case Learn():
                 self._learn(command)
                 self._learnt.append(command)
@@ -114,8 +115,8 @@ class PredictorHands(NoHands):
             case _:
                 raise TypeError(f"a router cannot perform {command}")
 
-    def _learn(self, one: Learn) -> None:
-        self._model.learn([one.sketch], [one.num_prompt], [one.num_output])
+    def _learn(self, learn: Learn) -> None:
+        self._model.learn([learn.sketch], [learn.num_prompt], [learn.num_output])
 
     def _train(self) -> None:
         for _ in self._model.train():

@@ -1,6 +1,7 @@
-"""What the simulation notes while it runs, if it is asked to: as little as the figures need.
+"""Records the steps and copies of a simulation while it runs, if the settings ask for it: only what the figures need.
 
-Objects are made of it when it is read. What a worker was doing when it died is not noted: it brought nothing.
+Record objects are built when the record is read. Work that a worker was doing when it died is not recorded: it had no
+result.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from alignedserve.simulator.records.step_log import StepLog
 
 class Recorder:
     def __init__(self, budget: int) -> None:
-        self.num_recomputed: Counter[str] = Counter()  # request -> how often its prompt ran anew after its first token
+        self.num_recomputed: Counter[str] = (
+            Counter()
+        )  # request -> how often its prompt was computed again after its first token
         self.steps = StepLog(budget)
         self._copies: list[tuple[str, float, float, bool, int]] = []  # worker, began_at, seconds, to_device, tokens
 
@@ -39,7 +42,7 @@ class Recorder:
 
 
 class RecordedHands:
-    """The hands of a worker, which does one thing at a time, and what they do noted."""
+    """A worker's hands, with a record of what they do; the worker does one piece of work at a time."""
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class RecordedHands:
         recorder: Recorder,
     ) -> None:
         self._hands, self._worker, self._agenda, self._recorder = hands, worker, agenda, recorder
-        self._free_share = free_share  # of the device's pairs
+        self._free_share = free_share  # share of the device's pairs that is free
         self._begun_at, self._was_free = 0.0, 1.0
 
     def meet(self, member: Member) -> None:

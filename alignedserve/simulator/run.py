@@ -1,4 +1,4 @@
-"""`simulate(settings) -> Summary`: a workload through a whole deployment, in virtual time.
+"""`simulate(settings) -> Summary`: runs a workload through a whole deployment in virtual time.
 
 arrivals ─▶ Clients ─▶ gateway's owner core ─▶ router core ─▶ workers' cores, pool core
                ▲                                                     │
@@ -39,17 +39,19 @@ from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings, gateways
 from alignedserve.simulator.workload import Arrival, Load
 from alignedserve.worker.setup import WorkerSetup
 
-_MANY_OBJECTS = 50_000  # more than there were: then Python looks for cycles
-_QUIET_S = 30.0  # after the last request: deaths are noticed, locks are free, what is late has arrived
+_MANY_OBJECTS = 50_000  # new objects after which Python looks for cycles
+_QUIET_S = 30.0  # after the last request: by then deaths are noticed, locks are free, and late frames have arrived
 
 
 @dataclass(frozen=True)
 class Summary:
+    """The result of a run in a few figures."""
+
     num_requests: int
     num_finished: int
     num_refused: int
-    num_left: int  # by clients that had no patience
-    num_broken: int  # by the death of their gateway
+    num_left: int  # their clients left before the end
+    num_broken: int  # their gateway died
     num_unfinished: int
     duration_s: float
     tokens_per_s: float
@@ -63,6 +65,8 @@ def simulate(settings: Settings) -> Summary:
 
 
 class Simulation:
+    """A deployment in virtual time, with its clients."""
+
     def __init__(
         self,
         settings: Settings,
@@ -70,7 +74,7 @@ class Simulation:
         knowledge: Knowledge | None = None,
         world: World | None = None,
     ) -> None:
-        """Requests as asked, or drawn from the workload; and what is known of their like, if it is not the usual."""
+        """Draw requests from the workload unless they are `asked`; `knowledge` replaces the predictor's usual."""
         self.settings = settings
         self.world = world or World(settings.seed, settings.network, settings.checked)
         self.problems: list[str] = []
@@ -81,11 +85,13 @@ class Simulation:
         self.clients = Clients(self.world, settings, load, self._knowledge, self.problems)
         self._arenas: dict[str, TaggedArena] = {}  # holder of the pool -> its arena
         self._recorder = Recorder(settings.limits.max_step_tokens) if settings.record else None
-        self._pool: list[Usage] = []  # what the pool has told
-        self._ended_at = 0.0  # when the last request had ended, or there was no more time for it
+        self._pool: list[Usage] = []  # as the pool has reported it
+        self._ended_at = 0.0  # when the last request ended, or the time limit was reached
         node = partial(node_of, settings=settings)
         members = members_of(settings)
-        self.launcher = SimulatedLauncher(self.world, members, node, self._bring, settings.start_s, settings.drain_s)
+        self.launcher = SimulatedLauncher(
+            self.world, members, node, self._start_member, settings.start_s, settings.drain_s
+        )
         self.world.on_resize = lambda wanted: self.launcher.scale(wanted.prefill, wanted.decode)
 
     def run(self) -> Summary:
@@ -96,7 +102,7 @@ class Simulation:
         world, agenda = self.world, self.world.agenda
         world.plan(self.settings.faults)
         for name, role in members_of(self.settings).items():
-            self._bring(name, role)
+            self._start_member(name, role)
         self.clients.start()
         world.on_death = self.clients.died
         agenda.run(self.settings.most_s, ended=lambda: self.clients.num_open == 0)
@@ -105,11 +111,11 @@ class Simulation:
         self._check()
         return self._summary()
 
-    def _bring(self, name: str, role: Role) -> None:
+    def _start_member(self, name: str, role: Role) -> None:
         transport = name if self.settings.direct and role in WORKERS else ""
         self.world.start(name, role, partial(_LIVES[role], self), node_of(name, role, self.settings), transport)
 
-    # --- What an owner tells its clients
+    # --- What gateways tell clients
 
     def deliver(self, command: Deliver) -> None:
         self.clients.deliver(command)
@@ -121,31 +127,30 @@ class Simulation:
         if figures.usage is not None:
             self._pool.append(figures.usage)
 
-    # --- Lives
+    # --- What each kind of process starts with
 
     def router(self, world: World, member: Member) -> ProcessSetup:
-        of = self.settings
+        settings = self.settings
         limits = RouterLimits(
-            of.most_open,
-            of.network.heartbeat_s,
-            of.death_s,
-            of.policy,
-            of.limits.block_size,
-            of.limits.num_tokens,
-            of.queues,
-            of.sizes,
+            settings.most_open,
+            settings.network.heartbeat_s,
+            settings.death_s,
+            settings.policy,
+            settings.limits.block_size,
+            settings.limits.num_tokens,
+            settings.queues,
+            settings.sizes,
         )
         core = RouterCore(member, limits, world.now_of(member.name))
-        encoder, router = self._knowledge.encoder, member
-        predictor = PredictorHands(
-            world.agenda, encoder, self._kept_lengths, lambda event: self._to_life(router, event)
-        )
+        post = partial(self._post_to, member)
+        predictor = PredictorHands(world.agenda, self._knowledge.encoder, self._kept_lengths, post)
         hands = RouterHands(predictor, self.launcher)
         return ProcessSetup(core, hands, core.start())
 
-    def _to_life(self, of: Member, event: Event) -> None:
-        process = self.world.alive(of.name)
-        if process is not None and process.member == of:
+    def _post_to(self, member: Member, event: Event) -> None:
+        """Give the event to this life of the member, if it is still alive."""
+        process = self.world.alive(member.name)
+        if process is not None and process.member == member:
             process.post(event)
 
     def gateway(self, world: World, member: Member) -> ProcessSetup:
@@ -170,9 +175,14 @@ class Simulation:
         return self._worker_setup(self._worker(DecodeCore), member, hears_while_busy=self.settings.look_ahead > 0)
 
     def _worker(self, make: type[PrefillCore] | type[DecodeCore]) -> PrefillCore | DecodeCore:
-        of = self.settings
+        settings = self.settings
         setup = WorkerSetup(
-            of.limits, of.policy, self._belief(), of.copy_token_s, direct=of.direct, look_ahead=of.look_ahead
+            settings.limits,
+            settings.policy,
+            self._belief(),
+            settings.copy_token_s,
+            direct=settings.direct,
+            look_ahead=settings.look_ahead,
         )
         return make(setup)
 
@@ -217,7 +227,7 @@ class Simulation:
             self.problems.append(f"the pool has lent {num_lent} pages, the workers have {num_leased}")
 
     def record(self, wall_s: float) -> RunRecord:
-        """Of a run that is over. Only the caller has a clock that shows how long it took."""
+        """Return the record of a run that has ended. The caller measures `wall_s`: the simulation has no real clock."""
         recorder, requests = self._recorder, self._records()
         return RunRecord(
             began_at=min((request.arrival_at for request in requests), default=FIRST_ARRIVAL_AT),
@@ -233,19 +243,19 @@ class Simulation:
         )
 
     def _records(self) -> list[RequestRecord]:
-        """In the order of arrival."""
+        """Return the records of all requests in the order of arrival."""
         records = list(self.clients.records())
         if self._recorder is not None:
             for record in records:
                 record.num_preempted = self._recorder.num_recomputed[record.id]
-        return sorted(records, key=lambda one: (one.arrival_at, one.id))
+        return sorted(records, key=lambda record: (record.arrival_at, record.id))
 
     def _summary(self) -> Summary:
         requests = self._records()
-        outcomes = Counter(one.outcome for one in requests)
-        first = [one.token_at[0] - one.arrival_at for one in requests if one.token_at]
-        duration_s = max((one.ended_at for one in requests), default=0.0) - FIRST_ARRIVAL_AT
-        num_tokens = sum(len(one.token_at) for one in requests)
+        outcomes = Counter(request.outcome for request in requests)
+        first = [request.token_at[0] - request.arrival_at for request in requests if request.token_at]
+        duration_s = max((request.ended_at for request in requests), default=0.0) - FIRST_ARRIVAL_AT
+        num_tokens = sum(len(request.token_at) for request in requests)
         return Summary(
             num_requests=len(requests),
             num_finished=outcomes[RequestOutcome.FINISHED],
@@ -263,8 +273,11 @@ class Simulation:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """A run leaves hardly any garbage in cycles, and makes some hundred objects in a step, which live no longer than
-    that: to look through them for cycles as often as Python does by itself takes one twentieth of the time."""
+    """Let Python look for cycles of garbage less often while a run lasts.
+
+    A run leaves hardly any garbage in cycles. It makes a few hundred objects in each step, which die with the step:
+    with Python's own threshold, looking through them takes one twentieth of the time.
+    """
     before = gc.get_threshold()
     gc.set_threshold(_MANY_OBJECTS, *before[1:])
     try:
@@ -283,6 +296,8 @@ _LIVES = {
 
 
 class RouterHands(NoHands):
+    """The hands of the router: a predictor and the launcher."""
+
     def __init__(self, predictor: PredictorHands, launcher: SimulatedLauncher) -> None:
         self.predictor, self._launcher = predictor, launcher
 
@@ -295,6 +310,8 @@ class RouterHands(NoHands):
 
 
 class _ClientHands(NoHands):
+    """The hands of a gateway, which give its output to the simulated clients."""
+
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
 
@@ -311,6 +328,8 @@ class _ClientHands(NoHands):
 
 
 class _SimulatedPoolHands(NoHands):
+    """The hands of a pool, which watch the holders of its leases."""
+
     def __init__(self, world: World, name: str) -> None:
         self._world, self._name = world, name
 

@@ -1,4 +1,4 @@
-"""What is simulated: a deployment, what is asked of it, and what befalls it."""
+"""The settings of a simulation: a deployment, its workload and its faults."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ FIRST_ARRIVAL_AT = 2.0  # by then all members know each other
 
 @dataclass(frozen=True)
 class Settings:
+    """A simulated deployment, its workload and its faults."""
+
     seed: int = 0
     topology: Topology = Topology()  # noqa: RUF009  (frozen)
     num_gateways: int = 1
     workload: Workload | Mixture = Workload()  # noqa: RUF009
     limits: WorkerLimits = WorkerLimits(num_pairs=256, block_size=16, page_size=64, max_step_tokens=512, max_batch=32)  # noqa: RUF009
     policy: Policy = Policy()  # noqa: RUF009
-    num_pages: int = 256  # as requests are stored
-    extents: Extents | None = None  # where there are pages of more than one kind
+    num_pages: int = 256  # of the pool, in the format that requests are stored in
+    extents: Extents | None = None  # of the pool, where it has pages of more than one kind
     most_open: int = 100_000
     queues: Queues = Queues()  # noqa: RUF009
     death_s: float = 3.0
-    direct: bool = False  # whether prefill workers send KV to decode workers, or only by the pool
-    nodes: int = (
-        1  # with a pool and decode workers, in turn; the last prefill worker is on one without, if there are more
-    )
+    direct: bool = False  # whether prefill workers send KV straight to decode workers; if not, only through the pool
+    nodes: int = 1  # with a pool and workers, in turn; from two on, the last prefill worker is on a node without a pool
     timing: Timing = Costs()  # noqa: RUF009
-    belief: Callable[[], OnlineCost] | None = None  # what a worker knows of it when it starts
-    copy_token_s: float = 0.0  # and of copies to its device
-    gateway_s: float = 0.0  # from a client's request to its acceptance, besides the network
-    checked: bool = True  # whether wrong KV is noticed, frames are bytes, and all of a request is kept after its end
+    belief: Callable[[], OnlineCost] | None = None  # builds the cost model that a worker starts with
+    copy_token_s: float = 0.0  # what a worker believes that a copy of a token to its device takes
+    gateway_s: float = 0.0  # from the arrival of a client's request to its acceptance, without the network
+    checked: bool = True  # whether wrong KV is noticed, frames are bytes, and clients are kept after their end
     network: NetworkDelays = NetworkDelays()  # noqa: RUF009
     faults: tuple[Fault, ...] = ()
-    most_s: float = 3600.0  # a request that has not ended by then has been forgotten
-    record: bool = False  # steps and copies, for `Simulation.record`
-    num_past: int = 0  # outputs that the length predictor knows from before
-    look_ahead: int = 0  # of decode workers
-    sizes: Sizes = Sizes()  # noqa: RUF009  as many workers as the load takes
-    start_s: float = 1.0  # until a worker that is asked for is there
-    drain_s: float = 10.0  # that one may take to go
+    most_s: float = 3600.0  # the run ends then; a request that is still open counts as lost
+    record: bool = False  # whether steps and copies are recorded, for `Simulation.record`
+    num_past: int = 0  # outputs that the length predictor has learnt before the run
+    look_ahead: int = 0  # steps that decode workers plan ahead
+    sizes: Sizes = Sizes()  # noqa: RUF009  the range in which the router adapts the number of workers
+    start_s: float = 1.0  # that a new worker takes to start
+    drain_s: float = 10.0  # that a retired worker may take to end
 
     @property
     def pool_extents(self) -> Extents:
@@ -79,6 +79,6 @@ def gateways_of(settings: Settings) -> tuple[str, ...]:
 
 
 def with_faults(settings: Settings, count: int, start_at: float, end_at: float) -> Settings:
-    """The same with so many faults, drawn from its seed."""
+    """Return the settings with this many faults, drawn from their seed."""
     faults = draw_faults(settings.seed, list(members_of(settings)), count, start_at, end_at)
     return replace(settings, faults=faults)

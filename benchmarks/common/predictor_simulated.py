@@ -103,7 +103,7 @@ def _line(
     simulation.run()
     record = simulation.record(0.0)
     assert not record.problems, record.problems[:3]
-    figures, done = RunFigures.of(record), finished(record.requests)
+    figures, done = RunFigures.from_record(record), finished(record.requests)
     chats = [request for request in done if request.service is ServiceClass.RT]
     documents = [request for request in done if request.service is ServiceClass.BE]
     line: dict[str, object] = {"name": "predictor/simulated", "regime": regime.name, "predictor": predictor.value}

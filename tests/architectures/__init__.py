@@ -1,1 +1,1 @@
-"""Architectures."""
+"""Tests of the names and folders of models."""

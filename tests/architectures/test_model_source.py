@@ -1,4 +1,4 @@
-"""A model's name leads to its folder, or to one line that says why not."""
+"""Tests that a model's name leads to its folder, or to one line that says why not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def _hub(monkeypatch: pytest.MonkeyPatch, answer: Path | Exception) -> list[dict[str, Any]]:
-    """Stands in for the hub's client, and keeps what it was asked."""
+    """Stand in for the hub's client, and record what it was asked."""
     asked: list[dict[str, Any]] = []
 
     def download(model: str, **options: Any) -> str:

@@ -1,1 +1,1 @@
-"""Cli."""
+"""Tests of the command line and its commands."""

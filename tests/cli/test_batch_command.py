@@ -1,4 +1,4 @@
-"""`alignedserve batch` against a server that is not ours: OpenAI's objects, and no header of our own."""
+"""Tests of `alignedserve batch` against another server, which has OpenAI's objects and none of our own headers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from alignedserve.cli import batch as batch_command
 from alignedserve.cli.batch import BatchOptions, BatchSubmission
 from alignedserve.errors import BatchError
 
-HALF = b'{"custom_id": "c"}\n'  # of which the end does not come
+HALF = b'{"custom_id": "c"}\n'  # the end of this file does not come
 FILES = {"out": b'{"custom_id": "a"}\n', "err": b'{"custom_id": "b"}\n', "half": HALF, "large": bytes(1 << 20)}
 
 
@@ -31,7 +31,7 @@ def batch(status: str, **more: Any) -> dict[str, Any]:
 
 
 class Server:
-    """Says one thing after the other of its batch; the last again and again."""
+    """A server that gives scripted states of its batch in turn, and repeats the last state."""
 
     def __init__(self) -> None:
         self.batches: list[tuple[dict[str, Any], dict[str, str]]] = []
@@ -56,7 +56,7 @@ class Server:
                     self.send_header(name, value)
                 self.end_headers()
                 self.wfile.write(body)
-                if len(body) < int(headers.get("Content-Length", 0)):  # the rest of it never comes
+                if len(body) < int(headers.get("Content-Length", 0)):  # the rest of the body never comes
                     self.wfile.flush()
                     server.is_half_sent.set()
                     server.breaks_off.wait(30)
@@ -148,7 +148,7 @@ def test_nothing_to_download_yet(server: Server, tmp_path: Path) -> None:
 
 @pytest.fixture(params=["", "of yesterday"])
 def out(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Where results are to go; with what has been there before, or nothing."""
+    """Return where results should go; the file exists from before, or does not."""
     (tmp_path / "of yesterday").write_text("old\n")
     return tmp_path / (request.param or "facts.jsonl")
 
@@ -181,7 +181,7 @@ def test_interrupted_leaves_what_was_there_before(server: Server, out: Path) -> 
 def test_a_full_disk_leaves_what_was_there_before(server: Server, out: Path) -> None:
     server.batches = [(batch("completed", output_file_id="large"), {})]
     before = names(out.parent)
-    with downloading(server, out, most_bytes=1 << 16) as process:  # as full as a disk of this size
+    with downloading(server, out, most_bytes=1 << 16) as process:  # as full as a disk of this size would be
         assert process.stderr is not None
         assert process.stderr.read() == f"alignedserve: {out} cannot be written: File too large\n"
         assert process.wait(60) == 2
@@ -191,7 +191,7 @@ def test_a_full_disk_leaves_what_was_there_before(server: Server, out: Path) -> 
 
 @contextmanager
 def downloading(server: Server, out: Path, most_bytes: int = resource.RLIM_INFINITY) -> Iterator[subprocess.Popen[str]]:
-    """By a process of its own."""
+    """Download in a process of its own."""
     command = [sys.executable, "-m", "alignedserve", "batch", "download", "batch_1", str(out)]
     limit = (most_bytes, most_bytes)
     with subprocess.Popen(

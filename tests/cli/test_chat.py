@@ -1,4 +1,4 @@
-"""A chat with a scripted server: what is sent, what is shown, and what goes wrong."""
+"""Tests of a chat with a scripted server: what is sent, what is shown, and how errors are reported."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Script(ThreadingHTTPServer):
         self.replies: list[list[str] | tuple[int, str]] = []
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
-        self.hold = threading.Event()  # set: a reply with `HOLD` in it goes on
+        self.hold = threading.Event()  # once it is set, a reply with `HOLD` in it goes on
 
     @property
     def url(self) -> str:
@@ -104,7 +104,7 @@ def script() -> Iterator[Script]:
 
 @pytest.fixture
 def talk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], script: Script) -> Any:
-    """Runs a chat over lines of piped input: (exit status, stdout, stderr)."""
+    """Run a chat over lines of piped input, and return (exit status, stdout, stderr)."""
 
     def talk(*lines: str, **options: Any) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
@@ -182,7 +182,7 @@ def test_the_chat_goes_on_after_an_error_as_if_the_turn_had_not_been(
 
 def test_no_server(talk: Any) -> None:
     with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # and does not listen
+        taken.bind(("127.0.0.1", 0))  # and the socket does not listen
         status, out, err = talk("Hi", "Hello?", url=f"http://127.0.0.1:{taken.getsockname()[1]}/v1")
     assert (status, out, err.count("\n")) == (1, "", 2)
     assert "no server at http://127.0.0.1" in err
@@ -250,14 +250,14 @@ def test_ctrl_c_interrupts_the_answer_and_keeps_what_came(script: Script) -> Non
 
 
 class _Screen:
-    """What a program writes to its terminal."""
+    """Reads what a program writes to its terminal."""
 
     def __init__(self, terminal: int) -> None:
         self._terminal = terminal
         self._unseen = ""
 
     def wait_for(self, text: str, limit_s: float = 20) -> None:
-        """Up to and including the next `text`."""
+        """Read up to and including the next `text`."""
         while text not in self._unseen:
             assert select.select([self._terminal], [], [], limit_s)[0], f"{text!r} did not come after {self._unseen!r}"
             self._unseen += os.read(self._terminal, 4096).decode(errors="replace")

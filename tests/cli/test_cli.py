@@ -1,4 +1,4 @@
-"""The command line answers at once, builds the configuration, and fails in one line."""
+"""Tests that the command line answers at once, builds the configuration, and fails in one line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def served(monkeypatch: pytest.MonkeyPatch) -> list[Config]:
-    """What `serve` was asked to launch; it ends with 7."""
+    """Return a list of the configurations that `serve` was asked to launch; each launch ends with 7."""
     configs: list[Config] = []
 
     def serve(config: Config) -> int:
@@ -82,7 +82,7 @@ def test_flags_outweigh_the_environment_and_that_the_file(
 
 
 def _shown(capsys: pytest.CaptureFixture[str], flag: str) -> set[str]:
-    """The flags that a help text names."""
+    """Return the flags that a help text names."""
     with pytest.raises(SystemExit):
         cli.main(["serve", flag])
     return set(re.findall(r"--[a-z][a-z-]*", capsys.readouterr().out))
@@ -101,7 +101,7 @@ def test_help_shows_the_common_settings_and_help_all_every_setting(
 
 
 def test_settings_stay_few() -> None:
-    """Each more is one more that everybody has to read. What only presets change is no setting (setting.py)."""
+    """Each new setting is one more for every user to read. What only presets change is no setting (setting.py)."""
     assert len(settings()) <= 60
 
 
@@ -180,7 +180,7 @@ def test_what_is_wrong_is_said_in_one_line(capsys: pytest.CaptureFixture[str], l
 
 
 def test_a_model_without_a_name(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a script whose variable is empty: it names no other model in its place."""
+    """A script with an empty variable gets an error, not another model."""
     assert _refusal(capsys, "serve", "").endswith("model must not be empty")
 
 
@@ -211,7 +211,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("line", ["--help", "serve --help"])
 def test_help_imports_nothing_heavy(line: str) -> None:
-    """Help in well under 0.3 s follows from what is not imported, and that does not depend on the machine's load."""
+    """A test of imports does not depend on the machine's load; without heavy imports, help takes well under 0.3 s."""
     command = [sys.executable, "-X", "importtime", "-m", "alignedserve.cli.main", *line.split()]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     imported = {row.rpartition("|")[2].strip() for row in done.stderr.splitlines() if row.startswith("import time:")}
@@ -221,7 +221,7 @@ def test_help_imports_nothing_heavy(line: str) -> None:
 
 
 def test_a_reader_who_leaves_early_is_no_error() -> None:
-    """As `| head` does: nothing is said, and the status is that of a closed pipe."""
+    """A reader such as `| head` ends early: the command writes no error, and its status is that of a closed pipe."""
     command = [sys.executable, "-m", "alignedserve", "doctor"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

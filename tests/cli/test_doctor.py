@@ -1,4 +1,4 @@
-"""The doctor says what is there and what is missing, and whether that is enough."""
+"""Tests that the doctor says what is there and what is missing, and whether that is enough."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _KERNELS = FoundKernels(True, "C++, avx2: the best of generic, avx2 that this CP
 
 @pytest.fixture(autouse=True)
 def sound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A machine that can serve, whatever the one that runs the test is like."""
+    """Pretend that the machine can serve, whatever the real machine is like."""
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
         (tmp_path / name).touch()
     monkeypatch.setattr(model_source, "DEMO_FOLDER", tmp_path)

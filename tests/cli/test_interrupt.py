@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: the status is 130, and nothing is said."""
+"""Tests of Ctrl-C at any moment: the status is 130, and the command prints nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Each sends SIGINT, as a terminal does, to the command and to all that it has started, at a moment that it waits for.
+# Each program sends SIGINT, as a terminal does, to the command and to all that it has started, at the moment it waits
+# for.
 IMPORTING = """
 class Interrupt:
     def find_spec(self, name, *_):

@@ -1,4 +1,4 @@
-"""`alignedserve store`: what is kept is told, and what is missing is found."""
+"""Tests of `alignedserve store`: it lists what is kept, and finds what is missing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from alignedserve.store.store import Holder, Purpose, StoredFile
 
 @pytest.fixture
 def data(tmp_path: Path) -> str:
-    """A folder with two files and a job that reads one of them."""
+    """Return a folder with two files and a job that reads one of them."""
 
     async def fill() -> None:
         storage = await open_storage(JobsConfig(directory=str(tmp_path)), Holder("me", 1))

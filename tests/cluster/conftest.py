@@ -21,10 +21,11 @@ Resources = Mapping[str, float]
 
 
 class Nodes:
-    """Ray nodes on this machine, of a process that makes them; none that a user has started is touched."""
+    """Ray nodes on this machine, started by a process of their own; Ray nodes that a user has started are not
+    touched."""
 
     def __init__(self, *command: str) -> None:
-        """`command`: a module here, and what it takes."""
+        """Start the cluster; `command` is a module of this folder, and its arguments."""
         self._files = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
         self.environment = {
             "RAY_AUTH_MODE": "token",
@@ -33,7 +34,7 @@ class Nodes:
             **RAY_FOR_TESTS,
         }
         self._mark = secrets.token_hex(8)
-        set_for_all = {MARK: self._mark, "SPT_NOENV": "1"}  # as in deployment.py
+        set_for_all = {MARK: self._mark, "SPT_NOENV": "1"}  # the same as in tests/end_to_end/deployment.py
         given = [one.replace("FOLDER", self._files.name) for one in command]
         others = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
         self.config = Path(self._files.name, CONFIG)
@@ -48,7 +49,7 @@ class Nodes:
         self._process: subprocess.Popen[str] = start()
         try:
             self.address = self._answer()
-        except AssertionError:  # Ray gives a node 30 s to start, however slow the machine is just then
+        except AssertionError:  # Ray gives a node 30 s to start, however slow the machine is at the time
             self._process.communicate(timeout=STOP_S)
             self._process = start()
             self.address = self._answer()
@@ -60,23 +61,23 @@ class Nodes:
         self._order(f"kill {number}")
 
     def count(self) -> int:
-        """Nodes, the head among them."""
+        """Return the number of nodes, the head among them."""
         return sum(bool(re.search(r"/raylet/raylet ", command)) for command in marked(self._mark).values())
 
     def pid(self, part: str) -> int | None:
-        """Of the actor of this name, if one runs."""
+        """Return the pid of the actor with this name, or None if it does not run."""
         found = (pid for pid, command in marked(self._mark).items() if re.match(rf"ray::{part}(\.|$)", command))
         return next(found, None)
 
     def home(self, part: str) -> int | None:
-        """The node's own process under which it runs."""
+        """Return the node's own process under which the part runs."""
         pid = self.pid(part)
         if pid is None:
             return None
         return int(re.findall(r"^PPid:\t(\d+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)[0])
 
     def kill_home(self, home: int) -> None:
-        """While all that were made are there."""
+        """Kill a node, while every node that was made is still there."""
         raylets = [pid for pid, command in marked(self._mark).items() if command.split()[0].endswith("/raylet")]
         self.kill(sorted(raylets, key=_began_at).index(home))
 
@@ -87,7 +88,7 @@ class Nodes:
         assert self._answer() == order
 
     def _answer(self) -> str:
-        """Ray says things on standard output, too."""
+        """Return the next answer, and skip what Ray itself prints on standard output."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith(("add ", "kill ")) or line[:1].isdigit():
@@ -100,19 +101,20 @@ class Nodes:
 
 
 def _began_at(pid: int) -> int:
-    """In ticks since the machine was started: numbers of processes begin anew some time."""
+    """Return when the process began, in ticks since the machine started: process numbers are reused, so they give no
+    order."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
 
 
 @contextmanager
 def clustered(*nodes: Resources) -> Iterator[Nodes]:
-    """Numbered as they are given, the first is the head."""
+    """Yield a cluster of these nodes, numbered in this order; the first is the head."""
     yield from _until_done(Nodes("tests.cluster.nodes", *map(json.dumps, nodes)))
 
 
 @contextmanager
 def growing(node: Resources, most: int) -> Iterator[Nodes]:
-    """Nodes like this beside the head, as many as are needed."""
+    """Yield a cluster that adds nodes like this one to its head, as many as are needed."""
     yield from _until_done(Nodes("tests.cluster.growing", "FOLDER", json.dumps(node), str(most)))
 
 

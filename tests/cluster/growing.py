@@ -2,7 +2,8 @@
 
     python -m tests.cluster.growing FOLDER '{"CPU": 1, "decode": 1}' MOST
 
-The head has no CPU, and is alone at first. It prints the cluster's address, and ends with its standard input.
+The head has no CPU, and is the only node at first. The program prints the cluster's address, and ends with its standard
+input.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-STORE_BYTES = 80 << 20  # about the least that Ray takes
+STORE_BYTES = 80 << 20  # about the least that Ray accepts
 IDLE_MINUTES = 0.1
-CONFIG = "autoscaling.json"  # in its folder
+CONFIG = "autoscaling.json"  # file name in the cluster's folder
 
 
 def config(worker: dict[str, float], most: int, address: str) -> dict[str, object]:
@@ -30,7 +31,7 @@ def config(worker: dict[str, float], most: int, address: str) -> dict[str, objec
         "provider": {
             "type": "fake_multinode",
             "gcs_address": address,
-            "use_node_id_as_ip": True,  # they all have one address
+            "use_node_id_as_ip": True,  # all nodes have one address
             "disable_node_updaters": True,
             "disable_launch_config_check": True,
         },

@@ -1,6 +1,8 @@
 """Machines of our own for `ray up`: network namespaces on one wire, each with processes, memory and an sshd of its own.
 
-It takes root, and the programs of `missing`. Nothing of this machine is changed but for the namespaces, which go again.
+They need root, and the programs that `missing` checks. They change nothing on this machine but the namespaces, which
+are
+removed again.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ STARTED_S = 60.0
 
 
 def missing() -> str | None:
-    """Why there can be no machines here."""
+    """Return why there can be no machines here, or None."""
     if os.geteuid() != 0:
         return "it takes root to make network namespaces"
     lacking = [program for program in ("ip", "unshare", "ssh", "ssh-keygen", "sshd", "rsync") if not found(program)]
@@ -34,29 +36,29 @@ def found(program: str) -> str | None:
 
 
 class Machines:
-    """On one wire. The first is where `run` runs, with a home of its own."""
+    """Several machines on one wire. `run` runs on the first one, with a home of its own."""
 
     def __init__(self, folder: Path, networks: Sequence[str], addresses: Sequence[str]) -> None:
         self.folder, self.networks, self.addresses = folder, networks, addresses
         self.key = folder / "key"
 
     def run(self, *command: str | Path, timeout_s: float) -> subprocess.CompletedProcess[str]:
-        """On a machine that is none of them, such as somebody's laptop, which reaches them all."""
+        """Run the command as on a laptop that is not one of the machines, but reaches them all."""
         inside = ["ip", "netns", "exec", self.networks[0], "unshare", "--mount", "sh", "-c"]
-        desk = self.folder / "desk"  # what Ray knows of clusters, from one command to the next
+        desk = self.folder / "desk"  # keeps what Ray knows of clusters between commands
         desk.mkdir(exist_ok=True)
         home = {"HOME": str(desk), "TMPDIR": str(desk), "PATH": os.environ["PATH"] + ":/usr/sbin:/sbin"}
         whole: list[str | Path] = [*inside, 'mount --bind "$0" /tmp/ray && exec "$@"', desk, *map(str, command)]
         return subprocess.run(whole, env=home, capture_output=True, text=True, timeout=timeout_s)
 
     def log(self, address: str) -> str:
-        """What `ray up` has served there last said."""
+        """Return the end of the log of the deployment that `ray up` started there."""
         network = self.networks[self.addresses.index(address)]
         said = self.folder / network / "home" / "alignedserve" / "serve.log"
         return said.read_text()[-4000:] if said.exists() else ""
 
     def processes(self, number: int) -> list[str]:
-        """Command lines on that machine, but for its own."""
+        """Return the command lines on that machine, except the machine's own programs."""
         found = subprocess.run(
             ["ip", "netns", "pids", self.networks[number]], capture_output=True, text=True, check=True
         ).stdout.split()
@@ -67,7 +69,7 @@ class Machines:
 
 @contextmanager
 def machines(folder: Path, addresses: Sequence[str]) -> Iterator[Machines]:
-    """Two."""
+    """Yield a machine for each address."""
     networks = [f"as-{os.getpid()}-{number}" for number in range(len(addresses))]
     made = Machines(folder, networks, addresses)
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", made.key], check=True)
@@ -81,7 +83,8 @@ def machines(folder: Path, addresses: Sequence[str]) -> Iterator[Machines]:
             _ip("-n", network, "address", "add", f"{address}/24", "dev", "wire")
             for device in ("lo", "wire"):
                 _ip("-n", network, "link", "set", device, "up")
-            _ip("-n", network, "route", "add", "default", "dev", "wire")  # by it a machine knows its own address
+            # a machine learns its own address from this route
+            _ip("-n", network, "route", "add", "default", "dev", "wire")
             stack.enter_context(_sshd(folder / network, network, address, made.key))
         yield made
 

@@ -2,8 +2,9 @@
 
     python -m tests.cluster.nodes '{"CPU": 0}' '{"CPU": 4, "decode": 2}' ...
 
-The first is the head. It prints the cluster's address once all are there. A line on standard input is an order, and is
-answered with a line: `add {"CPU": 4}` starts a node, `kill 1` ends the second one's processes.
+The first node is the head. The program prints the cluster's address once all nodes are there. A line on standard input
+is
+an order, and is answered with a line: `add {"CPU": 4}` starts a node, `kill 1` ends the second node's processes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 
-STORE_BYTES = 80 << 20  # about the least that Ray takes
+STORE_BYTES = 80 << 20  # about the least that Ray accepts
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""cluster.yaml and what it starts, as far as they can be held right without machines."""
+"""Tests of cluster.yaml and of what it starts, as far as that is possible without machines."""
 
 from __future__ import annotations
 

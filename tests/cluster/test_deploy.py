@@ -1,4 +1,4 @@
-"""deploy/ and compose.yaml, held to the schemas of those who read them: none of it can be run here."""
+"""Tests of deploy/ and compose.yaml against the schemas of the programs that read them, none of which can run here."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def ray_cluster() -> dict[str, Any]:
 
 
 def pods() -> dict[str, dict[str, Any]]:
-    """Templates, by the role that they are labelled with."""
+    """Return the pod templates by the role in their labels."""
     spec = ray_cluster()["spec"]
     templates = [group["template"] for group in (spec["headGroupSpec"], *spec["workerGroupSpecs"])]
     return {template["metadata"]["labels"]["role"]: template for template in templates}

@@ -1,4 +1,5 @@
-"""The head is lost, and with it Ray, the gateway and the router: batch jobs go on where there is a head again."""
+"""Tests of the loss of the head, and with it of Ray, the gateway and the router: batch jobs go on with the next
+head."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ def test_after_the_head_is_lost_a_job_goes_on_with_the_next_one(tmp_path: Path) 
 
         wait_until(lambda: num_done() > 3, DONE_S, first.log)
         assert num_done() < LINES
-        first.kill()  # of the head all is lost at once
+        first.kill()  # loses all of the head at once
         first.forget()
     with clustered(HEAD, WORKER) as nodes, deployed_on(nodes, "colocated", *jobs) as second:
         patient = Patient(second)

@@ -1,4 +1,4 @@
-"""On several nodes: what runs where, a node that is lost, one that is added."""
+"""Tests on several nodes: what runs where, a node that is lost, a node that is added."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPLIT = {"CPU": 4, "kv_pool": 1, "prefill": 1, "decode": 1}
 
 
 def served_while(deployment: Deployment, wanted: list[Wanted], act: Callable[[], None]) -> list[list[int]]:
-    """What came back, where something happens once all are under way."""
+    """Return the outputs of the requests; act once all of them are running."""
 
     async def serve() -> list[list[int]]:
         before = deployment.metric("generation_tokens_total")
@@ -79,7 +79,8 @@ def test_pools_on_two_nodes_are_fed_from_a_third() -> None:
 
 @pytest.mark.parametrize("topology", ["colocated", "1+1"] if SOAK else ["colocated"])
 def test_the_ranks_of_a_worker_are_on_one_node_and_come_back_together(topology: str) -> None:
-    """After one of them is killed, where they were; after their node is lost (`make soak`), on another."""
+    """After a kill of one rank they return on the same node; after the loss of their node (`make soak`), on another
+    one."""
     each = {"CPU": 2, "decode": 1} if topology == "colocated" else SPLIT
     flags = ("--tensor-parallel-size", "2", "--pool-verify-pages")
     ranks = ("decode-0", "decode-0-rank-1")
@@ -102,7 +103,8 @@ def test_the_ranks_of_a_worker_are_on_one_node_and_come_back_together(topology: 
         check_greedy(wanted, served_while(deployment, wanted, kill_a_rank))
         if not SOAK:
             return
-        time.sleep(QUICK_DEATH_S)  # from here on it has stayed up: whoever does not, again and again, is given up
+        # the parts now count as stable: the launcher gives up a part that dies early again and again
+        time.sleep(QUICK_DEATH_S)
         wanted = mixed(6, seed=8, outputs=(40, 120))
         check_greedy(wanted, served_while(deployment, wanted, lambda: nodes.kill_home(first)))
         homes = [nodes.home(part) for part in ranks]
@@ -123,7 +125,7 @@ def test_ranks_send_to_the_same_ranks_on_another_node() -> None:
 
 
 def parts_of(deployment: Deployment) -> dict[str, str]:
-    """Those that know each other: name -> node."""
+    """Return the parts that know each other: name -> node."""
     return {part["name"]: part["node"] for part in deployment.ask("/status").json()["parts"]}
 
 
@@ -139,7 +141,7 @@ def test_colocated_workers_spread_over_nodes_and_one_is_enough_to_go_on() -> Non
         assert len({*homes, nodes.home("router")}) == 3
         wanted = mixed(12, seed=3, outputs=(60, 200))
         check_greedy(wanted, served_while(deployment, wanted, lambda: nodes.kill(2)))
-        # The lost one waits for a node, and says so; then it is used.
+        # The lost worker waits for a node, and says so; then it takes the new node.
         wait_until(lambda: " waits for a node with CPU 1, decode 1 free" in deployment.log(), BACK_S, deployment.log)
         nodes.add(each)
         wait_until(lambda: all(nodes.home(f"decode-{n}") for n in range(2)), BACK_S, deployment.log)
@@ -183,7 +185,7 @@ def test_what_has_no_place_is_said_in_a_line(apart: Nodes, topology: str, flags:
 
 def test_who_does_not_know_rays_token_may_not_join(apart: Nodes) -> None:
     given = ["--launcher", "ray", "--ray-address", apart.address, "--port", "0"]
-    soon = {"RAY_NUM_REDIS_GET_RETRIES": "1"}  # that is how often it asks
+    soon = {"RAY_NUM_REDIS_GET_RETRIES": "1"}  # how often Ray asks Redis
     process = spawn("demo", *given, environment=apart.environment | soon | {"RAY_AUTH_TOKEN": "ab" * 32})
     _, errors = process.communicate(timeout=START_S)
     assert process.returncode == 2, errors

@@ -1,4 +1,5 @@
-"""`ray up cluster.yaml`, for real: over SSH, to two machines on one wire, to a served endpoint, and down again."""
+"""Tests of a real `ray up cluster.yaml`: over SSH, to two machines on one wire, to a served endpoint, and down
+again."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def two(tmp_path: Path) -> Iterator[Machines]:
 
 
 def ours(two: Machines) -> Path:
-    """cluster.yaml with what its comments say to change; what it installs is here already."""
+    """Return cluster.yaml changed as its comments say; what it installs is already here."""
     config: dict[str, Any] = yaml.safe_load((ROOT / "cluster.yaml").read_text())
     config["provider"] |= {"head_ip": HEAD, "worker_ips": [WORKER]}
     config["auth"] = {"ssh_user": "root", "ssh_private_key": str(two.key)}

@@ -1,4 +1,4 @@
-"""`alignedserve scale` on a cluster: what is added to a pool is beside it."""
+"""Tests of `alignedserve scale` on a cluster: a new worker of a pool runs beside it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.end_to_end.test_scale import BY_LOAD, come_and_go, parts, serve_while
 @pytest.mark.skipif(not SOAK, reason="the launcher for processes shows most of it: `make soak` has it")
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_workers_come_and_go_beside_their_pool(ranks: int) -> None:
-    """On nodes that name no roles."""
+    """The nodes name no roles."""
     with (
         clustered({"CPU": 0}, {"CPU": 4 * ranks}) as nodes,
         deployed_on(nodes, "1+1", "--tensor-parallel-size", str(ranks)) as deployment,
@@ -30,12 +30,12 @@ def test_workers_come_and_go_beside_their_pool(ranks: int) -> None:
         check_greedy(wanted, serve_while(deployment, wanted, "scale", "--prefill", "1", "--decode", "1"))
         assert not parts(deployment) & {"prefill-1", "decode-1"}
         names = [f"{part}{rank_suffix(rank)}" for part in ("prefill-1", "decode-1") for rank in range(ranks)]
-        wait_until(lambda: not any(map(nodes.pid, names)), BACK_S, deployment.log)  # what they had is free again
+        wait_until(lambda: not any(map(nodes.pid, names)), BACK_S, deployment.log)  # their places are free again
 
 
 @pytest.mark.skipif(not SOAK, reason="a cluster that grows and shrinks, a minute: `make soak` has it")
 def test_machines_come_with_the_load_and_go_with_it() -> None:
-    """By Ray's own autoscaler: what has no place starts a node, and one that has nothing for a while is ended."""
+    """Ray's own autoscaler starts a node for a part without a place, and ends a node that is idle for a while."""
     with growing({"CPU": 1, "decode": 1}, most=2) as nodes:
         where = ("--ray-address", nodes.address, "--ray-cluster-file", str(nodes.config), "--ray-place-s", "120")
         with deployed(*where, *BY_LOAD, launcher="ray", environment=nodes.environment) as served:

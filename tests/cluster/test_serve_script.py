@@ -1,4 +1,4 @@
-"""deploy/serve.sh, with programs in the place of Ray and AlignedServe: what it starts again, and what it says."""
+"""Tests of deploy/serve.sh with fakes in place of Ray and AlignedServe: what it starts again, and what it says."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SOON_S = 120.0
 
 
 class Head:
-    """A machine's home, as `ray up` leaves it."""
+    """The home directory of a machine, as `ray up` leaves it."""
 
     def __init__(self, home: Path) -> None:
         self.folder = home / "alignedserve"
@@ -41,7 +41,7 @@ class Head:
 
     @property
     def starts(self) -> list[int]:
-        """Numbers of processes."""
+        """Return the process numbers of all starts."""
         return [int(line) for line in (self.folder / "starts").read_text().splitlines()]
 
     def group(self) -> int:

@@ -1,1 +1,1 @@
-"""Config."""
+"""Tests of the configuration and of its reference page."""

@@ -1,4 +1,4 @@
-"""Four sources give one configuration, and whatever is wrong is named with its place and its source."""
+"""Tests that four sources give one configuration, and that each error names its place and its source."""
 
 from __future__ import annotations
 
@@ -184,7 +184,8 @@ def test_variables_that_kubernetes_sets_for_a_service_of_our_name_are_no_setting
         "ALIGNEDSERVE_SERVICE_PORT_HTTP": "8000",
         "ALIGNEDSERVE_PORT": "tcp://10.0.0.1:8000",
         "ALIGNEDSERVE_PORT_8000_TCP_ADDR": "10.0.0.1",
-        "ALIGNEDSERVE_SERVER_PORT": "tcp://10.0.0.1:8000",  # of a service called alignedserve-server
+        # Kubernetes sets this for a service called alignedserve-server
+        "ALIGNEDSERVE_SERVER_PORT": "tcp://10.0.0.1:8000",
     }
     assert load({}, links, None) == Config()
 
@@ -200,7 +201,8 @@ def test_a_wrong_flag_is_named() -> None:
     [
         (
             {"schedule.order": "shortest_remaining"},
-            "schedule: selection multi_resource compares requests that are about as urgent: it needs order slack or fcfs",
+            "schedule: selection multi_resource compares requests that are about as urgent: "
+            "it needs order slack or fcfs",
         ),
         (
             {"schedule.order": "fcfs"},
@@ -245,7 +247,8 @@ def test_a_wrong_flag_is_named() -> None:
                 "schedule.packing": "fcfs",
                 "schedule.selection": "in_order",
             },
-            "schedule: cache hybrid goes by how long requests have waited: it needs packing knapsack, or rt_be by slack",
+            "schedule: cache hybrid goes by how long requests have waited: "
+            "it needs packing knapsack, or rt_be by slack",
         ),
         (
             {"schedule.blocks": "bidirectional", "schedule.room": "whole"},

@@ -1,4 +1,4 @@
-"""The reference page of settings says what the declarations say."""
+"""Tests that the reference page of settings agrees with the declarations."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import settings_page
 
 
 def test_the_page_is_what_the_declarations_say() -> None:
-    """Otherwise run `python tools/settings_page.py`."""
+    """If this fails, run `python tools/settings_page.py`."""
     assert settings_page.PAGE.read_text(encoding="utf-8") == settings_page.page()

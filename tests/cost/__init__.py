@@ -1,1 +1,1 @@
-"""Cost."""
+"""Tests of the cost model."""

@@ -1,4 +1,4 @@
-"""The cost model: increments equal the whole, no coefficient is negative, and recorded steps are told well."""
+"""The cost model: increments equal the whole, no coefficient is negative, and recorded steps are predicted well."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_increments_equal_the_whole_in_any_order(
 
 
 def _add(estimate: StepEstimate, part: Any) -> float:
-    """What it was said to take with the part, before the part was added."""
+    """Return the predicted time of the step with the part, and then add the part."""
     match part:
         case (length, cached):
             said = estimate.with_chunk(length, cached)
@@ -180,7 +180,7 @@ def test_the_uncertainty_is_about_the_error_of_new_steps() -> None:
 
 
 def test_sizes_between_which_nothing_was_measured_lie_on_a_line() -> None:
-    """And so do those beyond: a fit that knew 1 and 64 tokens alone could put a stair anywhere."""
+    """Sizes beyond the measured lie on it too: a fit that knew 1 and 64 tokens alone could put a stair anywhere."""
     shapes = [Shape.of([(length, 0)]) for length in (16, 128, 1024)] * 4
     model = fit([Point(shape, 0.001 + 1e-5 * shape.tokens) for shape in shapes])
     for length in (32, 48, 256, 512, 700, 4096):
@@ -274,7 +274,7 @@ def test_the_uncertainty_follows_the_errors() -> None:
 
 
 def test_how_far_the_longest_steps_go_is_measured() -> None:
-    """A few stalls, of which how far off most steps are says nothing."""
+    """There are a few stalls, of which the usual error of steps says nothing."""
     online, shape, chance = OnlineCost(synthetic(200, seed=0)), Shape.of([(64, 0)], [300] * 8), random.Random(2)
     steps_s = TRUE.seconds(shape)
     for number in range(1000):
@@ -311,7 +311,7 @@ def test_learning_starts_without_a_profile_too() -> None:
     for point in synthetic(600, seed=3):
         online.learn(point.shape, point.seconds)
     assert median(errors(online.model, synthetic(100, seed=4))) < 0.25
-    online.learn(Shape(), 1.0)  # an empty step says nothing
+    online.learn(Shape(), 1.0)  # an empty step teaches nothing
     online.learn(Shape.of([], [5]), 0.0)
 
 
@@ -334,7 +334,7 @@ def test_recorded_steps_that_were_held_out(model: str, kind: Kind) -> None:
 
 
 def test_recorded_steps_that_become_slower() -> None:
-    """Median error 200 to 300 steps after all times grow by 1.6."""
+    """The median error is taken 200 to 300 steps after all times grow by 1.6."""
     steps = recorded("demo")
     online, off = OnlineCost(steps["profile"]), []
     change = len(steps["served"]) - 300
@@ -343,7 +343,7 @@ def test_recorded_steps_that_become_slower() -> None:
         off.append(abs(online.model.seconds(step.shape) / took - 1))
         online.learn(step.shape, took)
     assert median(off[change + 200 :]) < 0.15
-    assert median(off[change : change + 5]) > 0.25  # it was there to be learned
+    assert median(off[change : change + 5]) > 0.25  # there was a change to learn
 
 
 # --- GPUs

@@ -6,7 +6,7 @@ from alignedserve.cost.sums import added
 
 
 def test_nothing_that_rounding_loses_is_carried_along() -> None:
-    assert added([0.1] * 10) == 0.9999999999999999  # since Python 3.12 `sum` says 1.0
+    assert added([0.1] * 10) == 0.9999999999999999  # `sum` returns 1.0 since Python 3.12
     assert added([1e16, 1.0, -1e16]) == 0.0
 
 

@@ -1,4 +1,4 @@
-"""Steps that are planned while the one before runs: who is in them, and what becomes of it when that one has ended."""
+"""Steps that are planned while the step before runs: which requests they contain, and what happens when it ends."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from tests.samples import POOL_MEMBER, STOP, entry, request, said
 LIMITS = WorkerLimits(num_pairs=8, block_size=4, page_size=8, max_step_tokens=8, max_batch=4)
 PLAIN = Policy(reuse=False)
 PENALISED = Sampling(frequency_penalty=0.5)
-A, B = request("a"), request("b")  # three tokens, and one that they said: at most five
+A, B = request("a"), request("b")  # three prompt tokens and one output token: at most five
 
 
 class Bench:
-    """A worker whose steps the test ends, one after the other."""
+    """Run a decode worker whose steps the test ends, one after the other."""
 
     def __init__(self, limits: WorkerLimits = LIMITS, policy: Policy = PLAIN) -> None:
         self.worker = DecodeCore(WorkerSetup(limits, policy, look_ahead=1))
-        self.plans: list[StepPlan] = []  # that were ordered
+        self.plans: list[StepPlan] = []  # plans that were ordered, in their order
         self.outputs: list[Output] = []
         self._num_ended = self._num_copies = 0
         self.worker.handle(MemberJoined(POOL_MEMBER), 0.0)
@@ -67,7 +67,7 @@ class Bench:
     def ends(
         self, *sampled: tuple[str, int], unsampled: tuple[str, ...] = (), failure: StepFailure | None = None
     ) -> None:
-        """The step that runs."""
+        """End the running step with these sampled tokens, or with a failure."""
         number = self.plans[self._num_ended].number
         self._num_ended += 1
         self._take(self.worker.handle(StepDone(StepResult(number, sampled, unsampled, failure=failure)), 0.0))
@@ -78,7 +78,7 @@ class Bench:
 
     @property
     def ahead(self) -> StepPlan | None:
-        """What waits behind the step that runs."""
+        """Return the plan that waits behind the running step, if there is one."""
         left = self.plans[self._num_ended :]
         return left[1] if len(left) > 1 else None
 
@@ -196,7 +196,7 @@ def test_where_no_pair_is_free_nothing_is_planned_ahead() -> None:
 
 
 def test_one_gets_a_pair_more_for_a_step_ahead_and_its_token_counts_all_the_same() -> None:
-    """The step before was planned with fewer."""
+    """The step ahead is planned with one pair more than the step before it."""
     bench = Bench()
     bench.joins(A)
     first, second = (plan.decodes[0].pairs for plan in bench.plans)
@@ -242,7 +242,7 @@ def test_an_output_that_cannot_go_on_ends_there() -> None:
 
 
 class Slow(OnlineCost):
-    """A decode takes a tenth of a second, the step nothing else."""
+    """Cost model in which a decode takes a tenth of a second and the rest of a step takes no time."""
 
     def __init__(self) -> None:
         super().__init__(())

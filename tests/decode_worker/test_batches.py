@@ -1,4 +1,4 @@
-"""Who joins a decode worker next, whose batch it is of, and what is fetched for it ahead of need."""
+"""Batches of a decode worker: the request that joins next, the batch it runs in, and what is fetched ahead of need."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ C1, C2 = chat("c1", 21), chat("c2", 22)
 class Worker:
     def __init__(self, policy: Policy = Policy(), direct: bool = True) -> None:  # noqa: B008  (frozen)
         self.core = DecodeCore(WorkerSetup(ONE_SEAT, policy, direct=direct))
-        self.now, self.joined = 0.0, list[int]()  # first pages
+        self.now, self.joined = 0.0, list[int]()  # the first page of each request that joined
         self.hears(MemberJoined(POOL_MEMBER))
         self.hears(MemberJoined(ROUTER_MEMBER))
         if direct:
@@ -69,7 +69,7 @@ class Worker:
         return self.hears(said("pool-0", Batch(entries, is_pinned, is_dynamic)))
 
     def next_joins(self) -> list[Command]:
-        """Whoever has the seat leaves it."""
+        """Cancel the request that holds the seat, so that the next request joins."""
         [leaving] = self.core.stores.roster.occupants()
         return self.hears(said(ROUTER, Cancel(*leaving.key)))
 
@@ -101,7 +101,7 @@ class TestOrder:
         assert worker.joined == [11, 21, 13, 12]
 
     def test_of_candidate_requests_who_has_least_to_wait(self, worker: Worker) -> None:
-        """By their lengths, as predicted; one that has waited for an age in its level comes first (ALISE)."""
+        """Predicted lengths decide; a request that has waited for an age in its level comes first (ALISE)."""
         long, short, old = (
             replace(one, request=replace(one.request, max_tokens=400, estimate=Estimate(tokens, 400)))
             for one, tokens in zip((D2, D3, D4), (200, 20, 300), strict=True)
@@ -170,7 +170,7 @@ class TestAsks:
 
     @pytest.mark.parametrize("how", [{"is_pinned": True}, {"is_dynamic": True}])
     def test_guests_make_the_band_no_wider(self, how: dict[str, bool]) -> None:
-        """Otherwise all that wait in the pool would soon be in it."""
+        """Otherwise all requests that wait in the pool would soon be inside the band."""
         worker = of_many_seats()
         worker.gets(document_of("d1", 400), document_of("d2", 450))
         worker.gets(document_of("guest", 900), **how)
@@ -184,7 +184,7 @@ class TestAsks:
         assert asks[-1].band == (60, 60 + LEAST_WIDTH)
 
     def test_who_was_in_it_belongs_to_it_however_far_the_others_have_grown_since(self) -> None:
-        """Else the band would leave those behind that wait in the pool for want of seats alone."""
+        """Otherwise the band would exclude requests that wait in the pool only for lack of a seat."""
         worker = Worker()
         worker.core = DecodeCore(WorkerSetup(replace(LIMITS, max_batch=2, num_pairs=1000)))
         worker.hears(MemberJoined(POOL_MEMBER))
@@ -224,7 +224,7 @@ def test_steps_that_mix_two_batches_are_counted() -> None:
 class TestPrefetching:
     @pytest.fixture
     def waiting(self) -> Worker:
-        """D1 has the seat; D2 is on its way to the prefill worker."""
+        """Return a worker whose seat is held by D1, while D2 is on its way to the prefill worker."""
         worker = Worker(Policy(candidate_share=0.2))
         worker.gets(D1)
         commands = worker.gets(D2, D3)

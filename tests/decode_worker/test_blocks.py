@@ -1,4 +1,4 @@
-"""Block pairs that two requests share: nobody's vectors are lost, whatever happens to their slots."""
+"""Block pairs that two requests share: no request's vectors are lost, whatever happens to their slots."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Owner:
 
 @dataclass
 class Device:
-    """Slots and places as plain dictionaries: what a token's vectors are is who it is."""
+    """Model slots and places as dictionaries; a token's vectors are its owner's name and its index."""
 
     slots: dict[int, object] = field(default_factory=dict)
     places: dict[int, object] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Sharing:
         self.device = Device()
 
     def place(self, owner: Owner, token: int) -> int:
-        """As kernels see it: by the pairs and the end alone."""
+        """Return the token's slot as kernels compute it: from the pairs and the request's side alone."""
         at, size = token % self.block_size, self.block_size
         return owner.pairs[token // size] * size + (at if owner.side is RT else size - 1 - at)
 
@@ -58,7 +58,7 @@ class Sharing:
         return self.blocks.claim(owner, owner.side, tokens)
 
     def run(self, *claims: tuple[Owner, int]) -> None:
-        """A step of those that have claimed so many tokens."""
+        """Run a step of the requests that have claimed these numbers of tokens."""
         self.device.perform(self.blocks.copies())
         for owner, tokens in claims:
             read = [self.device.slots[self.place(owner, token)] for token in range(owner.prefix)]
@@ -74,7 +74,7 @@ class Sharing:
 
 
 class Anything(RuleBasedStateMachine):
-    """Rounds of claims in any order, each with its step; requests come and leave."""
+    """Rounds of claims in any order, each followed by its step; requests come and leave."""
 
     @initialize(num_pairs=st.integers(1, 7), block_size=st.integers(1, 4), num_places=st.sampled_from((0, 3, 100)))
     def begin(self, num_pairs: int, block_size: int, num_places: int) -> None:
@@ -101,13 +101,13 @@ class Anything(RuleBasedStateMachine):
         blocks, first = self.sharing.blocks, data.draw(st.integers(0, len(claims)))
         growing = [one for one in claims[:first] if one[0].side is RT or not blocks.has_lost(one[0])]
         runs = self.claimed(growing)
-        blocks.unpin()  # before a step is chosen: others may take what these have claimed
+        blocks.unpin()  # before a step is chosen: later claims may take what the earlier claims have taken
         runs |= self.claimed(claims[first:])
         self.claimed([(one, tokens) for one, tokens in claims if blocks.has_lost(one)])
         self.sharing.run(*(one for one in runs.items() if blocks.is_whole(*one)))
 
     def claimed(self, claims: list[tuple[Owner, int]]) -> dict[Owner, int]:
-        """Those that had success; whoever had none has what it had."""
+        """Return the claims that succeeded, and check that a failed claim leaves the request's slots as they were."""
         successful = {}
         for owner, tokens in claims:
             before = self.sharing.blocks.slots(owner)
@@ -125,7 +125,7 @@ class Anything(RuleBasedStateMachine):
 
     @precondition(lambda self: hasattr(self, "sharing"))
     @invariant()
-    def nobody_has_anothers_slot(self) -> None:
+    def no_request_has_a_slot_of_another(self) -> None:
         blocks = self.sharing.blocks
         slots = [slot for owner in self.owners for slot in blocks.slots(owner).values()]
         assert len(slots) == len(set(slots))
@@ -133,7 +133,7 @@ class Anything(RuleBasedStateMachine):
 
     @precondition(lambda self: hasattr(self, "sharing"))
     @invariant()
-    def what_is_said_to_be_had_is_had(self) -> None:
+    def room_for_chats_can_be_taken(self) -> None:
         blocks, size = self.sharing.blocks, self.sharing.block_size
         chats = {pair for owner in self.owners if owner.side is RT for pair in owner.pairs}
         alone = {pair for owner in self.owners if owner.side is BE for pair in owner.pairs} - chats
@@ -257,7 +257,7 @@ class TestRealTime:
 
 class TestBestEffort:
     def alone_with(self, chat_tokens: int, num_pairs: int = 2) -> tuple[Sharing, Owner, Owner]:
-        """A best-effort request of three tokens misses two, which a chat has taken."""
+        """Return a best-effort request that misses two of three tokens, and the chat that has taken their slots."""
         sharing, best_effort, chat = Sharing(1, 4, 100), be(), rt()
         sharing.runs(best_effort, 3)
         sharing.runs(chat, chat_tokens)

@@ -77,7 +77,7 @@ def test_numbers_rise_for_each_life_of_each_sender(worker: DecodeCore) -> None:
 
 
 def test_without_room_it_is_declined_but_for_the_pinned(worker: DecodeCore) -> None:
-    """They wait for a seat, the most urgent first, and the pool is told of no room meanwhile."""
+    """Pinned requests wait for a seat, the most urgent first, and the pool is told of no room meanwhile."""
     offered(worker, IN_A)
     offered(worker, IN_B)
     assert sent(offered(worker, IN_C), "prefill-0") == [Decline("c", 0)]
@@ -97,7 +97,7 @@ def test_nothing_is_taken_of_who_cannot_be_reached() -> None:
 
 
 def test_nothing_comes_beside_the_steps_where_pairs_are_shared() -> None:
-    """Somebody else might take slots of the pairs that it comes to. What the pool pins still comes before others."""
+    """Another request might take slots of the pairs that it comes to. What the pool pins still comes before others."""
     core = DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL), direct=True))
     for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
         core.handle(MemberJoined(one), 0.0)
@@ -129,7 +129,7 @@ class TestSaidAgain:
         assert sent(offered(worker, IN_A), "prefill-0") == [Cancel("a", 0)]
 
     def test_even_after_its_end(self, worker: DecodeCore) -> None:
-        """Its sender may believe that nothing came."""
+        """The prefill worker may believe that nothing arrived, and offers the request again."""
         offered(worker, IN_A)
         received(worker)
         worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
@@ -170,7 +170,7 @@ class TestThePoolKeepsItToo:
         assert [type(one) for one in worker.handle(CopiedIn(1, intact=True), 0.0)][:1] == [RunStep]
 
     def test_so_is_what_the_pool_hands_out_meanwhile(self, worker: DecodeCore) -> None:
-        """The prefill worker had no memory to keep it."""
+        """The prefill worker had no memory to keep the request, so the pool hands it out."""
         offered(worker, IN_A)
         worker.handle(said("pool-0", Batch((replace(IN_A, pages=(5,)),), is_pinned=True)), 0.0)
         assert any(isinstance(one, CopyIn) for one in received(worker, intact=False))
@@ -205,7 +205,7 @@ class TestFailures:
 
 
 class TestWhoCannotWait:
-    """Two documents run, and have all memory, a pair each, or all places."""
+    """Two documents run and hold all memory, a pair each, or all places of the batch."""
 
     SMALL = WorkerLimits(num_pairs=2, block_size=8, page_size=8, max_step_tokens=8, max_batch=2)
 

@@ -1,4 +1,4 @@
-"""A decode worker whose requests are kept as KV or as hidden vectors: who begins as which, and becomes KV."""
+"""A decode worker that keeps requests as KV or as hidden vectors: how requests begin, and which of them become KV."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, ProjectKv, RunStep
 from alignedserve.protocol.messages import ROUTER, Cancel, Prefill
 from alignedserve.scheduling.policy import Cache, Policy, Room
-from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, tell
+from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, story_from
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import request, said
 
 HYBRID = Policy(room=Room.GROWING, cache=Cache.HYBRID)
 LIMITS = WorkerLimits(num_pairs=9, block_size=4, page_size=8, max_step_tokens=32, max_batch=4)
-STEP_S, TOKEN_S = 0.01, 1e-4  # of making K and V of a hidden token, as the worker believes
+STEP_S, TOKEN_S = 0.01, 1e-4  # the time of making K and V of a hidden token, as the worker believes
 
 
 class Believed(OnlineCost):
@@ -30,7 +30,7 @@ class Believed(OnlineCost):
 
 
 class Worker:
-    """Colocated, with an engine that notices wrong vectors: it keeps a tag in place of each."""
+    """Colocated worker whose engine notices wrong vectors: it keeps a tag in place of each vector."""
 
     def __init__(self, policy: Policy = HYBRID, token_s: float = TOKEN_S) -> None:
         self.core = DecodeCore(WorkerSetup(LIMITS, policy, Believed((), token_s)))
@@ -48,12 +48,12 @@ class Worker:
 
     def asked(self, name: str, prompt: int, max_tokens: int = 8, service: ServiceClass = ServiceClass.RT) -> Request:
         one = replace(request(name, prompt, max_tokens), service=service, arrival_at=self.now)
-        self.stories[name] = tell(one, max_tokens)
+        self.stories[name] = story_from(one, max_tokens)
         self.hears(said(ROUTER, Prefill(one)))
         return one
 
     def works(self) -> None:
-        """One piece of work."""
+        """Do one piece of work."""
         command = self.work.popleft()
         self.now += STEP_S
         event = self.hands.finish(command, STEP_S)
@@ -69,13 +69,13 @@ class Worker:
         raise AssertionError("it never ends")
 
     def kinds(self, name: str) -> list[CacheKind]:
-        """As which it ran."""
+        """Return the kind of cache with which each step ran the request."""
         plans = [command.plan for command in self.done if isinstance(command, RunStep)]
         return [part.kind for plan in plans for part in plan.parts if part.request == name]
 
 
 def crowded(token_s: float = TOKEN_S) -> Worker:
-    """One has six of nine pairs, and needs no more; who comes next needs four, as hidden two."""
+    """Return a worker whose first request keeps six of nine pairs, and whose next needs four, or two as hidden."""
     worker = Worker(token_s=token_s)
     worker.asked("first", prompt=21, max_tokens=4)
     worker.works()
@@ -85,7 +85,7 @@ def crowded(token_s: float = TOKEN_S) -> Worker:
 
 class TestWhoWaits:
     def test_begins_as_hidden_once_it_has_waited_long_enough(self) -> None:
-        """Two requests, fourteen tokens: hidden pays after 2 * 2 * 14 * 0.3 ms."""
+        """Hidden vectors pay after 2 * 2 * 14 * 0.3 ms of waiting: two requests, fourteen tokens."""
         worker, asked_at = crowded(token_s=3e-4), STEP_S
         while not worker.kinds("next"):
             worker.works()
@@ -120,7 +120,7 @@ class TestWhoWaits:
 
 class TestBestEffort:
     def test_counts_no_more_than_the_reading_speed(self) -> None:
-        """However long it waits: after 0.1875 s it is worth no more, and hidden would cost twice that."""
+        """Waiting beyond 0.1875 s adds no worth to the request, and hidden vectors would cost twice that."""
         worker = Worker(token_s=0.0125)
         worker.asked("first", 21, 4)
         worker.works()
@@ -131,7 +131,7 @@ class TestBestEffort:
 
 
 class AnyOrder(RuleBasedStateMachine):
-    """Whatever comes and goes: each pair is somebody's or free, once, and every step finds what it needs."""
+    """Requests come and go; each pair is free or has a single owner, and every step finds what it needs."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Who has to leave a decode worker goes to a prefill worker ahead of need, and comes back as it was."""
+"""A request that must leave a decode worker goes to a prefill worker ahead of need, and comes back unchanged."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def document(name: str, page: int) -> Entry:
 
 
 class Worker:
-    """With two documents, of one pair each, and a pair that is free: too few for both to go on for long."""
+    """Run a worker with two documents of one pair each and a free pair: both cannot go on for long."""
 
     def __init__(self, policy: Policy = THERE, *entries: Entry) -> None:
         self.core = DecodeCore(WorkerSetup(LIMITS, policy, direct=True))
         self.plan = RunStep(None)  # type: ignore[arg-type]
-        self.chunks = list[Chunk]()  # that ran
+        self.chunks = list[Chunk]()  # chunks that ran
         for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
             self.hears(MemberJoined(one))
         self.hears(said("pool-0", Batch(entries or (document("d1", 11), document("d2", 12)))))
@@ -73,8 +73,8 @@ class Worker:
     def cancels(self, name: str) -> list[Command]:
         return self.hears(said(ROUTER, Cancel(name, 0)))
 
-    def goes(self) -> SendKv:
-        """Until its KV is being sent."""
+    def send_d2(self) -> SendKv:
+        """Evict D2 up to the point where its KV is being sent, and return the order to send it."""
         [sends] = [one for one in self.hears(said("prefill-0", Pull(1, *D2))) if isinstance(one, SendKv)]
         return sends
 
@@ -85,7 +85,7 @@ def sent(commands: Sequence[Command], to: str) -> list[Message]:
 
 @pytest.fixture
 def worker() -> Worker:
-    """D2 is asked to leave before the step after the first."""
+    """Return a worker that has asked D2 to leave before the second step."""
     worker = Worker()
     [evict] = sent(worker.steps(), "prefill-0")
     assert isinstance(evict, Evict)
@@ -95,14 +95,14 @@ def worker() -> Worker:
 
 
 def is_there(worker: Worker) -> None:
-    worker.goes()
+    worker.send_d2()
     worker.hears(KvSent(1, "prefill-0.1", ok=True))
     worker.hears(said("prefill-0", Prefetched((D2,))))
 
 
 def test_it_goes_beside_the_steps_and_is_pulled_when_there_is_room_again(worker: Worker) -> None:
     free = worker.core.free_share
-    sends = worker.goes()
+    sends = worker.send_d2()
     assert sends == SendKv(1, "prefill-0.1", sends.pairs, (1, 2, 3))
     assert len(sends.pairs) == 1
     commands = worker.hears(KvSent(1, "prefill-0.1", ok=True))
@@ -130,14 +130,14 @@ def test_it_stays_where_there_is_no_room_for_it_and_is_not_sent_there_again_soon
 
 
 def test_it_stays_where_sending_fails(worker: Worker) -> None:
-    worker.goes()
+    worker.send_d2()
     assert Figures(num_failed_transfers=1) in sent(worker.hears(KvSent(1, "prefill-0.1", ok=False)), ROUTER)
     assert sorted(worker.core.pairs) == [0, 1, 2]
     assert worker.core.held["requests"] == 2
 
 
 def test_and_where_the_prefill_worker_is_lost_before_or_while_it_is_sent(worker: Worker) -> None:
-    worker.goes()
+    worker.send_d2()
     worker.hears(MemberLost(PREFILL))
     worker.hears(KvSent(1, "prefill-0.1", ok=True))
     worker.steps()
@@ -169,7 +169,7 @@ def test_what_is_there_no_longer_is_computed_anew(worker: Worker, how: str) -> N
 @pytest.mark.parametrize("how_far", ["asked", "sending", "there"])
 def test_nobody_wants_it_any_more(worker: Worker, how_far: str) -> None:
     if how_far == "sending":
-        worker.goes()
+        worker.send_d2()
     if how_far == "there":
         is_there(worker)
     assert Cancel(*D2) in sent(worker.cancels("d2"), "prefill-0")
@@ -186,7 +186,7 @@ def test_nobody_wants_it_any_more(worker: Worker, how_far: str) -> None:
 def test_what_may_have_been_lost_is_said_again_and_heard_once(worker: Worker) -> None:
     [again] = sent(worker.hears(said("prefill-0", Missed())), "prefill-0")
     assert isinstance(again, Evict)
-    worker.goes()
+    worker.send_d2()
     assert worker.hears(said("prefill-0", Pull(1, *D2))) == []
     assert sent(worker.hears(said("prefill-0", Missed())), "prefill-0") == []
 
@@ -210,7 +210,7 @@ def test_nobody_leaves_this_way_where_it_is_off(policy: Policy) -> None:
 
 
 def test_who_has_longest_to_wait_leaves() -> None:
-    """By what is predicted of their lengths."""
+    """Waiting times follow from predicted lengths."""
     other = Worker()
     other.hears(said(ROUTER, Expect("d1", 0, Estimate(19, 19))))
     other.hears(said(ROUTER, Expect("d2", 0, Estimate(3, 3))))

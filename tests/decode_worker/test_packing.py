@@ -1,4 +1,4 @@
-"""Who of those that are seated runs, and who leaves: by each way of packing, on a worker that runs prompts too."""
+"""Seated requests that run or leave, for each way of packing, on a worker that runs prompts too."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ KNAPSACK = replace(PLAIN, packing=Packing.KNAPSACK, chunking=Chunking.NONE)
 LIMITS = WorkerLimits(num_pairs=16, block_size=4, page_size=8, max_step_tokens=64, max_batch=4)
 
 
-def of(name: str, service: ServiceClass, prompt: int = 4, tokens: int = 8, at: float = 0.0) -> Request:
+def make_request(name: str, service: ServiceClass, prompt: int = 4, tokens: int = 8, at: float = 0.0) -> Request:
     one = request(name, prompt=prompt, max_tokens=tokens)
     return replace(one, service=service, slo=Slo(ttft_s=1.0, tbt_s=0.2, jct_s=1000.0), arrival_at=at)
 
 
 class Device:
-    """A worker with an engine that says 7 for ever; a step takes as long as it says."""
+    """Run a worker whose engine always samples token 7; each step takes the time that the test sets."""
 
     def __init__(self, policy: Policy, limits: WorkerLimits = LIMITS, step_s: float = 0.01) -> None:
         self.worker = DecodeCore(WorkerSetup(limits, policy))
@@ -65,7 +65,7 @@ class Device:
 
     @property
     def plan(self) -> StepPlan | None:
-        """That runs now."""
+        """Return the plan that runs now, if there is one."""
         return self.plans[-1] if self.plans and self.plans[-1].number == self._next else None
 
     _next = 1
@@ -102,15 +102,15 @@ def test_every_packing_is_in_the_table() -> None:
 class TestRoundRobin:
     def test_classes_take_turns(self) -> None:
         device = Device(ROUND)
-        device.ask(of("d", BE), of("c", RT), of("e", BE))
+        device.ask(make_request("d", BE), make_request("c", RT), make_request("e", BE))
         device.run()
-        # The document was there first; a class that has nobody passes its turn.
+        # The document was there first; a class without requests passes its turn.
         assert [parts(plan) for plan in device.plans[:6]] == [["d"], ["c"], ["d", "e"], ["c"], ["d", "e"], ["c"]]
         assert device.said == {"d": 8, "c": 8, "e": 8}
 
     def test_alone_a_class_runs_at_every_step(self) -> None:
         device = Device(ROUND)
-        device.ask(of("d", BE))
+        device.ask(make_request("d", BE))
         device.run()
         assert len(device.plans) == 8
 
@@ -129,12 +129,12 @@ class TestRoundRobin:
 
 
 class TestLongest:
-    """AlignedServe's own rule (§3.4, case 3), where the newest leaves otherwise."""
+    """AlignedServe's own rule (§3.4, case 3): the longest request leaves, where otherwise the newest leaves."""
 
     @pytest.mark.parametrize(("packing", "first"), [(Packing.LONGEST, "short"), (Packing.FCFS, "long")])
     def test_the_longest_leaves_for_want_of_memory(self, packing: Packing, first: str) -> None:
         device = Device(replace(PLAIN, packing=packing), replace(LIMITS, num_pairs=8))
-        device.ask(of("long", BE, prompt=20), of("short", BE))
+        device.ask(make_request("long", BE, prompt=20), make_request("short", BE))
         device.run()
         assert device.worker.counts.preemptions == 1
         assert min(device.said_at, key=lambda name: device.said_at[name][-1]) == first
@@ -157,10 +157,10 @@ class TestLongest:
 class TestLevels:
     def test_who_was_served_least_runs_first(self) -> None:
         device = Device(MLFQ, replace(LIMITS, max_batch=1, num_pairs=64))
-        device.ask(of("old", BE, tokens=60))
+        device.ask(make_request("old", BE, tokens=60))
         for _ in range(33):
             device.step()
-        device.ask(of("new", RT, tokens=40))
+        device.ask(make_request("new", RT, tokens=40))
         device.step()
         assert {name for plan in device.plans[34:60] for name in parts(plan)} == {"new"}
         device.run()
@@ -168,47 +168,47 @@ class TestLevels:
 
     def test_the_one_served_most_leaves_for_want_of_memory(self) -> None:
         device = Device(MLFQ, replace(LIMITS, num_pairs=20))
-        device.ask(of("old", BE, tokens=60))
+        device.ask(make_request("old", BE, tokens=60))
         for _ in range(40):
             device.step()
-        device.ask(of("new", RT, tokens=60))
+        device.ask(make_request("new", RT, tokens=60))
         device.run()
         assert device.worker.counts.preemptions > 0
         assert device.said == {"old": 60, "new": 60}
 
 
 class TestKnapsack:
-    """Apt-Serve: who has memory is chosen before each step."""
+    """Apt-Serve: which requests hold memory is decided before each step."""
 
     @pytest.mark.parametrize("chunking", [Chunking.NONE, Chunking.FIXED])
     def test_a_step_is_of_one_type_where_prompts_are_whole(self, chunking: Chunking) -> None:
         device = Device(replace(KNAPSACK, chunking=chunking), replace(LIMITS, num_pairs=64, max_batch=8))
-        device.ask(of("a", RT, tokens=20))
+        device.ask(make_request("a", RT, tokens=20))
         device.step()
-        device.ask(*(of(name, RT, at=device.now) for name in "bcd"))
+        device.ask(*(make_request(name, RT, at=device.now) for name in "bcd"))
         device.run()
         is_mixed = any(plan.chunks and plan.decodes for plan in device.plans)
         assert is_mixed is (chunking is Chunking.FIXED)
         assert device.said == {"a": 20, "b": 8, "c": 8, "d": 8}
 
     def test_the_next_step_is_of_those_that_have_been_pending_longer_in_all(self) -> None:
-        """Two decodes wait for one prompt; when it is through they have waited longer than the next prompt."""
+        """Two decodes wait for one prompt; when it is through, they have waited longer than the next prompt."""
         device = Device(KNAPSACK, replace(LIMITS, num_pairs=64))
-        device.ask(of("a", RT, tokens=20), of("b", RT, tokens=20))
+        device.ask(make_request("a", RT, tokens=20), make_request("b", RT, tokens=20))
         for _ in range(3):
             device.step()
-        device.ask(of("c", RT, at=device.now))
+        device.ask(make_request("c", RT, at=device.now))
         while parts(device.plans[-1]) != ["c"]:
             device.step()
-        device.ask(of("d", RT, at=device.now))
+        device.ask(make_request("d", RT, at=device.now))
         device.step()
         device.step()
         assert [parts(plan) for plan in device.plans[-2:]] == [["a", "b", "c"], ["d"]]
 
     def test_memory_goes_to_who_has_been_pending_longest_for_the_least_of_it(self) -> None:
         device = Device(KNAPSACK, replace(LIMITS, num_pairs=12))
-        device.ask(of("a", RT, prompt=40, tokens=4))
-        device.ask(of("large", RT, prompt=46, tokens=2), of("small", RT, prompt=4))
+        device.ask(make_request("a", RT, prompt=40, tokens=4))
+        device.ask(make_request("large", RT, prompt=46, tokens=2), make_request("small", RT, prompt=4))
         device.run()
         first = {name: at[0] for name, at in device.said_at.items()}
         assert first["small"] < first["large"]
@@ -216,7 +216,7 @@ class TestKnapsack:
 
     def test_who_is_worth_least_is_computed_anew_where_decodes_lack_memory(self) -> None:
         device = Device(KNAPSACK, replace(LIMITS, num_pairs=9))
-        device.ask(of("a", RT, prompt=8, tokens=16), of("b", RT, prompt=8, tokens=16))
+        device.ask(make_request("a", RT, prompt=8, tokens=16), make_request("b", RT, prompt=8, tokens=16))
         device.run()
         assert device.worker.counts.preemptions > 0
         assert device.said == {"a": 16, "b": 16}
@@ -224,8 +224,8 @@ class TestKnapsack:
 
     def test_who_is_late_goes_behind_where_such_are_dropped(self) -> None:
         device = Device(replace(KNAPSACK, late=Late.DROP_LAST), replace(LIMITS, num_pairs=12))
-        device.ask(of("a", RT, prompt=40, tokens=4))
-        device.ask(of("late", RT, prompt=4, at=-5.0), of("new", RT, prompt=36))
+        device.ask(make_request("a", RT, prompt=40, tokens=4))
+        device.ask(make_request("late", RT, prompt=4, at=-5.0), make_request("new", RT, prompt=36))
         device.run()
         assert device.said_at["new"][0] < device.said_at["late"][-1]
         assert device.said == {"a": 4, "late": 8, "new": 8}
@@ -235,9 +235,9 @@ class TestRealTimeFirst:
     @pytest.mark.parametrize("room", [*Room])
     def test_a_chat_gets_the_memory_of_a_document(self, room: Room) -> None:
         device = Device(Policy(room=room, reuse=False), replace(LIMITS, num_pairs=12))
-        device.ask(of("d", BE, prompt=20, tokens=20))
+        device.ask(make_request("d", BE, prompt=20, tokens=20))
         device.step()
-        device.ask(of("c", RT, prompt=24, tokens=20, at=0.01))
+        device.ask(make_request("c", RT, prompt=24, tokens=20, at=0.01))
         device.run()
         assert device.worker.counts.preemptions > 0
         assert device.said == {"d": 20, "c": 20}
@@ -246,16 +246,16 @@ class TestRealTimeFirst:
 
     def test_a_document_gets_nobodys(self) -> None:
         device = Device(Policy(reuse=False, room=Room.WHOLE), replace(LIMITS, num_pairs=12))
-        device.ask(of("c", RT, prompt=20, tokens=20), of("d", BE, prompt=20, tokens=20))
+        device.ask(make_request("c", RT, prompt=20, tokens=20), make_request("d", BE, prompt=20, tokens=20))
         device.run()
         assert device.worker.counts.preemptions == 0
         assert device.said_at["c"][-1] <= device.said_at["d"][0]
 
     def test_a_chat_gets_a_seat_where_documents_have_all(self) -> None:
         device = Device(Policy(reuse=False), replace(LIMITS, num_pairs=64))
-        device.ask(*(of(f"d{number}", BE, tokens=30) for number in range(4)))
+        device.ask(*(make_request(f"d{number}", BE, tokens=30) for number in range(4)))
         device.step()
-        device.ask(of("c", RT, at=0.01))
+        device.ask(make_request("c", RT, at=0.01))
         for _ in range(3):
             device.step()
         assert device.said["c"] >= 1, "it has its first token long before a document ends"
@@ -271,11 +271,11 @@ class TestRealTimeFirst:
         assert lately.spare_pairs(10, now=1000.0) == 0
 
     def test_the_first_document_waits_for_nothing(self) -> None:
-        """However much chats needed lately: where no other is seated, all that is free is its."""
+        """However much chats needed lately, a document may use all free memory where no other request is seated."""
         device = Device(Policy(reuse=False, room=Room.WHOLE), replace(LIMITS, num_pairs=12))
-        device.ask(of("c", RT, prompt=40, tokens=4))
+        device.ask(make_request("c", RT, prompt=40, tokens=4))
         device.run()
-        device.ask(of("d", BE, prompt=40, tokens=4, at=device.now))
+        device.ask(make_request("d", BE, prompt=40, tokens=4, at=device.now))
         device.run()
         assert device.said == {"c": 4, "d": 4}
 
@@ -303,7 +303,7 @@ class TestTheSizeOfAStep:
         assert [name for name, _ in ran(select(decodes, [], [], at(batch=2)))] == ["a", "d"]
 
     def test_but_none_that_would_be_late(self) -> None:
-        """A step of two decodes takes 12 ms; those that are out have 10 ms of a step before them yet."""
+        """A step of two decodes takes 12 ms; decodes that are left out have 10 ms until they need a step."""
         decodes = [chat("a", 0.02, output=3), chat("b", 0.021, output=3), document("d", output=3)]
         assert {name for name, _ in ran(select(decodes, [], [], at(batch=2)))} == {"a", "b"}
 
@@ -325,7 +325,7 @@ crowds = st.lists(
 @given(crowds, st.integers(1, 20))
 @settings(deadline=None)
 def test_documents_make_no_chat_late_and_a_step_is_never_empty(crowd: list[Running], batch: int) -> None:
-    """In the model: every chat that could run in this step is in it, or has time for it and for its own after it."""
+    """Every chat that could run is in this step or, by the cost model, has time for this step and its own after it."""
     for number, one in enumerate(crowd):
         one.request = one.promise.request = replace(one.request, id=f"r{number}")
     found = select(crowd, [], [], at(batch))
@@ -350,7 +350,7 @@ def test_documents_make_no_chat_late_and_a_step_is_never_empty(crowd: list[Runni
 def test_everybody_ends_however_they_are_packed(
     asked: list[tuple[bool, int, int, int]], policy: Policy, pairs: int, batch: int
 ) -> None:
-    """Closed: nobody comes for ever, so nobody waits for ever."""
+    """The set of requests is closed: no new requests arrive for ever, so no request waits for ever."""
     device = Device(policy, replace(LIMITS, num_pairs=pairs, max_batch=batch))
     wanted = {}
     for number, (is_rt, prompt, tokens, after) in enumerate(asked):
@@ -359,7 +359,7 @@ def test_everybody_ends_however_they_are_packed(
                 device.step()
         name = f"r{number}"
         wanted[name] = tokens
-        device.ask(of(name, RT if is_rt else BE, prompt, tokens, at=device.now))
+        device.ask(make_request(name, RT if is_rt else BE, prompt, tokens, at=device.now))
         assert device.plan is not None, "a step is never empty while anything can run"
     device.run()
     assert device.said == wanted
@@ -368,7 +368,7 @@ def test_everybody_ends_however_they_are_packed(
 
 
 def test_a_long_document_is_served_among_short_ones_that_never_end() -> None:
-    """It rises a level for each age that it waits; a step has one place."""
+    """The document rises a level for each age that it waits; a step has one place."""
     policy = Policy(expected_output=1000, age_s=1.0)
     seated, served_at, now = Seated(policy), [NOW], NOW
 

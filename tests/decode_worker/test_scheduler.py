@@ -1,10 +1,11 @@
 """A decode worker among requests that come, grow, leave and return in any order, on a device that is far too small.
 
-The pool is the real one, and the engine notices wrong KV (simulator/engine.py): a step whose prefix does not lie where
-its plan says, slots that two write to, hidden vectors that are not there. So whatever was preempted, checkpointed,
-restored, moved, evicted, returned, kept as hidden vectors or computed anew is as it was, or a test fails. Beside that,
-after every event: each pair is free or somebody's, once; nobody is in two places; nobody waits for nothing; a step is
-within its limits; each client has its next token and no other. In the end nothing is held.
+The pool is the real one, and the engine notices wrong KV (simulator/engine.py): a step whose prefix does not lie
+where its plan says, slots that two requests write to, hidden vectors that are missing. So every request that was
+preempted, checkpointed, restored, moved, evicted, returned, kept as hidden vectors or computed anew is as it was,
+or a test fails. The test also checks after every event that each pair is free or has one owner; no request is in
+two places; no request waits for nothing; a step is within its limits; each client has its next token and no other.
+In the end nothing is held.
 """
 
 from __future__ import annotations
@@ -49,13 +50,13 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.policy import Cache, Choice, Chunking, Layout, Order, Packing, Policy, Room
-from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, TaggedArena, tell
+from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, TaggedArena, story_from
 from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import SOAK
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, ROUTER_MEMBER, member, request, said
 
 LIMITS = WorkerLimits(num_pairs=7, block_size=4, page_size=8, max_step_tokens=12, max_batch=4)
-MOST_PROMPT, MOST_OUTPUT = 12, 14  # tokens: together less than the device holds
+MOST_PROMPT, MOST_OUTPUT = 12, 14  # in tokens: a prompt and an output together are less than the device holds
 PAGES = 40
 DECODE, PREFILL = member("decode-0"), member("prefill-0")
 TURNS = Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, packing=Packing.ROUND_ROBIN)
@@ -71,7 +72,7 @@ POLICIES = {
     "mlfq": replace(TURNS, packing=Packing.MLFQ),
     "knapsack": replace(TURNS, packing=Packing.KNAPSACK, chunking=Chunking.NONE, cache=Cache.HYBRID),
 }
-REACHED = {  # what a run over this policy must have come by
+REACHED = {  # what a run with this policy must have reached
     "default": ("preempted", "evicted"),
     "bidirectional": ("preempted pairs", "checkpoints", "restored"),
     "few places": ("preempted pairs", "checkpoints", "restored", "preempted"),
@@ -82,7 +83,7 @@ REACHED = {  # what a run over this policy must have come by
     "mlfq": ("preempted",),
     "knapsack": ("hidden", "preempted"),
 }
-AHEAD = ("default", "whole", "mlfq")  # these also with steps that are planned while the one before runs
+AHEAD = ("default", "whole", "mlfq")  # policies that also run with steps planned while the step before runs
 reached: Counter[str] = Counter()
 
 
@@ -110,7 +111,8 @@ class Scheduling(RuleBasedStateMachine):
         self.hands = self._hands(LIMITS.num_pairs)
         self.work, self.mail = deque[Command](), deque[tuple[str, Event]]()
         self.timers: dict[tuple[str, str], float] = {}
-        self.prefilled: dict[ServiceClass, tuple[str, bool]] = {}  # whose pages are asked for, and whether it is pinned
+        # Requests whose pages are asked for, and whether each is pinned.
+        self.prefilled: dict[ServiceClass, tuple[str, bool]] = {}
         self.num_asks = 0
         self.now = 0.0
         for one in (DECODE, PREFILL, ROUTER_MEMBER, GATEWAY_MEMBER):
@@ -123,7 +125,7 @@ class Scheduling(RuleBasedStateMachine):
         hands.meet(POOL_MEMBER)
         return hands
 
-    # --- Words
+    # --- Messages
 
     def tell(self, to: str, event: Event) -> None:
         self.mail.append((to, event))
@@ -175,7 +177,7 @@ class Scheduling(RuleBasedStateMachine):
         names = [part.request for part in plan.parts]
         assert len(names) == len(set(names))
 
-    # --- What comes
+    # --- Arrivals
 
     def _client(self, is_rt: bool, prompt: int, output: int, priority: int) -> Request:
         number = len(self.clients)
@@ -189,7 +191,7 @@ class Scheduling(RuleBasedStateMachine):
             priority=priority,
             sampling=Sampling(seed=number),
         )
-        self.stories[one.id] = story = tell(one, output)
+        self.stories[one.id] = story = story_from(one, output)
         self.clients[one.id] = Client(one, story, [])
         return one
 
@@ -209,7 +211,7 @@ class Scheduling(RuleBasedStateMachine):
         output=st.integers(2, MOST_OUTPUT),
     )
     def one_is_prefilled_elsewhere(self, is_rt: bool, is_pinned: bool, prompt: int, output: int) -> None:
-        """Its KV goes to the pool as soon as there are pages."""
+        """Send a prefilled request's KV to the pool as soon as the pool has pages for it."""
         service = ServiceClass.RT if is_rt else ServiceClass.BE
         if service in self.prefilled:
             return
@@ -256,7 +258,7 @@ class Scheduling(RuleBasedStateMachine):
             name = data.draw(st.sampled_from(names))
             self.say(ROUTER, Expect(name, 0, Estimate(tokens, 2 * tokens)))
 
-    # --- What goes on
+    # --- Progress
 
     @rule(most=st.integers(1, 12))
     def work_goes_on(self, most: int) -> None:
@@ -276,22 +278,22 @@ class Scheduling(RuleBasedStateMachine):
                 del self.timers[part, name]
                 self.tell(part, TimerFired(name))
 
-    # --- What holds
+    # --- Invariants
 
     @invariant()
-    def each_pair_is_somebodys_once(self) -> None:
+    def each_pair_has_one_owner(self) -> None:
         assert sorted(self.core.pairs) == list(range(LIMITS.num_pairs))
         if self.core.shared is not None:
             assert len(slots := self.core.shared.claimed) == len(set(slots))
 
     @invariant()
-    def nobody_is_in_two_places(self) -> None:
+    def no_request_is_in_two_places(self) -> None:
         assert len(held := self.core.attempts) == len(set(held))
         assert sorted(self.pool.pages.numbers) == sorted(self.pool.pages.all_numbers)
 
     @invariant()
-    def nobody_waits_for_nothing(self) -> None:
-        """A step is never empty while anything can run, and nothing that is done is waited for."""
+    def no_request_waits_for_nothing(self) -> None:
+        """Check that a step is never empty while any request can run, and that no request waits for finished work."""
         if not self.work:
             assert not self.core.attempts, "a worker that has nothing to do has nobody who waits"
 
@@ -303,7 +305,7 @@ class Scheduling(RuleBasedStateMachine):
             if not self.work:
                 self.time_passes(6.0)
         assert not [name for name, client in self.clients.items() if client.is_open]
-        self.each_pair_is_somebodys_once()
+        self.each_pair_has_one_owner()
         assert {what: held for what, held in self.core.held.items() if held} == {}
         assert not self.pool.kept
         self._note()

@@ -1,4 +1,4 @@
-"""An order that is kept between steps is the one that would be made anew at each."""
+"""An order that is kept between steps is the order that would be computed anew at each step."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Kept(RuleBasedStateMachine):
         self.seated.refresh(self.decodes, self.now, self.times)
         standings = [one.promise.standing(self.now, one.work(1), self.times) for one in self.decodes]
         if any(abs(one.slack_s - self.times.most_s) < ROUNDING_S for one in standings):
-            return  # slack is kept as an instant: who is urgent by less than that rounds is either
+            return  # slack is kept as an instant: within the rounding error a request may count as urgent or not
         kept, named = [key[-1] for key, _ in self.ranked()], {one.id: one for one in standings}
         assert sorted(kept) == sorted(named)
         anew = in_order(standings, self.times, self.policy.late)
@@ -98,13 +98,13 @@ class Kept(RuleBasedStateMachine):
             assert key[0] == standing.rank(self.times, self.policy.late)
 
     def _place(self, one: Standing) -> tuple[float, ...]:
-        """But for who is first of those that have the same slack: rounding says that."""
+        """Return the request's place, without the tie-break among equal slacks, which rounding decides."""
         key = one.key(self.times, self.policy.late)
         return tuple(round(part, 6) for part in (key if key[0] is Rank.BE else key[:-1]))
 
     @invariant()
     def the_bound_is_the_one_of_all(self) -> None:
-        """Where the late are dropped to the end, they bind nothing either way."""
+        """Check the step's bound against the bound over all requests; late requests that are dropped bind nothing."""
         self.seated.refresh(self.decodes, self.now, self.times)
         at = Moment(self.now, COST, self.times, 2048, 16, 256, self.policy, 256)
         dropped = self.policy.late is Late.DROP_LAST
@@ -127,7 +127,7 @@ TestKept.settings = settings(max_examples=40, stateful_step_count=25, deadline=N
 
 
 def test_whom_it_has_not_ordered_it_does_not_keep() -> None:
-    """Most workers have places for all that they have: nobody is ordered there."""
+    """Most workers have places for all their requests, and such workers order no requests."""
     seated = Seated(Policy())
     for number in range(100):
         seated.refile(chat(f"moved-{number}", 1.0, output=3))

@@ -1,4 +1,4 @@
-"""A decode worker whose block pairs two requests may share: chats join and grow, and nobody has to leave."""
+"""A decode worker whose block pairs two requests may share: chats join and grow, and no request has to leave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def document(name: str = "document", prompt: int = 13, max_tokens: int = 4) -> R
 
 
 class Worker:
-    """Colocated; every token is 7."""
+    """Run a colocated worker whose engine always samples token 7."""
 
     def __init__(self, policy: Policy = SHARED, limits: WorkerLimits = LIMITS, copy_token_s: float = 0.0) -> None:
         self.core = DecodeCore(WorkerSetup(limits, policy, copy_token_s=copy_token_s))
@@ -44,11 +44,11 @@ class Worker:
 
     @property
     def step(self) -> RunStep:
-        """The last one that was ordered."""
+        """Return the newest step that was ordered."""
         return next(one for one in reversed(self.ordered) if isinstance(one, RunStep))
 
     def steps(self) -> list[Command]:
-        """It has ended: what comes of that."""
+        """End the newest step, and return the commands that follow."""
         self.now += 0.01
         plan = self.step.plan
         sampled = tuple((part.request, 7) for part in plan.parts if part.sampling is not None)
@@ -60,7 +60,7 @@ class Worker:
 
 
 def with_a_document(policy: Policy = SHARED) -> Worker:
-    """It decodes, and has all pairs of the device; a slot of the last is empty when the next step is chosen."""
+    """Return a worker whose document decodes and has all pairs; the last pair has an empty slot at the next step."""
     worker = Worker(policy)
     worker.asked(document())
     worker.steps()
@@ -127,7 +127,7 @@ class TestAChat:
         assert worker.runs == ["document"]
 
     def test_finds_a_seat_however_many_documents_are_seated(self) -> None:
-        """And a place in a step: one of them is paused, and keeps what it has."""
+        """The chat also finds a place in a step: one of the documents is paused, and keeps what it has."""
         worker = Worker(limits=replace(LIMITS, max_batch=2))
         for name in ("document", "other"):
             worker.asked(document(name, prompt=3, max_tokens=5))
@@ -172,7 +172,7 @@ class TestADocument:
         assert any("document" in names for names in runs[: came + 1])
 
     def test_goes_on_from_where_it_was(self) -> None:
-        """Its tokens run once each, in their order."""
+        """Each token of the paused document runs once, in order."""
         worker = with_a_document()
         worker.asked(chat(prompt=3))
         ran = list[int]()
@@ -186,7 +186,9 @@ class TestADocument:
 
 @pytest.mark.parametrize(("copy_token_s", "first"), [(1e-3, "misses few"), (0.0, "ends soon")])
 def test_who_is_restored_soonest_gets_its_slots_back_first(copy_token_s: float, first: str) -> None:
-    """One of two chats ends, and there is room for one of two documents. Where copies take no time, who ends first."""
+    """One of two chats ends, which makes room for one of two documents.
+    Where copies take no time, the document that ends first comes first.
+    """
     worker = Worker(limits=replace(LIMITS, num_pairs=12, max_step_tokens=64), copy_token_s=copy_token_s)
     worker.asked(document("misses few", prompt=14, max_tokens=20))
     worker.asked(document("ends soon", prompt=14, max_tokens=10))

@@ -1,4 +1,4 @@
-"""What is collected and then copied at once means the same as each copy by itself, in the order of the plan."""
+"""Copies that are collected and then made at once mean the same as single copies in the order of the plan."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from alignedserve.protocol.commands import CopySlots
 
 SLOTS, PLACES = range(5), range(4)
 KINDS = ("checkpoint", "restore", "move")
-# kind, slot, place, another slot
+# (kind, slot, place, target slot)
 COPIES = st.lists(
     st.tuples(st.sampled_from(KINDS), st.sampled_from(SLOTS), st.sampled_from(PLACES), st.sampled_from(SLOTS))
 )
@@ -24,7 +24,7 @@ def test_any_copies(copies: list[tuple[str, int, int, int]]) -> None:
     places = {place: f"place {place}" for place in PLACES}
     before = dict(slots), dict(places)
     for kind, slot, place, target in copies:
-        if kind == "checkpoint" and slots[slot].startswith("slot"):  # who has just got a slot back keeps it
+        if kind == "checkpoint" and slots[slot].startswith("slot"):  # a request keeps a slot that it has just got back
             collected.checkpoint(slot, place)
             places[place] = slots[slot]
         elif kind == "restore":

@@ -1,4 +1,4 @@
-"""The decode worker: batches in the order of the pool, one token a step, and room that always comes back."""
+"""The decode worker: batches in the order of the pool, one token a step, and room that is always given back."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from tests.samples import (
     said,
 )
 
-A, B, C = request("a"), request("b"), request("c")  # each takes two pairs
+A, B, C = request("a"), request("b"), request("c")  # each request takes two pairs
 NOTHING_HELD = {"requests": 0, "pairs": 0, "pages": 0, "outputs": 0}
 IN_A, IN_B, IN_C = entry(A, (5,)), entry(B, (6,)), entry(C, (7,))
 REFRESHES = SetTimer("refresh", REFRESH_S)
@@ -78,7 +78,7 @@ COPY_A = copy_in(1, 5, (0, 1))
 
 
 def asks(pairs: int, requests: int) -> Command:
-    """What joins in these tests has three tokens."""
+    """Return the ask for a batch of this room; requests in these tests have three tokens when they join."""
     band = (3, 3 + LEAST_WIDTH) if requests < LIMITS.max_batch else None
     ahead = 1 if band else 0
     return Send("pool-0", AskBatch(pairs, requests, all_pairs=8, most_requests=2, band=band, ahead=ahead))
@@ -162,7 +162,7 @@ def test_of_two_decodes_one_runs_where_both_are_too_many(order: Order) -> None:
 
 
 def test_what_has_left_before_its_step_failed_is_not_lost(worker: DecodeCore) -> None:
-    """Its next attempt is here by then, and stays."""
+    """The next attempt of the cancelled request has arrived by then, and stays."""
     joins(worker)
     worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
     worker.handle(said("pool-0", Batch((entry(next_attempt(A, (7,)), (6,)),))), 0.0)
@@ -248,7 +248,7 @@ class TestCancel:
         assert worker.held["requests"] == 2
 
     def test_a_token_of_the_attempt_before_is_not_the_next_ones(self) -> None:
-        """The next attempt may be seated while the last step of the one before still runs."""
+        """The next attempt may be seated while the last step of the earlier attempt still runs."""
         worker = DecodeCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.WHOLE)))
         worker.handle(said(ROUTER, Prefill(A)), 0.0)
         worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
@@ -259,7 +259,7 @@ class TestCancel:
 
 
 class TestAbandonedCopies:
-    """A copy that nobody waits for any more may still be under way; its end is not that of the next one."""
+    """An abandoned copy may still be under way; its end is not taken for the end of the next copy."""
 
     def test_of_an_attempt_before(self, worker: DecodeCore) -> None:
         again = next_attempt(A, (7,))
@@ -271,14 +271,14 @@ class TestAbandonedCopies:
         assert joined in worker.handle(CopiedIn(2, intact=True), 0.0)
 
     def test_that_failed(self, worker: DecodeCore) -> None:
-        """The next attempt is not lost with it."""
+        """The next attempt is not lost when the abandoned copy fails."""
         worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
         worker.handle(said("pool-0", Batch((entry(next_attempt(A), (6,)),))), 0.0)
         assert worker.handle(CopiedIn(1, intact=False), 0.0) == []
         assert worker.held["requests"] == 1
 
     def test_from_a_pool_that_is_gone(self, worker: DecodeCore) -> None:
-        """It may have been too late to see the pool, or not: its end says which."""
+        """The copy may or may not have read intact pages before the pool was lost: its end says which."""
         worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
         worker.handle(MemberLost(POOL_MEMBER), 0.0)
         worker.handle(MemberJoined(member("pool-0", 2)), 0.0)
@@ -288,7 +288,7 @@ class TestAbandonedCopies:
 
 
 class TestLostFrames:
-    """The pool's frames: an ask that was not answered, a batch that did not arrive, a release that was not heard."""
+    """Frames from or to the pool are lost: an ask without answer, a batch, a release that was not heard."""
 
     def test_an_ask_without_an_answer_is_said_again(self, worker: DecodeCore) -> None:
         for now in (5.0, 10.0):
@@ -303,7 +303,7 @@ class TestLostFrames:
         assert worker.handle(LinkGap("pool-0"), 0.0) == [Send("pool-0", Missed()), asks(8, 2)]
 
     def test_the_pool_hears_a_release_of_what_is_not_here(self, worker: DecodeCore) -> None:
-        """It inquires after what it takes to be here: the batch, or our release, was lost."""
+        """The pool inquires after requests that it takes to be here: the batch, or the worker's release, was lost."""
         worker.handle(said("pool-0", Batch((IN_A, IN_B, IN_C))), 0.0)
         worker.handle(CopiedIn(1, intact=True), 0.0)
         asked = Inquire((("a", 0), ("b", 0), ("c", 0), ("d", 0), ("a", 1)))
@@ -316,7 +316,7 @@ class TestLostFrames:
 
 
 def test_what_is_here_already_is_not_taken_twice(worker: DecodeCore) -> None:
-    """A pool that took us for dead, as the router did that has died since, gives out again what it had given us."""
+    """A pool that took this worker for dead, as a lost router told it, hands out again what the worker already has."""
     joins(worker)
     worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
     worker.handle(CopiedIn(2, intact=True), 0.0)
@@ -327,7 +327,7 @@ def test_what_is_here_already_is_not_taken_twice(worker: DecodeCore) -> None:
 
 
 def test_an_attempt_whose_next_one_is_here_is_given_back(worker: DecodeCore) -> None:
-    """A pool that others took for dead may still hand it out; two of one name would take each other's place."""
+    """A pool that others took for dead may still hand it out; two attempts of one request would replace each other."""
     worker.handle(said("pool-0", Batch((entry(next_attempt(A), (6,)),))), 0.0)
     assert Send("pool-0", Release("a", 0)) in worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
     assert worker.held["requests"] == 1
@@ -347,7 +347,7 @@ def test_a_new_pool_is_asked_anew(worker: DecodeCore) -> None:
 
 
 def test_a_new_pool_gets_no_release_of_what_the_one_before_had(worker: DecodeCore) -> None:
-    """It may have given the request, which it prefilled anew, to another worker."""
+    """The new pool may have given the request, after a new prefill, to another worker."""
     joins(worker)
     worker.handle(MemberLost(POOL_MEMBER), 0.0)
     worker.handle(MemberJoined(member("pool-0", 2)), 0.0)
@@ -370,7 +370,7 @@ def test_nothing_is_kept_for_a_lost_owner(worker: DecodeCore) -> None:
 
 
 class TestGrowingRoom:
-    """Four pairs of four tokens; a decode that has no place for its next token makes the newest leave."""
+    """Four pairs of four tokens; a decode that has no place for its next token makes the newest request leave."""
 
     TIGHT = replace(LIMITS, num_pairs=4)
 
@@ -378,7 +378,7 @@ class TestGrowingRoom:
         return DecodeCore(WorkerSetup(self.TIGHT, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.GROWING)))
 
     def run(self, worker: DecodeCore, prompts: Sequence[Request]) -> dict[str, list[int]]:
-        """All of them to their ends, on an engine that says 7 for ever."""
+        """Run all prompts to their ends, on an engine that always samples token 7."""
         said_tokens: dict[str, list[int]] = {}
         work = [command for one in prompts for command in worker.handle(said(ROUTER, Prefill(one)), 0.0)]
         while work:
@@ -399,7 +399,7 @@ class TestGrowingRoom:
         return said_tokens
 
     def test_more_are_seated_than_would_be_for_their_longest_outputs(self) -> None:
-        prompts = [request(name, prompt=3, max_tokens=9) for name in "ab"]  # twelve tokens each, sixteen places
+        prompts = [request(name, prompt=3, max_tokens=9) for name in "ab"]  # twelve tokens each, in sixteen places
         worker = self.worker()
         assert self.run(worker, prompts) == {"a": [7] * 9, "b": [7] * 9}
         assert worker.counts.preemptions > 0

@@ -1,4 +1,4 @@
-"""Documents of a node without a pool, which find no seat: they come in to be written to our pool, and to wait there."""
+"""Documents of a node without a pool, which find no seat: they come in to wait in this node's pool."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ def document(name: str) -> Entry:
 
 
 class Worker:
-    """With A and B in its two seats, and C, which joins next."""
+    """Run a worker with A and B in its two seats, and C, which joins next."""
 
     def __init__(self) -> None:
         self.core = DecodeCore(WorkerSetup(LIMITS, Policy(), direct=True))
         self.plan = RunStep(None)  # type: ignore[arg-type]
-        self.asked = AskPages(0)  # last
+        self.asked = AskPages(0)  # the newest ask for pages
         for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
             self.hears(MemberJoined(one))
         for number, name in enumerate("ab", 1):
@@ -69,7 +69,7 @@ class Worker:
         return [one.request for one in sent(commands, "prefill-0") if isinstance(one, Pull)]
 
     def gets_pages(self, *pages: int) -> list[Command]:
-        """Of those that it has asked for."""
+        """Lease these pages to the worker, in answer to its newest ask."""
         assert self.asked.is_spare
         assert self.asked.pages >= len(pages)
         return self.hears(said("pool-0", LeasePages(pages, self.asked.number, SPARE)))
@@ -89,7 +89,7 @@ def worker() -> Worker:
 
 
 def is_coming(worker: Worker) -> list[Command]:
-    """D, without a seat."""
+    """Offer D, which has no seat, and lease the worker pages for it."""
     assert not worker.is_pulled(worker.is_offered(document("d"))), "there are no pages at hand"
     return worker.gets_pages(20, 21)
 
@@ -129,7 +129,7 @@ def test_without_pages_at_hand_it_waits_where_it_is(worker: Worker) -> None:
 
 
 def test_pairs_that_others_are_about_to_need_are_left_to_them(worker: Worker) -> None:
-    """A, B and C have some, and D needs as many as are left."""
+    """A, B and C have some pairs, and D needs as many as are left."""
     spare = worker.core.stores.memory.blocks.num_free
     taken = worker.core.stores.memory.blocks.take(spare - 3)
     assert taken is not None
@@ -169,7 +169,7 @@ def test_what_does_not_come_is_offered_anew_by_its_worker(worker: Worker) -> Non
 
 
 def test_its_pool_is_lost_on_the_way(worker: Worker) -> None:
-    """It has come by then, and is computed anew; it is in nobody's way."""
+    """D has arrived by then, and is computed anew without occupying another request's place."""
     is_coming(worker)
     worker.hears(MemberLost(POOL_MEMBER))
     commands = worker.hears(KvReceived(3, "prefill-0.1", intact=True))

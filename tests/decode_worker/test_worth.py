@@ -1,4 +1,4 @@
-"""What each is kept as: within memory, worth at least half of the best there is."""
+"""The kind of cache that each request is kept as: within memory, and worth at least half of the best assignment."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_with_memory_for_all_everybody_who_is_pending_has_kv(some: list[MemoryWi
 def test_who_has_waited_long_is_taken_as_hidden_where_memory_is_short() -> None:
     waits = MemoryWish(value=10.0, kv=8, hidden=4, penalty=1.0)
     assert assign([waits, waits], 8) == [HIDDEN, HIDDEN]
-    assert assign([waits, waits], 12) == [KV, HIDDEN]  # the older
+    assert assign([waits, waits], 12) == [KV, HIDDEN]  # the older request gets KV
     assert assign([waits, waits], 16) == [KV, KV]
 
 
@@ -71,7 +71,7 @@ def test_where_others_would_pay_too_much_it_is_all_or_nothing() -> None:
 
 
 def test_the_best_request_alone_may_be_worth_more_than_many_small_ones() -> None:
-    """The small one brings more for its memory, and leaves too little of it."""
+    """The small request brings more for its memory, but leaves too little memory for the large request."""
     small, large = MemoryWish(1.0, kv=1, hidden=1, penalty=0.0), MemoryWish(9.0, kv=10, hidden=10, penalty=0.0)
     assert assign([small, large], 10) == [None, KV]
 

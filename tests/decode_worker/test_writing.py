@@ -1,4 +1,4 @@
-"""What a decode worker writes to the pool: who has to leave, and answers; only what is not there, and never waiting."""
+"""Writes of a decode worker to the pool: preempted requests and answers, only missing pages, without waiting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.samples import LIMITS, POOL_MEMBER, request, said
 
 ROOT, PAGE = b"model ", LIMITS.page_size
 A, B = request("a", prompt=9, max_tokens=12), request("b", prompt=9, max_tokens=12)
-TIGHT = replace(LIMITS, num_pairs=6)  # three pairs each, and none for a thirteenth token
+TIGHT = replace(LIMITS, num_pairs=6)  # three pairs for each request, and no pair for a thirteenth token
 
 
 def entry(of: Request, *pages: int) -> Entry:
@@ -41,7 +41,7 @@ def entry(of: Request, *pages: int) -> Entry:
 
 
 class Engine:
-    """Runs what the core says; every token is 7. What it says to others is kept."""
+    """Run what the core orders, with token 7 for every decode, and keep the messages that the core sends."""
 
     def __init__(self, core: DecodeCore) -> None:
         self.core, self.said, self.work = core, list[Command](), list[Command]()
@@ -55,7 +55,7 @@ class Engine:
         return self.tell(*self.core.handle(event, 0.0))  # type: ignore[arg-type]
 
     def works(self) -> None:
-        """One piece of work."""
+        """Do one piece of work."""
         match self.work.pop(0):
             case RunStep(StepPlan(number=number) as plan):
                 self.hears(StepDone(StepResult(number, tuple((one.request, 7) for one in plan.parts)), 0.001))
@@ -65,7 +65,7 @@ class Engine:
                 self.hears(CopiedOut(number))
 
     def until(self, kind: type) -> Command:
-        """The next work of this kind, which is not done yet."""
+        """Work until the next work is of this kind, and return it undone."""
         for _ in range(100):
             if found := [one for one in self.work if isinstance(one, kind)]:
                 return found[0]
@@ -77,7 +77,7 @@ class Engine:
 
 
 def engine(policy: Policy, *, pages: tuple[int, ...], limits: WorkerLimits = TIGHT) -> Engine:
-    """A and B are resident, and these pages at hand, or as many of them as are asked for."""
+    """Return an engine with A and B resident, and these pages leased, or as many of them as the worker asks for."""
     core = DecodeCore(WorkerSetup(limits, policy, root=ROOT))
     made = Engine(core)
     made.hears(MemberJoined(POOL_MEMBER))
@@ -100,7 +100,7 @@ class TestWhoHasToLeave:
         worker = engine(GROWING, pages=(20, 21))
         copy = worker.until(CopyOut)
         assert isinstance(copy, CopyOut)
-        tokens = (*B.prompt, 7, 7)  # it joined a step later than the other
+        tokens = (*B.prompt, 7, 7)  # B joined a step later than A
         assert (copy.pool, copy.pages, copy.tokens, copy.start) == ("pool-0.1", (20,), tokens, PAGE)
         step = worker.work[worker.work.index(copy) + 1]
         assert isinstance(step, RunStep)
@@ -116,7 +116,7 @@ class TestWhoHasToLeave:
         assert not worker.heard(Release), "the pool keeps its first page for it"
 
     def test_is_not_followed_by_others_before_somebody_ends(self) -> None:
-        """What was asked for is taken back before the pool has anybody more to give."""
+        """The ask for room is withdrawn before the pool has another request to give."""
         worker = engine(GROWING, pages=(20, 21), limits=replace(TIGHT, num_pairs=7, max_batch=3))
         worker.until(CopyOut)
         assert not worker.heard(Commit)
@@ -201,10 +201,10 @@ class TestAnswers:
         while not worker.heard(Release):
             worker.works()
         assert worker.heard(Release) == [Release("short", 0)]
-        worker.until(CopyOut)  # of the other: nobody is there who could be late
+        worker.until(CopyOut)  # the copy of the other request: there is no request left that could be late
 
     def of_two(self, copy_token_s: float) -> Engine:
-        """One of them ends before the other."""
+        """Return an engine with two requests, one of which ends before the other."""
         short = replace(B, id="short", max_tokens=8)
         tight = replace(LIMITS, num_pairs=12)
         setup = WorkerSetup(tight, Policy(room=Room.WHOLE), copy_token_s=copy_token_s, root=ROOT)

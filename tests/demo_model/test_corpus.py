@@ -1,4 +1,5 @@
-"""The corpus is right by rules written here a second time, and its two sides share nothing they must not."""
+"""Tests that the corpus is right, by rules written here a second time, and that its two sides share only what they
+may."""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ def drawn(kind: str, split: Split, many: int) -> list[Sample]:
 
 
 def numbers_in(text: str) -> list[int]:
-    """The numbers of a request, digits or words, in their order."""
+    """Return the numbers of a request, digits or words, in their order."""
     found = re.findall(rf"\d+|\b(?:{'|'.join(NUMBER_WORDS)})\b", text.lower())
     return [int(value) if value.isdigit() else NUMBER_WORDS.index(value) for value in found]
 
@@ -241,7 +242,7 @@ def test_further_answers_are_about_the_same_document(kind: str, many: int) -> No
 
 
 def _facts(answer: str) -> list[str]:
-    """What an answer tells of its document: the values given, or the names, numbers and dates of a summary."""
+    """Return what an answer tells of its document: the values given, or the names, numbers and dates of a summary."""
     if answer in DOCUMENT_TYPES:
         return []
     if answer.startswith("This is "):
@@ -252,7 +253,7 @@ def _facts(answer: str) -> list[str]:
 
 
 def _types(answer: str) -> set[str]:
-    """The type of document that an answer names, if it is that one word or a summary."""
+    """Return the type of document that an answer names, if the answer is that one word or a summary."""
     if answer in DOCUMENT_TYPES:
         return {answer}
     return set(re.findall(r"^This is (?:an? )?(\w+)", answer))

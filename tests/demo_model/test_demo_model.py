@@ -1,4 +1,4 @@
-"""The committed folder is what it says, and answers held-out prompts well enough to be served."""
+"""Tests that the committed folder is what it says, and answers held-out prompts well enough to be served."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_it_is_a_small_llama_in_bf16() -> None:
 
 
 def test_it_was_trained_on_the_corpus_that_is_here() -> None:
-    """Whoever changes the generator trains the model anew: its figures speak of the corpus it knows."""
+    """A change of the generator requires a new training: the model's figures describe the corpus that it knows."""
     training = json.loads((FOLDER / "training.json").read_text())
     assert training["corpus"] == corpus_fingerprint(training["settings"]["seed"])
     assert training["weights_sha256"] == hashlib.sha256((FOLDER / "model.safetensors").read_bytes()).hexdigest()
@@ -80,7 +80,8 @@ def test_nearly_every_answer_ends_by_itself(answered: dict[str, list[Answered]])
 
 
 def test_it_still_writes_words_at_the_end_of_its_positions() -> None:
-    """A long chat, filled up to the last positions: no NaN, no token of another model."""
+    """A long chat fills the context up to the last positions, and the answer is still right: no NaN, no foreign
+    token."""
     tokenizer = AutoTokenizer.from_pretrained(FOLDER)
     model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
     turn = [{"role": "user", "content": "Spell cat."}, {"role": "assistant", "content": "c a t"}]

@@ -1,4 +1,4 @@
-"""The examples are what the generator makes, and what the APIs they are for accept."""
+"""Tests that the examples are what the generator makes, and that their APIs accept them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tokenizer of the committed folder: nothing is lost, digits stand alone, turns have their marks."""
+"""Tests of the tokenizer of the committed folder: nothing is lost, digits stand alone, turns have their marks."""
 
 from __future__ import annotations
 

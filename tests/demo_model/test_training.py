@@ -1,4 +1,5 @@
-"""Training is repeatable, survives `kill -9`, and packing conversations into rows changes nothing."""
+"""Tests that training is repeatable and survives `kill -9`, and that packing conversations into rows changes
+nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def tool(folder: Path, *options: str) -> list[str]:
-    """The command of a run of three tiny steps."""
+    """Return the command of a run of three tiny steps."""
     size = ["--steps", "3", "--samples-per-step", "2", "--checkpoint-s", "0", "--watch-steps", "0"]
     places = ["--out", str(folder / "model"), "--work", str(folder / "work")]
     return [sys.executable, "-u", str(ROOT / "tools" / "train_demo_model.py"), *size, *places, *options]
@@ -146,7 +147,7 @@ def test_conversations_in_one_row_do_not_see_each_other(tokenizer: PreTrainedTok
 
 
 def test_the_training_network_is_the_model_that_transformers_runs(tokenizer: PreTrainedTokenizerFast) -> None:
-    """Held to with the trained weights: they are not as sharp as those that training starts with."""
+    """The comparison uses the trained weights, which are less sharp than the weights at the start of training."""
     trainer = Trainer(SETTINGS, tokenizer)
     trained = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=torch.float32)
     trainer.model.load_state_dict(trained.state_dict())

@@ -1,4 +1,4 @@
-"""Clients of a deployment: requests of mixed lengths, many at once, and what came back."""
+"""Clients of a deployment: they send many requests of mixed lengths at once, and check the answers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Wanted:
 
 @cache
 def held_out() -> tuple[int, ...]:
-    """Tokens of conversations that the demo model was not trained on, one after the other."""
+    """Return tokens of conversations that the demo model was not trained on, joined together."""
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     said = []
     for number in range(200):
@@ -61,7 +61,7 @@ Lengths = tuple[int, int]  # least, most
 
 
 def mixed(count: int, seed: int, prompts: Lengths = (3, 400), outputs: Lengths = (1, 200)) -> list[Wanted]:
-    """Requests of mixed lengths: half of them streamed, half going on after the model's own end, some scored."""
+    """Return requests of mixed lengths: half of them streamed, half ignoring the model's own end, some scored."""
     draw = random.Random(seed)
     wanted = []
     for number in range(count):
@@ -74,8 +74,10 @@ def mixed(count: int, seed: int, prompts: Lengths = (3, 400), outputs: Lengths =
 
 
 def documents(count: int, seed: int, prompts: Lengths = (60, 200), outputs: Lengths = (8, 40)) -> list[Wanted]:
-    """Of their whole length, whatever the model says: they hold their seats for long. Where KV may go from worker to
-    worker, theirs is offered in any case; chats go by the pool where steps take long, as on a busy machine."""
+    """Return requests that run to their whole length, whatever the model says, and so hold their seats for long.
+    If KV may go from worker to worker, KV of these requests is offered in any case; chats use the pool where steps take
+    long,
+    as on a busy machine."""
     return [replace(one, tier="flex", ignore_eos=True) for one in mixed(count, seed, prompts=prompts, outputs=outputs)]
 
 
@@ -85,7 +87,8 @@ def client(url: str) -> httpx.AsyncClient:
 
 
 async def tokens_of(http: httpx.AsyncClient, wanted: Wanted) -> list[int]:
-    """All output tokens of a request that must succeed, with a log-probability each where they are asked for."""
+    """Return all output tokens of a request that must succeed; check that each has a log-probability if that was
+    requested."""
     if wanted.stream:
         async with aclosing(streamed(http, wanted.body)) as chunks:
             choices = [chunk["choices"][0] async for chunk in chunks]
@@ -102,7 +105,7 @@ async def tokens_of(http: httpx.AsyncClient, wanted: Wanted) -> list[int]:
 async def streamed(
     http: httpx.AsyncClient, body: dict[str, Any], path: str = "/v1/completions"
 ) -> AsyncGenerator[Any, None]:
-    """The chunks of a stream that must begin with a 200 and end with [DONE], without an error between."""
+    """Yield the chunks of a stream that must begin with a 200 and end with [DONE], without an error between."""
     async with http.stream("POST", path, json=body) as answer:
         assert answer.status_code == 200, await answer.aread()
         last = ""
@@ -116,19 +119,19 @@ async def streamed(
 
 
 async def all_tokens(url: str, wanted: Sequence[Wanted]) -> list[list[int]]:
-    """Of all of them at once."""
+    """Send all requests at once, and return the tokens of each."""
     async with client(url) as http:
         return await asyncio.gather(*(tokens_of(http, one) for one in wanted))
 
 
 @cache
 def reference() -> Any:
-    """The demo model in transformers."""
+    """Return the demo model in transformers."""
     return load(MODEL)
 
 
 def is_greedy(wanted: Wanted, output: Sequence[int]) -> bool:
-    """Is this what transformers makes of it."""
+    """Whether transformers gives this output."""
     with suppress(AssertionError):
         compare(reference(), wanted.prompt, output, Tally())
         return True
@@ -136,10 +139,10 @@ def is_greedy(wanted: Wanted, output: Sequence[int]) -> bool:
 
 
 def check_greedy(wanted: Sequence[Wanted], outputs: Sequence[Sequence[int]]) -> Tally:
-    """Every output is what transformers makes of its prompt, and ends where it should."""
+    """Check that every output is that of transformers, and ends where it should."""
     tally = Tally()
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # beside other work, threads of so small a model would mostly wait for each other
+    torch.set_num_threads(1)  # in so small a model, beside other work, threads would mostly wait for each other
     for number, (one, output) in enumerate(zip(wanted, outputs, strict=True)):
         compare(reference(), one.prompt, output, tally, f"request {number}")
         ends = [index for index, token in enumerate(output) if token == EOS and not one.ignore_eos]

@@ -1,4 +1,4 @@
-"""Deployments that tests share, and the kinds that others start for themselves."""
+"""Deployments that tests share, and the kinds of deployments that other tests start for themselves."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 
 
 def on(kinds: Sequence[Kind]) -> pytest.MarkDecorator:
-    """The kinds that a test has, in place of those of the fixture `kind`."""
+    """Replace the kinds of the fixture `kind` for one test."""
     return pytest.mark.parametrize("kind", kinds, ids="-".join)
 
 
 class Running:
-    """One deployment of each kind, from when it is first asked for: a start takes some seconds of all cores."""
+    """One running deployment of each kind, started at its first use, because a start takes some seconds of all
+    cores."""
 
     def __init__(self) -> None:
         self._started: dict[Kind, tuple[Deployment, ExitStack]] = {}
@@ -42,10 +43,10 @@ class Running:
         return self._started[kind][0]
 
     def drop(self, kind: Kind) -> None:
-        """A test has failed on it: whoever comes next is not to fail too."""
+        """End a deployment on which a test has failed, so that the next test does not fail too."""
         deployment, ends = self._started.pop(kind)
         deployment.kill()
-        with suppress(AssertionError):  # it ended in no good order
+        with suppress(AssertionError):  # the deployment ended with errors
             ends.close()
 
     def stop(self) -> None:
@@ -63,7 +64,7 @@ def running() -> Iterator[Running]:
 
 @pytest.fixture(scope="module", params=LOCAL, ids="-".join)
 def wounded(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    """For tests of one module that kill its parts."""
+    """Yield a deployment for the tests of one module that kill its parts."""
     topology, launcher = request.param
     with deployed(topology=topology, launcher=launcher) as deployment:
         yield deployment
@@ -71,7 +72,8 @@ def wounded(request: pytest.FixtureRequest) -> Iterator[Deployment]:
 
 @pytest.fixture(scope="module", params=LOCAL, ids="-".join)
 def shared(request: pytest.FixtureRequest, running: Running) -> Iterator[Deployment]:
-    """For tests that leave it as it was, of all modules; on Ray, which does not rest, of one."""
+    """Yield a deployment for tests that leave it unchanged: shared by all modules, but on Ray, which is never idle, by
+    one."""
     topology, launcher = request.param
     if launcher == "local":
         yield running.of(request.param)
@@ -81,7 +83,7 @@ def shared(request: pytest.FixtureRequest, running: Running) -> Iterator[Deploym
 
 
 def shared_on(kinds: Sequence[Kind]) -> pytest.MarkDecorator:
-    """The kinds of `shared` that a test has, in place of its own."""
+    """Replace the kinds of the fixture `shared` for one test."""
     return pytest.mark.parametrize("shared", kinds, ids="-".join, indirect=True, scope="module")
 
 

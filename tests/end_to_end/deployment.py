@@ -1,7 +1,7 @@
-"""A deployment that a test starts, asks, wounds and stops, as its user would: from outside.
+"""A deployment that a test starts, queries, wounds and stops from outside, as a user would.
 
-What is left of it when it has ended is looked for, not trusted: processes by a mark in their
-environment, its port, and its files in a folder of shared memory that is its own.
+After its end, the test searches for what it may have left: processes by a mark in their
+environment, its port, and files in a shared-memory folder of its own.
 """
 
 from __future__ import annotations
@@ -31,42 +31,43 @@ from alignedserve.architectures.model_source import DEMO_FOLDER
 from tests.conftest import SOAK
 
 MODEL = DEMO_FOLDER
-NAME = "demo"  # of the model in the API
+NAME = "demo"  # the model's name in the API
 
 TOPOLOGIES = ("colocated", "1+1")
 LAUNCHERS = ("local", "ray")
 
 IPAddress = IPv4Address | IPv6Address
-Kind = tuple[str, str]  # of deployment: topology, launcher
+Kind = tuple[str, str]  # kind of deployment: topology, launcher
 KINDS: list[Kind] = list(itertools.product(TOPOLOGIES, LAUNCHERS))
 LOCAL: list[Kind] = [(topology, "local") for topology in TOPOLOGIES]
-# Ray takes seconds to start. The short form has one of its deployments in tests of what only it could get wrong,
-# and none where the other launcher shows as much.
+# Ray takes seconds to start. The short form has one Ray deployment, in tests of what can fail only there, and none in
+# tests where the local launcher shows as much.
 ONE_ON_RAY = KINDS if SOAK else [*LOCAL, ("1+1", "ray")]
 NONE_ON_RAY = KINDS if SOAK else LOCAL
 
-# However slow the machine is, and whoever else uses it: what is waited for in vain fails all the same.
+# These limits hold on a slow and shared machine too; a wait in vain still fails.
 START_S = 300.0
 STOP_S = 180.0
-BACK_S = 240.0  # until what was killed, added or taken away is as it was, or is to be
-GONE_S = 90.0  # within which nothing may be left of a deployment that has ended
+BACK_S = 240.0  # for a part that was killed, added or removed, until the deployment is in order again
+GONE_S = 90.0  # for all processes and files to disappear after a deployment has ended
 ANSWER_S = 300.0
 LOOK_S = 0.02
 MARK = "ALIGNED_E2E_DEPLOYMENT"  # set in the environment of all that a deployment starts
 _LOG_TAIL = 6_000
-# One for all questions: making one takes ten times the processor time of a question. Each has a connection of its own.
+# One client for all questions: making a client takes ten times the processor time of a question. Each question has a
+# connection of its own.
 _HTTP = httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
 _LISTENS = "0A"  # the state of a socket in /proc/net/tcp
-# By itself Ray ends actors where the machine is short of memory, whoever has it.
+# By default Ray ends actors when the machine is short of memory, even if other processes use it.
 RAY_FOR_TESTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_memory_monitor_refresh_ms": "0"}
-# What Ray leaves, its logs: removed when the tests end.
+# Ray's logs: removed when the tests end.
 _RAY_FILES = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
-_PROFILES = tempfile.TemporaryDirectory(prefix="alignedserve-profiles-")  # one first start for all tests
-_JOBS = tempfile.TemporaryDirectory(prefix="alignedserve-jobs-")  # in it a folder for each deployment
+_PROFILES = tempfile.TemporaryDirectory(prefix="alignedserve-profiles-")  # all tests share one first start
+_JOBS = tempfile.TemporaryDirectory(prefix="alignedserve-jobs-")  # holds a folder for each deployment
 
 
 class Deployment:
-    """`alignedserve serve` in a process of its own. Ended by `stop`, or by whoever kills it."""
+    """`alignedserve serve` in a process of its own. `stop` ends it, or a test kills it."""
 
     def __init__(
         self,
@@ -109,15 +110,15 @@ class Deployment:
         return Path(self._log.name).read_text(encoding="utf-8", errors="replace")
 
     def log(self) -> str:
-        """The end of it, for who wants to know what went wrong."""
+        """Return the end of the log, to show what went wrong."""
         return self.whole_log()[-_LOG_TAIL:]
 
     def processes(self) -> dict[int, str]:
-        """All that is alive of it: pid -> command line."""
+        """Return all living processes of the deployment: pid -> command line."""
         return marked(self.mark)
 
     def pid(self, part: str) -> int:
-        """Of the process of this part."""
+        """Return the pid of this part."""
         found = self._pids(part)
         assert len(found) == 1, f"{part} is not one process: {self.processes()}\n{self.log()}"
         return found[0]
@@ -126,18 +127,19 @@ class Deployment:
         return bool(self._pids(part))
 
     def _pids(self, part: str) -> list[int]:
-        """Both launchers put it in the title: `-m alignedserve.launch.start router`, or `ray::router.run()`."""
+        """Return the pids of this part.
+        Both launchers put its name in the title: `-m alignedserve.launch.start router`, or `ray::router.run()`."""
         title = re.compile(rf"(alignedserve\.launch\.start |^ray::){re.escape(part)}(\.|$)")
         return [pid for pid, command in self.processes().items() if title.search(command)]
 
     def wound(self, part: str) -> None:
-        """Kill the process of this part, and return when the launcher has started another."""
+        """Kill the process of this part, and return when the launcher has started another process for it."""
         old = self.pid(part)
         os.kill(old, signal.SIGKILL)
         wait_until(lambda: any(pid != old for pid in self._pids(part)), BACK_S, self.log)
 
     def wound_as_often_as_it_comes_back(self, part: str) -> None:
-        """Until the deployment gives it up."""
+        """Kill the part each time it returns, until the deployment gives it up."""
 
         def has_ended() -> bool:
             for pid in self._pids(part):
@@ -148,16 +150,16 @@ class Deployment:
         wait_until(has_ended, STOP_S, self.log)
 
     def listens_at(self) -> set[IPAddress]:
-        """The addresses at which its processes take connections."""
+        """Return the addresses at which its processes accept connections."""
         return {address for pid in self.processes() for address in _listens_at(pid)}
 
     def cpu_s(self) -> float:
-        """Of all threads of its processes, since each began."""
+        """Return the processor time of all threads of its living processes, in seconds since each began."""
         threads = [stat for pid in self.processes() for stat in Path(f"/proc/{pid}/task").glob("*/schedstat")]
         return sum(int(stat.read_text().split()[0]) for stat in threads) / 1e9
 
     def share_of_a_core(self, during_s: float) -> float:
-        """That all its processes together took."""
+        """Return the share of a core that all its processes together used during this time."""
         before = self.cpu_s()
         time.sleep(during_s)
         return (self.cpu_s() - before) / during_s
@@ -172,13 +174,13 @@ class Deployment:
         return False
 
     def metric(self, name: str) -> float:
-        """The sum of a metric over its labels."""
+        """Return the sum of a metric over its labels."""
         exposed = self.ask("/metrics").text
         assert f"# HELP alignedserve:{name} " in exposed, f"there is no metric {name}"
         return sum(map(float, re.findall(rf"^alignedserve:{name}(?:{{[^}}]*}})? (\S+)$", exposed, re.MULTILINE)))
 
     def send(self, number: int) -> None:
-        """As a user would: Ctrl-C goes to everything that the terminal has in its foreground."""
+        """Send the signal as a user would: Ctrl-C goes to every process in the foreground of the terminal."""
         if number == signal.SIGINT:
             os.killpg(self.process.pid, number)
         else:
@@ -197,7 +199,7 @@ class Deployment:
             raise AssertionError(f"it does not stop within {within_s} s, {left} are left:\n{self.log()}") from None
 
     def kill(self) -> None:
-        """All of it, at once: for tests that have failed."""
+        """Kill all processes at once, for tests that have failed."""
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -208,7 +210,7 @@ class Deployment:
             return set(self.processes().values()) - processes_but
 
         wait_until(lambda: not left(), GONE_S, lambda: f"{left()} are left:\n{self.log()}")
-        # A process that is ending has lost its environment, our mark, a moment before its sockets.
+        # A process that is ending loses its environment, our mark, a moment before its sockets.
         wait_until(self._port_is_free, GONE_S, lambda: f"port {self.port} is in use:\n{self.log()}")
         in_memory = sorted(path.name for path in self.memory.iterdir())
         assert not files or not in_memory, f"{in_memory} are left in shared memory:\n{self.log()}"
@@ -232,12 +234,13 @@ def spawn(
     stderr: IO[bytes] | int = subprocess.PIPE,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> subprocess.Popen[bytes]:
-    """`alignedserve serve` with these arguments, whatever the environment of the tests says beyond this one."""
+    """Start `alignedserve serve` with these arguments; other settings in the tests' environment do not reach it."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
     env |= {MARK: mark, "RAY_TMPDIR": _RAY_FILES.name, **RAY_FOR_TESTS}
-    env |= {"SPT_NOENV": "1"}  # Ray's processes take names, and would write them over their environment
+    env |= {"SPT_NOENV": "1"}  # Ray's processes rename themselves, and would write the name over their environment
     env |= {"ALIGNEDSERVE_CACHE_DIRECTORY": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "2"}
-    env |= {"ALIGNEDSERVE_SCHEDULE_REFUSE_TTFTS": "0"}  # however slow the machine is: tests/router says who is refused
+    # a slow machine must not refuse requests here: tests/router covers refusals
+    env |= {"ALIGNEDSERVE_SCHEDULE_REFUSE_TTFTS": "0"}
     env |= {"ALIGNEDSERVE_JOBS_DIRECTORY": str(Path(_JOBS.name, mark)), **environment}
     command = [sys.executable, "-m", "alignedserve", "serve", *map(str, arguments)]
     named = ["--dtype", "float32", "--served-model-name", NAME]
@@ -245,11 +248,11 @@ def spawn(
 
 
 def marked(mark: str) -> dict[int, str]:
-    """The processes with this mark that are alive: pid -> command line."""
+    """Return the living processes with this mark: pid -> command line."""
     found = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
-            with suppress(OSError):  # it has ended meanwhile, or is another user's
+            with suppress(OSError):  # the process has ended meanwhile, or belongs to another user
                 if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
                     found[int(folder.name)] = (folder / "cmdline").read_text().replace("\0", " ").strip()
     return {pid: command for pid, command in found.items() if command}
@@ -257,7 +260,7 @@ def marked(mark: str) -> dict[int, str]:
 
 @contextmanager
 def held(pid: int) -> Iterator[None]:
-    """It stands still meanwhile: what it has to end does not end."""
+    """Stop the process during the block, so that its unfinished work stays unfinished."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -272,13 +275,13 @@ def _listens_at(pid: int) -> set[IPAddress]:
     listening = {f"socket:[{row[9]}]": row[1].rpartition(":")[0] for row in rows if row[3] == _LISTENS}
     opened = set()
     for file in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # closed meanwhile
+        with suppress(FileNotFoundError):  # the socket has been closed meanwhile
             opened.add(os.readlink(file))
     return {_address(listening[file]) for file in opened & listening.keys()}
 
 
 def _address(written: str) -> IPAddress:
-    """As the kernel writes it: words of the machine's byte order."""
+    """Parse an address as the kernel writes it: words in the machine's byte order."""
     words = [int(written[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(written), 8)]
     address = ip_address(b"".join(words))
     return getattr(address, "ipv4_mapped", None) or address
@@ -293,7 +296,7 @@ def wait_until(holds: Callable[[], bool], within_s: float, or_say: Callable[[], 
 
 @contextmanager
 def shared_memory() -> Iterator[Path]:
-    """A folder of its own, so that deployments beside this one leave nothing in it."""
+    """Yield a folder in shared memory for one deployment, so that other deployments leave nothing in it."""
     folder = Path(tempfile.mkdtemp(prefix="e2e-", dir="/dev/shm"))
     try:
         yield folder
@@ -309,7 +312,7 @@ def deployed(
     model: Path = MODEL,
     environment: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Deployment]:
-    """A deployment that ends in good order, if the test has not ended it, and leaves nothing."""
+    """Yield a deployment. If the test has not ended it, end it in good order, and check that it leaves nothing."""
     with shared_memory() as memory:
         deployment = Deployment(
             *flags, topology=topology, launcher=launcher, model=model, memory=memory, environment=environment

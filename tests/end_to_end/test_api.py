@@ -1,4 +1,4 @@
-"""OpenAI's client and bare HTTP against a real server."""
+"""Tests of a real server with OpenAI's client and bare HTTP."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_it_names_its_model(sdk: openai.OpenAI) -> None:
 
 
 def test_a_seed_repeats_what_was_sampled(sdk: openai.OpenAI) -> None:
-    story = [{"role": "user", "content": "Tell me a story."}]  # of other things the demo model is too sure
+    story = [{"role": "user", "content": "Tell me a story."}]  # the demo model is too sure of other topics
     asked = {**ASKED, "messages": story, "temperature": 2.0, "max_tokens": 20}
     first, again, other = (sdk.chat.completions.create(**asked, seed=seed) for seed in (7, 7, 8))
     assert first.choices[0].message.content == again.choices[0].message.content
@@ -131,7 +131,7 @@ def test_a_bad_request_is_refused_and_a_good_one_follows(
 
 
 def test_it_rests_while_nobody_asks(deployment: Deployment) -> None:
-    """Soon: the requests before may have left something to do."""
+    """The deployment may still have work of earlier requests, so the test waits until it is idle."""
 
     def rests() -> bool:
         share = deployment.share_of_a_core(during_s=2)
@@ -145,7 +145,8 @@ def test_it_rests_while_nobody_asks(deployment: Deployment) -> None:
 
 
 def test_clients_that_leave_free_their_memory(topology: str) -> None:
-    """In memory for one request of the longest kind: it has no room while anything of another is left."""
+    """Memory holds one request of the longest kind: a next one has no room while anything of another request
+    remains."""
     with deployed("--kv-memory-mb", "21", "--pool-memory-mb", "24", topology=topology) as tight:
         for number in range(ROUNDS):
             asyncio.run(_leave(tight, number))
@@ -155,7 +156,7 @@ def test_clients_that_leave_free_their_memory(topology: str) -> None:
 
 
 async def _leave(deployment: Deployment, seed: int) -> None:
-    """Many requests, most of which wait for memory; each client leaves at another moment."""
+    """Send many requests, most of which wait for memory; each client leaves at another moment."""
     draw = random.Random(seed)
 
     async def leaves(http: httpx.AsyncClient, wanted: Wanted) -> None:
@@ -191,11 +192,11 @@ def test_a_client_that_leaves_is_not_served_on(deployment: Deployment, stream: b
     assert deployment.share_of_a_core(during_s=0.5) < 0.2, "the worker goes on for nobody"
 
 
-# --- What operators see
+# --- Logs and metrics for operators
 
 
 def test_a_request_is_followed_through_the_logs_of_all_parts(deployment: Deployment) -> None:
-    """By its id; none of its words is in any of them."""
+    """The logs name the request by its id, and contain none of its words."""
     with httpx.Client(base_url=deployment.url, timeout=ANSWER_S) as http:
         asked = {**ASKED, "messages": [{"role": "user", "content": "Spell xyzzyplugh"}]}
         request_id = http.post(CHAT, json=asked).headers["x-request-id"]

@@ -1,4 +1,5 @@
-"""Batch jobs on whole deployments: the example of documents, and durability where everything is killed in turn."""
+"""Tests of batch jobs on whole deployments: the example of documents, and durability while each part is killed in
+turn."""
 
 from __future__ import annotations
 
@@ -29,10 +30,12 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "extraction_batch.j
 DONE_S = 1_800.0 if SOAK else 600.0
 LINES = 2_000 if SOAK else 48
 KILLS = 32 if SOAK else 4
-APART_S = 6.0  # between two kills of one part: the launcher gives up what never lives for longer than 5 s
+# seconds between two kills of one part: the launcher gives up a part that never lives for longer than 5 s
+APART_S = 6.0
 PARTS = {"colocated": ("decode-0",), "1+1": ("prefill-0", "decode-0", "pool-0")}
-UNTOUCHED = ("jobs-0", "redis")  # by chats: those that go on while one of these is killed get all their tokens
-STREAMS_S = 240.0  # for chats to begin: what was killed before may still be on its way back
+# parts that chats do not need: chats that run while one of these is killed get all their tokens
+UNTOUCHED = ("jobs-0", "redis")
+STREAMS_S = 240.0  # for chats to begin: a part that was killed before may still be starting again
 # The short form has each store and each topology once.
 STORES = [("sqlite", "colocated"), ("redis", "1+1")]
 ALL_STORES = [*STORES, ("sqlite", "1+1"), ("redis", "colocated")]
@@ -98,7 +101,7 @@ def as_line(number: int, wanted: Wanted) -> str:
 
 
 class Patient:
-    """A client that asks again while the gateway is away."""
+    """A client that repeats its requests while the gateway is away."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
@@ -126,7 +129,7 @@ class Patient:
 
 
 class Killer:
-    """Kills parts, and the store, one after the other, the same never too soon again; whoever ends is started again."""
+    """Kills parts, and the store, in turn, but the same part never too soon again; each ended part is started again."""
 
     def __init__(self, deployment: Deployment, topology: str, redis: RedisServer | None, seed: int) -> None:
         self._deployment, self._redis = deployment, redis
@@ -135,7 +138,7 @@ class Killer:
         self._at = dict.fromkeys(self._victims, -math.inf)
         self.killed: list[str] = []
         self._chats = [one for one in mixed(8 * KILLS, seed=5, outputs=(80, 120)) if one.stream]
-        self.chatted: list[tuple[Wanted, list[int]]] = []  # while something was killed
+        self.chatted: list[tuple[Wanted, list[int]]] = []  # chats that ran during a kill
 
     def kill(self) -> None:
         rested = [one for one in self._victims if time.monotonic() - self._at[one] > APART_S]
@@ -166,12 +169,13 @@ class Killer:
             self._redis.kill()
             self._redis.start()
         else:
-            with suppress(ProcessLookupError, AssertionError):  # it has just ended by itself, and comes back
+            # the part has just ended by itself, and will start again
+            with suppress(ProcessLookupError, AssertionError):
                 os.kill(self._deployment.pid(victim), signal.SIGKILL)
 
 
 async def _begun(http: httpx.AsyncClient, wanted: Wanted) -> tuple[AsyncGenerator[Any, None], list[int]]:
-    """A stream and its first tokens, asked for again until it begins."""
+    """Return a stream and its first tokens; send the request again until the stream begins."""
     deadline = time.monotonic() + STREAMS_S
     while True:
         chunks = streamed(http, wanted.body)
@@ -191,7 +195,7 @@ def test_whatever_is_killed_every_line_is_answered_once_and_right(redis: RedisSe
     with deployed("--max-batch", "8", "--set", "engine.tune_s=0", *store, topology=topology) as deployment:
         patient, killer = Patient(deployment), Killer(deployment, topology, redis, seed=11)
         id = patient.submit(wanted)
-        killer.kill()  # the others as it goes on
+        killer.kill()  # later kills happen while the batch runs
         deadline = time.monotonic() + DONE_S
         while (batch := patient.look(id))["status"] not in ("completed", "failed", "expired"):
             assert time.monotonic() < deadline, (batch, killer.killed, deployment.log())
@@ -202,7 +206,7 @@ def test_whatever_is_killed_every_line_is_answered_once_and_right(redis: RedisSe
         assert batch["status"] == "completed", batch
         assert batch["request_counts"] == {"total": LINES, "completed": LINES, "failed": 0}
         print(f"killed: {killer.killed}")
-        # While a gateway comes back nobody looks, and a short job may be through by then.
+        # No kill happens while a gateway is starting again, and a short job may end by then.
         assert len(killer.killed) >= (KILLS - 1 if SOAK else 1), killer.killed
         rows = patient.ask("GET", f"/v1/files/{batch['output_file_id']}/content").text.splitlines()
     answers = {row["custom_id"]: row["response"]["body"]["choices"][0] for row in map(json.loads, rows)}

@@ -1,4 +1,4 @@
-"""Whichever part is killed, it comes back, and every request that was accepted ends as if nothing had happened."""
+"""Tests that every killed part comes back, and that every accepted request ends as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.end_to_end.deployment import BACK_S, MODEL, ONE_ON_RAY, Deployment, K
 REQUESTS = 20
 SEEDS = range(10 if SOAK else 1)
 PARTS = {"colocated": ["decode-0", "router"], "1+1": ["prefill-0", "decode-0", "router", "pool-0"]}
-FEW = ["decode-0", "router"]  # for Ray, in the short form
+FEW = ["decode-0", "router"]  # parts killed on Ray, in the short form
 
 
 def parts(kind: Kind) -> list[str]:
@@ -32,7 +32,8 @@ def parts(kind: Kind) -> list[str]:
 
 
 def each_part() -> pytest.MarkDecorator:
-    """(wounded, part): a kind has one deployment for all tests, since a killed part leaves the others as they were."""
+    """Parametrize (wounded, part). A kind has one deployment for all tests, since a killed part leaves the other parts
+    unchanged."""
     cases = [(kind, part) for kind in ONE_ON_RAY for part in parts(kind)]
     return pytest.mark.parametrize(
         ("wounded", "part"),
@@ -76,10 +77,10 @@ def test_the_streams_of_a_killed_gateway_end_and_it_comes_back(wounded: Deployme
             body = Wanted((5, 6, 7), 2000, stream=True, ignore_eos=True).body
             async with aclosing(streamed(http, body)) as chunks:
                 assert await anext(chunks)
-                with held(decode):  # it has not come to its end before
+                with held(decode):  # decoding cannot reach its end before the kill
                     os.kill(gateway, signal.SIGKILL)
                 with socket.socket() as thief, pytest.raises(OSError, match="in use"):
-                    thief.bind(("127.0.0.1", wounded.port))  # which is kept for the gateway that is to come
+                    thief.bind(("127.0.0.1", wounded.port))  # the launcher keeps the port for the next gateway
                 with pytest.raises(httpx.RemoteProtocolError):
                     async for _ in chunks:
                         pass
@@ -91,11 +92,12 @@ def test_the_streams_of_a_killed_gateway_end_and_it_comes_back(wounded: Deployme
 
 
 def test_a_part_that_cannot_start_again_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
-    """What keeps it from starting may pass, where it ran before: here its model is gone for a while, then for good."""
+    """A part that ran before may fail to start for a passing reason: here its model is gone for a while, then for
+    good."""
     model, away = tmp_path / "model", tmp_path / "away"
     shutil.copytree(MODEL, model)
     with deployed(model=model) as deployment:
-        time.sleep(QUICK_DEATH_S)  # from here on it has stayed up: that it is killed counts for nothing
+        time.sleep(QUICK_DEATH_S)  # the part now counts as stable: this kill does not count against it
         model.rename(away)
         said = deployment.whole_log().count(str(model))
         deployment.wound("decode-0")

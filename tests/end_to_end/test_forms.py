@@ -1,4 +1,4 @@
-"""Forms of answers, all the way: what the workers let come follows a schema, wherever a request is taken up again."""
+"""Tests of output formats over HTTP: tokens follow the schema, also when another worker continues a request."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ TOOLS = [
 ]
 
 
-# A start takes longer than all that is asked here: the short form has one deployment, in which requests are moved.
+# A start takes longer than all requests of these tests: the short form has one deployment, in which requests are moved.
 ON_FEW = shared_on(LOCAL if SOAK else [("1+1", "local")])
 
 
 @pytest.fixture(scope="module")
 def random_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
-    """With the demo model's tokens, and no idea what they mean."""
+    """Yield a deployment of random weights with the demo model's tokens."""
     folder = llama(tmp_path_factory.mktemp("random"), vocab_size=2048, max_position_embeddings=2048)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(MODEL / name, folder / name)
@@ -55,7 +55,7 @@ def test_so_it_does_with_a_random_model(random_model: Deployment) -> None:
 
 
 def check_schemas(deployment: Deployment, least: int) -> None:
-    """`least`: so many answers have to end before their limit."""
+    """Check answers against their schemas; at least `least` answers must end before their limit."""
     answers = asyncio.run(_ask_all(deployment))
     ended = [(wanted, choice) for wanted, choice in answers if choice["finish_reason"] == "stop"]
     for wanted, choice in ended:
@@ -81,7 +81,7 @@ async def _ask_all(deployment: Deployment) -> list[tuple[Any, Any]]:
         return [*await asyncio.gather(*(ask(http, number) for number in range(NUM_SCHEMAS)))]
 
 
-# Best-effort, so that none is refused where the machine is slow.
+# Best-effort, so that a slow machine refuses no request.
 BODY: dict[str, Any] = {
     "model": NAME,
     "service_tier": "flex",

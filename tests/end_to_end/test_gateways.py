@@ -1,4 +1,5 @@
-"""Several gateways behind one address, with keys: their limits are one, and one that dies is missed by nobody else."""
+"""Tests of several gateways behind one address, with keys: they share limits, and a gateway that dies harms no other
+client."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def two(keys: tuple[Path, str, str]) -> Iterator[Deployment]:
 
 
 def statuses(deployment: Deployment, key: str, count: int) -> list[int]:
-    """Each over a connection of its own, which the kernel deals to either gateway."""
+    """Return the status of each request; each has its own connection, which the kernel gives to either gateway."""
     return [complete(deployment, key).status_code for _ in range(count)]
 
 

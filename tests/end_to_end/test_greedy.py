@@ -1,4 +1,5 @@
-"""The test of tests, over HTTP and on every kind: many requests at once say what transformers says."""
+"""The most important test, over HTTP and on every kind of deployment: many requests at once say what transformers
+says."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ def test_many_requests_at_once_equal_transformers(deployment: Deployment) -> Non
 
 
 def test_the_longest_prompts_and_the_shortest_equal_transformers(deployment: Deployment) -> None:
-    """At the edges: prompts of one token, of one page less one, of several steps; outputs of one token."""
+    """The edges are prompts of one token, of a page less one token, of several steps, and outputs of one token."""
     edges = [length for at in (1, 16, 64, 512) for length in (at, at + 1, max(1, at - 1))]
     wanted = [one for length in edges for one in mixed(2, seed=length, prompts=(length, length), outputs=(1, 20))]
     check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))

@@ -1,4 +1,4 @@
-"""Whatever the pool keeps of a prompt, over HTTP: hidden vectors change no token, int8 hardly any."""
+"""Tests over HTTP of the kinds of entries in the pool: hidden vectors change no token, int8 hardly any."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_hidden_entries_equal_transformers() -> None:
 
 
 def test_with_int8_most_answers_are_those_without() -> None:
-    """Few decode at once, so that most wait, and what has full pages is compressed."""
+    """Few requests decode at once, so that most wait, and their full pages are compressed."""
     wanted = mixed(REQUESTS, seed=12, prompts=(64, 400), outputs=(8, 60))
     with deployed("--pool-compression", "int8", "--max-num-seqs", "2", topology="1+1") as deployment:
         answers = asyncio.run(all_tokens(deployment.url, wanted))

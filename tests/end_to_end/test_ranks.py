@@ -1,4 +1,5 @@
-"""Workers of two ranks each: they say what one process says, and whichever rank is killed, its worker comes back."""
+"""Tests of workers with two ranks each: they say what one process says, and a worker comes back whichever rank is
+killed."""
 
 from __future__ import annotations
 

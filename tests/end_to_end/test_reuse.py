@@ -1,7 +1,7 @@
-"""Prompts that begin as others did, and turns that go on where others end: what is not computed again is right.
+"""Tests of prompts that share a prefix, and of turns that continue a conversation: reused KV brings the right tokens.
 
-Over a pool that keeps everything, and over one so small that it keeps little, with decode workers that have room for
-few, which so have to leave; and while the pool dies.
+One pool keeps everything; another is so small that it keeps little, with decode workers that have room for
+few requests, and so must evict some; and one test kills the pool.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ import pytest
 from tests.end_to_end.client import Wanted, check_greedy, client, held_out, tokens_of
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
 
-MOST = 640  # tokens of a request where there is little room
+MOST = 640  # tokens of a request in a small pool
 TIGHT = (
     *("--max-model-len", str(MOST), "--kv-memory-mb", "12", "--pool-memory-mb", "16"),
     *("--set", "kvpool.page_size=16", "--pool-verify-pages"),
 )
-PAGE = 64  # tokens, as a pool has them
-SHARED = held_out()[:200]  # as a system prompt is
+PAGE = 64  # tokens in a page of a pool
+SHARED = held_out()[:200]  # as long as a system prompt
 Turn = tuple[Wanted, list[int]]
 
 
 async def conversation(http: httpx.AsyncClient, number: int, turns: int, most: int = 2_000) -> list[Turn]:
-    """Each turn's prompt is all that was said before, and something new."""
+    """Hold a conversation: the prompt of each turn is all that was said before, and something new."""
     draw = random.Random(f"conversation {number}")
     said, done = SHARED, list[Turn]()
     for turn in range(turns):
@@ -84,7 +84,7 @@ def test_turns_and_shared_beginnings_equal_transformers(roomy: Deployment) -> No
 
 
 def test_an_answer_need_not_be_computed_again(roomy: Deployment) -> None:
-    """The next turn's prompt begins with it."""
+    """The prompt of the next turn begins with the answer."""
     first = Wanted(held_out()[1_000:1_100], 160, stream=False, ignore_eos=True)
 
     async def ask(wanted: Wanted) -> tuple[list[int], int]:
@@ -94,7 +94,8 @@ def test_an_answer_need_not_be_computed_again(roomy: Deployment) -> None:
 
     answer, cached = asyncio.run(ask(first))
     assert cached == 0
-    asyncio.run(ask(Wanted(held_out()[3_000:3_100], 8, stream=False)))  # behind whose KV the answer went to the pool
+    # this prefill comes after the answer's KV on its way to the pool
+    asyncio.run(ask(Wanted(held_out()[3_000:3_100], 8, stream=False)))
     second = replace(first, prompt=(*first.prompt, *answer, *held_out()[:10]), max_tokens=20)
     output, cached = asyncio.run(ask(second))
     assert cached == 256, "four pages of 64, two of them of the answer"

@@ -1,4 +1,4 @@
-"""Sampling, all the way: what clients ask of it, on every topology."""
+"""Tests over HTTP of sampling: all that clients can ask for, on every topology."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from tests.end_to_end.client import EOS, all_tokens, client, held_out, mixed, reference
 from tests.end_to_end.deployment import ANSWER_S, NAME, Deployment
 
-LONG = held_out()[100:700]  # more than one scored chunk
+LONG = held_out()[100:700]  # needs more than one scored chunk
 CHAT = {"model": NAME, "messages": [{"role": "user", "content": "Tell me a story."}], "seed": 5}
 FREE = {"temperature": 2.0, "top_p": 0.999, "presence_penalty": 0.4, "repetition_penalty": 1.1}
 
@@ -54,7 +54,7 @@ def test_repetition_is_penalised_as_transformers_does(deployment: Deployment) ->
 
 
 def test_what_is_sampled_depends_on_no_neighbour(deployment: Deployment) -> None:
-    """A request alone, and the same one twice among others."""
+    """A request runs alone, and then twice among other requests."""
     body = {"model": NAME, "prompt": LONG[:50], "max_tokens": 60, "seed": 3, "return_token_ids": True, **FREE}
     alone = choice_of(deployment, "/v1/completions", body)["token_ids"]
 

@@ -1,4 +1,4 @@
-"""`alignedserve scale` and `alignedserve stop`, on a deployment that serves meanwhile."""
+"""Tests of `alignedserve scale` and `alignedserve stop` on a deployment that serves meanwhile."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from alignedserve.shell import control
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, tokens_of
 from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
 
-UNPROFILED = ("--profile-s", "0")  # workers that come under load would measure for long
+UNPROFILED = ("--profile-s", "0")  # otherwise workers that start under load would measure for long
 
 
 def parts(deployment: Deployment) -> set[str]:
@@ -25,7 +25,7 @@ def parts(deployment: Deployment) -> set[str]:
 
 
 def serve_while(deployment: Deployment, wanted: list[Wanted], *command: str) -> list[list[int]]:
-    """What came back, where the command is given once all are under way."""
+    """Return the outputs of the requests; run the command once all of them are running."""
 
     async def serve() -> list[list[int]]:
         before = deployment.metric("generation_tokens_total")
@@ -59,7 +59,7 @@ def test_workers_come_and_go_while_it_serves_and_then_it_stops(capsys: pytest.Ca
 
 
 def come_and_go(deployment: Deployment, name: str) -> None:
-    """A worker of this name is there while chats wait longer than they were promised, and gone after that."""
+    """Check that a worker of this name starts while chats wait longer than promised, and ends after that."""
 
     async def rush() -> None:
         hurried = {"slo": {"ttft_ms": 1}, "max_tokens": 40, "ignore_eos": True}
@@ -111,7 +111,7 @@ def colocated() -> Iterator[Deployment]:
 
 
 def test_one_that_was_asked_for_and_cannot_be_is_left_out(colocated: Deployment) -> None:
-    """All else goes on."""
+    """The launcher drops this worker, and everything else goes on."""
     assert cli.main(["scale", "--decode", "2", "--port", str(colocated.port)]) == 0
 
     def is_left_out() -> bool:

@@ -1,4 +1,4 @@
-"""What cannot be served is told at once: one line, exit code 2, nothing left behind."""
+"""Tests that `serve` refuses at once what it cannot serve: one line, exit code 2, nothing left behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WEIGHTS = "model.safetensors"
 
 
 def refused(*arguments: str | Path) -> str:
-    """The one line that `serve` says before it gives up."""
+    """Return the only line that `serve` writes before it gives up."""
     mark = uuid4().hex
     with shared_memory() as memory:
         process = spawn("--pool-directory", memory, "--port", "0", *arguments, mark=mark)
@@ -44,7 +44,7 @@ def refused(*arguments: str | Path) -> str:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A copy of the model that a test may break."""
+    """Return a copy of the model that a test may break."""
     return Path(shutil.copytree(MODEL, tmp_path / "model"))
 
 
@@ -96,7 +96,7 @@ def test_an_unsupported_architecture(folder: Path) -> None:
 
 
 def test_a_missing_tensor(folder: Path, kind: Kind) -> None:
-    """In 1+1 two workers see it; it is told once."""
+    """In 1+1 two workers see the fault, but only one line reports it."""
     topology, launcher = kind
     change_weights(folder, lambda tensors: tensors.pop("model.layers.1.mlp.up_proj.weight"))
     line = refused(folder, "--topology", topology, "--launcher", launcher)

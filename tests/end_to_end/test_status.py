@@ -1,4 +1,4 @@
-"""`alignedserve status` against what serves."""
+"""Tests of `alignedserve status` on a running deployment."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_whether_promises_are_kept_is_told(deployment: Deployment) -> None:
 
 
 def test_only_workers_have_loaded_torch(deployment: Deployment) -> None:
-    """The others are small: 31 to 85 MB (docs/guides/cluster.md)."""
+    """The other parts are small: 31 to 85 MB (docs/guides/cluster.md)."""
     parts = json.loads(status("--url", deployment.url, "--json").stdout)["parts"]
     maps = {part["name"]: Path(f"/proc/{deployment.pid(part['name'])}/maps").read_text() for part in parts}
     with_torch = {name for name, mapped in maps.items() if "libtorch" in mapped}

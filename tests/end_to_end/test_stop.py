@@ -1,4 +1,4 @@
-"""However a deployment ends, nothing of it is left; in good order, those that are served are served to their end."""
+"""Tests that a deployment leaves nothing, however it ends; if it ends in good order, open requests run to their end."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from tests.end_to_end.deployment import (
 )
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-COLOCATED, SPLIT, SPLIT_ON_RAY = ("colocated", "local"), ("1+1", "local"), ("1+1", "ray")  # of KINDS
+COLOCATED, SPLIT, SPLIT_ON_RAY = ("colocated", "local"), ("1+1", "local"), ("1+1", "ray")  # members of KINDS
 ENDLESS_STREAMS = 12
-DRAIN_S = 600.0  # so long whoever waits for open requests may wait
+DRAIN_S = 600.0  # how long a stopping deployment may wait for open requests
 SOON_S = 120.0
-# They have nothing of ours. When their Ray is killed, they try for a minute to tell it so.
+# Ray's own agents, which hold nothing of ours. When their Ray is killed, they try for a minute to report to it.
 RAYS_OWN = frozenset({"ray::DashboardAgent", "ray::RuntimeEnvAgent"})
 
 
@@ -45,7 +45,7 @@ def stoppable(kind: Kind) -> Iterator[Deployment]:
 
 @pytest.mark.parametrize(
     ("kind", "number"),
-    # The short form has each signal and each kind once. Ray handles SIGTERM for itself where it is let.
+    # The short form has each signal and each kind once. Ray handles SIGTERM itself unless it is prevented.
     [(kind, number) for kind in KINDS for number in SIGNALS]
     if SOAK
     else [(COLOCATED, signal.SIGINT), (SPLIT, signal.SIGTERM), (SPLIT_ON_RAY, signal.SIGTERM)],
@@ -63,7 +63,7 @@ def test_open_requests_end_and_new_ones_are_refused(stoppable: Deployment, numbe
             answers = [asyncio.create_task(tokens_of(http, one)) for one in wanted[:-1]]
             while await asyncio.to_thread(stoppable.metric, "generation_tokens_total") < len(wanted):
                 await asyncio.sleep(0.02)
-            with held(decode):  # the last at least is open until new ones are refused
+            with held(decode):  # keeps at least the last request open until new requests are refused
                 answers.append(asyncio.create_task(tokens_of(http, wanted[-1])))
                 while await asyncio.to_thread(num_taken) < len(wanted):
                     await asyncio.sleep(0.02)
@@ -76,7 +76,7 @@ def test_open_requests_end_and_new_ones_are_refused(stoppable: Deployment, numbe
 
 
 async def _refused(http: httpx.AsyncClient) -> None:
-    """New requests, from the moment on at which the gateway has heard of the stop."""
+    """Check that new requests are refused once the gateway has heard of the stop."""
     while (await http.get("/status")).json()["state"] != "draining":
         await asyncio.sleep(0.02)
     answer = await http.post("/v1/completions", json=Wanted((5, 6), 1, stream=False).body)
@@ -88,7 +88,7 @@ async def _refused(http: httpx.AsyncClient) -> None:
 
 @contextmanager
 def _endless(deployment: Deployment) -> Iterator[None]:
-    """Streams that have begun and have long to go: one alone would be at its last position in seconds."""
+    """Open streams that still have long to go: a single stream would reach its last position in seconds."""
     body = Wanted((5, 6, 7), 2000, stream=True, ignore_eos=True).body
     with ExitStack() as streams:
         lines = []
@@ -96,7 +96,7 @@ def _endless(deployment: Deployment) -> Iterator[None]:
             answer = streams.enter_context(
                 httpx.stream("POST", f"{deployment.url}/v1/completions", json=body, timeout=ANSWER_S)
             )
-            lines.append(answer.iter_lines())  # kept: an iterator that is dropped closes its stream
+            lines.append(answer.iter_lines())  # kept, because a dropped iterator closes its stream
             assert next(lines[-1]).startswith("data: ")
         yield
 
@@ -120,7 +120,7 @@ def test_a_second_ctrl_c_stops_at_once(stoppable: Deployment) -> None:
 
 @on(NONE_ON_RAY)
 def test_an_idle_one_stops_soon(stoppable: Deployment) -> None:
-    """And leaves nothing, as all of them: its port is free for the next."""
+    """An idle deployment leaves nothing either: its port is free for the next one."""
     assert stoppable.stop(signal.SIGTERM, within_s=SOON_S) == 0
 
 

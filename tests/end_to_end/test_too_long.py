@@ -1,4 +1,5 @@
-"""Requests that a device cannot hold: told so as they come, or ended where it is full, and nobody else notices."""
+"""Tests of requests that a device cannot hold: refused on arrival, or ended when it is full, without effect on other
+requests."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import httpx
 from tests.end_to_end.client import all_tokens, check_greedy, client, mixed
 from tests.end_to_end.deployment import NAME, deployed
 
-LONGEST = 400  # tokens: all that the device holds (test_start.py has the error where it holds less)
+LONGEST = 400  # tokens: all that the device holds (test_start.py tests the error for less)
 SMALL = ("--kv-memory-mb", "4", "--max-model-len", str(LONGEST))
 
 
@@ -25,12 +26,12 @@ async def too_long(url: str) -> tuple[httpx.Response, httpx.Response, httpx.Resp
         return await asyncio.gather(
             http.post("/v1/completions", json=prompt),
             ask(http, max_tokens=LONGEST),
-            ask(http, ignore_eos=True),  # and no limit: it would go on for ever
+            ask(http, ignore_eos=True),  # without a limit, it would never end
         )
 
 
 def test_who_never_fits_is_refused_and_who_outgrows_the_device_ends_there(topology: str) -> None:
-    """Both beside others, whose answers are what they are alone."""
+    """Both run beside other requests, whose answers stay what they are alone."""
     wanted = mixed(8, seed=21, prompts=(3, 200), outputs=(1, 60))
 
     async def together(url: str) -> Any:

@@ -1,4 +1,5 @@
-"""KV that goes from worker to worker: what is said is right, every byte is checked, and a killed end harms nobody."""
+"""Tests of KV that goes from worker to worker: tokens are right, every byte is checked, and a killed end harms no
+request."""
 
 from __future__ import annotations
 
@@ -13,18 +14,18 @@ from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, documents, mixed, tokens_of
 from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
 
-CHECKED = ("--pool-verify-pages",)  # and so have the pieces of a transfer checksums
-# Where nobody is killed nothing fails, however long anybody stands still.
+CHECKED = ("--pool-verify-pages",)  # gives the pieces of a transfer checksums too
+# If no part is killed, no transfer fails, however long a process stands still.
 PATIENT = ("--set", "wire.transfer_timeout_s=120", "--wire-death-s", "60")
 HURRIED = ("--set", "wire.transfer_timeout_s=3")
-FEW_SEATS = ("--max-num-seqs", "3")  # more documents at once: the pool hands out batches, which are prefetched
-AHEAD = {"2+1": "0", "1+2": "1"}  # steps that are planned while one runs
+FEW_SEATS = ("--max-num-seqs", "3")  # fewer seats than documents: the pool hands out batches, which are prefetched
+AHEAD = {"2+1": "0", "1+2": "1"}  # number of steps planned while one runs
 KINDS = [("2+1", "collective"), ("1+2", "ipc"), *([("1+2", "collective"), ("2+1", "ipc")] if SOAK else [])]
 
 
 @pytest.fixture(scope="module", params=KINDS, ids="-".join)
 def three(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    """Of one role there are two."""
+    """Yield a deployment with two workers of one role."""
     topology, transport = request.param
     flags = ("--transport", transport, *CHECKED, *PATIENT, *FEW_SEATS, "--set", f"engine.look_ahead={AHEAD[topology]}")
     with deployed(*flags, topology=topology) as deployment:
@@ -33,7 +34,7 @@ def three(request: pytest.FixtureRequest) -> Iterator[Deployment]:
 
 @pytest.fixture(scope="module")
 def two(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    """One of each role, either of which may be killed."""
+    """Yield a deployment with one worker of each role, either of which may be killed."""
     with deployed("--transport", request.param, *CHECKED, *HURRIED, *FEW_SEATS, topology="1+1") as deployment:
         yield deployment
 
@@ -43,7 +44,7 @@ def two_by(transport: str) -> pytest.MarkDecorator:
 
 
 class Noted:
-    """What a deployment's log says from here on."""
+    """What a deployment logs from here on."""
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment, self._begins = deployment, len(deployment.whole_log())
@@ -65,7 +66,7 @@ class Noted:
 
     @property
     def num_prefetched(self) -> int:
-        """That were pulled, once they had been."""
+        """Return how many requests were prefetched and then pulled."""
         pulled, ahead = set[str](), set[str]()
         for line in self.lines:
             for request in re.findall(r"request_id=(\S+)", line):
@@ -84,7 +85,7 @@ def test_what_goes_from_worker_to_worker_equals_transformers(three: Deployment) 
 
 
 def test_what_is_prefetched_for_the_next_batch_equals_transformers(three: Deployment) -> None:
-    """It waits at the prefill workers until then."""
+    """Prefetched KV waits at the prefill workers until the next batch begins."""
     wanted, noted = documents(30, seed=11, outputs=(30, 80)), Noted(three)
     check_greedy(wanted, asyncio.run(all_tokens(three.url, wanted)))
     assert noted.num_prefetched > 0
@@ -92,7 +93,7 @@ def test_what_is_prefetched_for_the_next_batch_equals_transformers(three: Deploy
 
 
 def check_beside_a_kill(deployment: Deployment, wanted: list[Wanted], end: str, has_begun: Callable[[], bool]) -> None:
-    """Every answer, where this end is killed as soon as it has begun; until then each asks again and again."""
+    """Check every answer. Kill this end as soon as `has_begun`; until then each request is sent again and again."""
     asked, answers, is_killed = list[Wanted](), list[list[int]](), asyncio.Event()
 
     async def ask(http: httpx.AsyncClient, one: Wanted) -> None:
@@ -117,7 +118,7 @@ def check_beside_a_kill(deployment: Deployment, wanted: list[Wanted], end: str, 
 @two_by("collective")
 @pytest.mark.parametrize("end", ["prefill-0", "decode-0"])
 def test_an_end_that_is_killed_while_a_batch_is_prefetched_harms_nobody(two: Deployment, end: str) -> None:
-    """Some of it has come, some is being copied, and some is still asked for."""
+    """Part of the batch has arrived, part is being copied, and part is not yet sent."""
     noted = Noted(two)
     wanted = documents(24, seed=12, outputs=(30, 80))
     check_beside_a_kill(two, wanted, end, lambda: noted.num_asked_ahead > 1)
@@ -142,7 +143,8 @@ def test_nor_does_one_whose_memory_is_mapped(two: Deployment, end: str) -> None:
 
 
 def test_who_has_to_leave_for_want_of_memory_comes_back_as_it_was() -> None:
-    """Hardly three of these documents fit: they go to the prefill worker, and the decode worker pulls them again."""
+    """Hardly three of these documents fit: evicted ones go to the prefill worker, and the decode worker pulls them
+    again."""
     little = ("--kv-memory-mb", "4", "--max-model-len", "400", "--set", "schedule.candidate_share=0.9")
     few = ("--transport", "collective", *CHECKED, *PATIENT, "--max-num-seqs", "4")
     with deployed(*few, *little, topology="1+1") as deployment:

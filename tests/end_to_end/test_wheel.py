@@ -1,4 +1,4 @@
-"""A wheel built from the repository serves the demo model where the repository is not, with a compiler and without."""
+"""Tests that a wheel built from the repository serves the demo model elsewhere, with a compiler and without."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from tests.conftest import SOAK
 from tests.end_to_end.deployment import ANSWER_S, NAME, deployed
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILD_S = 900.0  # most of it compiles, on cores that others use too
+BUILD_S = 900.0  # the compiler takes most of it, on cores that other processes use too
 
 
 @dataclass(frozen=True)
 class Installed:
-    """A wheel, and what was unpacked of it into a folder that holds nothing else."""
+    """A wheel, and its content unpacked into a folder that holds nothing else."""
 
     wheel: Path
     folder: Path
     compiled: bool
-    path: str  # where programs are looked for
+    path: str  # directories where programs are searched
 
     @property
     def package(self) -> Path:
@@ -52,7 +52,7 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     if with_compiler and not _compiles():
         pytest.skip("this machine has no C++ compiler")
     tmp = tmp_path_factory.mktemp("wheel")
-    # Nothing of earlier builds, and nothing that is written into the repository.
+    # Leave out earlier builds, and all that a build would write into the repository.
     left_out = shutil.ignore_patterns(".*", "build", "*.so", "*.egg-info", "__pycache__", "tests")
     shutil.copytree(ROOT, tmp / "source", symlinks=True, ignore=left_out)
     (tmp / "empty").mkdir()
@@ -71,7 +71,8 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def _old_compiler(made: Path) -> Path:
-    """One that knows two instruction sets of five and does not try hard: minutes of this test were the compiler's.
+    """Make a compiler that knows two instruction sets of five and optimises little: a full build takes minutes of this
+    test.
     All five are compiled before any test, in the repository."""
     compiler = shlex.join(find_compiler())
     made.write_text(f'#!/bin/sh\ncase "$*" in *avx512*) exit 1;; esac\nexec {compiler} "$@" -O1\n')
@@ -88,7 +89,7 @@ def _pip(env: dict[str, str], command: str, *arguments: str | Path) -> None:
 
 @pytest.fixture
 def elsewhere(installed: Installed, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Installed:
-    """As a user who has no repository: an empty directory, and the package from the wheel."""
+    """Run as a user without a repository: an empty directory, and the package from the wheel."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(installed.folder))
     monkeypatch.setenv("PATH", installed.path)

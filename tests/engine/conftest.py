@@ -14,12 +14,12 @@ from alignedserve.engine.engine import Engine
 from tests.models import MODELS, OPTIONS, STORED
 from tests.reference import Tally, load
 
-NUM_TOKEN_PLACES = 480  # of an engine's cache
+NUM_TOKEN_PLACES = 480  # in the cache of an engine
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """More threads only wait for each other in models as tiny as these."""
+    """Use one thread: in models as tiny as these, more threads only wait for each other."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -37,7 +37,7 @@ def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
 @pytest.fixture(params=[*MODELS])
 def folder(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Path:
-    """Each way to compute a model in turn."""
+    """Yield the folder of a model for each way to compute it in turn."""
     return folder_of(request.param)
 
 
@@ -48,7 +48,8 @@ def reference_of() -> Callable[[Path], Any]:
 
 @pytest.fixture(scope="session")
 def engine_of() -> Callable[[Path, int], Engine]:
-    """One engine per folder and block size, as dirty as the tests before have left it."""
+    """Return a function that makes one engine per folder and block size; its cache is as dirty as earlier tests left
+    it."""
 
     @cache
     def make(folder: Path, block_size: int) -> Engine:
@@ -59,7 +60,7 @@ def engine_of() -> Callable[[Path, int], Engine]:
 
 @pytest.fixture(scope="session")
 def tally() -> Iterator[Tally]:
-    """Of all greedy comparisons of this folder."""
+    """Count all greedy comparisons of this folder, and check the count at the end."""
     tally = Tally()
     yield tally
     tally.check()

@@ -1,4 +1,4 @@
-"""Real cores, real engines and a real arena, in one process: a step takes as long as it says."""
+"""Real cores, real engines and a real arena, in one process: each step claims how long it took."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ LIMITS = WorkerLimits(PAIRS, BLOCK, PAGE, max_step_tokens=32, max_batch=8)
 STEP_S = 0.01
 
 
-Ends = tuple[str, str, int]  # of a transfer: the holders, and its number
+Ends = tuple[str, str, int]  # names a transfer: its two holders, and its number
 
 
 class Beside(ThroughTheArena):
-    """From cache to cache, of one worker. A transfer ends when both ends have begun it."""
+    """Copy from the cache of one worker to the cache of another. A transfer ends when both ends have begun it."""
 
     address = "beside"
 
     def __init__(self, me: str, cache: torch.Tensor, sends: dict[Ends, Any], receives: dict[Ends, Any]) -> None:
-        """`sends` and `receives` are what all workers have begun."""
+        """Share `sends` and `receives`, which hold the transfers that all workers have begun."""
         self._me, self._cache, self._sends, self._receives = me, cache, sends, receives
 
     def start(self, transfer: Transfer, post: Post) -> None:
@@ -74,7 +74,7 @@ class Beside(ThroughTheArena):
     ) -> None:
         intact = sent.tokens == received.tokens
         if intact:
-            used = 2 * units_for(len(sent.tokens), BLOCK)  # either end may have pairs for more
+            used = 2 * units_for(len(sent.tokens), BLOCK)  # either end may have spare pairs for longer prefixes
             cache[:, _blocks(received.pairs)[:used]] = read[:, :used]
         sender(KvSent(sent.number, sent.to, ok=True))
         receiver(KvReceived(received.number, received.source, intact))
@@ -86,14 +86,15 @@ def _blocks(pairs: Sequence[int]) -> list[int]:
 
 @dataclass
 class Deployment:
-    """What its members say to the router and the owner ends here. Each works at one thing at a time, all in turn."""
+    """A deployment of several members in one process; their messages to the router and the owner end here.
+    Each member does one thing at a time, and the members take turns."""
 
     cores: dict[str, Any]
     hands: dict[str, EngineHands]
     outputs: dict[str, list[int]] = field(default_factory=dict)
     work: dict[str, deque[Command]] = field(default_factory=dict)
     now: float = 0.0
-    num_without_slots: int = 0  # requests that went back to the pool, and some of their tokens from the host
+    num_without_slots: int = 0  # requests that went back to the pool with some of their tokens from the host
 
     @property
     def decodes(self) -> DecodeCore:
@@ -150,7 +151,8 @@ def deployed(
     pages: int = PAGES,
     look_ahead: int = 0,
 ) -> Iterator[Deployment]:
-    """The arena lies in the directory; `cost` is what the decode worker believes; `direct`: from device to device."""
+    """Make the deployment, with the arena in the directory; `cost` is the decode worker's cost model; `direct`: from
+    device to device."""
     setup = WorkerSetup(LIMITS, policy, cost, root=b"model", direct=direct, look_ahead=look_ahead)
     cores: dict[str, Any] = {"decode-0": DecodeCore(setup)}
     if topology == "1+1":
@@ -169,7 +171,7 @@ def deployed(
         for name, engine in engines.items()
     }
     for engine in engines.values():
-        engine.cache.fill_(float("nan"))  # whoever reads what was not written for it will be seen
+        engine.cache.fill_(float("nan"))  # NaN shows if a request reads places that were not written for it
     made = Deployment(cores, hands)
     with ExitStack() as arenas:
         if topology == "1+1":
@@ -196,7 +198,7 @@ def _pages(engine: Engine, policy: Policy, pages: int) -> tuple[Extents, PageByt
 
 
 def asked(deployment: Deployment, seed: int) -> list[Request]:
-    """Every third a chat, far more than fit at once; until all have ended."""
+    """Send far more requests than fit at once, every third a chat, and return them when all have ended."""
     random, asked = Random(seed), list[Request]()
     for number in range(14):
         service = ServiceClass.RT if number % 3 == 2 else ServiceClass.BE

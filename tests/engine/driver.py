@@ -19,15 +19,15 @@ def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:
 
 @dataclass
 class Live:
-    """A request that runs; all its tokens but the last output have KV once the prompt is through."""
+    """A running request; all its tokens but the last output token have KV once the prompt is computed."""
 
     name: str
     prompt: tuple[int, ...]
     pairs: tuple[int, ...]
     output: list[int] = field(default_factory=list)
-    done: int = 0  # of the prompt's tokens
+    done: int = 0  # tokens of the prompt that are computed
     from_right: tuple[int, ...] = ()
-    blocks: tuple[int, ...] = ()  # of one that keeps hidden vectors, instead of pairs
+    blocks: tuple[int, ...] = ()  # only for a request that keeps hidden vectors: its blocks, instead of pairs
 
     @property
     def kind(self) -> CacheKind:
@@ -53,7 +53,7 @@ class Live:
         return self.decode_ahead(self.output[-1], 0, sampling)
 
     def decode_ahead(self, token: int | None, ahead: int, sampling: Sampling = GREEDY) -> Decode:
-        """The step after `ahead` others whose results are not there yet."""
+        """Return the step that comes `ahead` steps after the newest known result."""
         index = len(self.output) + ahead
         start, places = len(self.prompt) + index - 1, (self.from_right, self.kind, self.blocks)
         return Decode(self.name, token, start, self.pairs, sampling, index, None, *places)
@@ -68,9 +68,9 @@ class Driver:
         self.engine = engine
         self.random = random.Random(seed)
         self.steps = 0
-        engine.cache.fill_(float("nan"))  # whoever reads what was not written for it will be seen
+        engine.cache.fill_(float("nan"))  # NaN shows if a request reads places that were not written for it
         self._free = self.random.sample(range(engine.num_pairs), engine.num_pairs)
-        self._halves: list[int] = []  # free blocks of pairs that are cut in two
+        self._halves: list[int] = []  # free halves of pairs that are cut in two
 
     def units_for(self, tokens: int) -> tuple[int, ...]:
         return tuple(self._free.pop() for _ in range(-(-tokens // self.engine.block_size)))
@@ -79,13 +79,13 @@ class Driver:
         return Live(name, tuple(prompt), self.units_for(len(prompt) + max_tokens))
 
     def start_either_way(self, name: str, prompt: Sequence[int], max_tokens: int) -> Live:
-        """Some of its pairs are filled from the right."""
+        """Start a request, with some of its pairs filled from the right."""
         live = self.start(name, prompt, max_tokens)
         live.from_right = tuple(pair for pair in live.pairs if self.random.random() < 0.5)
         return live
 
     def start_hidden(self, name: str, prompt: Sequence[int], max_tokens: int) -> Live:
-        """In single blocks: the other halves of their pairs may be another's."""
+        """Start a request in single blocks; the other half of a pair may belong to another request."""
         count = -(-(len(prompt) + max_tokens) // self.engine.block_size)
         while len(self._halves) < 2 * count:
             pair = self._free.pop()
@@ -110,13 +110,13 @@ class Driver:
                 live.output.append(sampled[live.name])
 
     def prefill(self, live: Live, sizes: Sequence[int] = ()) -> None:
-        """In chunks of these sizes, and the rest at once."""
+        """Prefill in chunks of these sizes, and the rest at once."""
         for size in (*sizes, len(live.prompt)):
             if live.in_prompt:
                 self.run(live, parts=[live.chunk(size)])
 
     def generate(self, live: Live, tokens: int) -> list[int]:
-        """Go on until there are so many tokens."""
+        """Decode until the request has this many output tokens."""
         while len(live.output) < tokens:
             self.run(live, parts=[live.decode()])
         return live.output

@@ -1,4 +1,5 @@
-"""Copies beside the steps: they reach the pages of the pool that they name, also where that pool goes meanwhile."""
+"""Tests of copies beside the steps: they reach only the pages of the pool that they name, even if that pool goes
+meanwhile."""
 
 from __future__ import annotations
 
@@ -93,7 +94,7 @@ def test_there_and_back(engine: Engine, path: Path, arena_of: Callable[[int], Ar
 
 
 def test_one_that_fails_is_told_of_before_it_is_answered(engine: Engine, arena_of: Callable[[int], Arena]) -> None:
-    """So that nobody plans on with a device that is lost."""
+    """The failure is told first, so that no plan uses a device that is lost."""
     copies, told = AsideCopies(PAGE_SIZE, Pace(), failed=lambda: told.append("failed")), list[object]()
     arena = arena_of(1)
     copies.attach(PageCopier(engine.cache, arena, PAGE_SIZE, verify=True), "pool-0.1")
@@ -111,7 +112,7 @@ def test_one_that_fails_is_told_of_before_it_is_answered(engine: Engine, arena_o
 def test_a_copy_goes_behind_what_was_ordered_before_it(
     engine: Engine, arena_of: Callable[[int], Arena], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A GPU computes it still, on another stream."""
+    """On a GPU, another stream still computes what the copy needs."""
     seen, answered = list[tuple[str, str]](), threading.Event()
 
     class Noted(Mark):
@@ -139,7 +140,7 @@ def test_a_copy_goes_behind_what_was_ordered_before_it(
 def test_all_copies_have_one_stream(
     engine: Engine, arena_of: Callable[[int], Arena], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What one has worked with on a GPU, no other stream can use again."""
+    """On a GPU, no other stream can use again the memory that one stream has worked with."""
     streams, answers = list[torch.device](), queue.Queue[Event]()
 
     def beside_steps(device: torch.device) -> AbstractContextManager[object]:
@@ -171,7 +172,7 @@ def test_without_its_pool_a_copy_comes_to_nothing(engine: Engine, path: Path, ar
 
 
 def test_a_pool_that_goes_in_mid_copy_is_let_go(engine: Engine, path: Path, arena_of: Callable[[int], Arena]) -> None:
-    """During a step it has to wait: time for its turn is saved first. By then the pool has gone."""
+    """During a step the copy has to wait until time for its turn is saved. By then the pool has gone."""
     pace = Pace(share=1e-9)
     bench = Bench(engine, path, pace)
     arena = arena_of(1)

@@ -1,4 +1,4 @@
-"""Cases of benchmarks.engine fit the models that they are run on."""
+"""Tests that the cases of benchmarks.engine fit the models on which they run."""
 
 from __future__ import annotations
 

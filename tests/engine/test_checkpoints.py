@@ -1,4 +1,4 @@
-"""Vectors go from slot to slot, to the worker's own memory and back, bit for bit, and as if all at once."""
+"""Tests that vectors go from slot to slot, to the worker's own memory and back, bit for bit, and as if all at once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LAYERS, PAIRS, KV_DIM, PLACES = 3, 5, 8, 7
 
 
 def copies(random: Random, num_slots: int, filled: set[int]) -> CopySlots:
-    """Any slots and places, each written once."""
+    """Return copies between random slots and places; each target is written once."""
     targets = random.sample(range(num_slots), random.randint(0, num_slots))
     restored = random.randint(0, len(targets)) if filled else 0
     places = random.sample(range(PLACES), random.randint(0, PLACES))

@@ -1,4 +1,4 @@
-"""A worker's core chooses the chunks and the real engine runs them: where prompts are cut changes nothing they say."""
+"""Tests with a worker's core that chooses the chunks and the real engine that runs them: the cuts change no token."""
 
 from __future__ import annotations
 

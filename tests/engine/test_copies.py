@@ -1,4 +1,4 @@
-"""KV goes to the arena and comes back bit for bit, or the copy says that it did not."""
+"""Tests that KV goes to the arena and comes back bit for bit, or the copy reports that it did not."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Case:
     tokens: tuple[int, ...]
     seed: int
     verify: bool
-    at_once: int = 1  # pages under way, as of a GPU
-    two_ended: bool = False  # some of its pairs are filled from their right end
+    at_once: int = 1  # pages under way, as on a GPU
+    two_ended: bool = False  # some pairs are filled from their right end
 
     def from_right(self, seed: int) -> frozenset[int]:
         count = NUM_PAIRS // 2 if self.two_ended else 0
@@ -77,7 +77,7 @@ def case(tokens: int = 11, verify: bool = True, dtype: torch.dtype = torch.bfloa
 
 
 def random_cache(case: Case, seed: int) -> torch.Tensor:
-    """Any bits at all, NaNs of every kind among them."""
+    """Return a cache of random bits, NaNs of every kind among them."""
     shape = (CONFIG.num_layers, 2 * NUM_PAIRS, case.block_size, CONFIG.kv_dim)
     bits = torch.iinfo(BITS[case.dtype])
     generator = torch.Generator().manual_seed(seed)
@@ -137,7 +137,8 @@ def test_a_round_trip_through_other_pairs_of_another_cache(case: Case) -> None:
 
 
 def outside(cache: torch.Tensor, pairs: list[int], case: Case, from_right: Collection[int]) -> torch.Tensor:
-    """The bits of a cache without those of the request: its neighbours', and the free end of its last block."""
+    """Return the bits of a cache without those of the request: other requests' bits, and the free end of its last
+    block."""
     bits = cache.view(BITS[cache.dtype]).clone()
     for index in range(len(case.tokens)):
         pair, offset = pairs[index // case.block_size], index % case.block_size
@@ -243,7 +244,7 @@ def test_an_arena_of_another_model_is_refused() -> None:
 
 @contextmanager
 def written(case: Case) -> Iterator[tuple[PageCopier, Arena]]:
-    """A request's KV in pages 0 and 3."""
+    """Write a request's KV into pages 0 and 3."""
     with arena_for(case) as arena:
         copies = copier(random_cache(case, 1), arena, case)
         copies.copy_out([5, 2, 8], [0, 3], case.tokens)

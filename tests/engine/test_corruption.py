@@ -1,4 +1,4 @@
-"""Pages that are not what they should be: never a wrong token, always computed anew, and counted.
+"""Tests of corrupt pages: they never bring a wrong token, are always computed anew, and are counted.
 
 Real cores, real engines and a real arena; the test carries their messages, and spoils pages just before they are read.
 """
@@ -36,7 +36,7 @@ from tests.samples import POOL_MEMBER, next_attempt, request
 
 BLOCK_SIZE, PAGE_SIZE, NUM_PAGES, OUTPUT = 4, 8, 12, 6
 WORD = struct.Struct("=Q")
-HEADERS_AT, HEADER_BYTES = 4096, 64  # as kvpool/arena/arena.py draws them
+HEADERS_AT, HEADER_BYTES = 4096, 64  # from the drawing in kvpool/arena/arena.py
 GENERATION, INCARNATION, KIND, LENGTH, TOKEN_HASH, CHECKSUM = range(6)
 
 Spoil = Callable[[Arena, int], None]
@@ -56,7 +56,7 @@ class Deployment:
     _todo: deque[tuple[str, Event]] = field(default_factory=deque)
 
     def run(self, one: Request) -> list[int]:
-        """Its output, whatever attempts that took."""
+        """Run the request, through as many attempts as it takes, and return its output."""
         self.output[one.id] = []
         self._tell("prefill-0", Received(ROUTER, Prefill(one), 1))
         while len(self.output[one.id]) < one.max_tokens:
@@ -98,7 +98,7 @@ class Deployment:
                 self._todo.append((name, done))
 
     def spoil_once(self, worker: str, spoil: Spoil) -> None:
-        """A page of the first copy to this worker."""
+        """Spoil a page of the first copy to this worker."""
 
         def before(name: str, copy: CopyIn) -> None:
             if name == worker:
@@ -131,7 +131,7 @@ def deployment(folder: Path, tmp_path: Path) -> Iterator[Deployment]:
         }
         hands = {name: EngineHands(engine, path, PAGE_SIZE, verify=True) for name, engine in engines.items()}
         for engine in engines.values():
-            engine.cache.fill_(float("nan"))  # whoever reads what was not written for it will be seen
+            engine.cache.fill_(float("nan"))  # NaN shows if a request reads places that were not written for it
         deployment = Deployment(cores, hands, arena)
         deployment.meet()
         yield deployment
@@ -150,7 +150,7 @@ def check(folder: Path, reference_of: Callable[[Path], Any]) -> Callable[[Reques
 
 
 def asked(name: str, seed: int = 1, service: ServiceClass = ServiceClass.RT) -> Request:
-    """Two full pages and a part of a third."""
+    """Return a request with two full pages and a part of a third."""
     prompt = prompt_of(seed, 20)
     return replace(request(name), prompt=prompt, max_tokens=OUTPUT, stop_tokens=(), service=service)
 
@@ -175,7 +175,8 @@ def flip(arena: Arena, page: int) -> None:
 
 
 def another_has_it_by_now(arena: Arena, page: int) -> None:
-    """Its generation is two further, and all is well with it: but for whoever looks for what was there."""
+    """Write other content to the page: it is intact, its generation two further; only a reader of the old content is
+    wrong."""
     arena.begin_write(page)
     with arena.payload(page) as payload:
         payload[:] = bytes(len(payload))
@@ -183,7 +184,7 @@ def another_has_it_by_now(arena: Arena, page: int) -> None:
 
 
 def killed_writer(arena: Arena, page: int) -> None:
-    """A process that wrote half of it, and was killed: the kernel's doing, not ours."""
+    """Have a process write half of the page and die by SIGKILL, so that none of our own clean-up runs."""
     code = f"""
 import os, signal
 from pathlib import Path
@@ -218,7 +219,8 @@ WAYS: dict[str, Spoil] = {
 def test_on_its_way_to_be_decoded(
     deployment: Deployment, check: Callable[[Request, list[int]], None], way: str
 ) -> None:
-    """The attempt is lost; the next one, which refuses the page too, goes on after the tokens that were delivered."""
+    """The attempt is lost; the next attempt, which refuses the page too, goes on after the tokens that were
+    delivered."""
     one = asked("a")
     deployment.spoil_once("decode-0", WAYS[way])
     check(one, deployment.run(one))
@@ -229,7 +231,7 @@ def test_on_its_way_to_be_decoded(
 def test_as_the_beginning_of_another_prompt(
     deployment: Deployment, check: Callable[[Request, list[int]], None], way: str
 ) -> None:
-    """What is not intact is computed, and the third one begins with what the second has written."""
+    """A request computes the pages that are not intact, and the third request begins with what the second one wrote."""
     first, second, third = (asked(name) for name in "abc")
     check(first, deployment.run(first))
     deployment.spoil_once("prefill-0", WAYS[way])

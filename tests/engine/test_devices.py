@@ -1,4 +1,5 @@
-"""What only a GPU asks for, as far as it can be told without one: that it is missing, and too little memory on it."""
+"""Tests of what only a GPU needs, as far as a machine without a GPU can tell: that it is missing, or has too little
+memory."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ def test_the_cpu_is_one_for_all() -> None:
 
 @pytest.mark.parametrize(("asked", "number"), [("cuda", 2), ("cuda:1", 1)])
 def test_a_gpu_without_a_number_is_the_one_in_use(monkeypatch: pytest.MonkeyPatch, asked: str, number: int) -> None:
-    """torch sets no device that has none."""
+    """torch sets no device for a name without a number."""
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     monkeypatch.setattr(torch._C, "_cuda_setDevice", chosen.append, raising=False)
@@ -83,7 +84,8 @@ def test_two_processes_on_a_gpu_have_to_say_what_each_takes(monkeypatch: pytest.
 def test_an_engine_on_the_triton_kernels_says_what_transformers_says(
     folder_of: Callable[[str], Path], reference_of: Callable[[Path], Any], tally: Tally, name: str
 ) -> None:
-    """In their interpreter: chunks, either end of the blocks, windows, hidden vectors where the model allows them."""
+    """Run the kernels in Triton's interpreter: chunks, both ends of the blocks, windows, and hidden vectors where the
+    model allows."""
     kernels = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
     launch = pytest.importorskip("alignedserve.kernels.triton.launch")
     if not launch.interpreting():
@@ -107,7 +109,7 @@ def test_a_kernel_that_fails_in_the_middle_of_a_step_changes_nothing_of_what_is_
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """At the second decode, as where a shape is met that the GPU has no room for."""
+    """The kernel fails at the second decode, like a kernel for a shape that does not fit on the GPU."""
     kernels_of = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
     attention = pytest.importorskip("alignedserve.kernels.triton.attention")
     if not pytest.importorskip("alignedserve.kernels.triton.launch").interpreting():
@@ -131,7 +133,7 @@ def test_a_kernel_that_fails_in_the_middle_of_a_step_changes_nothing_of_what_is_
     ]
 
 
-# What a machine for GPU checks need not have.
+# Modules that a machine for GPU checks need not have.
 ABSENT = (
     "msgspec",
     "zmq",

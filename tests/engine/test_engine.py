@@ -1,4 +1,4 @@
-"""Greedy output equals the reference token for token, however a request was cut, mixed and moved."""
+"""Tests that greedy output equals the reference token for token, however a request was cut, mixed and moved."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_mixed_steps(
     seed: int,
     block_size: int,
 ) -> None:
-    """Some requests of those that are open take part in each step: with a chunk, or with a decode."""
+    """Each step runs some of the open requests: each of them with a chunk or with a decode."""
     driver = Driver(engine_of(folder, block_size), seed)
     lives = [driver.start_either_way(f"r{number}", prompt, 6) for number, prompt in enumerate(prompts)]
     while opened := [live for live in lives if len(live.output) < 6]:
@@ -102,7 +102,8 @@ def test_mixed_steps(
 def test_the_token_of_the_step_before_by_name(
     folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally
 ) -> None:
-    """Two requests, planned one step ahead of their results, one from a chunk on, one from a decode on."""
+    """Two requests are planned one step ahead of their results, the first from a chunk on, the second from a decode
+    on."""
     driver = Driver(engine_of(folder, 4), 3)
     first, second = (driver.start(name, prompt_of(seed, 21), 12) for seed, name in enumerate("ab"))
     driver.prefill(first)
@@ -118,7 +119,8 @@ def test_the_token_of_the_step_before_by_name(
 def test_a_request_that_moves_goes_on_as_if_nothing_had_happened(
     folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally, tmp_path: Path
 ) -> None:
-    """Out to the arena in the middle of decoding, into other pairs, and into an engine with other blocks."""
+    """The request goes out to the arena in the middle of decoding, then into other pairs, and into an engine with other
+    blocks."""
     here, there = Driver(engine_of(folder, 4), 1), Driver(engine_of(folder, 16), 2)
     live = here.start("r", prompt_of(7, 45), 30)
     here.prefill(live, [10])
@@ -149,7 +151,8 @@ def move(live: Live, source: Driver, target: Driver, arena: Arena, pages: list[i
 def test_a_recomputed_request_goes_on_with_what_was_emitted(
     folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, tally: Tally
 ) -> None:
-    """The next attempt: prompt and emitted tokens as one prompt, the first token sampled at its own index."""
+    """The next attempt takes prompt and emitted tokens as one prompt, and samples its first token at that token's own
+    index."""
     driver = Driver(engine_of(folder, 4), 1)
     live = driver.start("r", prompt_of(9, 20), 12)
     driver.prefill(live)
@@ -183,7 +186,7 @@ def test_sampled_tokens_do_not_depend_on_the_way(folder: Path, engine_of: Engine
 def test_log_probabilities_equal_transformers(
     folder: Path, engine_of: EngineOf, reference_of: ReferenceOf, sizes: tuple[int, ...]
 ) -> None:
-    """Of every prompt token but the first, whatever its chunks, and of the output."""
+    """Compare every prompt token but the first, for each way to cut chunks, and the output."""
     driver, top = Driver(engine_of(folder, 4), 1), 3
     sampling = Sampling(logprobs=top, prompt_logprobs=top)
     live, other = driver.start("r", prompt_of(3, 24), 8), driver.start("o", prompt_of(4, 30), 1)
@@ -214,7 +217,7 @@ def test_log_probabilities_equal_transformers(
 
 
 def test_a_request_whose_logits_are_broken_fails_alone(folder_of: Callable[[str], Path], engine_of: EngineOf) -> None:
-    """Its KV is not a number; the next to use the same places sees nothing of it."""
+    """Its KV is not a number; the next request that uses the same places sees nothing of it."""
     driver = Driver(engine_of(folder_of("gqa-untied"), 4), 1)
     healthy, broken = driver.start("h", prompt_of(1, 9), 6), driver.start("b", prompt_of(2, 9), 6)
     for live in (healthy, broken):
@@ -238,7 +241,7 @@ def test_an_empty_step_and_a_step_that_samples_nothing(folder_of: Callable[[str]
 
 
 def test_bfloat16_stays_near_the_reference(folder_of: Callable[[str], Path], reference_of: ReferenceOf) -> None:
-    """What is served in bf16 is, in fp32, not far from the best: within a few of bf16's steps."""
+    """What the engine serves in bf16 is, by fp32 logits, close to the best token: within a few of bf16's steps."""
     folder = folder_of("bfloat16")
     engine = Engine(folder, num_pairs=40, block_size=4)
     assert engine.cache.dtype is torch.bfloat16, "the type of the stored weights, by default"
@@ -252,7 +255,7 @@ def test_bfloat16_stays_near_the_reference(folder_of: Callable[[str], Path], ref
     assert float((behind / logits.abs().max(-1).values).max()) < 0.06
 
 
-# --- Plans that cannot be: refused, and nothing has happened.
+# --- Impossible plans: they are refused, and change nothing
 
 
 def too_few_pairs(live: Live) -> StepPlan:
@@ -328,7 +331,7 @@ def test_a_plan_that_cannot_be_leaves_the_engine_as_it_was(
         driver.engine.step(plan(live))
     assert "\n" not in str(refused.value)
     assert torch.equal(driver.engine.cache.nan_to_num(math.pi), before.nan_to_num(math.pi))
-    live.output.append(driver.step(live.decode_ahead(None, 0))["r"])  # the step before is still the last good one
+    live.output.append(driver.step(live.decode_ahead(None, 0))["r"])  # the step before is still the last good step
     compare(reference_of(folder), live.prompt, driver.generate(live, 12), tally, "after a refused plan")
 
 

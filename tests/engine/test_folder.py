@@ -1,4 +1,5 @@
-"""A folder that cannot be served gives one error of one line that names the file, the tensor or the option."""
+"""Tests that a folder that cannot be served gives one error of one line that names the file, the tensor or the
+option."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 @pytest.fixture
 def broken(folder_of: FolderOf, tmp_path: Path) -> Callable[[str], Path]:
-    """A copy of a sound folder, to break."""
+    """Return a function that copies a sound folder, for a test to break."""
     return lambda name: Path(shutil.copytree(folder_of(name), tmp_path / name))
 
 
@@ -216,7 +217,7 @@ def llama_config(folder: Path) -> LlamaConfig:
 
 
 def test_windows_by_layer(broken: Callable[[str], Path]) -> None:
-    """And what holds where the keys are missing, as in folders that others wrote."""
+    """The windows of folders from several sources, and the defaults where the keys are missing."""
     assert read_config(broken("mistral")).windows == (WINDOW, WINDOW)
     assert read_config(change(broken("mistral-without-window"))).windows == ()
     qwen2 = broken("qwen2")
@@ -341,7 +342,7 @@ def test_tensors_that_nobody_needs_are_not_read(broken: Callable[[str], Path]) -
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_a_tensor_of_quantized_numbers(broken: Callable[[str], Path], dtype: torch.dtype) -> None:
-    """They mean nothing without their scales, which this engine does not read."""
+    """Quantized numbers mean nothing without their scales, which this engine does not read."""
     folder = rewrite(broken("gqa-untied"), lambda tensors: tensors.update({DOWN: tensors[DOWN].to(dtype)}))
     assert f"{folder / WEIGHTS}: tensor {DOWN} holds" in refusal(folder, UnsupportedModel)
 

@@ -1,5 +1,8 @@
-"""Decode steps of fixed sizes. In the place of a GPU's graphs the same function runs again, on the same buffers: what
-is left in one of them, or read from anywhere else, shows."""
+"""Tests of decode steps of fixed sizes.
+
+In place of a GPU's graphs the same function runs again, on the same buffers: the tests see what is left in a buffer, or
+is read from anywhere else.
+"""
 
 from __future__ import annotations
 
@@ -31,13 +34,13 @@ PLENTY = 1 << 40
 
 
 class Replays:
-    """What a capture gives, counted."""
+    """Counts what a capture replays."""
 
     def __init__(self) -> None:
-        self.sizes: list[int] = []  # of the steps that were replayed
+        self.sizes: list[int] = []  # sizes of the replayed steps
 
     def __call__(self, step: Step) -> Step:
-        step()  # whatever it remembers from here on must be refilled
+        step()  # inputs that the step keeps from this run must be refilled before a replay
 
         def replay() -> torch.Tensor:
             logits = step()
@@ -90,7 +93,8 @@ def test_requests_that_come_and_go_say_what_transformers_says(
     count: int,
     most: int,
 ) -> None:
-    """Of different lengths, some of which sit out steps, filled from either end; planned ahead and not."""
+    """Requests of different lengths sit out some steps; pairs are filled from either end; steps are planned ahead and
+    not."""
     driver, replays = captured(folder_of(name), made(), most)
     lives = [driver.start_either_way(f"r{n}", prompt_of(n, 3 + 7 * n), 1 + count) for n in range(count)]
     for live in lives:
@@ -152,7 +156,7 @@ def test_another_cache_has_no_graphs(folder_of: FolderOf) -> None:
 
 
 class Failing(Reference):
-    """Its attention fails at its first call, and torch takes its place."""
+    """Attention that fails at its first call, so that torch takes its place."""
 
     fails = True
 
@@ -181,7 +185,7 @@ def test_without_a_gpu_there_is_a_reason(folder_of: FolderOf) -> None:
 
 
 class Capturable(Engine):
-    """As one on a GPU, where CUDA refuses to capture."""
+    """An engine like one on a GPU, where CUDA refuses to capture."""
 
     @property
     def why_no_graphs(self) -> str | None:
@@ -198,7 +202,7 @@ class Capturable(Engine):
 def test_where_nothing_can_be_captured_steps_run_as_they_are(
     folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, error: Exception, said: str
 ) -> None:
-    """Unless graphs were asked for."""
+    """Without graphs this is no error, unless graphs were asked for."""
 
     def refused(_device: torch.device) -> Callable[[Step], Step]:
         raise error
@@ -263,7 +267,7 @@ def test_a_size_for_which_there_is_too_little_memory_is_left_out(
 
 
 def test_no_size_keeps_logits_of_its_own() -> None:
-    """Of a large vocabulary they would be gigabytes."""
+    """With a large vocabulary, logits per size would take gigabytes."""
     graphs = graphs_of(lambda step: step)
     graphs.capture_all(lambda: PLENTY, 0)
     found = [graphs.logits([Lie(1, 1, (1,))] * count, Inputs([3] * count, {}, None)) for count in (3, 12)]

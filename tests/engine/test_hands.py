@@ -1,4 +1,4 @@
-"""A worker's hands: copies reach the pages of the pool that they name, and of no other."""
+"""Tests of a worker's hands: copies reach the pages of the pool that they name, and of no other pool."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def create(engine: Engine, path: Path, incarnation: int) -> Arena:
 
 @pytest.fixture
 def arena_of(engine: Engine, path: Path) -> Iterator[Callable[[int], Arena]]:
-    """Arenas as the lives of the pool make them, one after the other, under the same name."""
+    """Return a function that makes arenas as successive lives of the pool do, under the same name."""
     with ExitStack() as arenas:
         yield lambda incarnation: arenas.enter_context(closing(create(engine, path, incarnation)))
 
@@ -105,7 +105,7 @@ def test_a_copy_is_named_by_its_number(hands: EngineHands, engine: Engine, arena
 
 
 def test_the_pages_of_a_successor_are_not_touched(hands: EngineHands, arena_of: Callable[[int], Arena]) -> None:
-    """The same numbers are somebody else's there; the copy was ordered before we heard of it."""
+    """The same page numbers belong to another request there; the copy was ordered before we heard of the successor."""
     arena_of(1)
     hands.meet(POOL_MEMBER)
     hands.part_from(POOL_MEMBER)
@@ -121,7 +121,7 @@ def test_the_pages_of_a_successor_are_not_touched(hands: EngineHands, arena_of: 
 def test_the_pages_of_a_successor_are_not_read(
     hands: EngineHands, engine: Engine, arena_of: Callable[[int], Arena]
 ) -> None:
-    """Not even where they hold the same tokens: whose they are only the pool knows."""
+    """The copy is refused even if the pages hold the same tokens: only the pool knows to which request they belong."""
     arena_of(2)
     hands.meet(NEXT_POOL)
     copy_out(hands, 6, "pool-0.2")
@@ -156,7 +156,7 @@ def test_a_pool_that_has_gone_again_is_logged(
 
 
 def test_the_arena_of_a_lost_pool_is_mapped_no_more(hands: EngineHands, engine: Engine, path: Path) -> None:
-    """Its memory would be missing for that of the next one."""
+    """A mapped old arena would take memory that the next arena needs."""
     with closing(create(engine, path, 1)):
         hands.meet(POOL_MEMBER)
         copy_out(hands, 1, "pool-0.1")
@@ -167,7 +167,7 @@ def test_the_arena_of_a_lost_pool_is_mapped_no_more(hands: EngineHands, engine: 
 
 
 class FakeCudart:
-    """Notes what is registered; refuses where a limit of locked memory would."""
+    """Records registered memory; refuses memory beyond a limit, as a limit of locked memory does."""
 
     def __init__(self, refuses: int = 0) -> None:
         self.refuses = refuses
@@ -232,7 +232,7 @@ def test_a_device_that_is_lost_ends_the_worker_with_a_line(hands: EngineHands, m
 def test_a_thread_that_finds_the_device_lost_ends_the_process(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The worker may have no step to notice it by."""
+    """The worker may run no step that would notice the loss."""
     ended: list[int] = []
     monkeypatch.setattr("os._exit", ended.append)
     end_where_lost(torch.device("cpu"))

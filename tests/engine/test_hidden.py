@@ -1,4 +1,5 @@
-"""Requests that keep hidden vectors in place of K and V say what the others say, at half the memory."""
+"""Tests that requests that keep hidden vectors in place of K and V say the same as other requests, at half the
+memory."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ from tests.reference import Tally, compare
 FolderOf = Callable[[str], Path]
 EngineOf = Callable[[Path, int], Engine]
 ReferenceOf = Callable[[Path], Any]
-# qwen3: norms of k, and two heads of K with as many numbers as a hidden vector; opt-350m: a hidden vector has no norm.
+# qwen3: norms of k, and two heads of K with as many numbers as a hidden vector; opt-350m: a hidden vector without a
+# norm.
 ALLOWED = ["mha-tied", "qwen3", "opt", "opt-350m", "neox"]
 PROMPTS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=30).map(tuple)
 
@@ -69,7 +71,8 @@ def test_a_hidden_request_becomes_one_with_kv(
     reference_of: ReferenceOf,
     tally: Tally,
 ) -> None:
-    """In other pairs, or in pairs that its own blocks are halves of. What it kept may be lost then."""
+    """The request moves to other pairs, or to pairs whose halves are its own blocks. Its old content may be lost
+    then."""
     driver = Driver(engine_of(folder_of(name), 4), 1)
     live = driver.start_hidden("r", prompt_of(3, 21), 12)
     pairs = driver.units_for(33)

@@ -1,5 +1,8 @@
-"""Requests that are kept as KV or as hidden vectors, on a device that is far too small for them: they say what they say
-alone. Real cores, real engines and a real arena, in one process; counters say that it happened."""
+"""Tests of requests that are kept as KV or as hidden vectors, on a device that is far too small for them.
+
+Each request says what it says alone. Real cores, real engines and a real arena, in one process; counters say that
+evictions happened.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +27,12 @@ HIDDEN_TOKEN_S = 1e-5
 
 
 class Believed(OnlineCost):
-    """What real steps take is another thing in every run."""
+    """A cost model that learns nothing, because real steps take a different time in every run."""
 
     def learn(self, *_args: object) -> None: ...
 
 
-# With seeds in which all of it happens.
+# The seeds are chosen so that every kind of event happens.
 @pytest.mark.parametrize(
     ("topology", "policy", "name", "seed"),
     [

@@ -1,4 +1,4 @@
-"""int8 pages: what comes back is close enough that answers do not change, or nothing comes back at all."""
+"""Tests of int8 pages: what comes back is close enough to keep answers the same, or nothing comes back at all."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pages_of(dtype: torch.dtype) -> Int8Pages:
 
 
 def there_and_back(rows: torch.Tensor) -> torch.Tensor | None:
-    """None where the rows stay as they are."""
+    """Compress the rows and expand them again; return None if the page keeps them as they are."""
     pages = pages_of(rows.dtype)
     payload = memoryview(bytearray(b"\x5a" * pages.layout.size))
     if not pages.compress(rows, payload):
@@ -124,7 +124,7 @@ def arena_of(engine: Engine) -> Iterator[Arena]:
 
 
 def prompts() -> list[tuple[int, ...]]:
-    """Long ones that the demo model was trained to answer."""
+    """Return long prompts that the demo model was trained to answer."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
     with (ROOT / "examples" / "extraction_batch.jsonl").open() as lines:
         chats = [json.loads(line)["body"]["messages"] for line, _ in zip(lines, range(PROMPTS), strict=False)]
@@ -147,7 +147,8 @@ def decoded(engine: Engine, token: int, start: int, pairs: Sequence[int]) -> int
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_attention_and_greedy_tokens_hardly_change(dtype: str) -> None:
-    """One engine has KV as it was computed, the other what came back from int8; both are fed the first one's tokens."""
+    """One engine has KV as computed, the other has KV that came back from int8; both are fed the tokens of the
+    first."""
     plain, lossy = engine_of(dtype), engine_of(dtype)
     same = num = 0
     for prompt in prompts():
@@ -175,7 +176,8 @@ def through_int8(plain: Engine, lossy: Engine, arena: Arena, prompt: tuple[int, 
 
 
 def attention_error(plain: Engine, lossy: Engine, tokens: int, pairs: Sequence[int]) -> float:
-    """The most of all layers: of the last tokens' K as queries, over the size of what comes out of plain KV."""
+    """Return the largest error of all layers: with the last tokens' K as queries, relative to the output from plain
+    KV."""
     model, kernels = plain.config, choose(torch.device("cpu"), plain.dtype).kernels
     queries, errors = 32, []
     spans = Spans([Lie(queries, tokens, pairs)], BLOCK)
@@ -230,7 +232,7 @@ def test_a_page_with_numbers_that_are_not_finite_stays_as_it_is() -> None:
 
 
 def test_what_lay_in_an_extent_before_it_changed_its_kind_is_no_longer_read() -> None:
-    """A reader that still has the old number must not take bytes of other pages for it."""
+    """A reader that still has the old number must not read bytes of other pages with it."""
     sizes, extents = PageBytes(4096, 2000), Extents(2, kv=2, kv_int8=4)
     with TemporaryDirectory() as directory:
         arena = Arena.create(Path(directory, "a"), pages=extents, payload_bytes=sizes, page_size=4, incarnation=1)

@@ -1,4 +1,5 @@
-"""Whatever the pool keeps of a prompt, the answer is that of transformers. Real cores and engines, simulated frames."""
+"""Tests that the answer is that of transformers, whatever the pool keeps of a prompt. Real cores and engines, simulated
+frames."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ FolderOf = Callable[[str], Path]
 
 @dataclass
 class Hands:
-    """A real worker's, which take as long as they are told."""
+    """The hands of a real worker; each step claims the duration that the test sets."""
 
     real: EngineHands
     deployment: Deployment
@@ -120,7 +121,8 @@ def page_bytes(model: ModelConfig, policy: Policy, dtype: str) -> PageBytes:
 
 
 def requests() -> list[Request]:
-    """More than decode at once, so that some wait; some begin alike, and come when the first of them is stored."""
+    """Return more requests than can decode at once, so that some wait; some share a prefix, and come when the first is
+    stored."""
     made = []
     for number in range(REQUESTS):
         alike = prompt_of(number % 2, ALIKE)

@@ -1,4 +1,4 @@
-"""Memory of large results is made once, and never taken from who holds it."""
+"""Tests that the memory of large results is made once, and is never reused while a result is held."""
 
 from __future__ import annotations
 
@@ -46,6 +46,6 @@ def test_the_small_and_the_very_large_are_not_kept(kept: Kept, count: int) -> No
 
 
 def test_that_there_is_none_is_too_little_memory() -> None:
-    """A step that hears that ends with a result that says so; of any other error its worker would end."""
+    """A step that gets this error ends with a result that reports it; any other error would end the worker."""
     with pytest.raises(MemoryError, match="has no 68719476736 MB"):
         large_pages.zeros((1 << 56,), torch.uint8)

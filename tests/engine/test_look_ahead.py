@@ -1,4 +1,5 @@
-"""A worker that plans a step while another runs, its work in a thread: what requests say is what they say without."""
+"""Tests of a worker that plans a step while another runs, its work in a thread: requests say what they say without
+it."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ LIMITS = WorkerLimits(num_pairs=60, block_size=4, page_size=8, max_step_tokens=3
 
 
 class Worker:
-    """Core, engine and the thread between them; without one where nothing is planned ahead."""
+    """Core, engine and the thread between them; without a thread if nothing is planned ahead."""
 
     def __init__(
         self, folder: Path, directory: Path, look_ahead: int, reads_later: bool, engine: Engine | None = None
@@ -63,7 +64,7 @@ class Worker:
 
     def _tell(self, event: Event) -> None:
         if isinstance(event, StepDone):
-            event = replace(event, seconds=0.0)  # whatever it took
+            event = replace(event, seconds=0.0)  # the time that the step took does not matter here
         for command in self.core.handle(event, 0.0):
             match command:
                 case Send(message=Tokens(outputs)):
@@ -87,7 +88,8 @@ def some_requests() -> list[Request]:
 def test_all_say_the_same(
     folder_of: FolderOf, reference_of: Callable[[Path], Any], tally: Tally, tmp_path: Path, reads_later: bool
 ) -> None:
-    """Greedy, drawn, penalised; and one that ends with a token that nobody knew of when the next was begun."""
+    """Requests are greedy, drawn or penalised; one request ends with a token that is unknown when the next step
+    begins."""
     folder, ones = folder_of("gqa-untied"), some_requests()
     plain = Worker(folder, tmp_path, 0, False).serve(ones)
     ends_with = plain["r1"][4]
@@ -102,7 +104,7 @@ def test_all_say_the_same(
 
 @pytest.mark.parametrize("reads_later", [False, True])
 def test_two_ranks_say_the_same(folder_of: FolderOf, tmp_path: Path, reads_later: bool) -> None:
-    """The other one gets by name what rank 0 has read, and else what rank 0 hands on."""
+    """The second rank gets by name what rank 0 has read, and otherwise what rank 0 sends it."""
     folder, ones, store = folder_of("gqa-untied"), some_requests(), HashStore()
     plain = Worker(folder, tmp_path, 0, False).serve(ones)
     orders: queue.Queue[Order | None] = queue.Queue()
@@ -136,7 +138,7 @@ def test_two_ranks_say_the_same(folder_of: FolderOf, tmp_path: Path, reads_later
 def test_a_whole_deployment_says_the_same(
     folder_of: FolderOf, reference_of: Callable[[Path], Any], tmp_path: Path
 ) -> None:
-    """Prefill worker, pool, memory that is too small: who leaves does so with no step in flight."""
+    """A prefill worker, a pool and too little memory: a request leaves only while no step is in flight."""
     folder, tally = folder_of("gqa-untied"), Tally()
     policy = Policy(candidate_share=1.0)
     with deployed(folder, "1+1", policy, tmp_path, None, True, 40, PAGES, look_ahead=1) as deployment:
@@ -212,7 +214,7 @@ def test_what_is_no_step_waits_for_those_before_it() -> None:
 
 @pytest.mark.parametrize("when", ["begun", "read"])
 def test_a_device_that_is_lost_ends_it_all(when: str) -> None:
-    """The shell raises what is posted, and the process ends; whoever waits hears it too."""
+    """The shell raises what is posted, and the process ends; callers that wait get the error too."""
     lost = RuntimeError("CUDA error: an illegal memory access was encountered")
 
     class Lost:
@@ -238,7 +240,7 @@ def test_a_device_that_is_lost_ends_it_all(when: str) -> None:
 def test_hands_with_a_thread_do_all_in_it_and_meet_pools_between(folder_of: FolderOf, tmp_path: Path) -> None:
     engine = Engine(folder_of("gqa-untied"), num_pairs=20, block_size=4, dtype="float32")
     hands, posts = EngineHands(engine, tmp_path / "arena", 8, verify=False, look_ahead=1), Posts()
-    hands.meet(POOL_MEMBER)  # it has no arena
+    hands.meet(POOL_MEMBER)  # this pool has no arena
     commands: list[Command] = [CopyOut(3, POOL_MEMBER.holder, (0, 1), (0,), (1, 2, 3)), RunStep(StepPlan(4))]
     for command in commands:
         assert hands.begin_aside(command, posts)

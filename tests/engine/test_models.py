@@ -1,4 +1,4 @@
-"""Every family and every option of it gives the logits of transformers."""
+"""Tests that every family and every option of it gives the logits of transformers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.reference import CLOSE
 FolderOf = Callable[[str], Path]
 ReferenceOf = Callable[[Path], Any]
 BLOCK_SIZE, TOKENS = 16, 100
-BF16_STEP = 2.0**-8  # between 1 and the next number, halved: what rounding may change
+BF16_STEP = 2.0**-8  # half the distance from 1 to the next number: the most that rounding changes
 
 
 def logits_of(
@@ -43,7 +43,7 @@ def logits_of(
     kernels: Kernels | None = None,
     made: Callable[[Linear], None] | None = None,
 ) -> torch.Tensor:
-    """Of every token, in one pass; `made` hears of each linear layer once all is loaded."""
+    """Return the logits of every token, in one pass; `made` gets each linear layer once all is loaded."""
     config, kernels, linears = read_config(folder), kernels or Reference(), list[Linear]()
 
     def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
@@ -64,7 +64,7 @@ def logits_of(
 
 
 def furthest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Relative to the largest logit."""
+    """Return the largest difference, relative to the largest logit."""
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
@@ -81,7 +81,8 @@ def test_logits_are_those_of_transformers(name: str, folder_of: FolderOf, refere
 def test_narrow_types_stay_within_their_rounding(
     name: str, dtype: torch.dtype, folder_of: FolderOf, reference_of: ReferenceOf
 ) -> None:
-    """Not further from fp32 than transformers in the same type, but for a share, and within 20 roundings of bf16."""
+    """The distance from fp32 is at most that of transformers in the same type, plus a share, and within 20 roundings of
+    bf16."""
     folder, tokens = folder_of(name), prompt_of(2, TOKENS)
     narrow = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     with torch.inference_mode():
@@ -95,7 +96,7 @@ def test_narrow_types_stay_within_their_rounding(
 @pytest.mark.skipif(not PACKING, reason="no kernel for packed weights: it takes AVX512-bf16")
 @pytest.mark.parametrize("tied", [True, False])
 def test_packed_weights_say_the_same(tied: bool, tmp_path: Path, reference_of: ReferenceOf) -> None:
-    """Those of the head too, where the table of the words is the same memory."""
+    """The head is packed too, where it shares its memory with the table of the words."""
     folder = llama(tmp_path, vocab_size=176, intermediate_size=80, tie_word_embeddings=tied)
     tokens, packed = prompt_of(3, TOKENS), []
 
@@ -135,7 +136,7 @@ def test_late_positions_turn_by_the_reference_s_angles(kind: str, tmp_path: Path
 
 
 def test_a_window_is_missed_where_it_is_left_out(folder_of: FolderOf, reference_of: ReferenceOf) -> None:
-    """The comparison with a window is one that could fail."""
+    """This shows that the comparison with a window could fail."""
     windowed = reference_of(folder_of("mistral"))
     window, windowed.config.sliding_window = windowed.config.sliding_window, MAX_POSITIONS
     try:

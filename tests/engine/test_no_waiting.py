@@ -1,9 +1,9 @@
-"""Nothing in a step waits for the device but the reading of its tokens.
+"""Tests that only the reading of tokens makes a step wait for the device.
 
-There is no device here, so one is made of the CPU: what is put there by `on_device`, the cache, and all that is
-computed of them are *there*. Whoever asks what is there in a way for which a GPU would have to finish
-first (its numbers, how many are not zero, which a mask picks) is found, and so is a copy that would not be from pinned
-memory. Kernels are the device's own; what is read back is counted.
+No device is needed: the CPU plays one. Tensors that `on_device` puts there, the cache, and all that is computed
+from them count as *there*. The test finds code that asks for their content in a way for which a GPU would have to
+finish first (its numbers, how many are not zero, which rows a mask picks), and copies that do not come from pinned
+memory. Kernels run on the device itself; the reads are counted.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def put_there(one: Any) -> Any:
 
 
 class Opaque(Reference):
-    """Each kernel is one launch: how the reference computes it is nobody's business."""
+    """Kernels that count as one launch each: how the reference computes them does not matter."""
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
@@ -113,7 +113,7 @@ class Opaque(Reference):
 
 @contextmanager
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Sizes of what is read back."""
+    """Play the device, and yield the sizes of all reads from it."""
     read: list[int] = []
 
     class Counted(devices.ReadBack):
@@ -147,7 +147,7 @@ def driver(folder_of: Callable[[str], Path]) -> Driver:
 
 @pytest.mark.parametrize("is_captured", [False, True])
 def test_steps_wait_for_their_tokens_alone(driver: Driver, monkeypatch: pytest.MonkeyPatch, is_captured: bool) -> None:
-    """A prompt, decodes, decodes that go on from what nobody has read."""
+    """The steps are a prompt, decodes, and decodes that go on from tokens that are not read yet."""
     engine, live = driver.engine, driver.start("r", prompt_of(1, 9), 8)
     put_there(engine.cache)
     with device(monkeypatch) as read:
@@ -170,7 +170,8 @@ def test_steps_wait_for_their_tokens_alone(driver: Driver, monkeypatch: pytest.M
 def test_a_step_that_brings_no_token_has_ended_when_the_device_is_through(
     driver: Driver, monkeypatch: pytest.MonkeyPatch, reads_later: bool
 ) -> None:
-    """Not when it was begun: what a chunk in the middle of a prompt leaves in its blocks is copied from then on."""
+    """The step has not ended when it was only begun: from its end on, the blocks of a chunk in the middle of a prompt
+    may be copied."""
     seen = list[str]()
 
     class Noted(devices.Mark):

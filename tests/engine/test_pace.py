@@ -1,4 +1,4 @@
-"""Turns beside a step are few; while no step runs there is no limit."""
+"""Tests that turns beside a step are few, and that they have no limit while no step runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEADLINE_S = 60.0
 
 
 class Turns:
-    """A thread that takes turns, each when it is told to go on; after each it says that it was one."""
+    """A thread that takes turns: the test sees each turn begin, and lets it end."""
 
     def __init__(self, pace: Pace, most: int = 1000) -> None:
         self._pace, self._most = pace, most
@@ -62,7 +62,7 @@ def test_after_a_rest_time_for_a_turn_is_saved_first() -> None:
     pace, helped = Pace(share=1e-9), [0.0]
     pace.count(lambda: helped[0])
     with pace.turn():
-        helped[0] += 1.0  # so long does one take
+        helped[0] += 1.0  # seconds that one copy takes
     with pace.step():
         turns = Turns(pace)
         assert not turns.begun.acquire(timeout=0.05)
@@ -93,7 +93,8 @@ def test_what_others_compute_for_a_copy_counts() -> None:
 
 
 def test_what_a_thread_computes_between_two_turns_counts() -> None:
-    """With half of the time for copies, so much is computed for others before the next turn begins."""
+    """Copies may take half of the time, so the thread computes as much for other requests before the next turn
+    begins."""
     pace = Pace(share=0.5)
     with pace.step():
         with pace.turn():
@@ -110,7 +111,7 @@ def test_what_a_thread_computes_between_two_turns_counts() -> None:
 
 
 def test_the_time_of_threads_by_their_name() -> None:
-    """Names of Python's threads are not known to the system; that of the main thread is the process's."""
+    """The system does not know the names of Python's threads; the main thread has the name of the process."""
     name = Path(f"/proc/self/task/{threading.get_native_id()}/comm").read_text().strip()
     seconds = SecondsOfThreads(name)
     before, until = seconds(), time.thread_time() + 0.05

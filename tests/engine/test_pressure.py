@@ -1,8 +1,12 @@
-"""Greedy equality where a device is so small that all happens that memory can bring: what requests say is what they say
-alone, and counters say that each of it happened. Real cores, engines, pool and arena, in one process.
+"""Tests of greedy equality on a device so small that all events of memory pressure happen.
 
-    who leaves      is computed anew where there is no pool; else it goes to that, or to the prefill worker and back
-    two in a pair   the transport is through the pool (docs/how/blocks.md): nobody goes to a prefill worker
+Each request says what it says alone, and counters say that each event happened. Real cores, engines, pool and arena, in
+one
+process.
+
+    evicted         a request is computed anew where there is no pool; else it goes to the pool, or to the prefill
+                    worker and back
+    two in a pair   the transport is through the pool (docs/how/blocks.md): no request goes to a prefill worker
     hidden          of a model whose hidden vectors are smaller than its K and V: OPT's, and not grouped Llama's
 """
 
@@ -24,12 +28,12 @@ PLAIN = Policy(candidate_share=1.0)
 HYBRID = Policy(candidate_share=1.0, cache=Cache.HYBRID)
 SHARED = Policy(blocks=Layout.BIDIRECTIONAL)
 LITTLE_KEPT = Policy(blocks=Layout.BIDIRECTIONAL, checkpoints=0.2)
-FEW_PAGES = 14  # of the pool: some who leave find none, and are computed anew, as hidden vectors
+FEW_PAGES = 14  # pages of the pool: some evicted requests find none, and are computed anew, as hidden vectors
 PREFILL_PAIRS = 40
 
 
 class Believed(OnlineCost):
-    """What real steps take is another thing in every run."""
+    """A cost model that learns nothing, because real steps take a different time in every run."""
 
     def __init__(self) -> None:
         super().__init__((), hidden_token_s=1e-5)
@@ -58,7 +62,7 @@ ASIDE, SLOTS = {"eviction to candidate requests"}, {"preempted pair", "checkpoin
 KINDS = {"hidden", "projected"}
 
 
-# With seeds in which all of it happens.
+# The seeds are chosen so that every kind of event happens.
 @pytest.mark.parametrize(
     ("topology", "name", "policy", "seed", "pages", "wanted"),
     [

@@ -1,4 +1,4 @@
-"""Profiles of a real engine, under a clock that is not real: no test here depends on how fast the machine is."""
+"""Tests of profiles of a real engine, under a fake clock: no test here depends on how fast the machine is."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SUBJECT = Subject("tiny", "no cpu", "float32", 1, "0", "none")
 
 
 class Ticks:
-    """A clock by which everything takes one tick."""
+    """A clock that moves one tick at each reading."""
 
     def __init__(self, tick: float = 0.001) -> None:
         self.tick, self.now, self.waits = tick, 0.0, 0
@@ -54,7 +54,7 @@ def engine(folder_of: Callable[[str], Path], engine_of: Callable[[Path, int], En
 
 
 def counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many requests each step has that the engine runs from here on."""
+    """Return a list that gets the number of requests of each step from here on."""
     steps: list[int] = []
     run = engine.step
 
@@ -66,7 +66,7 @@ def counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return steps
 
 
-# --- What is measured
+# --- The steps that are measured
 
 
 @pytest.mark.parametrize("bounds", [BOUNDS, LARGE, Bounds(replace(LIMITS, max_batch=1, max_step_tokens=1), 8)])
@@ -82,8 +82,8 @@ def test_trials_reach_the_ends_of_what_is_allowed() -> None:
     assert max(shape.tokens for shape in shapes) == LARGE.limits.max_step_tokens
     assert max(shape.decodes for shape in shapes) == LARGE.limits.max_batch
     assert max(shape.longest for shape in shapes) >= LARGE.longest - 2
-    assert any(shape.decodes * shape.longest > shape.prefixes for shape in shapes)  # a bubble
-    assert {shape.kind for shape in shapes[:3]} == set(Kind)  # in turn
+    assert any(shape.decodes * shape.longest > shape.prefixes for shape in shapes)  # the batch has a bubble
+    assert {shape.kind for shape in shapes[:3]} == set(Kind)  # the kinds come in turn
 
 
 def test_random_trials_are_of_all_kinds_and_the_same_each_time() -> None:
@@ -101,7 +101,8 @@ def test_a_step_takes_the_median_of_its_runs(engine: Engine, monkeypatch: pytest
     waits, now, calls = Ticks(), [0.0], [0]
 
     def clock() -> float:
-        """Each run asks twice, after two others have asked."""
+        """Advance at every second call after the first two, because each run asks twice and two other calls come
+        first."""
         calls[0] += 1
         if calls[0] > 2 and calls[0] % 2 == 0:
             now[0] += next(took)
@@ -117,7 +118,7 @@ def test_a_step_takes_the_median_of_its_runs(engine: Engine, monkeypatch: pytest
 
 
 class FakeMeter(Meter):
-    """Steps take what a formula says, in no time."""
+    """A meter whose steps take what a formula says, without running."""
 
     def __init__(self, token_s: float) -> None:
         self.clock = self.ticks = Ticks(0.0)
@@ -133,7 +134,7 @@ class FakeMeter(Meter):
 def test_measuring_ends_in_time(token_s: float) -> None:
     meter = FakeMeter(token_s)
     points = measure(meter, trials(LARGE), 20.0)
-    assert meter.clock() <= 22.0  # one trial may be guessed too low
+    assert meter.clock() <= 22.0  # the time of one trial may be guessed too low
     assert {point.shape.kind for point in points} == set(Kind)
     if token_s <= 1e-4:
         assert len(points) == len(trials(LARGE))
@@ -221,7 +222,7 @@ def test_the_subject_names_model_device_and_type(engine: Engine, folder_of: Call
 def test_the_command_writes_a_profile_and_a_plot(
     folder_of: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """With time enough for all that there is to measure, on any machine: it ends when that is done."""
+    """The budget is enough for all measurements on any machine: the command ends when they are done."""
     out = tmp_path / "profile.json"
     limits = ["--kv-memory-mb", "1", "--max-step-tokens", "64", "--max-batch", "8", "--threads", "1"]
     assert main(["profile", str(folder_of("gqa-untied")), "--out", str(out), "--budget", "600", *limits]) == 0

@@ -1,4 +1,5 @@
-"""A model that two ranks share: token for token what one says, in threads here, in processes in tests/end_to_end."""
+"""Tests of a model that two ranks share: its tokens are those of one rank. Threads here, processes in
+tests/end_to_end."""
 
 from __future__ import annotations
 
@@ -56,7 +57,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 def said(engine: Any, sampling: Sampling) -> list[list[int]]:
-    """In chunks, either way into the blocks, some prompts beside others' tokens."""
+    """Return the outputs of prompts in chunks, filled from either end, some beside the tokens of other requests."""
     driver = Driver(engine, 7)
     lives = [driver.start_either_way(f"r{seed}", prompt_of(seed, length), TOKENS) for seed, length in PROMPTS]
     for live in lives:
@@ -79,7 +80,7 @@ def test_two_ranks_say_what_one_says(folder_of: Callable[[str], Path], pool: Thr
 def test_log_probabilities_are_of_the_whole_vocabulary(
     folder_of: Callable[[str], Path], pool: ThreadPoolExecutor
 ) -> None:
-    """Of prompt and output; the vocabulary is odd, so the last rank has fewer words than the first."""
+    """Prompt and output have them; the vocabulary is odd, so the last rank has fewer words than the first."""
     folder, prompt = folder_of("gqa-untied"), prompt_of(5, 12)
     assert VOCAB % 2
     chunk = Chunk("r", prompt, 0, (3, 1), Sampling(logprobs=4), scoring=Scoring(prompt[1:], 3))
@@ -156,7 +157,7 @@ def test_a_rank_that_is_gone_ends_the_wait_for_it(pool: ThreadPoolExecutor) -> N
     with two(pool) as teams:
         second = teams.pop()
         waiting = pool.submit(second.hear, 100)
-        teams.clear()  # and with it rank 0 has gone
+        teams.clear()  # rank 0 ends with its team
         with pytest.raises(RankLost, match="has gone or does not answer"):
             waiting.result(timeout=60)
 
@@ -164,7 +165,7 @@ def test_a_rank_that_is_gone_ends_the_wait_for_it(pool: ThreadPoolExecutor) -> N
 def test_too_little_memory_on_a_rank_ends_the_worker(
     folder_of: Callable[[str], Path], pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The other waits in the middle of the step: there is no going on."""
+    """The other rank waits in the middle of the step, so the worker cannot go on."""
     both = Both(folder_of("mha-tied"), pool)
     second = both.engines[1]
     monkeypatch.setattr(second._model, "forward", partial(_fail, "not enough memory: you tried to allocate"))
@@ -177,7 +178,7 @@ def _fail(why: str, *_: object) -> None:
 
 
 class Works:
-    """What a group of NCCL gives for what it was asked."""
+    """The work handles that a group of NCCL returns for its calls."""
 
     def __init__(self) -> None:
         self.waited: list[tuple[Any, ...]] = []
@@ -193,7 +194,7 @@ class Works:
 
 
 def test_on_gpus_nobody_waits_in_the_middle_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NCCL takes a limit to mean that the CPU is to wait for the GPU."""
+    """With a time limit, NCCL makes the CPU wait for the GPU."""
     works = Works()
     monkeypatch.setattr(ranks, "_nccl", lambda *_: works)
     monkeypatch.setattr(ranks, "_gloo", lambda *_: works)

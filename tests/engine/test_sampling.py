@@ -1,4 +1,4 @@
-"""What is sampled depends on logits, history, seed and index alone, and follows the distribution that was asked for."""
+"""Tests that samples depend on logits, history, seed and index alone, and follow the requested distribution."""
 
 from __future__ import annotations
 
@@ -68,10 +68,10 @@ def test_a_token_does_not_depend_on_its_batch(
 @given(st.integers(0, 2**32), st.integers(100, 700), st.randoms(use_true_random=False))
 @settings(deadline=None, max_examples=40)
 def test_nor_does_it_where_rows_have_many_blocks(seed: int, vocabulary: int, order: random.Random) -> None:
-    """Peaked and flat rows, so that some find their top-p at once and others only at the second or third look."""
+    """Rows are peaked and flat, so that some find their top-p at once and others only at the second or third search."""
     generator = torch.Generator().manual_seed(seed)
     steepness = torch.tensor([0.0, 0.3, 1.0, 4.0, 12.0, 12.0])[:, None]
-    rows = (torch.randn(6, vocabulary, generator=generator) * steepness).bfloat16().float()  # many equal logits
+    rows = (torch.randn(6, vocabulary, generator=generator) * steepness).bfloat16().float()  # many logits are equal
     wanted = [
         (Sampling(order.choice([0.0, 0.5, 1.0, 3.0]), order.choice([0, 1, 40, 400]), order.choice([0.3, 0.95, 1.0])), 5)
         for _ in rows
@@ -88,7 +88,7 @@ def test_the_same_seed_and_index_give_the_same_token(logits: list[float], sampli
 
 
 def test_seeds_and_indexes_are_as_good_as_independent() -> None:
-    """Along the indexes of one seed, along the seeds of one index, and along the diagonal of both."""
+    """Compare along the indexes of one seed, along the seeds of one index, and along the diagonal of both."""
     sampling = Sampling(temperature=1.0)
     flat = [0.0] * 8
     ways = [
@@ -97,7 +97,7 @@ def test_seeds_and_indexes_are_as_good_as_independent() -> None:
         [alone(flat, Sampling(1.0, seed=seed), 4_000 - seed) for seed in range(4_000)],
     ]
     for way in ways:
-        pairs = Counter(pairwise(way))  # of neighbours, all 64 should come alike
+        pairs = Counter(pairwise(way))  # all 64 pairs of neighbours should be equally frequent
         assert chi_square(pairs, {(a, b): 3_999 / 64 for a in range(8) for b in range(8)}) < 120  # p = 2e-5 at 63
 
 
@@ -114,7 +114,7 @@ def test_the_distribution_is_the_softmax(temperature: float, seed: int) -> None:
     seen = drawn(logits, Sampling(temperature, seed=seed), count)
     shares = (torch.tensor(logits).double() / temperature).softmax(0).tolist()
     often = {token: share * count for token, share in enumerate(shares) if share * count >= 5}
-    rest = max(0.0, sum(shares) * count - sum(often.values()))  # rounding may take it below
+    rest = max(0.0, sum(shares) * count - sum(often.values()))  # rounding may make it negative
     assert sum(seen.values()) - sum(seen[token] for token in often) <= rest + 6 * math.sqrt(rest) + 1
     few = Counter({token: times for token, times in seen.items() if token in often})
     assert chi_square(few, often) < 40  # p = 1e-6 at 7 degrees of freedom
@@ -131,16 +131,16 @@ def test_the_distribution_is_the_softmax(temperature: float, seed: int) -> None:
 def test_min_p_top_k_and_top_p_keep_exactly_the_right_tokens(
     logits: list[float], top_k: int, top_p: float, temperature: float, min_p: float
 ) -> None:
-    logits[0] = 0.25  # one of them at least is possible
+    logits[0] = 0.25  # at least one token is possible
     kept = naive(logits, top_k, top_p, temperature, min_p)
     seen = drawn(logits, Sampling(temperature, top_k, top_p, seed=3, min_p=min_p), 400)
     assert set(seen) <= set(kept)
-    rare = {token for token, share in kept.items() if share < 0.04}  # may not come in 400 draws
+    rare = {token for token, share in kept.items() if share < 0.04}  # these may not come in 400 draws
     assert set(kept) - rare <= set(seen)
 
 
 def naive(logits: list[float], top_k: int, top_p: float, temperature: float, min_p: float = 0.0) -> dict[int, float]:
-    """Probability of each token that is kept; of equal ones the lower number goes first."""
+    """Return the probability of each token that is kept; of equal tokens the lower number goes first."""
     order = sorted(range(len(logits)), key=lambda token: (-logits[token], token))
     least = max(logits) + temperature * math.log(min_p) - 1e-6 if min_p else -INF
     order = [token for token in order if logits[token] >= least][: top_k or None]
@@ -191,7 +191,7 @@ def test_what_is_impossible_never_comes(temperature: float) -> None:
 
 @pytest.mark.parametrize("number", [0.0, 0.5, 1 - 2.0**-53])
 def test_the_first_and_the_last_number_stay_inside(monkeypatch: pytest.MonkeyPatch, number: float) -> None:
-    """Rounding in the sums gives no token to a number beyond the last possible one."""
+    """Rounding in the sums gives no token to a number beyond the last possible token."""
     monkeypatch.setattr("alignedserve.engine.sampling.sampling.uniform", lambda *_: number)
     generator = torch.Generator().manual_seed(1)
     for _ in range(50):
@@ -275,7 +275,7 @@ def test_what_transformers_leaves_out_never_comes_and_the_rest_may(
     assert {token for token, share in enumerate(shares.tolist()) if share > 0.06} <= set(seen)
 
 
-# --- Edits: by what the request has said, and by what it may say
+# --- Edits of the logits, by what the request has said and by what it may say
 
 VOCABULARY = 40
 TOKENS = st.lists(st.integers(0, VOCABULARY - 1), max_size=30).map(tuple)
@@ -350,7 +350,7 @@ def test_repetition_is_as_in_transformers(
 @pytest.mark.parametrize("penalty", [5e-324, 1e-40, 1e300])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_repetition_penalty_beyond_fp32_leaves_numbers(penalty: float, temperature: float) -> None:
-    """The smallest makes the likeliest of those that were there certain, the largest keeps an unlikely one away."""
+    """The smallest penalty makes the likeliest earlier token certain, the largest keeps an unlikely one away."""
     sampling = Sampling(temperature, repetition_penalty=penalty)
     wanted = NextToken(sampling, 0, "r", History((0, 1, 2), [], ()))
     (chosen,) = Sampler(3).sample(torch.tensor([[0.0, 2.0, -1.0]]), [wanted])
@@ -377,7 +377,7 @@ def test_with_edits_too_a_token_does_not_depend_on_its_batch(
 def test_nor_on_being_moved_or_planned_ahead(
     said: tuple[Sampling, tuple[int, ...], tuple[int, ...]], moved_at: set[int], ahead: set[int], seed: int
 ) -> None:
-    """Another worker's sampler has the history as it was sent; a plan made ahead lacks the newest token."""
+    """The sampler of another worker has the history as it was sent; a plan made ahead lacks the newest token."""
     sampling, prompt, emitted = said
     logits = random_logits(seed, 40 + 12)
 
@@ -416,7 +416,7 @@ def test_a_request_that_left_out_a_step_is_known_again() -> None:
 
 
 def test_edits_that_find_too_little_memory_half_way_count_no_token_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of a step's new tokens cannot be noted; the same step goes on later."""
+    """Memory runs out at the second new token of a step; the same step goes on later."""
     sampling, output = Sampling(frequency_penalty=0.6), [0]
     sampler, history, logits = Sampler(3), History((), output, ()), torch.tensor([[2.2, 0.9, 0.0]])
     sampler.sample(logits.clone(), [NextToken(sampling, 1, "r", history)])
@@ -487,7 +487,7 @@ def test_limits_that_leave_nothing_leave_nothing() -> None:
 @given(seed=st.integers(0, 2**32), top=st.integers(0, VOCABULARY + 3), temperature=st.sampled_from([0.0, 2.0]))
 @plain
 def test_log_probabilities_are_the_models_own(seed: int, top: int, temperature: float) -> None:
-    """Whatever temperature, penalties and limits make of the logits."""
+    """The log-probabilities ignore what temperature, penalties and limits make of the logits."""
     logits = random_logits(seed)
     expected = logits[0].log_softmax(0)
     sampling = Sampling(temperature, top_k=3, presence_penalty=2.0, allowed_tokens=(4, 5, 6, 7), logprobs=top)

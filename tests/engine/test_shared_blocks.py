@@ -1,4 +1,4 @@
-"""Chats and other requests on a device that is far too small for them: what they say is what they say alone.
+"""Tests of chats and other requests on a device that is far too small for them: each says what it says alone.
 
 Real cores, real engines and a real arena, in one process. Chats take slots of best-effort requests, which wait, get
 them back and go on; the tests assert that all of that happened.
@@ -33,7 +33,7 @@ def folder(folder_of: Callable[[str], Path], name: str) -> Path:
     return folder_of(name)
 
 
-# With seeds in which all of it happens.
+# The seeds are chosen so that every kind of event happens.
 @pytest.mark.parametrize(
     ("topology", "policy", "name", "seed"),
     [

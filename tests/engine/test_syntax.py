@@ -1,4 +1,5 @@
-"""What is sampled under a syntax follows it, whatever the logits, wherever it is taken up again."""
+"""Tests that output sampled under a syntax follows it, whatever the logits, and wherever another worker continues
+it."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ def syntaxes() -> Syntaxes:
 def said(
     syntax: str, syntaxes: Syntaxes, vocab_size: int, seed: int, moved_at: Sequence[int] = (), early: bool = False
 ) -> list[int]:
-    """Of random logits; on another worker from each of `moved_at` on. `early`: what can be, is begun before them."""
+    """Sample from random logits; at each index in `moved_at` another worker continues.
+    `early`: the sampler begins its work on the syntax before the logits are there."""
     sampling = Sampling(1.0, seed=seed, syntax=syntax)
     output: list[int] = []
     sampler, history = Sampler(vocab_size, syntaxes), History((5,), output, (STOP,))
@@ -92,7 +94,7 @@ def test_it_ends_where_it_may(text: TextModel, syntaxes: Syntaxes, syntax: str, 
 
 
 def test_what_no_text_follows_has_no_token(syntaxes: Syntaxes) -> None:
-    """As where a mask would take too long: the request ends alone, and nothing breaks."""
+    """The same holds for a mask that would take too long: the request ends alone, and nothing breaks."""
     wanted = [NextToken(Sampling(syntax="no syntax at all"), 0, "r", History((5,), [], (STOP,)))]
     (chosen,) = Sampler(2048, syntaxes).sample(torch.zeros(1, 2048), wanted)
     assert chosen.token is None

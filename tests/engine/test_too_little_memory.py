@@ -1,4 +1,4 @@
-"""A step that finds too little memory says so, and what had KV before has it still."""
+"""Tests that a step that finds too little memory reports it, and that requests keep the KV that they had."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ FolderOf = Callable[[str], Path]
 
 
 class Short(Reference):
-    """Kernels that find too little memory when they are told to."""
+    """Kernels that report too little memory when a test tells them to."""
 
     error: Exception | None = None
-    after = 0  # calls of attend
+    after = 0  # calls of attend that still succeed before the error
 
     def attend(
         self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scale: float, window: int | None = None
@@ -71,7 +71,7 @@ def test_a_step_fails_and_the_same_one_goes_on_later(
     reference_of: Callable[[Path], Any],
     tally: Tally,
 ) -> None:
-    """Of a request with KV, of a hidden one, and of a prompt, in the first layer and in the second."""
+    """The step has a request with KV, a hidden request and a prompt; it fails in the first layer and in the second."""
     kv, hidden = driver.start("kv", prompt_of(1, 20), 8), driver.start_hidden("hidden", prompt_of(2, 20), 8)
     new = driver.start("new", prompt_of(3, 30), 8)
     for live in (kv, hidden):
@@ -120,7 +120,7 @@ def test_another_error_is_not_taken_for_it(driver: Driver, kernels: Short) -> No
 
 
 def test_torch_s_own_refusal_is_understood(folder_of: FolderOf) -> None:
-    """What it says of a tensor that no machine has memory for."""
+    """torch raises this error for a tensor that no machine has memory for."""
 
     class Huge(Reference):
         def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:

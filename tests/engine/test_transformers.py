@@ -1,4 +1,4 @@
-"""Models that transformers runs: what is served says what transformers says, what is not is refused in a line."""
+"""Tests of models that transformers runs: a served model says what transformers says, others are refused in a line."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.reference import Tally, compare, load
 
 DOCS = Path(__file__).resolve().parents[2] / "docs/reference/models.md"
 
-# Of each way to be different, one; the soak takes them all.
+# One family for each way to differ; the soak takes them all.
 _SERVED = "gpt2 gpt_bigcode phi phi3 gemma2 gemma3_text cohere2 stablelm starcoder2 mixtral qwen3_moe granite nemotron"
 _REFUSED = "bart bloom deepseek_v3 diffllama doge falcon falcon_h1 gemma2 gpt_oss jamba llama4_text mamba roberta"
 served = pytest.mark.parametrize("family", SERVED if SOAK else _SERVED.split())
@@ -70,7 +70,7 @@ def refusal(folder: Path, kind: type[ModelError] = UnsupportedModel) -> str:
 
 
 def check_greedy(folder: Path, tally: Tally) -> None:
-    """Two requests, in chunks, together and apart, both longer than any window."""
+    """Compare two requests, in chunks, together and apart, both longer than any window."""
     driver = Driver(Engine(folder, num_pairs=40, block_size=4, dtype="float32"), 1)
     first = driver.start_either_way("first", prompt_of(1, 37), 8)
     second = driver.start_either_way("second", prompt_of(2, 21), 8)
@@ -109,7 +109,7 @@ def test_windows_and_scales_are_those_of_the_layers(folder: Callable[..., Path])
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_close_enough(dtype: str, folder: Callable[..., Path]) -> None:
-    """The comparison at load tells rounding from another model."""
+    """The comparison at load distinguishes rounding from another model."""
     engine = Engine(folder("mixtral"), num_pairs=10, block_size=4, dtype=dtype)
     driver = Driver(engine, 1)
     live = driver.start("r", prompt_of(1, 20), 4)
@@ -125,7 +125,7 @@ def test_no_farther_than_angles_are_those_of_short_requests(folder: Callable[...
     check_greedy(made, tally)
 
 
-# --- What config.json says
+# --- The options of config.json
 
 
 def test_facts_go_by_many_names(folder: Callable[..., Path]) -> None:

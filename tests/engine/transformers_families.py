@@ -1,6 +1,6 @@
-"""Tiny random folders of the families of transformers, and what is to come of each.
+"""Tiny random folders of the families of transformers, and whether each is served or refused.
 
-The same tables are in docs/reference/models.md: what is new here belongs there too.
+The same tables are in docs/reference/models.md: a new family belongs there too.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SIZES: dict[str, Any] = {
     "initializer_range": 0.25,
 }
 
-# By `model_type`, with what is special about it.
+# Maps each `model_type` to the settings that are special about it.
 SERVED: dict[str, dict[str, Any]] = {
     "afmoe": _WINDOWED,
     "apertus": {},
@@ -125,7 +125,7 @@ _NO_HEADS = "its config.json has none of num_attention_heads"
 _NO_LENGTH = "its config.json has none of max_position_embeddings"
 _WIDTHS = "of each head, K has 16 numbers and V has 8"
 
-# The same, and why it is refused.
+# Maps each refused `model_type` to its settings, and to the reason.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     **dict.fromkeys(("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian"), ({}, _COUNTS)),
     **dict.fromkeys(("mbart", "mpt", "mvp", "pegasus", "plbart", "roformer"), ({}, _COUNTS)),
@@ -179,7 +179,7 @@ def make(folder: Path, family: str, **special: Any) -> Path:
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
         for parameter in model.parameters():
-            if parameter.ndim == 1:  # norms and biases, which otherwise are all ones and zeros, and could be left out
+            if parameter.ndim == 1:  # norms and biases start as ones and zeros, so a model that skips them would pass
                 parameter.add_(0.3 * torch.randn_like(parameter))
     model.save_pretrained(folder)
     return folder

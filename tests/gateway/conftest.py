@@ -24,11 +24,12 @@ from demo_corpus import Draw, Split, sample
 from demo_tokenizer import save_tokenizer, train_tokenizer
 
 MODEL, MOST = "demo", 256
-PATIENT_S = 60.0  # more than anything here takes, however slow the machine is
+PATIENT_S = 60.0  # seconds: longer than any request in these tests takes, however slow the machine is
 
 
 class FakeOwner:
-    """Plays a script for each request. What it buys: deliveries, faults and waits exactly where a test wants them.
+    """An owner that plays a script for each request, so that deliveries, faults and waits come exactly where a test
+    wants them.
 
     A script's step is a tuple of tokens, a whole delivery, an exception to raise, or an event to wait for. The
     finish is decided as in the engine, by the request's own limits; log-probabilities are `scripted_logprob`s.
@@ -56,7 +57,7 @@ class FakeOwner:
                 finished = delivered.finish is not None
                 yield delivered
         finally:
-            await asyncio.sleep(0)  # what cleans up may wait, though its task is being cancelled
+            await asyncio.sleep(0)  # real clean-up may also wait here while its task is being cancelled
             self.open_now.discard(request.id)
             if not finished:
                 self.cancelled.append(request.id)
@@ -87,7 +88,8 @@ class FakeOwner:
 
 
 def scripted_logprob(place: int, top: int) -> Logprob:
-    """Of the token at this place of prompt or output. The likeliest are said to be 300, 301, ..."""
+    """Return the log-probability of the token at this place of prompt or output. The likeliest tokens are 300, 301,
+    ..."""
     return Logprob(-1.0 - place, tuple((300 + rank, -0.5 - rank) for rank in range(top)))
 
 
@@ -102,7 +104,7 @@ def _scripted_logprobs(
 
 
 class Gateway:
-    """An application and its fake, asked over ASGI."""
+    """An application and its fake owner, called over ASGI."""
 
     def __init__(self, text: TextModel, owner: FakeOwner, **settings: Any) -> None:
         self.owner, self.text = owner, text
@@ -164,12 +166,12 @@ def ids_of(text: TextModel, written: str) -> tuple[int, ...]:
 
 @pytest.fixture
 def hello(text: TextModel) -> tuple[int, ...]:
-    """The tokens of an answer, with its end."""
+    """Return the tokens of an answer, with its end token."""
     return (*ids_of(text, "Hello, naïve 😀!"), text.eos_ids[0])
 
 
 def data_lines(streamed: httpx.Response) -> list[Any]:
-    """The events of a stream; [DONE] as it is."""
+    """Return the events of a stream as objects; [DONE] stays text."""
     assert streamed.text.endswith("\n\n")
     blocks = streamed.text.removesuffix("\n\n").split("\n\n")
     assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
@@ -178,7 +180,7 @@ def data_lines(streamed: httpx.Response) -> list[Any]:
 
 
 class Connection:
-    """A client at the level of ASGI. What it buys: to leave, or to stop reading, at a chosen moment."""
+    """A client at the level of ASGI, which can leave or stop reading at a chosen moment."""
 
     def __init__(self, path: str, body: bytes) -> None:
         self.scope = {
@@ -213,7 +215,7 @@ class Connection:
 
 @contextmanager
 def log_lines(caplog: pytest.LogCaptureFixture) -> Iterator[list[Any]]:
-    """What the gateway's log lines of the block say by name."""
+    """Yield the fields of the log lines that the gateway writes inside the block."""
     lines: list[Any] = []
     caplog.clear()
     with caplog.at_level("INFO", logger="alignedserve.gateway"):

@@ -1,7 +1,7 @@
 """OpenAI's published schema of what we implement: components of its OpenAPI document, without their descriptions.
 
 `openai_schema.json` beside this file is an excerpt of openapi.json of github.com/openai/openai-openapi, under the MIT
-license that is in it. To make it anew, of a clone of that repository:
+license that it contains. To make it again from a clone of that repository:
 
     python -m tests.gateway.published CLONE
 """
@@ -30,14 +30,15 @@ _SAYS_NOTHING = {"description", "example", "examples", "title", "x-oaiMeta", "x-
 
 @cache
 def validator(name: str) -> Any:
-    """Of bodies that are to be this component."""
+    """Return the validator of bodies that should match this component."""
     components = json.loads(EXCERPT.read_text(encoding="utf-8"), object_hook=_with_null)["components"]
     schema = {"$ref": f"#/components/schemas/{name}", "components": components}
     return jsonschema.Draft202012Validator(schema)
 
 
 def _with_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """It says `nullable` where JSON Schema, which it is by its own version, says that null is possible too."""
+    """Translate the published `nullable` into a type of JSON Schema.
+    The document says by its version that it is JSON Schema, which writes null as one more type."""
     return {"anyOf": [schema, {"type": "null"}]} if schema.pop("nullable", False) is True else schema
 
 
@@ -56,7 +57,7 @@ def excerpt(clone: Path) -> dict[str, Any]:
 
 
 def _reached(schemas: dict[str, Any]) -> set[str]:
-    """What those that we answer with are made of."""
+    """Return the names of the schemas that our answers use, directly or through other schemas."""
     found: set[str] = set()
     waiting = [*ANSWERS]
     while waiting:
@@ -77,7 +78,7 @@ def _references(schema: Any) -> Iterator[str]:
 
 
 def _bare(schema: Any, is_names: bool = False) -> Any:
-    """`is_names`: its keys are names of properties, whatever they say."""
+    """Return the schema without descriptions. `is_names`: its keys are names of properties, and so all of them stay."""
     if isinstance(schema, list):
         return [_bare(one) for one in schema]
     if not isinstance(schema, dict):

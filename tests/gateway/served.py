@@ -52,7 +52,7 @@ class Served:
         return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENT_S)
 
     def hurry(self) -> None:
-        """Whoever is connected has little time from now on, but for what it has begun."""
+        """Shorten the patience for every open connection from now on; a read that has begun keeps its old limit."""
         for connection in self.server.server_state.connections:
             connection._head_s = SOON_S  # type: ignore[union-attr]
 
@@ -61,7 +61,7 @@ class Served:
         return len(self.server.server_state.connections)
 
     def say(self, *parts: bytes) -> bytes:
-        """All that is answered until the server hangs up."""
+        """Send the parts and return all that the server answers until it hangs up."""
         with self.connect() as connection:
             for part in parts:
                 connection.sendall(part)

@@ -1,4 +1,4 @@
-"""The routes, as a client sees them: answers, streams, and what is not a generation at all."""
+"""Tests of the routes as a client sees them: answers, streams, and routes that generate nothing."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def test_a_fault_in_a_stream_is_its_last_event(text: TextModel, fault: Exception
     assert gateway.owner.open_now == set()
 
 
-# --- What else there is
+# --- Routes that generate nothing
 
 
 def test_models_are_listed_with_their_length(gateway: Gateway) -> None:
@@ -268,7 +268,7 @@ def test_an_id_that_is_none_is_not_taken(gateway: Gateway, odd: bytes) -> None:
     assert answer.headers["x-request-id"].startswith("req-")
 
 
-# --- What is measured
+# --- Metrics
 
 
 def test_what_happened_is_counted(gateway: Gateway, hello: tuple[int, ...]) -> None:

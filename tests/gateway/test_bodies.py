@@ -1,4 +1,4 @@
-"""What clients get is of OpenAI's shape: by the types of its SDK, and by its published schema."""
+"""Tests that clients get answers of OpenAI's shape: by the types of its SDK, and by its published schema."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ OF_CHATS: list[dict[str, Any]] = [
     {**TOOLS, "tool_choice": "required"},
     {**TOOLS, "tool_choice": "required", "n": 2, "logprobs": True},
 ]
-# Not an echo with log-probabilities: the first token of a prompt has none, which null says, at OpenAI as everywhere;
-# neither the types nor the schema know of it.
+# An echo with log-probabilities is left out: the first token of a prompt has none, and its null, which OpenAI and other
+# servers send too, is unknown to both the types and the schema.
 OF_COMPLETIONS: list[dict[str, Any]] = [*FIELDS, {"echo": True}, {"logprobs": 2}, {"prompt": ["a", "b"], "logprobs": 0}]
 USAGE: list[dict[str, Any]] = [
     {},
@@ -78,7 +78,7 @@ def test_chunks_of_chats(gateway: Gateway, fits: Fits, fields: dict[str, Any], u
 @pytest.mark.parametrize("fields", OF_COMPLETIONS)
 def test_chunks_of_completions(gateway: Gateway, fits: Fits, fields: dict[str, Any]) -> None:
     for chunk in chunks(gateway.complete(**fields, stream=True)):
-        for choice in chunk["choices"]:  # both know of no chunk before the last
+        for choice in chunk["choices"]:  # both require a finish reason, which chunks before the last lack
             choice["finish_reason"] = choice["finish_reason"] or "stop"
         fits(chunk, Completion, "CreateCompletionResponse")
 

@@ -1,4 +1,4 @@
-"""Calls of tools are found in a model's text, however it comes in pieces; what is none stays text."""
+"""Tests that tool calls are found in a model's text, however the text is cut into pieces; other text stays text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Several choices of a prompt, several prompts of a body: each is a request of its own, all are one answer."""
+"""Tests of several choices of a prompt and several prompts of a body: each is a request of its own, all form one
+answer."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ WORDS = ["one", " two", " three", " four", " five", " six"]
 
 
 class OwnOwner(FakeOwner):
-    """Says another word to each request. What it buys: whose answer is whose."""
+    """An owner that says another word to each request, so that a test can tell which answer belongs to which
+    request."""
 
     def __init__(self, text: TextModel, *more: Any) -> None:
         super().__init__()
@@ -150,7 +152,7 @@ def test_the_gauge_counts_each(gateway: Gateway) -> None:
     assert gateway.metric('alignedserve:time_to_first_token_seconds_count{class="rt"}') == 3
 
 
-# --- Without HTTP: for those who have bodies from elsewhere
+# --- Without HTTP: callers that read bodies from elsewhere
 
 
 PROMISE = ServicePromise(ServiceClass.BE, Slo(), "flex")
@@ -203,7 +205,7 @@ def test_a_reader_says_when_enough_has_come(text: TextModel) -> None:
 
 
 class TestAnOutputThatFillsTheContext:
-    """The engine ends it where `max_tokens` says, which is all that is left where the client names no limit."""
+    """The engine ends the output at `max_tokens`, which is the rest of the context if the client names no limit."""
 
     @pytest.fixture
     def gateway(self, text: TextModel) -> Gateway:

@@ -1,4 +1,4 @@
-"""Clients that are slow, greedy, broken or gone: each is let go, and the next is served as ever."""
+"""Tests of clients that are slow, greedy, broken or gone: each is disconnected, and the next is served as usual."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def server(gateway: Gateway) -> Iterator[Served]:
 
 @pytest.fixture
 def hurried(server: Served) -> Iterator[Served]:
-    """Whose patience soon ends, until the test does: what works afterwards may take as long as it takes."""
+    """Yield a server with little patience; restore it afterwards, so that later tests may take as long as they need."""
     server.head_s = SOON_S
     yield server
     server.head_s = PATIENT_S
@@ -92,7 +92,7 @@ def test_a_slow_body_is_given_up_with_a_reason(text: TextModel) -> None:
 
 
 def test_a_body_that_nobody_asked_for_is_not_read_for_ever(hurried: Served) -> None:
-    """What was said to come goes on coming after its answer."""
+    """The client goes on sending the body that it declared, although the answer has already been sent."""
     with hurried.connect() as connection, suppress(ConnectionError):
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n")
         for _ in range(1000):
@@ -159,7 +159,7 @@ def test_what_is_wrong_with_a_later_request_is_no_answer_to_the_first(text: Text
 
 
 UPGRADE = (
-    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"  # as Java's client has it
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"  # as Java's client sends it
 )
 
 
@@ -277,7 +277,8 @@ def lasting(text: TextModel) -> Iterator[Served]:
 
 
 class TestWhateverIsSent:
-    """Bytes and bodies that follow no rule: never a 5xx, never silence, and a good request right after works."""
+    """The server answers bytes and bodies that follow no rule, never with a 5xx, and serves a good request right
+    after."""
 
     @ANYTHING
     @given(st.dictionaries(NAMES | TEXTS, VALUES, max_size=5), st.sampled_from(["completions", "chat/completions"]))

@@ -1,4 +1,4 @@
-"""Whatever is wrong, the answer has OpenAI's shape and names the field."""
+"""Tests that every error has OpenAI's shape and names the wrong field."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_what_asks_for_nothing_special_is_taken(gateway: Gateway) -> None:
 
 
 def test_every_field_of_the_sdk_is_known(gateway: Gateway) -> None:
-    """Known is supported, or refused as not supported yet; never refused as unknown."""
+    """Each field is supported, or refused as not supported yet, but never refused as unknown."""
     from openai.types import completion_create_params as completion
     from openai.types.chat import completion_create_params as chat
 
@@ -416,7 +416,7 @@ def test_a_template_that_refuses_is_the_clients_fault(gateway: Gateway, monkeypa
 
 
 def test_tokenising_does_not_hold_up_the_others(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What buys it: an encoder that ends only once the event loop has answered another request."""
+    """The fake encoder returns only once the event loop has answered another request."""
     go_on = threading.Event()
     encode = TextModel.chat_ids
 
@@ -439,13 +439,13 @@ def test_tokenising_does_not_hold_up_the_others(text: TextModel, monkeypatch: py
 
 
 def test_a_text_of_megabytes_lets_other_threads_run(text: TextModel) -> None:
-    """The library's `encode` keeps Python's lock for as long as it takes, and with it our heartbeats."""
+    """The library's `encode` holds Python's lock during its whole run, which would stop our heartbeats."""
     words, stalls, done, clock = "word " * 400_000, [0.0], threading.Event(), time.process_time
 
     def beat() -> None:
         before = clock()
         while not done.wait(0.001):
-            now = clock()  # of all threads together: it stands still while others have the cores
+            now = clock()  # CPU time of all threads together: it stands still while other processes have the cores
             stalls.append(now - before)
             before = now
 

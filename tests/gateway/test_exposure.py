@@ -1,4 +1,4 @@
-"""Nothing is open to others by oversight."""
+"""Tests that the gateway opens nothing to other machines by oversight."""
 
 from __future__ import annotations
 

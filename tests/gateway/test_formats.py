@@ -1,4 +1,5 @@
-"""What an answer is to be: JSON, a schema, a pattern, a grammar. What cannot be followed is refused, with a reason."""
+"""Tests of output formats: JSON, a schema, a pattern, a grammar. A format that cannot be followed is refused, with a
+reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what; and that one caller cannot tell what another asked for."""
+"""Tests of what each key permits, and that a caller cannot tell what another caller asked for."""
 
 from __future__ import annotations
 

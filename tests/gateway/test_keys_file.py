@@ -1,4 +1,4 @@
-"""Keys: made, kept as hashes, read again, and refused in one line where their file cannot be."""
+"""Tests of keys: they are made, kept as hashes and read again, and a bad key file is refused in one line."""
 
 from __future__ import annotations
 

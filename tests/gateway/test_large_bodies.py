@@ -1,4 +1,4 @@
-"""What is wrong with a body many times over is looked for once: it costs neither seconds nor gigabytes."""
+"""Tests that a body with very many errors is checked once: it costs neither seconds nor gigabytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client that leaves, or reads no more, has its request cancelled everywhere."""
+"""Tests that a request is cancelled everywhere when its client leaves or stops reading."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_token_is_sent_when_it_comes(text: TextModel) -> None:
 
 
 def test_what_comes_when_nobody_listens_any_more_is_dropped() -> None:
-    """Once its loop has ended, a token that is still under way ends no process."""
+    """A token that arrives after its event loop has ended does not end the process."""
     arrivals: ArrivalQueues[int] = ArrivalQueues()
 
     async def listen() -> None:

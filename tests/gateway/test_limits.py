@@ -1,4 +1,4 @@
-"""What a key may have, alone and over several gateways."""
+"""Tests of the limits of a key, alone and over several gateways."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def caller(name: str = "ann", **limits: int) -> Caller:
 
 
 def refused_for(act: Callable[[], None]) -> int:
-    """Seconds that it says to wait; 0 where it is not refused."""
+    """Return the seconds to wait that a refusal names; 0 if the request is accepted."""
     try:
         act()
     except ApiError as error:
@@ -89,7 +89,7 @@ class TestTabs:
 
     @given(st.lists(st.tuples(st.floats(0, 30), st.integers(0, 500)), max_size=60), st.integers(1, 2000))
     def test_over_any_time_no_more_than_the_rate(self, asked: list[tuple[float, int]], per_minute: int) -> None:
-        """A minute's worth at once, then the rate; and beyond it what the last one took."""
+        """A key may use a minute's worth at once, then the rate, and exceed it by the size of the last request."""
         now, ledger, taken, most = [100.0], Ledger(), 0, 0
         for after_s, tokens in asked:
             now[0] += after_s
@@ -135,7 +135,7 @@ class TestSeveralGateways:
 class TestOverHttp:
     @pytest.fixture(autouse=True)
     def at_one_moment(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing comes back meanwhile, however long a test takes."""
+        """Stop the clock, so that no budget refills, however long a test takes."""
         monkeypatch.setattr(Tab, "__init__", partialmethod(Tab.__init__, now=lambda: 100.0))
 
     def gateway(self, text: TextModel, owner: FakeOwner, **limits: int) -> Gateway:
@@ -159,7 +159,7 @@ class TestOverHttp:
         assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
         assert error["message"].startswith("this API key is limited to 2 requests in a minute: try again in ")
         used = 6000 - int(answers[1].headers["x-ratelimit-remaining-tokens"])
-        assert used == 103  # 3 of the prompt, 100 of the output
+        assert used == 103  # 3 tokens of the prompt, 100 of the output
 
     def test_who_has_had_its_tokens_is_refused_before_its_body_is_read(self, text: TextModel) -> None:
         gateway = self.gateway(text, FakeOwner(*[(5,)] * 100), tokens_per_minute=20)

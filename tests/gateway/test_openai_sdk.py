@@ -1,4 +1,4 @@
-"""OpenAI's own client is content: it reads what we send, and raises what we mean."""
+"""Tests with OpenAI's own client: it reads what we send, and raises the errors that we mean."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_it_reads_log_probabilities(gateway: Gateway, hello: tuple[int, ...]) ->
             content = answer.choices[0].logprobs.content or []
             assert [entry.logprob for entry in content] == [-1.0 - at for at in range(len(hello))]
             assert [len(entry.top_logprobs) for entry in content] == [2] * len(hello)
-            written = b"".join(bytes(entry.bytes or ()) for entry in content[:-1])  # the last one ends the output
+            written = b"".join(bytes(entry.bytes or ()) for entry in content[:-1])  # the last entry ends the output
             assert written.decode() == answer.choices[0].message.content == HELLO
             stream = await client.chat.completions.create(**ASKED, logprobs=True, stream=True)
             streamed = [chunk.choices[0].logprobs async for chunk in stream]

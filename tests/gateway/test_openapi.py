@@ -1,4 +1,4 @@
-"""The server keeps its own OpenAPI document, whatever is asked by it or against it."""
+"""Tests that the server keeps its own OpenAPI document, for valid and invalid requests."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway
 
-# Rules across fields are in no schema, and what no tokenizer or grammar can take is known only there: such a body is
-# refused with 400 though its schema is kept.
+# A schema states no rules across fields, and only a tokenizer or a grammar knows what it refuses: such a body is
+# refused with 400 though it fits its schema.
 CONFIG = SchemathesisConfig.from_dict(
     {"checks": {"positive_data_acceptance": {"expected-statuses": ["2xx", "400", "404"]}}}
 )
-CASES = 200 if SOAK else 10  # by each of the six routes that take a body, and as many against it
+CASES = 200 if SOAK else 10  # valid bodies for each of the six routes that take a body, and as many invalid bodies
 
 
 @pytest.fixture(scope="module")
@@ -50,13 +50,14 @@ ROUTES = [
     for path, methods in document(with_jobs=True)["paths"].items()
     for method, described in methods.items()
     for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
-    if mode is GenerationMode.POSITIVE or "requestBody" in described  # else nothing can be wrong with it
+    # a route without a body cannot get an invalid body
+    if mode is GenerationMode.POSITIVE or "requestBody" in described
 ]
 
 
 @pytest.mark.parametrize(("path", "method", "mode"), ROUTES)
 def test_it_is_kept(api: Any, path: str, method: str, mode: GenerationMode) -> None:
-    """By all of schemathesis's checks: no 5xx, no answer that is not in the document, nothing wrong that is taken."""
+    """All of schemathesis's checks hold: no 5xx, no answer outside the document, no invalid body accepted."""
     operation = api[path][method]
 
     @settings(

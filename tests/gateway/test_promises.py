@@ -1,4 +1,4 @@
-"""What a request is promised: fields, headers and tiers, and which of them wins."""
+"""Tests of what a request is promised: fields, headers and tiers, and which of them wins."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client may say of sampling, and what it gets: limits, stops, log-probabilities, echoes."""
+"""Tests of the sampling fields of a request and of what they bring: limits, stops, log-probabilities, echoes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whichever gateway is asked tells of all."""
+"""Tests that each gateway reports on all gateways."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_all_are_told_once_by_each_that_lives() -> None:
             Siblings(deployment, name, [other for other in NAMES if other != name], partial(bytes, series(at)))
             for at, name in enumerate(NAMES)
         ]
-        for gateway in gateways[:2]:  # the third has not started yet
+        for gateway in gateways[:2]:  # the third gateway has not started yet
             await gateway.listen()
         gc.collect()
         return [await gateway.series() for gateway in gateways[:2]]

@@ -1,4 +1,4 @@
-"""What leaves the gateway of a prompt besides its tokens: counts, or its text for an encoder that reads it."""
+"""Tests of what the gateway sends of a prompt besides its tokens: counts, or its text for an encoder that reads it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is encoded in parts reads as what is encoded whole."""
+"""Tests that events encoded in parts read like events encoded whole."""
 
 from __future__ import annotations
 

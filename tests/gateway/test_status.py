@@ -1,4 +1,4 @@
-"""What a gateway tells its operator."""
+"""Tests of what a gateway tells its operator."""
 
 from __future__ import annotations
 

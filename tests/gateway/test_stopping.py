@@ -1,4 +1,4 @@
-"""Stop strings: the same end, however the text came in pieces."""
+"""Tests of stop strings: the output ends at the same place, however the text is cut into pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text to tokens and back: as transformers has it, but for what a user may not write."""
+"""Tests of text to tokens and back: as transformers does it, except for special tokens in a user's text."""
 
 from __future__ import annotations
 
@@ -138,7 +138,8 @@ def fed(decoder: IncrementalDecoder, ids: Sequence[int], size: int = 1) -> list[
 
 @given(written=unicode_text, size=st.integers(1, 5))
 def test_the_pieces_of_any_text_are_the_text(text: TextModel, written: str, size: int) -> None:
-    assume(not any(special in written for special in SPECIALS))  # spelled out, it is a token and says nothing
+    # a special token in its own spelling is a token, and tests nothing here
+    assume(not any(special in written for special in SPECIALS))
     pieces = fed(text.decoder(), [1, *ids_of(text, written), 2], size)
     assert "".join(pieces) == written
     assert "\ufffd" in written or "\ufffd" not in "".join(pieces)
@@ -177,7 +178,7 @@ def test_a_token_costs_a_bounded_number_of_decoded_tokens(text: TextModel, writt
 
 
 def llama_like() -> Tokenizer:
-    """Spaces as ▁, the first one cut off, and single bytes for what is not in the vocabulary."""
+    """Return a tokenizer that writes spaces as ▁, drops the first one, and has single bytes for unknown characters."""
     words = ["<unk>", "</s>", "▁", "▁a", "▁story", "b", "é", *(f"<0x{byte:02X}>" for byte in range(256))]
     tokenizer = Tokenizer(models.BPE({word: at for at, word in enumerate(words)}, [], byte_fallback=True))
     tokenizer.decoder = decoders.Sequence(

@@ -1,4 +1,4 @@
-"""Tools: shown to the model, called by it or because they have to be, and answered by the client."""
+"""Tests of tools: they are shown to the model, called by choice or by force, and answered by the client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps to try attention with: what no token has is NaN, which shows where it is read."""
+"""Steps to try attention with: places without a token are NaN, so a kernel that reads one shows it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Step:
 
 
 def random_step(seed: int, dtype: torch.dtype) -> Step:
-    """On the CPU."""
+    """Return a random step on the CPU."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     kv_heads, group = chance.choice((1, 2, 4)), chance.choice((1, 2, 3, 4, 8))
     head_dim, block_size = chance.choice((16, 64, 80, 128)), chance.choice((1, 8, 16, 16, 33, 256))

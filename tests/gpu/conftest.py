@@ -1,4 +1,5 @@
-"""`python -m pytest --confcutdir=tests/gpu tests/gpu`: torch, Triton, transformers, numpy and pytest are enough."""
+"""Run with `python -m pytest --confcutdir=tests/gpu tests/gpu`: torch, Triton, transformers, numpy and pytest are
+enough."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 WHY_NOT = "no GPU: torch sees none here"
-_SMALL_CHOICES = 4  # of the tiles of attention: those of the fewest tokens, which alone are for fp32
+_SMALL_CHOICES = 4  # tile sizes of attention with the fewest tokens; fp32 can use only these
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -22,8 +23,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def unmeasured(request: pytest.FixtureRequest) -> Iterator[None]:
-    """To measure what is fastest for each of many shapes takes minutes. Each test has one of the choices, another one
-    another, and the same every time."""
+    """Fix the tiles instead of measuring: to find the fastest for each of many shapes takes minutes.
+    Each test has one of the choices: different tests differ, and a test has the same choice every time."""
     pytest.importorskip("triton", reason="Triton is not installed")
     from alignedserve.kernels.triton.launch import with_choice
 
@@ -33,7 +34,8 @@ def unmeasured(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def by_triton(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    """A kernel that fails is replaced by torch, and what it computes is right then: here that is a failure."""
+    """Fail a test in which a kernel failed: torch would replace it and give the right result, which would hide the
+    failure."""
     yield
     failed = [one.getMessage() for one in caplog.get_records("call") if "takes its place" in one.getMessage()]
     assert not failed

@@ -1,4 +1,5 @@
-"""Engines on the GPU, in fp32: greedy output is that of transformers, and KV comes back from pages as it went."""
+"""Tests of engines on the GPU, in fp32: greedy output is that of transformers, and KV comes back from pages
+unchanged."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ OWN = [name for name in MODELS if name != "wide-heads"]
 
 @pytest.fixture(autouse=True, scope="module")
 def exact() -> Iterator[None]:
-    """Products in fp32 are not rounded to TF32."""
+    """Keep fp32 products exact, instead of rounding them to TF32."""
     before = torch.backends.cuda.matmul.allow_tf32
     torch.backends.cuda.matmul.allow_tf32 = False
     yield
@@ -71,7 +72,7 @@ def captured(folder: Path, most: int = 6) -> Engine:
 
 @pytest.mark.parametrize("name", ["gqa-untied", "opt", "qwen2"])
 def test_captured_decodes_say_what_transformers_says(name: str, tmp_path: Path) -> None:
-    """Some long enough to be split; some sit out steps; with chunks in between, which run as they are."""
+    """Some requests are long enough to be split; some sit out steps; chunks run uncaptured in between."""
     folder = MODELS[name](tmp_path / "model")
     driver, reference, tally = Driver(captured(folder), 1), load(folder), Tally()
     lives = [driver.start_either_way(f"r{n}", prompt_of(n, 3 + 20 * n), 20) for n in range(5)]
@@ -109,7 +110,7 @@ def test_steps_that_are_begun_before_the_last_one_is_read_say_the_same(has_graph
 
 
 def test_a_step_waits_for_its_tokens_alone(tmp_path: Path) -> None:
-    """CUDA's own check: anything else that waits raises."""
+    """CUDA's own check is on: any other wait raises an error."""
     driver = Driver(captured(MODELS["gqa-untied"](tmp_path / "model")), 1)
     live = driver.start("r", prompt_of(1, 40), 20)
     driver.prefill(live)
@@ -145,7 +146,7 @@ def test_a_step_for_which_there_is_no_memory_fails_and_the_next_one_runs(tmp_pat
 
 
 def all_that_is_left() -> list[torch.Tensor]:
-    """Of what torch has of the GPU already: a small step would fit there."""
+    """Take what torch holds of the GPU unused: otherwise a small step would fit there."""
     taken = []
     for size in (1 << 20, 1 << 16, 1 << 12, 1 << 9):
         with suppress(torch.OutOfMemoryError):
@@ -155,9 +156,9 @@ def all_that_is_left() -> list[torch.Tensor]:
 
 
 def test_a_chunk_in_the_middle_of_a_prompt_has_ended_when_it_is_in_the_blocks(tmp_path: Path) -> None:
-    """Others copy it then, on streams of their own. The GPU is kept busy before it."""
+    """Other threads copy the blocks then, on streams of their own. The GPU is kept busy before the chunk."""
     driver = Driver(Engine(MODELS["gqa-untied"](tmp_path / "model"), num_pairs=90, dtype="float32", device=GPU), 1)
-    driver.prefill(driver.start("first", prompt_of(1, 40), 1))  # compiled
+    driver.prefill(driver.start("first", prompt_of(1, 40), 1))  # compiles the kernels
     driver.engine.cache.fill_(torch.nan)
     torch.cuda.synchronize()
     live = driver.start("r", prompt_of(2, 40), 1)
@@ -171,7 +172,7 @@ def test_a_chunk_in_the_middle_of_a_prompt_has_ended_when_it_is_in_the_blocks(tm
 
 
 def test_pages_that_are_under_way_at_once_arrive(tmp_path: Path) -> None:
-    """Pinned, with a last one that is not full, and beside the steps."""
+    """Pages are pinned, the last page is not full, and steps run meanwhile."""
     engine = Engine(MODELS["gqa-untied"](tmp_path / "model"), num_pairs=60, dtype="float32", device=GPU)
     engine.cache.copy_(torch.randn(engine.cache.shape, generator=torch.Generator().manual_seed(1)))
     tokens = prompt_of(1, 5 * PAGE + 7)

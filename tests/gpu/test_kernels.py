@@ -1,4 +1,4 @@
-"""The Triton kernels, compiled, against the reference on the CPU in fp32."""
+"""Tests of the compiled Triton kernels against the reference on the CPU in fp32."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from alignedserve.kernels.dispatch.probing import working_libraries
 from tests.gpu.cases import GPU, SOAK, random_step
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-OFF = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.003}  # of numbers of about 1
+OFF = {torch.float32: 1e-4, torch.bfloat16: 0.02, torch.float16: 0.003}  # absolute error of numbers of about 1
 REFERENCE = Reference()
 pytestmark = pytest.mark.usefixtures("unmeasured", "by_triton")
 
@@ -81,7 +81,7 @@ def test_int8_is_what_the_reference_makes_of_it(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_page_of_int8_is_expanded_into_the_blocks(dtype: torch.dtype) -> None:
-    """Compressed on the GPU, expanded there: what comes back is what the CPU makes of it."""
+    """The page is compressed and expanded on the GPU; the result is that of the CPU."""
     kernels, slots = choose(GPU, dtype).kernels, torch.arange(64, 128)
     rows = torch.randn(8, 64, 1024, generator=torch.Generator().manual_seed(0)).to(dtype)
     rows[1, :, 3] *= 1e4  # fp16 cannot hold what this channel needs
@@ -99,7 +99,7 @@ def test_a_page_of_int8_is_expanded_into_the_blocks(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("window", [None, 100])
 def test_others_attention_is_right_where_it_is_used(dtype: torch.dtype, window: int | None) -> None:
-    """Each library that is here, against the reference: blocks of 256 tokens, all filled from the left."""
+    """Compare each library on this machine with the reference: blocks of 256 tokens, all filled from the left."""
     working, why_not = working_libraries(GPU, dtype, PAGE)
     if not working:
         pytest.skip(f"none is here: {'; '.join(why_not)}")

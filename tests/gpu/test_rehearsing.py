@@ -1,4 +1,4 @@
-"""What Triton measures, it measures before the first step: all choices of each kernel, on as much as is worth it."""
+"""Tests that Triton measures before the first step: all choices of each kernel, on enough work to be worth it."""
 
 from __future__ import annotations
 

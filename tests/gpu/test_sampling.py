@@ -1,4 +1,5 @@
-"""Tokens drawn on the GPU are those that torch draws on the CPU from the same logits, and nothing waits for the GPU."""
+"""Tests that tokens drawn on the GPU are those that torch draws on the CPU from the same logits, without waiting for
+the GPU."""
 
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class Wish:
 
 
 def random_wish(chance: random.Random) -> Wish:
-    """No top_p ends between two of tokens that weigh the same: rounding alone would say whether the next one is in."""
+    """Draw a wish whose top_p does not end between two tokens of equal weight, where rounding alone would decide about
+    the second."""
     return Wish(
         chance.choice((0.0, 0.7, 1.0, 1.5)),
         chance.choice((0, 0, 1, 40, 2000)),
@@ -40,7 +42,7 @@ def random_wish(chance: random.Random) -> Wish:
 @pytest.mark.parametrize("columns", [1, 100, 32_000, VOCABULARY])
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_drawn_is_what_torch_draws(seed: int, columns: int) -> None:
-    """Of 64, one may differ among many tokens: where the number falls on the border of two, but for rounding."""
+    """Of 64 draws, one may differ among many tokens: its number falls on the border of two tokens, but for rounding."""
     chance, generator = random.Random(seed), torch.Generator().manual_seed(seed)
     wishes = [random_wish(chance) for _ in range(64)]
     numbers = [chance.random() for _ in wishes]
@@ -75,7 +77,7 @@ def test_nothing_waits_for_the_gpu_before_the_tokens_are_read() -> None:
     wanted = [NextToken(one, 3, f"r{row}", history, 11) for row, one in enumerate(samplings)]
     logits = torch.randn(3, 32_000, generator=torch.Generator().manual_seed(0))
     kernels = choose(GPU, torch.bfloat16).kernels
-    for mode in ("default", "error"):  # the first time kernels are compiled
+    for mode in ("default", "error"):  # kernels are compiled the first time
         there, sampler = logits.to(GPU), Sampler(32_000, kernels=kernels)
         torch.cuda.synchronize()
         torch.cuda.set_sync_debug_mode(mode)

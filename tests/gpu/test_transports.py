@@ -1,4 +1,4 @@
-"""KV between workers on GPUs, each in a process of its own: by NCCL where there are two, from mapped memory on one."""
+"""Tests of KV between workers on GPUs, each in a process of its own: by NCCL on two GPUs, from mapped memory on one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
 
 LAYERS, PAIRS, BLOCK, KV_DIM, HIDDEN_SIZE = 4, 600, 16, 256, 128
-TOKENS = tuple(range(3000))  # several chunks, where one has 16 MB
+TOKENS = tuple(range(3000))  # several chunks, of 16 MB each
 EACH = -(-len(TOKENS) // BLOCK)
 ANSWER_S = 120.0
 
@@ -42,7 +42,7 @@ def member(name: str, transport: Direct) -> Member:
 
 
 def serve(to_us: Connection, gpu: int, by_ipc: bool) -> None:
-    """The other process: says what its cache holds, and sends what it is told to."""
+    """Run the other process: it reports what its cache holds, and sends what it is told to."""
     transport, cache = worker("prefill-0", gpu, by_ipc)
     with closing(transport):
         to_us.send(asdict(member("prefill-0", transport)))

@@ -1,1 +1,1 @@
-"""House."""
+"""Tests of the rules of this repository."""

@@ -1,4 +1,4 @@
-"""The README and the docs say what is true: folders, links, figures of the picture, and how long reading takes."""
+"""The README and the docs are true: folders, links, figures of the picture, and the reading time."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tests.house.test_readme import PARTS, ROOT
 README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 PAGES = sorted([README, ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"), *(ROOT / "benchmarks").rglob("*.md")])
-MOST_LINES = 150  # of the README
-MOST_WORDS = 16_500  # of the docs, at 275 words a minute
+MOST_LINES = 150  # lines of the README
+MOST_WORDS = 16_500  # words of the docs, at 275 words a minute
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
 
@@ -113,7 +113,7 @@ def _num_words(text: str) -> int:
 
 
 def test_the_docs_read_in_an_hour() -> None:
-    """Guides and how it works, without the figures at a page's end: reference and figures are looked up."""
+    """Guides and how it works count, without the figures at a page's end: reference and figures are looked up."""
     pages = [page for page in DOCS.rglob("*.md") if page.parent.name != "reference"]
     assert sum(_num_words(_text(page).partition("\n## Figures")[0]) for page in pages) <= MOST_WORDS
 
@@ -139,7 +139,7 @@ def test_paths_in_a_page_exist(page: Path) -> None:
 
 
 def test_commands_in_a_page_exist() -> None:
-    """`python -m` of benchmarks and `python tools/`: the module is there."""
+    """Modules named after `python -m` (benchmarks) and `python tools/` must exist."""
     command = re.compile(r"python (?:-m )?(benchmarks\.[a-z_]+|tools/\w+(?=\.py))")
     named = {(page.name, name) for page in PAGES for name in command.findall(_text(page))}
     files = {(page, name): ROOT / f"{name.replace('.', '/')}.py" for page, name in named}

@@ -1,4 +1,4 @@
-"""Cores decide and do nothing else: they import without what does IO, and read no clock."""
+"""Cores decide and do nothing else: they import without any module for IO, and read no clock."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CORES = (
     "alignedserve.simulator.machines.gpu_truth",
     "alignedserve.cli.simulate",
 )
-# Every file of these folders is a core or what a core uses, except the files in SHELL_FILES.
+# Every file of these folders belongs to a core or is used by cores, except the files in SHELL_FILES.
 CORE_FOLDERS = (
     "protocol",
     "scheduling",
@@ -99,7 +99,7 @@ def test_cores_import_without_what_does_io() -> None:
 
 
 def test_the_job_runner_imports_no_http_server() -> None:
-    """It speaks no HTTP: its process is smaller without, and starts sooner."""
+    """The job runner speaks no HTTP: its process is smaller without a server, and starts sooner."""
     servers = "fastapi starlette uvicorn uvloop"
     command = [sys.executable, "-c", IMPORT_ALL, servers, "alignedserve.jobs.actor alignedserve.owner.shell"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT.parent)

@@ -1,4 +1,4 @@
-"""docs/reading.md leads through the code: every name on its way is there, and the way is short."""
+"""The page docs/reading.md leads through the code: every name on its way exists, and the way is short."""
 
 from __future__ import annotations
 

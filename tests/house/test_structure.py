@@ -1,4 +1,4 @@
-"""Imports between folders run one way: no folder reaches itself again by way of others, lazy imports included."""
+"""Imports between folders run in one direction: no folder reaches itself through others, lazy imports included."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 from draw_folders import PAGE, Graph, drawn, folders_and_imports, imports, modules
 
-MOST_FILES = 17  # of a folder; about a dozen is the aim
+MOST_FILES = 17  # in a folder; about a dozen is the aim
 
 
 def circle(graph: Graph) -> list[str]:
-    """Return folders that import each other in a circle, the first one again at the end; empty where there is none."""
+    """Return folders that import each other in a circle, with the first repeated at the end; empty without a circle."""
     done: set[str] = set()
 
     def search(folder: str, way: list[str]) -> list[str]:
@@ -56,6 +56,6 @@ def test_no_folder_has_too_many_files() -> None:
 
 
 def test_the_floor_plan_is_drawn_from_the_imports() -> None:
-    """Otherwise run `python tools/draw_folders.py`."""
+    """The remedy is `python tools/draw_folders.py`."""
     page = PAGE.read_text(encoding="utf-8")
     assert page == drawn(page)

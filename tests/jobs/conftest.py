@@ -40,7 +40,7 @@ def line(custom_id: str, content: str = "Hi", **fields: Any) -> bytes:
 
 
 class Service:
-    """What clients of two keys see; the runner can be stopped and started."""
+    """The service as clients with two keys see it; tests can stop and start its runner."""
 
     def __init__(self, model: TextModel, owner: FakeOwner, config: Config) -> None:
         self.owner, self.config, self._text = owner, config, model
@@ -83,7 +83,7 @@ async def upload(client: httpx.AsyncClient, data: bytes, **fields: str) -> httpx
 
 
 async def submit(client: httpx.AsyncClient, data: bytes, **fields: Any) -> Any:
-    """The batch of a file with these bytes."""
+    """Upload a file with these bytes, submit its batch, and return the batch."""
     file = (await upload(client, data)).json()
     asked = {"input_file_id": file["id"], "endpoint": URL, "completion_window": "24h", **fields}
     made = await client.post("/v1/batches", json=asked)
@@ -106,7 +106,7 @@ async def ended(client: httpx.AsyncClient, id: str) -> Any:
 
 
 async def rows(client: httpx.AsyncClient, id: str | None) -> list[Any]:
-    """The lines of a file; none where there is none."""
+    """Return the lines of a file; none if there is no file."""
     if id is None:
         return []
     return [json.loads(row) for row in (await client.get(f"/v1/files/{id}/content")).text.splitlines()]
@@ -114,7 +114,7 @@ async def rows(client: httpx.AsyncClient, id: str | None) -> list[Any]:
 
 @pytest.fixture(params=["sqlite", "redis"])
 def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Config]:
-    """The runner looks at the store and at the time more often than it usually does."""
+    """Make the runner look at the store and at the time more often than usual."""
     monkeypatch.setattr("alignedserve.jobs.actor.POLL_S", 0.05)
     monkeypatch.setattr("alignedserve.jobs.state.TICK_S", 0.1)
     monkeypatch.setattr("alignedserve.jobs.state.FORECAST_S", 0.2)

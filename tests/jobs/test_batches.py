@@ -1,4 +1,4 @@
-"""Files and batches, as clients see them, from the upload to the results."""
+"""Tests of files and batches, as clients see them, from the upload to the results."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def test_an_invalid_file_fails_as_a_whole_with_line_numbers(service: Service) ->
 
 
 async def expire(store: Store, id: str) -> None:
-    """Now: the shortest window that a client may ask for has ten minutes."""
+    """Make the batch expire now: the shortest window that a client may ask for has ten minutes."""
     job = await store.job("ann", id)
     assert job is not None
     await store.save_job(replace(job, expires_at=int(time.time())))
 
 
 class Sorted(FakeOwner):
-    """Plays another script for each of some prompts."""
+    """An owner that plays another script for some prompts."""
 
     def __init__(self, text: TextModel, usual: tuple[Any, ...], **scripts: tuple[Any, ...]) -> None:
         super().__init__(*usual)
@@ -123,7 +123,7 @@ def test_lines_that_fail_are_in_the_error_file_and_cost_no_other_its_answer(
             }
             assert errors["bad"]["body"]["error"]["param"] == "temperature"
             prompts = [text.decode(request.prompt) for request in service.owner.opened]
-            assert sum("lost" in prompt for prompt in prompts) == 2  # with one retry
+            assert sum("lost" in prompt for prompt in prompts) == 2  # the first try and one retry
 
     service.run(check)
 
@@ -193,7 +193,7 @@ def test_a_batch_that_has_ended_is_kept_as_long_as_its_files_and_then_goes_with_
             kept_s = [round((job.kept_until or 0) - (job.completed_at or 0), -3) for job in jobs]
             assert kept_s == [173_000, 173_000, 259_000]
             assert [await lives_s(client, job.output_file_id or "") for job in jobs] == [172_800, 3_600, 259_200]
-            for job in jobs[:2]:  # as after two days
+            for job in jobs[:2]:  # as if two days had passed
                 await storage.store.save_job(replace(job, kept_until=1))
                 assert (await client.get(f"/v1/batches/{job.id}")).status_code == 404
                 assert (await client.post(f"/v1/batches/{job.id}/cancel")).status_code == 404
@@ -266,7 +266,8 @@ def test_lines_whose_bytes_are_gone_end_with_that_and_no_other_batch_waits(
 def test_a_batch_without_room_says_so_early_and_keeps_what_is_done(
     text: TextModel, hello: tuple[int, ...], config: Config
 ) -> None:
-    """At most four lines a second, and so many that they take minutes, in a window of one; it is said in seconds."""
+    """At most four lines a second are opened, and there are lines for minutes, in a window of one minute: the server
+    says within seconds that the batch will be late."""
 
     class Slow(FakeOwner):
         async def _play(self, request: Any) -> AsyncGenerator[Any, None]:
@@ -301,7 +302,7 @@ def test_a_batch_without_room_says_so_early_and_keeps_what_is_done(
 
 @sqlite_only
 def test_files_as_no_editor_makes_them(service: Service) -> None:
-    """By way of HTTP: tests/jobs/test_lines.py has more of them."""
+    """The files come by HTTP; tests/jobs/test_lines.py has more cases."""
     long = line("long", "x" * 10_000_000)
 
     async def check() -> None:
@@ -322,7 +323,7 @@ def test_files_as_no_editor_makes_them(service: Service) -> None:
     service.run(check)
 
 
-@pytest.mark.parametrize("config", ["redis"], indirect=True)  # the one above is in SQLite
+@pytest.mark.parametrize("config", ["redis"], indirect=True)  # the test above uses SQLite
 def test_an_expired_batch_keeps_what_is_done(text: TextModel, hello: tuple[int, ...], config: Config) -> None:
     gate = asyncio.Event()
     service = Service(text, Sorted(text, (hello,), slow=(gate, hello)), config)
@@ -362,7 +363,7 @@ def test_a_runner_that_starts_anew_goes_on_where_the_last_one_was(
             ids = [row["custom_id"] for row in await rows(client, batch["output_file_id"])]
             assert sorted(ids) == sorted(["fast", *(f"slow-{number}" for number in range(20))])
             prompts = [text.decode(request.prompt) for request in service.owner.opened]
-            assert sum("Hi" in prompt for prompt in prompts) == 1  # what had a result did not run again
+            assert sum("Hi" in prompt for prompt in prompts) == 1  # a line that had a result did not run again
 
     service.run(check)
 

@@ -1,4 +1,4 @@
-"""Files as clients see them: uploads, lists, limits, and what goes in time."""
+"""Tests of files as clients see them: uploads, lists, limits, and expiry."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_uploads_are_checked_as_they_come_and_leave_nothing_where_they_fail(
 
     async def endless() -> AsyncIterator[bytes]:
         yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="x"\r\n\r\n'
-        for _ in range(10_000):  # of which only the first are read
+        for _ in range(10_000):  # the server reads only the first parts
             yield b"x" * 65_536
 
     async def check() -> None:
@@ -143,13 +143,13 @@ def test_bytes_of_an_upload_that_was_killed_are_swept_at_the_next_start(service:
         async with service.client() as client:
             kept = (await upload(client, line("a"))).json()
             storage = await service.storage()
-            for number in range(2):  # killed before it was whole, and before it was acknowledged
+            for number in range(2):  # killed before the file was whole, and before it was acknowledged
                 writing = await storage.begin(f"file-lost{number}")
                 writing.write(b"x" * 1_000_000)
                 if number:
                     writing.commit()
             others = await open_storage(service.config.jobs, Holder("another gateway", 1))
-            await others.begin("file-now")  # who is still at it
+            await others.begin("file-now")  # this holder is still uploading
             again = LazyStorage(service.config.jobs, Holder("gateway", 2))
             await again()
             assert set(await asyncio.to_thread(storage.blobs.sizes)) == {kept["id"], "file-now.part"}
@@ -182,14 +182,15 @@ def test_bytes_of_a_removal_that_was_killed_in_the_middle_are_swept_and_no_other
             storage, jobs = await service.storage(), service.config.jobs
             elsewhere = await asyncio.to_thread(storage.blobs.begin, "file-of-another-store")
             await asyncio.to_thread(elsewhere.commit)
-            await storage.begin("file-now")  # who is still at it
+            await storage.begin("file-now")  # this holder is still uploading
             command = [sys.executable, "-c", REMOVES, gone, jobs.store, str(jobs.directory)]
             killed = await asyncio.to_thread(subprocess.run, command)
             assert killed.returncode == -signal.SIGKILL
             assert (await client.get(f"/v1/files/{gone}")).status_code == 404
             assert gone in await asyncio.to_thread(storage.blobs.sizes)
             async with service.running():
-                while await storage.store.orphans(Holder("gateway", 1), 1.0):  # unlisted once its bytes are gone
+                # the file is no longer listed once its bytes are gone
+                while await storage.store.orphans(Holder("gateway", 1), 1.0):
                     await asyncio.sleep(0.02)
             stays = {kept, "file-now.part", "file-of-another-store"}
             assert set(await asyncio.to_thread(storage.blobs.sizes)) == stays
@@ -229,7 +230,7 @@ def test_after_a_kill_at_any_moment_there_are_the_bytes_of_each_file_and_no_othe
             assert process.stdout is not None
             for _ in range(draw.randrange(1, 20)):
                 process.stdout.readline()
-            time.sleep(draw.random() * 0.005)  # somewhere within the next one
+            time.sleep(draw.random() * 0.005)  # somewhere within the next upload
             process.kill()
             assert process.wait() == -signal.SIGKILL
 

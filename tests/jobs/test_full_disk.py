@@ -1,4 +1,4 @@
-"""Files and batches where the disk is full: uploads are refused, jobs wait, and nothing is lost or done twice."""
+"""Tests of files and batches on a full disk: uploads are refused, jobs wait, and nothing is lost or done twice."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_an_upload_that_finds_no_room_is_refused_and_leaves_nothing(service: Ser
         async with service.client() as client:
             kept = (await upload(client, line("a"))).json()
             storage = await service.storage()
-            for size in (3_000_000, 5_000_000):  # while it is written, and because it never fits
+            # the first file fills the disk while it is written; the second never fits
+            for size in (3_000_000, 5_000_000):
                 disk.fill(but=1_000_000)
                 refused = await upload(client, b"x" * size)
                 assert (refused.status_code, refused.json()["error"]["code"]) == (507, "insufficient_storage")

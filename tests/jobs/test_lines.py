@@ -1,4 +1,4 @@
-"""What the file of a batch may hold, and what is said of one that holds something else."""
+"""Tests of what the file of a batch may hold, and of the errors for anything else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A line is found again where it was read, whichever others are left out."""
+"""Tests that a line is read again at its place, whichever other lines are left out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients get of files and batches is of OpenAI's shape: by the types of its SDK, and by its published schema."""
+"""Tests that clients get files and batches of OpenAI's shape: by the types of its SDK, and by its published schema."""
 
 from __future__ import annotations
 

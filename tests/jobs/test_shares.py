@@ -1,4 +1,4 @@
-"""Who gets how much of the system, and how many lines are open at once."""
+"""Tests of how much of the system each job gets, and how many lines are open at once."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def test_all_is_shared_and_where_all_can_be_kept_all_are(demands: list[JobDemand
     assert sum(share.values()) == pytest.approx(1)
     assert min(share.values()) >= 0
     through = finishes(demands, tokens_per_s, 0.0)
-    if _can_be(demands, tokens_per_s):  # else one that comes early may be given up for several that come later
+    if _can_be(demands, tokens_per_s):  # otherwise the policy may give up an early job for several jobs that come later
         assert all(through[one.job] <= one.deadline * 1.000001 for one in demands)
 
 
 @given(DEMANDS, st.floats(0.1, 1e6))
 def test_as_many_are_kept_as_can_be(demands: list[JobDemand], tokens_per_s: float) -> None:
-    """Of all choices of jobs, none that can be through in time one after the other has more of them."""
+    """No choice of jobs that can all finish in time, one after the other, has more jobs."""
     through = finishes(demands, tokens_per_s, 0.0)
     in_time = sum(through[one.job] <= one.deadline * 1.000001 for one in demands)
     most = max(

@@ -1,4 +1,5 @@
-"""Clients that send or read files slowly, many at once or compressed: each is let go, the next is served as ever."""
+"""Tests of clients that send or read files slowly, many at once or compressed: each is disconnected, the next is served
+as usual."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def error_of(answer: httpx.Response, status: int) -> str:
 
 
 async def kept(service: Service) -> int:
-    """Files whose bytes are there, of whichever part."""
+    """Return how many files have bytes in the store, complete or not."""
     return len(await asyncio.to_thread((await service.storage()).blobs.sizes))
 
 
@@ -54,7 +55,7 @@ def test_what_has_come_buys_time(service: Service, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("alignedserve.gateway.http.bodies.FILE_BYTES_PER_S", 100)
 
     async def slowly() -> AsyncIterator[bytes]:
-        monkeypatch.setattr("alignedserve.gateway.http.bodies.FILE_S", 0.2)  # from the next part on
+        monkeypatch.setattr("alignedserve.gateway.http.bodies.FILE_S", 0.2)  # holds from the next part on
         yield BEGUN + b"x" * 20_000
         await asyncio.sleep(0.5)
         yield END

@@ -1,4 +1,4 @@
-"""The job runner's core, driven by a system that is made up: whatever happens, each line ends with one result."""
+"""Tests of the job runner's core, driven by a simulated system: whatever happens, each line ends with one result."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def result(line: int, tokens: int = 10, is_ok: bool = True) -> LineResult:
 class System:
     """A store, a file of `lines` for each job, and workers that run `places` lines at once, each for `line_s`.
 
-    What it buys: crashes, refusals and failures exactly where a seed wants them, and hours that pass in no time.
+    Crashes, refusals and failures come exactly where a seed wants them, and hours pass in no time.
     """
 
     lines: dict[str, int]
     seed: int = 0
     places: int = 16
     line_s: float = 1.0
-    trouble: float = 0.0  # how often something goes wrong
+    trouble: float = 0.0  # probability that an action fails
     now: float = 0.0
     jobs: dict[str, Job] = field(default_factory=dict)
     results: dict[str, dict[int, LineResult]] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class System:
     ran: list[RunLine] = field(default_factory=list)
     most_open: int = 0
     core: RunnerCore = field(init=False)
-    ends_at: dict[tuple[str, int], float] = field(default_factory=dict)  # of lines that run
+    ends_at: dict[tuple[str, int], float] = field(default_factory=dict)  # when each running line ends
     waiting: list[RunLine] = field(default_factory=list)
     timers: dict[str, float] = field(default_factory=dict)
 
@@ -79,7 +79,7 @@ class System:
         self.start()
 
     def start(self) -> None:
-        """A new life of the runner: all that it knew is gone."""
+        """Begin a new life of the runner, which knows nothing of the one before."""
         self.core = RunnerCore(most_open=64, retries=2)
         self.ends_at.clear()
         self.waiting.clear()
@@ -186,7 +186,7 @@ def test_whatever_goes_wrong_every_line_has_one_result(seed: int, trouble: float
 def test_a_job_passes_its_states_and_an_invalid_one_fails_as_a_whole() -> None:
     core = RunnerCore(64, 2)
     one = job("a")
-    assert core.handle(OpenJobsRead((one,)), 0.0) == []  # without the lease nothing is done
+    assert core.handle(OpenJobsRead((one,)), 0.0) == []  # without the lease the core does nothing
     core.handle(LeaseTaken(), 0.0)
     assert CheckJob(one) in core.handle(OpenJobsRead((one,)), 0.0)
     problems = (Problem("invalid_json", "no", 3),)
@@ -208,7 +208,7 @@ def test_without_room_few_lines_wait_and_with_room_many_run() -> None:
 
 @pytest.mark.parametrize("line_s", [0.0, 1.0])
 def test_where_lines_have_their_places_soon_more_may_wait_and_where_they_do_not_few(line_s: float) -> None:
-    """Lines of one token never run in the sense of the window: eight at a time would leave a large system idle."""
+    """Lines of one token never count as running: a window of eight would leave a large system idle."""
 
     class Fast(System):
         def step(self, seconds: float = 0.05) -> None:
@@ -283,7 +283,7 @@ def test_a_refusal_is_no_try() -> None:
     system.run(until=300)
     assert system.statuses() == {"a": "completed"}
     assert all(one.is_ok for one in system.results["a"].values())
-    assert len(system.ran) < 200  # it asked again, but not all the time
+    assert len(system.ran) < 200  # the core asked again, but not all the time
 
 
 def test_jobs_share_the_places_by_weight() -> None:
@@ -297,7 +297,8 @@ def test_jobs_share_the_places_by_weight() -> None:
 
 
 def test_windows_are_kept_and_the_one_that_cannot_be_says_so_early() -> None:
-    """16 lines a second: 960 by the first deadline, 1,760 by the second; the third needs four times what it has."""
+    """16 lines a second: 960 by the first deadline, 1,760 by the second; the third job needs four times the time that
+    it has."""
     system = System({"soon": 500, "later": 700, "hopeless": 8_000})
     system.add(job("hopeless", window_s=120, weight=100.0))
     system.add(job("later", window_s=110))
@@ -313,8 +314,8 @@ def test_windows_are_kept_and_the_one_that_cannot_be_says_so_early() -> None:
 
 
 def test_windows_are_kept_where_a_line_takes_a_good_part_of_them() -> None:
-    """5.3 lines a second: all of them by second 83. What a system makes before the first line has ended is no rate,
-    and who is opened a line's time before the end is not through by then."""
+    """All lines together take 83 s at 5.3 lines a second. Output before the first line has ended gives no rate,
+    and a line that opens less than a line's duration before the end of the window does not finish in it."""
     system = System({"soon": 220, "middle": 110, "later": 110}, places=45, line_s=8.5)
     system.add(job("later", window_s=120, weight=5.0))
     system.add(job("middle", window_s=90))

@@ -1,5 +1,6 @@
-"""Compiles every Triton kernel for a GPU that need not be there, down to its machine code: run by itself, without the
-interpreter. Prints a line of JSON for each.
+"""Compiles every Triton kernel down to machine code, for a GPU that need not be there.
+
+It runs by itself, without the interpreter, and prints a line of JSON for each kernel.
 
     python -m tests.kernels.compile_triton --archs 80 90 --dtypes bf16 fp16 fp32
 """
@@ -32,15 +33,15 @@ NAMED = {name: kind for names, kind in POINTERS.items() for name in names.split(
 HEADS = {"KV_DIM": 1024, "BLOCK_SIZE": 16, "GROUP": 4, "HEAD_DIM": 128, "WIDTH": 128, "ROWS": 16}
 CHUNK, CHUNK_MHA = {"ROWS": 64}, {"ROWS": 64, "GROUP": 1}
 SMALL = {"KV_DIM": 32, "HEAD_DIM": 8, "WIDTH": 16, "GROUP": 1, "BLOCK_SIZE": 33}
-STRIDES = {"row_stride", "head_stride"}  # multiples of 16, as addresses are: so numbers are read many at once
-ONE_COLUMN = {"columns": 1, "stride": 1}  # a number that is 1 is a constant to Triton
+STRIDES = {"row_stride", "head_stride"}  # multiples of 16, as addresses are, so that many numbers are read at once
+ONE_COLUMN = {"columns": 1, "stride": 1}  # Triton treats an argument that is 1 as a constant
 MOVED = {"SIZE": 1000, "WIDTH": 1024}
 LEVELS = {"LEVELS": 255, "TINY": 2.0**-100, "ENLARGE": 2.0**64}
 NORM = {"HEADS": 2, "SIZE": 100, "WIDTH": 128, "CENTRED": True, "ADDS": True, "WEIGHS": True, "SHIFTS": True}
 
 
 def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
-    """Each with its constants, and with its arguments that are another thing here than in other kernels."""
+    """Yield each kernel with its constants, and with the arguments whose type differs from other kernels."""
     attend, of_attend = HEADS | {"WIDE": False, "TOKENS": 32}, {"query": "", "cache": "", "out": ""}
     for heads in ({}, CHUNK, CHUNK_MHA, SMALL):
         yield triton_attention._attend, attend | heads, of_attend
@@ -62,7 +63,7 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
 
 
 def function_of(kernel: Any) -> Any:
-    return kernel.fn if hasattr(kernel, "configs") else kernel  # of one that is tuned
+    return kernel.fn if hasattr(kernel, "configs") else kernel  # a tuned kernel wraps its function
 
 
 def compiled(kernel: Any, constants: Mapping[str, Any], others: Mapping[str, str], arch: int, dtype: str) -> Any:

@@ -1,4 +1,5 @@
-"""All kernels that this machine can run: the torch reference, and the C++ ones of every instruction set it has."""
+"""Makes all kernels that this machine can run: the torch reference, and the C++ kernels of every instruction set it
+has."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from alignedserve.kernels.native.kernels import Native
 
 
 def native_sets() -> list[str]:
-    """None where the library was not built, on a machine without a compiler; a stale one is an error."""
+    """Return the usable instruction sets: none if the library was not built, for want of a compiler; a stale library is
+    an error."""
     return usable_sets() if LIBRARY.exists() else []
 
 
@@ -29,7 +31,7 @@ def _packs(isa: str) -> bool:
     return Linear(torch.ones(16, 2, dtype=torch.bfloat16), None, Library(isa)).pack()
 
 
-# Instruction sets whose linear layers may have their weights packed.
+# Instruction sets whose linear layers can pack their weights.
 PACKING = [isa for isa in native_sets() if _packs(isa)]
 
 

@@ -1,4 +1,4 @@
-"""Tensors to try kernels on: what lies beside their numbers in memory is NaN, which shows where it is read."""
+"""Tensors to try kernels on: places beside their numbers in memory are NaN, so a kernel that reads one shows it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8, torch.float16: 2.
 
 
 def packed(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """Contiguous, with NaN after its end."""
+    """Return a contiguous copy with NaN after its end."""
     count = math.prod(shape)
     memory = torch.full((count + 64,), float("nan"), dtype=dtype)
     memory[:count] = torch.randn(count, generator=generator).to(dtype)
@@ -25,7 +25,7 @@ def packed(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch
 
 
 def strided(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torch.Tensor:
-    """The same, with NaN between the rows."""
+    """Return a copy with NaN between the rows."""
     *rows, width = shape
     wide = torch.full((*rows, width + 7), float("nan"), dtype=dtype)
     wide[..., 3 : 3 + width] = packed(generator, dtype, *shape)
@@ -33,7 +33,7 @@ def strided(generator: torch.Generator, dtype: torch.dtype, *shape: int) -> torc
 
 
 def rounding(dtype: torch.dtype) -> float:
-    """The largest relative error of a number rounded to it."""
+    """Return the largest relative error of a number rounded to the dtype."""
     return _ROUNDING[dtype]
 
 
@@ -49,7 +49,7 @@ def threads(count: int) -> Iterator[None]:
 
 @contextmanager
 def scratch_of(kernels: Native, most_bytes: int) -> Iterator[None]:
-    """For each thread and kernel."""
+    """Limit the scratch memory of each thread and kernel."""
     limit = kernels.library.kernel("limit_scratch", c_int64)
     limit(most_bytes)
     try:

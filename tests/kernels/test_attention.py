@@ -1,6 +1,6 @@
-"""Attention over paged blocks: every instruction set that this CPU has, against the torch reference in fp32.
+"""Tests of attention over paged blocks: every instruction set of this CPU, against the torch reference in fp32.
 
-Every slot that no token has is NaN: a kernel that reads one shows it.
+Every slot without a token is NaN: a kernel that reads one shows it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from tests.kernels.every import native_sets
 from tests.kernels.samples import threads
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-# How far a result may be from the reference, as a share of the same attention over the sizes of V: a sum's terms may
-# cancel, its error does not. fp32 is held to 1e-5. A 16-bit result is rounded once (bf16 has 8 bits, fp16 11), and in
-# bf16 the weights are too, each by as much; 2e-4 is for the short exponential, 1e-5 for the arithmetic before.
+# How far a result may be from the reference, as a share of the same attention over the sizes of V: the terms of a sum
+# may cancel, its error does not. fp32 is held to 1e-5. A 16-bit result is rounded once (bf16 has 8 bits, fp16 11), and
+# in bf16 the weights are rounded too, each by as much; 2e-4 is for the short exponential, 1e-5 for the arithmetic
+# before.
 BOUNDS = {torch.float32: 1e-5, torch.bfloat16: 2 * 2**-8 + 2e-4, torch.float16: 2**-11 + 1e-5}
-LEAST = {torch.float32: 1e-30, torch.bfloat16: 1e-30, torch.float16: 2**-24}  # what a dtype cannot tell from 0
+LEAST = {torch.float32: 1e-30, torch.bfloat16: 1e-30, torch.float16: 2**-24}  # sizes that a dtype cannot tell from 0
 
 
 SETS = native_sets()
@@ -36,7 +37,7 @@ SETS = native_sets()
 
 @pytest.fixture(params=SETS or ["absent"])
 def kernels(request: pytest.FixtureRequest) -> Native:
-    """Of each instruction set that this CPU runs."""
+    """Yield the kernels of each instruction set that this CPU runs."""
     if not SETS:
         absent = pytest.fail if os.environ.get("CI") else pytest.skip
         absent("the C++ library was not built")
@@ -61,7 +62,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Step:
-    """The tensors of a case: the cache holds what came before the step, and NaN elsewhere."""
+    """The tensors of a case: the cache holds the tokens before the step, and NaN elsewhere."""
 
     spans: Spans
     cache: torch.Tensor
@@ -71,7 +72,7 @@ class Step:
 
 
 def made(case: Case, dtype: torch.dtype) -> Step:
-    """The K, V and queries of a step are views of one fused tensor, as a model's are."""
+    """Make a step whose K, V and queries are views of one fused tensor, as in a model."""
     shape, chance = case.shape, random.Random(case.seed)
     generator = torch.Generator().manual_seed(case.seed)
     lengths = [-(-tokens // shape.block_size) for _, tokens in case.spans]
@@ -143,10 +144,10 @@ def test_any_step_attends_as_the_reference_does(kernels: Native, dtype: torch.dt
 
 
 LONG = [
-    Case(Shape(2, 1, 64, 16, None), ((1, 5000), (1, 30), (1, 7), (1, 400)), 1),  # one long request among short ones
+    Case(Shape(2, 1, 64, 16, None), ((1, 5000), (1, 30), (1, 7), (1, 400)), 1),  # one long request among short requests
     Case(Shape(2, 1, 64, 16, None), ((1, 5000),), 2),
     Case(Shape(1, 8, 64, 16, None), ((1, 5000), (1, 12)), 3),
-    Case(Shape(2, 2, 80, 16, None), ((40, 3000), (1, 900), (3, 700)), 4),  # a chunk whose own unit is cut
+    Case(Shape(2, 2, 80, 16, None), ((40, 3000), (1, 900), (3, 700)), 4),  # a chunk whose own unit is cut into pieces
     Case(Shape(2, 1, 64, 16, 700), ((300, 3000), (1, 5000), (1, 600)), 5),
     Case(Shape(1, 1, 14, 5, None), ((200, 2200), (1, 1), (1, 3000)), 6),
 ]

@@ -1,4 +1,4 @@
-"""The library is one of these sources and of no others, and says in a line why there is none."""
+"""Tests that the library is built from exactly these sources, and that a missing library is explained in a line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_where_there_is_a_compiler_the_other_tests_try_what_it_made() -> None:
 
 @built
 def test_a_library_of_other_sources_is_not_used(tmp_path: Path) -> None:
-    """Its kernels might take other arguments."""
+    """The kernels of another library might take other arguments."""
     stale = tmp_path / LIBRARY.name
     stale.write_bytes(LIBRARY.read_bytes().replace(sources().encode(), b"0123456789abcdef"))
     with pytest.raises(NoLibrary, match=r"other sources than these: `python -m alignedserve\.kernels\.build`"):
@@ -87,7 +87,8 @@ def test_building_without_a_compiler_fails_unless_it_is_optional(monkeypatch: py
 @built
 @pytest.mark.skipif(not shutil.which("nm"), reason="there is no nm here")
 def test_no_code_is_shared_between_instruction_sets() -> None:
-    """The linker keeps one of several instances of a template: another instruction set's would end older CPUs."""
+    """The linker keeps only one instance of a template: an instance of a newer instruction set would crash older
+    CPUs."""
     symbols = subprocess.run(["nm", "-C", "--defined-only", LIBRARY], capture_output=True, text=True, check=True).stdout
     functions = re.findall(r"^\S+ [tTwW] (.+)$", symbols, re.MULTILINE)
     own = re.compile(rf"\b({'|'.join(X86)})::")

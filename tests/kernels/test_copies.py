@@ -1,4 +1,4 @@
-"""Vectors go from blocks to the rows of a page and back, every bit of them, and nothing else is touched."""
+"""Tests that vectors go from blocks to the rows of a page and back, every bit of them, and nothing else is touched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Case:
     block_size: int
     kv_dim: int
     slots: tuple[int, ...]
-    page_tokens: int  # the rows are the first ones of a page of so many
+    page_tokens: int  # tokens of the page; the rows are its first rows
     seed: int
 
     @property
@@ -52,7 +52,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def blocks(pairs: int, block_size: int) -> st.SearchStrategy[list[int]]:
-    """Of some pairs, each from its left or its right end; the last not to its other end."""
+    """Draw the slots of some pairs, each filled from its left or its right end; the last pair may be partly filled."""
     return st.tuples(
         st.permutations(range(pairs)), st.lists(st.booleans(), min_size=pairs, max_size=pairs), st.integers(0, 20)
     ).map(lambda drawn: block_slots(drawn[0], drawn[1], block_size)[: max(0, pairs * block_size - drawn[2])])
@@ -64,7 +64,7 @@ def block_slots(pairs: list[int], from_right: list[bool], block_size: int) -> li
 
 
 def anything(shape: tuple[int, ...], dtype: torch.dtype, seed: int) -> torch.Tensor:
-    """Any bits at all, NaNs of every kind among them."""
+    """Return a tensor of random bits, NaNs of every kind among them."""
     bits = torch.iinfo(BITS[dtype])
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(bits.min, bits.max, shape, dtype=BITS[dtype], generator=generator).view(dtype)
@@ -75,7 +75,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def of_slot(cache: torch.Tensor, slot: int) -> torch.Tensor:
-    """K and V of a token, [layers, 2, kv_dim]."""
+    """Return K and V of a token, [layers, 2, kv_dim]."""
     block, offset = divmod(slot, cache.shape[2])
     return cache[:, block : block + 2, offset]
 
@@ -110,7 +110,7 @@ LARGE = Case(torch.bfloat16, 3, 40, 16, 776, tuple(block_slots([*range(39, -1, -
 
 @on_all_kernels
 def test_a_copy_that_is_large_enough_to_go_past_the_caches(kernels: Kernels) -> None:
-    """Rows that begin nowhere near a cache line, in threads, from either end of the blocks."""
+    """Rows begin far from a cache line; copies run in threads, from either end of the blocks."""
     slots, cache, page = torch.tensor(LARGE.slots), LARGE.cache, LARGE.page
     rows = page[:, :, 5 : 5 + len(slots)]
     kernels.gather(cache, slots, rows)
@@ -139,7 +139,7 @@ def test_rows_may_be_strided(kernels: Kernels) -> None:
 @on_native_kernels
 @pytest.mark.parametrize("slot", [-1, 12, 16, 1 << 60])
 def test_a_slot_outside_the_cache_is_refused(kernels: Kernels, slot: int) -> None:
-    """12 would have its V behind the last block."""
+    """The V of slot 12 would lie behind the last block."""
     cache, rows = torch.zeros(2, 4, 4, 8), torch.ones(2, 2, 2, 8)
     for copy in (kernels.gather, kernels.scatter):
         with pytest.raises(IndexError, match="outside the 4 blocks"):

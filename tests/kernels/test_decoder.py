@@ -1,4 +1,4 @@
-"""All layers in one call give what the same kernels give call by call, bit by bit."""
+"""Tests that all layers in one call give what the same kernels give call by call, bit by bit."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def layers_of(
     turned: int,
     packable: bool = False,
 ) -> list[DecoderLayer]:
-    """Two of 4 heads of 8 numbers: as in Llama, grouped and gated, or as in OPT."""
+    """Return two layers with 4 heads of 8 numbers: as in Llama, grouped and gated, or as in OPT."""
     width, heads, kv_heads, inner = 8, 4, 2 if llama else 4, 48 if packable else 40
     hidden = 24 if llama and not packable else 32
 
@@ -106,7 +106,7 @@ def layers_of(
 
 
 def paged_of(layers: Sequence[DecoderLayer], dtype: torch.dtype, lengths: Sequence[int]) -> Paged:
-    """Requests whose tokens all run in this step; what nobody writes is NaN."""
+    """Return requests whose tokens all run in this step; places that no kernel writes are NaN."""
     pairs = [-(-length // BLOCK_SIZE) for length in lengths]
     lies = [Lie(length, length, range(sum(pairs[:i]), sum(pairs[: i + 1])), ()) for i, length in enumerate(lengths)]
     kv_dim = layers[0].kv_heads * layers[0].head_dim

@@ -1,4 +1,5 @@
-"""What is done to each token by itself: every instruction set against the reference in fp32, on the same inputs."""
+"""Tests of the kernels that treat each token alone: every instruction set against the reference in fp32, on the same
+inputs."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ def one_thread() -> Iterator[None]:
 
 
 def check(got: torch.Tensor, exact: torch.Tensor, dtype: torch.dtype, roundings: int) -> None:
-    """As many roundings to the dtype as the meaning has at most, the first of numbers up to a few times as large."""
+    """Check the result, which may be off by as many roundings to the dtype as its definition has at most.
+    The first roundings may be of numbers that are a few times as large."""
     assert got.dtype is dtype
     torch.testing.assert_close(got.float(), exact, rtol=2 * roundings * rounding(dtype) + 1e-5, atol=_atol(dtype))
 

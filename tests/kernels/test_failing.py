@@ -1,4 +1,4 @@
-"""A kernel that fails as it runs is replaced; what is no fault of its own is passed on."""
+"""Tests that a kernel that fails while it runs is replaced, and that other errors are passed on."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_triton_kernel_that_raises_is_replaced(monkeypatch: pytest.MonkeyPatch
 
 
 def test_steps_are_captured_as_long_as_attention_is_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes its place looks at tables on the CPU."""
+    """The attention that replaces it reads tables on the CPU, which a capture cannot do."""
     kernels_of = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
     kernels = kernels_of.TritonKernels()
     assert kernels.captures

@@ -1,4 +1,4 @@
-"""Linear layers are the product of their inputs and weights, whichever way they go."""
+"""Tests that linear layers give the product of their inputs and weights, whichever implementation runs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ ALWAYS_NATIVE = (Way.NATIVE,) * len(BUCKETS)
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Results do not depend on it (a test below says so), and elsewhere threads may be in each other's way."""
+    """Use one thread: results do not depend on the number (a test below shows it), and threads may disturb other
+    tests."""
     with threads(1):
         yield
 

@@ -1,4 +1,4 @@
-"""The likeliest token of each row is the reference's, whatever the row holds."""
+"""Tests that the likeliest token of each row is the reference's, whatever the row holds."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Rows:
 
 @st.composite
 def rows(draw: st.DrawFn) -> Rows:
-    """Of few different numbers, so that many are equal, and some that are none; as a part of wider rows."""
+    """Draw rows with few different numbers, so that many are equal, and some are NaN or infinite. They are part of
+    wider rows."""
     count, width, beyond = draw(st.integers(1, 5)), draw(st.integers(1, 300)), draw(st.integers(0, 3))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     logits = torch.randint(-4, draw(st.sampled_from((-3, 0, 90))), (count, width + beyond), generator=generator) / 2
@@ -49,7 +50,8 @@ def test_it_is_the_references(kernels: Kernels, of: Rows) -> None:
 @on_all_kernels
 @pytest.mark.parametrize("width", [1, 63, 64, 65, 200])
 def test_rows_without_one(kernels: Kernels, width: int) -> None:
-    """A NaN wherever it stands, nothing that is possible, and a logit that is infinite; the row beside them is well."""
+    """A row with a NaN anywhere, without a possible token, or with an infinite logit has no likeliest token; the row
+    beside it has one."""
     logits = torch.zeros(4, width)
     logits[0, -1], logits[1], logits[2, width // 2], logits[3, width // 3] = math.nan, -math.inf, math.inf, 1.0
     assert likeliest(kernels, logits) == [NONE, NONE, NONE, width // 3]
@@ -57,5 +59,6 @@ def test_rows_without_one(kernels: Kernels, width: int) -> None:
 
 @on_all_kernels
 def test_many_rows_over_threads(kernels: Kernels) -> None:
-    logits = torch.randn(40, 5_000, generator=torch.Generator().manual_seed(0)).bfloat16().float()  # many equal ones
+    # many logits are equal
+    logits = torch.randn(40, 5_000, generator=torch.Generator().manual_seed(0)).bfloat16().float()
     assert likeliest(kernels, logits) == greedy(logits).tolist()

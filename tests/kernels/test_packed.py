@@ -1,4 +1,4 @@
-"""Weights that are packed in their place give what the others give, and come back as they were."""
+"""Tests that weights packed in place give the same results as other weights, and can be unpacked unchanged."""
 
 from __future__ import annotations
 

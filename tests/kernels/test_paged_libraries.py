@@ -1,7 +1,9 @@
-"""flash-attn and torch's attention for lengths that vary are told the right things, where they are used at all.
+"""Tests that flash-attn and torch's attention for varying lengths get the right arguments, and are used only where they
+work.
 
-Neither is here: in their place stand functions of the same names and arguments that compute in torch, and refuse what
-those refuse.
+Neither library is needed: functions of the same names and arguments stand in their place, compute in torch, and refuse
+what
+the libraries refuse.
 """
 
 from __future__ import annotations
@@ -53,7 +55,8 @@ def one_thread() -> Iterator[None]:
 def attended(
     query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor, tokens: int, scale: float, window: Any
 ) -> torch.Tensor:
-    """One request: its queries, the last of its tokens, see so many to their left and to their right."""
+    """Attend for one request: its queries, which are its last tokens, see as many tokens to each side as `window`
+    says."""
     for pages in (k, v):
         assert pages.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256"
         assert pages.stride(-1) == 1
@@ -75,7 +78,7 @@ def attended(
 
 
 class FakeFlashAttn:
-    """Of flash-attn 2.8, as far as we call it."""
+    """The part of flash-attn 2.8 that we call."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -203,7 +206,7 @@ CHUNKS = ((9, 270), (30, 30))
 
 
 def preferring(name: str) -> Fastest:
-    """It is the fastest of all."""
+    """Return a chooser to which this way is the fastest of all."""
     order: list[str] = []
 
     class Told(Fastest):
@@ -242,7 +245,7 @@ def test_what_they_cannot_read_triton_attends_to() -> None:
 
 
 def test_the_fastest_is_measured_once_for_what_is_alike() -> None:
-    """flash-attn where it takes less, Triton where not; and where nothing can be timed, Triton."""
+    """flash-attn where it is faster, Triton elsewhere; and Triton where nothing can be timed."""
     module = FakeFlashAttn()
     flash = FlashAttn(module)
     timed, quick = list[int](), [0.5, 2.0]

@@ -1,4 +1,4 @@
-"""int8 per channel: what comes back is half a step away at most, whatever finite numbers came, and NaN never hides."""
+"""Tests of int8 per channel: every finite number comes back within half a step, and NaN is never hidden."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ def back(kernels: Kernels, of: Quantised, dtype: torch.dtype = torch.float32) ->
 
 @st.composite
 def numbers(draw: st.DrawFn) -> torch.Tensor:
-    """[groups, tokens, channels] of all sizes: whole channels of one size each, and any numbers at all among them."""
+    """Draw [groups, tokens, channels] of all sizes: whole channels of one size each, and arbitrary numbers among
+    them."""
     shape = draw(st.integers(1, 2)), draw(st.integers(1, 9)), draw(st.sampled_from([1, 7, 16, 17, 33, 530]))
     dtype = draw(st.sampled_from(DTYPES))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 1 << 20)))
@@ -105,7 +106,7 @@ def test_a_number_that_is_not_finite_is_reported_wherever_it_is(
 
 @on_all_kernels
 def test_a_page_of_a_real_size_whose_rows_are_strided(kernels: Kernels) -> None:
-    """In threads, with more channels than are looked at together."""
+    """The kernel runs in threads, and has more channels than it reads together."""
     wide = torch.randn(6, 64, 1000, generator=torch.Generator().manual_seed(1)).bfloat16()
     rows = wide[:, :, 100:868]
     of = quantised(kernels, rows)

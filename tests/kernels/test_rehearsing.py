@@ -1,4 +1,4 @@
-"""What is measured once and kept is measured on enough to be worth it, and changes nothing."""
+"""Tests that rehearsals, measured once and kept, use enough tokens to be worth it, and change no result."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ triton_launch = pytest.importorskip("alignedserve.kernels.triton.launch", reason
 
 class Noting(Reference):
     def __init__(self) -> None:
-        self.attended: list[tuple[int, int, int]] = []  # requests, queries of each, tokens of each
+        self.attended: list[tuple[int, int, int]] = []  # number of requests, queries of each, tokens of each
         self.drawn = self.told = 0
 
     def attend(
@@ -72,7 +72,7 @@ def _nothing(columns: int, TILE: int) -> None: ...
 
 
 def test_what_does_not_fit_is_not_measured() -> None:
-    """In fp32 large tiles take a minute to compile, and have no room."""
+    """In fp32, large tiles take a minute to compile, and do not fit."""
     attention = pytest.importorskip("alignedserve.kernels.triton.attention")
     sizes = triton_launch.triton.Config({"TOKENS": 32}), triton_launch.triton.Config({"TOKENS": 128})
     prune = attention._attend.early_config_prune

@@ -1,4 +1,4 @@
-"""A kernel that finds no memory for what it works in says so, and works again once there is some."""
+"""Tests that a kernel that finds no scratch memory reports it, and works again once there is some."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kernels.samples import scratch_of, threads
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("queries", [1, 40])
 def test_attention(kernels: Native, queries: int, count: int) -> None:
-    """Of few rows and of many, in this thread and in several: none of them ends the process."""
+    """Few rows and many, in this thread and in several: a lack of scratch memory never ends the process."""
     cache, query = torch.randn(2 * 126, 16, 64), torch.randn(queries + 1, 4, 32)
     spans = Spans([Lie(queries, 2000, range(125)), Lie(1, 9, (125,))], 16)
     with threads(count):

@@ -1,4 +1,4 @@
-"""Where vectors lie: what kernels/common/reference.py draws, and every kernel counts on."""
+"""Tests of where vectors lie: kernels/common/reference.py draws it, and every kernel counts on it."""
 
 from __future__ import annotations
 

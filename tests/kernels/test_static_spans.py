@@ -1,4 +1,4 @@
-"""Spans in memory that stays: whatever step lies there, kernels find it, and nothing of the one before."""
+"""Tests of spans in memory that stays: kernels find the step that lies there, and nothing of the step before."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lies_of(seed: int) -> list[Lie]:
 
 
 def static(seeds: tuple[int, ...]) -> tuple[StaticSpans, Spans]:
-    """What lies there after all of these, and the last one's own."""
+    """Return spans in which all these steps were placed in turn, and fresh spans of the last step."""
     spans = StaticSpans(SIZE, BLOCK, PAIRS, CPU)
     for seed in seeds:
         spans.place(lies_of(seed))
@@ -73,7 +73,7 @@ def test_there_are_never_more_pieces_than_were_provided_for(lengths: list[int], 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("window", [None, 100])
 def test_the_triton_kernels_attend_to_the_last_step(window: int | None) -> None:
-    """With as many pieces as there may be, most of which do nothing; split and not."""
+    """The launch has as many pieces as possible, most of which do nothing; attention is split and not."""
     kernels = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
     if not pytest.importorskip("alignedserve.kernels.triton.launch").interpreting():
         pytest.skip("Triton compiles here: tests/gpu has real graphs")

@@ -1,4 +1,4 @@
-"""torch and the kernels share one pool of threads, and torch's setting is theirs."""
+"""Tests that torch and the kernels share one pool of threads, and that torch's setting holds for the kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.kernels.every import native_sets
 
-# In a process of its own: what is loaded there is what a worker has.
+# Runs in a process of its own, which then loads the same libraries as a worker.
 _BOTH_RAN = """
 import ctypes, json, threading, torch
 from alignedserve.kernels.dispatch.dispatcher import choose

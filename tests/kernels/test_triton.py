@@ -1,6 +1,6 @@
-"""The Triton kernels in Triton's interpreter, without a GPU, against the reference on random shapes.
+"""Tests of the Triton kernels in Triton's interpreter, without a GPU, against the reference on random shapes.
 
-bf16 is widened there before it is computed with, since numpy has none, and cut off where a GPU rounds. On a
+The interpreter widens bf16 before it computes, since numpy has none, and cuts off where a GPU rounds. On a
 GPU, tests/gpu holds the same kernels to narrower bounds.
 """
 
@@ -33,13 +33,13 @@ from tests.kernels.test_copies import anything, bits, block_slots
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SEEDS = range(300 if SOAK else 5)
-# As tests/kernels/test_attention.py has them, but weights are rounded to fp16 too before V is summed by them.
+# The bounds of tests/kernels/test_attention.py, but fp16 rounds the weights too before it sums V by them.
 BOUNDS = {**OF_NATIVE, torch.float16: 2 * 2**-11 + 1e-5}
 KERNELS, REFERENCE = TritonKernels(), Reference()
 EPS = 1e-5
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, of numbers that are masked or spoilt on purpose
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy warns of numbers that are masked or spoilt on purpose
     pytest.mark.skipif(not interpreting(), reason="Triton compiles here: tests/gpu tries these kernels on the GPU"),
 ]
 
@@ -69,7 +69,7 @@ def random_case(seed: int) -> Case:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_any_step_attends_as_the_reference_does(seed: int, dtype: torch.dtype) -> None:
-    """What no token has is NaN: it would show where it is read."""
+    """Places without a token are NaN: a kernel that reads one would show it."""
     check_attention(KERNELS, random_case(seed), dtype, BOUNDS)
 
 
@@ -111,7 +111,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_pieces_are_about_equal_and_cover_every_token_once() -> None:
-    """As the paper's batch of short ones and a few long ones: no piece is much longer than the others."""
+    """The batch is like the paper's, many short prompts and a few long ones: no piece is much longer than another."""
     for seed in range(200):
         chance = random.Random(seed)
         tiles, room = [], chance.choice((1, 7, 132, 528))
@@ -137,7 +137,7 @@ def test_pieces_are_about_equal_and_cover_every_token_once() -> None:
         )
 
 
-# --- What is done to each token by itself
+# --- Kernels that treat each token alone
 
 
 def _rounding(dtype: torch.dtype) -> float:
@@ -293,7 +293,7 @@ def test_a_page_of_int8_is_expanded_into_the_blocks(seed: int, dtype: torch.dtyp
 
 
 def test_a_whole_page_is_compressed_and_expanded_as_on_a_cpu() -> None:
-    """Wide channels, which fp16 cannot hold, among them."""
+    """Some channels are wide, and fp16 cannot hold them."""
     rows = torch.randn(4, 64, 40, generator=torch.Generator().manual_seed(0)).bfloat16()
     rows[1, :, 3] *= 1e9
     told = []
@@ -317,7 +317,7 @@ def test_numbers_that_are_not_finite_are_refused(odd: float) -> None:
         KERNELS.quantise(rows, *_levels(rows))
 
 
-# --- What does not work is replaced
+# --- Kernels that fail are replaced
 
 
 class _Broken(TritonKernels):

@@ -1,6 +1,7 @@
-"""The Triton kernels compile to machine code of GPUs that are not here: what only a compiler refuses shows.
+"""Tests that the Triton kernels compile to machine code of GPUs that are not here, which shows what only a compiler
+refuses.
 
-The two largest of them, and with SOAK=1 all, for more GPUs and dtypes.
+The two largest kernels by default; with SOAK=1 all kernels, for more GPUs and dtypes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tests.conftest import SOAK
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 ROOT = Path(__file__).parents[2]
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-LEAST_SHARED = 99 << 10  # what every GPU from compute capability 8.0 on has for a block, 8.6 least
+LEAST_SHARED = 99 << 10  # shared memory of a block on every GPU from compute capability 8.0 on; 8.6 has the least
 
 
 @pytest.mark.skipif(not PTXAS.exists(), reason="this Triton brings no compiler for NVIDIA's GPUs")

@@ -1,4 +1,4 @@
-"""What the Triton kernels draw, in their interpreter, is what torch draws, for each row by itself."""
+"""Tests that the Triton kernels, in their interpreter, draw what torch draws, for each row by itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KERNELS = TritonKernels()
 INF = math.inf
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy, of infinities
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy warns of infinities
     pytest.mark.skipif(not interpreting(), reason="Triton compiles here: tests/gpu tries these kernels on the GPU"),
 ]
 few = settings(
@@ -61,18 +61,19 @@ NUMBERS = st.floats(0.0, 1.0, exclude_max=True)
 
 @st.composite
 def rows(draw: st.DrawFn) -> torch.Tensor:
-    """Peaked and flat ones, with many equal logits and impossible tokens."""
+    """Draw peaked and flat rows, with many equal logits and impossible tokens."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     columns = draw(st.sampled_from([1, 2, 7, 128, 300]))
     row = torch.randn(columns, generator=generator) * draw(st.sampled_from([0.0, 0.3, 2.0, 12.0]))
     row = row.bfloat16().float() if draw(st.booleans()) else row
     row[torch.rand(columns, generator=generator) < draw(st.sampled_from([0.0, 0.0, 0.5]))] = -INF
-    row[0] = 0.25  # one at least is possible
+    row[0] = 0.25  # at least one token is possible
     return row
 
 
 def by_torch(row: torch.Tensor, wish: Wish, number: float) -> set[int]:
-    """What it draws with this number and this top-p, or with ones that are off by what fp32 is."""
+    """Return the tokens that torch draws with this number and this top-p, or with values within the rounding of
+    fp32."""
     off = 4e-6
     wishes = (
         [replace(wish, top_p=min(1.0, wish.top_p * by)) for by in (1 - off, 1, 1 + off)] if wish.top_p < 1 else [wish]
@@ -92,7 +93,7 @@ def test_each_way_of_drawing_draws_what_torch_draws(row: torch.Tensor, wishes: l
 
 
 def test_usual_logits_are_drawn_from_alike() -> None:
-    """Of a vocabulary of several blocks; here torch and Triton agree without exception."""
+    """The vocabulary spans several blocks; here torch and Triton agree without exception."""
     generator = torch.Generator().manual_seed(1)
     wishes = [Wish(1.0), Wish(0.7, top_p=0.95), Wish(1.0, top_k=50), Wish(1.3, 40, 0.9, 0.02), Wish(0.8, min_p=0.05)]
     numbers = torch.rand(len(wishes), generator=generator, dtype=torch.double).tolist()
@@ -138,7 +139,7 @@ def test_a_token_does_not_depend_on_its_batch(
 @few
 def test_log_probabilities_are_those_of_torch(columns: int, seed: int, tops: list[int]) -> None:
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(len(tops), columns, generator=generator).bfloat16().float()  # many equal ones
+    logits = torch.randn(len(tops), columns, generator=generator).bfloat16().float()  # many logits are equal
     logits[:, columns // 2 + 1 :] = -INF
     tokens = torch.randint(0, columns // 2 + 1, (len(tops),), generator=generator)
     got, expected = KERNELS.logprobs(logits, tokens, tops), Reference().logprobs(logits, tokens, tops)
@@ -177,7 +178,7 @@ def test_a_sampler_on_these_kernels_says_what_one_on_torch_says() -> None:
 
 
 class _Elsewhere(Reference):
-    """Draws on a device of which nothing can be read."""
+    """Kernels for a device from which nothing can be read."""
 
     def draw(self, logits: torch.Tensor, *_: object) -> torch.Tensor:
         assert logits.is_meta
@@ -189,7 +190,7 @@ class _Elsewhere(Reference):
 
 
 def test_nothing_is_read_from_the_device_before_the_tokens() -> None:
-    """On torch's meta device there are no numbers: whatever asked for one would raise."""
+    """On torch's meta device there are no numbers: code that reads a number would raise."""
     drawn = Sampler(VOCABULARY, kernels=_Elsewhere()).draw(torch.empty(len(ASKED), VOCABULARY, device="meta"), wanted())
     assert drawn.tokens.is_meta
     assert drawn.asked == [1, 2]

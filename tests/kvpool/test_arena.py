@@ -1,4 +1,4 @@
-"""The arena: what is read is right or not at all, and nobody's memory is taken while he lives."""
+"""The arena: a read is right or fails, and no process loses its memory while it lives."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ WRITE = f"{ATTACH}; arena.begin_write(0); arena.payload(0)[:4] = b'torn'"
 
 @contextmanager
 def process(directory: Path, code: str, name: str = NAME) -> Iterator[subprocess.Popen[str]]:
-    """Another process, which has run the code and lives on."""
+    """Start another process, which has run the code and lives on."""
     program = (
         f"import pathlib, sys; path, name = pathlib.Path(sys.argv[1]), sys.argv[2]\n{code}\nprint(flush=True); input()"
     )
@@ -82,7 +82,7 @@ def reads(arena: Arena, page: int = 1, contents: Contents = CONTENTS) -> bool:
 
 
 def poke(arena: Arena, page: int, word: int, value: int) -> None:
-    """Changes a word of a page's header in the file, as the drawing in arena.py has it."""
+    """Change a word of a page's header in the file, laid out as in the drawing in arena.py."""
     with arena.path.open("r+b") as file:
         file.seek(4096 + 64 * page + 8 * word)
         file.write(value.to_bytes(8, sys.byteorder))
@@ -133,7 +133,7 @@ def test_an_end_without_a_beginning_is_refused(arena: Arena) -> None:
         arena.end_write(1, CONTENTS)
 
 
-# --- Right or not at all.
+# --- A read is right or fails.
 
 
 def test_a_page_never_written_is_not_read(arena: Arena) -> None:
@@ -192,7 +192,7 @@ def test_a_write_during_the_copy_is_noticed(arena: Arena) -> None:
     write(arena, checksum=9)
 
     def overtaken(_: memoryview) -> None:
-        write(arena, checksum=9)  # the same once more: only the generation tells
+        write(arena, checksum=9)  # the same contents once more: only the generation differs
 
     assert not arena.read(1, CONTENTS, overtaken)
     assert reads(arena)
@@ -221,7 +221,7 @@ def test_the_checksum_must_be_that_of_the_payload(arena: Arena, stored: int, rig
     assert reads(arena), "without verification the checksum does not matter"
 
 
-# --- Who may have which file.
+# --- Which process may have which file.
 
 
 def test_no_arena(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_a_new_life_of_the_pool_takes_the_name_and_leaves_the_old_memory(tmp_pat
     later = create(tmp_path, incarnation=8)
     assert reads(arena)
     assert not reads(later)
-    arena.unlink()  # too late: the name is the new one's
+    arena.unlink()  # too late: the name belongs to the new arena
     Arena.attach(later.path, incarnation=8).close()
     later.unlink()
     assert list(tmp_path.iterdir()) == []
@@ -265,7 +265,7 @@ def test_a_new_life_of_the_pool_takes_the_name_and_leaves_the_old_memory(tmp_pat
 def test_the_name_of_an_earlier_arena_is_taken_away_before_the_next_one_needs_memory(
     tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever comes late must not map it: its memory would be free only when that one closes it."""
+    """A late reader must not map the earlier arena: its memory would be free only when that reader closes it."""
     size = arena.path.stat().st_size
 
     def room_for_one(_: int) -> SimpleNamespace:
@@ -278,7 +278,7 @@ def test_the_name_of_an_earlier_arena_is_taken_away_before_the_next_one_needs_me
 
 
 def test_an_arena_that_cannot_be_made_leaves_no_earlier_one_either(tmp_path: Path, arena: Arena) -> None:
-    """Its pool has ended: nobody is to find it."""
+    """The pool of the earlier arena has ended: no process may find that arena."""
     with pytest.raises(ArenaTooSmall):
         create(tmp_path, pages=1 << 40, incarnation=8)
     assert list(tmp_path.iterdir()) == []

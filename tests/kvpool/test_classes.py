@@ -1,4 +1,4 @@
-"""Some pages are for real-time requests only: best-effort ones never have them, whatever happens in whatever order."""
+"""Some pages are for real-time requests only: best-effort requests never have them, whatever the order of events."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMES = st.lists(st.integers(0, 5), max_size=5, unique=True)
 
 
 class _AnyClasses(RuleBasedStateMachine):
-    """Who has which page is kept here in the simplest way: a set of (class, name) for each page."""
+    """Check the pages against the simplest account: a set of (class, name) for each page."""
 
     extents: Extents
 
@@ -55,7 +55,7 @@ class _AnyClasses(RuleBasedStateMachine):
     @precondition(lambda self: self.leased)
     @rule(service=CLASSES, data=st.data(), names=NAMES)
     def commit(self, service: ServiceClass, data: st.DataObject, names: list[int]) -> None:
-        """Whatever is leased for the class, with names that others may have stored."""
+        """Commit pages that are leased for the class, with names that other entries may have stored."""
         mine = sorted(page for page, of in self.leased.items() if of is service)
         pages = data.draw(st.lists(st.sampled_from(mine), unique=True)) if mine else []
         self.number += 1
@@ -66,7 +66,7 @@ class _AnyClasses(RuleBasedStateMachine):
 
     @rule(service=CLASSES, names=NAMES)
     def hold(self, service: ServiceClass, names: list[int]) -> None:
-        """A prompt that begins as others did; real-time ones get all that there is of it."""
+        """Hold a prompt that begins as others did; a real-time prompt gets all of its beginning that is stored."""
         self.number += 1
         if self.pages.hold(f"r{self.number}", names, service):
             self.entries[f"r{self.number}"] = service
@@ -97,7 +97,7 @@ class _AnyClasses(RuleBasedStateMachine):
 
     @invariant()
     def best_effort_has_nothing_of_the_reserve(self) -> None:
-        """An extent of int8 in which it has a page is lost to those who need pages of KV."""
+        """An extent of int8 pages with a best-effort page is unavailable to requests that need KV pages."""
         places = {self.extents.place(page) for page in self.best_effort}
         alone = sum(kind is Kind.KV for _, _, kind in places)
         extents = {extent for extent, _, kind in places if kind is Kind.KV_INT8}
@@ -108,7 +108,7 @@ class _AnyClasses(RuleBasedStateMachine):
         assert sorted(self.pages.numbers) == sorted(self.pages.all_numbers)
 
     def teardown(self) -> None:
-        """When real-time requests have gone, the reserve is there, whoever else is."""
+        """Check that the reserve is free when real-time requests have left, whatever other requests remain."""
         for name in [name for name, service in self.entries.items() if service is RT]:
             self.pages.free_entry(name)
             del self.entries[name]
@@ -136,7 +136,7 @@ class Classes(_AnyClasses):
 
 
 class ClassesOfKinds(_AnyClasses):
-    """The same where pages of those who wait become int8."""
+    """The same checks while pages of waiting requests are compressed to int8."""
 
     extents = Extents(NUM_PAGES // 2, kv=2, kv_int8=3)
 
@@ -156,7 +156,7 @@ class ClassesOfKinds(_AnyClasses):
 
     @rule(left=st.integers(0, NUM_RESERVED + 2), count=st.integers(1, 2))
     def room_is_short(self, left: int, count: int) -> None:
-        """For real-time requests take all but this, and one of them waits."""
+        """Fill the pool with real-time requests but for `left` pages, and compress a waiting request's pages."""
         self._stored(max(0, self.pages.num_free - left - count), RT)
         pages = self._stored(count, RT)
         free = self.pages.num_free
@@ -215,7 +215,7 @@ class TestBeginningAnExtentOfInt8:
         assert pages.num_free == 16 - 8 - 4
 
     def test_of_the_same_kind_that_nobody_has_a_page_of_is_beginning_it_too(self) -> None:
-        """Free int8 pages with lower numbers lie there; to take one would take four pages of the reserve."""
+        """Free int8 pages with lower numbers are there; taking one of these would take four pages of the reserve."""
         extents = Extents(6, kv=4, kv_int8=7)
         pages = Pages(extents, num_reserved=6)
         full = pages.lease("worker", 8, BE) or ()
@@ -266,7 +266,7 @@ class TestBeginningAnExtentOfInt8:
 
 @pytest.fixture
 def pool() -> PoolCore:
-    """Two of its eight pages are for real-time requests only."""
+    """Return a pool in which two of eight pages are for real-time requests only."""
     return PoolCore(8, 4, Policy(grouping=Grouping.FCFS, rt_reserve=0.25))
 
 
@@ -275,7 +275,7 @@ def say(pool: PoolCore, worker: str, message: Message) -> list[Command]:
 
 
 def asks(pool: PoolCore, worker: str, pages: int, service: ServiceClass, number: int = 1, most: int = 0) -> list[int]:
-    """How many pages each worker is leased now."""
+    """Ask for pages, and return the numbers of pages that workers are leased in answer."""
     commands = say(pool, worker, AskPages(pages, number, (), service, most))
     return [len(one.message.pages) for one in commands if isinstance(one, Send) and isinstance(one.message, LeasePages)]
 
@@ -289,7 +289,7 @@ def test_best_effort_waits_where_real_time_goes_on(pool: PoolCore) -> None:
 
 
 def test_while_a_real_time_ask_waits_no_best_effort_one_is_answered(pool: PoolCore) -> None:
-    """It would take what the other waits for."""
+    """An answer to the best-effort ask would take pages that the real-time ask waits for."""
     assert asks(pool, "prefill-0", 6, RT) == [6]
     assert asks(pool, "prefill-1", 3, RT) == []
     assert asks(pool, "prefill-2", 0, BE) == []
@@ -303,7 +303,7 @@ def test_as_many_as_there_are_up_to_what_could_be_used(pool: PoolCore) -> None:
 
 
 def stored(pool: PoolCore, name: str, service: ServiceClass, names: tuple[int, ...]) -> None:
-    """An entry of pages with these names, as a worker commits it."""
+    """Commit an entry of pages with these names, as a worker does."""
     (lease,) = say(pool, "prefill-9", AskPages(len(names), 1, (), service))
     assert isinstance(lease, Send)
     assert isinstance(lease.message, LeasePages)
@@ -351,13 +351,13 @@ def test_best_effort_takes_nothing_back_from_real_time(pool: PoolCore) -> None:
 
 
 class TestIdleInt8Pages:
-    """Who takes one of an extent that nobody has a page of takes all of it from those who need KV pages."""
+    """The first page taken from an extent of idle int8 pages makes the whole extent unavailable for KV pages."""
 
     NAMES = (1, 2, 3, 4)
 
     @pytest.fixture
     def pages(self) -> Pages:
-        """Of four extents with four pages of KV each one holds idle int8 pages; six pages are reserved."""
+        """Return pages where one of four extents of four KV pages holds idle int8 pages; six pages are reserved."""
         core = Pages(Extents(4, kv=4, kv_int8=7), 6)
         leased = core.lease("worker", 4) or ()
         core.adopt("worker", leased, "before", self.NAMES)

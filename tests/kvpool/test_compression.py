@@ -1,4 +1,4 @@
-"""Who is compressed, by whom, and what becomes of orders whose pages, workers or answers are lost."""
+"""Compression: the requests and the workers chosen, and what follows when pages, workers or answers are lost."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pool_of(mode: Compression = Compression.INT8, *, fcfs: bool = False, extents
 
 
 def stores(pool: PoolCore, name: str, pages: int, names: tuple[int, ...] = (), now: float = 0.0) -> list[Command]:
-    """The last of its pages is not full, unless all have names."""
+    """Store a request, whose last page is not full unless all pages have names."""
     leased = pool.handle(said("prefill-0", AskPages(pages, int(now * 100) + 1)), now)
     lease = tuple(sorted(pool.pages.leased_to(PREFILL.holder)))[:pages]
     assert len(lease) == pages
@@ -92,7 +92,7 @@ def test_under_pressure_who_has_longest_to_wait_comes_first() -> None:
 
 
 def test_pressure_is_what_best_effort_requests_feel_where_much_is_reserved() -> None:
-    """They stop at the reserve, however much is left there."""
+    """Best-effort requests stop at the reserve, however many pages are left in it."""
     extents = Extents(16, kv=2, kv_int8=3)
     pool = PoolCore(extents, 4, Policy(grouping=Grouping.FCFS, compression=Compression.AUTO, rt_reserve=0.5))
     pool.handle(MemberJoined(PREFILL), 0.0)
@@ -159,7 +159,7 @@ def test_who_was_passed_over_is_looked_at_again_at_most_once_a_second() -> None:
 
 
 def test_pages_of_an_order_that_were_not_taken_are_ordered_again() -> None:
-    """Since somebody who ran had them by then."""
+    """A running request had the pages when the answer came."""
     pool = pool_of()
     order = orders(stores(pool, "a", 2, names=(11, 12)))["prefill-0"]
     pool.handle(said("prefill-1", AskPrefix("b", 0, (11, 12, 13))), 0.5)

@@ -1,4 +1,4 @@
-"""Pages of several kinds: numbers that say their kind, extents that change it only when empty, nothing lost."""
+"""Pages of several kinds: numbers that tell their kind, extents that change kind only when empty, nothing lost."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def test_no_extent_holds_more_than_its_room(kv: int, int8: int, hidden: int, pag
 
 
 class Machine(RuleBasedStateMachine):
-    """A pool whose pages are stored, shared, compressed and freed; beside it, what each entry's tokens are."""
+    """Store, share, compress and free pages of a pool, and keep each entry's tokens beside it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pages = Pages(EXTENTS)
-        self.content: dict[int, int] = {}  # page -> what was written to it last
+        self.content: dict[int, int] = {}  # page -> its newest content
         self.entries: dict[str, list[int]] = {}  # entry -> the names of its pages, which are their content
         self.leased: set[int] = set()
         self.compressing: dict[int, int] = {}
@@ -54,7 +54,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(names=st.lists(st.integers(1, 6), min_size=1, max_size=4, unique=True), named=st.booleans())
     def store(self, names: list[int], named: bool) -> None:
-        """Only what is named is shared."""
+        """Store an entry; only pages with names are shared."""
         self.number += 1
         entry = f"r{self.number}"
         known = self.pages.hold(entry, names) if named else ()
@@ -130,7 +130,7 @@ class Machine(RuleBasedStateMachine):
         assert self.pages.num_free == EXTENTS.kv * (EXTENTS.count - others) - kv
 
     @invariant()
-    def whoever_holds_pages_holds_its_own_tokens(self) -> None:
+    def each_holder_has_its_own_tokens(self) -> None:
         for entry, names in self.entries.items():
             assert [self.content[page] for page in self.pages.of(entry)] == names
 

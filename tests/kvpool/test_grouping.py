@@ -1,4 +1,4 @@
-"""Who goes to which decode worker: aligned batches, those who cannot wait, and nobody twice or never."""
+"""Grouping of requests for decode workers: aligned batches, urgent requests, and each request exactly once."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_memory_that_best_effort_requests_have_is_for_real_time_ones_alone() -> 
 def test_a_batch_is_of_one_length_however_they_came(pool: Aligned) -> None:
     for number in range(LEAST):
         pool.add(waiting(f"short{number}", 20))
-        pool.add(waiting(f"long{number}", 300))  # both together are more than a batch may be
+        pool.add(waiting(f"long{number}", 300))  # both lengths together are more than a batch may be
     room = ask(requests=LEAST, all_pairs=7_000)
     lengths = [{one.entry.prefix for one in handed(pool, "decode-0", room)} for _ in range(2)]
     assert sorted(lengths, key=min) == [{20}, {300}]
@@ -144,7 +144,7 @@ def test_who_has_waited_longest_is_in_the_next_batch_whatever_runs(pool: Aligned
 
 
 def test_a_chat_that_cannot_wait_goes_first(pool: Aligned) -> None:
-    handed(pool, "decode-0", ask(step_s=0.2))  # its steps take as long as a token may
+    handed(pool, "decode-0", ask(step_s=0.2))  # a step takes as long as a token may
     fill(pool, "many", 20, 50)
     pool.add(waiting("chat", 3000, ServiceClass.RT))
     assert names(handed(pool, "decode-0", ask(requests=2, step_s=0.2)))[0] == "chat"
@@ -158,7 +158,7 @@ def test_who_cannot_wait_and_does_not_fit_keeps_the_room_that_is_coming(pool: Al
 
 
 def test_a_chat_that_could_wait_when_it_came_is_first_once_its_slack_has_run_out(pool: Aligned) -> None:
-    """It has 0.1875 s for its token; the step of those that run takes 0.05."""
+    """The chat has 0.1875 s for its token; the step of the running requests takes 0.05 s."""
     room = ask(requests=1, step_s=0.05, band=(10, 30))
     handed(pool, "decode-0", room)
     fill(pool, "many", 20, 50)
@@ -174,7 +174,7 @@ def test_a_chat_that_could_wait_when_it_came_is_first_once_its_slack_has_run_out
 
 
 def first_of(pool: Aligned) -> str:
-    """Of a chat and others as long as those that run, who gets the one place; after that nobody waits."""
+    """Return which of a chat and requests as long as the running gets the only place, and empty the pool."""
     fill(pool, "many", 20, 50)
     pool.add(waiting("chat", 3000, ServiceClass.RT))
     first = names(handed(pool, "decode-1", ask(requests=1, band=(10, 30))))[0]
@@ -287,7 +287,7 @@ class Machine(RuleBasedStateMachine):
         assert {one.id for one in self.pool} == self.here
 
     def teardown(self) -> None:
-        """A worker with all its room gets them all in the end."""
+        """Check that a worker with all its room gets all requests in the end."""
         for _ in range(len(self.here)):
             self.here -= set(names(handed(self.pool, "decode-0", ask(300, 64, all_pairs=300), self.now)))
         assert not self.here

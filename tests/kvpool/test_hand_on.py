@@ -1,4 +1,4 @@
-"""What does not wait in the pool: who cannot, goes to the decode worker named; what one has already is kept for it."""
+"""Urgent requests do not wait in the pool but go to the named decode worker; KV that a worker has is kept for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IN_A, IN_B = (replace(entry(request(name), (page,)), names=()) for page, name in
 
 
 def pool_with(policy: Policy) -> PoolCore:
-    """Its pages are leased to one prefill worker; two decode workers have no room, and take long for a step."""
+    """Return a pool whose pages are leased to a prefill worker; two decode workers have no room and slow steps."""
     core = PoolCore(8, 4, policy)
     for name in ("decode-0", "decode-1"):
         core.handle(MemberJoined(member(name)), 0.0)
@@ -35,7 +35,7 @@ def pool_with(policy: Policy) -> PoolCore:
 @pytest.fixture
 def pool() -> PoolCore:
     core = pool_with(Policy())
-    # What it believes of steps it learns from asks that it answers.
+    # The pool learns step times from asks that it answers.
     core.handle(said("prefill-0", Commit(replace(entry(request("z"), (3,)), names=()))), 0.0)
     core.handle(said("decode-0", AskBatch(8, 1, times=SLOW)), 0.0)
     return core
@@ -73,7 +73,7 @@ class TestWhoCannotWait:
         assert not sent(committed(pool, flex, "decode-1"), "decode-1")
 
     def test_who_could_goes_there_when_its_slack_has_run_out(self, pool: PoolCore) -> None:
-        """It is due at 2 s; to wait for a batch takes half a second, and a step as long."""
+        """The request is due at 2 s; waiting for a batch takes half a second, and a step takes as long."""
         (timer,) = [
             one
             for one in committed(pool, replace(IN_A, due=Due(2.0)), "decode-1")
@@ -103,7 +103,7 @@ def test_workers_hear_with_their_pages_how_long_it_takes(pool: PoolCore) -> None
 
 
 class TestKeptForADecodeWorker:
-    """Its KV went there directly."""
+    """The request's KV went to the decode worker directly."""
 
     def test_it_is_out_there_until_it_is_released(self, pool: PoolCore) -> None:
         before = pool.held
@@ -135,7 +135,7 @@ class TestKeptForADecodeWorker:
         assert pool.held == before
 
     def test_nor_what_came_back_already_or_a_later_attempt_of(self, pool: PoolCore) -> None:
-        """The decode worker had no room any more, and said so before it was heard that it has it."""
+        """The decode worker ran out of room, and released the request before the pool heard that it was there."""
         for here in (IN_A, replace(IN_B, request=next_attempt(IN_B.request))):
             committed(pool, here, "")
             late = replace(here, request=replace(here.request, attempt=0), pages=(2,))

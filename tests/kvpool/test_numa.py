@@ -1,4 +1,4 @@
-"""Which NUMA node the pool's memory comes from, on machines that a test draws as folders."""
+"""The NUMA node that the pool's memory comes from, on machines that a test makes as folders."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alignedserve.kvpool.arena.numa import NumaPlace, best_place, num_nodes, run
 
 
 def machine(root: Path, *cpulists: str, gpus: tuple[int, ...] = ()) -> Path:
-    """One node for each list of CPUs; a GPU says on which node it is."""
+    """Make one node for each list of CPUs; `gpus` has the node of each GPU."""
     nodes = root / "devices/system/node"
     for node, cpus in enumerate(cpulists):
         (nodes / f"node{node}").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Page numbers: every page has one owner, whatever happens in whatever order."""
+"""Page numbers: every page has one owner, whatever the order of events."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TOKENS = st.lists(st.integers(0, 2**32 - 1), max_size=40)
 
 
 class PagesMachine(RuleBasedStateMachine):
-    """Beside the accounts under test it keeps the simplest ones: who owns page 0, page 1, ..."""
+    """Compare the accounts under test with the simplest account: the owner of page 0, page 1, ..."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ class PagesMachine(RuleBasedStateMachine):
 
     @rule(holder=HOLDERS, data=st.data(), others=st.lists(st.integers(-1, NUM_PAGES)))
     def keep_only(self, holder: str, data: st.DataObject, others: list[int]) -> None:
-        """Pages of others, or of nobody, may be named: they do not become the holder's."""
+        """Name pages of others, or free pages, among the kept: they do not become the holder's."""
         kept = [*self.some_of(holder, data), *others]
         self.pages.keep_only(holder, kept)
         self.free([page for page in self.owned("holder", holder) if page not in kept])

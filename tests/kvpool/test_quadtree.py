@@ -1,4 +1,4 @@
-"""The quad-tree against a plain list, and the batches found in it against all windows that there are."""
+"""The quad-tree against a plain list, and the batches found in it against all possible windows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def blocks_of(length: int) -> int:
 
 
 def free(token_s: float = 0.0, bubble: float = 0.0) -> CostModel:
-    """A step costs a second, so much for a decode, and so much for each token that others are longer."""
+    """Return the cost of a step: a second, a part for each decode, and a part for each token of bubble."""
     return CostModel(dict.fromkeys(Kind, Coefficients(fixed=1.0, decode=token_s, bubble=bubble)))
 
 
@@ -78,13 +78,13 @@ class Pool(RuleBasedStateMachine):
         starving = self.tree.starving(self.now)
         cost = None if bubble is None else free(bubble=bubble)
         window = find_batch(self.tree, wanted, cost, self.now)
-        taken = [self.of(member.id) for member in window.members(self.tree)]
+        taken = [self.waiting_request(member.id) for member in window.members(self.tree)]
         check(window, taken, self.plain, wanted, starving)
         self.tree.yielded(window.taken, self.now)
         for one in taken:
             self.take_out(one)
 
-    def of(self, request: str) -> Waiting:
+    def waiting_request(self, request: str) -> Waiting:
         return next(one for one in self.plain if one.id == request)
 
     @invariant()
@@ -135,7 +135,7 @@ def check(
 
 
 def test_who_starves_does_so_until_it_yields() -> None:
-    """Also where a more urgent one of its length has left, so that it starves for a shorter time than was noted."""
+    """A leaf also counts as starving when its more urgent request has left, and its wait is shorter than was noted."""
     tree = QuadTree()
     tree.insert("urgent", 8, 1, due=1.0, now=0.0)
     tree.insert("other", 8, 1, due=25.0, now=0.0)

@@ -1,4 +1,4 @@
-"""What decode workers bring back: who had to leave waits again, answers are kept, spare pages go to who waits."""
+"""Returns from decode workers: preempted requests wait again, answers are kept, spare pages are reused."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from alignedserve.protocol.messages import (
 from alignedserve.scheduling.policy import Grouping, Policy
 from tests.samples import member, request, said
 
-LONG = request("long", prompt=19, max_tokens=20)  # two pages and a part of one
+LONG = request("long", prompt=19, max_tokens=20)  # two pages and a part of a third
 NAMES = (101, 102)
 OUT = Entry(LONG, (7,), (0, 1, 2), names=NAMES)
-LATER = replace(OUT, output=(7,) * 8, names=(*NAMES, 103))  # 26 tokens have KV: three pages and a part of one
+LATER = replace(OUT, output=(7,) * 8, names=(*NAMES, 103))  # 26 tokens have KV: three pages and a part of a fourth
 
 
 def leased(pool: PoolCore, worker: str, pages: int, number: int = 1, *, is_spare: bool = True) -> tuple[int, ...]:
@@ -52,7 +52,7 @@ def messages(member: str, commands: list[Command]) -> list[Message]:
 
 @pytest.fixture
 def pool() -> PoolCore:
-    """Of eight pages three are of a request that is out, and two are spare ones of its worker."""
+    """Return a pool where, of eight pages, a request that is out has three, and its worker has two spare pages."""
     core = PoolCore(8, 4, Policy(grouping=Grouping.FCFS))
     assert leased(core, "prefill-0", 3, is_spare=False) == (0, 1, 2)
     core.handle(said("decode-0", AskBatch(99, 9)), 0.0)
@@ -107,7 +107,7 @@ class TestWhoComesBack:
 
     @pytest.mark.parametrize("stage", ["waits", "is out", "is asked for"])
     def test_too_late_takes_nothing_from_its_next_attempt(self, pool: PoolCore, stage: str) -> None:
-        """The pool took its worker for dead, and the Cancel was lost."""
+        """The pool took the decode worker for dead, and the Cancel was lost."""
         pool.handle(MemberLost(member("decode-0")), 0.0)
         if stage == "is asked for":
             pool.handle(said("prefill-0", AskPrefix("long", 1, NAMES)), 0.0)
@@ -164,7 +164,7 @@ class TestSparePages:
         assert GiveBack() in messages("decode-0", pool.handle(TimerFired("refresh"), REFRESH_S))
 
     def test_of_a_worker_that_died_nobody_waits_for(self, pool: PoolCore) -> None:
-        """But for its lock."""
+        """The pool waits only until the lock of the dead worker is free."""
         pool.handle(said("prefill-0", AskPages(5, 2)), 0.0)
         pool.handle(MemberLost(member("decode-0")), 0.0)
         assert not messages("decode-0", pool.handle(TimerFired("refresh"), REFRESH_S))

@@ -1,4 +1,4 @@
-"""Pages that are named by their tokens: shared while they are held, kept while nobody needs the room, never wrong."""
+"""Pages that are named by their tokens: shared while held, kept while no request needs the room, never wrong."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from alignedserve.kvpool.segmented_lru import SegmentedLru
 from alignedserve.protocol.page_names import chained_hashes
 
 NUM_PAGES, PAGE = 10, 2
-PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)  # so short of words that many begin alike
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)  # two words: many prompts begin alike
 Prompt = tuple[int, ...]
 
 
 class Reuse(RuleBasedStateMachine):
-    """A prefill worker that holds what is known of a prompt, writes the rest, and commits; a decode worker that brings
-    back more than it got, or keeps an answer. Contents are kept by page."""
+    """Keep page contents, while a prefill worker holds a prompt's known pages, writes the rest, and commits; while a
+    decode worker brings back more than it got, or keeps an answer.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.pages = Pages(NUM_PAGES)
-        self.written: dict[int, Prompt] = {}  # page -> the tokens up to its end that its KV is of
+        self.written: dict[int, Prompt] = {}  # page -> the tokens, up to the page's end, whose KV it holds
         self.entries: dict[str, Prompt] = {}
         self.number = 0
 
@@ -59,7 +60,7 @@ class Reuse(RuleBasedStateMachine):
     @precondition(lambda self: self.entries)
     @rule(data=st.data(), more=PROMPTS, has_ended=st.booleans())
     def comes_back_with_more(self, data: st.DataObject, more: Prompt, has_ended: bool) -> None:
-        """What follows its full pages is written anew; of one that has ended, only full pages."""
+        """Bring back an entry with pages beyond its full pages written anew; if it has ended, only full pages."""
         name = data.draw(st.sampled_from(sorted(self.entries)))
         known, said = len(self.entries[name]) // PAGE, self.entries[name] + more
         full = len(said) // PAGE
@@ -85,7 +86,7 @@ class Reuse(RuleBasedStateMachine):
         assert sorted(self.pages.numbers) == list(range(NUM_PAGES))
 
     @invariant()
-    def whoever_holds_pages_holds_its_own_tokens(self) -> None:
+    def each_holder_has_its_own_tokens(self) -> None:
         for name, prompt in self.entries.items():
             pages = self.pages.of(name)
             assert [self.written[page] for page in pages] == [

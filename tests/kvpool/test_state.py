@@ -1,4 +1,4 @@
-"""The pool: pages are somebody's or free, and who waits leaves in its turn (which: test_grouping.py)."""
+"""The pool: each page is owned or free, and waiting requests leave in turn (test_grouping.py tests which)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ REFRESHES = SetTimer("refresh", 5.0)
 
 @pytest.fixture
 def pool() -> PoolCore:
-    """Its four pages are leased to one prefill worker."""
+    """Return a pool whose four pages are leased to one prefill worker."""
     core = PoolCore(4, 4, Policy(grouping=Grouping.FCFS, room=Room.WHOLE))
     assert asks(core, "prefill-0", 4) == [leases("prefill-0", 0, 1, 2, 3)]
     return core
@@ -75,7 +75,7 @@ def test_pages_are_leased_in_the_order_of_asking(pool: PoolCore) -> None:
 
 
 class TestAsks:
-    """An ask says what its worker keeps of its lease, and takes the place of the one before."""
+    """An ask says which leased pages its worker keeps, and replaces the worker's earlier ask."""
 
     def test_gives_back_what_is_not_kept(self, pool: PoolCore) -> None:
         asks(pool, "prefill-1", 2)
@@ -86,7 +86,7 @@ class TestAsks:
         assert pool.num_lent_pages == 4
 
     def test_said_again_gives_back_the_lease_that_was_lost(self, pool: PoolCore) -> None:
-        """Otherwise each lost lease would leave fewer pages for all."""
+        """Otherwise each lost lease would leave fewer pages for all workers."""
         assert asks(pool, "prefill-0", 4, number=2) == [leases("prefill-0", 0, 1, 2, 3, number=2)]
         assert asks(pool, "prefill-0", 2, number=3) == [leases("prefill-0", 0, 1, number=3)]
         assert pool.num_lent_pages == 2
@@ -102,7 +102,7 @@ class TestAsks:
         ]
 
     def test_keeps_no_pages_of_another(self, pool: PoolCore) -> None:
-        """What it says to keep it may have committed since, or a pool before may have leased to it."""
+        """The worker may have committed these pages meanwhile, or an earlier pool may have leased them to it."""
         asks(pool, "prefill-0", 0, number=2, kept=(0,))
         pool.handle(said("prefill-0", Commit(IN_A)), 0.0)
         asks(pool, "prefill-0", 0, number=3, kept=(0,))
@@ -182,7 +182,7 @@ def test_a_next_attempt_takes_the_place_of_the_one_before(pool: PoolCore) -> Non
 
 
 def test_a_lost_workers_lease_ends_when_its_lock_is_free(pool: PoolCore) -> None:
-    """Not when it is taken for dead: it may still be writing."""
+    """A worker that is taken for dead may still be writing, so its pages stay leased."""
     asks(pool, "prefill-1", 1)
     assert pool.handle(MemberLost(member("prefill-0")), 0.0) == [WatchHolder("prefill-0.1")]
     assert pool.handle(HolderGone("prefill-0.1"), 0.0) == [leases("prefill-1", 0)]
@@ -222,7 +222,7 @@ def test_a_new_router_hears_what_is_held(pool: PoolCore) -> None:
 class TestLostFrames:
     @pytest.fixture
     def pool(self, pool: PoolCore) -> PoolCore:
-        """A is out at a decode worker, B and C wait."""
+        """Return a pool where A is out at a decode worker, and B and C wait."""
         commit_all(pool)
         assert pool.handle(said("decode-0", AskBatch(8, 1)), 0.0) == [Send("decode-0", Batch((IN_A,))), REFRESHES]
         return pool
@@ -241,13 +241,13 @@ class TestLostFrames:
         assert pool.handle(LinkGap(ROUTER), 0.0) == [Send(ROUTER, Missed()), self.HOLDING]
 
     def test_of_a_decode_worker_or_to_it_have_it_asked_what_it_has(self, pool: PoolCore) -> None:
-        """A Batch may have been among them, or a Release."""
+        """A lost frame may have been a Batch or a Release."""
         inquiry = Send("decode-0", Inquire((("a", 0),)))
         assert pool.handle(said("decode-0", Missed()), 0.0) == [inquiry]
         assert pool.handle(LinkGap("decode-0"), 0.0) == [Send("decode-0", Missed()), inquiry]
 
     def test_of_a_worker_that_has_nothing_of_ours_are_its_own_affair(self, pool: PoolCore) -> None:
-        """It asks again, once it knows."""
+        """The worker asks again, once it knows that frames were lost."""
         assert pool.handle(said("prefill-0", Missed()), 0.0) == []
         assert pool.handle(LinkGap("prefill-0"), 0.0) == [Send("prefill-0", Missed())]
         assert pool.handle(LinkGap("decode-1"), 0.0) == [Send("decode-1", Missed())]
@@ -258,7 +258,7 @@ class TestLostFrames:
         assert pool.handle(said(ROUTER, asked), 0.0) == [unknown]
 
     def test_what_is_out_its_worker_must_know(self, pool: PoolCore) -> None:
-        """Where the batch was lost, its worker releases what it does not have: then it is nowhere."""
+        """A worker that never got the batch releases the request, which is then nowhere."""
         asked = said(ROUTER, Inquire((("a", 0), ("c", 0))))
         assert pool.handle(asked, 0.0) == [Send("decode-0", Inquire((("a", 0),)))]
         assert pool.handle(said("decode-0", Release("a", 0)), 0.0) == []
@@ -273,7 +273,7 @@ class TestLostFrames:
 
 
 def test_the_way_to_the_device_counts_in_who_is_urgent() -> None:
-    """Both are due at the same time; the longer one takes longer to copy."""
+    """Both requests are due at the same time; the longer request takes longer to copy."""
     core = PoolCore(8, 4, Policy(grouping=Grouping.FCFS, room=Room.WHOLE))
     asks(core, "prefill-0", 8)
     short, long = entry(request("a", prompt=2), (0,)), entry(request("b", prompt=20), (1, 2, 3))

@@ -1,4 +1,4 @@
-"""Expected waiting times: those of the formula, and an order that follows from them."""
+"""Expected waiting times: they follow the formula, and the order follows from them."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_last_in_the_order_of_arrival_waits_longest() -> None:
 
 
 def test_best_effort_waits_for_real_time_until_it_is_old() -> None:
-    """Two of thirty have less than ten seconds to wait: 9.9 s each, 1.2 at a time."""
+    """Two of thirty requests have less than ten seconds to wait: 9.9 s each, 1.2 requests at a time."""
     order = heard(Policy())
     rt, be = [waiting(f"rt{number}", RT, 100.0) for number in range(30)], waiting("be", BE, 100.0, max_tokens=20)
     assert names(order, *rt, be, now=100.0).index("be") == 28

@@ -1,1 +1,1 @@
-"""Launch."""
+"""Tests of how a deployment is placed, started and scaled."""

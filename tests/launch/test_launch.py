@@ -1,4 +1,4 @@
-"""What a launcher says before there is a deployment."""
+"""Tests of what a launcher says before there is a deployment."""
 
 from __future__ import annotations
 

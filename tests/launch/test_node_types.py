@@ -1,4 +1,4 @@
-"""Which nodes a cluster may have beside those that are there."""
+"""Tests of which nodes a cluster may add to those it has."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_as_many_may_come_as_there_are_not_yet() -> None:
 
 
 def test_machines_of_ones_own_cannot_come(tmp_path: Path) -> None:
-    """Ray writes types without resources for them."""
+    """For such machines Ray writes node types without resources."""
     import yaml
     from ray.autoscaler._private.util import prepare_config
 

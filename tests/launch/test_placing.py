@@ -1,4 +1,4 @@
-"""Which parts share a node: partners, pools, and what is said where there is no room."""
+"""Tests of which parts share a node: partners, pools, and the error where there is no room."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_nodes_that_may_come_are_counted_in_where_those_that_are_there_have_no_r
 
 
 def test_who_is_there_is_preferred() -> None:
-    """Who would fit together on a node that is to be started is spread over those that run."""
+    """Parts that would fit together on a new node are spread over the nodes that already run."""
     small = {"CPU": 2.0, "kv_pool": 1.0}
     found = replace(placing(small, small), may_come=[ClusterNode("one more large", {"CPU": 8.0, "kv_pool": 1.0})])
     assert len(found.groups(names("prefill", 2), names("decode", 2))) == 2

@@ -1,4 +1,4 @@
-"""Which workers are started, and which are to end."""
+"""Tests of which workers are started, and which are ended."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Machine."""
+"""Tests of what the machine has, and of what fits into its memory."""

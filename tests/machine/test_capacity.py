@@ -1,4 +1,4 @@
-"""How far memory goes, and what is said where it does not go far enough."""
+"""Tests of how much fits into memory, and of the error where it is too little."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MODEL = ModelConfig(
 
 
 def config(**changes: Any) -> Config:
-    """With `__` for the dots."""
+    """Make a configuration from names with `__` in place of dots."""
     return load({name.replace("__", "."): value for name, value in changes.items()}, {}, None)
 
 
@@ -52,7 +52,7 @@ def test_the_numbers() -> None:
 
 
 def test_on_a_gpu_the_cache_is_what_is_left_there() -> None:
-    """Which only a worker knows whose weights are loaded."""
+    """Only a worker whose weights are loaded knows how much is left."""
     gpu = {"topology": "colocated", "engine__device": "cuda"}
     assert capacity(config(**gpu), MODEL).limits.num_tokens == 0
     assert capacity(config(**gpu), MODEL, left=100 * MIB).limits.num_tokens == 100 * 128
@@ -100,7 +100,7 @@ def test_the_advice_of_the_error_works() -> None:
 
 
 def test_the_longest_request_fits_beside_the_reserve() -> None:
-    """A long best-effort one would wait for ever; a tenth of 72 pages is 7."""
+    """A long best-effort request would wait for ever otherwise; a tenth of 72 pages is 7."""
     capacity(split(kvpool__memory_mb=36), MODEL)
     with pytest.raises(ConfigError) as refused:
         capacity(split(kvpool__memory_mb=35), MODEL)
@@ -117,7 +117,7 @@ def test_a_colocated_engine_needs_no_pool() -> None:
 
 
 def test_memory_for_not_even_one_block_or_page() -> None:
-    """Then no shorter request would help, and the error does not say so."""
+    """No shorter request would help then, so the error does not suggest it."""
     for changes in (
         {"engine__kv_memory_mb": 1, "engine__block_size": 256, "kvpool__page_size": 256},
         {"kvpool__memory_mb": 1, "kvpool__page_size": 256},
@@ -133,7 +133,7 @@ def test_more_than_the_model_was_made_for() -> None:
 
 
 def llama(num_kv_heads: int) -> LlamaConfig:
-    """As wide as Llama 3 8B, or with as many heads for K and V as Llama 2 7B."""
+    """Return a model as wide as Llama 3 8B, or with as many heads for K and V as Llama 2 7B."""
     return LlamaConfig(
         vocab_size=32_000,
         hidden_size=4096,
@@ -169,7 +169,7 @@ def test_where_hidden_does_not_pay_the_error_shows_it() -> None:
 
 
 def test_a_device_does_not_mix_kinds_where_hidden_does_not_pay() -> None:
-    """Llama 3 8B, whose hidden vector is larger than its K and V."""
+    """The hidden vector of Llama 3 8B is larger than its K and V."""
     capacity(config(schedule__cache="hybrid"), llama(32))
     with pytest.raises(ConfigError, match=r"schedule.cache cannot be hybrid: .*4096 instead of 2048 .*: set it to kv"):
         capacity(config(schedule__cache="hybrid"), llama(8))
@@ -188,7 +188,7 @@ def test_an_extent_that_is_not_whole_is_left_out() -> None:
 
 
 def test_ranks_each_have_a_share_of_what_is_kept() -> None:
-    """On every rank's device there is as much memory as was given; the pool's is all of them together."""
+    """Every rank's device has as much memory as was given; the pool's memory is for all ranks together."""
     alone, shared = (capacity(split(engine__tensor_parallel_size=ranks), llama(32)) for ranks in (1, 2))
     assert shared.limits.num_pairs == 2 * alone.limits.num_pairs
     assert (shared.num_pages, 2 * shared.page_bytes) == (alone.num_pages, alone.page_bytes)

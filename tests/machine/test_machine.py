@@ -1,4 +1,4 @@
-"""What the kernel's files say of cores and memory, in a container or out of it."""
+"""Tests of what the kernel's files say of cores and memory, in a container or out of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The outermost control group; the process is in its a/b. The machine has 800 of 1,000 MB left."""
+    """Return the outermost control group; the process is in its a/b. The machine has 800 of 1,000 MB left."""
     (tmp_path / "a" / "b").mkdir(parents=True)
     meminfo = tmp_path / "meminfo"
     meminfo.write_text(f"MemTotal: {1000 << 10} kB\nMemAvailable: {800 << 10} kB\nHugePages_Total: 0\n")

@@ -1,4 +1,5 @@
-"""What does not fit into memory is refused before anything is loaded, with the numbers and what to change."""
+"""Tests that what does not fit into memory is refused before anything is loaded, with the numbers and what to
+change."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def shard(path: Path, **shapes: tuple[str, list[int]]) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """100 Mi numbers, which are 200 MB in bf16."""
+    """Return a model folder of 100 Mi numbers, which are 200 MB in bf16."""
     shard(tmp_path / "model.safetensors", a=("BF16", [64, MIB]), b=("F32", [36, MIB]), mask=("BOOL", [9, MIB]))
     return tmp_path
 
@@ -136,7 +137,7 @@ def test_checkpoints_are_counted_for_those_who_make_them(folder: Path, monkeypat
 
 
 def test_ranks_are_counted_each_with_its_share(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each has the memory for KV that was given."""
+    """Each rank has the memory for KV that was given."""
 
     class Divided(ModelConfig):
         divided = ("num_heads", "num_kv_heads")

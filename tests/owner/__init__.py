@@ -1,1 +1,1 @@
-"""Owner."""
+"""Tests of the owner of requests."""

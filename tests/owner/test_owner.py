@@ -60,7 +60,7 @@ def test_tokens_are_delivered_once_and_in_order(owner: OwnerCore) -> None:
 
 
 def test_log_probabilities_are_delivered_with_their_tokens(owner: OwnerCore) -> None:
-    """Once and in order, as these are; those of the prompt with the first, over a lost frame and the next attempt."""
+    """Log-probabilities come once and in order, those of the prompt first, despite a lost frame and a next attempt."""
     ones, of_prompt = tuple(Logprob(-float(index)) for index in range(5)), (Logprob(-9.0),)
 
     def hears(index: int, count: int, attempt: int = 0) -> list[Command]:
@@ -131,7 +131,7 @@ def test_an_unanswered_gap_starts_the_next_attempt_after_what_was_delivered(owne
 
 
 def test_tokens_of_an_older_attempt_are_dropped_and_their_sender_is_told_to_stop(owner: OwnerCore) -> None:
-    """It was to drop the attempt, and did not hear of it."""
+    """The worker was to drop the attempt, and did not hear of it."""
     hears(owner, 0, [7, 8])
     assert owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0) == [Send(ROUTER, Submit(SECOND))]
     assert hears(owner, 2, [9]) == [Send("decode-0", Cancel("r", 0))]
@@ -152,7 +152,7 @@ def test_an_attempt_is_lost_once(owner: OwnerCore) -> None:
 
 
 def test_a_request_that_comes_to_nothing_again_and_again_is_given_up(owner: OwnerCore) -> None:
-    """It may be what breaks them: without an end it would be tried for ever."""
+    """The request itself may break its workers: without a limit it would be tried for ever."""
     for attempt in range(MOST_FRUITLESS - 1):
         (again,) = owner.handle(said(ROUTER, AttemptLost("r", attempt)), 0.0)
         assert isinstance(again, Send)
@@ -216,7 +216,7 @@ def test_a_new_router_is_told_what_is_open(owner: OwnerCore) -> None:
 
 
 def test_many_open_requests_are_declared_in_several_frames(owner: OwnerCore) -> None:
-    """With all their prompts, one frame might be larger than a frame may be."""
+    """The prompts of all requests together might be larger than a frame may be."""
     requests = [FIRST, *(request(f"r{number}") for number in range(2 * MOST_DECLARED))]
     for one in requests[1:]:
         owner.handle(Opened(one), 0.0)
@@ -227,25 +227,25 @@ def test_many_open_requests_are_declared_in_several_frames(owner: OwnerCore) -> 
 
 
 class TestLostFrames:
-    """Of whom frames were lost hears so, and whoever lost some says again what matters."""
+    """The owner tells a member that its frames were lost, and repeats what matters where a member lost frames."""
 
     def test_of_a_worker_have_all_open_requests_asked_for(self, owner: OwnerCore) -> None:
-        """Also those of which nothing came yet: the lost frame may have held all of their output."""
+        """Requests without output are included: the lost frame may have held all of their output."""
         missed = Send("prefill-0", Missed())
         assert owner.handle(LinkGap("prefill-0"), 0.0) == [missed, Send("prefill-0", Resend("r", 0, 0))]
 
     def test_to_a_worker_have_them_asked_for_as_well(self, owner: OwnerCore) -> None:
-        """A Resend may have been among them."""
+        """A lost frame may have been a Resend."""
         hears(owner, 0, [7, 8])
         assert owner.handle(said("decode-0", Missed()), 0.0) == [Send("decode-0", Resend("r", 0, 2))]
 
     def test_of_the_router_have_it_asked_what_it_knows(self, owner: OwnerCore) -> None:
-        """An AttemptLost may have been among them."""
+        """A lost frame may have been an AttemptLost."""
         inquiry = Send(ROUTER, Inquire((("r", 0),)))
         assert owner.handle(LinkGap(ROUTER), 0.0) == [Send(ROUTER, Missed()), inquiry]
 
     def test_to_the_router_have_it_asked_as_well(self, owner: OwnerCore) -> None:
-        """A Submit may have been among them."""
+        """A lost frame may have been a Submit."""
         owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0)
         assert owner.handle(said(ROUTER, Missed()), 0.0) == [Send(ROUTER, Inquire((("r", 1),)))]
 
@@ -257,7 +257,7 @@ class TestLostFrames:
 
 
 def test_a_silent_request_is_asked_for(owner: OwnerCore) -> None:
-    """Of whoever may keep its tokens; and of the router, whether anybody still has it."""
+    """The owner asks the worker that may keep the tokens, and asks the router whether any member has the request."""
     hears(owner, 0, [7], now=1.0)
     assert owner.handle(TimerFired(""), 5.0) == [SetTimer("", 10.0)]
     assert owner.handle(TimerFired(""), 10.0) == [

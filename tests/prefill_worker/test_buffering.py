@@ -1,4 +1,4 @@
-"""What a prefill worker holds for decode workers: copies, in memory that no prompt needs, and all of it given back."""
+"""Copies that a prefill worker holds for decode workers: in memory that no prompt needs, and all of it given back."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.core = PrefillCore(WorkerSetup(LIMITS, HALF, direct=True))
-        self.pending: list[Event] = []  # what ends some time
+        self.pending: list[Event] = []  # events that end the work that is under way
         self.numbers = self.pulls = self.pages = 0
         self.names: list[str] = []
         for one in (POOL_MEMBER, ROUTER_MEMBER, DECODE):

@@ -1,5 +1,4 @@
-"""A prompt that is through is offered to the decode worker that the router named; what that does not take goes to the
-pool."""
+"""A finished prompt is offered to the decode worker that the router named; if declined, its KV goes to the pool."""
 
 from __future__ import annotations
 
@@ -97,13 +96,13 @@ def test_without_a_link_or_with_hidden_vectors_nothing_is_offered(core: PrefillC
 
 def test_who_cannot_wait_for_a_batch_is_pinned(worker: PrefillCore) -> None:
     worker.handle(said(ROUTER, Prefill(A, "decode-0")), 0.0)
-    leased(worker, 0, wait_s=A.slo.tbt_s)  # its decodes take no time
+    leased(worker, 0, wait_s=A.slo.tbt_s)  # the decode worker's steps take no time
     commands = worker.handle(StepDone(StepResult(1, (("a", 7),))), 0.0)
     assert Offer(IN_A, is_pinned=True) in sent(commands, "decode-0")
 
 
 def test_who_would_be_late_by_the_time_of_a_pull_goes_by_the_pool(worker: PrefillCore) -> None:
-    """The worker hears of it after the next step of prompts."""
+    """The prefill worker would see a pull only after the next step of prompts, which is too late for the chat."""
     worker.handle(said(ROUTER, Prefill(A, "decode-0")), 0.0)
     worker.handle(said(ROUTER, Prefill(request("b"), "decode-0")), 0.0)
     commands = worker.handle(StepDone(StepResult(1, (("a", 7),)), seconds=A.slo.tbt_s), 0.0)
@@ -112,7 +111,7 @@ def test_who_would_be_late_by_the_time_of_a_pull_goes_by_the_pool(worker: Prefil
 
 
 def test_a_chat_has_its_pages_when_it_is_through(worker: PrefillCore) -> None:
-    """Asked for only then, they would come after the next step has begun, and its KV would wait for that to end."""
+    """Pages that were asked for only now would come during the next step, and the KV would wait for its end."""
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     asked = worker.handle(said(ROUTER, Prefill(request("b"))), 0.0)
     assert AskPages(0, 1, most=1) in sent(asked, "pool-0")
@@ -132,7 +131,7 @@ def test_what_is_declined_is_committed(worker: PrefillCore) -> None:
 
 
 class TestWrittenBeside:
-    """As far as there are pages at once, its KV goes to the pool too."""
+    """The offered KV is also written to the pool, as far as pages are at hand at once."""
 
     def written(self, worker: PrefillCore) -> None:
         assert AskPages(0, 1, most=1) in sent(through(worker), "pool-0"), "it waits for nothing"
@@ -237,7 +236,7 @@ class TestFailures:
 
 
 def test_a_pull_that_comes_twice_or_late_is_not_served(worker: PrefillCore) -> None:
-    """Transfers between two lives are in the order of their numbers."""
+    """Transfers between two lives of the members are in the order of their numbers."""
     through(worker)
     assert pulled(worker, number=2)
     assert pulled(worker, number=2) == []
@@ -246,7 +245,7 @@ def test_a_pull_that_comes_twice_or_late_is_not_served(worker: PrefillCore) -> N
 
 
 def test_offers_are_said_again(worker: PrefillCore) -> None:
-    """By and by, and at once where frames were lost; not after it is gone."""
+    """Offers are repeated periodically, and at once where frames were lost, but not after the request has left."""
     through(worker)
     assert Offer(IN_A) in sent(worker.handle(TimerFired("refresh"), 5.0), "decode-0")
     assert Offer(IN_A) in sent(worker.handle(LinkGap("decode-0"), 5.0), "decode-0")
@@ -256,7 +255,7 @@ def test_offers_are_said_again(worker: PrefillCore) -> None:
 
 
 class TestChunkByChunk:
-    """While a prompt runs, what is full of it is written ahead: the commit after its last chunk copies the rest."""
+    """Full pages of a running prompt are written ahead; the commit after its last chunk copies the rest."""
 
     def test_of_a_best_effort_prompt_to_its_pages(self, worker: PrefillCore) -> None:
         flex = replace(request("a", prompt=19), service=BE)
@@ -290,7 +289,7 @@ class TestChunkByChunk:
         assert AskPages(3, 2) in sent(commands, "pool-0"), "who waits for pages has none: two could wait for each other"
 
     def test_while_somebody_who_is_through_waits_for_pages_nothing_is_written_ahead(self, worker: PrefillCore) -> None:
-        """What is given up for it must not be taken again: the two would take turns for ever."""
+        """Pages given up for the finished prompt must not be taken again: the prompts would take turns for ever."""
         worker.handle(said(ROUTER, Prefill(request("a", prompt=11))), 0.0)
         worker.handle(StepDone(StepResult(1, ())), 0.0)
         leased(worker, 1, 4)

@@ -1,4 +1,4 @@
-"""Prompts that begin as others did: what the pool has is fetched, the rest computed, and nothing held for ever."""
+"""Prompts that begin as others did: what the pool has is fetched, the rest computed, and nothing is held for ever."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, entry, request, said
 
 ROOT = b"model"
-LONG = request("long", prompt=19)  # two pages of 8, and three tokens
+LONG = request("long", prompt=19)  # two pages of 8 tokens, and three tokens
 NAMES = chained_hashes(LONG.prompt[:16], 8, ROOT)
 ASK = Send("pool-0", AskPrefix("long", 0, NAMES))
 RELEASE = Send("pool-0", Release("long", 0))
@@ -61,7 +61,7 @@ def fetching(worker: PrefillCore) -> None:
 
 
 def committing(worker: PrefillCore) -> None:
-    """It has all its KV, a first token, and waits for the page of its last three tokens."""
+    """Advance LONG until it has all its KV and a first token, and waits for the page of its last three tokens."""
     fetching(worker)
     (plan,) = plans(worker.handle(CopiedIn(1, intact=True), 0.0))
     assert plan.chunks == (Chunk("long", (17, 18, 19), 16, (0, 1, 2, 3, 4), Sampling()),)
@@ -143,7 +143,7 @@ def test_with_the_pool_go_the_pages_and_not_what_was_fetched(worker: PrefillCore
 
 @pytest.fixture
 def pool() -> PoolCore:
-    """It knows the beginning of LONG, in pages 0 and 1 of its four."""
+    """Return a pool that knows the beginning of LONG, in pages 0 and 1 of its four."""
     core = PoolCore(4, 4)
     core.handle(said("prefill-0", AskPages(3, 1)), 0.0)
     first = replace(entry(replace(LONG, id="first"), (0, 1, 2)), names=NAMES)

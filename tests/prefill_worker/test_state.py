@@ -32,14 +32,14 @@ from alignedserve.worker.setup import WorkerSetup
 from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, member, next_attempt, request, said
 
 A, B = request("a"), request("b", prompt=6)
-DUE = Due(at=A.slo.tbt_s)  # after a token at 0.0
+DUE = Due(at=A.slo.tbt_s)  # the due time after a token at 0.0
 NOTHING_HELD = {"requests": 0, "pairs": 0, "outputs": 0, "written parts": 0, "buffers": 0}
 REFRESHES = SetTimer("refresh", REFRESH_S)
 
 
 @pytest.fixture
 def worker() -> PrefillCore:
-    """It asks for no beginnings (test_prefixes.py has who does)."""
+    """Return a worker that asks for no cached beginnings; test_prefixes.py tests workers that do."""
     core = PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False)))
     assert core.handle(MemberJoined(POOL_MEMBER), 0.0) == []
     return core
@@ -74,7 +74,7 @@ def commits(page: int, attempt: int = 0) -> Command:
 
 
 def prefilled(worker: PrefillCore) -> None:
-    """A is through, and one page is asked for."""
+    """Finish the prompt A, so that the worker asks for one page."""
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     assert asks(1, 1) in stepped(worker, 1, ("a", 7))
 
@@ -88,7 +88,7 @@ def test_a_prompt_runs_is_copied_and_committed(worker: PrefillCore) -> None:
 
 
 def test_log_probabilities_go_on_with_the_entry(worker: PrefillCore) -> None:
-    """The decode worker may have to send them again."""
+    """The decode worker may have to send the log-probabilities again."""
     mine, of_prompt = Logprob(-0.5), (Logprob(-1.0), Logprob(-2.0))
     scored = replace(A, sampling=Sampling(logprobs=0, prompt_logprobs=0))
     worker.handle(said(ROUTER, Prefill(scored)), 0.0)
@@ -127,7 +127,7 @@ def test_one_token_may_be_enough(worker: PrefillCore) -> None:
 
 
 def test_pages_are_asked_for_one_request_at_a_time(worker: PrefillCore) -> None:
-    """What all of them want together may be more than the pool will ever have free."""
+    """The requests together may want more than the pool will ever have free."""
     worker.handle(said(ROUTER, Prefill(request("z", prompt=2))), 0.0)
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(request("c", prompt=5))), 0.0)
@@ -146,7 +146,7 @@ def test_pages_that_came_too_late_go_back(worker: PrefillCore) -> None:
 
 
 def test_an_ask_keeps_the_pages_of_copies_and_gives_back_all_others() -> None:
-    """Two workers that each kept a few and waited for more would wait for ever."""
+    """Two workers that each kept a few pages and waited for more would wait for ever."""
     worker = PrefillCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, reuse=False)))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     for one in (request("z", prompt=1), A, request("long", prompt=9)):
@@ -164,7 +164,7 @@ def test_an_ask_keeps_the_pages_of_copies_and_gives_back_all_others() -> None:
 
 
 def test_a_larger_ask_takes_the_place_of_the_one_before(worker: PrefillCore) -> None:
-    """What the earlier one is given comes after the pool has heard the later, which gives it back."""
+    """The answer to the smaller ask comes after the pool has heard the larger ask, which gives those pages back."""
     prefilled(worker)
     worker.handle(said(ROUTER, Prefill(request("long", prompt=9))), 0.0)
     stepped(worker, 2)
@@ -177,7 +177,7 @@ def test_a_larger_ask_takes_the_place_of_the_one_before(worker: PrefillCore) -> 
 
 
 class TestLostFrames:
-    """The pool's frames: an ask or a lease that did not arrive, a commit of which nobody heard."""
+    """Frames from or to the pool are lost: an ask or a lease that did not arrive, a commit that was not heard."""
 
     def test_an_ask_without_an_answer_is_said_again(self, worker: PrefillCore) -> None:
         prefilled(worker)
@@ -198,7 +198,7 @@ class TestLostFrames:
         assert worker.handle(LinkGap("pool-0"), 0.0) == [Send("pool-0", Missed()), asks(1, 3)]
 
     def test_what_is_committed_is_not_here_any_more(self, worker: PrefillCore) -> None:
-        """The pool may have died before it told the router, which inquires of us: the attempt is nowhere."""
+        """The pool may have died before it told the router, which inquires of the worker: the attempt is nowhere."""
         prefilled(worker)
         leased(worker, 1, 5)
         assert worker.handle(said(ROUTER, Inquire((("a", 0),))), 0.0) == []
@@ -207,7 +207,7 @@ class TestLostFrames:
         assert worker.handle(said(ROUTER, Inquire((("a", 0),))), 0.0) == [unknown]
 
     def test_the_pages_of_a_commit_that_was_lost_go_back(self, worker: PrefillCore) -> None:
-        """They are leased to us still, and no later ask may ever come: others wait for them."""
+        """The pages are still leased to this worker, which may never ask again, while other workers wait for pages."""
         prefilled(worker)
         leased(worker, 1, 5)
         worker.handle(CopiedOut(1), 0.0)
@@ -215,7 +215,7 @@ class TestLostFrames:
 
 
 class TestAbandonedCopies:
-    """A copy that nobody waits for any more may still be under way; its end is not that of the next one."""
+    """An abandoned copy may still be under way; its end is not taken for the end of the next copy."""
 
     def test_of_an_attempt_before(self, worker: PrefillCore) -> None:
         prefilled(worker)
@@ -228,7 +228,7 @@ class TestAbandonedCopies:
         assert worker.held == NOTHING_HELD
 
     def test_to_a_pool_that_has_gone(self, worker: PrefillCore) -> None:
-        """What it has written is nowhere; the next pool gets a copy of its own."""
+        """The copy to the lost pool is worth nothing; the next pool gets a copy of its own."""
         prefilled(worker)
         leased(worker, 1, 5)
         worker.handle(MemberLost(POOL_MEMBER), 0.0)
@@ -239,7 +239,7 @@ class TestAbandonedCopies:
         assert worker.held == NOTHING_HELD
 
     def test_to_a_pool_that_is_back_in_the_same_life(self, worker: PrefillCore) -> None:
-        """A router that did not hear it announced all but it. To ask would have it lease the page to others."""
+        """A router announced all but the pool, which it had not heard. An ask would free the page for others."""
         prefilled(worker)
         leased(worker, 1, 5)
         worker.handle(MemberLost(POOL_MEMBER), 0.0)
@@ -249,7 +249,7 @@ class TestAbandonedCopies:
         assert leased(worker, 2, 6)[0] == copy_out(2, page=6)
 
     def test_that_was_cancelled_before_its_pool_went(self, worker: PrefillCore) -> None:
-        """Its page is one of the dead pool: the next one may have given the same number to somebody else."""
+        """The page belongs to the dead pool: the next pool may have given the same number to another worker."""
         prefilled(worker)
         leased(worker, 1, 5)
         worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
@@ -259,7 +259,7 @@ class TestAbandonedCopies:
         assert (worker.held, worker.num_leased_pages) == (NOTHING_HELD, 0)
 
     def test_a_pool_that_is_back_hears_that_its_pages_are_not_wanted(self, worker: PrefillCore) -> None:
-        """Its lease was lost on the way, and the request has gone: nothing else would ever give the page back."""
+        """The lease was lost on the way, and the request has left: nothing else would ever give the page back."""
         prefilled(worker)
         worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
         worker.handle(MemberLost(POOL_MEMBER), 0.0)

@@ -1,1 +1,1 @@
-"""Protocol."""
+"""Tests of messages, the wire format and membership."""

@@ -1,4 +1,4 @@
-"""What a process derives from frames: who is there, what is missing, and when a core may hear it."""
+"""Membership derived from frames: which members are there, which frames are missing, and when a core may hear it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def received(incarnation: int = 1) -> Received:
 
 @pytest.fixture
 def members() -> Membership:
-    """Those whom the pool knows: so far only itself."""
+    """Return what the pool knows of members: so far only itself."""
     members = Membership("pool-0", 1)
     assert members.announced((POOL_MEMBER,)) == [MemberJoined(POOL_MEMBER)]
     return members

@@ -1,4 +1,4 @@
-"""What rank 0 says to the others arrives as it was said."""
+"""Orders of rank 0 reach the other ranks unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every message goes through the wire unchanged, and nothing else gets through it."""
+"""Every message passes through the wire unchanged, and nothing else passes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from alignedserve.protocol.wire import VERSION, Envelope, decode, encode
 KINDS: list[type] = list(typing.get_args(messages.Message))
 MOST_BYTES = 1 << 20
 ASK = (1, 0, (), "rt", 0, False)  # the fields of an AskPages
-WHOLE = st.integers(-(2**63), 2**64 - 1)  # what msgpack holds
+WHOLE = st.integers(-(2**63), 2**64 - 1)  # whole numbers that msgpack holds
 FLOATS = st.floats(allow_nan=False)
 FINITE, COUNTS = st.floats(-1e300, 1e300), st.integers(0, 2**63)
 CHOICES = st.lists(st.lists(WHOLE, min_size=1, max_size=3).map(tuple), min_size=1, max_size=3).map(tuple)
@@ -56,7 +56,7 @@ quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCh
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
-    """Any value of a type hint."""
+    """Return a strategy for all values of a type hint."""
     simple: dict[Any, st.SearchStrategy[Any]] = {
         int: WHOLE,
         float: FLOATS,
@@ -133,9 +133,9 @@ def test_every_kind_comes_back_as_it_was(kind: type, data: st.DataObject) -> Non
 
 
 def test_the_format_is_that_of_its_version() -> None:
-    """Where a change of the format is meant, raise wire.VERSION (once per release) and put the new snapshot here.
+    """If a change of the format is meant, raise wire.VERSION (once per release) and put the new snapshot here.
 
-    A process of the old format must be told that it is one, not misread what it gets.
+    A process of the old format must be told that its format is old, not misread what it gets.
     """
     assert VERSION == 4
     assert encode(TOKENS) == TOKENS_FRAME
@@ -235,9 +235,9 @@ SCHEMA = [
 
 
 def schema() -> list[str]:
-    """A line for every type that travels: its fields in their order, or its values."""
+    """Return a line for every type that travels: its fields in their order, or its values."""
     lines, found = [], [*KINDS]
-    for kind in found:  # grows on the way
+    for kind in found:  # the list grows on the way
         if is_dataclass(kind):
             hints = typing.get_type_hints(kind)
             lines.append(f"{kind.__name__}({', '.join(f'{name}: {shown(hint)}' for name, hint in hints.items())})")
@@ -249,7 +249,7 @@ def schema() -> list[str]:
 
 
 def shown(hint: Any) -> str:
-    """A type as it would be written out, aliases resolved."""
+    """Return a type as it would be written out, with aliases resolved."""
     origin, args = typing.get_origin(hint), [shown(arg) for arg in typing.get_args(hint)]
     if origin is tuple:
         return f"tuple[{', '.join(args)}]"
@@ -303,7 +303,7 @@ def test_fields_of_any_kind_are_refused_or_fit(kind: str, values: list[Any]) -> 
 @given(envelope=ANY_ENVELOPE, wrong=ANYTHING, data=st.data())
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_a_wrong_value_anywhere_is_refused_or_fits(envelope: Envelope, wrong: Any, data: st.DataObject) -> None:
-    """The frame of a real message, one value of it replaced, however deep it lies."""
+    """A single value in the frame of a real message is replaced, however deep it lies."""
     top = msgpack.decode(encode(envelope))
     inner = top
     while True:
@@ -317,7 +317,7 @@ def test_a_wrong_value_anywhere_is_refused_or_fits(envelope: Envelope, wrong: An
 
 
 def read_or_refused(frame: bytes) -> None:
-    """What is read is a message in its own right: it can be sent on, and says the same."""
+    """Check that a frame is refused, or read as a message that can be sent on and reads the same."""
     try:
         envelope = decode(frame, MOST_BYTES)
     except WireError:
@@ -346,7 +346,7 @@ def test_what_is_no_frame_at_all(read: Any) -> None:
         ("x", 1, 1, "AskPages"),
         ("x", 1, 1, "AskPages", ASK, 0),
         ("x", 1, 1, "Nothing", (1,)),
-        ("x", 1, 1, "Member", ("n", "pool", "n", 1, "a", "t")),  # travels within messages only
+        ("x", 1, 1, "Member", ("n", "pool", "n", 1, "a", "t")),  # a type that travels within messages only
         ("x", 1, 1, 5, ASK),
         ("x", 1, 1, "AskPages", {}),
         ("x", 1, 1, "AskPages", 1),
@@ -377,7 +377,7 @@ FITTING: list[tuple[str, tuple[Any, ...]]] = [
 
 @pytest.mark.parametrize(("kind", "values"), FITTING)
 def test_fields_that_fit(kind: str, values: tuple[Any, ...]) -> None:
-    """What the next test puts wrong values into would be taken with right ones."""
+    """The fields into which the next test puts wrong values are accepted with right values."""
     assert type(decode(with_fields(kind, *values), MOST_BYTES).message).__name__ == kind
 
 
@@ -416,7 +416,7 @@ def test_fields_that_do_not_fit(kind: str, values: tuple[Any, ...]) -> None:
 
 
 def test_what_a_noun_refuses_is_refused_here() -> None:
-    """Its own rules hold on the wire too: Sampling's, which has no negative temperature."""
+    """The type's own rules hold on the wire too: Sampling has no negative temperature."""
     top = msgpack.decode(encode(COMMIT))
     sampling = top[-1][0][0][5]
     for place, wrong in ((0, -1.0), (0, math.nan), (1, -1), (2, 0.0), (4, 1.5), (5, 0.0), (9, [[-1, 1.0]]), (11, [[]])):

@@ -1,4 +1,4 @@
-"""A router that serves."""
+"""Fixture of a router that serves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routers as the tests find them, and what they say."""
+"""Routers in the states that the tests need, and the messages that they send."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def beat(name: str, incarnation: int = 1) -> Message:
 
 
 def recovering(names: Sequence[str] = NAMES, limits: RouterLimits = LIMITS) -> RouterCore:
-    """A router that has gathered these members, and asks who holds what."""
+    """Return a router that has gathered these members, and asks each which requests it holds."""
     router = RouterCore(ROUTER_MEMBER, limits, 0.0)
     for name in names:
         assert router.handle(said(name, beat(name)), 0.1) == []
@@ -44,7 +44,7 @@ def cancels(name: str, attempt: int = 0, at: Sequence[str] = HOLDERS) -> list[Co
     return [Send(holder, Cancel(name, attempt)) for holder in at]
 
 
-KNOWN = {  # in the order in which they are named
+KNOWN = {  # in the order in which members are named
     Role.GATEWAY: (Role.POOL, Role.PREFILL, Role.DECODE, Role.GATEWAY),
     Role.POOL: (Role.PREFILL, Role.DECODE),
     Role.PREFILL: (Role.POOL, Role.GATEWAY),
@@ -53,7 +53,7 @@ KNOWN = {  # in the order in which they are named
 
 
 def roll(to: str, *there: tuple[str, int]) -> Members:
-    """What one is told where these are there: of those that it has to do with, and of itself."""
+    """Return the roll that the member hears when these are there: the members that it works with, and itself."""
     members = [member(*one) for one in there]
     known = [one for role in KNOWN[member(to).role] for one in members if one.role is role and one.name != to]
     return Members((ROUTER_MEMBER, *known, *(one for one in members if one.name == to)))

@@ -1,4 +1,4 @@
-"""Who is taken in: by predicted first token, by memory, and by bounded queues; and when who is not may come again."""
+"""Admission: by predicted first token, by memory, and by bounded queues; and when a refused request may come again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from alignedserve.scheduling.policy import Policy, Room
 from tests.samples import request
 
 POLICY, OPEN, IDLE = Policy(), Queues(), WorkAhead()
-RESERVED = Policy(room=Room.WHOLE)  # each holds its longest output from the start
+RESERVED = Policy(room=Room.WHOLE)  # each request holds its longest output from the start
 NOW = 100.0
 
 
@@ -63,7 +63,7 @@ class TestFirstToken:
 
 class TestMemory:
     def crowded(self) -> Admission:
-        """400 tokens are wanted of 300; 200 have come free in each of the last ten seconds."""
+        """Return an admission with 400 tokens wanted of 300; each of the last ten seconds has freed 200."""
         found = admission(RESERVED)
         for second in range(10):
             gone = rt(f"gone-{second}")
@@ -131,7 +131,7 @@ class TestQueues:
         assert refused(found, be("c")).why == "2 requests are open, the limit is 2"
 
     def test_a_line_of_a_job_is_in_none(self) -> None:
-        """It waits in its store. Only who has too much open of all takes no line."""
+        """A line waits in its store, not in a queue. Only too many open requests in total keep a line out."""
         found = admission(most_open=2, queues=Queues(be=Bound(requests=1)))
         take_in(found, be("a"))
         assert found.refusal(be("line"), WorkAhead(), NOW, is_line=True) is None
@@ -141,7 +141,7 @@ class TestQueues:
 
 
 class TestComingAgain:
-    """Retry-After is when there is room, as predicted."""
+    """Retry-After is the predicted time until there is room."""
 
     def full(self, **bound: int) -> Admission:
         found = admission(queues=Queues(rt=Bound(**bound)))
@@ -172,7 +172,7 @@ class TestComingAgain:
         assert refused(self.full(requests=4), rt("e", ttft_s=1e4), WorkAhead(prompts_s=1e3)).retry_after_s == 60.0
 
     def test_too_late_a_first_token_counts_those_that_come_again(self) -> None:
-        """On each of the workers that run prompts its share of them."""
+        """The requests that come again are shared among the workers that run prompts."""
         found, ahead = admission(), WorkAhead(prompts_s=7.0, prompt_s=2.0, token_s=0.02, num_workers=4)
         assert [refused(found, rt(name), ahead).retry_after_s for name in "abc"] == [6.0, 6.5, 7.0]
 
@@ -188,7 +188,7 @@ class TestComingAgain:
         assert told == pytest.approx([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], rel=0.15)
 
     def test_who_comes_when_told_is_taken_in(self) -> None:
-        """Thirty chats at once, at a worker that runs one prompt in 0.5 s and lets four wait."""
+        """Thirty chats come at once to a worker that runs a prompt in 0.5 s and lets four wait."""
         found, queue, tries = admission(queues=Queues(rt=Bound(requests=4))), list[str](), Counter[str]()
         arrivals = [(0.0, f"{number:02}") for number in range(30)]
         free_at = 0.0

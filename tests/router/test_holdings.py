@@ -1,4 +1,4 @@
-"""How much memory requests are to hold together."""
+"""The memory that several requests hold together."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.samples import request
 GROWING = Policy()
 
 
-def one(name: str = "a", mean: int = 50, upper: int = 100, prompt: int = 100) -> Request:
+def make_request(name: str = "a", mean: int = 50, upper: int = 100, prompt: int = 100) -> Request:
     return replace(request(name, prompt=prompt, max_tokens=1000), estimate=Estimate(mean, upper))
 
 
@@ -29,28 +29,28 @@ def together(policy: Policy, *some: Request) -> int:
 
 
 def test_one_alone_is_to_hold_its_upper_estimate() -> None:
-    assert together(GROWING, one()) == 200
+    assert together(GROWING, make_request()) == 200
 
 
 def test_many_hold_little_more_than_their_prompts_and_half_of_their_outputs() -> None:
     usual = 100 * (100 + 25)
-    assert together(GROWING, *(one(str(number)) for number in range(100))) == usual + sqrt(100) * 75
+    assert together(GROWING, *(make_request(str(number)) for number in range(100))) == usual + sqrt(100) * 75
 
 
 def test_what_is_given_at_once_is_held_from_the_start() -> None:
-    assert together(Policy(room=Room.WHOLE), *(one(str(number)) for number in range(10))) == 10 * 1100
+    assert together(Policy(room=Room.WHOLE), *(make_request(str(number)) for number in range(10))) == 10 * 1100
 
 
 def test_nine_of_ten_moments_it_suffices() -> None:
-    """Outputs as they were predicted, each at a moment of its own."""
+    """Outputs have lengths as predicted, and each is at a moment of its own."""
     draw = Random(0)
-    some = [one(str(number), mean, 2 * mean) for number in range(40) for mean in [draw.randrange(20, 400)]]
+    some = [make_request(str(number), mean, 2 * mean) for number in range(40) for mean in [draw.randrange(20, 400)]]
     wanted, enough = together(GROWING, *some), 0
     for _ in range(500):
         held = 0.0
         for each in some:
             assert each.estimate is not None
-            length = draw.gauss(each.estimate.mean, each.estimate.mean / 1.28)  # nine of ten stay within twice the mean
+            length = draw.gauss(each.estimate.mean, each.estimate.mean / 1.28)  # nine of ten are under twice the mean
             held += len(each.prompt) + draw.random() * max(1.0, length)
         enough += held <= wanted
     assert enough >= 450
@@ -62,7 +62,7 @@ def test_what_has_gone_is_not_counted(steps: list[tuple[int, int, bool]]) -> Non
     for number, mean, comes in steps:
         name = str(number)
         if comes:
-            there[name] = one(name, mean, 2 * mean)
+            there[name] = make_request(name, mean, 2 * mean)
             holdings.remove(name)
             assert holdings.rt_with_one_more(there[name]) == together(GROWING, *there.values())
             holdings.put(there[name])
@@ -79,7 +79,7 @@ def test_what_has_gone_is_not_counted(steps: list[tuple[int, int, bool]]) -> Non
 
 def test_best_effort_ones_count_among_all_alone() -> None:
     holdings = Holdings(GROWING)
-    holdings.put(replace(one("b"), service=ServiceClass.BE))
+    holdings.put(replace(make_request("b"), service=ServiceClass.BE))
     assert (holdings.tokens, holdings.rt_tokens) == (200, 0)
     holdings.remove("b")
     assert (holdings.tokens, len(holdings)) == (0, 0)

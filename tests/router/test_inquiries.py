@@ -1,4 +1,4 @@
-"""Frames that were lost, and attempts that do not move: who is asked, and what becomes of them."""
+"""Lost frames, and attempts that do not move: which members are asked, and what follows from their answers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tests.samples import next_attempt, said
 
 
 class TestInquiries:
-    """Where a frame was lost, it is asked who still has what, and what nobody has is lost."""
+    """The router asks after a lost frame which member has which request; a request that no member has is lost."""
 
     def test_an_owner_hears_what_is_not_here(self, router: RouterCore) -> None:
-        """Its Submit was lost, or our AttemptLost."""
+        """The owner's Submit or the router's AttemptLost was lost."""
         asked = Inquire((("a", 0), ("b", 1)))
         assert router.handle(said("gateway-0", asked), 3.0) == [lost_to_owner("a"), lost_to_owner("b", 1)]
         submit(router, "a", "b")
@@ -52,7 +52,7 @@ class TestInquiries:
         assert router.handle(said("prefill-0", unknown), 3.2) == []
 
     def test_what_has_gone_on_meanwhile_is_not_lost(self, router: RouterCore) -> None:
-        """The inquiry met it on its way: who had it does not have it any more."""
+        """The inquiry crossed the request on its way: the member that had the request no longer has it."""
         submit(router, "a")
         router.handle(said("pool-0", Progress(committed=(("a", 0),))), 3.1)
         assert router.handle(said("prefill-0", Progress(unknown=(("a", 0),))), 3.2) == []
@@ -66,7 +66,7 @@ class TestInquiries:
 
     @pytest.mark.parametrize("name", ["gateway-0", "pool-0", "prefill-0", "decode-0"])
     def test_after_lost_frames_all_is_asked_for(self, router: RouterCore, name: str) -> None:
-        """Of a member, where things are; to a member, whether they reached it."""
+        """A lost frame from the member may say where requests are; a lost frame to it may have brought requests."""
         submit(router, "a", "b", "c")
         router.handle(said("pool-0", Progress(committed=(("a", 0), ("b", 0)))), 3.1)
         router.handle(said("decode-0", Progress(joined=(("a", 0),))), 3.2)
@@ -80,7 +80,7 @@ class TestInquiries:
         assert router.handle(LinkGap("decode-7"), 3.0) == []
 
     def test_what_does_not_move_is_inquired_after(self, router: RouterCore) -> None:
-        """The last frame on a link may have been lost: nothing tells of that."""
+        """The last frame on a link may have been lost: nothing would show that."""
         submit(router, "a", now=3.0)
         submit(router, "b", now=4.0)
         assert self.refresh(router, 7.9) == []
@@ -92,6 +92,6 @@ class TestInquiries:
         assert self.refresh(router, 18.0) == [inquiry("pool-0", "a"), inquiry("prefill-1", "b")]
 
     def refresh(self, router: RouterCore, now: float) -> list[Command]:
-        """Who is inquired of then."""
+        """Fire the refresh timer, and return the inquiries that follow."""
         commands = router.handle(TimerFired("refresh"), now)
         return [one for one in commands if isinstance(one, Send) and isinstance(one.message, Inquire)]

@@ -1,4 +1,4 @@
-"""The router and lengths: nobody waits for a prediction, which follows its request; what came of it is learnt."""
+"""The router and lengths: no request waits for its prediction, which follows it; outcomes train the predictor."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class TestPrediction:
         assert submit(router, sketch=None) == [Send("prefill-0", Prefill(A))]
 
     def test_what_an_earlier_router_placed_goes_on_without(self) -> None:
-        """Its prediction is where the request is; its sketch is lost."""
+        """The prediction is with the request at its worker; the router's sketch of it is lost."""
         router = serving(recovered=False)
         router.handle(said("decode-0", Holding((("a", 0),))), 1.1)
         assert router.handle(said("gateway-0", Declare((A,))), 1.2) == []

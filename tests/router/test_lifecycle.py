@@ -1,4 +1,4 @@
-"""The table of a request's life: what it allows happens, all else raises, and every open state leads to every end."""
+"""The table of a request's life: it allows some moves, all others raise, and every open state leads to every end."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ MOVES = st.lists(st.sampled_from([(role, fact) for role in PLACES for fact in (F
 
 @given(MOVES)
 def test_counts_by_place_follow_the_moves(moves: list[tuple[Role, Fact]]) -> None:
-    """A refused move changes nothing; after the end nothing is counted."""
+    """A refused move changes no count; after the end the request is not counted."""
     requests, one = OpenRequests(), opened()
     requests.add(one)
     for role, fact in moves:

@@ -1,4 +1,4 @@
-"""The least loaded worker, found without looking at all of them."""
+"""The least loaded worker is found without looking at all workers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PUT = st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 3), WORKERS)
 
 @given(st.lists(PUT | WORKERS, max_size=200))
 def test_it_is_the_least_of_what_each_has_now(changes: list[tuple[float, int, str] | str]) -> None:
-    """A name alone is one that leaves."""
+    """A change that is only a name removes that worker."""
     loads, now = Loads(), dict[str, tuple[float, int, str]]()
     for change in changes:
         if isinstance(change, str):

@@ -1,4 +1,4 @@
-"""Who is there, who is told of whom, and what is lost with whom."""
+"""Members: which are there, which hear of each other, and what is lost with a member."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tests.samples import ROUTER_MEMBER, said
 
 class TestMembers:
     def test_nobody_is_announced_before_everybody_is_gathered(self) -> None:
-        """All others would take for lost whom the first announcement does not name."""
+        """Members that the first announcement does not name would be taken for lost by all others."""
         router = RouterCore(ROUTER_MEMBER, LIMITS, 0.0)
         assert router.start() == [
             SetTimer("gathered", GATHERED_AT),
@@ -80,7 +80,7 @@ class TestMembers:
 
     @pytest.mark.parametrize("seen", [True, False], ids=["its launcher said so", "it was silent"])
     def test_who_was_declared_dead_hears_that_it_was(self, seen: bool) -> None:
-        """It was only frozen: what it had has been given to others, and it must not go on with it."""
+        """The member was only frozen: its requests have been given to others, and it must not go on with them."""
         router = serving(("gateway-0", "decode-0"))
         router.handle(said("gateway-0", beat("gateway-0")), 3.0)
         router.handle(said("launcher", Died("decode-0", 1)) if seen else TimerFired("liveness"), 3.2)
@@ -92,14 +92,14 @@ class TestMembers:
         )
 
     def test_who_was_declared_dead_hears_so_once_everybody_is_gathered(self) -> None:
-        """The next life gets it as well, where that is here already: it would take who is missing for lost."""
+        """The next life, if it is here already, hears it as well: it would take missing members for lost."""
         router = RouterCore(ROUTER_MEMBER, LIMITS, 0.0)
         router.handle(said("launcher", Died("decode-0", 1)), 0.1)
         router.handle(said("decode-0", beat("decode-0", 2)), 0.2)
         assert router.handle(said("decode-0", beat("decode-0", 1)), 0.3) == []
 
     def test_a_loss_is_announced_before_what_was_lost_with_it(self, router: RouterCore) -> None:
-        """The next attempt must not reach who still counts on the lost member."""
+        """The next attempt must not reach a member that still counts on the lost member."""
         submit(router, "a")
         gone = router.handle(said("launcher", Died("prefill-0", 1)), 3.1)
         left = [(name, 1) for name in NAMES if name != "prefill-0"]
@@ -154,7 +154,7 @@ class TestLostMembers:
         assert router.held["requests"] == 0
 
     def test_what_a_lost_worker_said_last_does_not_count(self, router: RouterCore) -> None:
-        """The request is with the pool again; taken to be at the dead worker, it would be lost with nobody."""
+        """The request is with the pool again; if it were counted at the dead worker, no later loss would include it."""
         router.handle(said("gateway-0", Submit(A)), 3.0)
         router.handle(said("pool-0", Progress(committed=(("a", 0),))), 3.1)
         router.handle(said("launcher", Died("decode-0", 1)), 3.2)
@@ -162,7 +162,7 @@ class TestLostMembers:
         assert Send("gateway-0", AttemptLost("a", 0)) in router.handle(said("launcher", Died("pool-0", 1)), 3.4)
 
     def test_a_commit_that_was_lost_with_the_pool_is_a_lost_attempt(self, router: RouterCore) -> None:
-        """The prefill worker has sent it; the pool has died before it told us, or before it got it."""
+        """The pool died before it told the router of the commit, or before it got the commit."""
         submit(router, "a", "b")
         left = [(name, 1) for name in NAMES if name != "pool-0"]
         assert router.handle(said("launcher", Died("pool-0", 1)), 3.1) == [

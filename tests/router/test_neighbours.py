@@ -1,4 +1,4 @@
-"""Past prompts: the most similar are those that brute force finds, exactly; never more of them than are allowed."""
+"""Past prompts: exactly those that brute force finds most similar, and never more than the limit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def vector(*numbers: int) -> np.ndarray:
 
 
 def squared(one: list[int], other: list[int]) -> Fraction:
-    """The square of their cosine, as it is: none of these numbers is negative."""
+    """Return the square of the cosine as an exact fraction: none of these numbers is negative."""
     norms = max(1, sum(a * a for a in one)) * max(1, sum(b * b for b in other))
     return Fraction(sum(a * b for a, b in zip(one, other, strict=True)) ** 2, norms)
 

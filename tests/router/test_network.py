@@ -1,4 +1,4 @@
-"""The network: it learns, and what it says does not depend on the order in which a processor adds."""
+"""The network: it learns, and its answers do not depend on the order in which a processor adds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_it_learns() -> None:
 
 
 def test_its_sums_are_exact() -> None:
-    """Those of a fast routine are the sums of fractions."""
+    """Sums by a fast routine equal the sums of fractions."""
     inputs, wanted = _task(256, 12)
     network = _trained(inputs, wanted, 5)
     first, offsets, second, offset = network._parts
@@ -59,7 +59,7 @@ def test_its_sums_are_exact() -> None:
 
 
 def test_training_in_another_order_of_sums_gives_the_same_bits() -> None:
-    """Rows that lie otherwise in memory are added otherwise."""
+    """Rows with another layout in memory are added in another order."""
     inputs, wanted = _task(512, 33)
     one, other = _trained(inputs, wanted, 4), _trained(np.asfortranarray(inputs), wanted, 4)
     assert one(inputs).tobytes() == other(inputs).tobytes()

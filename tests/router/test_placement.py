@@ -1,4 +1,4 @@
-"""Which worker runs a prompt, when decode workers help with prompts, and which of them a prompt is to go on to."""
+"""Placement: the worker that runs a prompt, when decode workers help, and the decode worker it goes on to."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class TestHelp:
         assert self.piled_up().worker_for(rt(), POOL) == "decode-0"
 
     def test_best_effort_ones_wait(self) -> None:
-        """While a decode worker has such prompts, chats wait for it in the pool."""
+        """Chats would wait in the pool for a decode worker that runs best-effort prompts."""
         assert self.piled_up().worker_for(be(), POOL) == "prefill-0"
 
     def test_what_is_on_its_way_to_it_by_the_pool_is_none_of_its_room(self) -> None:
@@ -157,7 +157,7 @@ class TestBands:
 
 class TestNodes:
     def two(self) -> Placement:
-        """A prefill worker and a decode worker on each, and prefill-2 on a third."""
+        """Return two nodes with a prefill worker and a decode worker each, and prefill-2 on a third node."""
         found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=1600)
         for number in range(3):
             found.met(replace(member(f"prefill-{number}"), node=f"n{number}"))
@@ -197,7 +197,7 @@ POOLS = {"n0": "pool-0", "n1": "pool-1"}
 
 
 class TestBeginnings:
-    """Where several nodes have a pool, and one of them has the beginning of a prompt."""
+    """Several nodes have a pool, and a single pool has the beginning of a prompt."""
 
     def two(self, policy: Policy = DEFAULT_POLICY) -> Placement:
         found = Placement(policy, block_size=16, kv_tokens=16_000)

@@ -1,4 +1,4 @@
-"""Predictions by past outputs: how good, how sure, what is kept over a restart."""
+"""Predictions from past outputs: how good and how sure they are, and what is kept over a restart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = {"short": (100, 10), "middle": (200, 60), "long": (300, 400)}  # first w
 
 
 def ask(draw: Random) -> tuple[tuple[int, ...], int]:
-    """A prompt of some kind, and how long its output is: from a half to twice the mean of the kind."""
+    """Draw a prompt of some kind, and its output length: from a half to twice the mean of the kind."""
     word, mean = draw.choice(list(KINDS.values()))
     prompt = [word + number for number in range(8)] * 2 + draw.choices(range(1000, 9000), k=draw.randint(4, 12))
     return tuple(prompt), max(1, round(mean * 2 ** draw.uniform(-1, 1)))
@@ -81,7 +81,7 @@ def test_nothing_is_said_before_something_is_known() -> None:
 
 
 def test_the_same_is_said_again() -> None:
-    """Byte for byte, whether asked one by one or together."""
+    """Predictions are equal byte for byte, whether requested singly or together."""
     draw = Random("again")
     prompts = [ask(draw)[0] for _ in range(50)]
     together = said(taught(300), *prompts)
@@ -148,7 +148,7 @@ def test_it_is_of_bounded_size() -> None:
 
 
 def test_fitting_takes_no_more_memory_where_prompts_came_often() -> None:
-    """Each counts as often as it came, but is looked up once."""
+    """A prompt counts as often as it came, but is looked up once."""
     draw, model = Random("often"), LengthModel(HashEncoder())
     for _ in range(800):
         prompt, length = ask(draw)

@@ -1,4 +1,4 @@
-"""A router that has just started: what it waits for, and what it makes of what it hears."""
+"""A router that has just started: what it waits for, and what it concludes from what it hears."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TestRecovery:
         assert Send("gateway-0", AttemptLost("a", 0)) in router.handle(said("launcher", Died("decode-0", 1)), 3.0)
 
     def test_what_was_declared_and_nobody_holds_starts_again(self) -> None:
-        """With its next attempt: the others may have been told to drop this one, and to drop it again if it comes."""
+        """A next attempt starts: members may have been told to drop this attempt, and would drop it again."""
         router = recovering()
         router.handle(said("gateway-0", Declare((A,))), 1.1)
         assert router.handle(TimerFired("recovered"), RECOVERED_AT) == [
@@ -78,7 +78,7 @@ class TestRecovery:
         assert router.handle(TimerFired("recovered"), RECOVERED_AT) == []
 
     def test_what_nobody_holds_may_be_on_its_way(self) -> None:
-        """Its prefill worker has handed it to the pool, which had said before what it holds."""
+        """The prefill worker has handed the request to the pool, which had reported its holdings before."""
         router = recovering()
         self.all_speak(router, 1.1)
         assert router.handle(said("gateway-0", Declare((A,))), 1.2) == [SetTimer("recovered", 1.2 + SETTLE_S)]

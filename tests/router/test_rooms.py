@@ -1,4 +1,4 @@
-"""The decode worker that a prompt's prefill worker is told of, and who is told of whom."""
+"""The decode worker that the router names to a prompt's prefill worker, and which members hear of each other."""
 
 from __future__ import annotations
 

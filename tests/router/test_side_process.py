@@ -1,4 +1,4 @@
-"""The side process: what goes through its pipes, predictions together, training in between, and another life of it."""
+"""The side process: messages through its pipes, predictions in batches, training in between, and another life of it."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ class TestProcess:
         pid = side.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        for number in range(2, 10_000):  # what the first life was asked is lost
+        for number in range(2, 10_000):  # requests to the first life are lost
             side.perform(asked(number))
             try:
                 answer = said.get(timeout=0.2)

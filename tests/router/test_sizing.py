@@ -1,4 +1,4 @@
-"""How many workers the load takes: more soon, fewer slowly, and never to and fro."""
+"""The number of workers follows the load: it grows soon, shrinks slowly, and does not oscillate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def sizing(least: int = 1, most: int = 8) -> Sizing:
 
 
 class Deployment:
-    """What it is asked for it does: workers come after `start_s`, and go at once."""
+    """Follow the requested number: workers come after `start_s`, and leave at once."""
 
     def __init__(self, of: Sizing, workers: int = 1, start_s: float = 10.0) -> None:
         self.sizing, self.workers, self.start_s, self.now = of, workers, start_s, 100.0
@@ -27,7 +27,7 @@ class Deployment:
         self.asked: list[tuple[float, int]] = []
 
     def run(self, seconds: float, demand: Callable[[int], tuple[float, float]]) -> None:
-        """`demand`: from how many there are to load and pressure."""
+        """Run for some seconds; `demand` maps the number of workers to load and pressure."""
         end_at = self.now + seconds
         while self.now < end_at:
             self.now += LOOK_S
@@ -53,7 +53,7 @@ class Deployment:
 
 
 def loaded(workers_worth: float) -> Callable[[int], tuple[float, float]]:
-    """So much to do, of which each worker carries 1."""
+    """Return the demand of so much work, of which each worker carries 1."""
     return lambda workers: (workers_worth, workers_worth / workers)
 
 
@@ -88,7 +88,7 @@ def test_one_less_at_a_time_when_the_others_carry_it_with_room_to_spare() -> Non
 
 
 def test_who_left_is_not_called_back_by_the_load_that_was_there_all_along() -> None:
-    """Workers are pressed at a load of a tenth each: what memory says of them is not what they carry."""
+    """Workers are pressed at a load of a tenth each: pressure on memory differs from the load that they carry."""
     deployment = Deployment(sizing())
     deployment.run(900, lambda workers: (0.15, 0.15 / (0.1 * workers)))
     assert deployment.counts == [2], "one is pressed with it, two are not: it stays at two"
@@ -98,14 +98,14 @@ def test_who_left_is_not_called_back_by_the_load_that_was_there_all_along() -> N
 
 def test_what_was_learnt_is_forgotten_slowly() -> None:
     deployment = Deployment(sizing())
-    deployment.run(60, lambda workers: (0.05, 1.5 / workers))  # it was something else that pressed
+    deployment.run(60, lambda workers: (0.05, 1.5 / workers))  # the pressure has another cause than the load
     assert deployment.workers == 2
     deployment.run(60 * 60, lambda _: (0.05, 0.1))
     assert deployment.workers == 1
 
 
 def test_next_to_nothing_to_do_under_pressure_teaches_next_to_nothing() -> None:
-    """Such as one chat that nobody could have served in time."""
+    """An example is a single chat that no worker could have served in time."""
     deployment = Deployment(sizing(most=4))
     deployment.run(300, constantly(5e-324, 1e9))
     assert deployment.counts == [2, 4]

@@ -50,7 +50,7 @@ class TestPlacement:
         assert router.handle(said("gateway-0", Submit(A)), 3.0) == []
 
     def test_a_dead_owner_submits_nothing(self, router: RouterCore) -> None:
-        """Its last frame may come after the news of its death; nobody would ever cancel the request."""
+        """The owner's last frame may come after the news of its death; no member would ever cancel the request."""
         router.handle(said("launcher", Died("gateway-0", 1)), 3.0)
         assert router.handle(said("gateway-0", Submit(A)), 3.0) == []
         assert router.held["requests"] == 0
@@ -84,7 +84,7 @@ class TestRoad:
     def test_what_nobody_wants_any_more_is_cancelled_where_it_turns_up(
         self, router: RouterCore, holder: str, progress: Progress
     ) -> None:
-        """Its Cancel was lost."""
+        """The request's Cancel was lost."""
         assert router.handle(said(holder, progress), 3.0) == [Send(holder, Cancel("a", 0))]
         router.handle(said("gateway-0", Submit(next_attempt(A))), 3.1)
         assert router.handle(said(holder, progress), 3.2) == [Send(holder, Cancel("a", 0))], "an older attempt"
@@ -123,7 +123,7 @@ class TestRoad:
 
 
 class TestLinesOfJobs:
-    """They wait in their store, and are in no queue here."""
+    """Lines of jobs wait in their store, and are in no queue of the router."""
 
     def test_the_bound_is_of_others(self) -> None:
         limits = replace(LIMITS, most_open=10, queues=Queues(be=Bound(requests=1)))
@@ -144,7 +144,7 @@ class TestLinesOfJobs:
 
 
 class TestPredictedPlaces:
-    """Workers say how long their prompts will take; without that, numbers of requests decide."""
+    """Workers report how long their prompts will take; without reports, numbers of requests decide."""
 
     def told(self, router: RouterCore, worker: str, prompts_s: float) -> None:
         router.handle(
@@ -177,7 +177,7 @@ class TestPredictedPlaces:
         assert [one.request.id for one in sent if isinstance(one, Prefill)] == ["b", "a"]
 
     def test_the_more_wait_for_a_worker_the_more_work_is_none_of_them(self) -> None:
-        """Counted: the hundredth costs what the second does, as there is nobody to place any of them with."""
+        """Function calls are counted: the hundredth request costs what the second does, as no worker is there."""
         router = serving(("gateway-0", "pool-0", "decode-0"), replace(LIMITS, most_open=1000))
         router.handle(said("gateway-0", Submit(request("first"))), 3.0)
         counted = list[int]()
@@ -188,7 +188,7 @@ class TestPredictedPlaces:
 
 
 def calls_of(act: Callable[[], object]) -> int:
-    """Of functions, while it runs."""
+    """Count the function calls that the action makes."""
     count = 0
 
     def note(_frame: object, what: str, _of: object) -> None:

@@ -1,4 +1,4 @@
-"""Workers that come and go: who retires gets nothing new, and how many are asked for."""
+"""Workers that come and go: a retiring worker gets nothing new; the number of workers that is asked for."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_prompts_wait_where_all_workers_retire_until_another_comes() -> None:
 
 
 def test_the_last_one_that_decodes_on_a_node_takes_what_is_in_its_pool_along() -> None:
-    """Nobody else may read there: it starts again on another node, and what comes there later too."""
+    """No other worker may read that pool: its requests, and later arrivals, start again on another node."""
     router = recovering(("gateway-0", "prefill-0"))
     for name in ("pool-0", "decode-0"):
         router.handle(said(name, beat(name)), 1.5)

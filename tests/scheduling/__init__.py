@@ -1,1 +1,1 @@
-"""Scheduling."""
+"""Tests of promises, orders, levels and predictions."""

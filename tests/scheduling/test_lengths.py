@@ -1,4 +1,4 @@
-"""How long an output is taken to be: what was predicted, within what the request says of itself."""
+"""The expected length of an output: the prediction, within what the request says of itself."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_an_estimate_is_of_a_token_or_more(estimate: tuple[int, int]) -> None:
 
 
 class TestPromises:
-    """Whoever has the request reckons with its estimate, from the start or as soon as it is told."""
+    """The holder of a request uses its estimate, from the start or as soon as it arrives."""
 
     TIMES = StepTimes(mean_s=0.01, most_s=0.02)
     DOCUMENT = replace(ONE, service=ServiceClass.BE, slo=Slo(jct_s=100.0))

@@ -1,4 +1,4 @@
-"""Levels: by what is left or was served, dropped by who outlives its prediction, risen from by who waits."""
+"""Levels by remaining or served tokens: a request falls when it outlives its prediction, and rises when it waits."""
 
 from __future__ import annotations
 

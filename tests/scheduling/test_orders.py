@@ -1,4 +1,4 @@
-"""An order is one class and one line of a table: the pool, the router and both workers follow it."""
+"""An order is a class and a line of a table: the pool, the router and both workers follow it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promises: the same dues wherever the request is, a plan that is respaced only by another expectation."""
+"""Promises: the same due times wherever the request is, a plan that only another expectation respaces."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_chunks_of_another_size_than_planned_shift_no_due_of_a_token() -> None:
 
 
 def test_who_outlives_the_expectation_gets_closer_dues() -> None:
-    """At 60 s half of the window is left for what is now expected: 100 more tokens."""
+    """Half of the window is left at 60 s for what is now expected: 100 more tokens."""
     one = promise(DOCUMENT, POLICY)
     for number in range(1, 101):
         one.emitted(60.5, number)
@@ -71,7 +71,7 @@ def test_only_chats_take_their_due_along() -> None:
 
 
 def test_of_documents_of_a_level_who_is_restored_sooner_goes_first() -> None:
-    """Though a little more of it is left (algorithms §1): 250 tokens, and 200."""
+    """The request that is restored sooner has a little more output left (algorithms §1): 250 tokens against 200."""
     long, short = (
         promise(replace(DOCUMENT, id=name, slo=Slo(jct_s=1e5)), replace(POLICY, expected_output=tokens))
         for name, tokens in (("long", 250), ("short", 200))

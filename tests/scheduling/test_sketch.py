@@ -1,4 +1,4 @@
-"""Sketches of prompts: the same everywhere, alike where prompts are, of one size however long those are."""
+"""Sketches of prompts: the same everywhere, alike for prompts that are alike, of one size for all lengths."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_small_integers_of_one_number(prompt: list[int]) -> None:
 
 
 def test_it_is_the_same_on_every_machine() -> None:
-    """What is kept over a restart was made by another process, perhaps another version of numpy."""
+    """Knowledge that is kept over a restart was made by another process, perhaps with another version of numpy."""
     digest = blake2b(sketch_of(range(1000, 1100)).counts, digest_size=8).hexdigest()
     assert digest == "b3ca2f82a0856c27"
 

@@ -1,4 +1,4 @@
-"""Deadlines by worked examples and by property: what was promised is conserved, and the order is one order."""
+"""Deadlines by worked examples and by property: what was promised is conserved, and the order is total."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class TestStepDues:
 
     @pytest.mark.parametrize(("ended_at", "left_s"), [(11.3, 0.7), (10.8, 1.2)], ids=["late", "early"])
     def test_what_a_step_takes_too_long_the_next_has_less(self, ended_at: float, left_s: float) -> None:
-        """AccelGen's example of propagation, with four steps in four seconds."""
+        """The example is AccelGen's propagation, with four steps in four seconds."""
         dues = StepDues(DOCUMENT, steps=4)
         dues.done()
         assert dues.due_at() - ended_at == pytest.approx(left_s)
@@ -143,7 +143,7 @@ class TestStepDues:
 
     @given(st.lists(st.tuples(short, st.integers(0, 40)), max_size=30), st.integers(1, 50))
     def test_the_whole_allowance_is_conserved(self, steps: list[tuple[float, int]], planned: int) -> None:
-        """What is used and what is left, over the steps that are left, are the window: whatever happens on the way."""
+        """Used time and remaining time, over the remaining steps, add up to the window, whatever happens on the way."""
         dues, now = StepDues(DOCUMENT, planned), DOCUMENT.arrival_at
         for took_s, left in steps:
             now += took_s
@@ -199,7 +199,7 @@ standings = st.builds(
 class TestOrder:
     @given(st.lists(standings, unique_by=lambda one: one.id), st.sampled_from(Late), st.randoms())
     def test_it_is_total(self, given_: list[Standing], late: Late, random: object) -> None:
-        """One order, however they are given."""
+        """The order is the same whatever the order of its input."""
         shuffled = given_[:]
         random.shuffle(shuffled)  # type: ignore[attr-defined]
         assert in_order(shuffled, TIMES, late) == in_order(given_, TIMES, late)
@@ -218,7 +218,7 @@ class TestOrder:
 
     @given(st.lists(standings))
     def test_with_decay_nobody_goes_before_one_of_its_class_with_less_slack(self, given_: list[Standing]) -> None:
-        """But for what a lower priority, a level or a cache that is there puts first among those that can wait."""
+        """A lower priority, a level or a cache hit may rank requests first, but only among those that can wait."""
         ordered = in_order(given_, TIMES, Late.DECAY)
         for urgent in (Rank.URGENT_RT, Rank.URGENT_BE):
             slacks = [one.slack_s for one in ordered if one.rank(TIMES, Late.DECAY) is urgent]
@@ -249,7 +249,7 @@ class TestStepRoom:
         assert step_room_s(TokenDues(CHAT, late), 10.75, steps=3, step_s=0.1, alone_s=0.1) == inf
 
     def test_slow_steps_of_others_do_not_make_it_hopeless(self) -> None:
-        """Else the long steps that make it late would be taken for a reason to take more of them."""
+        """Otherwise the long steps that make it late would be taken for a reason to take more such steps."""
         assert step_room_s(TokenDues(CHAT), 10.9, steps=1, step_s=0.5, alone_s=0.01) == pytest.approx(0.1)
 
     @given(st.floats(10, 20), st.integers(1, 9), st.floats(0.001, 1))

@@ -1,1 +1,1 @@
-"""Shell."""
+"""Tests of shells and of links between them."""

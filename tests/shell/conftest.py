@@ -21,7 +21,7 @@ Start = Callable[..., Links]
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts links that are closed when the test ends; each member's router is the first that was started."""
+    """Start links that are closed when the test ends; each member's router is the first that was started."""
     started: list[Links] = []
 
     def make(name: str, incarnation: int = 1, bind: str = LOOPBACK, keys: LinkKeys | None = None) -> Links:

@@ -1,4 +1,4 @@
-"""Links with keys: those of a deployment speak, a stranger's frame is never read."""
+"""Links with keys: the links of a deployment connect, and a stranger's frame is never read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OURS = LinkKeys.new()
 
 
 def stranger(keys: LinkKeys | None, server: str | None) -> zmq.Socket[bytes]:
-    """A socket as somebody would make it who has these keys, and takes this for the deployment's public one."""
+    """Return a socket with these keys, which takes `server` for the deployment's public key."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context.instance()
     socket = context.socket(zmq.PUSH)
     socket.setsockopt(zmq.LINGER, 0)
@@ -29,7 +29,7 @@ def stranger(keys: LinkKeys | None, server: str | None) -> zmq.Socket[bytes]:
 
 
 def refused(router: Links, socket: zmq.Socket[bytes]) -> bool:
-    """Whether its connection ends in the handshake."""
+    """Whether the socket's connection ends in the handshake."""
     failures = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     watch = socket.get_monitor_socket(failures | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_SUCCEEDED)
     socket.connect(router.address)
@@ -79,7 +79,7 @@ def test_a_frame_that_a_stranger_sends_is_never_read(start: Start) -> None:
     other = stranger(LinkKeys.new(), OURS.public)
     other.connect(router.address)
     other.send(encode(Envelope("worker", 6, UNNUMBERED, AskPages(666))))
-    assert refused(router, stranger(LinkKeys.new(), OURS.public))  # so long the first one has had too
+    assert refused(router, stranger(LinkKeys.new(), OURS.public))  # gives the first stranger as much time to be heard
     worker.send(ROUTER, AskPages(1))
     assert wait_for(router, 1) == [Received("worker", AskPages(1), 5)]
     other.close()

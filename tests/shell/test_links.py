@@ -1,4 +1,4 @@
-"""Links between real sockets on this machine: in order, once, and what is missing is said."""
+"""Links between real sockets on this machine: in order, once, and with reports of missing frames."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.shell.conftest import DEADLINE_S, MOST_BYTES, Start, member, wait_for
 
 
 class Raw:
-    """Puts frames of any kind into an inbox; all of them over one connection, so that their order holds."""
+    """Put frames of any kind into an inbox; all go over one connection, so that their order holds."""
 
     def __init__(self) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -101,13 +101,13 @@ def test_whom_one_does_not_know_gets_nothing(start: Start) -> None:
         ([(5, 1), (5, 2)], [got(1), got(2)]),
         ([(5, 1), (5, 3), (5, 4)], [got(1), GAP, got(3), got(4)]),
         ([(5, 4), (5, 5)], [GAP, got(4), got(5)]),
-        ([(5, 1), (5, 1), (5, 2), (5, 1)], [got(1), got(2)]),  # comes again
-        ([(5, 1), (5, 3), (5, 2), (5, 4)], [got(1), GAP, got(3), got(4)]),  # comes late
+        ([(5, 1), (5, 1), (5, 2), (5, 1)], [got(1), got(2)]),  # a frame is repeated
+        ([(5, 1), (5, 3), (5, 2), (5, 4)], [got(1), GAP, got(3), got(4)]),  # a frame comes late
         ([(5, 1), (4, 2), (5, 2)], [got(1), got(2)]),  # a frame of an earlier life comes late
         ([(5, 1), (5, 2), (6, 1), (6, 2)], [got(1), got(2), got(1, incarnation=6), got(2, incarnation=6)]),
         ([(5, 1), (6, 2)], [got(1), GAP, got(2, incarnation=6)]),
         ([(5, 1), (6, 1), (5, 2), (6, 2)], [got(1), got(1, incarnation=6), got(2, incarnation=6)]),
-        ([(5, 1), (5, UNNUMBERED), (5, 2)], [got(1), got(0), got(2)]),  # does not count
+        ([(5, 1), (5, UNNUMBERED), (5, 2)], [got(1), got(0), got(2)]),  # an unnumbered frame does not count
     ],
 )
 def test_gaps_and_lives(
@@ -154,7 +154,7 @@ def test_a_frame_above_the_limit_is_refused_and_the_connection_lives(
 
 
 def test_a_frame_beyond_the_cut_off_ends_its_connection_and_nothing_else(start: Start, raw: Raw) -> None:
-    """It is never received as a whole: a few of them would fill the memory."""
+    """The frame is never received as a whole: a few such frames would fill the memory."""
     links, other = start(ROUTER), start("other", 6)
     other.send(ROUTER, AskPages(1))
     raw(links, frame(1, 1))
@@ -225,7 +225,7 @@ def test_wakes_of_many_threads_lose_no_message(start: Start) -> None:
 
 
 def test_a_wake_may_come_after_the_end() -> None:
-    """A signal's thread does not know that its process is ending by itself."""
+    """The thread of a signal does not know that its process is ending by itself."""
     links = Links(ROUTER, 1, "tcp://127.0.0.1:*", "tcp://127.0.0.1:9", most_bytes=1000)
 
     def wake_often() -> None:
@@ -242,7 +242,7 @@ def test_a_wake_may_come_after_the_end() -> None:
 
 
 def test_wake_within_a_wake(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second signal may arrive while the handler of the first one is in there; both wake."""
+    """A second signal may arrive during the handler of the first; both wake."""
     links = start(ROUTER)
     send, signals = links._waker.send, ["the second"]
 
@@ -266,7 +266,7 @@ def test_wake_within_a_wake(start: Start, monkeypatch: pytest.MonkeyPatch) -> No
 
 @pytest.mark.parametrize("wait_s", [0.0004, 0.0009, 0.0105])
 def test_a_receive_waits_as_long_as_it_should(start: Start, wait_s: float) -> None:
-    """Not a whole millisecond less: whoever waits for a timer would spin until it is due."""
+    """A receive that ended within the last millisecond would make a shell spin until its timer is due."""
     links = start(ROUTER)
     for _ in range(10):
         began = time.monotonic()
@@ -323,7 +323,7 @@ def test_a_peer_that_restarts_on_the_same_address_gets_messages_again(start: Sta
 
 
 def send_until_heard(sender: Links, receiver: Links) -> list[Received | LinkGap]:
-    """What is sent before the connection stands again may be lost with the old one."""
+    """Send until a frame arrives: frames before the connection stands again may be lost with the old connection."""
     until = time.monotonic() + DEADLINE_S
     while time.monotonic() < until:
         sender.send(ROUTER, AskPages(7))
@@ -355,7 +355,7 @@ def test_a_new_address_of_a_member_takes_the_place_of_the_old_one(start: Start) 
 
 
 def test_a_link_to_the_same_address_that_is_made_anew_goes_on_counting(start: Start) -> None:
-    """Its receiver has not forgotten the numbers: from 1 on they would be late ones."""
+    """The receiver has not forgotten the numbers: frames from 1 on would count as late."""
     router, worker = start(ROUTER), start("worker", 5)
     for pages in (1, 2, 3):
         router.connect("worker", worker.address, 5)
@@ -366,7 +366,7 @@ def test_a_link_to_the_same_address_that_is_made_anew_goes_on_counting(start: St
 
 @pytest.mark.parametrize("late", [4, 5])
 def test_the_address_of_an_earlier_life_comes_too_late(start: Start, late: int) -> None:
-    """Its last heartbeat may be heard after the first one of the next life."""
+    """The old life's last heartbeat may be heard after the first heartbeat of the next life."""
     router, old, new = start(ROUTER), start("old"), start("new")
     router.connect("worker", old.address, 5)
     router.connect("worker", new.address, 6)
@@ -417,7 +417,7 @@ def test_a_full_link_is_said_and_leaves_a_gap(start: Start, monkeypatch: pytest.
 
 
 def _send_once_taken(worker: Links, message: AskPages) -> None:
-    """ZeroMQ hears some time after a frame was read that there is room for another."""
+    """Send once there is room: ZeroMQ hears some time after a frame was read that there is room for another."""
     deadline = time.monotonic() + DEADLINE_S
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Log lines: what is said by name is for machines and people alike, and a request is followed through all parts."""
+"""Log lines: named values serve machines and people alike, and a request is followed through all parts."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_each_move_of_a_request_is_a_line(
 def test_tokens_are_no_move_and_attempts_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
     set_up(LogConfig(format=LogFormat.JSON), "some-part")
     journal.note("gateway-0", Tokens(()))
-    journal.note("decode-0", Cancel("req-a", 0))  # one to each holder: the owner's says enough
+    journal.note("decode-0", Cancel("req-a", 0))  # sent to each holder: the owner's line says enough
     journal.note(ROUTER, Submit(next_attempt(A)))
     lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
     assert [line["attempt"] for line in lines] == [1]

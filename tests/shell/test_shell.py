@@ -41,7 +41,7 @@ def silent(_: Event) -> list[Command]:
 
 
 class Bench:
-    """A shell on real links, whose core answers as the test says and ends with the last event that is expected."""
+    """Run a shell on real links, whose core answers as the test says and ends with the last expected event."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Bench:
         return self._answer(event)
 
     def run(self, first: Iterable[Command] = ()) -> list[object]:
-        """What happened in the shell."""
+        """Run the shell, and return what happened in it."""
         watchdog = threading.Timer(DEADLINE_S, self.shell.stop)
         watchdog.start()
         try:
@@ -93,7 +93,7 @@ def worker(start: Start, router: Links) -> Links:
     return worker
 
 
-# --- What cannot be sent
+# --- Messages that cannot be sent
 
 
 def test_a_message_that_no_frame_can_hold_is_logged_and_the_shell_goes_on(
@@ -123,7 +123,7 @@ def test_a_link_that_is_full_is_logged_and_the_shell_goes_on(
 
 
 class Met(NoHands):
-    """Notes whom it meets among what the core hears."""
+    """Record the members that the shell meets, among what the core hears."""
 
     happened: list[object]
 
@@ -202,7 +202,7 @@ def test_no_timer_fires_early(worker: Links) -> None:
 
 
 class Steps(NoHands):
-    """Runs steps; during the first one something else happens."""
+    """Run steps, and do something else during the first."""
 
     def __init__(self) -> None:
         self.during_the_first: Callable[[], None] = lambda: None
@@ -232,7 +232,7 @@ def test_another_thread_may_post_and_stop(worker: Links) -> None:
 
 
 class Beside(NoHands):
-    """Sends beside all else, and copies between two steps only."""
+    """Perform sends at any time, and copies between two steps only."""
 
     def perform(self, command: Command) -> Event | None:
         assert isinstance(command, CopyOut)

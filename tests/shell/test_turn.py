@@ -25,7 +25,7 @@ class StoppedClock:
 
 
 class Loop(TurnLoop):
-    """Notes what the core hears and what the loop does, in order; the core answers as the test says."""
+    """Record what the core hears and what the loop does, in order; the core answers as the test says."""
 
     def __init__(self, answer: Callable[[Event], list[Command]] = lambda _: []) -> None:
         self.clock, self.noted = StoppedClock(), list[object]()

@@ -1,6 +1,6 @@
-"""Three bugs as somebody might write them, put into the cores for a while: the fuzzer must find each.
+"""Three plausible bugs that a test puts into the cores for a while: the fuzzer must find each.
 
-Each is on a road that is walked after faults only, or by clients that leave: without them all tests pass.
+Each bug is on a path that is taken after faults only, or by clients that leave: without these, all tests pass.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 def lost_release(patch: pytest.MonkeyPatch) -> None:
-    """The pool forgets a waiting request that is cancelled, and not to free its pages."""
+    """Make the pool forget a waiting request that is cancelled, without freeing its pages."""
 
     def forget(pool: PoolCore, request: str) -> None:
         if pool._waiting.remove(request):
@@ -35,7 +35,7 @@ def lost_release(patch: pytest.MonkeyPatch) -> None:
 
 
 def duplicated_token(patch: pytest.MonkeyPatch) -> None:
-    """What is sent again from before the end is cut off one token too early."""
+    """Make the owner cut repeated output off one token too early."""
     arrived = OwnerCore._arrived
 
     def one_less(owner: OwnerCore, output: Output) -> Output:
@@ -51,11 +51,11 @@ def duplicated_token(patch: pytest.MonkeyPatch) -> None:
 
 
 def endless_lease(patch: pytest.MonkeyPatch) -> None:
-    """What a lost worker had leased stays leased."""
+    """Let pages that a lost worker had leased stay leased."""
     patch.setattr(Pages, "holder_gone", lambda _pages, _holder: 0)
 
 
-# bug -> the rules that it may be found by
+# bug -> the rules by which it may be found
 PLANTS: dict[Plant, set[Rule]] = {
     lost_release: {Rule.PAGES},
     duplicated_token: {Rule.TOKENS},

@@ -1,4 +1,4 @@
-"""Records of runs, written by hand: what a test does not name does not matter to it."""
+"""Records of runs, written by hand, with defaults for everything that a test does not name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SLO = Slo(ttft_s=1.0, tbt_s=0.2, jct_s=10.0)
 def rt(
     name: str, arrival_at: float, *token_at: float, outcome: RequestOutcome = RequestOutcome.FINISHED
 ) -> RequestRecord:
-    """It ends with its last token."""
+    """Return the record of a real-time request that ends with its last token."""
     return RequestRecord(
         id=name,
         service=ServiceClass.RT,
@@ -49,12 +49,12 @@ def prefill_step(began_at: float, seconds: float, tokens: int, emitted: tuple[st
 def record(
     requests: Sequence[RequestRecord] = (), steps: Sequence[StepRecord] = (), copies: Sequence[CopyRecord] = ()
 ) -> RunRecord:
-    """Of ten seconds, that took two to simulate."""
+    """Return the record of a run of ten seconds that took two to simulate."""
     return RunRecord(0.0, 10.0, 2.0, {"decode-0": Role.DECODE}, list(requests), list(steps), list(copies))
 
 
-# "quick" keeps all. "late" has a first token after 1.5 s. "halting" has a gap of 0.5 s. "refused" has nothing.
-# Of the BE ones "soon" takes 4 s, "slow" 10.5 s, and "open" never ends.
+# "quick" is always in time. "late" has its first token after 1.5 s. "halting" has a gap of 0.5 s. "refused" has no
+# token. Among the BE requests "soon" takes 4 s, "slow" 10.5 s, and "open" never ends.
 MIXED = record(
     requests=[
         rt("quick", 0.0, 0.3, 0.4, 0.5),

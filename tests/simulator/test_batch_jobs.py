@@ -1,4 +1,4 @@
-"""Batch jobs beside chats, by the cores that serve: windows are kept, and the one that cannot be is known early."""
+"""Batch jobs beside chats, with the cores that serve: windows are kept, and an impossible window is known early."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ short = partial(Submission, prompt=(64, 128), output=(16, 48))
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> JobsSimulation:
-    """Three jobs that take most of what chats leave, those with later deadlines first and heavier; and a fourth that
-    alone would take three times as much, with the nearest deadline of all."""
+    """Run three jobs that take most of what chats leave, those with later deadlines first and heavier; and a fourth job
+    that alone would take three times as much, with the nearest deadline of all.
+    """
     folder = tmp_path_factory.mktemp("jobs")
     profile, workload = folder / "steps.json", folder / "chats.yaml"
     small_worker(profile)
@@ -57,4 +58,4 @@ def test_the_one_that_cannot_be_kept_says_so_early_and_expires_with_what_is_done
 
 
 def test_and_chats_get_what_they_were_promised(run: JobsSimulation) -> None:
-    assert RunFigures.of(run.record(1.0)).at("rt.attainment") > 0.99
+    assert RunFigures.from_record(run.record(1.0)).at("rt.attainment") > 0.99

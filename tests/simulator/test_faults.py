@@ -1,4 +1,4 @@
-"""Whatever dies, freezes, is lost or comes late: every accepted request ends with exactly its tokens, nothing leaks."""
+"""Every accepted request ends with exactly its tokens, and nothing leaks, whatever dies, freezes, is lost or late."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from alignedserve.simulator.workload import Workload
 from tests.conftest import SOAK
 
 LIMITS = WorkerLimits(num_pairs=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=4)
-FROM_S, TO_S = 1.5, 4.0  # from before the first arrival until long after
+FROM_S, TO_S = 1.5, 4.0  # from before the first arrival until long after the last
 
 generated = settings(
     max_examples=5_000 if SOAK else 25,
@@ -86,7 +86,7 @@ class Sent(NamedTuple):
 
 
 class Recording(World):
-    """Notes what is sent on numbered links."""
+    """Record what is sent on numbered links."""
 
     sent: list[Sent]
 
@@ -124,7 +124,7 @@ def test_each_member_may_die_amid_its_work(member: str, seen: bool) -> None:
 
 
 def test_the_pool_may_die_at_any_moment_around_a_commit() -> None:
-    """A commit that has left its prefill worker is nowhere, if the pool dies before it tells the router."""
+    """A commit that has left its prefill worker is nowhere if the pool dies before it tells the router."""
     of = replace(deployment(1, "1+1"), workload=Workload(num_requests=12, rate=200.0))
     commits = [sent.at for sent in sent_in(of) if isinstance(sent.message, Commit)]
     step_s, count = (1e-4, 1000) if SOAK else (1e-3, 40)
@@ -146,7 +146,7 @@ def test_any_one_frame_may_be_lost(topology: str) -> None:
 
 
 def test_a_batch_and_the_cancel_of_it_may_be_lost() -> None:
-    """The router has dropped the request, the worker has never seen it, and the pool believes that it has it."""
+    """The router has dropped the request, the worker never saw it, and the pool believes that the worker has it."""
     of = replace(deployment(1, "1+1"), workload=Workload(num_requests=1))
     [batch] = [sent for sent in sent_in(of) if isinstance(sent.message, Batch)]
     lost = DropFrames(batch.at, batch.sender, batch.to, frames=2)
@@ -158,7 +158,7 @@ def small(topology: str) -> Settings:
 
 
 def links_of(topology: str) -> set[tuple[str, str]]:
-    """Those of a request's road."""
+    """Return the links on a request's path."""
     if topology == "colocated":
         road = {(ROUTER, "decode-0"), ("decode-0", "gateway-0"), ("gateway-0", "decode-0"), ("decode-0", ROUTER)}
     else:
@@ -168,7 +168,7 @@ def links_of(topology: str) -> set[tuple[str, str]]:
 
 
 class TestFreeze:
-    """A process that stands still does not know it: it goes on with what others have been given meanwhile."""
+    """A frozen process does not know that it stood still: it goes on with requests that others now have."""
 
     @pytest.mark.parametrize("member", ["pool-0", "prefill-0", "decode-0", "gateway-0"])
     def test_longer_than_a_silence_that_means_death(self, member: str) -> None:
@@ -192,20 +192,20 @@ class TestFreeze:
         return process.member.incarnation
 
     def test_while_the_router_that_saw_the_death_dies_too(self) -> None:
-        """Its successor takes the frozen worker for one that never left."""
+        """The next router takes the frozen worker for a worker that never left."""
         of = replace(deployment(1, "1+1"), workload=Workload(num_requests=8, rate=50.0, leaving_share=0.2))
         check(replace(of, faults=(Freeze(1.98, "decode-0", 4.0), Kill(2.48, ROUTER, 0.3))))
 
 
 def test_the_owner_notices_a_last_frame_that_is_lost() -> None:
-    """No later frame tells of it. So many are several attempts, and fewer than make the owner give up."""
+    """No later frame shows the loss. So many lost frames are several attempts, but too few for the owner to give up."""
     of = replace(deployment(1, "colocated"), workload=Workload(num_requests=1))
     check(replace(of, faults=(DropFrames(2.0, "decode-0", "gateway-0", frames=100),)))
 
 
 def test_every_kind_of_fault_is_drawn_for_every_member_and_link() -> None:
     names = list(members_of(deployment(1, "1+1")))
-    # A seed that draws LowMemory (a third do), BreakTransfer (half) and Resize (a fifth).
+    # A seed that draws LowMemory (a third of seeds do), BreakTransfer (half) and Resize (a fifth).
     faults = draw_faults(45, names, 2000, FROM_S, TO_S)
     assert {type(fault) for fault in faults} == set(get_args(Fault))
     assert {(fault.sender, fault.to) for fault in faults if isinstance(fault, DropFrames)} == set(

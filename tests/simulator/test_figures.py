@@ -1,4 +1,4 @@
-"""Every figure, worked out by hand."""
+"""Every figure of a report, compared with a calculation by hand."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from alignedserve.core import Usage
 from alignedserve.simulator.records.distribution import Distribution, percentile
 from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
-from alignedserve.simulator.reports.figures import RunFigures, tree_of
+from alignedserve.simulator.reports.figures import RunFigures, figure_tree
 from alignedserve.simulator.reports.paper_figures import steps_in_slo
 from alignedserve.simulator.reports.request_figures import attains
 from tests.simulator.runs import MIXED, decode_step, record, rt
 
-FIGURES = RunFigures.of(MIXED)
+FIGURES = RunFigures.from_record(MIXED)
 
 
 def test_a_percentile_is_the_smallest_value_that_so_many_percent_do_not_exceed() -> None:
@@ -32,7 +32,9 @@ def test_a_percentile_is_the_smallest_value_that_so_many_percent_do_not_exceed()
 
 
 def test_a_distribution() -> None:
-    assert Distribution.of([4.0, 1.0, 1.0]) == Distribution(count=3, mean=2.0, p50=1.0, p90=4.0, p99=4.0, most=4.0)
+    assert Distribution.from_values([4.0, 1.0, 1.0]) == Distribution(
+        count=3, mean=2.0, p50=1.0, p90=4.0, p99=4.0, most=4.0
+    )
 
 
 def test_requests_are_counted_by_their_end() -> None:
@@ -44,7 +46,7 @@ def test_requests_are_counted_by_their_end() -> None:
 
 
 def test_real_time() -> None:
-    """Of four, "quick" alone attains. In time: 3 of 3 tokens, 1 of 2, 2 of 3, and none of the one that was refused."""
+    """Only "quick" of four attains. In time: 3 of 3 tokens, 1 of 2, 2 of 3, and no token of the refused request."""
     found = FIGURES.rt
     assert found.attainment == 1 / 4
     assert found.ttft_attainment == 2 / 4
@@ -69,7 +71,7 @@ def test_a_request_may_break_one_gap_in_a_hundred() -> None:
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in RequestOutcome if outcome is not RequestOutcome.FINISHED])
 def test_whoever_did_not_finish_is_a_miss(outcome: RequestOutcome) -> None:
-    found = RunFigures.of(record([rt("r", 0.0, 0.1, 0.2, outcome=outcome)]))
+    found = RunFigures.from_record(record([rt("r", 0.0, 0.1, 0.2, outcome=outcome)]))
     assert (found.rt.attainment, found.rt.tokens_in_time) == (0.0, 2 / 3)
     assert found.papers.accelgen.goodput == 0.0
     assert found.papers.bros.attainment == 0.0
@@ -92,7 +94,7 @@ def test_steps() -> None:
 
 
 def test_spread_and_bubble() -> None:
-    """Spreads 0, 0, 40, 10. Of 10 + 11 + 150 + 40 places 10 + 11 + 90 + 30 are filled."""
+    """The spreads are 0, 0, 40, 10. Of 10 + 11 + 150 + 40 places, 10 + 11 + 90 + 30 are filled."""
     found = FIGURES.steps.spread
     assert (found.mean, found.p90) == (12.5, 40)
     assert found.bubble_share == pytest.approx(70 / 211)
@@ -135,20 +137,20 @@ class TestPapers:
         assert found.be_requests_per_s == 0.2
 
     def test_alise(self) -> None:
-        """The same of all that finished: the BE ones take 4 s for 2 tokens and 10.5 s for 3."""
+        """All finished requests count: the BE requests take 4 s for 2 tokens and 10.5 s for 3."""
         assert self.FOUND.alise.normalised_latency_s == pytest.approx(
             (0.5 / 3 + 1.6 / 2 + 1.1 / 3 + 4 / 2 + 10.5 / 3) / 5
         )
 
     def test_accelgen(self) -> None:
-        """The fourth step brings the late first token of "late", the last one the late second token of "halting"."""
+        """The fourth step brings the late first token of "late", the last step the late second token of "halting"."""
         found = self.FOUND.accelgen
         assert steps_in_slo(MIXED) == [True, True, True, False, True, False]
         assert found.steps_in_slo == 4 / 6
-        assert found.jct_attainment == 4 / 7  # of all but "refused", "slow" and "open"
+        assert found.jct_attainment == 4 / 7  # all but "refused", "slow" and "open"
         assert found.goodput == 0.2  # "quick" and "soon"
         assert found.budget_used == pytest.approx((0.5 + 0.01 + 0.01 + 0.2 + 0.03 + 0.02) / 6)
-        assert found.kv_allocated == pytest.approx(0.5 * 0.25 + 0.5 * 0.75)  # each half of the seconds
+        assert found.kv_allocated == pytest.approx(0.5 * 0.25 + 0.5 * 0.75)  # each for half of the seconds
 
     def test_apt_serve(self) -> None:
         assert (self.FOUND.apt_serve.attainment, self.FOUND.apt_serve.attained_per_s) == (1 / 4, 0.1)
@@ -160,23 +162,23 @@ class TestPapers:
 
 
 def test_the_pool() -> None:
-    """Twenty pages, told of twice: 3 and 5 of 40 are those of RT."""
+    """Twenty pages are reported twice: RT requests have 3 and 5 of 40."""
     told = [
         Usage(rt=3, be=1, shared=2, idle=4, leased=0, free=10),
         Usage(rt=5, be=1, shared=0, idle=4, leased=4, free=6),
     ]
-    found = RunFigures.of(replace(record(), pool=told)).pool
+    found = RunFigures.from_record(replace(record(), pool=told)).pool
     assert (found.rt, found.be, found.shared, found.idle, found.leased) == (8 / 40, 2 / 40, 2 / 40, 8 / 40, 4 / 40)
 
 
 def test_a_run_in_which_nothing_happened_has_figures() -> None:
-    found = RunFigures.of(replace(record(), ended_at=0.0, wall_s=0.0))
+    found = RunFigures.from_record(replace(record(), ended_at=0.0, wall_s=0.0))
     assert found.requests.count == 0
     assert all(isnan(found.at(path)) for path in ("rt.attainment", "rt.ttft_s.p99", "be.tokens_per_s", "tokens_per_s"))
-    assert tree_of(found)["rt"]["attainment"] is None
+    assert figure_tree(found)["rt"]["attainment"] is None
 
 
-# --- What always holds
+# --- Invariants
 
 TIMES = st.lists(st.floats(0, 20, allow_nan=False), max_size=6).map(sorted)
 
@@ -195,11 +197,11 @@ def some_requests(draw: st.DrawFn) -> list[RequestRecord]:
 @settings(max_examples=50, deadline=None)
 @given(some_requests(), st.randoms(use_true_random=False))
 def test_shares_are_shares_and_no_order_matters(requests: list[RequestRecord], draw: Random) -> None:
-    found = tree_of(RunFigures.of(record(requests)))
+    found = figure_tree(RunFigures.from_record(record(requests)))
     for share in _shares(found):
         assert share is None or 0 <= share <= 1
     shuffled = draw.sample(requests, len(requests))
-    assert tree_of(RunFigures.of(record(shuffled))) == found
+    assert figure_tree(RunFigures.from_record(record(shuffled))) == found
 
 
 def _shares(tree: dict[str, Any]) -> list[float | None]:
@@ -214,7 +216,7 @@ def _shares(tree: dict[str, Any]) -> list[float | None]:
 @settings(max_examples=50, deadline=None)
 @given(some_requests())
 def test_one_more_that_is_refused_lowers_attainment(requests: list[RequestRecord]) -> None:
-    before = RunFigures.of(record(requests)).rt
-    after = RunFigures.of(record([*requests, rt("refused", 0.0, outcome=RequestOutcome.REFUSED)])).rt
+    before = RunFigures.from_record(record(requests)).rt
+    after = RunFigures.from_record(record([*requests, rt("refused", 0.0, outcome=RequestOutcome.REFUSED)])).rt
     assert after.attainment <= (before.attainment if requests else 1)
     assert after.tokens_in_time <= (before.tokens_in_time if requests else 1)

@@ -1,4 +1,4 @@
-"""Seeded faults: some hundreds of seeds hold, the same everywhere; what is broken is found, shrunk and shown again."""
+"""Seeded faults: some hundreds of seeds pass, the same everywhere; bugs are found, shrunk and replayed."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_the_seeds_are_of_every_kind() -> None:
 
 
 class _Said(Witness):
-    """Which kinds of members say which kinds of messages."""
+    """Record which kinds of members send which kinds of messages."""
 
     def __init__(self) -> None:
         self.kinds: set[tuple[Role, type]] = set()
@@ -73,7 +73,7 @@ class _Said(Witness):
 
 def test_decode_workers_bring_back_requests_and_answers_and_give_back_pages() -> None:
     said = _Said()
-    for seed in (3, 7, 8, 58):  # of the first in which many come at once
+    for seed in (3, 7, 8, 58):  # among the first seeds in which many requests come at once
         scenario = draw_scenario(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.world.witnesses.append(said)
@@ -82,9 +82,9 @@ def test_decode_workers_bring_back_requests_and_answers_and_give_back_pages() ->
 
 
 def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
-    """Prefetched, and of those that had to leave; and some of these transfers are broken or lose an end."""
+    """Requests are prefetched, or had to leave their worker; some of the transfers are broken or lose an end."""
     counts: Counter[str] = Counter()
-    for seed in (4, 57, 109):  # of the first in which documents grow where few fit
+    for seed in (4, 57, 109):  # among the first seeds in which documents grow where few fit
         scenario = draw_scenario(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.run()
@@ -134,10 +134,11 @@ class TestDigests:
 
 @pytest.mark.parametrize("seed", [3053, 3568, 4275, 5065, 5372, 9810, 11219324, 77120276])
 def test_a_seed_beyond_the_first_that_failed_once(seed: int) -> None:
-    """5065: a chat that was through lacked the pages kept for a document, which lacked the memory that it had. The
-    others: of what was cancelled, or sent in vain, while its KV was on its way, pages or outputs stayed for ever. The
-    last two, faults of the simulator: where a transfer failed at once, a worker began two pieces of work at a time; one
-    that ended by itself heard what else was in the same frame, and ended again."""
+    """Seed 5065: a finished chat lacked the pages kept for a document, which lacked the memory that the chat had. The
+    other seeds: pages or outputs stayed for ever when a request was cancelled, or sent in vain, while its KV was on its
+    way. The last two, faults of the simulator: where a transfer failed at once, a worker began two pieces of work at a
+    time; a member that ended by itself heard what else was in the same frame, and ended again.
+    """
     assert attempt(draw_scenario(seed)).failure is None
 
 
@@ -148,7 +149,7 @@ def test_a_scenario_comes_back_from_its_file() -> None:
 
 
 class TestPlanted:
-    """docs/how/fault_testing.md says which seed finds which."""
+    """The page docs/how/fault_testing.md says which seed finds which bug."""
 
     FOUND_AT: Mapping[str, int] = {"lost_release": 7, "duplicated_token": 1, "endless_lease": 5}
 
@@ -215,7 +216,7 @@ class TestSavedRuns:
         assert isinstance(found, Difference)
         assert found.number == 20
         assert len(found.before) == 5
-        assert found.one != found.other
+        assert found.left != found.right
         assert first_difference(one, one) == len(written) - 2, "all but the scenario and the end"
 
     def test_a_run_that_ends_earlier_differs_there(self, tmp_path: Path) -> None:
@@ -225,7 +226,7 @@ class TestSavedRuns:
         other.write_text("".join(written[:10]))
         found = first_difference(one, other)
         assert isinstance(found, Difference)
-        assert (found.number, found.other) == (10, "(nothing: this run is shorter)")
+        assert (found.number, found.right) == (10, "(nothing: this run is shorter)")
 
     @pytest.mark.parametrize("other", ['"NoSuchKind",[1]', '"SetTimer",[1,2,3]'])
     def test_a_run_of_another_version_differs(self, tmp_path: Path, other: str) -> None:
@@ -234,7 +235,7 @@ class TestSavedRuns:
         (tmp_path / "other").write_text("".join([first, f'[0.0,"router.1","",{other}]\n', *rest]))
         found = first_difference(tmp_path / "one", tmp_path / "other")
         assert isinstance(found, Difference)
-        assert (found.number, second in found.other) == (1, False)
+        assert (found.number, second in found.right) == (1, False)
 
     def test_the_file_and_the_line_that_are_wrong_are_named(self, tmp_path: Path) -> None:
         record(draw_scenario(3), tmp_path / "one")
@@ -258,7 +259,7 @@ class TestSavedRuns:
 
 
 def _edited(path: Path, *keys: str | int, to: object) -> Path:
-    """A saved run with another value there, or, with None, without the key."""
+    """Save a run and edit its file: set the value at `keys`, or remove the key where `to` is None."""
     record(draw_scenario(3), path)
     first, *rest = path.read_text().splitlines(keepends=True)
     head = json.loads(first)
@@ -378,7 +379,7 @@ class TestCommand:
         assert err.startswith(f"alignedserve: {said}")
 
     EACH: Mapping[str, str] = {
-        "--seeds": "200",  # as it is without the flag
+        "--seeds": "200",  # the value without the flag
         "--until-failure": "",
         "--seed": "3",
         "--replay": "saved",

@@ -1,4 +1,4 @@
-"""What steps take on real GPUs: the grids as they were measured, and sense in between and beyond."""
+"""Step times of real GPUs: the grids as measured, and plausible values in between and beyond."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_each_is_small_and_says_where_it_is_from(name: str) -> None:
     assert rest.partition(";")[0] in licence
 
 
-# From ../shared/traces/README.md: a decode-only step, in milliseconds.
+# A decode-only step in milliseconds, from ../shared/traces/README.md.
 DECODES = {
     PRO: (11.17, 0.0194, 8.72e-5),
     "rtxpro6000-qwen3-32b-tp1": (45.87, 0.0812, 1.74e-4),
@@ -83,7 +83,7 @@ def test_a_measured_attention_comes_back() -> None:
 
 
 def test_mixed_attention_costs_more_than_its_parts(truth: GpuTruth) -> None:
-    """In the median of what is measured, not everywhere; on the A100 they were measured one after the other."""
+    """Only the median is tested, not every point; the A100's parts were measured one after the other."""
     factors = []
     for chunk in (64, 256, 1024):
         for count in (4, 16, 64):
@@ -96,7 +96,7 @@ def test_mixed_attention_costs_more_than_its_parts(truth: GpuTruth) -> None:
 
 
 def test_unequal_lengths_cost_more(truth: GpuTruth) -> None:
-    """In decode-only steps a few per cent (median), far less than if all were as long as the longest."""
+    """Decode-only steps cost a few per cent more (median), far less than if all were as long as the longest."""
     aligned, uneven = [1600] * 64, [1024] * 52 + [4096] * 12
     same, skewed = truth.attention_us([], aligned), truth.attention_us([], uneven)
     assert sum(aligned) == pytest.approx(sum(uneven), rel=0.01)
@@ -105,7 +105,7 @@ def test_unequal_lengths_cost_more(truth: GpuTruth) -> None:
 
 
 def test_more_takes_longer(truth: GpuTruth) -> None:
-    """Where the device is busy; small sizes are measured with noise."""
+    """The device is busy at these sizes; small sizes are measured with noise."""
     tokens = [truth.seconds_of([(length, 0)], []) for length in (256, 512, 1024, 2048, 4096)]
     cached = [truth.seconds_of([(256, before)], []) for before in (0, 1024, 4096, 16_384, 40_000)]
     decodes = [truth.seconds_of([], [2000] * count) for count in (8, 32, 100, 256, 400)]
@@ -134,7 +134,7 @@ _loaded = cache(load)
 def test_a_plan_takes_what_its_parts_do() -> None:
     truth = load(PRO)
     last = Chunk("a", (1,) * 100, 50, (0,), Sampling())
-    first = Chunk("b", (1,) * 70, 0, (1,), None)  # samples nothing
+    first = Chunk("b", (1,) * 70, 0, (1,), None)  # a chunk that samples nothing
     decodes = tuple(Decode("c", 1, prefix, (2,), Sampling(), 0) for prefix in (300, 500))
     expected = truth.seconds_of([(100, 50), (70, 0)], [300, 500], sampled=3)
     assert truth.seconds(StepPlan(0, (last, first), decodes)) == expected

@@ -1,4 +1,4 @@
-"""What simulated workers are made of."""
+"""The hardware that simulated workers are made of."""
 
 from __future__ import annotations
 

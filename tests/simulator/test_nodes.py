@@ -1,4 +1,4 @@
-"""Pools on two nodes, and a prefill worker on a third, whose KV goes from node to node: all holds, whatever fails."""
+"""Pools on two nodes, and a prefill worker on a third: KV goes from node to node, and all holds, whatever fails."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NUM_SEEDS = 1000 if SOAK else 60
 
 
 def on_nodes(seed: int) -> Scenario:
-    """As the seed has it, but where."""
+    """Return the seed's scenario, placed on two nodes."""
     drawn = replace(draw_scenario(seed), topology="2+2", direct=True, nodes=2, faults=())
     return replace(drawn, faults=draw_faults(seed, drawn.members, 4, 1.0, drawn.asks[-1].at + 0.2))
 
@@ -38,7 +38,7 @@ def can_travel(seed: int) -> bool:
 
 def test_documents_of_a_node_without_a_pool_are_taken_in_by_those_that_have_one() -> None:
     taken = 0
-    for seed in (45, 57, 61):  # of the first in which there are too few seats for them
+    for seed in (45, 57, 61):  # among the first seeds in which there are too few seats for the documents
         scenario = on_nodes(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         assert not simulation.run().problems
@@ -55,7 +55,7 @@ def test_all_holds_on_several_nodes(part: int) -> None:
 
 
 def test_the_next_turn_of_a_conversation_goes_where_the_one_before_was() -> None:
-    """By the number of requests alone, half of what could be was taken from a pool."""
+    """Placement by the number of requests alone took only half of the reusable tokens from a pool."""
     draw, asked = Random(0), list[Arrival]()
     for number in range(20):
         said = tuple(draw.randrange(10, 5000) for _ in range(2100))

@@ -1,4 +1,4 @@
-"""The length predictor in virtual time: what is predicted reaches who has the request, and a restart keeps it."""
+"""The length predictor in virtual time: predictions reach the holder of the request, and a restart keeps knowledge."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Said(Witness):
     def messages(self, kind: type) -> list[Any]:
         return [one.message for one in self.commands if isinstance(one, Send) and isinstance(one.message, kind)]
 
-    def of(self, kind: type) -> list[Any]:
+    def of_kind(self, kind: type) -> list[Any]:
         return [one for one in self.commands if isinstance(one, kind)]
 
 
@@ -52,10 +52,10 @@ def by(predictor: Predictor, **policy: Any) -> Settings:
 
 def test_past_prompts_predict_and_every_request_is_told_of() -> None:
     said, _ = ran(by(Predictor.HASH))
-    asked = {one.request for one in said.of(Predict)}
+    asked = {one.request for one in said.of_kind(Predict)}
     assert len(asked) == 12
     assert {one.request for one in said.messages(Expect)} == asked
-    assert len(said.of(Learn)) == 12
+    assert len(said.of_kind(Learn)) == 12
 
 
 def test_the_oracle_knows() -> None:
@@ -63,14 +63,14 @@ def test_the_oracle_knows() -> None:
     told = {one.request.id: one.request.estimate for one in said.messages(Prefill)}
     lengths = {name: len(client.story.output) for name, client in simulation.clients.kept.items()}
     assert told == {name: Estimate(length, length) for name, length in lengths.items()}
-    assert not said.of(Predict)
+    assert not said.of_kind(Predict)
 
 
 @pytest.mark.parametrize("predictor", [Predictor.OFF, Predictor.CONSTANT])
 def test_nobody_is_asked_where_nothing_is_learnt(predictor: Predictor) -> None:
     said, _ = ran(by(predictor))
-    assert not said.of(Predict)
-    assert not said.of(Learn)
+    assert not said.of_kind(Predict)
+    assert not said.of_kind(Learn)
 
 
 @pytest.mark.parametrize("room", [Room.WHOLE, Room.GROWING])
@@ -80,11 +80,11 @@ def test_a_run_repeats_byte_for_byte(room: Room) -> None:
 
 
 def test_the_next_router_knows_what_the_one_before_has_kept() -> None:
-    """It has kept what it knew when it last trained; what it learns later is lost with it."""
+    """The next router has what the earlier router knew when it last trained; what it learnt later is lost."""
     known = knowledge_of(Predictor.HASH, 5, seed=1)
     settings = replace(by(Predictor.HASH), workload=Workload(FIRST_TRAINING + 10, 40.0, limited_share=0.0))
     said, simulation = ran(settings, known)
-    assert len(said.of(Retrain)) == 1
+    assert len(said.of_kind(Retrain)) == 1
     assert len(simulation._kept_lengths.learnt) == 5 + FIRST_TRAINING
     killed = replace(settings, faults=(Kill(at=60.0, member="router", back_after_s=0.5, seen=True),))
     _, again = ran(killed, known)

@@ -1,4 +1,4 @@
-"""Each preset of another system does what that system does, and what its nearest kin does not."""
+"""Each preset of another system does what that system does, and what its nearest relative does not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from alignedserve.core import ServiceClass
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports.trial import SimulationTrial
 
-GPU = "rtx4090-llama-3.1-8b-tp1"  # 42 k tokens of memory
+GPU = "rtx4090-llama-3.1-8b-tp1"  # memory for 42 k tokens
 LOAD = "coserve,first_s=6,chat.rate=5,chat.max_tokens=512,documents.in_flight=40,documents.prompt=512-3000"
 LOAD += ",documents.output=32-300,documents.max_tokens=512"
 
@@ -24,7 +24,7 @@ Trait = Callable[[RunRecord], bool]
 
 @cache
 def run(preset: str, cluster: str = "", load: str = LOAD) -> RunRecord:
-    """As the preset has it where no cluster is named."""
+    """Run the preset, on its own cluster unless another is named."""
     record = run_once(SimulationTrial(preset, load, cluster or cluster_of([preset]), profile=GPU), lambda *_: None)
     assert not record.problems
     return record
@@ -47,28 +47,28 @@ def recomputes(of: RunRecord) -> bool:
 
 
 def share_of_prompts_run(of: RunRecord) -> float:
-    """More than 1 where some are computed again."""
+    """Return prompt tokens run per prompt token asked; more than 1 where some prompts are computed again."""
     return sum(step.shape.chunk_tokens for step in of.steps) / sum(one.num_prompt for one in of.requests)
 
 
 def num_sizes(of: RunRecord) -> int:
-    """Of steps with prompts, in tokens."""
+    """Count the different sizes, in tokens, of steps with prompts."""
     return len({step.shape.chunk_tokens + step.shape.decodes for step in of.steps if step.shape.chunks})
 
 
 def joins_from_memory(of: RunRecord) -> float:
-    """For each request: copies to a device."""
+    """Return the number of copies to a device per request."""
     return sum(copy.to_device for copy in of.copies) / len(of.requests)
 
 
 def mean_decodes_before_prompts(of: RunRecord) -> float:
-    """Steps of decodes between two of prompts."""
+    """Return how many decode-only steps run between two steps with prompts."""
     prompts = sum(1 for step in of.steps if step.shape.chunks)
     return (len(of.steps) - prompts) / prompts
 
 
 def share_of_one_class(of: RunRecord) -> float:
-    """Of the steps that made tokens."""
+    """Return the share of steps with tokens of a single class, among steps that made tokens."""
     classes = {one.id: one.service for one in of.requests}
     found = [{classes[name] for name in step.emitted} for step in of.steps if step.emitted]
     return sum(len(one) == 1 for one in found) / len(found)
@@ -80,7 +80,7 @@ def chats_in_time(of: RunRecord) -> float:
     return len(in_time) / len(chats)
 
 
-# What holds of the first, and not of the second.
+# Traits that the first preset has, and the second does not have.
 TRAITS: Mapping[tuple[str, str], Trait] = MappingProxyType(
     {
         ("vllm-fcfs", "vllm-chunked"): lambda of: not is_mixed(of),
@@ -94,12 +94,12 @@ TRAITS: Mapping[tuple[str, str], Trait] = MappingProxyType(
             & {step.worker for step in of.steps if step.shape.decodes}
             and not is_mixed(of)
         ),
-        # Memory goes chunk by chunk, so that prompts begin which then have to leave.
+        # Memory is given chunk by chunk, so that prompts begin which then have to leave.
         ("fastgen", "sarathi"): lambda of: share_of_prompts_run(of) > 1.2 and most_tokens(of) == 512,
-        # KV is pushed to decode workers that have room; by the other it goes through host memory always.
+        # KV is pushed to decode workers that have room; in the other system it always goes through host memory.
         ("distserve", "alignedserve-paper"): lambda of: joins_from_memory(of) < 0.9,
         ("alignedserve-paper", "distserve"): lambda of: joins_from_memory(of) >= 1.0 and not is_mixed(of),
-        # Steps are as large as the tightest deadline lets them be.
+        # Steps are as large as the tightest deadline allows.
         ("accelgen", "fastgen"): lambda of: num_sizes(of) > 200 and is_mixed(of),
         ("mlfq", "fastserve"): recomputes,
         ("fastserve", "mlfq"): lambda of: not recomputes(of),
@@ -111,7 +111,7 @@ TRAITS: Mapping[tuple[str, str], Trait] = MappingProxyType(
 
 
 def test_with_plain_blocks_chats_take_the_memory_of_documents_as_a_whole() -> None:
-    """Where twice as many come."""
+    """Twice as many chats arrive as in the usual load."""
     crowd = LOAD.replace("chat.rate=5", "chat.rate=10")
     assert recomputes(run("bros-plain", load=crowd))
     assert not recomputes(run("bros", load=crowd))
@@ -125,7 +125,7 @@ def test_it_does_what_its_kin_does_not(preset: str, kin: str) -> None:
 
 
 def test_alise_keeps_in_the_pool_who_has_to_leave_and_its_ablation_computes_him_anew() -> None:
-    """With a pool, that is: colocated both recompute."""
+    """The two differ only with a pool: colocated, both recompute."""
     assert not recomputes(run("alise", "1+1"))
     assert recomputes(run("alise-recompute", "1+1"))
 

@@ -1,4 +1,4 @@
-"""What a run says: text, JSON, CSV, comparisons, sweeps, pictures and the file of its record."""
+"""Reports of a run: text, JSON, CSV, comparisons, sweeps, pictures and the file of its record."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ DOCS = Path(__file__).parents[2] / "docs" / "reference" / "figures.md"
 
 
 def attaining(kept: int, of: int = 4) -> RunRecord:
-    """A run of which so many RT requests attain, and the others come too late."""
+    """Return a run in which this many RT requests attain, and the others come too late."""
     return record([rt(str(number), 0.0, 0.5 if number < kept else 1.5) for number in range(of)])
 
 
 def run(preset: str, seed: int = 0, rate: float | None = None, kept: int = 4) -> TrialRun:
-    return TrialRun.of(SimulationTrial(preset, seed=seed, rate=rate), attaining(kept))
+    return TrialRun.from_record(SimulationTrial(preset, seed=seed, rate=rate), attaining(kept))
 
 
 THREE_SEEDS = [run("a", 1, kept=2), run("a", 2, kept=3), run("a", 3, kept=4), run("b", 1), run("b", 2), run("b", 3)]
@@ -52,7 +52,7 @@ THREE_SEEDS = [run("a", 1, kept=2), run("a", 2, kept=3), run("a", 3, kept=4), ru
 
 
 def test_the_summary_names_every_figure_that_there_is() -> None:
-    text = summary(TrialRun.of(SimulationTrial("fcfs", seed=7), MIXED))
+    text = summary(TrialRun.from_record(SimulationTrial("fcfs", seed=7), MIXED))
     lines = [line.strip() for line in text.splitlines()]
     assert lines[0] == "fcfs, seed 7: colocated, workload default"
     for row in ROWS:
@@ -62,7 +62,7 @@ def test_the_summary_names_every_figure_that_there_is() -> None:
 
 
 def test_the_summary_is_silent_on_what_there_is_nothing_of() -> None:
-    text = summary(TrialRun.of(SimulationTrial("fcfs"), record([rt("r", 0.0, 0.5)])))
+    text = summary(TrialRun.from_record(SimulationTrial("fcfs"), record([rt("r", 0.0, 0.5)])))
     assert "JCT attainment" not in text.partition("As the papers count")[0]
     assert "prediction error" not in text
     assert "nan" not in text
@@ -157,7 +157,10 @@ def test_a_sweep_is_over_the_seeds_in_the_order_of_rates() -> None:
 
 
 def test_json_is_whole_strict_and_always_in_the_same_order() -> None:
-    runs = [TrialRun.of(SimulationTrial("a", seed=1), MIXED), TrialRun.of(SimulationTrial("b", seed=1), attaining(4))]
+    runs = [
+        TrialRun.from_record(SimulationTrial("a", seed=1), MIXED),
+        TrialRun.from_record(SimulationTrial("b", seed=1), attaining(4)),
+    ]
     text = document(runs)
     assert text == document(runs)
     tree = json.loads(text, parse_constant=lambda name: pytest.fail(name))
@@ -199,7 +202,7 @@ def test_a_row_for_each_run() -> None:
 
 
 def test_text_json_and_csv_say_the_same() -> None:
-    one = TrialRun.of(SimulationTrial("a", "chat", rate=2.0), MIXED)
+    one = TrialRun.from_record(SimulationTrial("a", "chat", rate=2.0), MIXED)
     [row] = csv.DictReader(StringIO(runs_csv([one])))
     [told] = json.loads(document([one]))["runs"]
     lines = [line.split() for line in summary(one).splitlines()]
@@ -213,9 +216,9 @@ def test_text_json_and_csv_say_the_same() -> None:
 
 
 def test_what_is_no_finite_number_is_left_out() -> None:
-    """Of a run that took no time at all there are no rates."""
+    """A run that took no time at all has no rates."""
     at_once = replace(MIXED, ended_at=MIXED.began_at, wall_s=5e-324)
-    one = TrialRun.of(SimulationTrial("a"), at_once)
+    one = TrialRun.from_record(SimulationTrial("a"), at_once)
     json.loads(document([one, one]), parse_constant=pytest.fail)
     assert not {"inf", "nan", "-inf"} & set(runs_csv([one]).replace("\n", ",").split(","))
     assert " inf" not in summary(one)
@@ -232,7 +235,9 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path) -> None:
     back = record_file.load(path)
     assert record_file.dump(back) == record_file.dump(whole)
     assert (back.requests, back.copies, back.pool) == (whole.requests, whole.copies, whole.pool)
-    assert document([TrialRun.of(SimulationTrial("a"), back)]) == document([TrialRun.of(SimulationTrial("a"), whole)])
+    assert document([TrialRun.from_record(SimulationTrial("a"), back)]) == document(
+        [TrialRun.from_record(SimulationTrial("a"), whole)]
+    )
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 2, "began_at": []}'])
@@ -289,7 +294,7 @@ class TestPlots:
 
 
 def test_attainment_over_time() -> None:
-    """Windows of 0.25 s: of the four RT requests, which arrive at 0, 1, 2 and 3, the first attains."""
+    """Windows are 0.25 s: of the four RT requests, which arrive at 0, 1, 2 and 3, only the first attains."""
     assert plots.attainment_over_time(MIXED) == [(0.125, 1.0), (1.125, 0.0), (2.125, 0.0), (3.125, 0.0)]
 
 
@@ -317,7 +322,7 @@ def test_a_plot_is_a_png_or_an_svg() -> None:
 
 
 def test_all_figures_that_tables_name_are_there() -> None:
-    figures = RunFigures.of(MIXED)
+    figures = RunFigures.from_record(MIXED)
     for row in ROWS:
         row.show(figures)
     for row in COMPARED:

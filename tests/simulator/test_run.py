@@ -14,7 +14,7 @@ from alignedserve.core import Chunk, Decode, History, Sampling, Scoring, StepPla
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedIn, CopiedOut
-from alignedserve.simulator.machines.engine import CheckedHands, Costs, TaggedArena, WrongKV, tell
+from alignedserve.simulator.machines.engine import CheckedHands, Costs, TaggedArena, WrongKV, story_from
 from alignedserve.simulator.run import simulate
 from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.workload import Workload, arrivals
@@ -49,7 +49,7 @@ def test_it_does_not_depend_on_the_process() -> None:
 @pytest.mark.parametrize("topology", ["colocated", "1+1", "2+1", "1+3", "2+2"])
 @pytest.mark.parametrize("limits", [Settings().limits, TIGHT], ids=["roomy", "tight"])
 def test_all_requests_end_with_their_tokens_and_all_memory_is_free(topology: str, limits: WorkerLimits) -> None:
-    """`problems` names wrong tokens, requests that never ended, and whatever a core still holds at the end."""
+    """The run's `problems` name wrong tokens, requests that never ended, and whatever a core still holds at the end."""
     workload = Workload(num_requests=40, rate=100.0)
     summary = simulate(
         Settings(topology=Topology.parse(topology), workload=workload, limits=limits, num_pages=12, num_gateways=2)
@@ -78,15 +78,15 @@ def test_beyond_the_bound_requests_are_refused() -> None:
 
 
 def test_output_depends_on_the_request_alone() -> None:
-    """So that the summary's check of tokens means something: batches differ between topologies, tokens must not."""
+    """The summary's check of tokens needs this: batches differ between topologies, tokens must not."""
     drawn = list(arrivals(Workload(num_requests=5), ("gateway-0",), seed=3, start_at=0.0))
     again = list(arrivals(Workload(num_requests=5), ("gateway-1",), seed=3, start_at=9.0))
     for one, other in zip(drawn, again, strict=True):
-        assert tell(one.request, one.length).output == tell(other.request, other.length).output
+        assert story_from(one.request, one.length).output == story_from(other.request, other.length).output
 
 
 class TestEngine:
-    """Wrong KV is noticed: a simulator that cannot fail proves nothing."""
+    """The engine notices wrong KV: a simulator that cannot fail proves nothing."""
 
     A = request("a", prompt=6, max_tokens=9)
     PROMPT = Chunk("a", (1, 2, 3, 4, 5, 6), 0, (0, 1), A.sampling)
@@ -97,15 +97,15 @@ class TestEngine:
 
     @pytest.fixture
     def engine(self, arena: TaggedArena) -> CheckedHands:
-        other = replace(request("b", max_tokens=9), prompt=(6, 5, 4, 3, 2, 1))  # of other words, so its KV is other KV
-        stories = {"a": tell(self.A, 9), "b": tell(other, 9)}
+        other = replace(request("b", max_tokens=9), prompt=(6, 5, 4, 3, 2, 1))  # other words, so other KV
+        stories = {"a": story_from(self.A, 9), "b": story_from(other, 9)}
         engine = CheckedHands(stories, Costs(), num_pairs=4, block_size=4, arena=lambda _: arena)
         engine.meet(POOL_MEMBER)
         engine.finish(RunStep(StepPlan(1, (self.PROMPT,))), 0.0)
         return engine
 
     def decode(self, pairs: tuple[int, ...], start: int = 6, index: int = 1, name: str = "a") -> RunStep:
-        token = tell(request(name, prompt=6, max_tokens=9), 9).tokens[start]
+        token = story_from(request(name, prompt=6, max_tokens=9), 9).tokens[start]
         return RunStep(StepPlan(2, decodes=(Decode(name, token, start, pairs, self.A.sampling, index),)))
 
     def test_the_right_prefix_runs(self, engine: CheckedHands) -> None:
@@ -124,11 +124,11 @@ class TestEngine:
 
     @pytest.mark.parametrize("first", [None, 999], ids=["no history", "another one"])
     def test_nor_does_a_token_by_another_history(self, engine: CheckedHands, first: int | None) -> None:
-        said = tell(self.A, 9).output[:1]
+        said = story_from(self.A, 9).output[:1]
         (decode,) = self.decode((0, 1)).plan.decodes
         sampling = Sampling(presence_penalty=1.0)
         wrong = None if first is None else History(self.A.prompt, [first], self.A.stop_tokens)
-        right = History(self.A.prompt, [*said, 5, 6], self.A.stop_tokens)  # of a list that has grown
+        right = History(self.A.prompt, [*said, 5, 6], self.A.stop_tokens)  # the history's list has grown meanwhile
         for history in (right, wrong):
             step = RunStep(StepPlan(2, decodes=(replace(decode, sampling=sampling, history=history),)))
             if history is right:

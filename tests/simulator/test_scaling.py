@@ -1,4 +1,4 @@
-"""As many workers as the load takes, in a whole simulated deployment: a rush comes and goes, and they with it."""
+"""The number of workers follows the load in a simulated deployment: a rush comes and goes, and workers with it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SPLIT = Settings(topology=Topology(1, 1), limits=LIMITS, num_pages=4096, timing=
 
 
 def chats(calm: float, rush: float) -> list[Arrival]:
-    """So many in a second."""
+    """Draw arrivals of chats at these rates, in requests per second."""
     draw, made = Random("rush"), list[Arrival]()
     for rate, start, end in ((calm, FIRST_ARRIVAL_AT, RUSH_AT), (rush, RUSH_AT, CALM_AT), (calm, CALM_AT, END_AT)):
         at = start + draw.expovariate(rate)
@@ -57,7 +57,7 @@ def chat(number: int, at: float, draw: Random) -> Arrival:
 
 
 def served(settings: Settings, calm: float = 0.7, rush: float = 6.0) -> tuple[Simulation, float]:
-    """And the share of those chats that came in the rush whose first token was in time."""
+    """Run the chats, and return also the share of the rush's chats whose first token was in time."""
     simulation = Simulation(settings, chats(calm, rush))
     simulation.run()
     assert simulation.problems == []
@@ -67,7 +67,7 @@ def served(settings: Settings, calm: float = 0.7, rush: float = 6.0) -> tuple[Si
 
 
 def counts(simulation: Simulation, role: Role) -> list[int]:
-    """How many there were to be, after each change."""
+    """Return how many workers of the role were wanted, after each change."""
     found = [1]
     for _, changes in simulation.launcher.log:
         come, go = (sum(name.startswith(role.value) for name in names) for names in (changes.new, changes.retiring))
@@ -90,7 +90,7 @@ def test_they_come_with_a_rush_and_go_after_it() -> None:
 
 
 def test_those_that_were_there_are_too_few() -> None:
-    """What the one above holds is worth something; a decode worker that helps with prompts is not enough either."""
+    """The attainment without scaling is low; a decode worker that helps with prompts is not enough either."""
     _, alone = served(replace(SPLIT, policy=Policy(helps=False)))
     _, helped = served(SPLIT)
     assert alone < 0.3

@@ -1,4 +1,4 @@
-"""`alignedserve simulate` runs, writes what it was asked for, and fails in one line."""
+"""The command `alignedserve simulate` runs, writes what it was asked for, and fails with a message of one line."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from alignedserve.errors import SimulateError
 from alignedserve.simulator.machines import gpu_truth
 from alignedserve.simulator.records import record_file
 from alignedserve.simulator.records.records import RequestOutcome, RunRecord
-from alignedserve.simulator.reports.figures import RunFigures, tree_of
+from alignedserve.simulator.reports.figures import RunFigures, figure_tree
 from alignedserve.simulator.reports.trial import OnProgress, RunOnce, SimulationTrial
 from alignedserve.simulator.run import Simulation, simulate
 from tests.simulator.runs import MIXED
 
-LONE = "sizes:prompt=100,output=5,rate=1,cv=0,num_requests=4"  # one at a time
+LONE = "sizes:prompt=100,output=5,rate=1,cv=0,num_requests=4"  # requests run one at a time
 SMALL = "chat,num_requests=5,rate=50,prompt=exp:60:400,output=exp:4:20"
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[SimulationTrial]:
-    """What was asked to run; each run is the same, made by hand, so that nothing is simulated."""
+    """Return the trials that were asked for; each gives the same record, made by hand, so that nothing is simulated."""
     found: list[SimulationTrial] = []
 
     def stub(trial: SimulationTrial, on_progress: OnProgress) -> RunRecord:
@@ -73,7 +73,7 @@ def test_a_record_holds_what_happened() -> None:
     simulation = Simulation(settings)
     summary = simulation.run()
     record = simulation.record(wall_s=1.0)
-    found = RunFigures.of(record)
+    found = RunFigures.from_record(record)
     assert found.requests.finished == summary.num_finished == 5
     assert found.rt.ttft_s.p99 == summary.ttft_s[99]
     assert sum(len(step.emitted) for step in record.steps) == found.requests.output_tokens
@@ -99,20 +99,20 @@ def test_the_same_trial_is_the_same_run_and_progress_reaches_the_end() -> None:
 
 
 def _without_speed(record: RunRecord) -> object:
-    return {name: tree for name, tree in tree_of(RunFigures.of(record)).items() if name != "speed"}
+    return {name: tree for name, tree in figure_tree(RunFigures.from_record(record)).items() if name != "speed"}
 
 
 def test_a_gpu_profile_sets_what_steps_take() -> None:
     trial = SimulationTrial("fcfs", SMALL, profile="rtx4090-llama-3.1-8b-tp1")
     slow, quick = (run_once(one, lambda _ended, _of: None) for one in (trial, replace(trial, profile=None)))
-    assert RunFigures.of(slow).steps.seconds.p50 > 1.4 * RunFigures.of(quick).steps.seconds.p50
+    assert RunFigures.from_record(slow).steps.seconds.p50 > 1.4 * RunFigures.from_record(quick).steps.seconds.p50
 
 
 def test_the_rate_replaces_that_of_the_workload() -> None:
     assert settings_of(SimulationTrial("fcfs", SMALL, rate=3.0)).workload.rate == 3.0
 
 
-# --- What is asked for
+# --- Options
 
 
 def test_flags_become_trials(asked: list[SimulationTrial]) -> None:
@@ -184,7 +184,7 @@ def test_what_the_simulation_found_wrong_is_said(
     assert capsys.readouterr().err == "alignedserve: aligned, seed 0: r ended twice\n"
 
 
-# --- What cannot be
+# --- Errors
 
 
 @pytest.mark.parametrize(
@@ -388,7 +388,7 @@ def test_help_is_readable_at_80_columns(
 def test_help_names_every_preset_and_the_default(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["simulate", "--help"])
-    shown = "".join(capsys.readouterr().out.split())  # lines are broken within names
+    shown = "".join(capsys.readouterr().out.split())  # the help breaks lines within names
     assert f"{','.join(PRESETS)}(default:aligned)" in shown
 
 
@@ -446,7 +446,7 @@ def test_what_a_gateway_takes_comes_before_the_first_token_and_nowhere_else() ->
 
 
 def test_kv_may_go_from_device_to_device() -> None:
-    """Then no decode worker copies it from the pool."""
+    """No decode worker copies KV from the pool where transfers are direct."""
     trial = SimulationTrial("aligned", LONE, "1+1")
     by_pool, directly = (run_once(replace(trial, direct=direct), lambda *_: None) for direct in (False, True))
     copied_in = [sum(copy.to_device for copy in record.copies) for record in (by_pool, directly)]
@@ -480,7 +480,7 @@ def test_a_saved_run_comes_out_the_same_again(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_prompts_of_many_pages_are_saved_too(tmp_path: Path) -> None:
-    """The names of their pages are numbers of 64 bits without a sign."""
+    """The names of pages are unsigned numbers of 64 bits."""
     path = tmp_path / "run.jsonl"
     assert (
         cli.main(

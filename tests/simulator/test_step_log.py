@@ -1,4 +1,4 @@
-"""Steps that are kept packed read as they were noted."""
+"""Steps that are kept packed read as they were recorded."""
 
 from __future__ import annotations
 

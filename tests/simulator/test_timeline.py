@@ -1,4 +1,4 @@
-"""The trace of a run opens in Perfetto: valid, in microseconds, and on each track one thing at a time."""
+"""The trace of a run opens in Perfetto: valid, in microseconds, and without overlaps on a track."""
 
 from __future__ import annotations
 
@@ -97,13 +97,13 @@ def test_the_trace_of_a_real_run(topology: str) -> None:
 
 
 def _check_nesting(trace: Trace) -> None:
-    """On a track of a worker one thing ends before the next begins; a request ends after its first token."""
+    """Check that spans on a worker's track do not overlap, and that a request ends after its first token."""
     spans = sorted(of_phase(trace, "X"), key=lambda one: (one["pid"], one["tid"], one["ts"]))
     for _, track in groupby(spans, key=lambda one: (one["pid"], one["tid"])):
         for one, after in pairwise(track):
             assert one["dur"] >= 0
             assert one["ts"] + one["dur"] <= after["ts"] + 1e-6
-    requests = sorted(of_phase(trace, "b", "n", "e"), key=lambda one: one["id"])  # stable: as they came
+    requests = sorted(of_phase(trace, "b", "n", "e"), key=lambda one: one["id"])  # a stable sort: in order of recording
     for _, mine in groupby(requests, key=lambda one: one["id"]):
         whole = list(mine)
         assert "".join(one["ph"] for one in whole) in ("be", "bne")

@@ -16,7 +16,7 @@ SENDER, RECEIVER = "prefill-0.1", "decode-0.1"
 
 @dataclass
 class Device:
-    """Its pairs hold one thing."""
+    """Model a device whose pairs all hold one text."""
 
     content: str = ""
     heard: list[Event] = field(default_factory=list)
@@ -47,7 +47,7 @@ class Ends:
         self.transfers.receive(RECEIVER, ReceiveKv(number, SENDER, (3,), (1, 2)), self.target, self.target.heard.append)
 
     def after(self, seconds: float) -> tuple[list[Event], list[Event]]:
-        """What the sender and the receiver have heard."""
+        """Run the agenda for some seconds, and return what the sender and the receiver have heard."""
         self.agenda.run(self.agenda.now + seconds)
         return self.source.heard, self.target.heard
 

@@ -1,4 +1,4 @@
-"""Who asks for what, and when: the same from the same seed, and as it was asked for."""
+"""Generated workloads: the same from the same seed, and with the kinds and times of requests that were asked for."""
 
 from __future__ import annotations
 
@@ -56,15 +56,15 @@ def times(open_: OpenArrivals, number: int) -> list[float]:
 
 @dataclass
 class Play:
-    """A workload whose answers take as long as chance will have it."""
+    """Play a workload whose answers take random times."""
 
     workload: Mixture
     seed: int = 1
-    failing: float = 0.0  # share of requests that get no answer
+    failing: float = 0.0  # share of requests without an answer
     arrived: list[Arrival] = field(default_factory=list)
     ended_at: dict[str, float] = field(default_factory=dict)
     answers: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    num_open: list[int] = field(default_factory=list)  # after each event
+    num_open: list[int] = field(default_factory=list)  # number of open requests after each event
 
     def run(self) -> Play:
         load, draw, serials = Load(self.workload, OWNERS, self.seed), Random(self.seed), count()
@@ -106,7 +106,7 @@ class Play:
 
 
 def digest(found: list[Arrival]) -> str:
-    """Times to a microsecond: a logarithm's last bit is the C library's."""
+    """Return a digest with times rounded to a microsecond: the last bit of a logarithm depends on the C library."""
     plain = [
         (round(one.request.arrival_at, 6), replace(one.request, arrival_at=0.0), one.length, one.leaves_after_s is None)
         for one in found
@@ -125,7 +125,7 @@ def digest(found: list[Arrival]) -> str:
     ],
 )
 def test_a_seed_says_it_all_in_every_process(text: str, known: str) -> None:
-    """The digests were written down by another process."""
+    """Another process has written down the digests."""
     assert digest(Play(read_workload(text)).run().arrived) == known
 
 
@@ -154,7 +154,7 @@ def test_at_another_rate_the_same_requests_come_sooner() -> None:
     assert [one.request.arrival_at / 4 for one in slow] == pytest.approx([one.request.arrival_at for one in fast])
 
 
-# --- When
+# --- Times of arrival
 
 
 @pytest.mark.parametrize("cv", [0.0, 0.5, 1.0, 5.0])
@@ -251,7 +251,7 @@ def test_whoever_is_refused_does_not_come_back_at_once() -> None:
 
 
 def turns_of(play: Play) -> Iterator[tuple[Request, Request]]:
-    """Each turn and the next."""
+    """Yield each turn with the turn after it."""
     for name, request in play.requests.items():
         first, _, turn = name.partition(".")
         following = play.requests.get(f"{first}.{int(turn or 0) + 1}")
@@ -292,7 +292,7 @@ def test_what_is_said_does_not_depend_on_when() -> None:
     assert prompts[0] == prompts[1]
 
 
-# --- What
+# --- Kinds of requests
 
 
 def test_prompts_differ_from_their_first_tokens_on() -> None:
@@ -395,7 +395,7 @@ def test_a_trace_has_no_conversations() -> None:
         Stream(arrivals=Recorded((0.0, 1.0)), lengths=RecordedLengths(((1, 1), (2, 2))), turns=Turns(Fixed(2)))
 
 
-# --- Through the system
+# --- Through the whole system
 
 
 @pytest.mark.parametrize("topology", ["colocated", "1+1"])

@@ -1,4 +1,4 @@
-"""What a workload is written as; and that whatever is wrong in it is named in one line."""
+"""The text form of a workload; whatever is wrong in it is named in one line."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ streams:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a user stands who has two files of requests and a workload."""
+    """Return the current folder of a user, with two files of requests and a workload."""
     (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens,model\n0.5,10,2,a\n1.5,20,3,b\n")
     (tmp_path / "lengths.csv").write_text("arrival_s,prompt_tokens,output_tokens\n,10,2\n,20,3\n")
     (tmp_path / "workload.yaml").write_text(FILE)

@@ -1,4 +1,4 @@
-"""Every store, new and empty, for tests that hold for each."""
+"""Makes every kind of store, new and empty, for tests that hold for each of them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass
 class Kind:
-    """A store that can be opened again and again, from several processes' event loops."""
+    """A store that can be opened again and again, from the event loops of several processes."""
 
     open: Callable[..., Awaitable[Any]]
     migrations: Sequence[Any]

@@ -1,4 +1,4 @@
-"""What becomes of stores on a disk that is really full, and then is not; and on one that can only be read."""
+"""Tests of stores on a disk that is really full and later has room again, and on a disk that can only be read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 async def add_until_full(store: Store, fence: int) -> int:
-    """The last line whose result was acknowledged."""
+    """Add results until the disk is full, and return the last line whose result was acknowledged."""
     written = 0
     with suppress(StoreError):
         for line in range(1, 2_000):
@@ -103,7 +103,7 @@ async def _write_to(path: Path) -> None:
 def test_redis_on_a_full_disk_has_what_it_acknowledged_and_goes_on(
     disk: SmallDisk, fsync: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With `always` Redis ends itself rather than lose what it has acknowledged, and has to be started again."""
+    """With `always`, Redis ends itself rather than lose what it has acknowledged, and must be started again."""
     monkeypatch.setattr(redis_store, "TRIES", 1)
     server = RedisServer(disk.folder, "--appendfsync", fsync, "--auto-aof-rewrite-percentage", "0")
 
@@ -123,7 +123,7 @@ def test_redis_on_a_full_disk_has_what_it_acknowledged_and_goes_on(
             try:
                 await store.add_results("batch_1", [result(1_999)], fence)
                 break
-            except StoreError:  # until Redis has tried again
+            except StoreError:  # Redis refuses until it has tried to write again
                 await asyncio.sleep(0.05)
         assert await store.done_lines("batch_1") >= frozenset(range(1, written + 1)) | {1_999}
         await store.close()

@@ -1,4 +1,4 @@
-"""What every store does, whichever it is."""
+"""Tests that hold for every store, whatever its kind."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_file_that_is_removed_is_known_to_anybody_until_its_bytes_are_gone(kin
 def test_a_file_is_removed_once_and_is_taken_no_more(kind: Kind) -> None:
     async def check(store: Store) -> None:
         await store.add_file(stored(1, expires_at=2_000))
-        await store.add_file(stored(1, expires_at=2_000))  # said again, as after an answer that was lost
+        await store.add_file(stored(1, expires_at=2_000))  # repeated, as after an answer that was lost
         await store.add_file(stored(2, expires_at=3_000))
         assert [one.id for one in await store.expired_files(2_000)] == ["file-1"]
         assert ids(await store.files(ME, ListPage(1), Purpose.BATCH, now=2_000)) == ["file-2"]
@@ -140,7 +140,7 @@ def test_a_file_is_removed_once_and_is_taken_no_more(kind: Kind) -> None:
 def test_nobody_has_more_than_allowed_and_what_is_said_again_is_no_more(kind: Kind) -> None:
     async def check(store: Store) -> None:
         await store.add_file(stored(1), OwnerUsage(files=2, bytes=30))
-        await store.add_file(stored(1), OwnerUsage(files=1, bytes=11))  # said again
+        await store.add_file(stored(1), OwnerUsage(files=1, bytes=11))  # repeated
         for most in (OwnerUsage(files=1, bytes=30), OwnerUsage(files=2, bytes=22)):
             with pytest.raises(OverQuota) as error:
                 await store.add_file(stored(2), most)
@@ -223,7 +223,7 @@ def test_one_runner_has_the_lease_and_who_had_it_before_writes_no_more(kind: Kin
         first = await store.lease(RUNNER, 1_000)
         assert first == await store.lease(RUNNER, 1_000)
         assert await store.lease(Holder("another", 9), 1_000) is None
-        second = await store.lease(Holder("runner", 2), 1_000)  # its next life need not wait
+        second = await store.lease(Holder("runner", 2), 1_000)  # the holder's next life need not wait
         assert first is not None
         assert second == first + 1
         with pytest.raises(Fenced):
@@ -231,7 +231,7 @@ def test_one_runner_has_the_lease_and_who_had_it_before_writes_no_more(kind: Kin
         with pytest.raises(Fenced):
             await store.save_job(job(1).move(JobStatus.IN_PROGRESS, 1), first)
         assert await store.done_lines("batch_1") == frozenset()
-        await store.release(RUNNER)  # not its any more
+        await store.release(RUNNER)  # the lease is no longer RUNNER's
         assert await store.lease(Holder("another", 9), 1_000) is None
         await store.release(Holder("runner", 2))
         assert await store.lease(Holder("another", 9), 1_000) == second + 1
@@ -307,7 +307,7 @@ def test_a_job_that_is_kept_no_longer_is_in_no_list_and_forgotten(kind: Kind) ->
         assert ids(await store.jobs(ME, ListPage(), now=5_000)) == ["batch_3", "batch_2"]
         await store.forget_jobs(4_999.5)
         assert await store.job(ME, "batch_1") is not None
-        for _ in range(2):  # said again, as after an answer that was lost
+        for _ in range(2):  # repeated, as after an answer that was lost
             await store.forget_jobs(5_000)
         assert await store.job(ME, "batch_1") is None
         assert ids(await store.jobs(ME, ListPage())) == ["batch_3", "batch_2"]

@@ -1,4 +1,4 @@
-"""What a store says where it cannot be used; and that a Redis which was killed is found again."""
+"""Tests of the errors of a store that cannot be used, and that the store finds a Redis again which was killed."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_redis_that_was_killed_has_what_it_acknowledged(tmp_path: Path) -> Non
         store = await RedisStore.open(server.url, "p")
         await store.add_file(stored(1))
         server.kill()
-        waiting = asyncio.create_task(store.add_file(stored(2)))  # it waits for the next life
+        waiting = asyncio.create_task(store.add_file(stored(2)))  # the call waits for the next life of Redis
         await asyncio.to_thread(server.start)
         await waiting
         assert ids(await store.files(ME, ListPage())) == ["file-2", "file-1"]
@@ -43,7 +43,7 @@ def test_a_redis_that_was_killed_has_what_it_acknowledged(tmp_path: Path) -> Non
 
 
 def test_a_new_file_is_opened_by_several_at_once(tmp_path: Path) -> None:
-    """As a gateway and a job runner do that start together."""
+    """A gateway and a job runner that start together do this."""
 
     async def check(path: Path) -> None:
         for store in await asyncio.gather(*(SqliteStore.open(path) for _ in range(8))):
@@ -126,7 +126,8 @@ def test_a_full_disk_is_told_and_nothing_is_damaged(tmp_path: Path) -> None:
         store = await SqliteStore.open(tmp_path / "jobs.sqlite")
         fence = await store.lease(Holder("runner", 1), 1_000)
         assert fence is not None
-        await store._run(lambda: store._execute("PRAGMA max_page_count = 60"))  # as full as a disk of this size
+        # as full as a disk of this size would be
+        await store._run(lambda: store._execute("PRAGMA max_page_count = 60"))
         written = 0
         with suppress(StoreFull):
             for line in range(1, 10_000):

@@ -1,4 +1,4 @@
-"""One deployment for all clients, and what it says to one who speaks plain HTTP."""
+"""One deployment for all clients, and the answers that it gives to plain HTTP."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ def deployment() -> Iterator[Deployment]:
 
 @pytest.fixture(scope="package")
 def plain(deployment: Deployment) -> Answer:
-    """The greedy answer, which every client must get to see as it is."""
+    """Return the greedy answer, which every client must show unchanged."""
     asked = {"model": NAME, "messages": [{"role": "user", "content": QUESTION}], "temperature": 0}
     with httpx.Client(base_url=deployment.url, timeout=60, trust_env=False) as http:
         body = http.post("/v1/chat/completions", json=asked).raise_for_status().json()
         streamed = http.post("/v1/chat/completions", json={**asked, "stream": True}).raise_for_status().text
     text = body["choices"][0]["message"]["content"]
-    usage = {name: count for name, count in body["usage"].items() if isinstance(count, int)}  # without its details
+    # counts only, without the details
+    usage = {name: count for name, count in body["usage"].items() if isinstance(count, int)}
     assert text
     assert "".join(_pieces(streamed)) == text
     return Answer(text, usage)

@@ -1,4 +1,4 @@
-"""Other people's clients, each in a virtual environment of its own, kept from run to run."""
+"""Third-party clients, each in a virtual environment of its own, kept from run to run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.end_to_end.deployment import GONE_S, MARK, marked, wait_until
 ENVIRONMENTS = Path(__file__).resolve().parents[2] / "build" / "third_party"
 SCRIPTS = Path(__file__).parent / "scripts"
 INSTALL_S = 1800.0
-SCRIPT_S = 600.0  # some take a minute to be imported
+SCRIPT_S = 600.0  # some clients take a minute to be imported
 _LOG_TAIL = 4_000
 
 ONLY_IN_SOAK = pytest.mark.skipif(not SOAK, reason="installs other people's clients from the index: `make soak` does")
@@ -31,14 +31,16 @@ ONLY_IN_SOAK = pytest.mark.skipif(not SOAK, reason="installs other people's clie
 @dataclass(frozen=True)
 class Environment:
     name: str
-    pins: tuple[str, ...]  # what these ask for in turn is as new as a user of them would get it today
+    pins: tuple[str, ...]  # packages that these depend on are as new as a user would get them today
 
     def run(self, script: str, *arguments: str, home: Path) -> Any:
-        """What a script says as JSON. Nothing of the user's settings reaches it, and no process of it may be left."""
+        """Return the JSON that a script writes. The script sees no settings of the user, and must leave no process
+        behind."""
         mark = uuid4().hex
         env = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(home), "LANG": "C.UTF-8"}
         env |= {"HF_HUB_OFFLINE": "1", MARK: mark}
-        env |= {"SPT_NOENV": "1"}  # some name their processes, and would write the name over their environment
+        # some clients rename their processes, and would write the name over their environment
+        env |= {"SPT_NOENV": "1"}
         said, logged = home / "said.json", home / "log.txt"
         command = [str(self._interpreter()), str(SCRIPTS / script), *arguments]
         try:
@@ -55,14 +57,16 @@ class Environment:
                     os.kill(pid, signal.SIGKILL)
 
     def _interpreter(self) -> Path:
-        """Its environment is made where there is none, or one with other pins or of another Python."""
+        """Return the Python of this environment, and make the environment if it is missing, has other pins, or another
+        Python."""
         folder = ENVIRONMENTS / self.name
         python, ready = folder / "bin" / "python", folder / "ready"
         made_of = "\n".join([*self.pins, sys.version])
         if not ready.exists() or ready.read_text(encoding="utf-8") != made_of:
             shutil.rmtree(folder, ignore_errors=True)
             _install(sys.executable, "-m", "venv", str(folder))
-            quietly = "--quiet", "--disable-pip-version-check", "--no-compile"  # most of it is never imported
+            # most of the installed code is never imported
+            quietly = "--quiet", "--disable-pip-version-check", "--no-compile"
             _install(str(python), "-m", "pip", "install", *quietly, *self.pins)
             ready.write_text(made_of, encoding="utf-8")
         return python

@@ -1,4 +1,4 @@
-"""A load generator measures a deployment: its requests succeed, its numbers are ours."""
+"""Tests that a load generator can measure a deployment: its requests succeed, and its numbers equal ours."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_its_counts_are_ours(report: Any, plain: Answer) -> None:
     for request in report["requests"]:
         assert {name: request[f"usage_{name}"] for name in plain.usage} == plain.usage
         assert request["time_to_first_token"] > 0
-        # It counts once more, with the model's tokenizer: the token that ends an answer is in our count alone.
+        # It counts again with the model's tokenizer, without the token that ends an answer; our count has that token.
         assert plain.usage["completion_tokens"] - request["output_sequence_length"] in (0, 1)
 
 

@@ -1,4 +1,4 @@
-"""Libraries that speak OpenAI's API find in ours what they look for."""
+"""Tests that libraries for OpenAI's API find in ours what they look for."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ pytestmark = ONLY_IN_SOAK
 class Client:
     environment: Environment
     script: str
-    no_such_model: str  # the error that it raises, with its module
+    no_such_model: str  # the error that the client raises, with its module
     too_long: str
 
 
 def _openai(version: str) -> Client:
-    """The current major, the one before, and one that many still have."""
+    """Make a client for one major version: the current one, the one before, and an older one that many users still
+    have."""
     name = f"openai_{version.partition('.')[0]}"
     errors = "openai.NotFoundError", "openai.BadRequestError"
     return Client(Environment(name, (f"openai=={version}",)), "ask_openai.py", *errors)
@@ -35,7 +36,7 @@ CLIENTS = [
     _openai("2.54.0"),
     _openai("3.52.0"),
     Client(
-        Environment("litellm", ("litellm==1.106.2", "mcp")),  # which it imports, and does not ask for
+        Environment("litellm", ("litellm==1.106.2", "mcp")),  # litellm imports mcp without requiring it
         "ask_litellm.py",
         "litellm.exceptions.NotFoundError",
         "litellm.exceptions.ContextWindowExceededError",
@@ -57,7 +58,7 @@ def client(request: pytest.FixtureRequest) -> Client:
 
 @pytest.fixture(scope="module")
 def report(client: Client, deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """What the client was told; scripts/report.py has its shape."""
+    """Return the client's report, in the shape that scripts/report.py gives it."""
     home = tmp_path_factory.mktemp(client.environment.name)
     return client.environment.run(client.script, f"{deployment.url}/v1", NAME, QUESTION, home=home)
 

@@ -1,4 +1,4 @@
-"""A benchmark of models has the same score of a deployment as of transformers."""
+"""Tests that a benchmark of models gives a deployment the same score as transformers."""
 
 from __future__ import annotations
 

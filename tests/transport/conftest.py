@@ -15,14 +15,14 @@ MakeNode = Callable[..., Node]
 
 @pytest.fixture(scope="module", params=["collective", "ipc"])
 def shared(request: pytest.FixtureRequest) -> Iterator[Path | None]:
-    """Where device caches are files that others map; None where KV is sent."""
+    """Yield the folder where device caches are files that other workers map; None where KV is sent."""
     with TemporaryDirectory(dir="/dev/shm") as directory:
         yield Path(directory) if request.param == "ipc" else None
 
 
 @pytest.fixture
 def node_of(shared: Path | None) -> Iterator[MakeNode]:
-    """Workers that end with the test."""
+    """Return a function that makes workers, which end with the test."""
     with ExitStack() as nodes:
 
         def make(name: str, **kwargs: Any) -> Node:
@@ -35,7 +35,7 @@ def node_of(shared: Path | None) -> Iterator[MakeNode]:
 
 @pytest.fixture
 def both(node_of: MakeNode) -> tuple[Node, Node]:
-    """A prefill and a decode worker that know each other."""
+    """Return a prefill and a decode worker that know each other."""
     pair = node_of("prefill-0"), node_of("decode-0")
     meet(*pair)
     return pair

@@ -1,6 +1,6 @@
 """Workers of a test: a device cache, and the transport that moves what is in it.
 
-What comes of a transfer is waited for, and a test that waits in vain fails.
+Each test waits for the outcome of a transfer, and fails if it waits in vain.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
 
 LAYERS, NUM_PAIRS, BLOCK_SIZE, KV_DIM, HIDDEN_SIZE = 3, 40, 4, 8, 6
-PREFIX = "alignedserve-test-"  # of files
+PREFIX = "alignedserve-test-"  # begins the name of each file
 PATIENT_S = 60.0  # a time-out that ends nothing, however slow the machine is
-SOON_S = 0.5  # one that a test waits for
-DEADLINE_S = 2 * PATIENT_S  # of a test that waits
+SOON_S = 0.5  # a time-out that a test waits for
+DEADLINE_S = 2 * PATIENT_S  # the longest wait of a test
 BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
 
 
 def random_cache(seed: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-    """Any bits at all, NaNs of every kind among them."""
+    """Return a cache of random bits, NaNs of every kind among them."""
     shape, bits = (LAYERS, 2 * NUM_PAIRS, BLOCK_SIZE, KV_DIM), torch.iinfo(BITS[dtype])
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(bits.min, bits.max, shape, dtype=BITS[dtype], generator=generator).view(dtype)
@@ -46,7 +46,7 @@ class Node:
     timeout_s: float = PATIENT_S
     verify: bool = True
     incarnation: int = 1
-    shared: Path | None = None  # where its device cache is a file, for `ipc`
+    shared: Path | None = None  # folder of its device cache, which is a file, for `ipc`
     rank: int = 0
     faults: threading.Event = field(default_factory=threading.Event)
     outcomes: queue.Queue[Outcome] = field(default_factory=queue.Queue)
@@ -80,9 +80,9 @@ class Node:
 
     @contextmanager
     def hurried(self) -> Iterator[None]:
-        """In between it gives up soon. What is to arrive before and after may take as long as it takes."""
+        """Give transfers up soon inside the block. Transfers before and after it may take as long as they need."""
         end, usual_s = self.transport._end, self.timeout_s
-        object.__setattr__(end, "timeout_s", SOON_S)  # all its channels have this one
+        object.__setattr__(end, "timeout_s", SOON_S)  # all channels share this end
         yield
         object.__setattr__(end, "timeout_s", usual_s)
 
@@ -90,7 +90,7 @@ class Node:
         return self.outcomes.get(timeout=DEADLINE_S)
 
     def of(self, pairs: tuple[int, ...], num_tokens: int, kind: CacheKind = CacheKind.KV) -> torch.Tensor:
-        """What is kept there of the first tokens, as bits."""
+        """Return what the pairs hold of the first tokens, as bits."""
         blocks = self.cache.view(BITS[self.dtype])
         if kind is CacheKind.HIDDEN:
             rows = [blocks[:, 2 * pair + half] for pair in pairs for half in (0, 1)]

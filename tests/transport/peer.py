@@ -2,11 +2,11 @@
 
     python -m tests.transport.peer NAME INCARNATION [SHARED]
 
-SHARED is the folder of device caches that others map, for `ipc`.
+SHARED is the folder of device caches that other workers map, for `ipc`.
 
-Its standard output says where it is reached, then what comes of each transfer; and `touched` when it touches blocks for
-the second time since it was told to hang, where it stays for ever. Its standard input says whom it meets, and what it
-is to do, one line of JSON each.
+Its standard output says at which address to reach it, then the outcome of each transfer; and `touched` when it touches
+blocks for the second time since it was told to hang, where it then stays. Its standard input names the members it
+meets, and its orders, one line of JSON each.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def hang_at_the_second_touch(name: str) -> None:
 def main() -> None:
     shared = Path(sys.argv[3]) if len(sys.argv) > 3 else None
     node = Node(sys.argv[1], incarnation=int(sys.argv[2]), shared=shared)
-    payload.CHUNK_BYTES = 1  # a token each
+    payload.CHUNK_BYTES = 1  # one chunk per token
     say(asdict(node.member))
     for line in sys.stdin:
         what, fields = json.loads(line)

@@ -1,4 +1,4 @@
-"""Which transport is used, and what is said where it cannot be."""
+"""Tests of which transport is used, and of the error where a transport cannot be used."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_what_cannot_be_is_refused_in_one_line(
 
 
 class Gpus:
-    """What torch says of so many, which all reach each other, or none does."""
+    """Makes torch report this many GPUs, which all reach each other, or none does."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int, reach: bool = True) -> None:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)

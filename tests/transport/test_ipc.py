@@ -1,4 +1,4 @@
-"""The receiver reads the source's memory: it gets what the source had for it, or the event says that it did not."""
+"""Tests of a receiver that reads the source's memory: it gets the right bytes, or the event says that it did not."""
 
 from __future__ import annotations
 
@@ -29,13 +29,14 @@ WAIT_S = 60.0
 
 
 def num_mapped(node: Node) -> int:
-    """How often this process maps its device cache."""
+    """Return how often this process maps the node's device cache."""
     return Path("/proc/self/maps").read_text().count(f"{PREFIX}{node.holder}.cache")
 
 
 @contextmanager
 def held_at_the_second_chunk(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[threading.Event, threading.Event]]:
-    """That is put in blocks: one says that it is there, and the other lets it go on."""
+    """Stop before the second chunk is put into blocks: the first event says that it is there, the second lets it go
+    on."""
     touch, touched, go_on, touches = DeviceBlocks.scatter, threading.Event(), threading.Event(), [0]
 
     def holding(*args: Any) -> None:
@@ -46,14 +47,14 @@ def held_at_the_second_chunk(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[
         touch(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(payload, "CHUNK_BYTES", 1)  # a token each
+        patched.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per token
         patched.setattr(DeviceBlocks, "scatter", holding)
         yield touched, go_on
 
 
 @contextmanager
 def half_read(monkeypatch: pytest.MonkeyPatch, source: Node, to: Node, number: int) -> Iterator[None]:
-    """A transfer of which the receiver has a part; it goes on at the end."""
+    """Stop a transfer when the receiver has part of it; let it go on at the end, and check that it failed."""
     with held_at_the_second_chunk(monkeypatch) as (touched, go_on):
         send, receive = order(source, to, number)
         source.start(send)
@@ -84,14 +85,14 @@ def test_a_peer_s_cache_is_mapped_once_and_dropped_with_its_life(node_of: MakeNo
 
 
 def test_what_is_overwritten_while_it_is_read_is_not_used(node_of: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The source has given up, so its blocks may be somebody else's."""
+    """The source has given up, so its blocks may belong to another request."""
     source, to = node_of("prefill-0", verify=False), node_of("decode-0", verify=False)
     meet(source, to)
     assert arrives(source, to, 1)
     hear, is_held = MappingSender._hear, threading.Event()
 
     def soon_given_up(self: MappingSender, group: Group, number: int, timeout_s: float | None = None) -> Reply:
-        """Of the second transfer, all but the answer to its header."""
+        """Give up soon on each reply of the second transfer but the answer to its header."""
         if number == 2 and timeout_s is None:
             assert is_held.wait(WAIT_S)
             timeout_s = SOON_S
@@ -106,7 +107,7 @@ def test_what_is_overwritten_while_it_is_read_is_not_used(node_of: MakeNode, mon
 
 
 def test_a_reader_that_takes_long_says_that_it_goes_on(node_of: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long all of it takes, the source waits as long as it hears something."""
+    """The source waits as long as it hears from the reader, however long all of it takes."""
     source, to, said = node_of("prefill-0"), node_of("decode-0"), list[Reply]()
     meet(source, to)
     hear = MappingSender._hear
@@ -115,8 +116,8 @@ def test_a_reader_that_takes_long_says_that_it_goes_on(node_of: MakeNode, monkey
         said.append(hear(*args))
         return said[-1]
 
-    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # a token each
-    monkeypatch.setattr(ipc, "_REPLY_PART", float("inf"))  # after every chunk
+    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per token
+    monkeypatch.setattr(ipc, "_REPLY_PART", float("inf"))  # the reader replies after every chunk
     monkeypatch.setattr(MappingSender, "_hear", heard)
     assert arrives(source, to, 1)
     assert said == [Reply.YES, *[Reply.GOES_ON] * len(TOKENS), Reply.YES]
@@ -135,7 +136,7 @@ def test_a_source_that_is_gone_when_all_is_read_makes_it_unread(
 def test_bytes_that_are_not_what_the_source_saw_are_not_used(
     node_of: MakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With checksums, also where nobody has noticed."""
+    """Checksums find changed bytes, even where neither end has noticed."""
     source, to = node_of("prefill-0"), node_of("decode-0")
     meet(source, to)
     with half_read(monkeypatch, source, to, 1):
@@ -145,7 +146,7 @@ def test_bytes_that_are_not_what_the_source_saw_are_not_used(
 
 
 def test_what_cannot_be_mapped_fails(node_of: MakeNode, shared: Path) -> None:
-    """The file of a worker that has ended."""
+    """The file belongs to a worker that has ended."""
     source, to = node_of("prefill-0"), node_of("decode-0")
     meet(source, to)
     (shared / f"{PREFIX}{source.holder}.cache").unlink()
@@ -184,7 +185,8 @@ def test_a_mapped_cache_cannot_be_smaller_than_its_handle_says(shared: Path) -> 
 
 
 def test_a_handle_of_cuda_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What torch says of the memory, in the order in which it wants it back. No CUDA is in this."""
+    """The handle keeps what torch says of the memory, in the order in which torch wants it back. The test needs no
+    CUDA."""
     memory = torch.arange(24, dtype=torch.bfloat16)
     says = (0, b"handle\0\1", 48, 0, b"counter", 3, b"event\xff", True)
     wants: list[Any] = []

@@ -1,4 +1,4 @@
-"""A peer in another process that is killed, or falls silent, in the middle of a transfer."""
+"""Tests of a peer in another process that is killed, or falls silent, in the middle of a transfer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Peer:
 
 @pytest.fixture
 def lives(shared: Path | None) -> Iterator[list[Peer]]:
-    """Of one worker, one after the other; all are there from the start, which takes them long enough."""
+    """Yield three incarnations of one worker, to be used in turn; all start at once, because a start takes long."""
     with ExitStack() as peers:
         started = [Peer("decode-0", incarnation, shared) for incarnation in (1, 2, 3)]
         for peer in started:
@@ -74,7 +74,7 @@ def lives(shared: Path | None) -> Iterator[list[Peer]]:
 
 @pytest.fixture
 def memories(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[memoryview]]:
-    """Of all chunks that this process has had."""
+    """Return a list that gets a reference to the memory of every chunk of this process."""
     taken: list[weakref.ref[memoryview]] = []
     take = payload._memory
 
@@ -84,7 +84,7 @@ def memories(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[memoryview]]:
         return memory
 
     monkeypatch.setattr(payload, "_memory", noting)
-    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # a token each
+    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per token
     return taken
 
 
@@ -94,7 +94,7 @@ def meet(node: Node, peer: Peer) -> None:
 
 
 def arrives(node: Node, peer: Peer, number: int) -> None:
-    """There, and back to other blocks."""
+    """Check a transfer there, and back to other blocks."""
     node.start(SendKv(number, peer.member.holder, HERE, TOKENS))
     peer.order(ReceiveKv(number, node.holder, THERE, TOKENS))
     assert node.outcome() == KvSent(number, peer.member.holder, ok=True)
@@ -109,7 +109,7 @@ def arrives(node: Node, peer: Peer, number: int) -> None:
 def test_peers_that_are_killed_or_stopped_in_mid_transfer(
     node_of: MakeNode, lives: list[Peer], memories: list[weakref.ref[memoryview]]
 ) -> None:
-    """Three lives of one decode worker; each step is a matter of what came before."""
+    """Run three lives of one decode worker in one test, since each step needs the state that earlier steps left."""
     first, second, third = lives
     node = node_of("prefill-0")
     meet(node, first)

@@ -1,4 +1,4 @@
-"""Workers of two ranks: each sends to the same rank of the other worker, and the core hears of it once."""
+"""Tests of workers of two ranks: each rank sends to the same rank of the other worker, and the core gets one event."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 class Worker:
     ranks: list[Node]
     transports: list[Transport]
-    teams: list[Team]  # they end with whoever holds them
+    teams: list[Team]  # a team ends with its last reference, which must be here
     outcomes: queue.Queue[Outcome] = field(default_factory=queue.Queue)
 
     @property
@@ -81,7 +81,7 @@ def test_each_rank_gets_what_is_its_own_and_it_is_said_once(pair: tuple[Worker, 
 
 @pytest.mark.parametrize("shared", ["collective"], indirect=True)
 def test_what_did_not_come_on_one_rank_has_not_come(pair: tuple[Worker, Worker]) -> None:
-    """The second rank of the receiver hears of it too late."""
+    """The receiver's second rank gets its order too late."""
     source, to = pair
     send, receive = order(source.ranks[0], to.ranks[0], 1)
     with source.ranks[1].hurried():

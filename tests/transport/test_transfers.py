@@ -1,4 +1,4 @@
-"""KV of one worker's blocks is in another's, bit for bit, or the event says that it is not."""
+"""Tests that KV arrives in another worker's blocks, bit for bit, or that the event says that it did not."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.transport.nodes import BITS, BLOCK_SIZE, NUM_PAIRS, Node, meet, rando
 
 TOKENS = tuple(range(100, 111))
 HERE, THERE = (5, 2, 8), (9, 3, 1)
-NEVER_S = 3600.0  # one that would end the test
+NEVER_S = 3600.0  # a wait that would exceed the test's time limit
 
 
 def order(source: Node, to: Node, number: int, tokens: tuple[int, ...] = TOKENS) -> tuple[SendKv, ReceiveKv]:
@@ -33,7 +33,7 @@ def order(source: Node, to: Node, number: int, tokens: tuple[int, ...] = TOKENS)
 
 
 def arrives(source: Node, to: Node, number: int) -> bool:
-    """A transfer of which both are told."""
+    """Run a transfer that both ends are told of, and return whether the bytes arrived."""
     send, receive = order(source, to, number)
     source.start(send)
     to.start(receive)
@@ -54,11 +54,11 @@ class Case:
     dtype: torch.dtype
     kinds: tuple[CacheKind, ...]
     lengths: tuple[int, ...]
-    told: tuple[bool, ...]  # of each notice: whether it is the source's next one
+    told: tuple[bool, ...]  # per notice: true if it goes to the source, false if to the receiver
     seed: int
 
     def pairs(self, seed: int) -> list[tuple[int, ...]]:
-        """Of each transfer; no pair twice."""
+        """Return the pairs of each transfer; no pair appears twice."""
         free = random.Random(seed).sample(range(NUM_PAIRS), NUM_PAIRS)
         return [tuple(free.pop() for _ in range(-(-length // BLOCK_SIZE))) for length in self.lengths]
 
@@ -78,7 +78,7 @@ def cases(draw: st.DrawFn) -> Case:
 
 @pytest.fixture(scope="module")
 def couples(shared: Path | None) -> Iterator[dict[torch.dtype, tuple[Node, Node]]]:
-    """They live on from one example to the next, as their connections do."""
+    """Yield nodes that live from one example to the next, as do their connections."""
     lives = {dtype: number for number, dtype in enumerate(BITS, 100)}
     made = {
         dtype: (
@@ -127,14 +127,14 @@ def planned(plans: list[Plan], pairs: list[tuple[int, ...]]) -> Iterator[tuple[P
 
 
 def test_many_chunks(both: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # a token each
+    monkeypatch.setattr(payload, "CHUNK_BYTES", 1)  # one chunk per token
     source, to = both
     assert arrives(source, to, 1)
     assert arrives(to, source, 1), "the other way"
 
 
 class OfGpus(payload.Buffers):
-    """As between GPUs: the CPU does not see the chunks themselves."""
+    """Buffers as between GPUs: the CPU does not see the chunks themselves."""
 
     def __init__(self, most_bytes: int, device: torch.device) -> None:
         self._views, self._on_gpu = (), torch.empty((2, most_bytes + frames.TAIL_BYTES), dtype=torch.uint8)
@@ -143,7 +143,7 @@ class OfGpus(payload.Buffers):
 @pytest.mark.parametrize("shared", ["collective"], indirect=True)
 @pytest.mark.parametrize("verify", [True, False])
 def test_many_chunks_each_asked_for(node_of: MakeNode, verify: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As NCCL has it, over Gloo."""
+    """The receiver asks for each chunk, as with NCCL, here over Gloo."""
     monkeypatch.setattr(payload, "CHUNK_BYTES", 1)
     monkeypatch.setattr(groups.Group, "asks_first", True)
     for end in (sending, receiving):
@@ -156,7 +156,7 @@ def test_many_chunks_each_asked_for(node_of: MakeNode, verify: bool, monkeypatch
 
 
 def test_between_blocks_that_are_filled_from_either_end() -> None:
-    """Directions are each end's own business."""
+    """Each end has its own directions, which the other end need not know."""
     first, second = random_cache(1), random_cache(2)
     here, there = DeviceBlocks(first), DeviceBlocks(second)
     num_bytes = len(TOKENS) * here.token_bytes(CacheKind.KV)
@@ -193,11 +193,12 @@ def test_several_on_either_side(node_of: MakeNode) -> None:
         assert torch.equal(to.of((3, 4, 5), len(TOKENS)), prefills[1].of(HERE, len(TOKENS)))
 
 
-# --- What is not what was announced
+# --- Transfers that differ from their announcement
 
 
 def refused(source: Node, to: Node, send: SendKv, receive: ReceiveKv) -> None:
-    """The receiver's blocks stay as they were, and the next transfer arrives."""
+    """Check that the transfer is refused, leaves the receiver's blocks unchanged, and that the next transfer
+    arrives."""
     before = to.cache.clone()
     source.start(send)
     to.start(receive)
@@ -307,7 +308,7 @@ def test_a_fault_of_our_own_is_told_and_harms_no_other_transfer(
     assert arrives(source, to, 2)
 
 
-# --- Nobody answers
+# --- The other end does not answer
 
 
 def test_a_receiver_that_is_told_too_late_hears_at_once_that_it_is(node_of: MakeNode) -> None:
@@ -337,7 +338,7 @@ def test_a_source_that_is_told_too_late_hears_at_once_that_it_is(node_of: MakeNo
 
 @pytest.mark.parametrize("is_late", ["source", "receiver"])
 def test_the_same_once_they_are_connected(node_of: MakeNode, is_late: str) -> None:
-    """The group breaks, and the next transfer goes over another."""
+    """The group breaks, and the next transfer uses a new group."""
     source, to = node_of("prefill-0", timeout_s=NEVER_S), node_of("decode-0", timeout_s=NEVER_S)
     meet(source, to)
     assert arrives(source, to, 1)

@@ -1,1 +1,1 @@
-"""Worker."""
+"""Tests of what both kinds of workers share."""

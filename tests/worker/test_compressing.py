@@ -1,4 +1,4 @@
-"""What a worker compresses for the pool: beside its steps, once, and nothing of an order that is over."""
+"""A worker compresses pages for the pool: beside its steps, once, and nothing for an order that is over."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_page_after_the_other_and_then_the_answer(worker: WorkerCore) -> None:
 
 
 def test_an_order_that_comes_again_is_answered_and_not_done_again(worker: WorkerCore) -> None:
-    """By now its pages may be somebody else's."""
+    """The pages of the order may belong to another request by now."""
     ordered(worker)
     assert ordered(worker) == [], "it is at it"
     done(worker)
@@ -71,7 +71,7 @@ def test_another_life_of_the_pool_has_other_orders(worker: WorkerCore) -> None:
 
 
 def test_a_step_that_is_due_comes_first() -> None:
-    """A step takes 0.2 s, and a first token is due 0.15 s after the one in flight will have ended."""
+    """A step takes 0.2 s, and a first token is due 0.15 s after the running step will have ended."""
     worker = DecodeCore(WorkerSetup(LIMITS))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     worker.handle(said(ROUTER, Prefill(request("a"))), 0.0)

@@ -1,4 +1,4 @@
-"""A prediction that follows its request: whoever has it reckons with it, and who has handed it on hands this on."""
+"""A prediction follows its request: the worker that has the request uses it, and hands it on with the request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ran(commands: list[Command]) -> list[str]:
 class TestPrefillWorker:
     @pytest.fixture
     def worker(self) -> PrefillCore:
-        """One prompt at a time: it runs a long one, and has others waiting."""
+        """Return a worker that runs prompts one at a time: a long prompt runs, and others wait."""
         core = PrefillCore(WorkerSetup(replace(LIMITS, max_step_tokens=3), SHORTEST))
         core.handle(MemberJoined(POOL_MEMBER), 0.0)
         assert ran(core.handle(said("router", Prefill(request("first", max_tokens=1))), 0.0)) == ["first"]
@@ -42,7 +42,7 @@ class TestPrefillWorker:
 
     @pytest.mark.parametrize("which", ["a", "b"])
     def test_who_waits_is_ordered_anew(self, worker: PrefillCore, which: str) -> None:
-        """The other one is taken to say a hundred tokens."""
+        """The other request is expected to have a hundred tokens of output."""
         assert worker.handle(said("router", told(which, 99)), 0.0) == []
         assert ran(worker.handle(StepDone(StepResult(1, (("first", 0),))), 0.0)) == [which], (
             "the others are taken to say a hundred tokens"
@@ -113,7 +113,7 @@ class TestDecodeWorker:
 
 
 def test_a_plan_of_steps_is_spaced_anew() -> None:
-    """Of a document that runs: what its dues are follows from what it is expected to say."""
+    """The due times of a running document follow from its expected output."""
     worker = DecodeCore(WorkerSetup(LIMITS, Policy()))
     document = replace(A, service=ServiceClass.BE)
     worker.handle(said("router", Prefill(document)), 0.0)

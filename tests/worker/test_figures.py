@@ -1,4 +1,4 @@
-"""What a pool and workers say of themselves reaches /metrics: through the router and a gateway's owner."""
+"""Figures of a pool and of workers reach /metrics: through the router and a gateway's owner."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from alignedserve.worker.in_flight import StepsInFlight
 
 
 def begun(*prefixes: int) -> StepsInFlight:
-    """A step for each: the second is planned while the first runs."""
+    """Begin a step for each prefix: the second is planned while the first runs."""
     steps = StepsInFlight()
     for prefix in prefixes:
         steps.begin((), (), Shape.of(prefixes=[prefix]), 0.01)

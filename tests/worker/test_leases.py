@@ -17,7 +17,7 @@ def test_an_ask_gives_back_what_is_not_spoken_for() -> None:
 
 
 def test_spare_pages_that_are_asked_for_again_are_given_back_first() -> None:
-    """An ask for none says that none are at hand: the pool no longer asks for them back."""
+    """An ask for zero pages says that no pages are at hand: the pool no longer asks for them back."""
     lease = Lease(SPARE)
     assert lease.ask_for_spare(1, ()) == AskPages(1, 1, (), SPARE, is_spare=True)
     assert lease.take_answer(LeasePages((5,), 1))

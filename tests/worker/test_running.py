@@ -1,4 +1,4 @@
-"""Block pairs: each is free or taken once, and what was given back last is taken first."""
+"""Block pairs: each is free or taken once, and the pair that was given back last is taken first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NUM_PAIRS = 12
 
 @given(st.lists(st.integers(0, NUM_PAIRS + 1), max_size=60))
 def test_pairs_are_taken_and_given_back_as_from_one_pile(counts: list[int]) -> None:
-    """So many are taken each time; where there are fewer, what was taken first goes back."""
+    """The given number of pairs is taken each time; where fewer are free, the pairs that were taken first go back."""
     blocks, pile, taken = Blocks(NUM_PAIRS), list(range(NUM_PAIRS))[::-1], list[tuple[int, ...]]()
     for count in counts:
         pairs = blocks.take(count)

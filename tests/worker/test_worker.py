@@ -1,4 +1,4 @@
-"""What both workers do alike: their word to owners and router, said again wherever a frame of it was lost."""
+"""Behaviour of both kinds of workers: messages to owners and router, repeated wherever a frame was lost."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ REFRESHES = SetTimer("refresh", REFRESH_S)
 
 @pytest.fixture(params=[PrefillCore, DecodeCore])
 def worker(request: pytest.FixtureRequest) -> AnyCore:
-    """Without a pool, so that the decode worker is colocated."""
+    """Return each kind of worker without a pool, so that the decode worker is colocated."""
     core: AnyCore = request.param(WorkerSetup(LIMITS))
     assert core.handle(MemberJoined(ROUTER_MEMBER), 0.0) == [Send(ROUTER, Holding((), free_pairs=8))]
     return core
@@ -61,7 +61,7 @@ def last_token(name: str = "a", attempt: int = 0, owner: str = "gateway-0") -> C
 
 
 def run_both(worker: AnyCore) -> list[Command]:
-    """Prompts of two owners, whose first token is the last."""
+    """Run the prompts of two owners, whose first token is the last."""
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
     worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)
@@ -69,7 +69,7 @@ def run_both(worker: AnyCore) -> list[Command]:
 
 
 def test_a_last_token_is_said_again_until_it_is_acknowledged(worker: AnyCore) -> None:
-    """No later frame would tell that it was lost."""
+    """No later frame would show that the last token was lost."""
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     ended = Send(ROUTER, Progress(ended=(("a", 0),), lengths=(1,), free_pairs=8))
     assert but_reports(worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)) == [last_token(), REFRESHES, ended]
@@ -117,7 +117,7 @@ def test_the_router_inquires_after_what_is_not_here(worker: AnyCore) -> None:
 
 
 def test_what_has_ended_is_not_here_any_more(worker: AnyCore) -> None:
-    """It is kept for its owner only: where the router did not hear of the end, it must hear that."""
+    """The output is kept for its owner only; a router that missed the end must hear that the request is not here."""
     run_both(worker)
     unknown = Progress(unknown=(("a", 0),), free_pairs=8)
     assert worker.handle(said(ROUTER, Inquire((("a", 0),))), 0.0) == [Send(ROUTER, unknown)]
@@ -131,7 +131,7 @@ def test_a_cancel_of_an_older_attempt_leaves_the_output_of_the_next(worker: AnyC
 
 
 def test_who_waited_is_seated_as_soon_as_there_is_room_again(worker: AnyCore) -> None:
-    """Also where as many pairs are free, and as many wait, as when the one before was seated."""
+    """The numbers of free pairs and of waiting requests may equal those at the seating before."""
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
     after = worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)
@@ -150,7 +150,7 @@ def fails(worker: AnyCore, plan: StepPlan) -> list[Command]:
 
 
 def test_a_step_without_memory_is_followed_by_smaller_ones(worker: AnyCore) -> None:
-    """Of the prompt's tokens none counts as run, and as many run at last."""
+    """Tokens of the failed step do not count as run, and all of the prompt runs in the end."""
     plan = planned(worker.handle(said(ROUTER, Prefill(request("a", prompt=8))), 0.0))
     sizes, ran = [plan.num_tokens], list[int]()
     for _ in range(2):
@@ -165,7 +165,7 @@ def test_a_step_without_memory_is_followed_by_smaller_ones(worker: AnyCore) -> N
 
 
 def test_where_one_token_is_too_much_the_attempt_is_lost(worker: AnyCore) -> None:
-    """Its owner hears of it from the router, and the worker goes on with the others."""
+    """The owner hears of the loss from the router, and the worker goes on with the other requests."""
     plan = planned(worker.handle(said(ROUTER, Prefill(A)), 0.0))
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
     while plan.num_tokens > 1:
@@ -233,7 +233,7 @@ def test_a_prompt_is_scored_chunk_by_chunk_and_told_with_the_first_token(worker:
 
 
 def test_a_scored_chunk_is_short(worker: AnyCore) -> None:
-    """All of its logits are in memory at once."""
+    """All logits of a scored chunk are in memory at the same time."""
     roomy = type(worker)(WorkerSetup(replace(LIMITS, num_pairs=400, max_step_tokens=2000)))
     plan = plan_of(roomy.handle(said(ROUTER, Prefill(asks_for(SCORED, prompt=MOST_SCORED + 9))), 0.0))
     assert len(plan.chunks[0].tokens) == MOST_SCORED
@@ -241,7 +241,7 @@ def test_a_scored_chunk_is_short(worker: AnyCore) -> None:
 
 
 def test_a_next_attempt_scores_no_prompt_and_tells_only_its_own(worker: AnyCore) -> None:
-    """Its owner has both, up to what was emitted."""
+    """The owner already has the log-probabilities of the prompt and of the emitted tokens."""
     plan = plan_of(worker.handle(said(ROUTER, Prefill(next_attempt(asks_for(SCORED), (7, 8)))), 0.0))
     assert plan.chunks[0].scoring is None
     stepped = worker.handle(StepDone(StepResult(1, (("a", 9),), logprobs=(("a", MINE),))), 0.0)

@@ -1,10 +1,10 @@
-"""The fuzzer: drawn scenarios, invariants, recordings and their replays.
+"""The fuzzer: it draws scenarios, checks invariants, and records and replays runs.
 
-fuzz.py              One scenario tried: a run under watch, and the verdict on it.
-invariants.py        What must hold in a simulated run, and when that is looked at.
-recording.py         Runs as files, and the first difference of two of them.
-scenario.py          A small deployment, what it is asked and what goes wrong in it.
-scenario_drawing.py  Scenarios from seeds: most are small and crowded, since that is where cores go wrong.
-shrink.py            A failing scenario made smaller, as long as it fails by the same rule.
-typed_tree.py        Dataclasses from the trees that JSON gives, by their own types: what is wrong is named,
+fuzz.py              Runs one scenario under watch and returns the verdict.
+invariants.py        Checks the invariants of a simulated run while it runs.
+recording.py         Writes runs to files and finds the first difference of two files.
+scenario.py          Describes a small deployment, its requests and its faults.
+scenario_drawing.py  Draws scenarios from seeds: most are small and crowded, where cores fail most.
+shrink.py            Makes a failing scenario smaller while it still breaks the same rule.
+typed_tree.py        Builds dataclasses from JSON trees and names a wrong key.
 """

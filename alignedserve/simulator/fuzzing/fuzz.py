@@ -1,4 +1,4 @@
-"""One scenario tried: a run under watch, and the verdict on it."""
+"""Run a scenario, check its invariants, and return the verdict."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from alignedserve.simulator.run import Simulation
 class FuzzVerdict:
     seed: int
     failure: Failure | None
-    digest: str  # of all commands of all cores, up to the failure
+    digest: str  # over all commands of all cores, up to the failure
     num_requests: int
     num_events: int
-    faults: Mapping[str, int]  # kind -> how many befell
+    faults: Mapping[str, int]  # kind -> number of faults that happened
 
     def __str__(self) -> str:
         return "all is well" if self.failure is None else str(self.failure)
@@ -32,13 +32,13 @@ def attempt(scenario: Scenario) -> FuzzVerdict:
 
 
 def record(scenario: Scenario, path: Path) -> FuzzVerdict:
-    """The same, written down."""
+    """Run the scenario like `attempt`, and write the run to a file."""
     simulation = _prepared(scenario)
     with open_run(path, "w") as file:
         recorder = RunWriter(file, scenario, simulation.world.agenda)
         simulation.world.witnesses.append(recorder)
         verdict = _run(scenario, simulation)
-        recorder.ended(str(verdict), verdict.digest)
+        recorder.write_end(str(verdict), verdict.digest)
     return verdict
 
 
@@ -66,7 +66,7 @@ def _failure(simulation: Simulation) -> Failure | None:
         problems = simulation.run().problems
     except BrokenRule as broken:
         return broken.failure
-    except Exception as error:  # whatever a core raises ends its process, and is what we look for
+    except Exception as error:  # an exception of a core ends its process: the fuzzer looks for them
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno} in {last.name}"
         return Failure(Rule.NO_CRASH, f"{type(error).__name__}: {error!s:.200}, {where}", agenda.now)

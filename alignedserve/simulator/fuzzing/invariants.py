@@ -1,32 +1,32 @@
-"""What must hold in a simulated run, and when that is looked at.
+"""Check the invariants of a simulated run while it runs.
 
-After every event, of the core that took it. Cores share no state, so what held of the others still holds:
+After every event, for the core that handled it. Cores share no state, so the others cannot have changed:
 
-- pairs: each of a worker's block pairs is free, or taken once; where two may share one, each slot is taken once; what a
-  prefill worker has prefetched has no more than its share;
+- pairs: each block pair of a worker is free, or taken once; if two requests may share a pair, each slot is taken once;
+  prefetched KV of a prefill worker takes no more than its share of pairs;
 - places: a decode worker has no attempt in two places;
-- pages: each page of the pool is free, leased to one holder, or entries'; an entry has pages exactly as
+- pages: each page of the pool is free, leased to one holder, or part of entries; an entry has pages exactly as
   long as it waits or is out;
-- reserve: best-effort requests, and leases for them, have none of the pages that are reserved for real-time ones, an
-  extent of int8 in which they have a page counted as a whole (kvpool/reserve.py);
-- leases: what a prefill worker takes for its lease, the pool has leased to it. This one is about two cores,
-  and so is looked at after the events of both.
+- reserve: best-effort requests, and leases for them, hold no page that is reserved for real-time requests; an int8
+  extent in which they have a page counts as a whole (kvpool/reserve.py);
+- leases: the pool has leased to a prefill worker the pages that the worker takes for its lease. Two cores take part,
+  so this is checked after the events of both.
 
-At every command, and where work begins and ends:
+At every command, and when work begins and ends:
 
-- tokens: a client gets its request's next tokens, no other, none twice and none after the end;
+- tokens: a client gets the next tokens of its request, no others, no token twice and none after the end;
 - ends once: a request is finished or refused once;
-- leases: a worker copies to pages only that the pool has leased to it, in one lease or the other;
-- transfers: what is sent stays as it was, and nobody writes to what is received into, until both have ended
-  (simulator/transfers.py and the modelled engine see to that).
+- leases: a worker copies only to pages that the pool has leased to it, in either of its leases;
+- transfers: the blocks that are sent stay unchanged, and no other work writes to the blocks that receive, until both
+  sides have ended (simulator/transfers.py and the modelled engine check this).
 
-After every event too, but of the whole:
+After every event too, for the whole deployment:
 
-- progress: while requests are open, some step, copy or delivery happens every STALLED_S, once all is calm;
+- progress: while requests are open, a step, a copy or a delivery happens every STALLED_S, once faults are over;
 - patience: every request has ended by `Scenario.ends_by`.
 
-Only at the end, when all is quiet: nothing is held, leases agree (`Simulation.run`). Wrong KV is an exception of
-the modelled engine, and like any other exception of a core a failure.
+Only at the end, when nothing moves any more: no memory is held, and leases agree (`Simulation.run`). The modelled
+engine raises an exception for wrong KV; like any other exception of a core it is a failure.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.records.records import RequestOutcome
 from alignedserve.simulator.run import Simulation
 
-STALLED_S = 30.0  # more than any recovery takes: three things that are asked after one another, each after 5 s
+STALLED_S = 30.0  # longer than any recovery: at most three requests to parts in a row, each after 5 s
 
 
 class Rule(Enum):
@@ -95,7 +95,7 @@ class BrokenRule(Exception):
 
 
 class InvariantWatch(Witness):
-    """Of one simulation of a scenario; raises Broken."""
+    """Watch one simulation of a scenario, and raise BrokenRule when an invariant does not hold."""
 
     def __init__(self, scenario: Scenario, simulation: Simulation) -> None:
         self._simulation, self._world = simulation, simulation.world
@@ -110,11 +110,11 @@ class InvariantWatch(Witness):
     def commanded(self, by: Member, command: Command, frame: bytes) -> None:
         match command:
             case Deliver(request, tokens, finish):
-                self._delivered(request, tokens)
+                self._check_delivery(request, tokens)
                 if finish is not None:
-                    self._end(request)
+                    self._check_end(request)
             case Reject(request):
-                self._end(request)
+                self._check_end(request)
             case RunStep() | CopyOut() | CopyIn() | CopySlots() | ProjectKv() | CompressPage() | SendKv() | ReceiveKv():
                 pass
             case _:
@@ -139,7 +139,7 @@ class InvariantWatch(Witness):
         if isinstance(command, CompressPage):
             self._check_leased(process, command.pool, (command.into,), "compresses to", lease_to_compress)
 
-    # --- Of one core
+    # --- A single core
 
     def _check_pairs(self, process: Process, core: PrefillCore | DecodeCore) -> None:
         if (pairs := sorted(core.pairs)) != self._all_pairs:
@@ -151,7 +151,8 @@ class InvariantWatch(Witness):
         shared = core.shared if isinstance(core, DecodeCore) else None
         if shared is not None and len(slots := shared.claimed) != len(set(slots)):
             self._break(
-                Rule.PAIRS, f"of {process.member.name} a slot of two: {_difference(sorted(slots), sorted(set(slots)))}"
+                Rule.PAIRS,
+                f"two requests share a slot of {process.member.name}: {_difference(sorted(slots), sorted(set(slots)))}",
             )
 
     def _check_pool(self, core: PoolCore) -> None:
@@ -163,9 +164,9 @@ class InvariantWatch(Witness):
             self._break(Rule.RESERVE, f"best-effort requests have {core.pages.best_effort} pages of {most}")
         if core.pages.entries != core.kept:
             odd = sorted(core.pages.entries ^ core.kept)
-            self._break(Rule.PAGES, f"either pages or a place, but not both, have {odd}")
+            self._break(Rule.PAGES, f"entries {odd} have either pages or a place in the pool, but not both")
 
-    # --- Of a worker and the pool
+    # --- A worker and the pool
 
     def _check_lease(self, worker: Process) -> None:
         assert isinstance(worker.core, PrefillCore | DecodeCore)
@@ -173,40 +174,40 @@ class InvariantWatch(Witness):
             self._check_leased(worker, worker.core.pool.holder, worker.core.leased_pages, "believes to have")
 
     def _check_leased(
-        self, worker: Process, pool: str, pages: tuple[int, ...], does: str, lease: Callable[[str], str] = str
+        self, worker: Process, pool: str, pages: tuple[int, ...], verb: str, lease: Callable[[str], str] = str
     ) -> None:
-        """Another life of the pool has another arena."""
+        """Check the pages against the pool's leases, but skip an earlier incarnation of the pool: its arena is gone."""
         alive = self._world.alive(pool.rpartition(".")[0])
         if alive is None or alive.member.holder != pool:
             return
         assert isinstance(alive.core, PoolCore)
         if foreign := sorted(set(pages) - alive.core.pages.leased_to(lease(worker.member.holder))):
-            self._break(Rule.LEASES, f"{worker.member.holder} {does} pages {foreign}, which are not leased to it")
+            self._break(Rule.LEASES, f"{worker.member.holder} {verb} pages {foreign}, which are not leased to it")
 
     def _workers(self) -> Iterable[Process]:
         return (process for process in self._world.processes if isinstance(process.core, PrefillCore | DecodeCore))
 
-    # --- Of requests
+    # --- Requests
 
-    def _delivered(self, request: str, tokens: tuple[int, ...]) -> None:
+    def _check_delivery(self, request: str, tokens: tuple[int, ...]) -> None:
         at = self._num_delivered[request]
-        story = self._simulation.clients.kept[request].story.output
+        output = self._simulation.clients.kept[request].story.output
         if request in self._ended:
             self._break(Rule.ENDS_ONCE, f"{request} gets tokens after its end")
-        if tokens != story[at : at + len(tokens)]:
-            self._break(Rule.TOKENS, f"{request} gets {_some(tokens)} at {at}, its own are {_some(story[at:])}")
+        if tokens != output[at : at + len(tokens)]:
+            self._break(Rule.TOKENS, f"{request} gets {_listed(tokens)} at {at}, its own are {_listed(output[at:])}")
         self._num_delivered[request] += len(tokens)
 
-    def _end(self, request: str) -> None:
+    def _check_end(self, request: str) -> None:
         if request in self._ended:
             self._break(Rule.ENDS_ONCE, f"{request} ends a second time")
         self._ended.add(request)
 
     def _check_time(self) -> None:
         if self._now > self._ends_by and (late := self._open()):
-            self._break(Rule.PATIENCE, f"{_some(late)} did not end")
+            self._break(Rule.PATIENCE, f"{_listed(late)} did not end")
         if self._now > max(self._moved_at, self._calm_at) + STALLED_S and (waiting := self._open()):
-            self._break(Rule.PROGRESS, f"nothing has moved since {self._moved_at:.4f} s, with {_some(waiting)} open")
+            self._break(Rule.PROGRESS, f"nothing has moved since {self._moved_at:.4f} s, with {_listed(waiting)} open")
 
     def _open(self) -> list[str]:
         return [name for name, client in self._simulation.clients.kept.items() if client.outcome is RequestOutcome.OPEN]
@@ -225,6 +226,6 @@ def _difference(numbers: Sequence[Any], wanted: Sequence[Any]) -> str:
     return ", ".join([*([f"{lost} are lost"] if lost else []), *([f"{twice} are there twice"] if twice else [])])
 
 
-def _some(values: Iterable[object]) -> str:
+def _listed(values: Iterable[object]) -> str:
     shown = [str(value) for value in values]
     return ", ".join([*shown[:5], *(["..."] if len(shown) > 5 else [])])

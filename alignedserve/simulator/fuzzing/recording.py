@@ -1,8 +1,8 @@
-"""Runs as files, and the first difference of two of them.
+"""Write runs to files, and find the first difference of two files.
 
-A file is JSON lines, gzipped where its name ends in .gz: what was run (a scenario of the fuzzer, or a trial of the
-simulator), then each command of each core as [time, sender, receiver, kind, fields], then how it ended. Neither writing
-nor comparing holds a run in memory.
+A file is JSON lines, gzipped if its name ends in .gz: first the input (a scenario of the fuzzer, or a trial of the
+simulator), then each command of each core as [time, sender, receiver, kind, fields], then how the run ended. Neither
+writing nor comparing holds a run in memory.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.reports.trial import SimulationTrial
 
 FORMAT = 1
-_CONTEXT = 5  # commands before a difference that are shown
+_CONTEXT = 5  # number of commands that are shown before a difference
 _WIDTH = 160
-_ROW = 16  # numbers in a row that a saved trial says one by one
+_ROW = 16  # longest list of numbers that a saved trial holds in full
 
 
 class RunWriter(Witness):
+    """Write the commands of a run to a file as they happen."""
+
     def __init__(self, file: IO[str], run: Scenario | SimulationTrial, agenda: Agenda) -> None:
         self._file, self._agenda = file, agenda
         if isinstance(run, SimulationTrial):
-            head, self._shown = {"trial": asdict(run)}, _short  # it has millions of tokens and pairs
+            head, self._shown = {"trial": asdict(run)}, _short  # a trial has millions of tokens and pairs
         else:
             head, self._shown = {"scenario": to_tree(run)}, _whole
         self._write({"format": FORMAT, **head})
@@ -51,7 +53,7 @@ class RunWriter(Witness):
         _, road, _, _, kind, values = msgpack.decode(frame)
         self._write([self._agenda.now, *road.split(">"), kind, self._shown(values)])
 
-    def ended(self, how: str, digest: str) -> None:
+    def write_end(self, how: str, digest: str) -> None:
         self._write({"ended": how, "digest": digest})
 
     def _write(self, line: object) -> None:
@@ -63,24 +65,24 @@ def _whole(value: Any) -> Any:
 
 
 def _short(value: Any) -> Any:
-    """Of many numbers in a row how many they are, and a sum that tells them from others."""
+    """Return the value with each long list of numbers replaced by its length and a checksum."""
     if not isinstance(value, list):
         return value
-    if len(value) > _ROW and all(type(one) is int for one in value):
+    if len(value) > _ROW and all(type(number) is int for number in value):
         return f"{len(value)} numbers {zlib.crc32(_words(value)):08x}"
-    return [_short(one) for one in value]
+    return [_short(member) for member in value]
 
 
 def _words(numbers: list[int]) -> bytes:
     try:
         return array("q", numbers).tobytes()
-    except OverflowError:  # names of pages have no sign
+    except OverflowError:  # names of pages are unsigned
         return array("Q", numbers).tobytes()
 
 
 @contextmanager
 def open_run(path: Path, mode: Literal["r", "w"]) -> Iterator[IO[str]]:
-    """The same bytes for the same run: gzip's time stamp is left out."""
+    """Open the file of a run. The same run gives the same bytes: gzip's time stamp is left out."""
     try:
         raw = path.open(f"{mode}b")
     except OSError as error:
@@ -108,11 +110,11 @@ def read_trial(path: Path) -> SimulationTrial:
     return trial
 
 
-def _head(path: Path, what: str, whose: str) -> Any:
+def _head(path: Path, key: str, program: str) -> Any:
     head = next(_lines(path), None)
-    if not isinstance(head, dict) or head.get("format") != FORMAT or what not in head:
-        raise FuzzError(f"{path} is no saved run of {whose}, of format {FORMAT}")
-    return head[what]
+    if not isinstance(head, dict) or head.get("format") != FORMAT or key not in head:
+        raise FuzzError(f"{path} is no saved run of {program}, of format {FORMAT}")
+    return head[key]
 
 
 def _lines(path: Path) -> Iterator[Any]:
@@ -125,14 +127,14 @@ def _lines(path: Path) -> Iterator[Any]:
 
 
 def _json(line: str, number: int) -> Any:
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         for key, times in Counter(key for key, _ in pairs).items():
             if times > 1:
                 raise ValueError(f"line {number} has {key} {times} times in one object")
         return dict(pairs)
 
     try:
-        return json.loads(line, object_pairs_hook=once)
+        return json.loads(line, object_pairs_hook=without_repeats)
     except json.JSONDecodeError as error:
         raise ValueError(f"line {number} is not valid JSON: {error.msg}") from None
 
@@ -142,40 +144,43 @@ def _json(line: str, number: int) -> Any:
 
 @dataclass(frozen=True)
 class Difference:
-    number: int  # of the line; 0 is the scenario
-    before: tuple[str, ...]  # what came before it in both
-    one: str
-    other: str
+    number: int  # number of the line; 0 is the input of the run
+    before: tuple[str, ...]  # the commands before it, the same in both files
+    left: str
+    right: str
 
 
-def first_difference(one: Path, other: Path, read: Callable[[Path], object] = read_scenario) -> Difference | int:
-    """Or, where there is none, how many commands both have. `read` refuses what is no such run."""
-    for path in (one, other):
+def first_difference(left: Path, right: Path, read: Callable[[Path], object] = read_scenario) -> Difference | int:
+    """Return the first difference, or the number of commands if the files are the same.
+
+    `read` raises FuzzError for a file that is no run of its kind.
+    """
+    for path in (left, right):
         read(path)
     before: deque[Any] = deque(maxlen=_CONTEXT)
     number = 0
-    for number, (left, right) in enumerate(zip_longest(_lines(one), _lines(other))):
-        if left != right:
+    for number, (left_line, right_line) in enumerate(zip_longest(_lines(left), _lines(right))):
+        if left_line != right_line:
             shown = tuple(show(line)[:_WIDTH] for line in before)
-            return Difference(number, shown, *_apart(show(left), show(right)))
-        before.append(left)
+            return Difference(number, shown, *_around_difference(show(left_line), show(right_line)))
+        before.append(left_line)
     return number - 1
 
 
-def said(found: Difference | int, one: str, other: str) -> str:
+def difference_text(found: Difference | int, left: str, right: str) -> str:
     if isinstance(found, int):
         return f"the same: {found} commands"
     before = [f"    {line}" for line in found.before]
-    apart = [f"{one}:", f"  - {found.one}", f"{other}:", f"  + {found.other}"]
-    return "\n".join([f"they differ first in line {found.number + 1}:", *before, *apart])
+    both = [f"{left}:", f"  - {found.left}", f"{right}:", f"  + {found.right}"]
+    return "\n".join([f"they differ first in line {found.number + 1}:", *before, *both])
 
 
-def _apart(one: str, other: str) -> tuple[str, str]:
-    """From shortly before the place where they part."""
-    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def _around_difference(left: str, right: str) -> tuple[str, str]:
+    """Return both texts from shortly before the place where they differ."""
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(left, right, strict=False)))
     start = max(0, same - _WIDTH // 2)
     dots = "..." if start else ""
-    return dots + one[start : start + 2 * _WIDTH], dots + other[start : start + 2 * _WIDTH]
+    return dots + left[start : start + 2 * _WIDTH], dots + right[start : start + 2 * _WIDTH]
 
 
 def show(line: Any) -> str:
@@ -195,7 +200,7 @@ def show(line: Any) -> str:
 
 
 def _named(kind: str, values: list[Any]) -> str:
-    """With the names of its fields, unless another version wrote it, which called or cut it otherwise."""
+    """Return the values with the names of the fields, or without names if another version had other fields."""
     known = getattr(commands, kind, None) or getattr(messages, kind, None)
     names = [field.name for field in fields(known)] if is_dataclass(known) else []
     if len(names) != len(values):

@@ -1,7 +1,7 @@
-"""A small deployment, what it is asked and what goes wrong in it.
+"""Describe a small deployment, its requests and its faults.
 
-A scenario says everything itself, requests one by one, so that a shrinker may leave any of it out, and a
-saved one means the same later.
+A scenario names everything itself, request by request: a shrinker can leave any part out, and a saved scenario means
+the same later.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.router.placing.admission import Queues
 from alignedserve.scheduling.policy import Compression, Entries, Layout, Policy
 from alignedserve.simulator.fuzzing.typed_tree import WrongTree, typed
-from alignedserve.simulator.machines.engine import STOP, VOCABULARY, Costs, tell
+from alignedserve.simulator.machines.engine import STOP, VOCABULARY, Costs, story_from
 from alignedserve.simulator.machines.faults import Fault, calm_at
 from alignedserve.simulator.machines.world import NetworkDelays
 from alignedserve.simulator.settings import Settings, members_of
 from alignedserve.simulator.workload import Arrival
 
-SETTLED_S = 60.0  # deaths are noticed, silences asked about, each repeated after 5 s: all of that, several times over
+SETTLED_S = 60.0  # time to notice deaths and silences, each asked again after 5 s, several times over
 TOPOLOGIES = ("colocated", "1+1", "2+1", "1+2", "2+2")
-_PAST = 16  # outputs that are known, so that something is predicted
+_PAST = 16  # outputs known at the start, so that the predictor predicts
 
 
 @dataclass(frozen=True)
 class Ask:
-    """A client's request; the words of its prompt follow from its number, after those of the turn before."""
+    """A client's request. Its number decides the words of its prompt, which follow those of the turn before."""
 
     number: int
     at: float
     gateway: str
     num_prompt: int
-    length: int  # of its output, where `max_tokens` allows it
+    length: int  # of the output, if `max_tokens` allows it
     max_tokens: int
     service: ServiceClass = ServiceClass.RT
     leaves_after_s: float | None = None
-    beginning: int | None = None  # of some that many prompts share: all of them with this number begin alike
+    beginning: int | None = None  # prompts with the same number share their beginning
     num_alike: int = 0
-    after: Ask | None = None  # it goes on where this one ends
+    after: Ask | None = None  # the turn before: this request continues it
     tbt_s: float = Slo().tbt_s
 
     @property
@@ -53,11 +53,11 @@ class Ask:
 
     @property
     def _said_before(self) -> tuple[int, ...]:
-        """Prompt and output of the turns before."""
+        """Return the prompts and outputs of the turns before."""
         if self.after is None:
             return ()
         arrival = self.after.arrival()
-        return tell(arrival.request, arrival.length, tagged=False).tokens
+        return story_from(arrival.request, arrival.length, tagged=False).tokens
 
     def arrival(self) -> Arrival:
         num_alike = min(self.num_alike, self.num_prompt)
@@ -80,7 +80,7 @@ class Ask:
 
     @property
     def _sampling(self) -> Sampling:
-        """By turns plain, in need of its history, and with log-probabilities."""
+        """Return in turn plain sampling, sampling that needs the history, and sampling with log-probabilities."""
         kinds = (Sampling(), Sampling(frequency_penalty=0.5), Sampling(logprobs=0, prompt_logprobs=0))
         return replace(kinds[self.number % len(kinds)], seed=self.number)
 
@@ -127,7 +127,7 @@ class Scenario:
 
     @property
     def extents(self) -> Extents | None:
-        """As small as can be, so that they change their kind often: three pages as int8 where two as KV lie."""
+        """Return the smallest possible extents, so that they change their kind often: 2 pages of KV, or 3 of int8."""
         if self.policy.entries is Entries.HIDDEN:
             return Extents(self.num_pages, kv=0, hidden=1)
         if self.policy.compression is Compression.OFF:
@@ -140,16 +140,16 @@ class Scenario:
 
     @property
     def calm_at(self) -> float:
-        """Nothing goes wrong any more, and nobody new comes."""
+        """Return the time after which there are no faults and no new requests."""
         return max(calm_at(self.faults), max((ask.at for ask in self.asks), default=0.0))
 
     @property
     def ends_by(self) -> float:
-        """When every request has ended, even if they ran one after the other, and each from its start."""
+        """Return the time at which every request has ended, even if each started again and ran alone."""
         return self.calm_at + SETTLED_S + added(self._alone_s(ask) for ask in self.asks)
 
     def _alone_s(self, ask: Ask) -> float:
-        """Its prompt, its copies and its tokens, each step as full as it may be."""
+        """Return the time for the request's prompt, copies and tokens, each in a step as full as allowed."""
         costs, most = self.costs, self.limits.max_step_tokens
         attended_s = costs.prefix_token_s + costs.hidden_token_s
         step_s = costs.step_s + costs.token_s * most + attended_s * self.limits.max_batch * ask.most_tokens
@@ -158,10 +158,10 @@ class Scenario:
 
 
 def lines(scenario: Scenario) -> list[str]:
-    """What is there, then what happens, in the order of time."""
+    """Return the deployment as text, then the requests and faults in the order of time."""
     limits = scenario.limits
-    happens = [(ask.at, _ask_line(ask)) for ask in scenario.asks]
-    happens += [(fault.at, _fault_line(fault)) for fault in scenario.faults]
+    events = [(ask.at, _ask_line(ask)) for ask in scenario.asks]
+    events += [(fault.at, _fault_line(fault)) for fault in scenario.faults]
     sent = ", KV sent from device to device" if scenario.direct else ""
     return [
         f"{scenario.topology}{sent}, gateways: {scenario.num_gateways}, "
@@ -172,12 +172,12 @@ def lines(scenario: Scenario) -> list[str]:
         f"{1e3 * scenario.costs.page_s:.3g} ms",
         _policy_line(scenario.policy, scenario.num_pages) + f", look_ahead: {scenario.look_ahead}",
         f"frames take {1e3 * scenario.network.least_s:.3g} ms and {1e3 * scenario.network.spread_s:.3g} ms by chance",
-        *(f"{at:9.4f} s  {line}" for at, line in sorted(happens)),
+        *(f"{at:9.4f} s  {line}" for at, line in sorted(events)),
     ]
 
 
 def _policy_line(policy: Policy, num_pages: int) -> str:
-    said = f"order: {policy.order.value}, chunking: {policy.chunking.value}, selection: {policy.selection.value}"
+    schedule = f"order: {policy.order.value}, chunking: {policy.chunking.value}, selection: {policy.selection.value}"
     paper = ", as in the paper" if policy.as_in_paper else ""
     more = f"packing: {policy.packing.value}, room: {policy.room.value}, late: {policy.late.value}{paper}"
     more += f", blocks: {policy.blocks.value}" + (
@@ -186,19 +186,19 @@ def _policy_line(policy: Policy, num_pages: int) -> str:
     more += f", cache: {policy.cache.value}"
     pages = f"compression: {policy.compression.value}, entries: {policy.entries.value}"
     pages += f", predictor: {policy.predictor.value}"
-    return f"{said}, {more}, {pages}, pages for real-time requests only: {policy.reserved(num_pages)}"
+    return f"{schedule}, {more}, {pages}, pages for real-time requests only: {policy.reserved(num_pages)}"
 
 
 def _ask_line(ask: Ask) -> str:
     leaves = "" if ask.leaves_after_s is None else f", leaves after {ask.leaves_after_s:.3f} s"
     goes_on = "" if ask.after is None else f" after request-{ask.after.number}"
-    said = f"{ask.num_prompt} tokens{goes_on}, says {ask.length} of at most {ask.max_tokens}"
-    return f"request-{ask.number} at {ask.gateway}: {said}, {ask.service.value}{leaves}"
+    tokens = f"{ask.num_prompt} tokens{goes_on}, says {ask.length} of at most {ask.max_tokens}"
+    return f"request-{ask.number} at {ask.gateway}: {tokens}, {ask.service.value}{leaves}"
 
 
 def _fault_line(fault: Fault) -> str:
-    said = (f"{name}={_short(value)}" for name, value in asdict(fault).items() if name != "at")
-    return f"{type(fault).__name__}({', '.join(said)})"
+    values = (f"{name}={_short(value)}" for name, value in asdict(fault).items() if name != "at")
+    return f"{type(fault).__name__}({', '.join(values)})"
 
 
 def _short(value: object) -> str:

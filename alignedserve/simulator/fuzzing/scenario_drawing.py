@@ -1,4 +1,7 @@
-"""Scenarios from seeds: most are small and crowded, since that is where cores go wrong."""
+"""Draw scenarios from seeds. Most are small and crowded, because cores fail most there.
+
+Most features draw from a generator of their own: a change of one leaves the rest of what a seed draws unchanged.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def draw_scenario(seed: int) -> Scenario:
         direct=Random(f"{seed}/transport").random() < 0.6,
     )
     drawn = _with_hidden(_out_of_memory(_piled_up(_packed(_in_haste(_with_lengths(_with_reserve(_crowded(drawn))))))))
-    # Most of them while there is work; some from before all have met, or while nothing is left to do.
+    # Most faults happen while there is work; some before all members have joined, or when no work is left.
     start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
     faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, drawn.asks[-1].at + more_s)
     direct = drawn.direct and drawn.policy.pairs.why_not_direct is None
@@ -63,7 +66,7 @@ def draw_scenario(seed: int) -> Scenario:
 
 def _draw_asks(draw: Random, num_gateways: int) -> Iterator[Ask]:
     alike = Random(draw.getrandbits(32))
-    many_alike = alike.choice((0.0, 0.5, 1.0))
+    share_alike = alike.choice((0.0, 0.5, 1.0))
     rate, mean_prompt, mean_output = draw.uniform(3, 100), draw.uniform(5, 60), draw.uniform(1, 20)
     leaving, best_effort = draw.choice((0.0, 0.1, 0.5)), draw.choice((0.0, 0.5, 1.0))
     at = FIRST_ARRIVAL_AT
@@ -80,12 +83,12 @@ def _draw_asks(draw: Random, num_gateways: int) -> Iterator[Ask]:
             service=ServiceClass.BE if draw.random() < best_effort else ServiceClass.RT,
             leaves_after_s=draw.expovariate(4.0) if draw.random() < leaving else None,
             beginning=alike.randrange(2),
-            num_alike=alike.randint(1, 60) if alike.random() < many_alike else 0,
+            num_alike=alike.randint(1, 60) if alike.random() < share_alike else 0,
         )
 
 
 def _with_turns(seed: int, asks: list[Ask]) -> tuple[Ask, ...]:
-    """In every other run some go on where an earlier one ends, which may have done so by then."""
+    """In every second run, let some requests continue an earlier request, which may or may not have ended by then."""
     draw = Random(f"{seed}/turns")
     share = draw.choice((0.0, 0.5))
     for at, ask in enumerate(asks):
@@ -97,7 +100,7 @@ def _with_turns(seed: int, asks: list[Ask]) -> tuple[Ask, ...]:
 
 
 def _crowded(drawn: Scenario) -> Scenario:
-    """In every fifth run many come at once and have much to say where room grows and few fit: some have to leave."""
+    """In every fifth run, let many requests with long outputs arrive at once where memory grows: some are preempted."""
     draw = Random(f"{drawn.seed}/crowd")
     if draw.random() > 1 / 5:
         return drawn
@@ -119,7 +122,7 @@ def _crowded(drawn: Scenario) -> Scenario:
 
 
 def _draw_limits(draw: Random, most_tokens: int) -> WorkerLimits:
-    """Half of them with room for hardly more than the largest request."""
+    """Draw the limits of workers. Many have room for hardly more than the largest request."""
     block_size, max_batch = draw.choice((2, 8, 16)), draw.randint(1, 6)
     return WorkerLimits(
         num_pairs=units_for(most_tokens, block_size) + draw.choice((0, 2, 16, 64)),
@@ -131,7 +134,7 @@ def _draw_limits(draw: Random, most_tokens: int) -> WorkerLimits:
 
 
 def _draw_policy(draw: Random) -> Policy:
-    """Every other seed schedules as a deployment does that was told nothing, compression apart."""
+    """Draw the policy. Every second seed has the default policy, apart from compression."""
     if draw.random() < 0.5:
         return Policy()
     while True:
@@ -156,7 +159,7 @@ def _draw_policy(draw: Random) -> Policy:
 
 
 def _with_reserve(drawn: Scenario) -> Scenario:
-    """Every other one with another share of pages for real-time requests."""
+    """In every second run, draw another share of pages reserved for real-time requests."""
     draw, policy = Random(f"{drawn.seed}/reserve"), drawn.policy
     if draw.random() < 0.5:
         policy = replace(policy, rt_reserve=draw.choice((0.0, 0.3, 0.6)))
@@ -164,7 +167,7 @@ def _with_reserve(drawn: Scenario) -> Scenario:
 
 
 def _largest_fits(drawn: Scenario) -> Scenario:
-    """Beside the pages for real-time requests only: otherwise it would have been refused."""
+    """Add pages until the largest request fits beside the reserved pages: otherwise it would be rejected."""
     least, num_pages = _least_pages(drawn.asks, drawn.limits), drawn.num_pages
     while num_pages - drawn.policy.reserved(num_pages) < least:
         num_pages += 1
@@ -172,14 +175,14 @@ def _largest_fits(drawn: Scenario) -> Scenario:
 
 
 def _with_lengths(drawn: Scenario) -> Scenario:
-    """Apart from all else, too: who predicts lengths."""
+    """Draw the predictor of lengths, from a generator of its own."""
     draw, policy = Random(f"{drawn.seed}/lengths"), drawn.policy
     predictor = draw.choice([Predictor.HASH, Predictor.HASH, Predictor.CONSTANT, Predictor.OFF, Predictor.ORACLE])
     return replace(drawn, policy=replace(policy, predictor=predictor))
 
 
 def _in_haste(drawn: Scenario) -> Scenario:
-    """In every other run some are promised their tokens so soon that they cannot wait in the pool."""
+    """In every second run, give most requests a TBT so short that they cannot wait in the pool."""
     draw = Random(f"{drawn.seed}/haste")
     if draw.random() < 0.5:
         return drawn
@@ -188,7 +191,7 @@ def _in_haste(drawn: Scenario) -> Scenario:
 
 
 def _piled_up(drawn: Scenario) -> Scenario:
-    """In every sixth run more come than a decode worker has seats for: batches wait, and are prefetched."""
+    """In every sixth run, let more requests arrive than a decode worker can seat: batches wait, and are prefetched."""
     draw = Random(f"{drawn.seed}/piled up")
     if draw.random() > 1 / 6:
         return drawn
@@ -215,7 +218,7 @@ def _piled_up(drawn: Scenario) -> Scenario:
 
 
 def _out_of_memory(drawn: Scenario) -> Scenario:
-    """In every sixth run documents grow where hardly two of them fit, and prefill workers have room for who leaves."""
+    """In every sixth run, let documents grow where hardly two fit, and prefill workers have room for preempted work."""
     draw = Random(f"{drawn.seed}/out of memory")
     if draw.random() > 1 / 6:
         return drawn
@@ -239,7 +242,7 @@ def _out_of_memory(drawn: Scenario) -> Scenario:
 
 
 def _packed(drawn: Scenario) -> Scenario:
-    """In every sixth run classes take turns, or levels go by what was served; levels may rise often."""
+    """In every sixth run, let classes take turns, or levels follow the tokens served; levels may rise often."""
     draw = Random(f"{drawn.seed}/packing")
     policy = replace(drawn.policy, age_s=draw.choice((10.0, 0.05)))
     if draw.random() < 1 / 6:
@@ -257,8 +260,10 @@ def _packed(drawn: Scenario) -> Scenario:
 
 
 def _with_hidden(drawn: Scenario) -> Scenario:
-    """In every third run, where that can be, some are kept as hidden vectors: it costs next to nothing, or much. Some
-    runs choose who has memory by how long each has been pending."""
+    """In every third run, if the policy allows it, keep some requests as hidden vectors, at a small or a large cost.
+
+    Some runs choose the requests that get memory by how long each has been pending.
+    """
     draw, policy = Random(f"{drawn.seed}/hidden"), drawn.policy
     if policy.packing.takes_turns and draw.random() < 0.5:
         policy = replace(policy, packing=Packing.KNAPSACK)
@@ -269,19 +274,19 @@ def _with_hidden(drawn: Scenario) -> Scenario:
 
 
 def _draw_queues(seed: int) -> Queues:
-    """In every sixth run some are refused for those that wait."""
+    """Draw queues: in every sixth run, they are bounded, and the router rejects requests when they are full."""
     draw = Random(f"{seed}/queues")
     bounds = [Bound(draw.randint(1, 4), draw.choice((50, 200))) for _ in ServiceClass]
     return Queues(*bounds) if draw.random() < 1 / 6 else Queues()
 
 
 def _draw_look_ahead(drawn: Scenario) -> int:
-    """In every third run where that can be."""
+    """Draw how far decode workers look ahead: a step in every third run, if the policy allows it."""
     return int(drawn.policy.pairs.why_not_ahead is None and Random(f"{drawn.seed}/ahead").random() < 1 / 3)
 
 
 def _draw_kinds(seed: int) -> dict[str, Any]:
-    """Of what the pool keeps. Apart from all else: what else a seed draws does not depend on it."""
+    """Draw the formats of the pool's entries, from a generator of their own."""
     draw = Random(f"{seed}/kinds")
     compression = draw.choice([*Compression, Compression.INT8])
     entries = draw.choice([*Entries]) if compression is Compression.OFF else Entries.KV
@@ -289,7 +294,7 @@ def _draw_kinds(seed: int) -> dict[str, Any]:
 
 
 def _draw_blocks(seed: int, policy: Policy) -> Policy:
-    """Apart from all else, as the kinds are: in every other one, where room grows, two may share a pair."""
+    """Draw the block layout, from a generator of its own: if memory grows, two requests may share a block pair."""
     draw = Random(f"{seed}/blocks")
     shared = replace(policy, blocks=draw.choice([*Layout]), checkpoints=draw.choice((0.0, 0.1, 1.0)))
     return shared if shared.problem is None else policy

@@ -1,8 +1,8 @@
-"""A failing scenario made smaller, as long as it fails by the same rule.
+"""Make a failing scenario smaller while it still breaks the same rule.
 
-First all faults are left out, then halves, quarters and single ones; so are requests; then what is left is made
-simpler, milder and shorter. A step that still fails is kept. All of that is done again until nothing helps, or the
-budget is spent.
+Leave out all faults first, then halves, quarters and single faults; then requests in the same way; then make the rest
+simpler, milder and shorter. Keep each smaller scenario that still fails. Repeat until no step helps, or the budget is
+spent.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def smallest(scenario: Scenario, fails: Fails, budget: int) -> Scenario:
     return scenario
 
 
-# --- Steps. What one takes away no other brings back, so this ends.
+# --- Steps. No step adds what another step took away, so the repetition ends.
 
 
 def _fewer_faults(scenario: Scenario) -> Iterator[Scenario]:
@@ -89,7 +89,7 @@ def _with_less(parts: tuple[_Part, ...]) -> Iterator[tuple[_Part, ...]]:
 def _with_some_changed(
     parts: tuple[_Part, ...], changes: Callable[[_Part], Sequence[_Part]]
 ) -> Iterator[tuple[_Part, ...]]:
-    """All of them at once in one way, then one by one."""
+    """Yield the parts with all of them changed in one way, then with single parts changed."""
     ways = [changes(part) for part in parts]
     yield from (changed for changed in zip(*ways, strict=False) if changed != parts)
     for at, part in enumerate(parts):

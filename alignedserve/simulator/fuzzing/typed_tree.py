@@ -1,6 +1,6 @@
-"""Dataclasses from the trees that JSON gives, by their own types: what is wrong is named, with what belongs there.
+"""Build dataclasses from JSON trees by the types of their fields. An error names the wrong key and the wanted value.
 
-The inverse of `dataclasses.asdict`. A union of dataclasses is told apart by `kind`, the name of one.
+This is the inverse of `dataclasses.asdict`. In a union of dataclasses, `kind` holds the name of the class.
 """
 
 from __future__ import annotations
@@ -16,50 +16,50 @@ _NAMES = {int: "a whole number", float: "a number", str: "a text", bool: "true o
 
 
 class WrongTree(Exception):
-    """Says in a line which key is wrong, and what it must be."""
+    """A tree has a wrong key or value. The message says in a line which key, and what it must be."""
 
 
-def typed(of: Any, value: Any, key: str = "") -> Any:
-    """The value that a tree says, which stands at this key."""
-    kinds = get_args(of) if get_origin(of) in (Union, UnionType) else (of,)
+def typed(wanted: Any, value: Any, key: str = "") -> Any:
+    """Return a value of this type, built from the tree at this key."""
+    kinds = get_args(wanted) if get_origin(wanted) in (Union, UnionType) else (wanted,)
     if value is None and NoneType in kinds:
         return None
     kinds = tuple(kind for kind in kinds if kind is not NoneType)
     if len(kinds) > 1:
-        return _one_of(kinds, value, key)
+        return _union(kinds, value, key)
     return _value(kinds[0], value, key)
 
 
-def _value(of: Any, value: Any, key: str) -> Any:
-    if is_dataclass(of):
-        return _dataclass(of, _object(value, key), key)
-    if get_origin(of) is tuple:
+def _value(wanted: Any, value: Any, key: str) -> Any:
+    if is_dataclass(wanted):
+        return _dataclass(wanted, _object(value, key), key)
+    if get_origin(wanted) is tuple:
         if not isinstance(value, list):
             raise _wrong(key, "a list", value)
-        return tuple([typed(get_args(of)[0], one, f"{key}[{number}]") for number, one in enumerate(value)])
-    if issubclass(of, Enum):
-        values = [one.value for one in of]
+        return tuple([typed(get_args(wanted)[0], member, f"{key}[{number}]") for number, member in enumerate(value)])
+    if issubclass(wanted, Enum):
+        values = [member.value for member in wanted]
         if value not in values:
             raise _wrong(key, f"one of {', '.join(values)}", value)
-        return of(value)
-    fits = type(value) is of or (of is float and type(value) is int)
-    if not fits or (of is float and not isfinite(value)):
-        raise _wrong(key, _NAMES[of], value)
+        return wanted(value)
+    fits = type(value) is wanted or (wanted is float and type(value) is int)
+    if not fits or (wanted is float and not isfinite(value)):
+        raise _wrong(key, _NAMES[wanted], value)
     return value
 
 
-def _dataclass(of: Any, tree: Mapping[str, Any], key: str) -> Any:
-    hints, known = get_type_hints(of), [one.name for one in fields(of)]
+def _dataclass(wanted: Any, tree: Mapping[str, Any], key: str) -> Any:
+    hints, known = get_type_hints(wanted), [field.name for field in fields(wanted)]
     for name in tree:
         if name not in known:
             raise WrongTree(f"{_below(key, name)} is not known: there are {', '.join(known)}")
-    for one in fields(of):
-        if one.name not in tree and one.default is MISSING and one.default_factory is MISSING:
-            raise WrongTree(f"{_below(key, one.name)} is missing")
-    return of(**{name: typed(hints[name], value, _below(key, name)) for name, value in tree.items()})
+    for field in fields(wanted):
+        if field.name not in tree and field.default is MISSING and field.default_factory is MISSING:
+            raise WrongTree(f"{_below(key, field.name)} is missing")
+    return wanted(**{name: typed(hints[name], value, _below(key, name)) for name, value in tree.items()})
 
 
-def _one_of(kinds: tuple[Any, ...], value: Any, key: str) -> Any:
+def _union(kinds: tuple[Any, ...], value: Any, key: str) -> Any:
     tree = dict(_object(value, key))
     named = {kind.__name__: kind for kind in kinds}
     kind = tree.pop("kind", None)

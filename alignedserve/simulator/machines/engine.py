@@ -1,7 +1,7 @@
 """The modelled engine: how long its work takes, what it says, and KV that is right or noticed.
 
 A token of a request depends on the request's seed and prompt and on its index, never on its batch or
-on what happened to it on the way. `EngineHands` know no more than that. `CheckedHands` keep a tag in each
+on what happened to it on the way. `ModelledHands` know no more than that. `CheckedHands` keep a tag in each
 slot in place of K and V: the hash of all tokens of its request up to its own. So a step sees at once
 whether its prefix lies where the plan says.
 """
@@ -128,7 +128,7 @@ def logprob_of(place: int) -> Logprob:
     return Logprob(-1.0 - place)
 
 
-def tell(request: Request, length: int, tagged: bool = True) -> Story:
+def story_from(request: Request, length: int, tagged: bool = True) -> Story:
     """The story of a request that says `length` tokens, unless its limit is lower."""
     chain = crc32(array("q", request.prompt).tobytes(), request.sampling.seed)
     said = [1 + (chain + 7919 * index) % (VOCABULARY - 1) for index in range(min(length, request.max_tokens))]

@@ -1,4 +1,4 @@
-"""Many values as a few numbers: one definition of each, for every figure and every plot."""
+"""Summarise many values in a few numbers, with one definition for every figure and every plot."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import fsum, nan
 
-NOTHING = nan  # what a figure is where there is nothing that it could be of
+NOTHING = nan  # the value of a figure that has no data
 
 
 def percentile(values: Iterable[float], percent: int) -> float:
-    """The smallest value that so many percent do not exceed."""
-    return _in_order(sorted(values), percent)
+    """Return the smallest value that `percent` percent of the values do not exceed."""
+    return _percentile_of_sorted(sorted(values), percent)
 
 
-def _in_order(ordered: Sequence[float], percent: int) -> float:
+def _percentile_of_sorted(ordered: Sequence[float], percent: int) -> float:
     return ordered[max(0, -(-len(ordered) * percent // 100) - 1)] if ordered else NOTHING
 
 
 def mean(values: Sequence[float]) -> float:
-    """Exactly rounded, so that it does not depend on the order of the values."""
+    """Return the mean, exactly rounded: it does not depend on the order of the values."""
     return ratio(fsum(values), len(values))
 
 
@@ -41,7 +41,7 @@ class Distribution:
     most: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> Distribution:
+    def from_values(cls, values: Iterable[float]) -> Distribution:
         ordered = sorted(values)
-        p50, p90, p99, most = (_in_order(ordered, percent) for percent in (50, 90, 99, 100))
+        p50, p90, p99, most = (_percentile_of_sorted(ordered, percent) for percent in (50, 90, 99, 100))
         return cls(len(ordered), mean(ordered), p50, p90, p99, most)

@@ -1,4 +1,4 @@
-"""The whole record of a run as a JSON file, so that it can be looked at again without being simulated again."""
+"""Save the whole record of a run as a JSON file, so that it can be read again without another simulation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def dump(record: RunRecord) -> str:
 
 
 def _plain_request(request: RequestRecord) -> tuple[Any, ...]:
-    slo = [_number(one) for one in astuple(request.slo)]
+    slo = [_number(limit_s) for limit_s in astuple(request.slo)]
     return (
         *(request.id, request.service, slo, request.arrival_at, request.num_prompt, list(request.token_at)),
         *(request.outcome.value, request.ended_at, request.num_preempted, request.job),
@@ -88,7 +88,7 @@ def parse(text: str) -> RunRecord:
 
 def _request(row: list[Any]) -> RequestRecord:
     name, service, slo, arrival_at, num_prompt, token_at, outcome, *rest = row
-    promised = Slo(*(inf if one is None else one for one in slo))
+    promised = Slo(*(inf if limit_s is None else limit_s for limit_s in slo))
     return RequestRecord(
         name, ServiceClass(service), promised, arrival_at, num_prompt, tuple(token_at), RequestOutcome(outcome), *rest
     )

@@ -1,4 +1,4 @@
-"""What happened in a run: written by the simulation while it runs, read by figures, tables, plots and the timeline."""
+"""Define the records of a run: the simulation writes them; figures, tables, plots and the timeline read them."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from alignedserve.cost.model import Shape
 
 
 class RequestOutcome(Enum):
-    OPEN = "open"  # nothing ended it: at the end of a run it is unfinished
+    OPEN = "open"  # the run ended before the request did: it is unfinished
     FINISHED = "finished"
     REFUSED = "refused"
-    LEFT = "left"  # the client had no patience
-    BROKEN = "broken"  # its gateway died
+    LEFT = "left"  # the client gave up waiting
+    BROKEN = "broken"  # the gateway of the request died
 
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request as its client saw it. Times are virtual seconds."""
+    """A request as its client saw it. Times are virtual seconds."""
 
     id: str
     service: ServiceClass
     slo: Slo
     arrival_at: float
     num_prompt: int  # tokens
-    token_at: Sequence[float] = ()  # when each token of its output reached the client
+    token_at: Sequence[float] = ()  # time at which each output token reached the client
     outcome: RequestOutcome = RequestOutcome.OPEN
     ended_at: float = 0.0
     num_preempted: int = 0
-    job: str | None = None  # what it is a line of
+    job: str | None = None  # the batch job that the request is a line of
 
 
 class StepRecord(NamedTuple):
     worker: str
     began_at: float
-    seconds: float  # what it took: the simulator's truth
-    predicted_s: float  # what the worker's cost model said when it was planned; NaN where it said nothing
+    seconds: float  # true duration, as the simulator decided it
+    predicted_s: float  # by the worker's cost model when it planned the step; NaN without a prediction
     shape: Shape
-    shortest: int  # prefix among its decodes; with `shape.longest` their spread
-    budget: int = 0  # most tokens that its worker may run in a step; 0 where there is none
-    free_share: float = nan  # of the device's KV blocks, when it began; NaN where nobody looked
-    emitted: tuple[str, ...] = ()  # requests that it made a token for
+    shortest: int  # shortest prefix among the decodes; `shape.longest` less this is the spread
+    budget: int = 0  # most tokens that the worker may run in a step; 0 without a budget
+    free_share: float = nan  # share of the device's KV blocks that were free at the start; NaN if not measured
+    emitted: tuple[str, ...] = ()  # requests that got a token from this step
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +53,24 @@ class CopyRecord:
     worker: str
     began_at: float
     seconds: float
-    to_device: bool  # else from it
+    to_device: bool  # False: from the device
     num_tokens: int
 
 
 @dataclass
 class RunRecord:
-    """A whole run. It begins with the first arrival, and ends when the last request has ended."""
+    """A whole run, from the first arrival to the end of the last request."""
 
     began_at: float
     ended_at: float
-    wall_s: float  # what it took to simulate
+    wall_s: float  # real time that the simulation took
     workers: Mapping[str, Role]
     requests: list[RequestRecord] = field(default_factory=list)
     steps: Sequence[StepRecord] = ()
     copies: list[CopyRecord] = field(default_factory=list)
-    pool: Sequence[Usage] = ()  # of the KV pool's pages, as it told every few seconds
-    problems: tuple[str, ...] = ()  # what the simulation found wrong with itself; a run with any proves nothing
-    notes: tuple[str, ...] = ()  # what the reader of its figures should know, such as requests that were cut
+    pool: Sequence[Usage] = ()  # usage of the KV pool's pages, as the pool reported it every few seconds
+    problems: tuple[str, ...] = ()  # errors of the simulation itself; a run with any proves nothing
+    notes: tuple[str, ...] = ()  # hints for the reader of the figures, such as requests that were cut
 
     @property
     def duration_s(self) -> float:

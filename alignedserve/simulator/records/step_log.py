@@ -1,6 +1,6 @@
-"""All steps of a run, packed: a long run has millions of them, and an object for each would fill the memory.
+"""Store all steps of a run in packed form: a long run has millions, and an object for each step would fill the memory.
 
-A row holds what of a step has a fixed size; the requests that it made a token for are numbers in a list of their own.
+A row holds the fields of a step that have a fixed size. The requests that got a token are numbers in a separate list.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from alignedserve.core import StepPlan
 from alignedserve.cost.model import Shape
 from alignedserve.simulator.records.records import StepRecord
 
-# worker; began_at, seconds, predicted_s; the shape; shortest, free share; where in the list its requests end
+# worker; began_at, seconds, predicted_s; the shape; shortest, free share; end of the step's requests in the list
 _ROW = Struct("=I3d2I2QIQ2IIdQ")
 
 
 class _Numbers(dict[str, int]):
-    """Names, numbered as they come."""
+    """Numbers for names, in order of first use."""
 
     def __missing__(self, name: str) -> int:
         self[name] = number = len(self)
@@ -29,10 +29,10 @@ class _Numbers(dict[str, int]):
 
 
 class StepLog(Sequence[StepRecord]):
-    """In the order in which they ended; records are made of them as they are read."""
+    """The steps in the order in which they ended. Reading a step builds its record."""
 
     def __init__(self, budget: int) -> None:
-        self._budget = budget  # of every worker
+        self._budget = budget  # of every worker, in tokens
         self._rows = bytearray()
         self._emitted = array("I")
         self._workers, self._requests = _Numbers(), _Numbers()
@@ -57,7 +57,7 @@ class StepLog(Sequence[StepRecord]):
     def __iter__(self) -> Iterator[StepRecord]:
         workers, requests, budget, start = list(self._workers), list(self._requests), self._budget, 0
         for worker, began_at, seconds, predicted_s, *shape, shortest, free_share, end in _ROW.iter_unpack(self._rows):
-            emitted = tuple([requests[one] for one in self._emitted[start:end]])
+            emitted = tuple([requests[number] for number in self._emitted[start:end]])
             start = end
             yield StepRecord(
                 workers[worker], began_at, seconds, predicted_s, Shape(*shape), shortest, budget, free_share, emitted

@@ -1,4 +1,4 @@
-"""Several presets over the same arrivals: each figure as its mean over the seeds and half its range."""
+"""Compare presets over the same arrivals: the mean of each figure over the seeds, and half its range."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 
 from alignedserve.simulator.records.distribution import mean
 from alignedserve.simulator.reports.figure_rows import COMPARED, Better, FigureRow
-from alignedserve.simulator.reports.figures import tree_of
+from alignedserve.simulator.reports.figures import figure_tree
 from alignedserve.simulator.reports.trial import TrialRun, by_preset
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A figure that some run of the preset lacks has no mean."""
+    """A figure of a preset over all seeds. The mean is NaN if some run of the preset lacks the figure."""
 
     mean: float
     half_range: float  # (most - least) ÷ 2 over the seeds
     is_best: bool = False
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Cell:
+    def from_values(cls, values: Sequence[float]) -> Cell:
         found = mean(values)
         return cls(found, (max(values) - min(values)) / 2 if found == found else found)
 
@@ -29,7 +29,7 @@ class Cell:
 @dataclass(frozen=True, slots=True)
 class ComparisonLine:
     row: FigureRow
-    cells: tuple[Cell, ...]  # one for each preset
+    cells: tuple[Cell, ...]  # one cell for each preset
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[TrialRun]) -> Comparison:
-    """Runs that differ in preset and seed alone."""
+    """Compare runs that differ only in preset and seed."""
     columns = by_preset(runs)
     seeds = tuple(sorted({run.trial.seed for run in runs}))
     return Comparison(tuple(columns), seeds, tuple(_line(row, list(columns.values())) for row in COMPARED))
@@ -48,12 +48,12 @@ def compare(runs: Sequence[TrialRun]) -> Comparison:
 
 def _line(row: FigureRow, columns: Sequence[Sequence[TrialRun]]) -> ComparisonLine:
     return ComparisonLine(
-        row, _marked([Cell.of([run.figures.at(row.path) for run in column]) for column in columns], row.better)
+        row, _marked([Cell.from_values([run.figures.at(row.path) for run in column]) for column in columns], row.better)
     )
 
 
 def _marked(cells: Sequence[Cell], better: Better) -> tuple[Cell, ...]:
-    """Where all are equal there is no best."""
+    """Mark the best cells. Mark none if all means are equal."""
     means = [cell.mean for cell in cells if cell.mean == cell.mean]
     if len(set(means)) < 2:
         return tuple(cells)
@@ -62,7 +62,7 @@ def _marked(cells: Sequence[Cell], better: Better) -> tuple[Cell, ...]:
 
 
 def comparison_table(comparison: Comparison) -> list[list[str]]:
-    """Its rows as text, the titles first; figures that no preset has are left out."""
+    """Return the rows of the table as text, titles first, without figures that no preset has."""
     lines = [line for line in comparison.lines if any(cell.mean == cell.mean for cell in line.cells)]
     shown = [[line.row.label, *(_shown(line.row, cell) for cell in line.cells)] for line in lines]
     return [["", *(f"{preset}  " for preset in comparison.presets)], *shown]
@@ -77,7 +77,9 @@ def comparison_tree(comparison: Comparison) -> dict[str, Any]:
         "presets": list(comparison.presets),
         "seeds": list(comparison.seeds),
         "figures": {
-            line.row.path: {preset: tree_of(cell) for preset, cell in zip(comparison.presets, line.cells, strict=True)}
+            line.row.path: {
+                preset: figure_tree(cell) for preset, cell in zip(comparison.presets, line.cells, strict=True)
+            }
             for line in comparison.lines
         },
     }

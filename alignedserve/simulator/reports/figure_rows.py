@@ -1,4 +1,4 @@
-"""What tables show of the figures: in which order, under which name, in which unit, and which way is better."""
+"""List the figures that tables show: their order, label, unit, and which direction is better."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from alignedserve.simulator.reports.figures import RunFigures
 
 
 class Unit(Enum):
-    """A factor, and what stands behind the number."""
+    """The unit of a figure: the factor that a table multiplies by, and the suffix of the number."""
 
     NUMBER = (1.0, "")
     SHARE = (100.0, " %")
@@ -37,7 +37,7 @@ def _digits(value: float) -> str:
 class Better(Enum):
     HIGHER = "higher"
     LOWER = "lower"
-    NEITHER = "neither"  # it only tells: comparisons leave it out
+    NEITHER = "neither"  # for information only: comparisons leave it out
 
 
 _PARTS = ("mean", "p50", "p90", "p99", "most")
@@ -49,7 +49,7 @@ class FigureRow:
     path: str
     unit: Unit
     better: Better = Better.NEITHER
-    compared: tuple[str, ...] = ()  # of a distribution, the parts that comparisons show; () where it is one number
+    compared: tuple[str, ...] = ()  # parts of a distribution that comparisons show; () for a single number
     is_distribution: bool = False
 
     def show(self, figures: RunFigures) -> str:
@@ -58,7 +58,7 @@ class FigureRow:
         return "   ".join(f"{part} {self.unit.show(figures.at(f'{self.path}.{part}'))}" for part in _PARTS)
 
     def numbers(self, parts: tuple[str, ...]) -> Iterator[FigureRow]:
-        """A row each: of a distribution one for each of these parts."""
+        """Yield a row for each number: for a distribution, a row for each of these parts."""
         if not self.is_distribution:
             yield self
             return

@@ -1,4 +1,7 @@
-"""All figures of a run, as one tree, for tables, files and comparisons (docs/reference/figures.md defines each)."""
+"""Compute all figures of a run as one tree, for tables, files and comparisons.
+
+docs/reference/figures.md defines each figure.
+"""
 
 from __future__ import annotations
 
@@ -13,33 +16,33 @@ from alignedserve.simulator.records.distribution import percentile as percentile
 from alignedserve.simulator.records.distribution import ratio
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports.paper_figures import PaperFigures
-from alignedserve.simulator.reports.request_figures import BeFigures, RequestFigures, RtFigures, of_class
+from alignedserve.simulator.reports.request_figures import BeFigures, RequestFigures, RtFigures, requests_of_class
 from alignedserve.simulator.reports.step_figures import (
     CopyFigures,
     StepFigures,
     WorkerFigures,
     mean_step_share,
-    workers_of,
+    worker_figures,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedFigures:
-    """Of the simulator; the only ones that depend on the machine."""
+    """The speed of the simulator: the only figures that depend on the machine."""
 
     wall_s: float
     simulated_s_per_wall_s: float
     steps_per_wall_s: float
 
     @classmethod
-    def of(cls, record: RunRecord) -> SpeedFigures:
+    def from_record(cls, record: RunRecord) -> SpeedFigures:
         wall_s = record.wall_s
         return cls(wall_s, ratio(record.duration_s, wall_s), ratio(len(record.steps), wall_s))
 
 
 @dataclass(frozen=True, slots=True)
 class PoolFigures:
-    """Shares of the KV pool's pages, on average over what it told."""
+    """Mean shares of the KV pool's pages, over all its usage reports."""
 
     rt: float
     be: float
@@ -48,9 +51,9 @@ class PoolFigures:
     leased: float
 
     @classmethod
-    def of(cls, told: Sequence[Usage]) -> PoolFigures:
-        everything = sum(sum(astuple(one)) for one in told)
-        return cls(*(ratio(sum(getattr(one, part.name) for one in told), everything) for part in fields(cls)))
+    def from_usages(cls, usages: Sequence[Usage]) -> PoolFigures:
+        num_pages = sum(sum(astuple(usage)) for usage in usages)
+        return cls(*(ratio(sum(getattr(usage, part.name) for usage in usages), num_pages) for part in fields(cls)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,44 +66,44 @@ class RunFigures:
     steps: StepFigures
     copies: CopyFigures
     pool: PoolFigures
-    mean_step_share: float  # of workers: how busy they were
+    mean_step_share: float  # mean over workers: how busy they were
     workers: tuple[WorkerFigures, ...]
     papers: PaperFigures
     speed: SpeedFigures
 
     @classmethod
-    def of(cls, record: RunRecord) -> RunFigures:
-        rt, be = (of_class(record.requests, service) for service in ServiceClass)
-        requests, workers = RequestFigures.of(record.requests), workers_of(record)
+    def from_record(cls, record: RunRecord) -> RunFigures:
+        rt, be = (requests_of_class(record.requests, service) for service in ServiceClass)
+        requests, workers = RequestFigures.from_requests(record.requests), worker_figures(record)
         return cls(
             duration_s=record.duration_s,
             tokens_per_s=ratio(requests.output_tokens, record.duration_s),
             requests=requests,
-            rt=RtFigures.of(rt),
-            be=BeFigures.of(be, record.duration_s),
-            steps=StepFigures.of(record.steps),
-            copies=CopyFigures.of(record.copies),
-            pool=PoolFigures.of(record.pool),
+            rt=RtFigures.from_requests(rt),
+            be=BeFigures.from_requests(be, record.duration_s),
+            steps=StepFigures.from_steps(record.steps),
+            copies=CopyFigures.from_copies(record.copies),
+            pool=PoolFigures.from_usages(record.pool),
             mean_step_share=mean_step_share(workers),
             workers=workers,
-            papers=PaperFigures.of(record),
-            speed=SpeedFigures.of(record),
+            papers=PaperFigures.from_record(record),
+            speed=SpeedFigures.from_record(record),
         )
 
     def at(self, path: str) -> float:
-        """A number of the tree by its path, such as `rt.ttft_s.p99`."""
+        """Return a number of the tree by its path, such as `rt.ttft_s.p99`."""
         found: Any = self
         for name in path.split("."):
             found = getattr(found, name)
         return float(found)
 
 
-def tree_of(figures: Any) -> Any:
-    """As JSON can hold it: in the order of the fields, and null where there is no number."""
+def figure_tree(figures: Any) -> Any:
+    """Return the figures as JSON can hold them, in the order of the fields, with null for a missing number."""
     if is_dataclass(figures):
-        return {one.name: tree_of(getattr(figures, one.name)) for one in fields(figures)}
+        return {field.name: figure_tree(getattr(figures, field.name)) for field in fields(figures)}
     if isinstance(figures, tuple):
-        return [tree_of(one) for one in figures]
+        return [figure_tree(member) for member in figures]
     if isinstance(figures, Enum):
         return figures.value
     return None if isinstance(figures, float) and not isfinite(figures) else figures

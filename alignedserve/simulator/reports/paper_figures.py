@@ -1,8 +1,8 @@
-"""The figures of the papers, each as its paper defines it, so that their tables can be compared with ours.
+"""Compute the figures of the papers, each as its paper defines it, so that their tables can be compared with ours.
 
-"A step in SLO" (AccelGen) is one that emitted no late RT token, among steps that emitted any. Records do not say which
-step made which token, only for which requests a step made one: the n-th such step of a request made its n-th token.
-That is exact while no worker dies; tokens that died with one and were made again move the later ones to earlier steps.
+"A step in SLO" (AccelGen) is a step that emitted RT tokens, none of them late. Records do not say which step made which
+token, only which requests got a token from a step: the n-th such step of a request made its n-th token. This is exact
+while no worker dies. When a worker dies and its lost tokens are made again, later tokens are counted for earlier steps.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from alignedserve.simulator.reports.request_figures import (
     keeps_jct,
     mean_tpot_s,
     normalised_latency_s,
-    of_class,
+    requests_of_class,
     ttft_s,
 )
 
@@ -33,11 +33,11 @@ _BROS_TTFT_S, _BROS_TPOT_S = 0.4, 0.2
 
 @dataclass(frozen=True, slots=True)
 class AlignedServeFigures:
-    decode_tokens_per_s: float  # of all decodes of all steps, over the run
-    p99_tpot_s: float  # of the seconds of steps with decodes
+    decode_tokens_per_s: float  # decodes of all steps ÷ duration of the run
+    p99_tpot_s: float  # 99th percentile of the duration of steps with decodes
 
     @classmethod
-    def of(cls, record: RunRecord) -> AlignedServeFigures:
+    def from_record(cls, record: RunRecord) -> AlignedServeFigures:
         steps = [(step.shape.decodes, step.seconds) for step in record.steps if step.shape.decodes]
         decodes = sum(decodes for decodes, _ in steps)
         return cls(ratio(decodes, record.duration_s), percentile((seconds for _, seconds in steps), 99))
@@ -45,7 +45,7 @@ class AlignedServeFigures:
 
 @dataclass(frozen=True, slots=True)
 class BrosFigures:
-    """Of RT requests, but for the last."""
+    """Figures of BROS, over RT requests; the last figure is over BE requests."""
 
     ttft_attainment: float  # at most 0.4 s
     tpot_attainment: float  # on average at most 0.2 s
@@ -54,41 +54,41 @@ class BrosFigures:
     be_requests_per_s: float
 
     @classmethod
-    def of(cls, record: RunRecord) -> BrosFigures:
-        rt, be = (of_class(record.requests, service) for service in ServiceClass)
+    def from_record(cls, record: RunRecord) -> BrosFigures:
+        rt, be = (requests_of_class(record.requests, service) for service in ServiceClass)
         return cls(
-            ttft_attainment=share([_soon(request) for request in rt]),
-            tpot_attainment=share([_steady(request) for request in rt]),
-            attainment=share([_soon(request) and _steady(request) for request in rt]),
+            ttft_attainment=share([_keeps_bros_ttft(request) for request in rt]),
+            tpot_attainment=share([_keeps_bros_tpot(request) for request in rt]),
+            attainment=share([_keeps_bros_ttft(request) and _keeps_bros_tpot(request) for request in rt]),
             normalised_latency_s=normalised_latency_s(rt),
             be_requests_per_s=ratio(len(finished(be)), record.duration_s),
         )
 
 
-def _soon(request: RequestRecord) -> bool:
+def _keeps_bros_ttft(request: RequestRecord) -> bool:
     return has_finished(request) and ttft_s(request) <= _BROS_TTFT_S
 
 
-def _steady(request: RequestRecord) -> bool:
-    """A single token has nothing to be steady with."""
+def _keeps_bros_tpot(request: RequestRecord) -> bool:
+    """Whether the mean TPOT is in time. A request with a single token has no TPOT, and is in time."""
     return has_finished(request) and (len(request.token_at) < 2 or mean_tpot_s(request) <= _BROS_TPOT_S)
 
 
 @dataclass(frozen=True, slots=True)
 class AliseFigures:
-    normalised_latency_s: float  # of all requests, whatever their class
+    normalised_latency_s: float  # over all requests of both classes
 
 
 @dataclass(frozen=True, slots=True)
 class AccelGenFigures:
     steps_in_slo: float
-    jct_attainment: float  # of all requests, each by its own
-    goodput: float  # requests in a second that keep every promise of their class
+    jct_attainment: float  # over all requests, each against its own deadline
+    goodput: float  # requests per second that keep every promise of their class
     budget_used: float  # forward size ÷ budget, mean over steps with a budget
-    kv_allocated: float  # allocated ÷ total KV, mean over the seconds of steps
+    kv_allocated: float  # allocated ÷ total KV, mean weighted by the duration of steps
 
     @classmethod
-    def of(cls, record: RunRecord) -> AccelGenFigures:
+    def from_record(cls, record: RunRecord) -> AccelGenFigures:
         steps, requests = record.steps, record.requests
         return cls(
             steps_in_slo=share(steps_in_slo(record)),
@@ -100,39 +100,39 @@ class AccelGenFigures:
 
 
 def kv_allocated(steps: Iterable[StepRecord]) -> float:
-    """Of a worker's device, while it runs steps; of steps where somebody looked."""
+    """Return the share of a device's KV that is allocated during steps, over steps where it was measured."""
     known = [(step.seconds, step.seconds * (1 - step.free_share)) for step in steps if step.free_share <= 1]
     return ratio(fsum(taken for _, taken in known), fsum(seconds for seconds, _ in known))
 
 
 def steps_in_slo(record: RunRecord) -> list[bool]:
-    """Of each step that emitted an RT token, whether all of those were in time; in the order of their ends."""
-    tokens = {request.id: iter(in_time(request)) for request in of_class(record.requests, ServiceClass.RT)}
-    held = []
+    """Return for each step that emitted RT tokens whether all of them were in time, in the order of the steps' ends."""
+    tokens = {request.id: iter(in_time(request)) for request in requests_of_class(record.requests, ServiceClass.RT)}
+    in_slo = []
     for step in _by_end(record.steps):
         emitted = [next(tokens[request], True) for request in step.emitted if request in tokens]
         if emitted:
-            held.append(all(emitted))
-    return held
+            in_slo.append(all(emitted))
+    return in_slo
 
 
 def _by_end(steps: Sequence[StepRecord]) -> Iterable[StepRecord]:
-    """As a simulation notes them; others are sorted."""
+    """Return the steps in the order of their ends. Records of a simulation have this order; sort only others."""
     ends = (step.began_at + step.seconds for step in steps)
-    if all(one <= other for one, other in pairwise(ends)):
+    if all(end <= following for end, following in pairwise(ends)):
         return steps
     return sorted(steps, key=lambda step: (step.began_at + step.seconds, step.worker))
 
 
 @dataclass(frozen=True, slots=True)
 class AptServeFigures:
-    """A request counts if its TTFT and its own P99 TBT hold: what attainment means here too."""
+    """Figures of Apt-Serve. A request attains if its TTFT and its own P99 TBT are in time, as in our attainment."""
 
     attainment: float
     attained_per_s: float
 
     @classmethod
-    def of(cls, rt: Sequence[RequestRecord], duration_s: float) -> AptServeFigures:
+    def from_requests(cls, rt: Sequence[RequestRecord], duration_s: float) -> AptServeFigures:
         kept = [attains(request) for request in rt]
         return cls(share(kept), ratio(sum(kept), duration_s))
 
@@ -146,11 +146,13 @@ class PaperFigures:
     apt_serve: AptServeFigures
 
     @classmethod
-    def of(cls, record: RunRecord) -> PaperFigures:
+    def from_record(cls, record: RunRecord) -> PaperFigures:
         return cls(
-            alignedserve=AlignedServeFigures.of(record),
-            bros=BrosFigures.of(record),
+            alignedserve=AlignedServeFigures.from_record(record),
+            bros=BrosFigures.from_record(record),
             alise=AliseFigures(normalised_latency_s(record.requests)),
-            accelgen=AccelGenFigures.of(record),
-            apt_serve=AptServeFigures.of(of_class(record.requests, ServiceClass.RT), record.duration_s),
+            accelgen=AccelGenFigures.from_record(record),
+            apt_serve=AptServeFigures.from_requests(
+                requests_of_class(record.requests, ServiceClass.RT), record.duration_s
+            ),
         )

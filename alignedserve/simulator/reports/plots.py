@@ -1,6 +1,6 @@
-"""Pictures of runs, drawn by matplotlib, which is imported when one is asked for: nothing else needs it.
+"""Draw runs, comparisons and sweeps with matplotlib, which is imported only when a plot is asked for.
 
-`figure.savefig` takes the canvas that the file's suffix asks for, so no screen is looked for.
+`figure.savefig` chooses the canvas by the suffix of the file, so that no screen is needed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from alignedserve.errors import SimulateError
 from alignedserve.simulator.records.distribution import share
 from alignedserve.simulator.records.records import RequestOutcome, RequestRecord, RunRecord
 from alignedserve.simulator.reports.comparison import Comparison, ComparisonLine, compare
-from alignedserve.simulator.reports.request_figures import attains, gaps_s, of_class, ttft_s
-from alignedserve.simulator.reports.step_figures import is_predicted, of_kind
+from alignedserve.simulator.reports.request_figures import attains, gaps_s, requests_of_class, ttft_s
+from alignedserve.simulator.reports.step_figures import is_predicted, steps_of_kind
 from alignedserve.simulator.reports.sweep import MARKS, Sweep, sweeps
 from alignedserve.simulator.reports.trial import TrialRun
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg")
-_WINDOWS = 40  # of attainment over time
-_MOST_DOTS = 5000  # in a curve or a scatter plot, evenly picked
-_LETTERS_IN_AN_INCH = 11  # of a title
+_WINDOWS = 40  # in the plot of attainment over time
+_MOST_DOTS = 5000  # in a curve or a scatter plot; evenly picked from more
+_LETTERS_IN_AN_INCH = 11  # width of letters in a title
 KIND_COLOURS = {Kind.PREFILL: "#0b6e99", Kind.DECODE: "#c4541a", Kind.MIXED: "#5b8c2a"}
 
 
 def check(path: Path) -> None:
-    """Before a run, not after it."""
+    """Raise SimulateError if no plot can be drawn at this path: the user should know before a run, not after it."""
     if path.suffix.lower() not in SUFFIXES:
         raise SimulateError(f"a plot is a .png or an .svg, not {path.name}")
     new_figure(1, 1)
@@ -55,7 +55,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def _title(figure: Figure, text: str) -> None:
-    """Workloads may be long to write: in as many lines as the width needs."""
+    """Wrap the title to the width of the figure: the text of a workload may be long."""
     width = int(figure.get_figwidth() * _LETTERS_IN_AN_INCH)
     figure.suptitle(
         "\n".join(part for line in text.splitlines() for part in wrap(line, width, break_on_hyphens=False)),
@@ -67,13 +67,13 @@ def save_figure(figure: Figure, path: Path) -> None:
     from matplotlib import rc_context
 
     try:
-        with rc_context({"svg.hashsalt": "alignedserve"}):  # the same run is the same file
+        with rc_context({"svg.hashsalt": "alignedserve"}):  # the same run gives the same file
             figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix.lower() == ".svg" else {})
     except OSError as error:
         raise SimulateError(f"{path} cannot be written: {error.strerror}") from None
 
 
-# --- One run
+# --- A single run
 
 
 def plot_run(record: RunRecord, title: str, path: Path) -> None:
@@ -88,26 +88,26 @@ def plot_run(record: RunRecord, title: str, path: Path) -> None:
 
 def _ttft(record: RunRecord, axis: Axes) -> None:
     for service in ServiceClass:
-        requests = [one for one in of_class(record.requests, service) if one.token_at]
-        _cdf(axis, [ttft_s(one) for one in requests], service.value.upper())
+        requests = [request for request in requests_of_class(record.requests, service) if request.token_at]
+        _cdf(axis, [ttft_s(request) for request in requests], service.value.upper())
     _label(axis, "time to first token", "seconds", "share of requests with a token")
 
 
 def _tbt(record: RunRecord, axis: Axes) -> None:
     for service in ServiceClass:
-        requests = of_class(record.requests, service)
-        _cdf(axis, [gap for one in requests for gap in gaps_s(one)], service.value.upper())
+        requests = requests_of_class(record.requests, service)
+        _cdf(axis, [gap for request in requests for gap in gaps_s(request)], service.value.upper())
     _label(axis, "time between tokens", "seconds", "share of gaps")
 
 
 def _cdf(axis: Axes, values: Iterable[float], label: str) -> None:
     points = cdf(values)
     if points:
-        axis.step([value for value, _ in points], [held for _, held in points], where="post", label=label)
+        axis.step([value for value, _ in points], [part for _, part in points], where="post", label=label)
 
 
 def cdf(values: Iterable[float]) -> list[tuple[float, float]]:
-    """The share of values that are at most so large; thinned where there are many, but never of the largest."""
+    """Return each value with the share of values up to it. Thin out many values, but keep the largest."""
     ordered = sorted(values)
     every = len(ordered) // _MOST_DOTS + 1
     return [(ordered[at], (at + 1) / len(ordered)) for at in range(len(ordered) - 1, -1, -every)][::-1]
@@ -115,16 +115,16 @@ def cdf(values: Iterable[float]) -> list[tuple[float, float]]:
 
 def _attainment(record: RunRecord, axis: Axes) -> None:
     points = attainment_over_time(record)
-    axis.plot([at for at, _ in points], [held for _, held in points], marker=".", label="RT")
+    axis.plot([at for at, _ in points], [part for _, part in points], marker=".", label="RT")
     axis.set_ylim(-0.02, 1.02)
     _label(axis, f"attainment, by arrival in {_WINDOWS} windows", "seconds", "share of requests")
 
 
 def attainment_over_time(record: RunRecord) -> list[tuple[float, float]]:
-    """Of the RT requests that arrived in each window of time; windows without any are left out."""
+    """Return the attainment of the RT requests that arrived in each window of time, without empty windows."""
     window_s = record.duration_s / _WINDOWS or 1.0
     windows: dict[int, list[bool]] = {}
-    for request in of_class(record.requests, ServiceClass.RT):
+    for request in requests_of_class(record.requests, ServiceClass.RT):
         windows.setdefault(int((request.arrival_at - record.began_at) / window_s), []).append(attains(request))
     return [((number + 0.5) * window_s, share(held)) for number, held in sorted(windows.items())]
 
@@ -136,22 +136,28 @@ def _load(record: RunRecord, axis: Axes) -> None:
     _label(axis, "waiting for a first token; running", "seconds", "requests")
 
 
-Change = tuple[float, int]  # when, and how many more there are from then on
+Change = tuple[float, int]  # time, and the change of the count at that time
 
 
 def over_time(changes: Iterable[Change]) -> list[Change]:
-    """How many there are after each change; what changes at one time is one change."""
-    ordered = [(at, sum(change for _, change in same)) for at, same in groupby(sorted(changes), lambda one: one[0])]
+    """Return the count after each change, with changes at the same time merged."""
+    ordered = [
+        (at, sum(change for _, change in same)) for at, same in groupby(sorted(changes), lambda change: change[0])
+    ]
     return list(zip([at for at, _ in ordered], accumulate(change for _, change in ordered), strict=True))
 
 
 def _waits(record: RunRecord) -> list[Change]:
-    spans = [(one.arrival_at, one.token_at[0] if one.token_at else _end(record, one)) for one in record.requests]
+    spans = [
+        (request.arrival_at, request.token_at[0] if request.token_at else _end(record, request))
+        for request in record.requests
+    ]
     return _changes(record, spans)
 
 
 def _runs(record: RunRecord) -> list[Change]:
-    return _changes(record, [(one.token_at[0], _end(record, one)) for one in record.requests if one.token_at])
+    spans = [(request.token_at[0], _end(record, request)) for request in record.requests if request.token_at]
+    return _changes(record, spans)
 
 
 def _changes(record: RunRecord, spans: Iterable[tuple[float, float]]) -> list[Change]:
@@ -164,7 +170,7 @@ def _end(record: RunRecord, request: RequestRecord) -> float:
 
 def _step_times(record: RunRecord, axis: Axes) -> None:
     for kind in Kind:
-        steps = [step for step in of_kind(record.steps, kind) if is_predicted(step)]
+        steps = [step for step in steps_of_kind(record.steps, kind) if is_predicted(step)]
         steps = steps[:: len(steps) // _MOST_DOTS + 1]
         if steps:
             true, predicted = [step.seconds * 1e3 for step in steps], [step.predicted_s * 1e3 for step in steps]
@@ -191,7 +197,7 @@ _SHOWN = (
 
 
 def plot_comparison(runs: Sequence[TrialRun], path: Path) -> None:
-    """A bar for each preset: its mean over the seeds ± half its range, the best one darker."""
+    """Draw a bar for each preset: the mean over the seeds ± half the range, the best preset darker."""
     comparison = compare(runs)
     figure = new_figure(16, 8)
     rate = runs[0].trial.rate
@@ -219,9 +225,9 @@ def _seeds(seeds: Sequence[int]) -> str:
 
 
 def plot_sweep(runs: Sequence[TrialRun], path: Path) -> None:
-    """Attainment against the rate, and where it crosses the marks."""
+    """Draw attainment against the rate, and the rates at which it crosses the marks."""
     figure = new_figure(8, 5)
-    _title(figure, f"{runs[0].trial.setting}\n{_seeds(sorted({one.trial.seed for one in runs}))}")
+    _title(figure, f"{runs[0].trial.setting}\n{_seeds(sorted({run.trial.seed for run in runs}))}")
     axis = figure.subplots()
     for number, sweep in enumerate(sweeps(runs)):
         _curve(sweep, f"C{number}", axis)
@@ -236,7 +242,8 @@ def _curve(sweep: Sweep, colour: str, axis: Axes) -> None:
     rates, found = [point.rate for point in sweep.points], [point.attainment for point in sweep.points]
     means, errors = [cell.mean for cell in found], [cell.half_range for cell in found]
     axis.errorbar(rates, means, errors, marker="o", capsize=3, color=colour, label=sweep.preset)
-    for one in sweep.effective:
-        if isfinite(one.rate) and not one.is_lower_bound:
-            axis.plot(one.rate, one.mark, marker="v", color=colour)
-            axis.annotate(f"{one.rate:.3g}", (one.rate, one.mark), xytext=(4, 4), textcoords="offset points")
+    for crossing in sweep.effective:
+        if isfinite(crossing.rate) and not crossing.is_lower_bound:
+            axis.plot(crossing.rate, crossing.mark, marker="v", color=colour)
+            label, place = f"{crossing.rate:.3g}", (crossing.rate, crossing.mark)
+            axis.annotate(label, place, xytext=(4, 4), textcoords="offset points")

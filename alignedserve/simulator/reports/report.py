@@ -1,4 +1,4 @@
-"""What a run says, as text for people, as JSON for programs, and as CSV of requests, steps and runs."""
+"""Write runs as text for people, as JSON for programs, and as CSV of requests, steps and runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alignedserve.simulator.records.distribution import percentile
 from alignedserve.simulator.records.records import RequestRecord, RunRecord, StepRecord
 from alignedserve.simulator.reports.comparison import compare, comparison_table, comparison_tree
 from alignedserve.simulator.reports.figure_rows import NUMBERS, ROWS, SECTIONS, Section, Unit
-from alignedserve.simulator.reports.figures import RunFigures, tree_of
+from alignedserve.simulator.reports.figures import RunFigures, figure_tree
 from alignedserve.simulator.reports.request_figures import (
     attains,
     end_to_end_s,
@@ -34,13 +34,13 @@ _LABEL_WIDTH = max(len(row.label) for row in ROWS)
 
 
 def summary(run: TrialRun) -> str:
-    """Of one run; what there is nothing of is left out."""
+    """Return the summary of a run, without figures that have no data."""
     parts = [run.trial.title, *(text for section in SECTIONS if (text := _section(section, run.figures)))]
     return "\n\n".join([*parts, _workers(run.figures), *_notes([run])]) + "\n"
 
 
 def _notes(runs: Sequence[TrialRun]) -> list[str]:
-    """Each once, in the order of the runs."""
+    """Return every note once, in the order of the runs."""
     lines = dict.fromkeys(f"  {note}" for run in runs for note in run.notes)
     return ["\n".join(["Notes", *lines])] if lines else []
 
@@ -57,14 +57,14 @@ _NOTHING = (["-"], ["mean", "-"])
 def _workers(figures: RunFigures) -> str:
     titles = ["Workers", "steps", "busy", "copying"]
     rows = [
-        [one.name, f"{one.steps:,}", Unit.SHARE.show(one.step_share), Unit.SHARE.show(one.copy_share)]
-        for one in figures.workers
+        [worker.name, f"{worker.steps:,}", Unit.SHARE.show(worker.step_share), Unit.SHARE.show(worker.copy_share)]
+        for worker in figures.workers
     ]
     return table([titles, *rows])
 
 
 def comparison_text(runs: Sequence[TrialRun]) -> str:
-    """All runs: one table for each rate, and where there are rates how much each preset can take."""
+    """Return a table for each rate, and with several rates also the highest rate that each preset attains."""
     parts = [_comparison_text(rate, at_rate) for rate, at_rate in by_rate(runs)]
     parts[0] = f"{runs[0].trial.setting}\n{parts[0]}"
     if len(parts) > 1:
@@ -82,7 +82,7 @@ def _comparison_text(rate: float | None, runs: Sequence[TrialRun]) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:
-    """The first column to the left, the others to the right."""
+    """Return the rows as text, the first column aligned left and the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(_aligned(row, widths) for row in rows)
 
@@ -96,7 +96,7 @@ def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def document(runs: Sequence[TrialRun]) -> str:
-    """Everything, in a fixed order: only `speed` differs between two runs of the same trial."""
+    """Return all figures as JSON in a fixed order: only `speed` differs between two runs of the same trial."""
     tree: dict[str, Any] = {"format": _FORMAT, "runs": [_run_tree(run) for run in runs]}
     if len(runs) > 1:
         rates = list(by_rate(runs))
@@ -108,10 +108,10 @@ def document(runs: Sequence[TrialRun]) -> str:
 
 def _run_tree(run: TrialRun) -> dict[str, Any]:
     said = {"problems": list(run.problems), "notes": list(run.notes)}
-    return {"trial": asdict(run.trial), **said, "figures": tree_of(run.figures)}
+    return {"trial": asdict(run.trial), **said, "figures": figure_tree(run.figures)}
 
 
-# --- CSV: times in seconds since the run began, nothing where there is no number
+# --- CSV: times in seconds since the run began; a cell without a number is empty
 
 
 def requests_csv(record: RunRecord) -> str:
@@ -151,8 +151,8 @@ def _step_row(step: StepRecord, began_at: float) -> Iterator[Any]:
 
 
 def runs_csv(runs: Iterable[TrialRun]) -> str:
-    """A row for each run, with every figure of its summary."""
-    asked = [one.name for one in fields(SimulationTrial)]
+    """Return a row for each run, with every figure of its summary."""
+    asked = [field.name for field in fields(SimulationTrial)]
     return _csv((*asked, *(row.path for row in NUMBERS)), map(_run_row, runs))
 
 

@@ -1,7 +1,7 @@
-"""What clients got: of each request whether its promises were kept, and of all of one class the figures.
+"""Compute whether the promises of each request were kept, and the figures of each class.
 
-A token is in time when it came within ttft of the arrival (the first) or within tbt of the token before it. A request
-that did not finish is a miss, whoever ended it, and counts one late token: the one that it still waited for.
+The first token is in time when it came within ttft of the arrival, a later token when it came within tbt of the token
+before it. A request that did not finish is a miss, whatever ended it, and counts one late token: the next token.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from alignedserve.core import ServiceClass
 from alignedserve.simulator.records.distribution import NOTHING, Distribution, mean, percentile, ratio, share
 from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
 
-# --- One request
+# --- A single request
 
 
 def ttft_s(request: RequestRecord) -> float:
@@ -27,7 +27,7 @@ def gaps_s(request: RequestRecord) -> list[float]:
 
 
 def mean_tpot_s(request: RequestRecord) -> float:
-    """Of the tokens after the first."""
+    """Return the mean time per token, over the tokens after the first."""
     return ratio(request.token_at[-1] - request.token_at[0], len(request.token_at) - 1) if request.token_at else NOTHING
 
 
@@ -48,7 +48,7 @@ def keeps_ttft(request: RequestRecord) -> bool:
 
 
 def keeps_tbt(request: RequestRecord) -> bool:
-    """The 99th percentile of its own gaps; where it has none there is nothing to break."""
+    """Whether the 99th percentile of the request's own gaps is in time. Without gaps the promise is kept."""
     gaps = gaps_s(request)
     return has_finished(request) and (not gaps or percentile(gaps, 99) <= request.slo.tbt_s)
 
@@ -62,23 +62,23 @@ def keeps_jct(request: RequestRecord) -> bool:
 
 
 def keeps_all(request: RequestRecord) -> bool:
-    """Every promise that its class has: a BE request has no deadlines for single tokens."""
+    """Whether every promise of the request's class is kept: a BE request has no deadlines for single tokens."""
     return keeps_jct(request) and (request.service is ServiceClass.BE or attains(request))
 
 
 def in_time(request: RequestRecord) -> list[bool]:
-    """Each of the tokens that reached its client."""
+    """Return for each token that reached the client whether it was in time."""
     slo = request.slo
     first = [ttft_s(request) <= slo.ttft_s] if request.token_at else []
     return first + [gap <= slo.tbt_s for gap in gaps_s(request)]
 
 
 def promised_in_time(request: RequestRecord) -> list[bool]:
-    """Those, and the one that it still waited for where it did not finish."""
+    """Return the same as `in_time`, plus a late token for a request that did not finish."""
     return in_time(request) + ([] if has_finished(request) else [False])
 
 
-# --- All
+# --- All requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +90,10 @@ class RequestFigures:
     broken: int
     unfinished: int
     preemptions: int
-    output_tokens: int  # that reached a client, of whatever became of the request
+    output_tokens: int  # that reached a client, whatever the outcome of the request
 
     @classmethod
-    def of(cls, requests: Sequence[RequestRecord]) -> RequestFigures:
+    def from_requests(cls, requests: Sequence[RequestRecord]) -> RequestFigures:
         outcomes = Counter(request.outcome for request in requests)
         return cls(
             count=len(requests),
@@ -114,46 +114,48 @@ class RtFigures:
     ttft_attainment: float
     tbt_attainment: float
     tokens_in_time: float
-    ttft_s: Distribution  # of requests with a token
-    tbt_s: Distribution  # of all gaps of all of them
-    mean_tpot_s: Distribution  # one value a request, of those with two tokens
-    end_to_end_s: Distribution  # of finished ones
+    ttft_s: Distribution  # over requests with a token
+    tbt_s: Distribution  # over all gaps of these requests
+    mean_tpot_s: Distribution  # one value for each request with at least two tokens
+    end_to_end_s: Distribution  # over finished requests
 
     @classmethod
-    def of(cls, requests: Sequence[RequestRecord]) -> RtFigures:
+    def from_requests(cls, requests: Sequence[RequestRecord]) -> RtFigures:
         begun = [request for request in requests if request.token_at]
         return cls(
-            requests=RequestFigures.of(requests),
+            requests=RequestFigures.from_requests(requests),
             attainment=share([attains(request) for request in requests]),
             ttft_attainment=share([keeps_ttft(request) for request in requests]),
             tbt_attainment=share([keeps_tbt(request) for request in requests]),
-            tokens_in_time=share([held for request in requests for held in promised_in_time(request)]),
-            ttft_s=Distribution.of(ttft_s(request) for request in begun),
-            tbt_s=Distribution.of(gap for request in begun for gap in gaps_s(request)),
-            mean_tpot_s=Distribution.of(mean_tpot_s(request) for request in begun if len(request.token_at) > 1),
-            end_to_end_s=Distribution.of(end_to_end_s(request) for request in finished(requests)),
+            tokens_in_time=share([is_in_time for request in requests for is_in_time in promised_in_time(request)]),
+            ttft_s=Distribution.from_values(ttft_s(request) for request in begun),
+            tbt_s=Distribution.from_values(gap for request in begun for gap in gaps_s(request)),
+            mean_tpot_s=Distribution.from_values(
+                mean_tpot_s(request) for request in begun if len(request.token_at) > 1
+            ),
+            end_to_end_s=Distribution.from_values(end_to_end_s(request) for request in finished(requests)),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class BeFigures:
-    """Rates are over the whole run, its drain included."""
+    """Figures of BE requests. Rates are over the whole run, including the drain at its end."""
 
     requests: RequestFigures
     tokens_per_s: float  # output of finished requests
     requests_per_s: float
     jct_attainment: float
-    jct_s: Distribution  # of finished ones
+    jct_s: Distribution  # over finished requests
 
     @classmethod
-    def of(cls, requests: Sequence[RequestRecord], duration_s: float) -> BeFigures:
+    def from_requests(cls, requests: Sequence[RequestRecord], duration_s: float) -> BeFigures:
         done = finished(requests)
         return cls(
-            requests=RequestFigures.of(requests),
+            requests=RequestFigures.from_requests(requests),
             tokens_per_s=ratio(sum(len(request.token_at) for request in done), duration_s),
             requests_per_s=ratio(len(done), duration_s),
             jct_attainment=share([keeps_jct(request) for request in requests]),
-            jct_s=Distribution.of(end_to_end_s(request) for request in done),
+            jct_s=Distribution.from_values(end_to_end_s(request) for request in done),
         )
 
 
@@ -161,10 +163,10 @@ def finished(requests: Iterable[RequestRecord]) -> list[RequestRecord]:
     return [request for request in requests if has_finished(request)]
 
 
-def of_class(requests: Iterable[RequestRecord], service: ServiceClass) -> list[RequestRecord]:
+def requests_of_class(requests: Iterable[RequestRecord], service: ServiceClass) -> list[RequestRecord]:
     return [request for request in requests if request.service is service]
 
 
 def normalised_latency_s(requests: Iterable[RequestRecord]) -> float:
-    """Mean of end-to-end ÷ output tokens, of those that finished."""
+    """Return the mean of end-to-end time ÷ output tokens, over finished requests."""
     return mean([normalised_s(request) for request in finished(requests) if request.token_at])

@@ -1,4 +1,4 @@
-"""What workers did: how busy they were, how unequal their batches, how well the cost model told their steps."""
+"""Compute how busy workers were, how unequal the prefixes in their batches, and how exact the cost model."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from alignedserve.simulator.records.records import CopyRecord, RunRecord, StepRe
 
 @dataclass(frozen=True, slots=True)
 class PrefixSpread:
-    """Among the decodes of a step, of steps that have any."""
+    """The spread of prefixes among the decodes of a step, over steps with decodes."""
 
-    mean: float  # tokens, longest less shortest
+    mean: float  # longest less shortest, in tokens
     p90: float
-    bubble_share: float  # of longest · decodes, what no prefix fills: Σ(B · max C - ΣC) ÷ Σ(B · max C)
+    bubble_share: float  # share of longest · decodes that no prefix fills: Σ(B · max C - ΣC) ÷ Σ(B · max C)
 
     @classmethod
-    def of(cls, steps: Iterable[StepRecord]) -> PrefixSpread:
+    def from_steps(cls, steps: Iterable[StepRecord]) -> PrefixSpread:
         spreads, room, filled = array("q"), 0, 0
         for step in steps:
             shape = step.shape
@@ -32,7 +32,7 @@ class PrefixSpread:
                 spreads.append(spread(step))
                 room += shape.decodes * shape.longest
                 filled += shape.prefixes
-        found = Distribution.of(spreads)
+        found = Distribution.from_values(spreads)
         return cls(found.mean, found.p90, ratio(room - filled, room))
 
 
@@ -42,15 +42,15 @@ def spread(step: StepRecord) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PredictionError:
-    """|predicted ÷ true - 1|, of steps that were predicted."""
+    """|predicted ÷ true - 1|, over steps with a prediction."""
 
     count: int
     p50: float
     p90: float
 
     @classmethod
-    def of(cls, errors: Iterable[float]) -> PredictionError:
-        found = Distribution.of(errors)
+    def from_errors(cls, errors: Iterable[float]) -> PredictionError:
+        found = Distribution.from_values(errors)
         return cls(found.count, found.p50, found.p90)
 
 
@@ -66,15 +66,17 @@ class PredictionErrors:
     mixed: PredictionError
 
     @classmethod
-    def of(cls, steps: Iterable[StepRecord]) -> PredictionErrors:
+    def from_steps(cls, steps: Iterable[StepRecord]) -> PredictionErrors:
         errors = {kind: array("d") for kind in Kind}
         for step in steps:
             if is_predicted(step):
                 errors[step.shape.kind].append(abs(step.predicted_s / step.seconds - 1))
-        return cls(PredictionError.of(chain(*errors.values())), *map(PredictionError.of, errors.values()))
+        return cls(
+            PredictionError.from_errors(chain(*errors.values())), *map(PredictionError.from_errors, errors.values())
+        )
 
 
-def of_kind(steps: Iterable[StepRecord], kind: Kind) -> list[StepRecord]:
+def steps_of_kind(steps: Iterable[StepRecord], kind: Kind) -> list[StepRecord]:
     return [step for step in steps if step.shape.kind is kind]
 
 
@@ -90,23 +92,23 @@ class StepFigures:
     prediction: PredictionErrors
 
     @classmethod
-    def of(cls, steps: Sequence[StepRecord]) -> StepFigures:
+    def from_steps(cls, steps: Sequence[StepRecord]) -> StepFigures:
         kinds = Counter(step.shape.kind for step in steps)
         return cls(
             count=len(steps),
             prefill=kinds[Kind.PREFILL],
             decode=kinds[Kind.DECODE],
             mixed=kinds[Kind.MIXED],
-            seconds=Distribution.of(step.seconds for step in steps),
-            tokens=Distribution.of(step.shape.tokens for step in steps),
-            spread=PrefixSpread.of(steps),
-            prediction=PredictionErrors.of(steps),
+            seconds=Distribution.from_values(step.seconds for step in steps),
+            tokens=Distribution.from_values(step.shape.tokens for step in steps),
+            spread=PrefixSpread.from_steps(steps),
+            prediction=PredictionErrors.from_steps(steps),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class CopyFigures:
-    """To devices and from them together."""
+    """Figures of copies in both directions together."""
 
     count: int
     to_device: int
@@ -114,7 +116,7 @@ class CopyFigures:
     seconds: float
 
     @classmethod
-    def of(cls, copies: Sequence[CopyRecord]) -> CopyFigures:
+    def from_copies(cls, copies: Sequence[CopyRecord]) -> CopyFigures:
         return cls(
             count=len(copies),
             to_device=sum(copy.to_device for copy in copies),
@@ -125,7 +127,7 @@ class CopyFigures:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
-    """Shares of the run; copies that run beside steps count in both, so their sum may be above 1."""
+    """Shares of the run. Time in which a copy runs beside a step counts in both, so their sum may be above 1."""
 
     name: str
     role: Role
@@ -134,8 +136,8 @@ class WorkerFigures:
     copy_share: float
 
 
-def workers_of(record: RunRecord) -> tuple[WorkerFigures, ...]:
-    steps, copies = _seconds_of(record.steps), _seconds_of(record.copies)
+def worker_figures(record: RunRecord) -> tuple[WorkerFigures, ...]:
+    steps, copies = _seconds_by_worker(record.steps), _seconds_by_worker(record.copies)
     return tuple(
         WorkerFigures(
             name=name,
@@ -148,11 +150,11 @@ def workers_of(record: RunRecord) -> tuple[WorkerFigures, ...]:
     )
 
 
-def _seconds_of(work: Iterable[StepRecord | CopyRecord]) -> Mapping[str, Sequence[float]]:
-    """By worker."""
+def _seconds_by_worker(work: Iterable[StepRecord | CopyRecord]) -> Mapping[str, Sequence[float]]:
+    """Return the durations of this work by worker."""
     seconds: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
-    for one in work:
-        seconds[one.worker].append(one.seconds)
+    for record in work:
+        seconds[record.worker].append(record.seconds)
     return seconds
 
 

@@ -1,7 +1,7 @@
-"""The same preset at several rates: how much it can take. Its effective throughput is the highest rate it attains at.
+"""Run the same preset at several rates, and find its effective throughput: the highest rate at which it attains a mark.
 
-That rate lies between the highest measured rate with enough attainment and the next one, on the straight line between
-them. Where even the highest measured rate attains, that rate is a lower bound; where none does, there is no answer.
+That rate lies between the highest measured rate with enough attainment and the next rate, on the straight line between
+them. If even the highest measured rate attains, it is a lower bound. If no measured rate attains, there is no answer.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from alignedserve.simulator.records.distribution import NOTHING
 from alignedserve.simulator.reports.comparison import Cell
 from alignedserve.simulator.reports.figure_rows import Unit
-from alignedserve.simulator.reports.figures import tree_of
+from alignedserve.simulator.reports.figures import figure_tree
 from alignedserve.simulator.reports.trial import TrialRun, by_preset, by_rate
 
 MARKS = (0.9, 0.6)  # of attainment (Apt-Serve)
@@ -21,11 +21,11 @@ MARKS = (0.9, 0.6)  # of attainment (Apt-Serve)
 
 @dataclass(frozen=True, slots=True)
 class SweepPoint:
-    """Over the seeds."""
+    """The figures of a preset at one rate, over the seeds."""
 
     rate: float
     attainment: Cell
-    normalised_latency_s: Cell  # ALISE shows it against the rate
+    normalised_latency_s: Cell  # ALISE plots it against the rate
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +42,11 @@ class EffectiveThroughput:
 class Sweep:
     preset: str
     points: tuple[SweepPoint, ...]  # from the lowest rate
-    effective: tuple[EffectiveThroughput, ...]  # one for each mark
+    effective: tuple[EffectiveThroughput, ...]  # one entry for each mark
 
 
 def sweeps(runs: Sequence[TrialRun]) -> tuple[Sweep, ...]:
-    """Runs that differ in preset, rate and seed alone."""
+    """Return a sweep for each preset, from runs that differ only in preset, rate and seed."""
     return tuple(_sweep(preset, of_preset) for preset, of_preset in by_preset(runs).items())
 
 
@@ -58,8 +58,8 @@ def _sweep(preset: str, runs: Sequence[TrialRun]) -> Sweep:
 def _point(rate: float, runs: Sequence[TrialRun]) -> SweepPoint:
     return SweepPoint(
         rate,
-        Cell.of([run.figures.rt.attainment for run in runs]),
-        Cell.of([run.figures.papers.alise.normalised_latency_s for run in runs]),
+        Cell.from_values([run.figures.rt.attainment for run in runs]),
+        Cell.from_values([run.figures.papers.alise.normalised_latency_s for run in runs]),
     )
 
 
@@ -97,4 +97,7 @@ def _attainment(point: SweepPoint) -> str:
 
 
 def sweep_tree(found: Sequence[Sweep]) -> dict[str, Any]:
-    return {sweep.preset: {"points": tree_of(sweep.points), "effective": tree_of(sweep.effective)} for sweep in found}
+    return {
+        sweep.preset: {"points": figure_tree(sweep.points), "effective": figure_tree(sweep.effective)}
+        for sweep in found
+    }

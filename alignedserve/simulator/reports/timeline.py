@@ -1,11 +1,11 @@
-"""A run as a Chrome trace, to look at in Perfetto (ui.perfetto.dev): who did what, when.
+"""Write a run as a Chrome trace, to look at in Perfetto (ui.perfetto.dev).
 
     process "requests"   a track for each request, from its arrival to its end, and a mark at its first token
     process decode-0     steps │prefill│  decode  │ mixed │ ...
                          copies   │to device│     │from device│
 
-Times are microseconds since the run began. What begins after the limit is left out; what ends after it is whole, but
-for requests, which end at the limit.
+Times are microseconds since the run began. An event that begins after the limit is left out. A step or a copy that ends
+after the limit is shown whole; a request is cut at the limit.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from typing import Any
 from alignedserve.simulator.records.records import CopyRecord, RequestOutcome, RequestRecord, RunRecord, StepRecord
 from alignedserve.simulator.reports.step_figures import spread
 
-_REQUESTS = 1  # a process of its own; workers follow
-_STEPS, _COPIES = 1, 2  # tracks of a worker
+_REQUESTS = 1  # pid of the requests; workers have the following pids
+_STEPS, _COPIES = 1, 2  # tids of a worker's tracks
 
 TraceEvent = dict[str, Any]
 
@@ -30,7 +30,7 @@ def timeline(record: RunRecord, limit_s: float = inf) -> str:
 
 
 class _View:
-    """Which part of a run is shown, and where on the trace's axis its times lie."""
+    """The part of a run that is shown, and the mapping of its times to the trace's axis."""
 
     def __init__(self, record: RunRecord, limit_s: float) -> None:
         self.record = record
@@ -41,7 +41,7 @@ class _View:
         return at < self._until
 
     def ts(self, at: float) -> float:
-        """To the nanosecond, so that neighbours do not overlap by a rounding."""
+        """Return the time on the trace's axis, rounded to the nanosecond: neighbours never overlap by rounding."""
         return round((at - self.record.began_at) * 1e6, 3)
 
     def span(self, began_at: float, seconds: float) -> TraceEvent:
@@ -49,7 +49,7 @@ class _View:
         return {"ph": "X", "ts": start, "dur": round(self.ts(began_at + seconds) - start, 3)}
 
     def ended_at(self, request: RequestRecord) -> float:
-        """Of one that is still open, the end of the run."""
+        """Return the end of the request, or the end of the run if the request is still open."""
         ended_at = self.record.ended_at if request.outcome is RequestOutcome.OPEN else request.ended_at
         return min(ended_at, self._until)
 
@@ -76,8 +76,8 @@ def _names(view: _View) -> Iterator[TraceEvent]:
         yield _name("thread_name", "copies", pid, _COPIES)
 
 
-def _name(what: str, name: str, pid: int, tid: int = 0) -> TraceEvent:
-    return {"ph": "M", "name": what, "pid": pid, "tid": tid, "args": {"name": name}}
+def _name(event: str, name: str, pid: int, tid: int = 0) -> TraceEvent:
+    return {"ph": "M", "name": event, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def _step(view: _View, step: StepRecord) -> TraceEvent:

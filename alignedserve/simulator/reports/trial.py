@@ -1,4 +1,4 @@
-"""One run of a comparison: what is asked for, who does it, and what came of it."""
+"""Define the input of a simulated run, the function that makes it, and its result."""
 
 from __future__ import annotations
 
@@ -9,22 +9,20 @@ from typing import Protocol
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports.figures import RunFigures
 
-OnProgress = Callable[[int, int], None]  # requests that have ended, and all of them
+OnProgress = Callable[[int, int], None]  # number of ended requests, number of all requests
 
 
 @dataclass(frozen=True, slots=True)
 class SimulationTrial:
     preset: str
-    workload: str | None = None  # as the user wrote it; None for the default
+    workload: str | None = None  # text as the user wrote it; None: the default
     cluster: str = "colocated"
     seed: int = 0
-    rate: float | None = None  # arrivals in a second, in place of the workload's own
-    profile: str | None = None  # what steps take: the name of a GPU profile, or a file
-    direct: bool | None = (
-        None  # whether prefill workers send KV to decode workers, or only by the pool; None: by preset
-    )
-    options: tuple[str, ...] = ()  # settings that outweigh the preset's, each as path=value
-    gateway_ms: float = 0.0  # what a request takes besides its steps and the parts' frames: HTTP, templates, tokens
+    rate: float | None = None  # arrivals per second, instead of the workload's own rate
+    profile: str | None = None  # name of a GPU profile, or a file, that gives the duration of steps
+    direct: bool | None = None  # whether prefill workers send KV directly to decode workers; None: as the preset says
+    options: tuple[str, ...] = ()  # settings that override the preset's, each as path=value
+    gateway_ms: float = 0.0  # time of a request besides its steps and messages: HTTP, templates, tokens
 
     @property
     def name(self) -> str:
@@ -33,7 +31,7 @@ class SimulationTrial:
 
     @property
     def setting(self) -> str:
-        """What all runs of a comparison share."""
+        """Return the settings that all runs of a comparison share, as text."""
         parts = [self.cluster, f"workload {self.workload or 'default'}"]
         parts += [f"profile {self.profile}"] if self.profile else []
         parts += [*self.options]
@@ -47,7 +45,7 @@ class SimulationTrial:
 
 
 class RunOnce(Protocol):
-    """Nothing but the trial decides what comes of it, the wall-clock time apart."""
+    """Make a run. The trial alone decides its record, except for the wall-clock time."""
 
     def __call__(self, trial: SimulationTrial, on_progress: OnProgress) -> RunRecord: ...
 
@@ -57,17 +55,17 @@ class TrialRun:
     trial: SimulationTrial
     figures: RunFigures
     problems: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()  # what the reader of the figures should know
+    notes: tuple[str, ...] = ()  # hints for the reader of the figures
 
     @classmethod
-    def of(cls, trial: SimulationTrial, record: RunRecord) -> TrialRun:
-        return cls(trial, RunFigures.of(record), record.problems, record.notes)
+    def from_record(cls, trial: SimulationTrial, record: RunRecord) -> TrialRun:
+        return cls(trial, RunFigures.from_record(record), record.problems, record.notes)
 
 
 def trials(
     common: SimulationTrial, presets: Sequence[str], seeds: Sequence[int], rates: Sequence[float]
 ) -> list[SimulationTrial]:
-    """Each preset with each seed at each rate; the presets take turns in going first, so that none always runs warm."""
+    """Return a trial for each preset, seed and rate. The order of presets alternates, so that none always runs warm."""
     wanted: Sequence[float | None] = rates or [common.rate]
     return [
         replace(common, preset=preset, seed=seed, rate=rate)
@@ -89,8 +87,8 @@ def by_preset(runs: Iterable[TrialRun]) -> dict[str, list[TrialRun]]:
 
 
 def by_rate(runs: Iterable[TrialRun]) -> Iterator[tuple[float | None, list[TrialRun]]]:
-    """From the lowest."""
+    """Yield the runs of each rate, from the lowest rate."""
     found: dict[float | None, list[TrialRun]] = {}
     for run in runs:
         found.setdefault(run.trial.rate, []).append(run)
-    yield from sorted(found.items(), key=lambda one: one[0] or 0.0)
+    yield from sorted(found.items(), key=lambda at_rate: at_rate[0] or 0.0)

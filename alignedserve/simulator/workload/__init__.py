@@ -1,16 +1,16 @@
 """Workloads of simulated runs and load tests.
 
-amounts.py  How much of something, drawn anew each time: tokens of a prompt, turns of a conversation, seconds
-build.py    A `Mixture` from a tree of plain values.
-files.py    Reads CSV files of requests: `arrival_s,prompt_tokens,output_tokens`, and other columns that are
-lengths.py  How long prompts and outputs are, in tokens.
-load.py     A workload, and a workload under way.
-named.py    Workloads that need no file, written as in one.
-pace.py     When visits begin. (A visit is a request, or a conversation of several.)
-spec.py     A workload from text: a stream on the command line, a workload that has a name, or a file of streams.
-stream.py   A stream: users of one kind, and what they ask for.
-tape.py     Words for prompts: pieces of one long tape of random tokens, so that a long prompt costs no more
-visit.py    A visit of one user: a request, or a conversation of several, one after the other.
+amounts.py  Draws amounts, such as tokens of a prompt or seconds of a deadline.
+build.py    Builds a `Mixture` from a tree of plain values.
+files.py    Reads CSV files of requests.
+lengths.py  Draws the lengths of prompts and outputs.
+load.py     Defines a workload, and follows one under way.
+named.py    Lists the workloads that have a name.
+pace.py     Says when visits begin: a request, or a conversation of several.
+spec.py     Reads a workload from text or a file.
+stream.py   Defines a stream: users of one kind, and what they ask for.
+tape.py     Draws words of prompts from one long tape of tokens.
+visit.py    Defines a user's visit: one request, or the turns of a conversation.
 """
 
 from alignedserve.simulator.workload.load import Load, Mixture, Workload, arrivals

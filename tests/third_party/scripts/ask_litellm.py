@@ -1,4 +1,4 @@
-"""LiteLLM, which calls us one more provider that is like OpenAI."""
+"""LiteLLM, to which we are one more OpenAI-compatible provider."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else it asks GitHub for prices as it is imported
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise it asks GitHub for prices while it is imported
 
 import litellm
 from forms import DEMANDED, FORMAT, TOOL, call
 from report import LONGER, OTHER, answer, raised, say
 
-litellm.suppress_debug_info = True  # else it prints advice beside our JSON
+litellm.suppress_debug_info = True  # otherwise it prints advice into our JSON
 url, model, question = sys.argv[1:]
 
 

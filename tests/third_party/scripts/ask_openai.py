@@ -41,7 +41,7 @@ def whole_call() -> dict[str, Any]:
 
 
 def several() -> dict[str, Any]:
-    """What else OpenAI's own client can ask for."""
+    """Ask with the remaining options of OpenAI's own client."""
     chat = ask(n=3, seed=1, logprobs=True, top_logprobs=2, max_completion_tokens=4, user="u", metadata={"a": "b"})
     text = client.completions.create(model=model, prompt=["a b", "c d e"], n=2, echo=True, logprobs=1, max_tokens=1)
     bias = ask(logit_bias={"300": 100}, presence_penalty=0.1, frequency_penalty=0.1, max_tokens=3, stop="zzz")

@@ -19,7 +19,7 @@ line = {"custom_id": "a", "method": "POST", "url": PATH, "body": body}
 
 
 def checked(answer: Any, kind: Any) -> Any:
-    """What was sent, by the type that the client has for it: it reads answers without a look at them."""
+    """Check what the server sent against the client's type for it: the client itself reads answers without checking."""
     kind.model_validate(json.loads(answer.text), strict=True)
     return answer.parse()
 

@@ -1,4 +1,4 @@
-"""What every client asks beside plain chats, and what of an answer is told."""
+"""The questions that every client asks besides plain chats, and what each script reports of the answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AIPerf, the load generator, asks one question many times; what it wrote of that comes as JSON."""
+"""Asks one question many times with AIPerf, the load generator, and reports as JSON what AIPerf wrote."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def value(record: Any, metric: str) -> Any:
 
 
 def one(record: Any) -> dict[str, Any]:
-    """A request, as AIPerf saw it."""
+    """Return a request as AIPerf saw it."""
     counted = ["usage_prompt_tokens", "usage_completion_tokens", "usage_total_tokens", "output_sequence_length"]
     numbers = {metric: value(record, metric) for metric in counted}
     return {**numbers, "time_to_first_token": value(record, "time_to_first_token"), "error": record.get("error")}
@@ -53,7 +53,7 @@ options = {
 }
 flags = ["--streaming", "--export-outputs-json", "--no-gpu-telemetry"]
 command = [sys.executable, "-m", "aiperf", "profile", *flags, *(word for pair in options.items() for word in pair)]
-# AIPerf 0.13 takes a folder for its tokenizer only where it may ask a hub. It may ask this one, which is nowhere.
+# AIPerf 0.13 accepts a folder for its tokenizer only if it may ask a hub. This address has no hub.
 env = {**os.environ, "HF_HUB_OFFLINE": "", "HF_ENDPOINT": "http://127.0.0.1:9"}
 exit_code = subprocess.run(command, stdout=sys.stderr, env=env).returncode
 report = {

@@ -1,4 +1,4 @@
-"""What the scripts say, as JSON: the client's version, what it was told, what it raised."""
+"""The report of a script, as JSON: the client's version, the answers it got, the errors it raised."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-OTHER = "other"  # a model that is not there
-LONGER = 1_000  # times the question: more than the model's context
+OTHER = "other"  # a model that the server does not have
+LONGER = 1_000  # repeats the question this often: more than the model's context
 
 
 def answer(text: str, finish: str | None, prompt: int, completion: int, total: int) -> dict[str, Any]:
@@ -28,6 +28,6 @@ def raised(ask: Callable[[], object]) -> dict[str, Any]:
 def say(
     version: str, whole: dict[str, Any], streamed: dict[str, Any], pieces: Sequence[str], **more: dict[str, Any]
 ) -> None:
-    """`more`: errors, and what forms.py asks for."""
+    """Print the report; `more` has errors, and the answers to the questions of forms.py."""
     pieces = [piece for piece in pieces if piece]
     print(json.dumps({"version": version, "whole": whole, "streamed": streamed, "pieces": len(pieces), **more}))

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: a task over a local file, asked of a server and of transformers with the same folder."""
+"""Runs lm-evaluation-harness: a task over a local file, on a server and on transformers with the same folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a core are asked one after the other, in their order."""
+"""The parts of a core are asked one after the other, in a fixed order."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.samples import LIMITS, POOL_MEMBER
 
 @dataclass
 class Talking(Part):
-    """It says its name whatever it is asked."""
+    """Part that answers every event with its name."""
 
     name: str
 
@@ -82,5 +82,5 @@ def test_the_pool_is_forgotten_when_it_is_lost() -> None:
 
 @pytest.mark.parametrize("core", [PrefillCore, DecodeCore])
 def test_the_link_to_the_pool_hears_last(core: type[PrefillCore] | type[DecodeCore]) -> None:
-    """The other parts compare a lost member with the pool that they knew."""
+    """The other parts compare a lost member with the pool that they knew before."""
     assert isinstance(core(WorkerSetup(LIMITS)).parts[-1], PoolLink)

@@ -1,1 +1,1 @@
-"""Step."""
+"""Tests of how a step is chosen."""

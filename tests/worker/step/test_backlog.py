@@ -1,4 +1,4 @@
-"""What a prefill worker tells the router of the prompts before it: by that prompts are placed and chats refused."""
+"""A prefill worker reports its backlog of prompts to the router, which places prompts and refuses chats by it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHAPES = [Shape.of([(tokens, prefix)]) for tokens in (1, 2, 4, 8) for prefix in 
 
 @pytest.fixture
 def worker() -> PrefillCore:
-    """A step of 8 tokens takes 8 ms, and there is memory for 32."""
+    """Return a worker whose step of 8 tokens takes 8 ms, with memory for 32 tokens."""
     costs = OnlineCost([Point(shape, TOKEN_S * shape.tokens) for shape in SHAPES])
     core = PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False), costs))
     core.handle(MemberJoined(POOL_MEMBER), 0.0)

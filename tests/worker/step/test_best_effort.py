@@ -53,7 +53,7 @@ def sent(commands: list[Command]) -> list[Message]:
 
 
 def ran(commands: list[Command]) -> list[str]:
-    """Requests in the step that begins."""
+    """Return the requests in the step that begins."""
     return [chunk.request for one in commands if isinstance(one, RunStep) for chunk in one.plan.chunks]
 
 
@@ -83,7 +83,7 @@ def test_a_real_time_one_does_not_wait_for_those_that_wait_for_pages(worker: Pre
 
 @pytest.mark.parametrize(("entries", "most"), [(Entries.KV, 4), (Entries.HIDDEN, 8)])
 def test_no_more_pages_are_asked_for_than_the_device_has_room_for(entries: Entries, most: int) -> None:
-    """Hidden vectors of twice as many tokens."""
+    """Memory for hidden vectors holds twice as many tokens as memory for KV."""
     worker = PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False, entries=entries)))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     for number in range(12):
@@ -230,11 +230,11 @@ class Pausing(RuleBasedStateMachine):
         self.is_there = not self.is_there
 
     @invariant()
-    def every_pair_is_somebodys(self) -> None:
+    def each_pair_is_there_once(self) -> None:
         assert sorted(self.core.pairs) == list(range(LIMITS.num_pairs))
 
     def teardown(self) -> None:
-        """With pages again, everything goes on, and nothing that was accepted is missing."""
+        """Check that everything goes on once there are pages again, and that no accepted request is missing."""
         if not self.is_there:
             self.pool_goes_or_comes()
         for _ in range(2_000):

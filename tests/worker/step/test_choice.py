@@ -1,4 +1,4 @@
-"""Who is chosen, whatever the options: within time, tokens and memory, never nobody, and nobody waits for ever."""
+"""Choices of steps under all options: within time, tokens and memory, never empty, and without starvation."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ documents = st.builds(document, st.just(""), lengths, st.sampled_from([0, 0, 0, 
 
 @st.composite
 def crowds(draw: st.DrawFn) -> tuple[list[Running], list[Running], list[Running]]:
-    """Decodes, prompts that are seated, and prompts that wait."""
+    """Draw decodes, seated prompts, and waiting prompts."""
     all_ = draw(st.lists(st.one_of(chats, documents), min_size=1, max_size=14))
     decodes, prompts, waiting = list[Running](), list[Running](), list[Running]()
     for number, one in enumerate(all_):
@@ -106,7 +106,7 @@ class TestWhateverTheOptions:
     def test_a_step_is_in_time_for_all_who_can_be(
         self, crowd: tuple[list[Running], ...], room: int, choice: Choice
     ) -> None:
-        """But for one block of tokens of the first real-time prompt, and what runs alone."""
+        """Exceptions are one block of tokens of the first real-time prompt, and a request that runs alone."""
         decodes, prompts, waiting = crowd
         at = moment(Policy(selection=choice), room)
         found = select(decodes, prompts, waiting, at, 1000)
@@ -127,7 +127,7 @@ class TestWhateverTheOptions:
         shape = Shape.of([(one.num_ahead, one.prefix) for one in must if not one.decodes], [
             one.prefix for one in must if one.decodes
         ])  # fmt: skip
-        later_s = TIMES.most_s  # a prompt has two chunks ahead at most
+        later_s = TIMES.most_s  # a prompt has at most two chunks before it
         assume(shape.tokens <= 512)
         assume(all(left_s(one) - later_s >= COST.seconds(shape) or left_s(one) < 0.0 for one in rt))
         found = {name for name, _ in ran(select(decodes, prompts, waiting, moment(Policy(selection=choice)), 1000))}
@@ -144,7 +144,7 @@ class TestWhateverTheOptions:
         for one in everybody:
             one.prefix = 0
         waiting = waits(everybody, at)
-        for now in (NOW, NOW + 0.7, NOW + 2.5):  # dues pass meanwhile
+        for now in (NOW, NOW + 0.7, NOW + 2.5):  # due times pass meanwhile
             waiting.refresh(now, TIMES, at.chunk)
             standings = [one.promise.standing(now, one.work(at.chunk), TIMES) for one in everybody]
             if rounding_decides(TIMES.most_s, *(one.slack_s for one in standings)):
@@ -163,7 +163,7 @@ def prompt_of(chunk: object, crowd: tuple[list[Running], ...]) -> Sequence[int]:
 
 
 def rounding_decides(*slacks_s: float) -> bool:
-    """Which is less: it is kept as an instant, summed up at another moment, and ranked as a time."""
+    """Whether rounding may decide which slack is less: slack is kept as an instant, and ranked as a duration."""
     return any(isclose(one, other, abs_tol=1e-9) for one, other in pairwise(sorted(slacks_s)))
 
 
@@ -176,7 +176,7 @@ class TestTheNearest:
         st.lists(st.tuples(lengths, st.booleans()), min_size=1, max_size=20), st.integers(1, 400), st.integers(0, 40)
     )
     def test_it_is_the_nearest_of_all(self, drawn: list[tuple[int, bool]], tokens: int, free: int) -> None:
-        """Looked through one by one, the least slack first among equals."""
+        """The expected prompt is found by a search through all prompts; among equals the least slack goes first."""
         prompts = [chat(f"r{number}", 1.0, size) for number, (size, _) in enumerate(drawn)]
         for one, (size, is_seated) in zip(prompts, drawn, strict=True):
             one.pairs = tuple(range(-(-size // BLOCK))) if is_seated else ()
@@ -213,7 +213,7 @@ class TestTheNearest:
         assert ran(select([], [], prompts, moment(room=110), 100)) == [("a", 100), ("d", 10)]
 
     def test_memory_may_make_the_smaller_one_the_nearest(self) -> None:
-        """The larger one does not fit; it is overtaken by one that is about as urgent, not by one of a later window."""
+        """The large prompt does not fit; only an about equally urgent prompt overtakes it, none of a later window."""
         prompts = [chat("large", 0.8, 300), chat("near", 0.9, 30), chat("far", 2.5, 30)]
         found = select([], [], prompts, moment(), 5)
         assert ran(found) == [("near", 30)]
@@ -259,7 +259,7 @@ class TestLongPrompts:
 
 class TestTheBudget:
     def test_four_times_what_saturates_the_hardware(self) -> None:
-        """Up to 64 tokens a step takes no longer for more, as the weights have to be read anyway."""
+        """A step takes the same time for up to 64 tokens, as the weights have to be read anyway."""
         cost = CostModel({kind: Coefficients(fixed=0.01, token=(0.0,) * 6 + (1e-3,)) for kind in Kind})
         assert cost.pivot(2048) == 64
         at = replace(moment(Policy(), room=2048), cost=cost, pivot=cost.pivot(2048))
@@ -278,7 +278,7 @@ class TestTheBudget:
         assert ran(select(decodes, [], [], moment(none))) == [("a", 1)]
 
     def test_in_the_paper_it_is_the_pivot_times_the_tightest_allowance(self) -> None:
-        """S_pf 512 takes 61.2 ms; a gap of 20 ms leaves a third of it, less the decode."""
+        """A step of S_pf = 512 takes 61.2 ms; a gap of 20 ms leaves a third of it, less the decode."""
         paper = Policy(room=Room.CHUNKS, as_in_paper=True)
         tight = chat("a", 0.9, output=3)
         tight.request = replace(tight.request, slo=replace(tight.request.slo, tbt_s=0.02))
@@ -290,7 +290,7 @@ class TestTheBudget:
 
 @pytest.mark.parametrize("policy", [Policy(), IN_ORDER, Policy(Order.FCFS), Policy(chunking=Chunking.FIXED)])
 def test_nobody_starves_under_overload(policy: Policy) -> None:
-    """One large prompt among ever new small ones, twice as many as there is memory for."""
+    """One large prompt waits among ever new small prompts, which need twice as much memory as there is."""
     blocks, waiting, now = Blocks(64), Waiting(policy), NOW
     large = chat("large", 1.0, prompt=640)  # 40 pairs
     large.pairs = ()
@@ -340,7 +340,7 @@ class TestWhatMeansNothing:
 
 
 class TestOnAPrefillWorker:
-    """Whose KV goes to the pool: best-effort prompts need pages, real-time ones the place of who waits for some."""
+    """Prompts whose KV goes to the pool: best-effort prompts need pages, real-time prompts a waiting place."""
 
     @given(policies, crowds(), st.integers(0, 60), st.integers(0, 12), st.lists(st.integers(1, 30), max_size=3))
     @some
@@ -367,7 +367,7 @@ class TestOnAPrefillWorker:
     @given(policies, crowds())
     @some
     def test_who_lacks_pages_holds_up_nobody(self, policy: Policy, crowd: tuple[list[Running], ...]) -> None:
-        """The step is the same without those that wait for pages."""
+        """The chosen step is the same without the prompts that wait for pages."""
         _, prompts, waiting = crowd
         at = moment(policy)
         rt = [one for one in waiting if one.promise.is_rt]

@@ -1,4 +1,4 @@
-"""No step is so long that a real-time request which comes in its middle is late for that."""
+"""No step is so long that a real-time request which arrives during it is late because of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_the_one_with_least_to_spare_counts() -> None:
     known.count(coming(1.0), 0.1, 0.0)
     known.count(coming(0.5), 0.3, 1.0)
     known.count(coming(2.0), 0.1, 2.0)
-    known.count(coming(0.5), 0.6, 3.0)  # late whatever is done
+    known.count(coming(0.5), 0.6, 3.0)  # late whatever the worker does
     assert known.bound_s(4.0) == MOST * (0.5 - 0.3)
 
 
@@ -52,9 +52,9 @@ def test_where_many_came_a_short_silence_says_that_nobody_comes() -> None:
     for number in range(COUNTED):
         known.count(coming(0.5), 0.0, 2.0 * number)
     last = 2.0 * (COUNTED - 1)
-    assert known.bound_s(last + 19.9) < inf  # ten times as long as between two
+    assert known.bound_s(last + 19.9) < inf  # ten times the interval between two arrivals
     assert known.bound_s(last + 20.1) == inf
-    known.count(coming(1.0), 0.0, last + 21.0)  # others than before
+    known.count(coming(1.0), 0.0, last + 21.0)  # the silence ended the earlier history
     assert known.bound_s(last + 21.0) == MOST * 1.0
 
 
@@ -82,7 +82,7 @@ def test_it_falls_with_first_tokens_that_steps_made_late_and_rises_with_those_in
         began(known, 1.0, 1.0)
     least = known.bound_s(0.0)
     assert 0 < least < once
-    for _ in range(49):  # of fifty, with one late
+    for _ in range(49):  # fifty arrivals, of which one is late
         began(known, 1.0, -0.1)
     began(known, 1.0, 0.1)
     assert known.bound_s(0.0) <= least * 1.05

@@ -1,4 +1,4 @@
-"""What runs in a step: never more than the tightest promise allows, never nothing, and the most urgent first."""
+"""The selection for a step: never more than the tightest promise allows, never empty, and the most urgent first."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.samples import request
 
 NOW = 100.0
 TIMES = StepTimes(mean_s=0.01, most_s=0.02)
-# 10 ms, 1 ms a decode and 0.1 ms a prompt token
+# 10 ms, 1 ms for each decode and 0.1 ms for each prompt token
 COST = CostModel({kind: Coefficients(fixed=0.01, token=(1e-4,), decode=9e-4) for kind in Kind})
 
 
@@ -36,7 +36,7 @@ def moment(policy: Policy = Policy(), room: int = 512) -> Moment:  # noqa: B008 
 def select(
     decodes: Sequence[Running], prompts: Sequence[Running], waiting: Sequence[Running], at: Moment, free: int = 0
 ) -> Selection:
-    """On a device with so many free pairs; those that wait have none."""
+    """Choose a step on a device with this many free pairs; waiting prompts have no pairs."""
     return choose(decodes, prompts, waits(waiting, at), at, seating(free, at, [*decodes, *prompts]))
 
 
@@ -57,7 +57,7 @@ def seating(free: int, at: Moment, seated: Sequence[Running] = (), seats: int = 
 
 
 def chat(name: str, left_s: float, prompt: int = 64, output: int = 0, **more: object) -> Running:
-    """Its next token is due in so long."""
+    """Return a chat whose next token is due in `left_s`."""
     if output:
         slo, arrival_at, emitted_at = Slo(ttft_s=1.0, tbt_s=1.0), NOW - 10, NOW + left_s - 1.0
     else:
@@ -72,7 +72,7 @@ def document(name: str, prompt: int = 64, output: int = 0, jct_s: float = 1000.0
 
 
 def running(one: Request, output: int) -> Running:
-    """With output it decodes, without it has its prompt before it."""
+    """Return the request as it runs: with output it decodes, without output its prompt is still to run."""
     prefix = len(one.prompt) + output - 1 if output else 0
     return Running(one, promise(one, Policy(), output), [7] * output, (0,), prefix)
 
@@ -88,12 +88,12 @@ class TestTheBound:
         assert ran(select(decodes, [document("c", prompt=100)], [], moment())) == [("a", 1), ("b", 1), ("c", 100)]
 
     def test_a_prompt_is_cut_to_what_the_tightest_chat_leaves(self) -> None:
-        """0.03 s: 0.01 fixed, 0.001 for the decode, and 0.019 for 190 tokens."""
+        """The 0.03 s are 0.01 fixed, 0.001 for the decode, and 0.019 for 190 tokens."""
         found = select([chat("a", 0.03, output=3)], [document("d", prompt=400)], [], moment())
         assert ran(found) == [("a", 1), ("d", pytest.approx(190, abs=1))]
 
     def test_a_prompt_of_a_chat_gets_a_block_at_least(self) -> None:
-        """Otherwise tight gaps of others would keep its first token away for ever."""
+        """Otherwise the tight gaps of other chats would delay its first token for ever."""
         found = select([chat("a", 0.0111, output=3)], [chat("b", 0.03, prompt=400)], [], moment())
         assert ran(found) == [("a", 1), ("b", 16)]
 
@@ -116,13 +116,13 @@ class TestTheBound:
         assert len(found.decodes) == 10
 
     def test_decodes_of_documents_take_nothing_of_a_chat_s_prompt_that_has_to_be_cut(self) -> None:
-        """0.03 s: 0.01 fixed, 0.001 for the decode, and 0.019 for 190 tokens; 9 less for each document."""
+        """The 0.03 s are 0.01 fixed, 0.001 for the decode, 0.019 for 190 tokens; each document would take 9."""
         documents = [document(f"d{number}", output=3) for number in range(10)]
         found = select([*documents, chat("a", 0.03, output=3)], [chat("new", 0.5, prompt=400)], [], moment())
         assert ran(found) == [("a", 1), ("new", pytest.approx(190, abs=1))]
 
     def test_slow_steps_lately_do_not_leave_a_chat_unprotected(self) -> None:
-        """What it takes by itself says whether it can be in time, not what steps full of documents took."""
+        """The time of the chat's own prompt decides whether it can be in time, not recent steps full of documents."""
         at = replace(moment(), times=StepTimes(mean_s=0.31, most_s=0.31))
         found = select([], [chat("rt", 0.04, prompt=40), document("d", prompt=400)], [], at)
         assert ran(found)[0] == ("rt", 40)
@@ -135,7 +135,7 @@ class TestTheBound:
         assert found.predicted_s <= 0.0115
 
     def test_who_can_be_in_time_only_at_once_keeps_documents_away(self) -> None:
-        """In chunks as they are on average, and steps as long as the longest lately, it would be late; it need not."""
+        """The chat would be late with average chunks and steps as long as the longest lately; one step is in time."""
         at = replace(moment(), times=StepTimes(mean_s=0.01, most_s=0.2), chunk=16)
         for prompts, waiting in (([], [chat("rt", 0.06, 400)]), ([chat("rt", 0.06, 400)], [])):
             found = select([document("d0", output=3)], [*prompts, document("d", 400)], waiting, at, free=100)
@@ -151,13 +151,13 @@ class TestTheBound:
         assert ran(found) == [("d", pytest.approx(100, abs=1))]
 
     def test_a_chat_does_not_cut_its_own_prompt(self) -> None:
-        """What it may take of this step it saves in later ones."""
+        """Tokens that the prompt takes in this step are saved in later steps."""
         at = replace(moment(), chunk=100)
         found = select([chat("a", 0.5, output=3)], [chat("rt", 0.09, prompt=400)], [], at)
         assert ran(found) == [("a", 1), ("rt", 400)]
 
     def test_where_a_block_makes_chats_late_all_of_a_prompt_makes_them_late_once(self) -> None:
-        """A block ends after 0.0126 s; the first token would be late in blocks."""
+        """A block ends after 0.0126 s; the first token would be late if the prompt ran block by block."""
         decodes = [chat(f"a{number}", 0.0155, output=3) for number in range(5)]
         assert ran(select(decodes, [chat("rt", 0.08, prompt=400)], [], moment()))[-1] == ("rt", 400)
         hopeless = select(decodes, [chat("rt", 0.03, prompt=400)], [], moment())
@@ -185,7 +185,7 @@ class TestTheBound:
     @pytest.mark.parametrize("waiting_s", [0.0005, 0.0104])
     @pytest.mark.parametrize("late", [Late.KEEP, Late.DECAY])
     def test_those_with_memory_go_on_where_the_first_waits_for_it(self, late: Late, waiting_s: float) -> None:
-        """Nobody else gives it any, however little time there is while chats are still to come."""
+        """The first gets no memory from others, however little time there is while chats are still to come."""
         at, far = moment(Policy(late=late)), [chat(f"a{number}", 0.0105, output=3) for number in range(3)]
         at.calm_s = 0.001
         found = select(far, [], [chat("first", waiting_s)], at, free=1)
@@ -193,7 +193,7 @@ class TestTheBound:
         assert not found.seated
 
     def test_those_that_are_seated_go_on_where_the_first_waits_for_a_seat(self) -> None:
-        """However little time there is: nobody would give one up."""
+        """However little time there is, no seated request would give up its seat."""
         at = moment()
         at.calm_s = 0.001
         seated = [document(f"d{number}", prompt=200) for number in range(3)]
@@ -226,7 +226,7 @@ class TestDocumentsBesideChats:
     LONG = 2048  # tokens of a step
 
     def test_their_prompts_are_no_longer_than_saturates_the_hardware(self) -> None:
-        """0.15 s: half of it is less than those take."""
+        """Half of the 0.15 s is less than the saturating number of tokens takes."""
         at = moment(room=self.LONG)
         beside = select([chat("c", 0.15, output=5)], [document("be", 2000)], [], at)
         assert ran(beside) == [("c", 1), ("be", at.pivot)]
@@ -236,7 +236,7 @@ class TestDocumentsBesideChats:
         ]
 
     def test_or_as_long_as_half_of_the_time_of_the_step(self) -> None:
-        """0.3 s: of a half of it 0.01 is fixed, 0.001 for the decode, and 0.139 for 1,390 tokens."""
+        """Half of the 0.3 s is 0.01 fixed, 0.001 for the decode, and 0.139 for 1,390 tokens."""
         found = select([chat("c", 0.3, output=5)], [document("be", 2000)], [], moment(room=self.LONG))
         assert ran(found) == [("c", 1), ("be", pytest.approx(1390, abs=1))]
 
@@ -297,11 +297,11 @@ def test_a_step_is_never_empty_nor_too_large_nor_late_by_a_document(all_: list[R
         assert NOW + found.predicted_s <= min(reachable) + 1e-9 or any(name not in ran_be for name, _ in ran(found))
 
 
-# Late ones may take the place of a chat that can wait (BROS §4.2), as any document may.
+# Late documents may take the place of a chat that can wait (BROS §4.2), as any document may.
 timely = documents.filter(lambda one: not one.promise.is_late(NOW))
 
 
-# The chat that is late made another's prompt look hopeless, so that it bound no step any more.
+# The late chat made another chat's prompt look hopeless, so that this prompt no longer bound the step.
 @example(
     [
         chat("a", 0.0, 1),
@@ -314,7 +314,7 @@ timely = documents.filter(lambda one: not one.promise.is_late(NOW))
 )
 @given(st.lists(st.one_of(chats, timely), min_size=1, max_size=12, unique_by=lambda one: one.request.id))
 def test_the_late_that_are_dropped_change_nothing_for_the_others(all_: list[Running]) -> None:
-    """So a late request never makes one late that could be in time."""
+    """A late request never delays a request that could be in time."""
     at = moment(Policy(late=Late.DROP_LAST), room=200)
     late = {one.request.id for one in all_ if one.promise.is_late(NOW)}
     in_time = [one for one in all_ if one.request.id not in late]
