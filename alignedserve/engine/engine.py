@@ -46,6 +46,8 @@ log = logging.getLogger("alignedserve.engine")
 
 
 class Engine:
+    """A model with its device cache and sampler on one device."""
+
     def __init__(
         self,
         folder: Path,
@@ -70,7 +72,7 @@ class Engine:
         large_pages.keep_freed_memory()
         device = devices.use(device)
         self.ranks, self.device, self.has_graphs = ranks, device, has_graphs
-        self.reads_later = device.type == "cuda"  # tokens of a step may wait for the next one
+        self.reads_later = device.type == "cuda"  # a step's tokens may be read after the next step has begun
         self.config = read_config(folder).share(ranks.size)
         self.block_size = block_size
         self.dtype: torch.dtype = getattr(torch, dtype or self.config.dtype)
@@ -79,7 +81,7 @@ class Engine:
         )
         self._kernels = chosen.kernels
         self._load(folder, tensors_of(folder), tune_s)
-        # After loading, so that a folder that cannot be loaded logs nothing but its error.
+        # Only after loading, so that a folder that cannot be loaded logs nothing but its error.
         log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)
         self.resize(num_pairs if isinstance(num_pairs, int) else num_pairs())
         syntaxes = Syntaxes(folder) if (folder / "tokenizer.json").exists() else None
@@ -273,7 +275,7 @@ class Engine:
     def project(
         self, request: str, blocks: Sequence[int], pairs: Sequence[int], tokens: int, from_right: Sequence[int] = ()
     ) -> None:
-        """Turn a request of kind HIDDEN into one of kind KV.
+        """Turn a request of kind HIDDEN into a request of kind KV.
 
         K and V of its first `tokens` are computed from its hidden blocks, in all layers, and written to the pairs. The
         pairs may consist of the same blocks.

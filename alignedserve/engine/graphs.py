@@ -43,7 +43,7 @@ Forward: TypeAlias = Callable[[torch.Tensor, StaticSpans], torch.Tensor]  # from
 
 
 def sizes(most: int) -> list[int]:
-    """Return the batch sizes of the steps that are captured; the last one is `most`."""
+    """Return the batch sizes of the steps that are captured; the last size is `most`."""
     usual = [*_FIRST, *range(_EACH, most, _EACH)]
     return [size for size in usual if size < most] + [most]
 
@@ -56,6 +56,8 @@ class _Graph:
 
 
 class DecodeGraphs:
+    """The captured decode steps of an engine, by batch size."""
+
     def __init__(
         self,
         most: int,
@@ -74,7 +76,7 @@ class DecodeGraphs:
         self._sizes, self._forward, self._capture = sizes(most), forward, capture
         self._logits = torch.empty((most, vocabulary), device=device)
         self._block_size, self._device = block_size, device
-        self._most_pairs = most_pairs + most  # a padding row has one too
+        self._most_pairs = most_pairs + most  # each padding row has a pair too
         self._padding = Lie(1, 1, (scratch,))
         self._graphs: dict[int, _Graph] = {}
 
@@ -130,8 +132,7 @@ class DecodeGraphs:
 
 
 def _out_of_memory(error: BaseException | None) -> str | None:
-    """Return why memory was too small, from the first error of a chain: a capture that breaks off may fail again as it
-    ends."""
+    """Return why memory was too small, from the first error of a chain: a capture may fail once more while it ends."""
     why = None
     while error is not None:
         why, error = out_of_memory(error) or why, error.__context__

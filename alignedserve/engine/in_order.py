@@ -26,6 +26,8 @@ Result = TypeVar("Result")
 
 
 class InOrder:
+    """A worker's queue of steps and other work."""
+
     def __init__(self, device: torch.device) -> None:
         self._device, threads = device, torch.get_num_threads()
 
@@ -41,7 +43,7 @@ class InOrder:
         self._read_at = 0.0  # when the newest result was read
 
     def step(self, plan: StepPlan, begin: Callable[[StepPlan], Begun], post: Post) -> None:
-        """Queue a step. A step that continues from one that failed fails too: its input tokens do not exist."""
+        """Queue a step. A step that continues from a failed step fails too: its input tokens do not exist."""
 
         def work() -> None:
             began = perf_counter()

@@ -115,10 +115,10 @@ class Meter:
 
 
 def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float) -> list[Point]:
-    """Measure as many trials as fit in the budget. A trial that would take much of it is left out: many small trials
-    tell more.
+    """Measure as many trials as fit in the budget.
 
-    The runs of a trial are far apart, so a disturbance of a second hits one run each of many trials.
+    A trial that would take much of the budget is left out: many small trials tell more. The runs of a trial are far
+    apart, so a disturbance of a second hits one run each of many trials.
     """
     end = meter.clock() + budget_s
     times: dict[Trial, list[float]] = {}
@@ -151,8 +151,7 @@ def _size(shape: Shape) -> float:
 
 
 def measure_projection(meter: Meter) -> float:
-    """Return the seconds to compute K and V of one token from its hidden vectors in all layers; 0 if the model keeps
-    no hidden vectors."""
+    """Return the seconds per token to compute K and V from hidden vectors in all layers; 0 if the model keeps none."""
     engine = meter.engine
     if engine.config.why_not_hidden is not None:
         return 0.0

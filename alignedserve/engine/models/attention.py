@@ -1,4 +1,4 @@
-"""A step's attention: it keeps vectors of the step's tokens, and attends to kept ones, request by request.
+"""A step's attention: it keeps vectors of the step's tokens, and attends to kept vectors, request by request.
 
 For most requests K and V are kept. For a hidden request, each layer's input after its norm is kept instead: every step
 computes K and V of the earlier tokens from it, in scratch memory that all layers of the step share, puts K and V of the
