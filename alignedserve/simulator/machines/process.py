@@ -77,8 +77,8 @@ class ProcessClock:
     def now(self) -> float:
         return self._agenda.now + self.ahead_s
 
-    def until(self, at: float) -> float:
-        return at - self.ahead_s - self._agenda.now
+    def until(self, due_at: float) -> float:
+        return due_at - self._agenda.now
 
 
 class Process(TurnLoop):
@@ -163,8 +163,10 @@ class Process(TurnLoop):
             self._world.note(self.member, command)
             yield command
 
-    def _wake_at(self, at: float) -> None:
-        self._agenda.at(at - self._own_clock.ahead_s, Priority.TIMER, self._take_turn)
+    def _wake_at(self, at: float) -> float:
+        due_at = at - self._own_clock.ahead_s
+        self._agenda.at(due_at, Priority.TIMER, self._take_turn)
+        return due_at
 
     def _end(self) -> None:
         self._world.end(self.member.name, 0.0, seen=True)
