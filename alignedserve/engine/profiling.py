@@ -44,9 +44,9 @@ _GREEDY = Sampling()
 _PROJECTED = 256  # tokens whose K and V are computed at once when projection is measured
 _COPIED_PAGES = (1, 4, 16)
 _CAUTION = 1.25  # factor by which a guessed time may be too low
-_MOST_FOR_ONE = 0.1  # largest share of the budget for one step
+_LARGEST_SHARE = 0.1  # largest share of the budget for one step
 _CHECK_S = 10.0  # time limit of a check of three steps
-_FOR_STEPS = 0.85  # share of the budget for steps; the rest is for fitting
+_SHARE_OF_STEPS = 0.85  # share of the budget for steps; the rest is for fitting
 
 
 class Meter:
@@ -93,6 +93,7 @@ class Meter:
         return StepPlan(0, chunks, decodes)
 
     def pairs_for(self, tokens: int) -> tuple[int, ...]:
+        """Return block pairs for one request of so many tokens."""
         return next(self._pairs((tokens,)))
 
     def _pairs(self, ends: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -126,7 +127,7 @@ def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float) -> list[Poin
     for trial in wanted:
         guess = _CAUTION * _guess(times, trial.shape)
         takes = guess * (RUNS if guess <= _LONG_S else 1)
-        if takes <= min(end - meter.clock() - later, _MOST_FOR_ONE * budget_s):
+        if takes <= min(end - meter.clock() - later, _LARGEST_SHARE * budget_s):
             times[trial] = [meter.run(trial)]
             later += (RUNS - 1) * times[trial][0] if times[trial][0] <= _LONG_S else 0.0
     for _ in range(RUNS - 1):
@@ -208,6 +209,7 @@ def _link(times: Sequence[tuple[int, float]]) -> Link:
 
 
 def subject_of(engine: Engine, folder: Path) -> Subject:
+    """Return the model, device and software that a profile of this engine is valid for."""
     threads = torch.get_num_threads()
     return Subject(
         model=fingerprint(folder),
@@ -257,6 +259,7 @@ def start_profile(
 def measure_profile(
     meter: Meter, bounds: Bounds, subject: Subject, shared_memory: Path, budget_s: float = BUDGET_S
 ) -> Profile:
+    """Measure projection, copies and steps within the budget, and fit a profile to them."""
     start = meter.clock()
     hidden_token_s = measure_projection(meter)
     try:
@@ -264,7 +267,7 @@ def measure_profile(
     except (OSError, AlignedServeError) as error:
         log.warning("copies to shared memory are not measured: %s", error)
         transfers = Transfers()
-    points = measure(meter, trials(bounds), budget_s * _FOR_STEPS - (meter.clock() - start))
+    points = measure(meter, trials(bounds), budget_s * _SHARE_OF_STEPS - (meter.clock() - start))
     memory = MeasuredMemory(bounds.limits, _kv_bytes(meter.engine))
     profile = Profile.fitted(subject, memory, tuple(points), hidden_token_s, transfers)
     log.info("cost profile of %s: %d steps measured in %.1f s", subject.device, len(points), meter.clock() - start)

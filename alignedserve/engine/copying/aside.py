@@ -31,6 +31,8 @@ Post: TypeAlias = Callable[[CopiedIn | CopiedOut], None]
 
 
 class AsideCopies:
+    """The copies of one worker that go on beside its steps."""
+
     def __init__(
         self, page_size: int, pace: Pace, device: torch.device = CPU, failed: Callable[[], None] = lambda: None
     ) -> None:
@@ -44,6 +46,7 @@ class AsideCopies:
         self._thread: threading.Thread | None = None
 
     def attach(self, copier: PageCopier, pool: str) -> None:
+        """Use this copier for copies to and from the pool's arena."""
         with self._changed:
             self._copier, self._pool = copier, pool
 
@@ -53,6 +56,7 @@ class AsideCopies:
             self._copier = None
 
     def add(self, copy: Copy, post: Post) -> None:
+        """Queue a copy; `post` receives the event of its end."""
         with self._changed:
             self._due.append((copy, post, Mark(self._device)))
             if self._thread is None:

@@ -18,6 +18,8 @@ from alignedserve.protocol.commands import CopySlots
 
 
 class Checkpoints:
+    """The checkpoints of one worker: vectors of single tokens outside the device cache."""
+
     def __init__(self, cache: torch.Tensor, num_places: int) -> None:
         """Make room for `num_places` tokens; memory is taken only once it is written."""
         layers, blocks, self._block_size, kv_dim = cache.shape

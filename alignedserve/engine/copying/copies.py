@@ -63,6 +63,8 @@ class _Part:
 
 
 class PageCopier:
+    """Copies between one device cache and one arena."""
+
     def __init__(
         self, cache: torch.Tensor, arena: Arena, page_size: int, verify: bool, hidden_size: int | None = None
     ) -> None:

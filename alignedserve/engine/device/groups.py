@@ -40,7 +40,7 @@ LOOP_THREAD = "gloo_tcp_loop"  # name of the thread of Gloo's device
 _NEVER_USED = 7  # a tag
 _AT_ONCE = timedelta(milliseconds=1)
 _LOOK_S = 0.0001  # between two polls of NCCL
-_OURS_TO_HANDLE = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
+_NCCL_SETTINGS = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0", "TORCH_NCCL_ENABLE_MONITORING": "0"}
 
 
 class BrokenGroup(Exception):
@@ -76,6 +76,8 @@ class Flight:
 
 
 class Group:
+    """A connection of two processes, for notes and for KV."""
+
     def __init__(self, store: Store, rank: int, host: str, timeout_s: float, device: torch.device = CPU) -> None:
         """Connect from `host`, this end's own address; chunks of KV are on `device`.
 
@@ -99,9 +101,11 @@ class Group:
         return self._nccl is not None
 
     def send(self, data: torch.Tensor, tag: int) -> Flight:
+        """Begin to send the tensor to the other end."""
         return self._begin("send", data, tag)
 
     def receive(self, into: torch.Tensor, tag: int) -> Flight:
+        """Begin to receive a tensor of the other end."""
         return self._begin("recv", into, tag)
 
     def close(self) -> None:
@@ -146,7 +150,7 @@ def _nccl(store: Store, rank: int) -> Any:
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed import ProcessGroupNCCL
 
-    os.environ.update(_OURS_TO_HANDLE)  # read as the group is made
+    os.environ.update(_NCCL_SETTINGS)  # read as the group is made
     return ProcessGroupNCCL(PrefixStore("nccl", store), rank, 2, ProcessGroupNCCL.Options())
 
 

@@ -36,6 +36,7 @@ class Slabs:
         self._used = 0
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised tensor, in the current piece if it fits there, else in a new piece."""
         count = math.prod(shape)
         size = -(-count * dtype.itemsize // _APART) * _APART
         if self._slab is None or self._used + size > len(self._slab):
@@ -57,6 +58,7 @@ class Kept:
         self._references = 0  # reference count of the memory while no tensor uses it
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised tensor, in the kept memory if its size is within the limits."""
         count = math.prod(shape)
         size = count * dtype.itemsize
         if not _LARGEST_KEPT <= size <= _KEPT:

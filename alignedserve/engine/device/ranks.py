@@ -38,6 +38,8 @@ _TOLD = 256  # bytes of a message to rank 0, its length included
 
 
 class Ranks(Protocol):
+    """The ranks of a worker, as the engine of one rank sees them."""
+
     @property
     def rank(self) -> int: ...
 
@@ -171,6 +173,7 @@ class Line:
         self._group = group
 
     def tell(self, frame: bytes) -> None:
+        """Send a message to rank 0."""
         _await(self._group.send([_padded(frame)], 0, 0), _NEVER)
 
     def hear(self, rank: int) -> bytes:
@@ -203,7 +206,7 @@ def _store(host: str, port: int, *, is_first: bool) -> Store:
 
 def _padded(frame: bytes) -> torch.Tensor:
     if len(frame) > _TOLD - _LENGTH:
-        raise AssertionError(f"{len(frame)} bytes are more than one rank tells at once")
+        raise AssertionError(f"{len(frame)} bytes are more than a rank sends to rank 0 in one message")
     return _tensor((len(frame).to_bytes(_LENGTH, "little") + frame).ljust(_TOLD, b"\0"))
 
 

@@ -31,8 +31,10 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Loader:
-    """Reads a model's weights into layers. If several ranks share the model, it reads one rank's part, and all sizes
-    are those of this part."""
+    """Reads a model's weights into layers.
+
+    If several ranks share the model, it reads this rank's part, and all sizes are those of this part.
+    """
 
     tensors: Tensors
     dtype: torch.dtype

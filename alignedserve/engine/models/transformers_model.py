@@ -114,6 +114,8 @@ class Network:
 
 
 class TransformersModel:
+    """A transformers model as the engine runs it."""
+
     def __init__(self, network: Network, layers: dict[torch.nn.Module, int], dtype: torch.dtype) -> None:
         """`layers` maps each module that attends to its layer of the device cache, whose vectors have dtype `dtype`."""
         self._network, self._layers, self._dtype = network, layers, dtype
