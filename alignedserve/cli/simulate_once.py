@@ -176,8 +176,8 @@ def device_of(trial: SimulationTrial) -> Hardware:
     """Return the hardware: a measured GPU by its name, or a file that `alignedserve profile` wrote."""
     name = trial.profile or DEFAULT_PROFILE
     if name in gpu_truth.names():
-        return hardware.of_gpu(name)
+        return hardware.from_gpu(name)
     if not Path(name).is_file():
         near = hint(name, gpu_truth.names())
         raise SimulateError(f"--profile {name!r:.60} is no file, and none of {', '.join(gpu_truth.names())}{near}")
-    return hardware.of_profile(Path(name), trial.seed)
+    return hardware.from_profile(Path(name), trial.seed)

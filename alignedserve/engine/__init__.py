@@ -1,8 +1,8 @@
 """The engine: it runs one StepPlan on a device and decides nothing.
 
 engine.py     The engine: owns the weights and the device cache, and executes step plans.
-graphs.py     Decode steps of some sizes, captured once each and then replayed: the host launches one graph,
-in_order.py   A worker's work in a thread of its own, in its order: while a step runs, its core hears what
-inputs.py     What goes into a step: tokens that the plan names, and ones that the step before it has sampled
-profiling.py  Measures steps of a real engine at start-up, so that the cost model knows the device before the
+graphs.py     Captures decode steps as graphs, one for each of some batch sizes, and replays them.
+in_order.py   Runs a worker's steps and other work in one thread, in order, and reads results in another.
+inputs.py     The input tokens of a step: named by the plan, or sampled by the step before and not yet read.
+profiling.py  Measures steps of a real engine at start-up, so that the cost model knows the device.
 """

@@ -1,8 +1,8 @@
 """The engine: owns the weights and the device cache, and executes step plans.
 
 A step is one pass over all of its tokens, prompt chunks and decodes alike: concatenated for the
-linear layers, by request for attention. Which requests run, and in which blocks their KV lies, the
-plan says.
+linear layers, by request for attention. The plan says which requests run, and in which blocks
+their KV lies.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ log = logging.getLogger("alignedserve.engine")
 
 
 class Engine:
+    """A model with its device cache and sampler on one device."""
+
     def __init__(
         self,
         folder: Path,
@@ -60,14 +62,17 @@ class Engine:
         tensors_of: Callable[[Path], Tensors] = Tensors,
         has_graphs: bool = False,
     ) -> None:
-        """The fastest kernels that there are, unless others are named; for `tune_s` seconds linear layers are measured,
-        to choose the fastest way of each, else the usual one is taken. Of several `ranks` each has its own
-        engine with so many pairs, all take the same steps, and rank 0 samples. Where `num_pairs` is a function, that
-        says how many when the weights are there. `has_graphs` where steps will be captured: they need a pair more."""
+        """Load the model of the folder and make its device cache of `num_pairs` block pairs.
+
+        Without `kernels` the fastest ones for the device are taken. For `tune_s` seconds linear layers are measured, to
+        choose the fastest way for each; with 0 each takes the usual way. Each of several `ranks` has an engine of its
+        own with `num_pairs` pairs; all run the same steps, and rank 0 samples. If `num_pairs` is a function, it is
+        called once the weights are loaded. `has_graphs` says that steps will be captured: this needs one pair more.
+        """
         large_pages.keep_freed_memory()
         device = devices.use(device)
         self.ranks, self.device, self.has_graphs = ranks, device, has_graphs
-        self.reads_later = device.type == "cuda"  # tokens of a step may wait for the next one
+        self.reads_later = device.type == "cuda"  # a step's tokens may be read after the next step has begun
         self.config = read_config(folder).share(ranks.size)
         self.block_size = block_size
         self.dtype: torch.dtype = getattr(torch, dtype or self.config.dtype)
@@ -76,15 +81,16 @@ class Engine:
         )
         self._kernels = chosen.kernels
         self._load(folder, tensors_of(folder), tune_s)
-        log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)  # a folder that cannot be loaded says that alone
+        # Only after loading, so that a folder that cannot be loaded logs nothing but its error.
+        log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)
         self.resize(num_pairs if isinstance(num_pairs, int) else num_pairs())
         syntaxes = Syntaxes(folder) if (folder / "tokenizer.json").exists() else None
         self._sampler = Sampler(self.config.vocab_size, syntaxes, self._kernels)
-        self._before = NOTHING  # the last step
+        self._before = NOTHING  # tokens of the newest step
 
     @property
     def kernels(self) -> str:
-        """Which compute, told apart from those of any other build."""
+        """Return the identity of the kernels in use, which differs from that of any other build."""
         return self._kernels.identity
 
     @torch.inference_mode()
@@ -104,14 +110,14 @@ class Engine:
             tune(linears, tune_s)
 
     def resize(self, num_pairs: int) -> None:
-        """What was in the device cache is gone, and so is what was captured."""
+        """Make an empty device cache of `num_pairs` pairs; KV in the old cache and captured graphs are dropped."""
         self.num_pairs = num_pairs
-        self.cache = self.new_cache(num_pairs + self.has_graphs)  # the last one is of padding (graphs.py)
+        self.cache = self.new_cache(num_pairs + self.has_graphs)  # the last pair is for padding rows (graphs.py)
         self._graphs: DecodeGraphs | None = None
         self._checker = Checker(self.config, num_pairs, self.block_size)
 
     def new_cache(self, num_pairs: int) -> torch.Tensor:
-        """Zeros that take memory only once they are written: an idle worker stays small."""
+        """Return a device cache of zeros. On a CPU it takes memory only once written, so an idle worker stays small."""
         shape = (self.config.num_layers, 2 * num_pairs, self.block_size, self.config.kv_dim)
         if self.device.type == "cpu":
             return large_pages.zeros(shape, self.dtype)
@@ -119,7 +125,7 @@ class Engine:
 
     @property
     def why_no_graphs(self) -> str | None:
-        """Why its decode steps cannot be captured, where that is so."""
+        """Return why decode steps cannot be captured, or None where they can."""
         if self.device.type != "cuda":
             return f"{self.device} has no graphs"
         if self.ranks.size > 1:
@@ -129,38 +135,42 @@ class Engine:
         return None if self._kernels.captures else f"attention of {self._kernels.name} looks at tables on the CPU"
 
     def rehearse(self) -> None:
-        """On a GPU: kernels are compiled, and measured where there is a choice, before a step waits for that. The cache
-        is read as it is, and stays so."""
+        """On a GPU, compile the kernels, and measure them where there is a choice, so that no step waits for that.
+
+        The cache is only read.
+        """
         if self.device.type == "cuda":
             config, layer = self.config, self.cache[0]
             rehearse(self._kernels, layer, config.num_heads, config.head_dim, config.vocab_size, config.max_positions)
 
     @torch.inference_mode()
     def capture(self, most: int, capture: Capture, free: Callable[[], int], least: int) -> None:
-        """Steps of up to so many decodes, as long as so many bytes are free."""
+        """Capture decode steps of up to `most` requests, as long as `least` bytes are free."""
         assert self.has_graphs, "there is no pair for padding"
         scratch, pairs, captures = self.num_pairs, self.num_pairs, self._kernels.captures
-        words = self.config.vocab_size
-        graphs = DecodeGraphs(most, words, self._decode, capture, self.block_size, pairs, scratch, self.device)
+        vocabulary = self.config.vocab_size
+        graphs = DecodeGraphs(most, vocabulary, self._decode, capture, self.block_size, pairs, scratch, self.device)
         graphs.capture_all(free, least)
         if self._kernels.captures is captures:
             self._graphs = graphs
-        else:  # torch has taken the place of attention that failed: what it has looked at is in the graph for good
+        else:  # attention failed, and torch took its place: it reads tables on the CPU, whose values a graph would keep
             log.warning("decode steps are not captured after all: %s", self.why_no_graphs)
 
     def step(self, plan: StepPlan) -> StepResult:
-        """What came out, or that there was too little memory: then nothing has changed but places of tokens that were
-        to run."""
+        """Run the step and return its result.
+
+        If memory was too small the result says so; then only the slots of tokens that were to run have changed.
+        """
         return self.begin(plan).result()
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan) -> Begun:
-        """The same for who goes on before it has run: the step that is begun next may name its tokens as inputs."""
+        """Begin the step and return before it has run: the next step may already use its tokens as inputs."""
         plan = self.without_ended(plan)
         rows = self.unread_rows(plan)
         runs = [
             *map(self._chunk_run, plan.chunks),
-            *(self._decode_run(one, one.request in rows) for one in plan.decodes),
+            *(self._decode_run(decode, decode.request in rows) for decode in plan.decodes),
         ]
         for run in runs:
             self._checker.check(run)
@@ -183,38 +193,39 @@ class Engine:
             why = out_of_memory(error)
             if why is None:
                 raise
-            if self.ranks.size > 1:  # the others are in the middle of it, and wait
+            if self.ranks.size > 1:  # the other ranks are in the middle of the step, and wait for this rank
                 raise RankLost(f"too little memory for step {plan.number} on rank {self.ranks.rank}: {why}") from error
             return Done(StepResult(plan.number, (), failure=StepFailure(why)))
-        self._before = Before.of(result)
+        self._before = Before.from_result(result)
         return Done(result)
 
     def _read_later(self, plan: StepPlan, wanted: Sequence[NextToken], logits: torch.Tensor) -> DrawnStep:
         drawn = self._sampler.draw(logits[: len(wanted)], wanted)
         self.ranks.hand_on(drawn.tokens)
-        reading = DrawnStep(plan.number, [one.request for one in wanted], drawn)
-        self._before = Before.unread(drawn.tokens, [one.request for one in wanted])
-        return reading
+        requests = [token.request for token in wanted]
+        self._before = Before.from_device(drawn.tokens, requests)
+        return DrawnStep(plan.number, requests, drawn)
 
     def _handed_on(self, wanted: Sequence[NextToken]) -> Before:
-        """What rank 0 has drawn, which alone reads it."""
+        """Receive the tokens that rank 0 has drawn; only rank 0 reads them."""
         tokens = torch.empty(len(wanted), dtype=torch.long, device=self.device)
         self.ranks.hand_on(tokens)
-        return Before.unread(tokens, [one.request for one in wanted])
+        return Before.from_device(tokens, [token.request for token in wanted])
 
     def without_ended(self, plan: StepPlan) -> StepPlan:
-        """Requests that were planned ahead, and have ended since."""
-        if not any(one.token is None and self._before.ended(one.request) for one in plan.decodes):
-            return plan
-        left = tuple(one for one in plan.decodes if one.token is not None or not self._before.ended(one.request))
-        return replace(plan, decodes=left)
+        """Return the plan without decodes that were planned ahead and whose requests have ended since."""
+        left = tuple(d for d in plan.decodes if d.token is not None or not self._before.ended(d.request))
+        return plan if len(left) == len(plan.decodes) else replace(plan, decodes=left)
 
     def unread_rows(self, plan: StepPlan) -> dict[str, int]:
-        """Of decodes whose input is still on the device: where it is there. Whose logits its history edits is read."""
+        """Return the device row of each decode whose input token is not read yet.
+
+        A decode whose history edits its logits is not among them: its token must be read first.
+        """
         rows = (
-            (one.request, self._before.row(one.request))
-            for one in plan.decodes
-            if one.token is None and one.history is None
+            (decode.request, self._before.row(decode.request))
+            for decode in plan.decodes
+            if decode.token is None and decode.history is None
         )
         return {request: row for request, row in rows if row is not None}
 
@@ -223,15 +234,15 @@ class Engine:
 
     def _decode_run(self, decode: Decode, is_unread: bool) -> Run:
         if is_unread:
-            return run_of(decode, (0,))  # in the place of what the device has
+            return run_of(decode, (0,))  # stands for the token that only the device has
         return run_of(decode, (self.sampled(decode.request) if decode.token is None else decode.token,))
 
     def sampled(self, request: str) -> int:
-        """Its token of the step before."""
+        """Return the token that the step before sampled for the request."""
         return self._before.token(request)
 
     def _logits(self, plan: StepPlan, runs: Sequence[Run], unread: Mapping[str, int]) -> torch.Tensor:
-        """Of the tokens that `result_of` wants them of."""
+        """Run the model and return the logits of the tokens that `result_of` needs."""
         ordered = sorted(runs, key=lambda run: run.is_hidden)
         lies = [self._lie(run) for run in ordered if not run.is_hidden]
         first, end = {}, 0  # row of each request's first token
@@ -253,7 +264,7 @@ class Engine:
         return self._model.forward(inputs.placed(self.device), on_device(positions, self.device), rows, attention)
 
     def _decode(self, tokens: torch.Tensor, spans: StaticSpans) -> torch.Tensor:
-        """Logits of one token of each request."""
+        """Return the logits of a decode step: one token per request."""
         attention = attention_of((), spans, self.cache, self.config, self._kernels, self._model)
         return self._model.forward(tokens, spans.positions, None, attention)
 
@@ -264,8 +275,11 @@ class Engine:
     def project(
         self, request: str, blocks: Sequence[int], pairs: Sequence[int], tokens: int, from_right: Sequence[int] = ()
     ) -> None:
-        """A hidden request becomes one of the kind KV: K and V of its first `tokens` are made of what its hidden blocks
-        hold, in all layers, and written to the pairs. The pairs may be made of the very same blocks."""
+        """Turn a request of kind HIDDEN into a request of kind KV.
+
+        K and V of its first `tokens` are computed from its hidden blocks, in all layers, and written to the pairs. The
+        pairs may consist of the same blocks.
+        """
         self._checker.check_hidden(request, blocks, tokens)
         self._checker.check_pairs(request, pairs, tokens)
         slots = hidden_slots(blocks, self.block_size, tokens)

@@ -1,20 +1,20 @@
-"""Decode steps of some sizes, captured once each and then replayed: the host launches one graph, not hundreds of
+"""Decode steps of some batch sizes, captured once each and then replayed: the host launches one graph, not hundreds of
 kernels.
 
-A captured step reads and writes the same memory each time. So there is one for each of some sizes, with buffers of its
-own for tokens, positions and tables; a step of other size runs in the next larger one. The rows that are left over are
-padding: each is a request of one token, whose K and V go to the scratch pair, which nobody has, and whose logits nobody
-looks at. All put their logits in one buffer, so that nothing else of one outlives its replay, and the memory in which
-one computes serves them all.
+A captured step reads and writes the same memory each time. So there is one graph for each of some batch sizes, with its
+own buffers for tokens, positions and tables; a step of another size runs in the next larger graph. The rows left over
+are padding: each is a request of one token, whose K and V go to the scratch pair, which belongs to no request, and
+whose logits are not read. All graphs put their logits in one buffer; nothing else of a graph outlives its replay, so
+all of them share the memory in which they compute.
 
     step of 5 decodes ─▶ size 8:   r r r r r p p p ──▶ logits of the first five
                                    └ own slots ┘ └ scratch
 
-Which pieces of attention run side by side differs from step to step: there are as many as there ever can be, and those
-that a step does not need do nothing (kernels/triton/schedule.py).
+Which pieces of attention run side by side differs from step to step: a graph has the largest possible number of pieces,
+and those that a step does not need do nothing (kernels/triton/schedule.py).
 
-`capture` is what the device has for it; anything that runs the same function again, on the same buffers, does for
-tests.
+`capture` is the device's own way to capture; in tests, anything does that runs the same function again on the same
+buffers.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from alignedserve.kernels.common.static_spans import StaticSpans
 
 log = logging.getLogger("alignedserve.engine")
 
-_EACH = 8  # sizes from 8 on are so far apart
+_EACH = 8  # distance between sizes, from 8 on
 _FIRST = (1, 2, 4)
 _MIB = 1 << 20
 
 Step: TypeAlias = Callable[[], torch.Tensor]  # from its buffers to logits, [size, vocabulary]
-Capture: TypeAlias = Callable[[Step], Step]  # what replays it
-Forward: TypeAlias = Callable[[torch.Tensor, StaticSpans], torch.Tensor]  # of tokens that lie there
+Capture: TypeAlias = Callable[[Step], Step]  # captures a step and returns the function that replays it
+Forward: TypeAlias = Callable[[torch.Tensor, StaticSpans], torch.Tensor]  # from tokens and their spans to logits
 
 
 def sizes(most: int) -> list[int]:
-    """Of steps that are captured; the last one is `most`."""
+    """Return the batch sizes of the steps that are captured; the last size is `most`."""
     usual = [*_FIRST, *range(_EACH, most, _EACH)]
     return [size for size in usual if size < most] + [most]
 
@@ -56,10 +56,12 @@ class _Graph:
 
 
 class DecodeGraphs:
+    """The captured decode steps of an engine, by batch size."""
+
     def __init__(
         self,
         most: int,
-        words: int,
+        vocabulary: int,
         forward: Forward,
         capture: Capture,
         block_size: int,
@@ -67,23 +69,28 @@ class DecodeGraphs:
         scratch: int,
         device: torch.device,
     ) -> None:
-        """Of steps of up to `most` decodes, which have `most_pairs` together; `scratch` is a pair beside those. `words`
-        are those of the vocabulary."""
+        """Prepare graphs for steps of up to `most` decodes with `most_pairs` pairs in all; `scratch` is one pair more.
+
+        `vocabulary` is the number of logits of a token.
+        """
         self._sizes, self._forward, self._capture = sizes(most), forward, capture
-        self._logits = torch.empty((most, words), device=device)
+        self._logits = torch.empty((most, vocabulary), device=device)
         self._block_size, self._device = block_size, device
-        self._most_pairs = most_pairs + most  # a padding row has one too
+        self._most_pairs = most_pairs + most  # each padding row has a pair too
         self._padding = Lie(1, 1, (scratch,))
         self._graphs: dict[int, _Graph] = {}
 
     @property
     def captured(self) -> list[int]:
-        """Sizes."""
+        """Return the sizes that are captured."""
         return sorted(self._graphs)
 
     def capture_all(self, free: Callable[[], int], least: int) -> None:
-        """The largest first, whose memory the others use again; as long as `least` bytes stay free. What is not
-        captured runs kernel by kernel, as one for which there is too little memory: a smaller one may have enough."""
+        """Capture all sizes, as long as `least` bytes stay free: the largest first, since the others reuse its memory.
+
+        A size that is not captured runs kernel by kernel. A size for which memory is too small is left out, and the
+        smaller ones are tried: they may need less.
+        """
         for size in reversed(self._sizes):
             if free() < least:
                 log.warning(
@@ -104,7 +111,7 @@ class DecodeGraphs:
             )
 
     def logits(self, lies: Sequence[Lie], inputs: Inputs) -> torch.Tensor | None:
-        """Of a step of these decodes; None where none of that size is captured. They hold until the next call."""
+        """Return the logits of a step of these decodes, valid until the next call; None if the size is not captured."""
         graph = self._graphs.get(self._size_for(len(lies)))
         if graph is None:
             return None
@@ -125,7 +132,7 @@ class DecodeGraphs:
 
 
 def _out_of_memory(error: BaseException | None) -> str | None:
-    """A capture that breaks off may fail once more as it ends: what came first counts."""
+    """Return why memory was too small, from the first error of a chain: a capture may fail once more while it ends."""
     why = None
     while error is not None:
         why, error = out_of_memory(error) or why, error.__context__
@@ -133,7 +140,7 @@ def _out_of_memory(error: BaseException | None) -> str | None:
 
 
 class CudaCapture:
-    """One graph after the other, in memory that they share: only one of them runs at a time."""
+    """Captures CUDA graphs in memory that they share: only one of them runs at a time."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._pool, self._stream = device, torch.cuda.graph_pool_handle(), torch.cuda.Stream(device)
@@ -141,7 +148,7 @@ class CudaCapture:
     def __call__(self, step: Step) -> Step:
         self._warm_up(step)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):  # others may copy meanwhile
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):  # other threads may copy
             logits = step()
 
         def replay() -> torch.Tensor:
@@ -151,7 +158,7 @@ class CudaCapture:
         return replay
 
     def _warm_up(self, step: Step) -> None:
-        """What is done once is not for a graph: kernels are compiled, libraries set up."""
+        """Run the step before its capture: work that is done once, such as compiling kernels, is not for a graph."""
         now = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(now)
         with torch.cuda.stream(self._stream):

@@ -1,10 +1,10 @@
-"""A worker's work in a thread of its own, in its order: while a step runs, its core hears what comes, and plans ahead.
+"""Runs a worker's work in a thread of its own, in order: while a step runs, the core takes events and plans ahead.
 
-    shell ── work ──▶ in line ──▶ done one after the other ─────────────────────▶ what came of it
-                                   └─ a step: begun, and the next is begun while it runs ─▶ read ─▶ its tokens
+    shell ── work ──▶ queue ──▶ done one after the other ─────────────────────▶ its result
+                                 └─ a step: begun, and the next is begun while it runs ─▶ read ─▶ its tokens
 
-On a GPU a step is begun long before it has run, so the next one is in line there when it ends. Reading is done by
-another thread, which alone waits for the device. What is no step waits until all that were begun have been read.
+On a GPU a step is begun long before it has run, so the next step is queued there when it ends. Another thread reads
+results, and only that thread waits for the device. Work that is not a step waits until all begun steps have been read.
 """
 
 from __future__ import annotations
@@ -26,26 +26,28 @@ Result = TypeVar("Result")
 
 
 class InOrder:
+    """A worker's queue of steps and other work."""
+
     def __init__(self, device: torch.device) -> None:
         self._device, threads = device, torch.get_num_threads()
 
         def start() -> None:
             use(device)
-            torch.set_num_threads(threads)  # each thread has a number of its own for OpenMP
+            torch.set_num_threads(threads)  # OpenMP keeps this number for each thread
 
         self._worker = ThreadPoolExecutor(1, "work", start)
         self._reader = ThreadPoolExecutor(1, "reading", start)
-        self._reading: Future[None] | None = None  # of the last step that was begun
-        self._has_failed = False  # that step
-        self._broken: Exception | None = None  # what has ended it all
-        self._read_at = 0.0
+        self._reading: Future[None] | None = None  # of the newest step that was begun
+        self._has_failed = False  # whether that step has failed
+        self._broken: Exception | None = None  # the error after which no more work is done
+        self._read_at = 0.0  # when the newest result was read
 
     def step(self, plan: StepPlan, begin: Callable[[StepPlan], Begun], post: Post) -> None:
-        """One that goes on from a step that failed fails too: there is nothing that it could go on from."""
+        """Queue a step. A step that continues from a failed step fails too: its input tokens do not exist."""
 
         def work() -> None:
             began = perf_counter()
-            if self._has_failed and any(one.token is None for one in plan.decodes):
+            if self._has_failed and any(decode.token is None for decode in plan.decodes):
                 failed = StepResult(plan.number, (), failure=StepFailure("the step before it has failed"))
                 self._reading = self._reader.submit(post, StepDone(failed, 0.0))
                 return
@@ -56,7 +58,7 @@ class InOrder:
         self._add(work, post)
 
     def do(self, begin_aside: Callable[[], bool], work: Callable[[], None], post: Post) -> None:
-        """Something else, in its turn. What goes on aside touches nothing that the steps in line do."""
+        """Queue other work. What `begin_aside` takes over goes on beside the steps: it touches nothing of theirs."""
 
         def in_turn() -> None:
             if not begin_aside():
@@ -66,7 +68,7 @@ class InOrder:
         self._add(in_turn, post)
 
     def meanwhile(self, work: Callable[[], Result]) -> Result:
-        """The same, and the caller waits for it."""
+        """Queue work that is done between steps, wait for it, and return its result."""
 
         def alone() -> Result:
             self._check()
@@ -76,13 +78,13 @@ class InOrder:
         return self._worker.submit(alone).result()
 
     def close(self) -> None:
-        """What is in line is not begun any more."""
+        """End both threads; queued work is not begun any more."""
         for thread in (self._worker, self._reader):
             thread.shutdown(wait=True, cancel_futures=True)
 
     def _add(self, work: Callable[[], None], post: Post) -> None:
         def guarded() -> None:
-            if self._broken is not None:  # it has been posted; the process ends
+            if self._broken is not None:  # the error has been posted, and the process ends
                 return
             try:
                 work()
@@ -93,11 +95,11 @@ class InOrder:
         self._worker.submit(guarded)
 
     def _read(self, begun: Begun, began: float, post: Post) -> None:
-        """A step's time counts from the end of the one before, which it waited for."""
+        """Read a step's result and post it. Its time counts from the end of the step before, as it waited for that."""
         try:
             with noticing_loss(self._device):
                 result = begun.result()
-        except Exception as error:  # a device that is lost is noticed here
+        except Exception as error:  # a lost device is noticed here
             self._broken = error
             post(error)
             return

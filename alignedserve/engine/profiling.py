@@ -1,8 +1,8 @@
 """Measures steps of a real engine at start-up, so that the cost model knows the device before the first request.
 
-Sizes grow exponentially: few steps tell small ones from large ones. First all sizes are measured once, each kind in its
-turn, so a profile that runs out of time has seen something of everything. What a step takes is the median of three
-runs of it (the first of them may be slow, the median is not); a long step runs once.
+Sizes grow exponentially, so that few steps cover small and large sizes. First each size is measured once, the kinds of
+steps in turn, so a profile that runs out of time has measured some steps of every kind. The time of a step is the
+median of three runs (the first may be slow, the median is not); a long step runs once.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ log = logging.getLogger("alignedserve.cost")
 
 RUNS = 3
 BUDGET_S = 20.0
-_TOLERANCE = 0.25  # what a cached profile may be off by
-_LONG_S = 0.25  # a step that takes so long runs once: it is an average by itself
+_TOLERANCE = 0.25  # relative error that a cached profile may have
+_LONG_S = 0.25  # a step at least this long runs once: it averages over disturbances by itself
 _GREEDY = Sampling()
-_PROJECTED = 256  # tokens whose K and V are made at once to measure that
+_PROJECTED = 256  # tokens whose K and V are computed at once when projection is measured
 _COPIED_PAGES = (1, 4, 16)
-_CAUTION = 1.25  # a guess may be too low by so much
-_MOST_FOR_ONE = 0.1  # of the budget
-_CHECK_S = 10.0  # at most, for the three steps of a check
-_FOR_STEPS = 0.85  # of the budget; the rest is for fitting
+_CAUTION = 1.25  # factor by which a guessed time may be too low
+_LARGEST_SHARE = 0.1  # largest share of the budget for one step
+_CHECK_S = 10.0  # time limit of a check of three steps
+_SHARE_OF_STEPS = 0.85  # share of the budget for steps; the rest is for fitting
 
 
 class Meter:
-    """Runs trials on an engine that serves nobody yet."""
+    """Runs trials on an engine that serves no request yet."""
 
     def __init__(
         self,
@@ -60,18 +60,19 @@ class Meter:
     ) -> None:
         self.engine, self.clock, self._synchronize = engine, clock, synchronize
         self._random = random.Random(0)
-        self._filled = 0  # block pairs that hold something
+        self._filled = 0  # block pairs that have been written
 
     def run(self, trial: Trial) -> float:
-        """Seconds of one run."""
+        """Run the trial once and return its seconds."""
         plan = self._plan(trial)
-        return self._once(lambda: self.engine.step(plan))
+        return self._timed(lambda: self.engine.step(plan))
 
     def median_of(self, work: Callable[[], object]) -> float:
+        """Return the median seconds of `RUNS` runs, after a first run that does not count."""
         work()
-        return median(self._once(work) for _ in range(RUNS))
+        return median(self._timed(work) for _ in range(RUNS))
 
-    def _once(self, work: Callable[[], object]) -> float:
+    def _timed(self, work: Callable[[], object]) -> float:
         self._synchronize()
         start = self.clock()
         work()
@@ -92,10 +93,11 @@ class Meter:
         return StepPlan(0, chunks, decodes)
 
     def pairs_for(self, tokens: int) -> tuple[int, ...]:
+        """Return block pairs for one request of so many tokens."""
         return next(self._pairs((tokens,)))
 
     def _pairs(self, ends: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Each request's own, one after the other."""
+        """Yield the block pairs of each request, one request after the other."""
         first = 0
         for end in ends:
             count = units_for(end, self.engine.block_size)
@@ -104,19 +106,20 @@ class Meter:
             self._fill(first)
 
     def _fill(self, pairs: int) -> None:
-        """MeasuredMemory that was never written is one page of zeros, and faster to read than any other."""
+        """Write the first `pairs` pairs: memory never written is one page of zeros, faster to read than any other."""
         if pairs > self._filled:
             self.engine.cache[:, 2 * self._filled : 2 * pairs] = 0.01
             self._filled = pairs
 
 
-# --- Measuring it
+# --- Measuring steps, projections and copies
 
 
 def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float) -> list[Point]:
-    """As many of them as there is time for. One that would take much of it is left out: many small ones tell more.
+    """Measure as many trials as fit in the budget.
 
-    The runs of a step are far apart: whatever disturbs the machine for a second disturbs one run of many steps.
+    A trial that would take much of the budget is left out: many small trials tell more. The runs of a trial are far
+    apart, so a disturbance of a second hits one run each of many trials.
     """
     end = meter.clock() + budget_s
     times: dict[Trial, list[float]] = {}
@@ -124,7 +127,7 @@ def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float) -> list[Poin
     for trial in wanted:
         guess = _CAUTION * _guess(times, trial.shape)
         takes = guess * (RUNS if guess <= _LONG_S else 1)
-        if takes <= min(end - meter.clock() - later, _MOST_FOR_ONE * budget_s):
+        if takes <= min(end - meter.clock() - later, _LARGEST_SHARE * budget_s):
             times[trial] = [meter.run(trial)]
             later += (RUNS - 1) * times[trial][0] if times[trial][0] <= _LONG_S else 0.0
     for _ in range(RUNS - 1):
@@ -135,21 +138,21 @@ def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float) -> list[Poin
 
 
 def _guess(times: Mapping[Trial, Sequence[float]], shape: Shape) -> float:
-    """From the step that was most like it."""
+    """Guess the seconds of a step from the measured step that is closest in size."""
     if not times:
         return 0.0
     size = _size(shape)
-    like = min(times, key=lambda trial: abs(ln(_size(trial.shape) / size)))
-    return times[like][0] * max(1.0, size / _size(like.shape))
+    closest = min(times, key=lambda trial: abs(ln(_size(trial.shape) / size)))
+    return times[closest][0] * max(1.0, size / _size(closest.shape))
 
 
 def _size(shape: Shape) -> float:
-    """Roughly in proportion to what it takes: a token that is attended to counts little against one that runs."""
+    """Return a size about in proportion to a step's time: tokens attended to cost little against tokens that run."""
     return 1 + shape.tokens + (shape.work / 8 + shape.cached + shape.prefixes) / 256
 
 
 def measure_projection(meter: Meter) -> float:
-    """Seconds to make K and V of one token from its hidden vectors, in all layers; 0 where the model keeps none."""
+    """Return the seconds per token to compute K and V from hidden vectors in all layers; 0 if the model keeps none."""
     engine = meter.engine
     if engine.config.why_not_hidden is not None:
         return 0.0
@@ -159,7 +162,7 @@ def measure_projection(meter: Meter) -> float:
 
 
 def measure_copies(meter: Meter, page_size: int, shared_memory: Path) -> Transfers:
-    """Between the device and an arena of its own."""
+    """Measure copies between the device and a temporary arena."""
     cache, block_size = meter.engine.cache, meter.engine.block_size
     page_bytes = page_size * _kv_bytes(meter.engine)
     room = cache.shape[1] // 2 * block_size // page_size
@@ -170,39 +173,43 @@ def measure_copies(meter: Meter, page_size: int, shared_memory: Path) -> Transfe
         path = Path(folder) / "arena"
         arena = Arena.create(path, pages=counts[-1], payload_bytes=page_bytes, page_size=page_size, incarnation=1)
         copier, cudart = PageCopier(cache, arena, page_size, verify=False), cudart_for(cache.device)
-        unpin = pin(arena, cudart, cache.device) if cudart is not None else None  # as the pool's is
+        unpin = pin(arena, cudart, cache.device) if cudart is not None else None  # the pool's arena is pinned too
         try:
-            return _copies(meter, copier, counts, page_size, page_bytes)
+            return _measured_copies(meter, copier, counts, page_size, page_bytes)
         finally:
             if unpin is not None:
                 unpin()
             copier.close()
 
 
-def _copies(meter: Meter, copier: PageCopier, counts: Sequence[int], page_size: int, page_bytes: int) -> Transfers:
+def _measured_copies(
+    meter: Meter, copier: PageCopier, counts: Sequence[int], page_size: int, page_bytes: int
+) -> Transfers:
     outs, ins = [], []
     for count in counts:
         pages, tokens = range(count), [1] * (count * page_size)
         pairs = range(units_for(len(tokens), meter.engine.block_size))
-        out, back = partial(copier.copy_out, pairs, pages, tokens), partial(copier.copy_in, pages, pairs, tokens)
-        outs.append((count * page_bytes, meter.median_of(out)))
-        ins.append((count * page_bytes, meter.median_of(back)))
+        copy_out = partial(copier.copy_out, pairs, pages, tokens)
+        copy_in = partial(copier.copy_in, pages, pairs, tokens)
+        outs.append((count * page_bytes, meter.median_of(copy_out)))
+        ins.append((count * page_bytes, meter.median_of(copy_in)))
     return Transfers({Route.DEVICE_TO_ARENA: _link(outs), Route.ARENA_TO_DEVICE: _link(ins)})
 
 
 def _link(times: Sequence[tuple[int, float]]) -> Link:
-    """Through the smallest and the largest copy."""
-    (few, short), (many, long) = times[0], times[-1]
-    if many == few or long <= short:
-        return Link(many / long)
-    bandwidth = (many - few) / (long - short)
-    return Link(bandwidth, max(0.0, short - few / bandwidth))
+    """Return the link whose line goes through the smallest and the largest copy; `times` are (bytes, seconds)."""
+    (few_bytes, short_s), (many_bytes, long_s) = times[0], times[-1]
+    if many_bytes == few_bytes or long_s <= short_s:
+        return Link(many_bytes / long_s)
+    bandwidth = (many_bytes - few_bytes) / (long_s - short_s)
+    return Link(bandwidth, max(0.0, short_s - few_bytes / bandwidth))
 
 
 # --- The profile of a worker
 
 
 def subject_of(engine: Engine, folder: Path) -> Subject:
+    """Return the model, device and software that a profile of this engine is valid for."""
     threads = torch.get_num_threads()
     return Subject(
         model=fingerprint(folder),
@@ -236,7 +243,7 @@ def start_profile(
     directory: Path | None = None,
     budget_s: float = BUDGET_S,
 ) -> Profile:
-    """From the cache where it still holds for this device, else measured, and kept there for the next start."""
+    """Return the cached profile if it still holds for this device; else measure one and cache it for the next start."""
     with own_cache(meter.engine):
         profile = cached(directory, subject) if directory else None
         if profile is not None and still_holds(profile, meter, bounds):
@@ -252,6 +259,7 @@ def start_profile(
 def measure_profile(
     meter: Meter, bounds: Bounds, subject: Subject, shared_memory: Path, budget_s: float = BUDGET_S
 ) -> Profile:
+    """Measure projection, copies and steps within the budget, and fit a profile to them."""
     start = meter.clock()
     hidden_token_s = measure_projection(meter)
     try:
@@ -259,7 +267,7 @@ def measure_profile(
     except (OSError, AlignedServeError) as error:
         log.warning("copies to shared memory are not measured: %s", error)
         transfers = Transfers()
-    points = measure(meter, trials(bounds), budget_s * _FOR_STEPS - (meter.clock() - start))
+    points = measure(meter, trials(bounds), budget_s * _SHARE_OF_STEPS - (meter.clock() - start))
     memory = MeasuredMemory(bounds.limits, _kv_bytes(meter.engine))
     profile = Profile.fitted(subject, memory, tuple(points), hidden_token_s, transfers)
     log.info("cost profile of %s: %d steps measured in %.1f s", subject.device, len(points), meter.clock() - start)
@@ -272,15 +280,15 @@ def _kv_bytes(engine: Engine) -> int:
 
 
 def still_holds(profile: Profile, meter: Meter, bounds: Bounds) -> bool:
-    """Three of its steps are measured again: of each kind the one in the middle."""
+    """Whether the cached profile is right for this worker: measure the middle step of each kind again."""
     measured, wanted_limits = profile.memory.limits, bounds.limits
     if measured.max_step_tokens < wanted_limits.max_step_tokens or measured.max_batch < wanted_limits.max_batch:
-        log.info("the cached cost profile is of smaller steps than this worker's: it is measured anew")
+        log.info("the cached cost profile covers smaller steps than this worker runs: it is measured anew")
         return False
     known = {point.shape: point.seconds for point in profile.points}
     wanted = sorted((trial for trial in trials(bounds) if trial.shape in known), key=lambda trial: known[trial.shape])
-    of_kinds = [[trial for trial in wanted if trial.shape.kind is kind] for kind in Kind]
-    again = [some[len(some) // 2] for some in of_kinds if some]
+    by_kind = [[trial for trial in wanted if trial.shape.kind is kind] for kind in Kind]
+    again = [of_kind[len(of_kind) // 2] for of_kind in by_kind if of_kind]
     if len(again) < len({trial.shape.kind for trial in trials(bounds)}):
         log.warning("the cached cost profile has other steps than this worker would measure: it is measured anew")
         return False
@@ -293,7 +301,7 @@ def still_holds(profile: Profile, meter: Meter, bounds: Bounds) -> bool:
 
 @contextmanager
 def own_cache(engine: Engine) -> Iterator[None]:
-    """On a CPU, memory of the device cache that is touched once stays taken: measure on another, and give it back."""
+    """Give the engine a temporary device cache while it is measured: on a CPU, memory once written stays taken."""
     kept = engine.cache
     if kept.device.type == "cpu":
         engine.cache = engine.new_cache(kept.shape[1] // 2)

@@ -92,8 +92,9 @@ class Shell(TurnLoop):
     def _end(self) -> None:
         self.stop()
 
-    def _wake_at(self, at: float) -> None:
-        """Do nothing: `run` waits no longer than until the next timer."""
+    def _wake_at(self, at: float) -> float:
+        """Return the time as it is: `run` waits no longer than until the next timer."""
+        return at
 
     def _connect(self, member: Member) -> None:
         self._links.connect(member.name, member.address, member.incarnation)

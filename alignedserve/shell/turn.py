@@ -66,8 +66,8 @@ class TurnClock(Protocol):
     def now(self) -> float:
         """Return the time that the core is told."""
 
-    def until(self, at: float) -> float:
-        """Return the seconds from now until `at`: zero or less when `at` is due."""
+    def until(self, due_at: float) -> float:
+        """Return the seconds until a timer's due time: zero or less when it is due."""
 
 
 class TurnLoop(ABC):
@@ -77,7 +77,7 @@ class TurnLoop(ABC):
         self.core, self.hands = core, hands
         self.alive = True  # False once the process is to end: no further event reaches the core
         self._membership, self._clock = membership, clock
-        self._timers: dict[str, float] = {}  # name -> due time, by the core's clock
+        self._timers: dict[str, float] = {}  # name -> due time, as `_wake_at` returned it
         self._next_timer_at = inf  # no timer is due before this time
         self._work: deque[Command] = deque()  # ordered by the core and not begun
 
@@ -104,8 +104,11 @@ class TurnLoop(ABC):
         """End the process after this turn."""
 
     @abstractmethod
-    def _wake_at(self, at: float) -> None:
-        """Have a turn taken when the clock says `at`: a timer is due then."""
+    def _wake_at(self, at: float) -> float:
+        """Have a turn taken when the core's clock says `at`, and return that time by the clock that timers are due by.
+
+        In the simulator the two clocks differ: timers due at the same instant fire in the order of their names.
+        """
 
     # --- A turn
 
@@ -173,9 +176,8 @@ class TurnLoop(ABC):
                 case Send(to, message):
                     self._send(to, message)
                 case SetTimer(name, at):
-                    self._timers[name] = at
-                    self._next_timer_at = min(self._next_timer_at, at)
-                    self._wake_at(at)
+                    self._timers[name] = due_at = self._wake_at(at)
+                    self._next_timer_at = min(self._next_timer_at, due_at)
                 case End():
                     self._end()
                     return

@@ -51,7 +51,8 @@ class Loop(TurnLoop):
     def _end(self) -> None:
         self.alive = False
 
-    def _wake_at(self, at: float) -> None: ...
+    def _wake_at(self, at: float) -> float:
+        return at
 
 
 def announced(*members: Member) -> Received:

@@ -11,7 +11,7 @@ from alignedserve.cost.model import Coefficients, CostModel, Kind, Route, Shape,
 from alignedserve.protocol.commands import CompressPage, CopyIn
 from alignedserve.scheduling.policy import Compression, Policy
 from alignedserve.simulator.machines.gpu_truth import names
-from alignedserve.simulator.machines.hardware import ProfileTruth, of_gpu
+from alignedserve.simulator.machines.hardware import ProfileTruth, from_gpu
 
 KNOWN = CostModel({kind: Coefficients(fixed=1e-3, token=(1e-4,)) for kind in Kind}, dict.fromkeys(Kind, Uncertainty()))
 OFF = Uncertainty(median=0.04, p90=0.12)
@@ -55,13 +55,13 @@ class TestRecordedProfiles:
 
 @pytest.mark.parametrize("name", names())
 def test_a_gpu_has_room_for_kv_and_a_link_for_every_route(name: str) -> None:
-    device = of_gpu(name)
+    device = from_gpu(name)
     assert 10_000 < device.kv_tokens < 2_000_000
     assert set(device.links) == set(Route)
 
 
 class TestKinds:
-    PLAIN = of_gpu(names()[0])
+    PLAIN = from_gpu(names()[0])
     DEVICE = PLAIN.divided(800, Policy(compression=Compression.AUTO))
 
     def copied(self, pages: tuple[int, ...], tokens: int) -> float:

@@ -1,9 +1,9 @@
-"""Copies between the device and the arena that go on beside the steps, in a thread of their own.
+"""Copies between the device and the arena beside the steps, in a thread of their own.
 
-One copy after the other, page by page (of a GPU's some at once), each a turn of the `Pace`. It has a copier of its own:
-what one keeps to work with is not for two threads. Which arena there is the shell's thread decides; while a page is
-copied, it waits. On a GPU copies have a stream of their own, one for all: torch keeps, for each stream, the memory that
-they work with. A copy goes behind what was ordered of the device when it was added.
+The thread does one copy after the other, page by page (some pages at once on a GPU); each page is a turn of the `Pace`.
+It has its own copier: a copier's working memory is not for two threads. The shell's thread attaches and detaches the
+arena, and waits while a page is copied. On a GPU all these copies share one stream of their own, since torch keeps
+working memory for each stream. A copy goes behind everything that was ordered of the device when the copy was added.
 """
 
 from __future__ import annotations
@@ -31,28 +31,32 @@ Post: TypeAlias = Callable[[CopiedIn | CopiedOut], None]
 
 
 class AsideCopies:
+    """The copies of one worker that go on beside its steps."""
+
     def __init__(
         self, page_size: int, pace: Pace, device: torch.device = CPU, failed: Callable[[], None] = lambda: None
     ) -> None:
-        """`failed` is called in the thread when a copy has."""
+        """`failed` is called in the copying thread when a copy has failed."""
         self._page_size, self._pace, self._device = page_size, pace, device
         self._failed = failed
         self._changed = threading.Condition()
         self._copier: PageCopier | None = None
-        self._pool = ""  # its holder
+        self._pool = ""  # the pool that holds the copier's arena
         self._due: deque[tuple[Copy, Post, Mark]] = deque()
         self._thread: threading.Thread | None = None
 
     def attach(self, copier: PageCopier, pool: str) -> None:
+        """Use this copier for copies to and from the pool's arena."""
         with self._changed:
             self._copier, self._pool = copier, pool
 
     def detach(self) -> None:
-        """From here on nothing touches that arena; the copies that are not through come to nothing."""
+        """Stop touching the arena when this returns; copies that are not finished fail."""
         with self._changed:
             self._copier = None
 
     def add(self, copy: Copy, post: Post) -> None:
+        """Queue a copy; `post` receives the event of its end."""
         with self._changed:
             self._due.append((copy, post, Mark(self._device)))
             if self._thread is None:
@@ -64,7 +68,7 @@ class AsideCopies:
         compute_alone()
         with beside_steps(self._device):
             while True:
-                self._go_on_with(*self._next())
+                self._perform_and_post(*self._next())
 
     def _next(self) -> tuple[Copy, Post, Mark]:
         with self._changed:
@@ -72,12 +76,12 @@ class AsideCopies:
                 self._changed.wait()
             return self._due.popleft()
 
-    def _go_on_with(self, copy: Copy, post: Post, ordered: Mark) -> None:
+    def _perform_and_post(self, copy: Copy, post: Post, ordered: Mark) -> None:
         try:
             ordered.go_behind()
             intact = self._perform(copy)
-        except Exception:  # a plan that cannot be: the thread lives on, and nothing of it is used
-            log.exception("copy %d", copy.number)
+        except Exception:  # an impossible plan: the thread lives on, and nothing of this copy is used
+            log.exception("copy %d has failed", copy.number)
             self._failed()
             intact = False
         post(CopiedIn(copy.number, intact) if isinstance(copy, CopyIn) else CopiedOut(copy.number))
@@ -96,7 +100,7 @@ class AsideCopies:
 
 
 def _turns(copier: PageCopier, copy: Copy) -> tuple[Iterator[bool], int]:
-    """Each when it is asked for, and the first token of the first."""
+    """Return the copy's turns, each done when it is asked for, and the first token of the first turn."""
     if isinstance(copy, CopyIn):
         return copier.pages_in(copy.pages, copy.pairs, copy.tokens, kind=copy.kind), 0
     return copier.pages_out(copy.pairs, copy.pages, copy.tokens, copy.start), copy.start

@@ -1,7 +1,7 @@
-"""Vectors of single tokens from slot to slot of the device cache, and to the worker's own memory and back.
+"""Copies vectors of single tokens from slot to slot of the device cache, and to the worker's own memory and back.
 
-That memory is this process's alone, and lives as long as it: no header says what a place holds, as nobody else reads
-it. It is laid out as the device cache is, so that the same kernels gather from it and scatter to it.
+That memory belongs to this process and lives as long as it: a place has no header, as no other process reads it. It is
+laid out like the device cache, so that the same kernels gather from it and scatter to it.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from alignedserve.protocol.commands import CopySlots
 
 
 class Checkpoints:
+    """The checkpoints of one worker: vectors of single tokens outside the device cache."""
+
     def __init__(self, cache: torch.Tensor, num_places: int) -> None:
-        """Memory is taken only once it is written."""
+        """Make room for `num_places` tokens; memory is taken only once it is written."""
         layers, blocks, self._block_size, kv_dim = cache.shape
         self._cache, self._num_slots, self._num_places = cache, blocks // 2 * self._block_size, num_places
         pairs = max(1, units_for(num_places, self._block_size))
         self._store = large_pages.zeros((layers, 2 * pairs, self._block_size, kv_dim), cache.dtype)
-        self._kernels = {one.device: choose(one.device, one.dtype).kernels for one in (cache, self._store)}
+        self._kernels = {memory.device: choose(memory.device, memory.dtype).kernels for memory in (cache, self._store)}
 
     def copy(self, command: CopySlots) -> None:
-        """All are read before any is written."""
+        """Copy checkpoints, moves and restores; all are read before any is written."""
         saved = self._gathered(self._cache, [slot for slot, _ in command.checkpoints], self._num_slots)
         moved = self._gathered(self._cache, [slot for slot, _ in command.moves], self._num_slots)
         restored = self._gathered(self._store, [place for place, _ in command.restores], self._num_places)
@@ -36,7 +38,7 @@ class Checkpoints:
         self._scatter(self._cache, [slot for _, slot in command.restores], self._num_slots, restored)
 
     def read(self, places: Sequence[int]) -> torch.Tensor:
-        """[layers, 2, tokens, kv_dim]"""
+        """Return what the places hold: [layers, 2, tokens, kv_dim]."""
         return self._gathered(self._store, places, self._num_places)
 
     def _gathered(self, memory: torch.Tensor, numbers: Sequence[int], end: int) -> torch.Tensor:
@@ -50,7 +52,7 @@ class Checkpoints:
             self._kernels[memory.device].scatter(memory, self._slots(numbers, end), rows.to(memory.device))
 
     def _slots(self, numbers: Sequence[int], end: int) -> torch.Tensor:
-        """K slots, as kernels/common/reference.py numbers them."""
+        """Return the slots of K, as kernels/common/reference.py numbers them."""
         if not all(0 <= number < end for number in numbers):
             raise PlanError(f"a copy names a slot or a place outside 0..{end - 1}")
         wide = torch.tensor(numbers, dtype=torch.long)

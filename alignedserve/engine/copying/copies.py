@@ -1,4 +1,4 @@
-"""Moves KV, or hidden vectors, between the device cache and pages of the arena.
+"""Copies KV or hidden vectors between the device cache and pages of the arena.
 
 The cache is [layers, 2 * pairs, block_size, kv_dim]: K of pair p in block 2p, V in block 2p + 1. A page of kind KV has
 page_size tokens, a multiple of block_size, in the cache's dtype, as [layers, 2, page_size, kv_dim]:
@@ -7,18 +7,18 @@ page_size tokens, a multiple of block_size, in the cache's dtype, as [layers, 2,
               V of token 0, 1, ... page_size - 1
     layer 1   K ...
 
-A request's tokens fill its pairs one by one, each from its left end or, if `from_right` names it, from its right end; a
-page has them in their order. Of a request's last page only the first `length` tokens of each row count: the rest is
-neither written, nor read, nor part of the checksum.
+A request's tokens fill its pairs one by one, each pair from its left end or, if `from_right` names it, from its right
+end; a page holds the tokens in their order. In a request's last page only the first `length` tokens of each row count:
+the rest is neither written, nor read, nor part of the checksum.
 
 A page of kind HIDDEN is [layers, page_size, hidden_size]; on the device the vectors lie in single blocks, 2p and then
-2p + 1 of each pair. Where they are to become KV, they come into block 2p alone, and the engine makes K and V of them.
+2p + 1 of each pair. If they are to become KV, they go to block 2p only, and the engine computes K and V from them.
 
-A page of kind KV_INT8 (int8_pages.py) is made of one of kind KV, page to page, and becomes KV on its way to the device.
-A GPU does both: it is sent the page, and expands it into the blocks.
+A page of kind KV_INT8 (int8_pages.py) is compressed from a page of kind KV, and expanded on its way to the device. A
+GPU does both itself: it receives the page as it is, and expands it into the blocks.
 
-To and from a GPU some pages are under way at once, so that the next is made ready while one is copied. Nobody asks for
-more before they are through: between two turns nothing touches the arena.
+To and from a GPU several pages are under way at once, so that the next is prepared while one is copied. A turn ends
+when its pages are through: between two turns nothing touches the arena.
 """
 
 from __future__ import annotations
@@ -44,29 +44,31 @@ from alignedserve.kvpool.arena.extents import Kind, PageBytes
 from alignedserve.protocol.page_names import chained_hashes
 
 EMPTY: Mapping[int, torch.Tensor] = MappingProxyType({})
-_GPU_TURN_BYTES = 128 << 20  # two or three milliseconds of a link: beside that, what surrounds a turn is little
+_GPU_TURN_BYTES = 128 << 20  # two or three milliseconds of a link: the overhead of a turn is small against that
 
 
 def pages_at_once(device: torch.device, page_bytes: int) -> int:
-    """In a turn: a CPU copies by itself, and gains nothing by more."""
+    """Return how many pages a turn copies: one on a CPU, which copies by itself and gains nothing by more."""
     return 1 if device.type == "cpu" else max(1, _GPU_TURN_BYTES // page_bytes)
 
 
 @dataclass(frozen=True)
 class _Part:
-    """What one page holds of a request."""
+    """The part of a request that one page holds."""
 
     page: int
     contents: Contents
-    slots: torch.Tensor  # of its K vectors, or of its hidden ones
-    first: int = 0  # token of the request that is in it
+    slots: torch.Tensor  # of its K vectors, or of its hidden vectors
+    first: int = 0  # the request's first token in the page
 
 
 class PageCopier:
+    """Copies between one device cache and one arena."""
+
     def __init__(
         self, cache: torch.Tensor, arena: Arena, page_size: int, verify: bool, hidden_size: int | None = None
     ) -> None:
-        """`hidden_size` where the model's requests may be kept as hidden vectors."""
+        """`hidden_size` is given if the model's requests may be kept as hidden vectors."""
         self._cache = cache
         self._hidden_size = hidden_size or 0
         self._layers, blocks, self._block_size, self._kv_dim = cache.shape
@@ -75,10 +77,9 @@ class PageCopier:
         self._arena = arena
         self._page_size = page_size
         self._verify = verify
-        of_page = (2 * self._layers, page_size, self._kv_dim, cache.dtype)
         page_bytes = 2 * self._layers * page_size * self._kv_dim * cache.dtype.itemsize
         self._at_once = pages_at_once(cache.device, page_bytes)
-        self._int8 = Int8Pages(*of_page, self._kernels, cache.device)
+        self._int8 = Int8Pages(2 * self._layers, page_size, self._kv_dim, cache.dtype, self._kernels, cache.device)
         self._check_arena()
 
     def copy_out(
@@ -90,7 +91,7 @@ class PageCopier:
         from_right: Collection[int] = (),
         saved: Mapping[int, torch.Tensor] = EMPTY,
     ) -> None:
-        """The KV of `tokens`, a request's first ones, from `start` on, to pages that are leased to this worker."""
+        """Copy the KV of a request's first `tokens`, from `start` on, to pages that are leased to this worker."""
         for _ in self.pages_out(pairs, pages, tokens, start, from_right, saved):
             pass
 
@@ -103,14 +104,14 @@ class PageCopier:
         from_right: Collection[int] = (),
         saved: Mapping[int, torch.Tensor] = EMPTY,
     ) -> Iterator[bool]:
-        """The same one turn after the other, whenever the next is asked for: one page, or of a GPU's some.
+        """Copy out one turn at a time, whenever the next turn is asked for: one page, or several pages of a GPU.
 
-        `saved` is that of tokens that have no slot on the device, [layers, 2, kv_dim] each.
+        `saved` holds the KV of tokens that have no slot on the device, [layers, 2, kv_dim] each.
         """
         for turn in self._turns(self._parts(pairs, pages, tokens, start, from_right, CacheKind.HIDDEN)):
             for part in turn:
                 self._arena.begin_write(part.page)
-                self._bring(part, self._arena.payload(part.page))
+                self._gather(part, self._arena.payload(part.page))
             finish(self._cache.device)
             for part in turn:
                 payload = self._arena.payload(part.page)
@@ -128,9 +129,9 @@ class PageCopier:
         from_right: Collection[int] = (),
         kind: CacheKind = CacheKind.KV,
     ) -> bool:
-        """False where a page does not hold what its tokens have: nothing that is in the pairs then may be used.
+        """Copy pages to the pairs; False if a page does not hold its tokens' vectors: then no pair may be used.
 
-        Hidden vectors that are to be `kind` KV are in the blocks of K then, for the engine to go on.
+        Hidden vectors that are to become `kind` KV are then in the blocks of K, and the engine computes K and V.
         """
         return all(self.pages_in(pages, pairs, tokens, from_right, kind))
 
@@ -142,16 +143,18 @@ class PageCopier:
         from_right: Collection[int] = (),
         kind: CacheKind = CacheKind.KV,
     ) -> Iterator[bool]:
-        """The same one turn after the other: whether all of it was what it should be."""
+        """Copy in one turn at a time, and yield whether all pages of the turn were intact."""
         return map(self._read, self._turns(self._parts(pairs, pages, tokens, 0, from_right, kind)))
 
     def num_turns(self, num_pages: int) -> int:
-        """Of `pages_out` or `pages_in`."""
+        """Return how many turns `pages_out` or `pages_in` takes for so many pages."""
         return -(-num_pages // self._at_once)
 
     def compress(self, page: int, into: int) -> bool:
-        """Writes to a page that is leased to this worker what a full one of kind KV holds. False where that could not
-        be, and then nobody can read the other page: this one is not what it should be, or must stay as it is."""
+        """Compress a full page of kind KV into the page `into`, which is leased to this worker.
+
+        False if `page` is not what it should be, or cannot be compressed: then `into` cannot be read.
+        """
         contents = self._arena.contents(page)
         if contents is None or (contents.kind, contents.length) != (Kind.KV, self._page_size):
             return False
@@ -170,7 +173,7 @@ class PageCopier:
         return True
 
     def is_hidden(self, pages: Sequence[int]) -> bool:
-        """Whether what is in these pages of one request is hidden vectors."""
+        """Whether these pages of one request hold hidden vectors."""
         return bool(pages) and self._arena.kind_of(pages[0]) is Kind.HIDDEN
 
     def close(self) -> None:
@@ -181,13 +184,13 @@ class PageCopier:
             yield turn
 
     def _read(self, turn: list[_Part]) -> bool:
-        """The copies have left the pages before they are looked at again, on a GPU too."""
+        """Copy a turn's pages to the device, wait until the copies have left the pages, and check them again."""
         begun = list[tuple[_Part, Header]]()
         for part in turn:
             before = self._arena.begin_read(part.page, part.contents)
             if before is None:
                 break
-            self._take(part, self._arena.payload(part.page))
+            self._scatter(part, self._arena.payload(part.page))
             begun.append((part, before))
         finish(self._cache.device)
         return len(begun) == len(turn) and all(
@@ -195,8 +198,8 @@ class PageCopier:
             for part, before in begun
         )
 
-    def _bring(self, part: _Part, payload: memoryview) -> None:
-        """From the device; of a GPU it may be on its way when this returns."""
+    def _gather(self, part: _Part, payload: memoryview) -> None:
+        """Copy from the device to the page; from a GPU it may still be on its way when this returns."""
         if part.contents.kind is Kind.HIDDEN:
             rows = self._hidden_rows(part, payload)
             for layer, out in zip(self._cache.unbind(0), rows.unbind(0), strict=True):
@@ -210,8 +213,8 @@ class PageCopier:
             if token in saved:
                 rows[:, :, token - part.first] = saved[token]
 
-    def _take(self, part: _Part, payload: memoryview) -> None:
-        """To the device; the same."""
+    def _scatter(self, part: _Part, payload: memoryview) -> None:
+        """Copy from the page to the device; to a GPU it may still be on its way when this returns."""
         if part.contents.kind is Kind.HIDDEN:
             for layer, vectors in zip(self._cache.unbind(0), self._hidden_rows(part, payload).unbind(0), strict=True):
                 self._kernels.write_hidden(layer, part.slots, vectors)
@@ -221,12 +224,12 @@ class PageCopier:
             self._kernels.scatter(self._cache, part.slots, self._rows(part, payload))
 
     def _rows(self, part: _Part, payload: memoryview) -> torch.Tensor:
-        """The page's memory itself, [layers, 2, length, kv_dim]."""
+        """Return a view of the page's memory, [layers, 2, length, kv_dim]."""
         flat = torch.frombuffer(payload, dtype=self._cache.dtype)
         return flat.view(self._layers, 2, self._page_size, self._kv_dim)[:, :, : part.contents.length]
 
     def _hidden_rows(self, part: _Part, payload: memoryview) -> torch.Tensor:
-        """The same, [layers, length, hidden_size]."""
+        """Return a view of the page's memory, [layers, length, hidden_size]."""
         flat = torch.frombuffer(payload, dtype=self._cache.dtype)
         return flat.view(self._layers, self._page_size, self._hidden_size)[:, : part.contents.length]
 
@@ -234,7 +237,7 @@ class PageCopier:
         return partial(self._checksum, contents) if self._verify else None
 
     def _checksum(self, contents: Contents, payload: memoryview) -> int:
-        """Of what is in use: the first tokens of each row of numbers, or all of a page that is full in any case."""
+        """Return the checksum of what is in use: the first tokens of each row, or all of a page that is always full."""
         if contents.kind is Kind.KV_INT8:
             return zlib.crc32(payload) or 1
         vector = self._hidden_size if contents.kind is Kind.HIDDEN else self._kv_dim
@@ -242,7 +245,7 @@ class PageCopier:
         used, crc = contents.length * row_bytes // self._page_size, 0
         for row in range(0, len(payload), row_bytes):
             crc = zlib.crc32(payload[row : row + used], crc)
-        return crc or 1  # 0 says that there is none
+        return crc or 1  # 0 means that there is no checksum
 
     def _parts(
         self,
@@ -253,7 +256,10 @@ class PageCopier:
         from_right: Collection[int],
         kind: CacheKind = CacheKind.KV,
     ) -> Iterator[_Part]:
-        """`kind` is what hidden vectors are to be on the device; what leaves it as such is such there."""
+        """Yield the part of the request in each page.
+
+        `kind` says whether hidden vectors that come in stay hidden or become KV; vectors going out stay hidden.
+        """
         kinds = [self._arena.kind_of(page) for page in pages]
         halves = self.is_hidden(pages) and kind is CacheKind.HIDDEN
         self._check(pairs, pages, tokens, start, 2 if halves else 1)
@@ -266,8 +272,8 @@ class PageCopier:
         first = start // self._page_size
         slots, hashes = places.split(self._page_size)[first:], chained_hashes(tokens, self._page_size)[first:]
         parts = zip(pages, kinds, slots, hashes, range(start, len(tokens), self._page_size), strict=False)
-        for page, of, at, token_hash, first_token in parts:
-            yield _Part(page, Contents(of, len(at), token_hash), at, first_token)
+        for page, page_kind, page_slots, token_hash, first_token in parts:
+            yield _Part(page, Contents(page_kind, len(page_slots), token_hash), page_slots, first_token)
 
     def _check(
         self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int, per_pair: int
@@ -292,10 +298,10 @@ class PageCopier:
             self._int8.layout.size,
             self._page_size * self._hidden_size * token_bytes,
         )
-        there = self._arena.page_bytes
+        found = self._arena.page_bytes
         for kind in self._arena.extents.kinds:
-            if (self._arena.page_size, there.of(kind)) != (self._page_size, needed.of(kind)):
+            if (self._arena.page_size, found.of(kind)) != (self._page_size, needed.of(kind)):
                 raise ArenaError(
-                    f"{self._arena.path} has pages of {self._arena.page_size} tokens in {there.of(kind)} bytes,"
+                    f"{self._arena.path} has pages of {self._arena.page_size} tokens in {found.of(kind)} bytes,"
                     f" this model needs {self._page_size} tokens in {needed.of(kind)}: restart the pool"
                 )

@@ -1,8 +1,9 @@
-"""A full page of KV as int8, and back (ALISE §3.2): kvpool/arena/int8_layout.py draws its inside.
+"""Converts a full page of KV to int8 and back (ALISE §3.2); kvpool/arena/int8_layout.py draws the page.
 
-Each channel of a page has its own least number and step, so that one with large numbers costs no other its precision.
-fp16 holds the two where that moves nothing by more than half a step; elsewhere they are kept in fp32 at the page's end.
-What cannot be kept so, because too many channels are of that kind or a number is not finite, is not compressed.
+Each channel of a page has its own least number and step, so that a channel with large numbers costs no other channel
+its precision. The two are kept in fp16 if that moves no number by more than half a step; otherwise the channel is
+*wide*, and they are kept in fp32 at the page's end. A page with too many wide channels, or with a number that is not
+finite, is not compressed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _MOST_HALF = torch.finfo(torch.float16).max
 
 
 class Int8Pages:
-    """Of one model and page size; `groups` are a layer's K or V each."""
+    """Pages of one model and page size; a group is the K or the V of one layer."""
 
     def __init__(
         self,
@@ -30,12 +31,12 @@ class Int8Pages:
         kernels: Kernels,
         device: torch.device = CPU,
     ) -> None:
-        """The kernels are the device's, which compresses and expands: pages are on the CPU, and go there and back."""
+        """`kernels` are those of the device, which compresses and expands; the pages themselves are on the CPU."""
         self._shape, self._dtype, self._kernels, self._device = (groups, tokens, kv_dim), dtype, kernels, device
         self.layout = Int8Layout(groups * kv_dim, tokens)
 
     def compress(self, rows: torch.Tensor, payload: memoryview) -> bool:
-        """Rows [groups, tokens, kv_dim], a page, to another page; False where they must stay as they are."""
+        """Compress a page's rows, [groups, tokens, kv_dim], into another page; False if they cannot be compressed."""
         levels, least, step, wide = self._parts(payload)
         is_here = self._device.type == "cpu"
         made = levels if is_here else torch.empty(self._shape, dtype=torch.uint8, device=self._device)
@@ -50,38 +51,40 @@ class Int8Pages:
         least.copy_(exact_least.clamp(-_MOST_HALF, _MOST_HALF))
         step.copy_(exact_step.clamp(max=_MOST_HALF))
         off = (least.float() - exact_least).abs_() + LEVELS * (step.float() - exact_step).abs_()
-        above = least.float() + LEVELS * step.float() > torch.finfo(self._dtype).max  # it would be infinite
-        beyond = ((off > 0.5 * exact_step) | above).flatten().nonzero().flatten()
-        if len(beyond) > self.layout.most_wide:
+        above = least.float() + LEVELS * step.float() > torch.finfo(self._dtype).max  # would become infinite
+        channels = ((off > 0.5 * exact_step) | above).flatten().nonzero().flatten()
+        if len(channels) > self.layout.most_wide:
             return False
-        wide[0] = len(beyond)
-        of_wide = wide[1 : 1 + 3 * len(beyond)].view(-1, 3)
-        of_wide[:, 0] = beyond
-        of_wide[:, 1] = exact_least.view(-1)[beyond].view(torch.int32)
-        of_wide[:, 2] = exact_step.view(-1)[beyond].view(torch.int32)
+        wide[0] = len(channels)
+        entries = wide[1 : 1 + 3 * len(channels)].view(-1, 3)
+        entries[:, 0] = channels
+        entries[:, 1] = exact_least.view(-1)[channels].view(torch.int32)
+        entries[:, 2] = exact_step.view(-1)[channels].view(torch.int32)
         return True
 
     def expand(self, payload: memoryview, cache: torch.Tensor, slots: torch.Tensor) -> None:
-        """From a page to these slots of a cache on the device, [layers, 2 * pairs, block_size, kv_dim]. On a GPU the
-        page goes there as it is; it may still be on its way when this returns."""
+        """Expand a page into slots of a cache on the device, [layers, 2 * pairs, block_size, kv_dim].
+
+        A GPU receives the page as it is; the page may still be on its way when this returns.
+        """
         groups, tokens, kv_dim = self._shape
         parts = self._parts(payload)
-        num_wide = min(max(0, int(parts[3][0])), self.layout.most_wide)  # whatever a page may hold that was spoiled
-        levels, least, step, wide = (one.to(self._device, non_blocking=True) for one in parts)
-        of_wide = wide[1 : 1 + 3 * num_wide].view(-1, 3)
-        beyond = of_wide[:, 0].long().clamp(0, self.layout.channels - 1)
-        # In memory of our own: what is wide is put right there.
+        num_wide = min(max(0, int(parts[3][0])), self.layout.most_wide)  # a corrupt page may hold any number
+        levels, least, step, wide = (part.to(self._device, non_blocking=True) for part in parts)
+        entries = wide[1 : 1 + 3 * num_wide].view(-1, 3)
+        channels = entries[:, 0].long().clamp(0, self.layout.channels - 1)
+        # A copy, not the page itself: the exact numbers of wide channels replace those of fp16 in it.
         least, step = (
-            one.to(torch.float32, copy=True).view(-1).index_copy_(0, beyond, exact.contiguous().view(torch.float32))
-            for one, exact in ((least, of_wide[:, 1]), (step, of_wide[:, 2]))
+            rough.to(torch.float32, copy=True).view(-1).index_copy_(0, channels, exact.contiguous().view(torch.float32))
+            for rough, exact in ((least, entries[:, 1]), (step, entries[:, 2]))
         )
-        of_channels = (groups // 2, 2, kv_dim)
+        shape = (groups // 2, 2, kv_dim)
         self._kernels.expand(
-            cache, slots, levels.view(groups // 2, 2, tokens, kv_dim), least.view(of_channels), step.view(of_channels)
+            cache, slots, levels.view(groups // 2, 2, tokens, kv_dim), least.view(shape), step.view(shape)
         )
 
     def _parts(self, payload: memoryview) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The page's memory itself: levels, and by channel least, step and what is wide."""
+        """Return views of the page's memory: the levels, each channel's least and step, and the wide channels."""
         groups, _, kv_dim = self._shape
         layout = self.layout
         levels = torch.frombuffer(payload, dtype=torch.uint8, count=layout.least_at).view(self._shape)

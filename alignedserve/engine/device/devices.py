@@ -1,4 +1,4 @@
-"""Where an engine computes: the CPU, or one GPU. What only a GPU asks for stands here, and costs a CPU nothing.
+"""The device of an engine: the CPU, or one GPU. Everything that only a GPU needs stands here, and costs a CPU nothing.
 
 Not yet run on a GPU (docs/how/gpu.md).
 """
@@ -20,7 +20,7 @@ _MIB = 1 << 20
 
 
 def device_of(kind: str, number: int) -> torch.device:
-    """The worker process of this number has a GPU of its own where there are enough, else they share them in turn."""
+    """Return the device of the worker process of this number: processes share GPUs in turn where there are too few."""
     if kind == "cpu":
         return CPU
     if not torch.cuda.is_available():
@@ -30,12 +30,12 @@ def device_of(kind: str, number: int) -> torch.device:
 
 
 def name_of(device: torch.device) -> str | None:
-    """Of a GPU."""
+    """Return the name of a GPU, None for a CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else None
 
 
 def use(device: torch.device) -> torch.device:
-    """What this process makes without saying where is made there. With its number, as tensors on it say it."""
+    """Make it this thread's default CUDA device, and return it with its number, as tensors on it report it."""
     if device.type != "cuda":
         return device
     number = torch.cuda.current_device() if device.index is None else device.index
@@ -44,47 +44,47 @@ def use(device: torch.device) -> torch.device:
 
 
 def finish(device: torch.device) -> None:
-    """What this thread has ordered is done when this returns."""
+    """Wait until the device has done everything that this thread has ordered."""
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 
 
 def forget_error(device: torch.device) -> None:
-    """Of CUDA, which this thread was told of and has dealt with: else the next launch of a kernel is told it again."""
+    """Clear a CUDA error that this thread has handled: otherwise the next launch of a kernel reports it again."""
     if device.type == "cuda":
         with suppress(RuntimeError):
             torch.zeros(1, device=device)
 
 
 class Mark:
-    """What this thread has ordered of the device up to now."""
+    """A mark behind everything that this thread has ordered of the device so far."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._event = device, None
         if device.type == "cuda":
-            self._event = torch.cuda.Event(blocking=True)  # who waits for it sleeps
+            self._event = torch.cuda.Event(blocking=True)  # a waiting thread sleeps
             self._event.record(torch.cuda.current_stream(device))
 
     def go_behind(self) -> None:
-        """What the calling thread orders from here on is done after it. Nobody waits."""
+        """Put what the calling thread orders from now on behind the mark; the thread does not wait."""
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)
 
     def wait(self) -> None:
-        """Until it is done."""
+        """Wait until the device has reached the mark."""
         if self._event is not None:
             self._event.synchronize()
 
 
 def beside_steps(device: torch.device) -> AbstractContextManager[object]:
-    """For a thread whose copies go on while steps run: a stream of its own."""
+    """Return a stream context for a thread whose copies go on while steps run."""
     if device.type == "cuda":
         return torch.cuda.stream(torch.cuda.Stream(device))
     return nullcontext()
 
 
 class ReadBack:
-    """A tensor on its way to the CPU: it comes as soon as it is there, whatever is ordered of the device after it."""
+    """A tensor on its way to the CPU: it can be read once it is copied, whatever is ordered of the device after it."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._host = tensor
@@ -94,14 +94,16 @@ class ReadBack:
         self._arrived = Mark(tensor.device)
 
     def read(self) -> torch.Tensor:
-        """Waits for it."""
+        """Wait for the copy and return it."""
         self._arrived.wait()
         return self._host
 
 
 def free_memory(device: torch.device) -> int | None:
-    """Bytes of a GPU that nobody has, once this process has given back what it may: what graphs keep, only they can use
-    again. A CPU's are looked at before (memory.py)."""
+    """Return the free bytes of a GPU, None for a CPU, whose memory is checked earlier (machine/memory.py).
+
+    First this process gives back what it can: memory that graphs keep, only graphs can use again.
+    """
     if device.type != "cuda":
         return None
     torch.cuda.empty_cache()
@@ -110,7 +112,7 @@ def free_memory(device: torch.device) -> int | None:
 
 
 def check_shared(processes: int) -> None:
-    """Each takes what its GPU has left: two on one would each take it all."""
+    """Refuse processes that share a GPU without a set size: each takes all free memory, so two would both take it."""
     if processes > torch.cuda.device_count():
         raise ConfigError(
             f"{processes} processes of workers share {torch.cuda.device_count()} GPUs: set engine.kv_memory_mb to what"
@@ -119,8 +121,8 @@ def check_shared(processes: int) -> None:
 
 
 def cache_room(device: str, free: int, given_mb: int | None, demand: MemoryDemand, reserve: int) -> int:
-    """Bytes for the device cache, of those that are free once the weights are there: what was given, or all that a
-    step and the reserve leave."""
+    """Return the bytes for the device cache, out of those free once the weights are loaded: the given size, or all that
+    a step and the reserve leave."""
     cache, step = demand.cache, demand.step
     room = free - step - reserve
     if given_mb is not None and cache <= room:

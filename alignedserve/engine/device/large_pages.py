@@ -1,9 +1,9 @@
-"""Memory for weights and KV, which every step reads: in pages of 2 MiB where the system gives them.
+"""Memory for weights and KV, which every step reads: in pages of 2 MiB where the system provides them.
 
-A processor knows the places of some thousand pages. Of 4 KiB these are less than one layer's weights, and in a virtual
-machine each that it must look up anew costs two walks through tables.
+A processor caches the addresses of some thousand pages. With pages of 4 KiB this covers less than one layer's weights,
+and in a virtual machine each address that it must look up again costs two walks through page tables.
 
-What a step computes with is ordinary memory, but kept from step to step; large pieces of it by us (`Kept`).
+A step computes in ordinary memory, but this memory is kept from step to step; large pieces are kept by `Kept`.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ import torch
 _SLAB = 64 << 20
 _APART = 64  # bytes: a cache line
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
-_LARGEST_KEPT, _KEPT = 32 << 20, 512 << 20  # bytes: of one piece, which is the most that glibc takes, and of all
+_LARGEST_KEPT, _KEPT = 32 << 20, 512 << 20  # bytes of one piece (the most that glibc accepts), bytes of all pieces
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory is taken only once it is written."""
+    """Return zeros that take memory only once they are written."""
     count = math.prod(shape)
     return torch.frombuffer(_mapped(count * dtype.itemsize), dtype=dtype, count=count).view(shape)
 
 
 class Slabs:
-    """Gives out parts of large pieces: of a small piece for each tensor, little would lie on large pages."""
+    """Cuts tensors out of large pieces of memory: a small piece for each tensor would rarely lie on large pages."""
 
     def __init__(self) -> None:
         self._slab: mmap.mmap | None = None
         self._used = 0
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised tensor, in the current piece if it fits there, else in a new piece."""
         count = math.prod(shape)
         size = -(-count * dtype.itemsize // _APART) * _APART
         if self._slab is None or self._used + size > len(self._slab):
@@ -46,14 +47,18 @@ class Slabs:
 
 
 class Kept:
-    """Memory for what every step makes and glibc would give back to the system, as it is larger than glibc keeps: each
-    of its pages would be made anew in the next step. Who still holds a tensor keeps its memory from the next one."""
+    """Memory for a tensor that every step makes and that is larger than glibc keeps.
+
+    glibc would give it back to the system, and the system would make each of its pages again in the next step. While a
+    tensor is still in use, the next tensor gets other memory.
+    """
 
     def __init__(self) -> None:
         self._memory: mmap.mmap | None = None
-        self._references = 0  # to it while no tensor is of it
+        self._references = 0  # reference count of the memory while no tensor uses it
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return an uninitialised tensor, in the kept memory if its size is within the limits."""
         count = math.prod(shape)
         size = count * dtype.itemsize
         if not _LARGEST_KEPT <= size <= _KEPT:
@@ -65,8 +70,10 @@ class Kept:
 
 
 def keep_freed_memory() -> None:
-    """Of this process: glibc would give a step's large tensors back to the system, and the next step would have each of
-    their pages made anew. Elsewhere nothing changes.
+    """Make glibc keep the memory of a step's large tensors for this process.
+
+    Otherwise glibc gives it back to the system, which makes each page again in the next step. Without glibc this
+    changes nothing.
     """
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)

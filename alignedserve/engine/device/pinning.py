@@ -1,4 +1,4 @@
-"""The arena's mapping, registered with CUDA: copies between pinned memory and a GPU need no stop in between.
+"""Registers the arena's mapping with CUDA: copies between pinned memory and a GPU need no stop in between.
 
 Not yet run on a GPU (docs/how/gpu.md).
 """
@@ -21,7 +21,7 @@ _MIB = 1 << 20
 
 
 class Cudart(Protocol):
-    """What `torch.cuda.cudart()` has for it; the answers are cudaError, 0 where it went well."""
+    """The part of `torch.cuda.cudart()` that pins memory; each call returns a cudaError, 0 for success."""
 
     def cudaHostRegister(self, address: int, size: int, flags: int, /) -> Any: ...
 
@@ -29,14 +29,14 @@ class Cudart(Protocol):
 
 
 def cudart_for(device: torch.device) -> Cudart | None:
-    """None for a device that copies from any memory."""
+    """Return the CUDA runtime, or None for a device that copies from any memory."""
     return torch.cuda.cudart() if device.type == "cuda" else None
 
 
 def pin(arena: Arena, cudart: Cudart, device: torch.device) -> Callable[[], None]:
-    """Registers the whole mapping; what is returned takes it back, and must be called before the arena is closed.
+    """Register the whole mapping; return the function that unpins it, which must be called before the arena is closed.
 
-    Where CUDA refuses, copies go through memory of its own, and are slower.
+    If CUDA refuses, copies go through CUDA's own memory and are slower.
     """
     with arena.memory() as memory:
         address, size = torch.frombuffer(memory, dtype=torch.uint8).data_ptr(), len(memory)

@@ -1,7 +1,7 @@
 """The ranks of a worker: processes that share one model, each with a part of every layer.
 
-What they compute together is summed or put side by side here, by torch.distributed: Gloo between CPUs, NCCL between
-GPUs. Rank 0 is the worker's shell and core; what it does, the others are told as bytes: nothing is unpickled.
+This file sums their results or puts them side by side, by torch.distributed: Gloo between CPUs, NCCL between GPUs.
+Rank 0 holds the worker's shell and core; it tells the other ranks what to do as plain bytes: nothing is unpickled.
 
     layer              each rank has                 afterwards
     query, key, value  the rows of its heads         nothing: they attend to their own K and V
@@ -28,16 +28,18 @@ from alignedserve.errors import ConfigError, RankLost
 if TYPE_CHECKING:  # torch may have been built without it
     from torch._C._distributed_c10d import Store
 
-_FIRST = 4096  # bytes of a frame that go with its length
-_LENGTH = 8  # bytes of that
-_STEP = timedelta(seconds=60)  # for which a rank waits for another in the middle of a step
+_FIRST = 4096  # bytes of the first message of a frame, which begins with the frame's length
+_LENGTH = 8  # bytes of a length
+_STEP = timedelta(seconds=60)  # how long a rank waits for another in the middle of a step
 _MEETING = timedelta(seconds=60)
-_BY_STREAM = None  # only what the GPU is given to do later waits
-_NEVER = timedelta(days=365)  # a worker that has nothing to do says nothing
-_TOLD = 256  # bytes of what the others tell rank 0, with its length before
+_BY_STREAM = None  # no limit: the GPU's stream waits, not the CPU
+_NEVER = timedelta(days=365)  # an idle worker sends nothing
+_TOLD = 256  # bytes of a message to rank 0, its length included
 
 
 class Ranks(Protocol):
+    """The ranks of a worker, as the engine of one rank sees them."""
+
     @property
     def rank(self) -> int: ...
 
@@ -45,22 +47,24 @@ class Ranks(Protocol):
     def size(self) -> int: ...
 
     def total(self, x: torch.Tensor) -> None:
-        """The sum over all ranks, in place."""
+        """Sum the tensor over all ranks, in place."""
 
     def side_by_side(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, columns] of every rank, in their order: [rows, size * columns]."""
+        """Join [rows, columns] of every rank, in order of rank, to [rows, size * columns]."""
 
     def hand_on(self, x: torch.Tensor) -> None:
-        """What rank 0 has there, all have."""
+        """Copy the tensor of rank 0 to all ranks."""
 
     def agree(self, is_so: bool) -> bool:
         """Whether it is so on every rank."""
 
     def least(self, number: int) -> int:
-        """Of what every rank says."""
+        """Return the smallest of the numbers of all ranks."""
 
 
 class Alone:
+    """A worker of one rank."""
+
     rank, size = 0, 1
 
     def total(self, x: torch.Tensor) -> None: ...
@@ -81,11 +85,11 @@ ALONE = Alone()
 
 
 class Team:
-    """Every rank calls the same in the same order. RankLost where another has gone, or does not come in time.
+    """The ranks of one worker: all call the same methods in the same order.
 
-    On GPUs no CPU waits here: with a limit NCCL would hold it up until the GPU is through, twice in each layer. Who
-    waits for the tokens of a step in which another rank has gone is ended by the launcher, as all ranks are then; and
-    where one hangs, by NCCL itself after that time.
+    A method raises RankLost if another rank is lost or does not answer in time. On GPUs no CPU waits here: with a limit
+    NCCL would block it until the GPU is through, twice in each layer. If a rank is lost during a step, the launcher
+    ends all ranks, also those that wait for its tokens; if a rank hangs, NCCL ends those that wait after `_STEP`.
     """
 
     def __init__(self, store: Store, rank: int, size: int, host: str, device: torch.device) -> None:
@@ -108,13 +112,13 @@ class Team:
         _await(self._group.broadcast(x, 0), self._limit)
 
     def agree(self, is_so: bool) -> bool:
-        """However long the others take: they may be loading."""
+        """Whether it is so on every rank; wait without limit, since other ranks may be loading."""
         disagreeing = torch.tensor([int(not is_so)], dtype=torch.int32)
         _await(self._said.allreduce([disagreeing]), _NEVER)
         return not disagreeing
 
     def least(self, number: int) -> int:
-        """However long the others take: they may be loading."""
+        """Return the smallest of the numbers of all ranks; wait without limit, since other ranks may be loading."""
         from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 
         options, numbers = AllreduceOptions(), torch.tensor([number], dtype=torch.int64)
@@ -123,18 +127,18 @@ class Team:
         return int(numbers)
 
     def all_say(self, text: str) -> list[str]:
-        """What each says, in their order."""
+        """Exchange a text between all ranks and return the texts in order of rank."""
         mine = _padded(text.encode())
         parts = [torch.empty_like(mine) for _ in range(self.size)]
         _await(self._said.allgather([parts], [mine]), _NEVER)
-        return [_unpadded(one).decode() for one in parts]
+        return [_unpadded(part).decode() for part in parts]
 
     def line(self) -> Line:
-        """All make one, and use it beside what they do together."""
+        """Build a line to rank 0 for use beside the steps; every rank builds it."""
         return Line(_gloo(self._store, "told", self.rank, self.size, self._host))
 
     def say(self, frame: bytes) -> None:
-        """Rank 0 to the others, which `hear` it."""
+        """Send a frame from rank 0 to the other ranks, which receive it by `hear`."""
         first = torch.zeros(_FIRST, dtype=torch.uint8)
         rest = frame[_FIRST - _LENGTH :]
         head = len(frame).to_bytes(_LENGTH, "little") + frame[: _FIRST - _LENGTH]
@@ -144,6 +148,7 @@ class Team:
             self._broadcast(_tensor(rest))
 
     def hear(self, most_bytes: int) -> bytes:
+        """Receive the next frame of rank 0; more than `most_bytes` raise RankLost."""
         first = torch.empty(_FIRST, dtype=torch.uint8)
         self._broadcast(first)
         read = bytes(first.numpy())
@@ -162,23 +167,24 @@ class Team:
 
 
 class Line:
-    """What the other ranks tell rank 0: each in a thread of its own, and heard in one for each."""
+    """Messages of the other ranks to rank 0: each rank sends in its own thread, and rank 0 has a thread for each."""
 
     def __init__(self, group: Any) -> None:
         self._group = group
 
     def tell(self, frame: bytes) -> None:
+        """Send a message to rank 0."""
         _await(self._group.send([_padded(frame)], 0, 0), _NEVER)
 
     def hear(self, rank: int) -> bytes:
-        """The next from that rank."""
+        """Receive the next message of that rank."""
         told = torch.empty(_TOLD, dtype=torch.uint8)
         _await(self._group.recv([told], rank, 0), _NEVER)
         return _unpadded(told)
 
 
 def meet(at: str, life: str, rank: int, size: int, device: torch.device) -> Team:
-    """At host:port, where rank 0 of this life keeps the store by which they find each other."""
+    """Connect the ranks of this life; rank 0 keeps the store at host:port by which they find each other."""
     from torch._C._distributed_c10d import PrefixStore
 
     host, _, port = at.rpartition(":")
@@ -200,7 +206,7 @@ def _store(host: str, port: int, *, is_first: bool) -> Store:
 
 def _padded(frame: bytes) -> torch.Tensor:
     if len(frame) > _TOLD - _LENGTH:
-        raise AssertionError(f"{len(frame)} bytes are more than one rank tells at once")
+        raise AssertionError(f"{len(frame)} bytes are more than a rank sends to rank 0 in one message")
     return _tensor((len(frame).to_bytes(_LENGTH, "little") + frame).ljust(_TOLD, b"\0"))
 
 
@@ -227,8 +233,8 @@ def _line(error: Exception) -> str:
 def _gloo(store: Store, name: str, rank: int, size: int, host: str) -> Any:
     from torch._C._distributed_c10d import PrefixStore
 
-    if (lack := why_no_gloo()) is not None:
-        raise ConfigError(f"engine.tensor_parallel_size {size} is more than this torch can do: {lack}: set it to 1")
+    if (reason := why_no_gloo()) is not None:
+        raise ConfigError(f"engine.tensor_parallel_size {size} is more than this torch can do: {reason}: set it to 1")
     gloo = gloo_class()
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname=host)]

@@ -1,4 +1,4 @@
-"""What an MLP without a gate computes of each number, in place where torch can."""
+"""Activation functions of an MLP without a gate, in place where torch can."""
 
 from __future__ import annotations
 

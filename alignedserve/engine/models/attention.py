@@ -1,8 +1,8 @@
-"""A step's attention: what is kept of its tokens, and what they attend to, request by request.
+"""A step's attention: it keeps vectors of the step's tokens, and attends to kept vectors, request by request.
 
-Of most requests K and V are kept. Of a hidden one, each layer's input after its norm is: in every step K and V of the
-tokens before it are made of that, in memory that the layers of the step share, beside those of the step's own tokens,
-and attended to there.
+For most requests K and V are kept. For a hidden request, each layer's input after its norm is kept instead: every step
+computes K and V of the earlier tokens from it, in scratch memory that all layers of the step share, puts K and V of the
+step's own tokens beside them, and attends there.
 """
 
 from __future__ import annotations
@@ -29,17 +29,19 @@ def attention_of(
     kernels: Kernels,
     model: Model,
 ) -> Attention:
-    """`runs` begin with those whose K and V are kept; `spans` are all of theirs."""
+    """Return the step's attention. `runs` begin with requests of kind KV, and `spans` belong to exactly these."""
     hidden = [run for run in runs if run.is_hidden]
     if not hidden:
-        return _OfKV(cache, spans, config, kernels, Paged(cache, spans))
-    kept = _OfHidden(hidden, cache.unbind(0), config, kernels, model)
+        return _KVAttention(cache, spans, config, kernels, Paged(cache, spans))
+    for_hidden = _HiddenAttention(hidden, cache.unbind(0), config, kernels, model)
     if len(hidden) == len(runs):
-        return kept
-    return _Mixed(_OfKV(cache, spans, config, kernels), kept, spans.num_rows)
+        return for_hidden
+    return _MixedAttention(_KVAttention(cache, spans, config, kernels), for_hidden, spans.num_rows)
 
 
-class _OfKV:
+class _KVAttention:
+    """Attention of requests whose K and V are kept."""
+
     def __init__(
         self,
         cache: torch.Tensor,
@@ -52,7 +54,7 @@ class _OfKV:
         self.paged = paged  # of the whole step
 
     @cached_property
-    def _layers(self) -> Sequence[torch.Tensor]:  # nobody asks for them where all layers go in one call
+    def _layers(self) -> Sequence[torch.Tensor]:  # not used where one call runs all layers
         return self._cache.unbind(0)
 
     def attend(
@@ -68,7 +70,9 @@ class _OfKV:
         return self._kernels.attend(query, cache, self._spans, config.scale(layer), config.window(layer))
 
 
-class _OfHidden:
+class _HiddenAttention:
+    """Attention of requests whose hidden vectors are kept."""
+
     paged = None
 
     def __init__(
@@ -81,7 +85,7 @@ class _OfHidden:
     ) -> None:
         self._layers, self._config, self._kernels, self._model = layers, config, kernels, model
         block_size, lies, before, old, new = layers[0].shape[1], [], [], [], []
-        first = 0  # pair of the scratch memory
+        first = 0  # the next free pair of the scratch memory
         for run in runs:
             pairs = range(first, first + units_for(run.end, block_size))
             first = pairs.stop
@@ -104,7 +108,7 @@ class _OfHidden:
         v: torch.Tensor,
         hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        assert hidden is not None, "a model that projects hands over what its K and V are made of"
+        assert hidden is not None, "a model that projects hands over the vectors that K and V are computed from"
         cache, config, kernels = self._layers[layer], self._config, self._kernels
         kernels.write_hidden(cache, self._new_slots, hidden)
         kernels.write(self._scratch, self._spans, k, v)
@@ -114,13 +118,13 @@ class _OfHidden:
         return kernels.attend(query, self._scratch, self._spans, config.scale(layer), config.window(layer))
 
 
-class _Mixed:
-    """The first rows are of requests whose K and V are kept."""
+class _MixedAttention:
+    """Attention of a step with both kinds: its first rows belong to requests whose K and V are kept."""
 
     paged = None
 
-    def __init__(self, of_kv: _OfKV, of_hidden: _OfHidden, rows: int) -> None:
-        self._of_kv, self._of_hidden, self._rows = of_kv, of_hidden, rows
+    def __init__(self, for_kv: _KVAttention, for_hidden: _HiddenAttention, rows: int) -> None:
+        self._for_kv, self._for_hidden, self._rows = for_kv, for_hidden, rows
 
     def attend(
         self,
@@ -130,14 +134,14 @@ class _Mixed:
         v: torch.Tensor,
         hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        assert hidden is not None, "a model that projects hands over what its K and V are made of"
+        assert hidden is not None, "a model that projects hands over the vectors that K and V are computed from"
         rows = self._rows
-        first = self._of_kv.attend(layer, query[:rows], k[:rows], v[:rows])
-        rest = self._of_hidden.attend(layer, query[rows:], k[rows:], v[rows:], hidden[rows:])
+        first = self._for_kv.attend(layer, query[:rows], k[:rows], v[:rows])
+        rest = self._for_hidden.attend(layer, query[rows:], k[rows:], v[rows:], hidden[rows:])
         return torch.cat((first, rest))
 
 
 def hidden_slots(blocks: Sequence[int], block_size: int, tokens: int) -> torch.Tensor:
-    """Of a request's first tokens, in single blocks that are filled from the left."""
+    """Return the slots of a request's first tokens in single blocks that are filled from the left."""
     firsts = torch.tensor(blocks[: units_for(tokens, block_size)], dtype=torch.long) * block_size
     return (firsts[:, None] + torch.arange(block_size)).flatten()[:tokens]

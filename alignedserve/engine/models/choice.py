@@ -1,4 +1,4 @@
-"""Which module runs a model."""
+"""Chooses the module that runs a model."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from alignedserve.errors import UnsupportedModel
 
 
 def load(folder: Path, config: ModelConfig, loader: Loader) -> tuple[ModelConfig, Model]:
-    """A module of our own where there is one, else that of transformers.
+    """Load the model with our own module if there is one, else with transformers.
 
-    With the model comes its configuration, with what only the model itself could tell.
+    The returned configuration also holds facts that only the loaded model could tell.
     """
     if not isinstance(config, GenericConfig):
         return config, load_model(config, loader)
-    found, model, num_bytes = load_transformers(folder, config, loader.dtype, loader.kernels, loader.device)
+    completed, model, num_bytes = load_transformers(folder, config, loader.dtype, loader.kernels, loader.device)
     loader.count(num_bytes)
-    return found, model
+    return completed, model
 
 
 def load_model(config: ModelConfig, loader: Loader) -> Model:
+    """Load the model with our own module for its configuration."""
     match config:
         case LlamaConfig():
             return Llama(config, loader)

@@ -1,4 +1,4 @@
-"""GPT-NeoX (Pythia): a part of each head turns; attention and MLP run side by side, or one after the other."""
+"""GPT-NeoX (Pythia): positions rotate a part of each head; attention and MLP run in parallel or one after the other."""
 
 from __future__ import annotations
 

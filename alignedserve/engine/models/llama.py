@@ -65,7 +65,7 @@ class Llama:
         return self._head(self._kernels.rms_norm(last, self._norm, self._config.norm_eps))
 
     def _layer_by_layer(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attention: Attention) -> None:
-        """In place."""
+        """Run all layers on `x`, in place."""
         config, kernels, eps = self._config, self._kernels, self._config.norm_eps
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         query_dim, kv_dim, num_tokens = config.query_dim, config.kv_dim, x.shape[0]

@@ -1,4 +1,4 @@
-"""Makes a model's layers from a folder: what is fused is read part by part into its place, never copied together."""
+"""Builds a model's layers from a folder: a fused layer is read part by part into its place, with no further copy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 
 class Embedding:
-    """Vectors of tokens. Where the head is the same table, its layer has it, and may pack it."""
+    """The vectors of tokens. If the head is tied to this table, the head's layer holds the table and may pack it."""
 
     def __init__(self, table: torch.Tensor) -> None:
         self.table = table
@@ -31,7 +31,10 @@ class Embedding:
 
 @dataclass(frozen=True)
 class Loader:
-    """Of a model that several ranks share, all sizes are those of one rank, and so is what is read."""
+    """Reads a model's weights into layers.
+
+    If several ranks share the model, it reads this rank's part, and all sizes are those of this part.
+    """
 
     tensors: Tensors
     dtype: torch.dtype
@@ -39,16 +42,16 @@ class Loader:
     make_linear: MakeLinear
     ranks: Ranks = ALONE
     device: torch.device = CPU
-    _made: list[int] = field(default_factory=list)  # bytes of each tensor
+    _made: list[int] = field(default_factory=list)  # bytes of each tensor made
     _slabs: Slabs = field(default_factory=Slabs)
 
     @property
     def num_bytes(self) -> int:
-        """Of all that was made so far."""
+        """Return the bytes of all weights made so far."""
         return sum(self._made)
 
     def count(self, num_bytes: int) -> None:
-        """Of weights that were not made here."""
+        """Count weights that were not made here."""
         self._made.append(num_bytes)
 
     def _empty(self, *shape: int) -> torch.Tensor:
@@ -60,7 +63,7 @@ class Loader:
         return out
 
     def vector(self, name: str, *shape: int) -> torch.Tensor:
-        """A tensor as it is."""
+        """Return a whole tensor, of any shape."""
         out = self._empty(*shape)
         self.tensors.read_into(out, name)
         return out
@@ -73,18 +76,18 @@ class Loader:
         return Norm(weight, bias, eps, centred=True)
 
     def linear(self, name: str, outputs: int, inputs: int) -> Linear:
-        """One that every rank has whole, without a bias."""
+        """Return a layer without a bias that every rank holds whole."""
         return self.make_linear(self.vector(f"{name}.weight", outputs, inputs), None)
 
     def by_rows(self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool) -> Linear:
-        """Layers of so many outputs each, one above the other: of each, this rank's rows."""
+        """Return layers of so many outputs each, stacked into one; this rank holds its rows of each."""
         return self.make_linear(*self.stacked(names, outputs, inputs, bias))
 
     def by_columns(self, name: str, outputs: int, inputs: int, bias: bool) -> Linear:
-        """A layer that goes on from what a rank has computed: its outputs are summed over the ranks."""
+        """Return a layer that continues from this rank's part of a layer; its outputs are summed over the ranks."""
         weight, biases = self._empty(outputs, inputs), None
         self.tensors.read_into(weight, f"{name}.weight", cut=self._cut(1, inputs))
-        if bias and self.ranks.rank == 0:  # it counts once in the sum
+        if bias and self.ranks.rank == 0:  # so that the sum contains it once
             biases = self.vector(f"{name}.bias", outputs)
         made = self.make_linear(weight, biases)
         if self.ranks.size > 1:
@@ -92,16 +95,17 @@ class Loader:
         return made
 
     def _cut(self, dim: int, share: int) -> Cut | None:
-        """Of a dimension of which every rank has such a share."""
+        """Return this rank's cut of a dimension of which every rank has such a share."""
         return Cut(dim, self.ranks.rank * share, self.ranks.size * share) if self.ranks.size > 1 else None
 
     def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
-        """None where the ranks have to meet between the parts of a layer."""
+        """Return a decoder that runs all layers in one call; None if ranks must meet between the parts of a layer."""
         return self.kernels.decoder(layers) if self.ranks.size == 1 else None
 
     def stacked(
         self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Return weight and bias of layers stacked into one: of each layer this rank's rows."""
         weight = self._empty(sum(outputs), inputs)
         biases = self._empty(sum(outputs)) if bias else None
         for name, part in zip(names, weight.split(list(outputs)), strict=True):
@@ -112,7 +116,7 @@ class Loader:
         return weight, biases
 
     def interleaved(self, name: str, heads: int, head_dim: int, inputs: int, bias: bool) -> Linear:
-        """Query, key and value as GPT-NeoX stores them, head by head: brought into the order of the others'."""
+        """Return query, key and value, which GPT-NeoX stores head by head, in the order of other models."""
         outputs = 3 * heads * head_dim
         weight = self._empty(outputs, inputs)
         by_head = weight.view(3, heads, head_dim, inputs).transpose(0, 1)
@@ -124,25 +128,30 @@ class Loader:
         return self.make_linear(weight, biases)
 
     def head(self, name: str, embedding: Embedding, tied: bool) -> Callable[[torch.Tensor], torch.Tensor]:
-        """From the last layer to logits in fp32: each rank's are of its words, the last may have fewer."""
+        """Return the layer from the last hidden vectors to logits in fp32.
+
+        Each rank computes the logits of its part of the vocabulary; the last rank may have fewer.
+        """
         words, inputs = embedding.table.shape
-        each = -(-words // self.ranks.size)
-        start = min(words, self.ranks.rank * each)
+        per_rank = -(-words // self.ranks.size)
+        start = min(words, self.ranks.rank * per_rank)
         if tied:
-            share = embedding.table[start : start + each]
+            share = embedding.table[start : start + per_rank]
         else:
-            share = self._empty(min(each, words - start), inputs)
+            share = self._empty(min(per_rank, words - start), inputs)
             self.tensors.read_into(share, name, cut=Cut(0, start, words))
         linear = self.make_linear(share, None)
         if self.ranks.size > 1:
             linear.shared = tied
-            return SharedHead(linear, words, each, self.ranks)
+            return SharedHead(linear, words, per_rank, self.ranks)
         if tied:
             embedding.head = linear
         return Head(linear)
 
 
 class Head:
+    """The head of a model on one rank."""
+
     def __init__(self, linear: Linear) -> None:
         self._linear, self._logits = linear, Kept()
 
@@ -153,18 +162,22 @@ class Head:
 
 
 class SharedHead:
-    def __init__(self, share: Linear, words: int, each: int, ranks: Ranks) -> None:
-        self._share, self._words, self._each, self._ranks = share, words, each, ranks
+    """The head of a model that several ranks share: each computes the logits of `per_rank` words."""
+
+    def __init__(self, share: Linear, words: int, per_rank: int, ranks: Ranks) -> None:
+        self._share, self._words, self._per_rank, self._ranks = share, words, per_rank, ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         logits = self._share(x)
-        whole = self._ranks.side_by_side(F.pad(logits, (0, self._each - logits.shape[1])))
-        return whole[:, : self._words].float().contiguous()  # in fp32 it was a view yet
+        whole = self._ranks.side_by_side(F.pad(logits, (0, self._per_rank - logits.shape[1])))
+        return whole[:, : self._words].float().contiguous()  # if they are fp32 already, `float` returns a view
 
 
 class KVProjections:
-    """The part of each layer's fused query, key and value that makes K and V. Made when first asked for: only requests
-    that keep hidden vectors need them."""
+    """The part of each layer's fused query, key and value that computes K and V.
+
+    It is built at its first use: only requests that keep hidden vectors need it.
+    """
 
     def __init__(self, fused: Sequence[Linear], query_dim: int, kv_dim: int) -> None:
         self._fused, self._query_dim, self._kv_dim = fused, query_dim, kv_dim

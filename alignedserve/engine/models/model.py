@@ -1,7 +1,7 @@
-"""What a model is to the engine, and the engine to a model.
+"""The interface between the engine and a model.
 
-A model knows its weights and nothing of requests: it runs the concatenated tokens of a step, and asks the step's
-attention for everything that depends on which request a token belongs to.
+A model knows its weights but no requests: it runs the concatenated tokens of a step, and asks the step's attention for
+everything that depends on the request to which a token belongs.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from alignedserve.kernels.common.linear import Linear
 
 
 class Attention(Protocol):
-    """A step's: where its tokens' K and V go, and what they attend to."""
+    """A step's attention: it keeps K and V of the step's tokens and attends for them."""
 
     @property
     def paged(self) -> Paged | None:
-        """Where they go, if K and V of all its tokens are kept and nothing else: then kernels may attend."""
+        """Return the places of the step's K and V, if all its requests are of kind KV: then kernels may attend."""
 
     def attend(
         self,
@@ -30,27 +30,29 @@ class Attention(Protocol):
         v: torch.Tensor,
         hidden: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Keeps the step's K and V, [rows, kv_dim], and attends with query [rows, heads, head_dim]: the same shape.
+        """Keep the step's K and V, [rows, kv_dim], attend with query [rows, heads, head_dim], and return that shape.
 
-        `hidden` are the vectors that k and v were made of, [rows, hidden_size]: what is kept of requests of the kind
-        HIDDEN. A model without `project` leaves it out. All may be strided in all but the last dimension.
+        `hidden`, [rows, hidden_size], are the vectors from which k and v were computed; requests of kind HIDDEN keep
+        these. A model without `project` leaves them out. All tensors may be strided in all but the last dimension.
         """
 
 
 class Model(Protocol):
+    """A model with its weights."""
+
     def forward(
         self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, attention: Attention
     ) -> torch.Tensor:
-        """Logits in fp32 of the tokens at `rows`, of all where that is None.
+        """Return the logits, in fp32, of the tokens at `rows`, or of all tokens if `rows` is None.
 
-        `positions` are those of each token in its request. Layers are numbered as in the device cache.
+        `positions` holds the position of each token in its request. Layers are numbered as in the device cache.
         """
 
     def project(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V, [tokens, kv_dim] each, of tokens at these positions, from what was kept of them.
+        """Return K and V, [tokens, kv_dim] each, of tokens at these positions, from their hidden vectors.
 
-        Asked only of a model whose configuration has no `why_not_hidden`.
+        It is called only if the model's configuration has no `why_not_hidden`.
         """
 
 
-MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # of a weight [outputs, inputs] and a bias
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # from a weight [outputs, inputs] and a bias

@@ -1,4 +1,4 @@
-"""OPT: positions are learned and added to the words; LayerNorm comes before each block, in the 350m after it."""
+"""OPT: learned positions are added to the embeddings; LayerNorm comes before each block, in the 350m model after it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rotary positions: frequencies as transformers computes them, cosines and sines looked up once for a step."""
+"""Rotary positions: frequencies as transformers computes them; cosines and sines are looked up once for each step."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ _FIRST_TABLE = 1024  # positions
 
 
 class Rotation:
-    """The tables grow with the positions that are asked for: a model of 128 Ki positions may never see the later ones.
+    """Tables of cosines and sines, which grow on a CPU with the positions used: a model may never use all its 128 Ki.
 
-    All in fp32 whatever the weights' type, and rounded where the reference rounds: angles of late positions need it.
+    They are in fp32 whatever the weights' dtype, and rounded where the reference rounds: angles of late positions need
+    this.
     """
 
     def __init__(self, rope: Rope, device: torch.device = CPU, max_positions: int = 0) -> None:
@@ -24,30 +25,30 @@ class Rotation:
         self._scale = rope.scaling.attention_factor if isinstance(rope.scaling, Yarn) else 1.0
         self._cos = self._sin = torch.empty(0)
         self._device = device
-        if device.type != "cpu":  # of all there can be at once: which are asked for, the CPU is not to wait for
+        if device.type != "cpu":  # all positions at once: the CPU must not wait for the device to learn which are used
             self._grow(max_positions)
 
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin, [tokens, turned numbers / 2] each."""
+        """Return cos and sin of the positions, [tokens, rotated numbers / 2] each."""
         if self._device.type == "cpu":
             try:
-                return self._of(positions)
+                return self._selected(positions)
             except IndexError:  # beyond the tables
                 self._grow(max(_FIRST_TABLE, 2 * len(self._cos), int(positions.max()) + 1))
         else:
             positions = on_device(positions, self._device)
-        return self._of(positions)
+        return self._selected(positions)
 
-    def _of(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _selected(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def _grow(self, count: int) -> None:
         angles = torch.arange(count).float()[:, None] * self._frequencies
-        self._cos, self._sin = ((turn * self._scale).to(self._device) for turn in (angles.cos(), angles.sin()))
+        self._cos, self._sin = ((table * self._scale).to(self._device) for table in (angles.cos(), angles.sin()))
 
 
 def frequencies(rope: Rope) -> torch.Tensor:
-    """How far each pair of numbers turns from one position to the next."""
+    """Return the angle by which each pair of numbers rotates from one position to the next."""
     scaling = rope.scaling
     if isinstance(scaling, Proportional):
         return _proportional(rope, scaling)
@@ -68,7 +69,7 @@ def _proportional(rope: Rope, scaling: Proportional) -> torch.Tensor:
 
 
 def _llama3(plain: torch.Tensor, scaling: Llama3) -> torch.Tensor:
-    """Slow turns are made slower by the factor, fast ones stay, those between go from one to the other."""
+    """Divide low frequencies by the factor, keep high frequencies, and interpolate those between the two bounds."""
     low, high, original = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_positions
     wavelength = 2 * math.pi / plain
     slowed = torch.where(wavelength > original / low, plain / scaling.factor, plain)
@@ -79,7 +80,7 @@ def _llama3(plain: torch.Tensor, scaling: Llama3) -> torch.Tensor:
 
 
 def _yarn(rope: Rope, scaling: Yarn) -> torch.Tensor:
-    """As above, with a straight ramp over the pairs between the two bounds."""
+    """Scale as Llama 3 does, but with a linear ramp over the pairs between the two bounds."""
     low, high = _dim_of_turns(rope, scaling, scaling.beta_fast), _dim_of_turns(rope, scaling, scaling.beta_slow)
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
@@ -91,5 +92,5 @@ def _yarn(rope: Rope, scaling: Yarn) -> torch.Tensor:
 
 
 def _dim_of_turns(rope: Rope, scaling: Yarn, turns: float) -> float:
-    """The pair that turns so often within the positions of the first training."""
+    """Return the pair that makes so many turns within the positions of the original training."""
     return rope.dim * math.log(scaling.original_positions / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))

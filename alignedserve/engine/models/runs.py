@@ -1,4 +1,4 @@
-"""One request's share of a step, and whether the engine can execute it."""
+"""A request's share of a step, and the check that the engine can execute it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from alignedserve.errors import PlanError
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Its tokens, and where they and those before them lie."""
+    """A request's tokens in a step, and the blocks that hold them and its earlier tokens."""
 
     request: str
     tokens: Sequence[int]
-    start: int
+    start: int  # position of the first token
     pairs: Sequence[int]
     sampling: Sampling | None
     index: int
-    from_right: Sequence[int]
+    from_right: Sequence[int]  # pairs that are filled from the right
     kind: CacheKind
     blocks: Sequence[int]
 
@@ -48,7 +48,7 @@ def run_of(part: Chunk | Decode, tokens: Sequence[int]) -> Run:
 
 
 class Checker:
-    """Refuses what would read or write where it should not."""
+    """Refuses runs that would read or write in a wrong place."""
 
     def __init__(self, config: ModelConfig, num_pairs: int, block_size: int) -> None:
         self._config, self._num_pairs, self._block_size = config, num_pairs, block_size
@@ -91,5 +91,5 @@ class Checker:
 
 
 def _within(numbers: Sequence[int], end: int) -> bool:
-    """A step may have tens of thousands of them."""
+    """Whether all numbers are in 0..end - 1; by min and max, as a step may have tens of thousands of tokens."""
     return not numbers or (min(numbers) >= 0 and max(numbers) < end)

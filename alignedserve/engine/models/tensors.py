@@ -1,4 +1,4 @@
-"""Reads the tensors of a Hugging Face model folder, one after the other, each straight to where it belongs."""
+"""Reads the tensors of a Hugging Face model folder, one after the other, each directly to its place."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Cut:
-    """Of a stored tensor, what begins at `start` of a dimension that has `whole` there."""
+    """A part of a stored tensor: it begins at `start` of dimension `dim`, which has size `whole` in the file."""
 
     dim: int  # 0 or 1
     start: int
@@ -25,13 +25,13 @@ class Cut:
 
 
 class Tensors:
-    """The tensors of a folder, single or sharded. What is in it and not asked for is never read."""
+    """The tensors of a folder with one weight file or several. Tensors that are not asked for are never read."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         files = weight_files(folder)
         if (folder / INDEX).is_file():
-            self._places = tensor_places(folder / INDEX)  # tensor name -> the file that holds it
+            self._places = tensor_places(folder / INDEX)  # tensor name -> file that holds it
         else:
             self._places = dict.fromkeys(_open(folder / WEIGHTS).keys(), folder / WEIGHTS)
         for file in files:
@@ -43,9 +43,12 @@ class Tensors:
     def read_into(
         self, out: torch.Tensor, name: str, shape: tuple[int, ...] | None = None, cut: Cut | None = None
     ) -> None:
-        """To `out`, converted to its dtype. The stored shape is that of `out`, or `shape` of as many numbers; with a
-        `cut`, that is the shape of what is read."""
-        # The file is opened for each tensor: what was read of it counts as this process's memory until it is closed.
+        """Read a tensor into `out` and convert it to the dtype of `out`.
+
+        The stored shape must be that of `out`, or `shape` with as many numbers; with a `cut`, this is the shape of the
+        part that is read.
+        """
+        # The file is opened for each tensor: the parts read count as this process's memory until the file is closed.
         path, stored = self._place(name)
         shape = tuple(out.shape) if shape is None else shape
         wanted = shape if cut is None else tuple(cut.whole if dim == cut.dim else n for dim, n in enumerate(shape))
@@ -66,12 +69,12 @@ class Tensors:
         return self._places[stored], stored
 
     def _stored(self, name: str) -> str:
-        """A model that was saved without its head names its tensors without the first part."""
+        """Return the name in the files: a model saved without its head names its tensors without the first part."""
         return name if name in self._places else name.partition(".")[2]
 
 
 def _read(file: Any, stored: str, shape: tuple[int, ...], cut: Cut | None) -> tuple[tuple[int, ...], torch.Tensor]:
-    """The stored shape, and what is asked for."""
+    """Return the stored shape, and the tensor or its part."""
     if cut is None:
         tensor: torch.Tensor = file.get_tensor(stored)
         return tuple(tensor.shape), tensor

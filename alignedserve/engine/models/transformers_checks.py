@@ -1,13 +1,13 @@
-"""Whether our attention can stand in for that of a model of transformers: found out when the model is loaded.
+"""Checks at load time that our attention can replace that of a transformers model.
 
-1. A pass in which every layer's call is looked at: each layer must call once, with K and V as config.json has it, and
-   ask for nothing that our attention does not do. The mask it brings must be causal, or causal with a window: its rule
-   is tried at early and late positions, since a short pass does not reach the end of a window.
-2. A pass as transformers computes it without us, and then a prompt in two chunks through the device cache, the second
-   in one step with another prompt. If the logits differ, the layers keep more of a token than K and V, or count
-   positions by themselves.
+1. A pass inspects the call of every layer: each layer must call once, with K and V in the shapes of config.json, and
+   ask for nothing that our attention does not do. Its mask must be causal, or causal with a window: the mask's rule is
+   tried at early and late positions, since a short pass does not reach the end of a window.
+2. One pass runs as transformers computes it without us; then a prompt runs in two chunks through the device cache, the
+   second chunk in one step with another prompt. If the logits differ, the layers keep more of a token than K and V, or
+   count positions by themselves.
 
-What no short pass can show is refused by name, in architectures/generic.py.
+Features that no short pass can show are refused by name, in architectures/generic.py.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 log = logging.getLogger("alignedserve.engine")
 
-PROMPT, CHUNK, OTHER = 9, 4, 6  # tokens: of a prompt, of its first chunk, of another prompt beside its second one
+PROMPT, CHUNK, OTHER = 9, 4, 6  # tokens of a prompt, of its first chunk, of another prompt beside its second chunk
 _BLOCK_SIZE = 4
-# Of the spread of a token's logits, how far ours may be off. Roundings of half precision add up over the layers, and
-# may send a token to another expert: then the middle one of all tokens counts.
+# How far our logits may be off, relative to the spread of a token's logits. In half precision rounding errors add up
+# over the layers, and may send a token to another expert: then the median over all tokens counts.
 _CLOSE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
-# Said along the way, and nothing that attention would have to do. (The window is read off the mask.)
+# Options that layers pass on and that ask nothing of attention. (The window is read from the mask.)
 _HARMLESS = {"position_ids", "position_embeddings", "use_cache", "cache_position", "sliding_window", "layer_idx"}
-_PASSING = (None, False, 0.0)
+_UNSET = (None, False, 0.0)
 
 Rule = Callable[..., torch.Tensor]
 
@@ -56,7 +56,7 @@ Rule = Callable[..., torch.Tensor]
 def load_transformers(
     folder: Path, config: GenericConfig, dtype: torch.dtype, kernels: Kernels, device: torch.device
 ) -> tuple[GenericConfig, TransformersModel, int]:
-    """The model, what is known of its layers only now that it is there, and the bytes of its weights."""
+    """Return the configuration completed from the model's layers, the model, and the bytes of its weights."""
     register(folder, config)
     with quiet():
         network, num_bytes = read_network(folder, config, dtype, device)
@@ -90,7 +90,7 @@ def _probed(folder: Path, network: Network, config: GenericConfig) -> tuple[Gene
 
 
 class _Probe:
-    """Answers every layer's call with something, after it has looked at it."""
+    """Inspects every layer's call, and answers it with attention of torch."""
 
     def __init__(self, folder: Path, network: Network, config: GenericConfig) -> None:
         self._folder, self._network, self._config = folder, network, config
@@ -114,9 +114,9 @@ class _Probe:
         return attended.transpose(1, 2)
 
     def _why_not(self, call: Call) -> str | None:
-        """The first thing about a layer's call that our attention does not do."""
+        """Return the first reason why our attention cannot answer a layer's call, or None."""
         wanted = (1, self._config.num_kv_heads, PROMPT, self._config.head_dim)
-        asked = [name for name, value in call.options.items() if name not in _HARMLESS and not _passes(value)]
+        asked = [name for name, value in call.options.items() if name not in _HARMLESS and not _is_unset(value)]
         rule = getattr(call.mask, "rule", None)
         reasons = {
             "attends twice in a pass": call.module in self.layers,
@@ -128,10 +128,10 @@ class _Probe:
             f"asks attention for {', '.join(asked)}": bool(asked),
             "brings no mask that transformers made": rule is None,
         }
-        named = next((why for why, holds in reasons.items() if holds), None)
-        if named is None and self._window(rule) == 0:
+        reason = next((why for why, holds in reasons.items() if holds), None)
+        if reason is None and self._window(rule) == 0:
             return "has a mask that is neither causal nor a window"
-        return named
+        return reason
 
     def _window(self, rule: Any) -> int | None:
         if rule not in self._windows_of:
@@ -140,7 +140,7 @@ class _Probe:
 
 
 def window_of(rule: Rule, positions: int) -> int | None:
-    """How many tokens a query sees by this rule, itself included; None for all, and 0 where it is no such rule."""
+    """Return how many tokens a query sees by this rule, itself included; None for all, 0 if the rule is no window."""
     window = len(_seen(rule, positions - 1, positions))
     tried = {*range(3), *range(window - 1, window + 3), 3 * window // 2, positions // 2, positions - 2, positions - 1}
     for at in sorted(tried & {*range(positions)}):
@@ -150,7 +150,7 @@ def window_of(rule: Rule, positions: int) -> int | None:
 
 
 def _seen(rule: Rule, at: int, positions: int) -> range:
-    """The tokens that the one at `at` sees; an empty range where they are no range."""
+    """Return the range of tokens that the token at position `at` sees; an empty range if they are not a range."""
     zero = torch.tensor(0)
     sees = rule(zero, zero, torch.tensor([[at]]), torch.arange(positions)[None]).expand(1, positions)[0]
     seen: list[int] = sees.nonzero()[:, 0].tolist()
@@ -158,8 +158,8 @@ def _seen(rule: Rule, at: int, positions: int) -> range:
     return whole if len(whole) == len(seen) else range(0)
 
 
-def _passes(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) and value in _PASSING
+def _is_unset(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) and value in _UNSET
 
 
 def _shape(vectors: torch.Tensor) -> str:
@@ -182,12 +182,12 @@ def _compare(
     plain = network.run_plainly(prompt)
     network.attend_by(PAGED)
     first, second, other = _in_two_steps(model, prompt, config, dtype, kernels)
-    for what, ours, theirs in (
+    for what, ours, reference in (
         ("a prompt", first, plain[:CHUNK]),
         ("a prompt's second chunk", second, plain[CHUNK:]),
         ("a prompt beside another", other, plain[:OTHER]),
     ):
-        off = _off(ours, theirs, dtype)
+        off = _off(ours, reference, dtype)
         if not off <= _CLOSE[dtype]:
             raise UnsupportedModel(
                 f"{folder}: {network.kind} is not supported: with our attention, logits of {what} are off by"
@@ -198,7 +198,7 @@ def _compare(
 def _in_two_steps(
     model: TransformersModel, prompt: torch.Tensor, config: GenericConfig, dtype: torch.dtype, kernels: Kernels
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Logits of a prompt's two chunks, and of a shorter prompt that runs beside the second."""
+    """Return the logits of a prompt's two chunks, and of a shorter prompt that runs beside the second chunk."""
     shape, device = (config.num_layers, 2 * 5, _BLOCK_SIZE, config.kv_dim), prompt.device
     cache = torch.full(shape, float("nan"), dtype=dtype, device=device)
 
@@ -216,8 +216,8 @@ def _in_two_steps(
     return first, second, other
 
 
-def _off(ours: torch.Tensor, theirs: torch.Tensor, dtype: torch.dtype) -> float:
-    """How far the tokens' logits are off: the farthest in fp32, the middle one in half precision."""
-    spread = theirs.std(-1)
-    each = (ours - theirs).square().mean(-1).sqrt() / spread
-    return float(each.max() if dtype == torch.float32 else each.median())
+def _off(ours: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> float:
+    """Return how far the tokens' logits are off: the largest error in fp32, the median error in half precision."""
+    spread = reference.std(-1)
+    errors = (ours - reference).square().mean(-1).sqrt() / spread
+    return float(errors.max() if dtype == torch.float32 else errors.median())

@@ -1,12 +1,12 @@
-"""Runs a model of transformers that there is no module of our own for: its layers, our attention.
+"""Runs a transformers model that has no module of our own: its layers, our attention.
 
-In transformers every layer hands its query, K and V to a function that goes by the name of `attn_implementation`. Ours
-writes K and V to the device cache and attends over what is there; no mask is made. All tokens of a step are one row
-of a batch, with the position of each in its own request, so the model never sees where one request ends.
+In transformers every layer hands its query, K and V to a function registered under the name `attn_implementation`. Our
+function writes K and V to the device cache and attends over the cache; no mask is made. All tokens of a step are one
+row of a batch, each with its position in its own request, so the model never sees where one request ends.
 
-That holds only of models whose layers keep nothing but K and V of each token, and have no say in who sees whom: so
-each model is looked at when it is loaded (transformers_checks.py), and refused in a line where it is another kind.
-Code that comes in a model's folder is never run.
+This works only for models whose layers keep nothing but K and V of each token, and do not themselves decide which
+tokens a token attends to. So each model is checked when it is loaded (transformers_checks.py); a model of another kind
+is refused with a message of one line. Code that comes in a model's folder is never run.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from alignedserve.errors import ModelError, UnsupportedModel
 
 log = logging.getLogger("alignedserve.engine")
 
-# Names of attention functions in transformers. Both hand a layer's call over to the model that the layer belongs to;
-# they differ in their masks: PROBE's say which rule transformers made them by, and PAGED has none.
+# Names of attention functions in transformers. PAGED and PROBE hand a layer's call over to the layer's model; they
+# differ in their masks: a mask of PROBE carries the rule by which transformers would make it, and PAGED makes none.
 PAGED, PROBE, EAGER = "alignedserve", "alignedserve_probe", "eager"
-_MEMBER = "alignedserve"  # of each module of a model: its `Calls`
+_MEMBER = "alignedserve"  # attribute of each module of a model that holds its `Calls`
 
 
 @dataclass(frozen=True)
 class Call:
-    """What a layer asks for. Query is [1, heads, rows, head_dim], K and V are [1, kv_heads, rows, head_dim]."""
+    """A layer's call for attention. Query is [1, heads, rows, head_dim], K and V are [1, kv_heads, rows, head_dim]."""
 
     module: torch.nn.Module
     query: torch.Tensor
     key: torch.Tensor
     value: torch.Tensor
-    mask: Any  # what the model made of the mask that it asked for
+    mask: Any  # the mask that our mask function returned, as the model passes it on
     scale: float
-    options: dict[str, Any]  # whatever else the layer says
+    options: dict[str, Any]  # all other arguments of the layer
 
 
 class Calls:
-    """Who answers the layers of one model, for the time of one pass."""
+    """Routes the calls of one model's layers to the function that answers them during one pass."""
 
     def __init__(self) -> None:
         self._answer: Callable[[Call], torch.Tensor] | None = None
@@ -60,7 +60,7 @@ class Calls:
         return self._answer(call)
 
     @contextmanager
-    def go_to(self, answer: Callable[[Call], torch.Tensor]) -> Iterator[None]:
+    def answered_by(self, answer: Callable[[Call], torch.Tensor]) -> Iterator[None]:
         self._answer = answer
         try:
             yield
@@ -69,7 +69,7 @@ class Calls:
 
 
 class Network:
-    """A model of transformers, and the way to run one pass of it."""
+    """A transformers model, and the way to run one pass of it."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -87,7 +87,7 @@ class Network:
         return next(self.model.parameters()).device  # type: ignore[no-any-return]
 
     def name_of(self, module: torch.nn.Module) -> str:
-        return next((name for name, one in self.model.named_modules() if one is module), type(module).__name__)
+        return next((name for name, found in self.model.named_modules() if found is module), type(module).__name__)
 
     def run(
         self,
@@ -96,15 +96,15 @@ class Network:
         rows: torch.Tensor | None,
         answer: Callable[[Call], torch.Tensor],
     ) -> torch.Tensor:
-        """Logits, in fp32, of the tokens at `rows`."""
-        few = {"logits_to_keep": rows} if rows is not None and self._takes_rows else {}
-        with self._calls.go_to(answer):
-            outputs = self.model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **few)
+        """Return the logits, in fp32, of the tokens at `rows`, or of all tokens if `rows` is None."""
+        kept = {"logits_to_keep": rows} if rows is not None and self._takes_rows else {}
+        with self._calls.answered_by(answer):
+            outputs = self.model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **kept)
         logits: torch.Tensor = outputs.logits[0]
-        return (logits if few or rows is None else logits[rows]).float()
+        return (logits if kept or rows is None else logits[rows]).float()
 
     def run_plainly(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits, in fp32, of all tokens of one request, as transformers computes them without us."""
+        """Return the logits, in fp32, of all tokens of one request, as transformers computes them without us."""
         self.attend_by(EAGER)
         logits: torch.Tensor = self.model(input_ids=tokens[None], use_cache=False).logits[0]
         return logits.float()
@@ -114,8 +114,10 @@ class Network:
 
 
 class TransformersModel:
+    """A transformers model as the engine runs it."""
+
     def __init__(self, network: Network, layers: dict[torch.nn.Module, int], dtype: torch.dtype) -> None:
-        """`layers` are the modules that attend, by their place in the device cache, whose vectors are of `dtype`."""
+        """`layers` maps each module that attends to its layer of the device cache, whose vectors have dtype `dtype`."""
         self._network, self._layers, self._dtype = network, layers, dtype
 
     def forward(
@@ -129,11 +131,11 @@ class TransformersModel:
         return self._network.run(tokens, positions, rows, answer)
 
     def project(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        raise UnsupportedModel(f"K and V of {self._network.kind} cannot be made anew from hidden vectors")
+        raise UnsupportedModel(f"K and V of {self._network.kind} cannot be computed from hidden vectors")
 
 
 def read_network(folder: Path, config: GenericConfig, dtype: torch.dtype, device: torch.device) -> tuple[Network, int]:
-    """From a folder, and how many bytes of weights it has."""
+    """Read a model from a folder, and return it with the bytes of its weights."""
     began = time.perf_counter()
     model, found = _pretrained(folder, config, dtype)
     missing = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
@@ -172,12 +174,12 @@ def _pretrained(folder: Path, config: GenericConfig, dtype: torch.dtype) -> tupl
 
 
 def _names(classes: Any) -> list[str]:
-    return [one.__name__ for one in (classes if isinstance(classes, tuple) else (classes,))]
+    return [cls.__name__ for cls in (classes if isinstance(classes, tuple) else (classes,))]
 
 
 @contextmanager
 def one_line(folder: Path, what: str) -> Iterator[None]:
-    """Whatever transformers raises within becomes one line of ours, unless memory is short."""
+    """Turn any error of transformers inside this context into an error of one line, unless memory is too small."""
     try:
         yield
     except ModelError:
@@ -188,13 +190,13 @@ def one_line(folder: Path, what: str) -> Iterator[None]:
         if PROBE in str(error) or PAGED in str(error):
             why = "its layers do not call the AttentionInterface of transformers"
             raise UnsupportedModel(f"{folder}: {what}: {why}") from error
-        said = " ".join(str(error).split())
-        raise UnsupportedModel(f"{folder}: {what}: {type(error).__name__}: {said:.200}") from error
+        message = " ".join(str(error).split())
+        raise UnsupportedModel(f"{folder}: {what}: {type(error).__name__}: {message:.200}") from error
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """transformers explains itself on the console: what matters of that is said here."""
+    """Keep transformers from writing to the console: our own messages say what matters."""
     from transformers.utils import logging as chatter
 
     level, bars = chatter.get_verbosity(), chatter.is_progress_bar_enabled()
@@ -244,7 +246,7 @@ def _no_mask(**_: Any) -> None:
 
 
 def _named_mask(*, q_length: int, kv_length: int, mask_function: Any, **_: Any) -> torch.Tensor:
-    """A causal mask that carries the rule that the real one would have been made by."""
+    """Return a causal mask that carries the rule by which transformers would have made the real mask."""
     mask = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool).tril()
     mask.rule = mask_function  # type: ignore[attr-defined]
     return mask

@@ -56,7 +56,7 @@ def _run(scenario: Scenario, simulation: Simulation) -> FuzzVerdict:
         digest=simulation.world.digest,
         num_requests=len(scenario.asks),
         num_events=watch.num_events,
-        faults=dict(simulation.world.befallen),
+        faults=dict(simulation.world.fault_counts),
     )
 
 

@@ -1,4 +1,4 @@
-"""Virtual time, and what happens in it: one total order, (time, priority, serial), written here and nowhere else."""
+"""Virtual time and its events in one total order, (time, priority, serial), which is written here and nowhere else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from itertools import count
 
 
 class Priority(IntEnum):
-    """What comes first of what happens at the same time."""
+    """The order of events that happen at the same time."""
 
     FAULT = 0
     WORK = 1
@@ -19,18 +19,20 @@ class Priority(IntEnum):
 
 
 class Agenda:
+    """The virtual time, and the events that are still to happen."""
+
     def __init__(self) -> None:
-        self.now = 0.0  # for others to read: twenty times in a step
+        self.now = 0.0  # a plain attribute because others read it about twenty times in a step
         self._serials = count()
         self._heap: list[tuple[float, int, int, Callable[[], None]]] = []
 
     def at(self, time: float, priority: Priority, happen: Callable[[], None]) -> None:
-        """Nothing happens in the past: what is due already happens next."""
+        """Plan an event. Nothing happens in the past: an event that is due already happens next."""
         now = self.now
         heapq.heappush(self._heap, (time if time > now else now, priority, next(self._serials), happen))
 
     def run(self, until: float, ended: Callable[[], bool] = lambda: False) -> None:
-        """Until this time, or until `ended` says so."""
+        """Let events happen until this time, or until `ended` returns true."""
         heap, pop = self._heap, heapq.heappop
         while heap and heap[0][0] <= until and not ended():
             self.now, _, _, happen = pop(heap)

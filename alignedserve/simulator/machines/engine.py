@@ -1,9 +1,9 @@
-"""The modelled engine: how long its work takes, what it says, and KV that is right or noticed.
+"""The modelled engine: how long its work takes, which tokens it samples, and KV whose errors it notices.
 
-A token of a request depends on the request's seed and prompt and on its index, never on its batch or
-on what happened to it on the way. `ModelledHands` know no more than that. `CheckedHands` keep a tag in each
-slot in place of K and V: the hash of all tokens of its request up to its own. So a step sees at once
-whether its prefix lies where the plan says.
+A token depends on the seed and the prompt of its request and on its index, never on the batch or on what happened to
+the request before. `ModelledHands` model only that. `CheckedHands` keep a tag in each slot in place of K and V: the
+hash of all tokens of the request up to the slot's own. So a step sees at once whether its prefix lies where the plan
+says.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ if TYPE_CHECKING:
 STOP = 0  # the token that ends an output
 VOCABULARY = 1000
 _EMPTY = -1  # the tag of a slot that was never written
-_HIDDEN = 1 << 62  # what the tag of a hidden vector differs in from that of K and V
+_HIDDEN = 1 << 62  # the bit that differs between the tags of a token's hidden vector and of its K and V
 
 Tags = list[int]
 
 
 class WrongKV(Exception):
-    """A step or a copy that a real engine would have computed nonsense from, or refused."""
+    """A step or a copy from which a real engine would have computed nonsense, or which it would have refused."""
 
 
 class Timing(Protocol):
@@ -78,14 +78,14 @@ class Timing(Protocol):
 
 @dataclass(frozen=True)
 class Costs:
-    """Of no real device: plain numbers for tests of other things than time."""
+    """The timing of no real device: plain numbers for tests of other things than time."""
 
     step_s: float = 4e-3
     token_s: float = 2e-5  # each token that runs
     prefix_token_s: float = 2e-7  # each token that is attended to
     page_s: float = 1e-4  # each page that is copied
     sent_token_s: float = 1e-6  # each token whose KV is sent to another device
-    hidden_token_s: float = 0.0  # each token whose K and V are made of hidden vectors
+    hidden_token_s: float = 0.0  # each token whose K and V are computed from hidden vectors
 
     def step(self, plan: StepPlan) -> float:
         tokens = sum(len(chunk.tokens) for chunk in plan.chunks) + len(plan.decodes)
@@ -115,27 +115,27 @@ class Costs:
 
 @dataclass(frozen=True)
 class Story:
-    """All that can ever be true of a request."""
+    """The tokens of a request from its prompt to its end, whatever happens to it on the way."""
 
     prompt: tuple[int, ...]
     output: tuple[int, ...]  # up to its stop token or its limit
-    tokens: tuple[int, ...]  # both
-    tags: tuple[int, ...] = ()  # of each of them, where KV is checked
+    tokens: tuple[int, ...]  # prompt and output
+    tags: tuple[int, ...] = ()  # a tag for each token, where KV is checked
 
 
 def logprob_of(place: int) -> Logprob:
-    """What the modelled engine says of the token at this place of prompt or output: no two places have the same."""
+    """Return the modelled log-probability at this place of prompt or output; no two places have the same."""
     return Logprob(-1.0 - place)
 
 
 def story_from(request: Request, length: int, tagged: bool = True) -> Story:
-    """The story of a request that says `length` tokens, unless its limit is lower."""
+    """Build the story of a request whose output is `length` tokens, unless its limit is lower."""
     chain = crc32(array("q", request.prompt).tobytes(), request.sampling.seed)
-    said = [1 + (chain + 7919 * index) % (VOCABULARY - 1) for index in range(min(length, request.max_tokens))]
+    output = [1 + (chain + 7919 * index) % (VOCABULARY - 1) for index in range(min(length, request.max_tokens))]
     if length <= request.max_tokens:
-        said[-1] = STOP
-    tokens = (*request.prompt, *said)
-    return Story(request.prompt, tuple(said), tokens, _tags(request.salt, tokens) if tagged else ())
+        output[-1] = STOP
+    tokens = (*request.prompt, *output)
+    return Story(request.prompt, tuple(output), tokens, _tags(request.salt, tokens) if tagged else ())
 
 
 def _tags(salt: str, tokens: Sequence[int]) -> tuple[int, ...]:
@@ -148,21 +148,21 @@ def _tags(salt: str, tokens: Sequence[int]) -> tuple[int, ...]:
 
 @dataclass
 class _TaggedPage:
-    token_hash: int | None  # what its header says; None while it is being written
+    token_hash: int | None  # from its header; None while the page is being written
     length: int
     tags: Tags
 
 
 class TaggedArena:
-    """Of one life of the pool."""
+    """The arena of one life of the pool, with tags in place of KV."""
 
     def __init__(self, page_size: int, extents: Extents) -> None:
         self.page_size, self._extents = page_size, extents
         self.pages: dict[int, _TaggedPage] = {}
-        self._kinds: dict[int, Kind] = {}  # of extents in which something was written
+        self._kinds: dict[int, Kind] = {}  # extent -> kind of its pages, once a page was written there
 
     def write(self, pages: Mapping[int, _TaggedPage]) -> None:
-        """Where pages of another kind lie, nothing remains of those."""
+        """Write pages; in their extents, pages of another kind are lost."""
         for page, content in pages.items():
             extent, _, kind = self._extents.place(page)
             before = self._kinds.get(extent, kind)
@@ -177,7 +177,7 @@ class TaggedArena:
 
 
 class ModelledHands:
-    """A worker's hands, which believe what they are told."""
+    """A worker's hands that check nothing: they take the plan for right."""
 
     def __init__(self, stories: Mapping[str, Story], timing: Timing) -> None:
         self._stories, self._timing = stories, timing
@@ -190,7 +190,7 @@ class ModelledHands:
         raise TypeError(f"a worker cannot perform {command}")
 
     def begin(self, command: Command) -> float:
-        """How long the work takes."""
+        """Return the seconds that the work takes."""
         match command:
             case RunStep(plan):
                 return self._timing.step(plan)
@@ -244,7 +244,7 @@ class ModelledHands:
         for part in plan.parts:
             sampling = part.sampling
             if sampling is not None:
-                sampled.append((part.request, _said(stories.get(part.request), part.index)))
+                sampled.append((part.request, _sampled_token(stories.get(part.request), part.index)))
                 asks |= sampling.logprobs is not None
         if plan.chunks or asks:
             return _result(plan, sampled)
@@ -277,8 +277,8 @@ def _result(plan: StepPlan, sampled: Sequence[tuple[str, int]]) -> StepResult:
     return result
 
 
-def _said(story: Story | None, index: int) -> int:
-    """After the end of its output, which who plans ahead does not know: anything."""
+def _sampled_token(story: Story | None, index: int) -> int:
+    """Return the token at this index, or any token after the end, for which a core that plans ahead may ask."""
     return story.output[index] if story is not None and index < len(story.output) else STOP
 
 
@@ -287,12 +287,12 @@ def _fits(history: History | None, story: Story, index: int) -> bool:
     return known == (story.prompt, story.output[:index])
 
 
-def _of_k(pairs: Sequence[int]) -> list[int]:
+def _k_blocks(pairs: Sequence[int]) -> list[int]:
     return [2 * pair for pair in pairs]
 
 
 class CheckedHands(ModelledHands):
-    """They notice wrong KV; `arena` finds the arena of a pool, or nothing where that pool has gone again."""
+    """A worker's hands that notice wrong KV; `arena` returns the arena of a pool, or None if that pool has gone."""
 
     def __init__(
         self,
@@ -303,10 +303,10 @@ class CheckedHands(ModelledHands):
         arena: Callable[[Member], TaggedArena | None],
     ) -> None:
         super().__init__(stories, timing)
-        self._sampled: dict[str, int] = {}  # by the last step
+        self._sampled: dict[str, int] = {}  # request -> token, from the last step
         self._block_size = block_size
         self._blocks: list[Tags] = [[_EMPTY] * block_size for _ in range(2 * num_pairs)]
-        self._places: dict[int, int] = {}  # tags of tokens that have no slot
+        self._places: dict[int, int] = {}  # place of a saved token -> its tag
         self._find_arena = arena
         self._arena: TaggedArena | None = None
         self._pool = ""  # its holder
@@ -320,14 +320,14 @@ class CheckedHands(ModelledHands):
             self._arena = None
 
     def begin(self, command: Command) -> float:
-        """What is written is neither old nor new until it has finished."""
-        if isinstance(command, CopyOut) and (arena := self._arena_of(command.pool)) is not None:
+        """Begin the work. Pages that it writes hold neither old nor new content until it has finished."""
+        if isinstance(command, CopyOut) and (arena := self._current_arena(command.pool)) is not None:
             arena.write(dict.fromkeys(command.pages, _TaggedPage(None, 0, [])))
-        if isinstance(command, CompressPage) and (arena := self._arena_of(command.pool)) is not None:
+        if isinstance(command, CompressPage) and (arena := self._current_arena(command.pool)) is not None:
             arena.write({command.into: _TaggedPage(None, 0, [])})
         return super().begin(command)
 
-    def _arena_of(self, pool: str) -> TaggedArena | None:
+    def _current_arena(self, pool: str) -> TaggedArena | None:
         return self._arena if pool == self._pool else None
 
     # --- Steps
@@ -343,7 +343,7 @@ class CheckedHands(ModelledHands):
         for decode in plan.decodes:
             token = self._sampled.get(decode.request) if decode.token is None else decode.token
             if token is None:
-                raise WrongKV(f"{decode.request} goes on from a token that the step before has not sampled")
+                raise WrongKV(f"{decode.request} decodes after a token that the step before has not sampled")
             self._run(decode, (token,), written)
             sampled.append((decode.request, self._sample(decode, decode.start + 1)))
         self._sampled = dict(sampled)
@@ -351,17 +351,17 @@ class CheckedHands(ModelledHands):
 
     def _run(self, part: Chunk | Decode, tokens: Sequence[int], written: set[tuple[int, int]]) -> None:
         request, start, is_hidden = part.request, part.start, part.kind is CacheKind.HIDDEN
-        blocks = part.blocks if is_hidden else _of_k(part.pairs)
-        right = _of_k(part.from_right)
+        blocks = part.blocks if is_hidden else _k_blocks(part.pairs)
+        right = _k_blocks(part.from_right)
         story, end = self._stories[request], start + len(tokens)
         if bool(part.pairs) is is_hidden:
             raise WrongKV(f"{request} is of kind {part.kind.value} and has {len(part.pairs)} pairs")
         if not tokens or story.tokens[start:end] != tuple(tokens):
-            raise WrongKV(f"{request} runs other tokens at {start} than it has")
+            raise WrongKV(f"{request} runs tokens from {start} on that are not its own")
         if end > len(blocks) * self._block_size:
             raise WrongKV(f"{request} has {len(blocks)} blocks, too few for {end} tokens")
         if self._read(blocks, start, right, is_hidden) != list(story.tags[:start]):
-            raise WrongKV(f"the {start} tokens before those of {request} do not lie in its blocks")
+            raise WrongKV(f"the blocks of {request} do not hold its first {start} tokens")
         touched = {self._slot(blocks, at, right) for at in range(start, end)}
         if touched & written:
             raise WrongKV(f"{request} writes to a slot that another request of the step writes to")
@@ -373,8 +373,8 @@ class CheckedHands(ModelledHands):
         if num_tokens != len(story.prompt) + part.index:
             raise WrongKV(f"token {part.index} of {part.request} is sampled after {num_tokens} tokens")
         if part.sampling is not None and part.sampling.edits_logits and not _fits(part.history, story, part.index):
-            raise WrongKV(f"token {part.index} of {part.request} is sampled by another history than it has")
-        return _said(story, part.index)
+            raise WrongKV(f"token {part.index} of {part.request} is sampled with a history that is not its own")
+        return _sampled_token(story, part.index)
 
     def _check_scoring(self, chunk: Chunk) -> None:
         after = chunk.start + 1
@@ -382,21 +382,21 @@ class CheckedHands(ModelledHands):
             tokens, story = chunk.scoring.tokens, self._stories[chunk.request]
             most = len(chunk.tokens) - (chunk.sampling is not None)
             if len(tokens) != most or tokens != story.prompt[after : after + len(tokens)]:
-                raise WrongKV(f"{chunk.request} has other tokens scored from {after} on than it has")
+                raise WrongKV(f"{chunk.request} has tokens scored from {after} on that are not its own")
 
     # --- Transfers
 
     def read_kv(self, sends: SendKv) -> object:
-        return self._read(_of_k(sends.pairs), len(sends.tokens))
+        return self._read(_k_blocks(sends.pairs), len(sends.tokens))
 
     def begin_receiving(self, receives: ReceiveKv) -> None:
-        blocks = _of_k(receives.pairs)
+        blocks = _k_blocks(receives.pairs)
         self._write(blocks, 0, [_EMPTY] * (len(blocks) * self._block_size), is_hidden=False)
 
     def write_kv(self, receives: ReceiveKv, content: object) -> None:
-        blocks, end = _of_k(receives.pairs), len(receives.tokens)
+        blocks, end = _k_blocks(receives.pairs), len(receives.tokens)
         if any(tag != _EMPTY for tag in self._read(blocks, len(blocks) * self._block_size)):
-            raise WrongKV(f"somebody has written to the pairs that transfer {receives.number} is received into")
+            raise WrongKV(f"the pairs that transfer {receives.number} is received into were written to meanwhile")
         assert isinstance(content, list)
         self._write(blocks, 0, content[:end], is_hidden=False)
 
@@ -409,14 +409,14 @@ class CheckedHands(ModelledHands):
         return [tag ^ _HIDDEN for tag in tags[:end]] if is_hidden else tags[:end]
 
     def _slot(self, blocks: Sequence[int], at: int, from_right: Sequence[int]) -> tuple[int, int]:
-        """Of a token: its block, and where it lies there."""
+        """Return the block of a token, and its offset in the block."""
         block, offset = blocks[at // self._block_size], at % self._block_size
         return block, self._block_size - 1 - offset if block in from_right else offset
 
     def _write(
         self, blocks: Sequence[int], start: int, tags: Sequence[int], is_hidden: bool, from_right: Sequence[int] = ()
     ) -> None:
-        """KV takes both blocks of a pair, of which that of K is read."""
+        """Write tags. KV takes both blocks of a pair; only the block of K is read later."""
         for at, tag in enumerate(tags, start):
             block, offset = self._slot(blocks, at, from_right)
             self._blocks[block][offset] = tag ^ _HIDDEN if is_hidden else tag
@@ -424,58 +424,58 @@ class CheckedHands(ModelledHands):
                 self._blocks[block + 1][offset] = _EMPTY
 
     def _copy_out(self, command: CopyOut) -> None:
-        arena, tokens = self._arena_of(command.pool), command.tokens
+        arena, tokens = self._current_arena(command.pool), command.tokens
         if arena is None:
             return
         is_hidden = any(arena.kind_of(page) is Kind.HIDDEN for page in command.pages)
-        blocks = half_blocks(command.pairs) if is_hidden else _of_k(command.pairs)
-        size, tags = arena.page_size, self._read(blocks, len(tokens), _of_k(command.from_right), is_hidden)
+        blocks = half_blocks(command.pairs) if is_hidden else _k_blocks(command.pairs)
+        size, tags = arena.page_size, self._read(blocks, len(tokens), _k_blocks(command.from_right), is_hidden)
         for token, place in command.saved:
             tags[token] = self._places[place]
         first = command.start // size
         hashes = chained_hashes(tokens, size)[first:]
         for at, (page, token_hash) in enumerate(zip(command.pages, hashes, strict=True), first):
-            held = tags[at * size : (at + 1) * size]
-            arena.write({page: _TaggedPage(token_hash, len(held), held)})
+            page_tags = tags[at * size : (at + 1) * size]
+            arena.write({page: _TaggedPage(token_hash, len(page_tags), page_tags)})
 
     def _copy_in(self, command: CopyIn) -> bool:
-        arena, tokens = self._arena_of(command.pool), command.tokens
+        arena, tokens = self._current_arena(command.pool), command.tokens
         if arena is None:
             return False
         size, stays_hidden = arena.page_size, command.kind is CacheKind.HIDDEN
-        blocks = half_blocks(command.pairs) if stays_hidden else _of_k(command.pairs)
+        blocks = half_blocks(command.pairs) if stays_hidden else _k_blocks(command.pairs)
         if stays_hidden and any(arena.kind_of(page) is not Kind.HIDDEN for page in command.pages):
-            raise WrongKV(f"copy {command.number} wants hidden vectors of pages that hold others")
+            raise WrongKV(f"copy {command.number} wants hidden vectors from pages of another kind")
         for at, (page, token_hash) in enumerate(zip(command.pages, chained_hashes(tokens, size), strict=True)):
             read = arena.pages.get(page)
             if read is None or (read.token_hash, read.length) != (token_hash, len(tokens[at * size : (at + 1) * size])):
                 return False
-            self._write(blocks, at * size, read.tags, stays_hidden, _of_k(command.from_right))
+            self._write(blocks, at * size, read.tags, stays_hidden, _k_blocks(command.from_right))
         return True
 
     def _copy_slots(self, command: CopySlots) -> None:
-        """All are read before any is written."""
+        """Copy slots; all are read before any is written."""
         saved = {place: self._tag_at(slot) for slot, place in command.checkpoints}
-        come = {slot: self._places[place] for place, slot in command.restores}
-        come |= {target: self._tag_at(source) for source, target in command.moves}
+        new = {slot: self._places[place] for place, slot in command.restores}
+        new |= {target: self._tag_at(source) for source, target in command.moves}
         self._places |= saved
-        for slot, tag in come.items():
+        for slot, tag in new.items():
             pair, offset = divmod(slot, self._block_size)
             self._blocks[2 * pair][offset], self._blocks[2 * pair + 1][offset] = tag, _EMPTY
 
     def _project(self, command: ProjectKv) -> None:
         tags = self._read(command.blocks, command.num_tokens, is_hidden=True)
         if tags != list(self._stories[command.request].tags[: command.num_tokens]):
-            raise WrongKV(f"the hidden vectors of {command.request} do not lie in its blocks")
-        self._write(_of_k(command.pairs), 0, tags, is_hidden=False)
+            raise WrongKV(f"the blocks of {command.request} do not hold its hidden vectors")
+        self._write(_k_blocks(command.pairs), 0, tags, is_hidden=False)
 
     def _tag_at(self, slot: int) -> int:
         pair, offset = divmod(slot, self._block_size)
         return self._blocks[2 * pair][offset]
 
     def _compress(self, command: CompressPage) -> bool:
-        """Only a full page that is whole is taken; by the numbers, every eleventh cannot be int8."""
-        arena = self._arena_of(command.pool)
+        """Whether the page could be compressed: only full and intact pages can; by the hash, every eleventh cannot."""
+        arena = self._current_arena(command.pool)
         read = None if arena is None else arena.pages.get(command.page)
         if arena is None or read is None or arena.kind_of(command.page) is not Kind.KV:
             return False

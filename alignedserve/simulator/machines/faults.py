@@ -1,10 +1,10 @@
-"""What goes wrong, and when: drawn from a seed, or written down by hand.
+"""Faults and their times: drawn from a seed, or written by hand.
 
-The links are ZeroMQ over TCP, one connection for each pair of sender and receiver, so within a link frames
-keep their order and come once; links overtake each other freely. Frames are lost where a connection breaks
-or a process ends. Where a link is made anew (its receiver was announced as gone, and is back), its frames
-may overtake those of the connection before; the simulated links do so too. A frame that comes twice is what
-TCP rules out; it is injected all the same, at any delay, as receivers drop what has a number they have seen.
+The links are ZeroMQ over TCP, with a connection for each pair of sender and receiver. So frames of a link keep their
+order and arrive once; frames of different links overtake each other freely. Frames are lost when a connection breaks
+or a process ends. When a link is made again (its receiver was announced as gone, and is back), its frames may overtake
+frames of the earlier connection; the simulated links do so too. TCP rules out that a frame arrives twice. The simulator
+injects such frames all the same, at any delay, because receivers drop frames with a number that they have seen.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from alignedserve.protocol.messages import ROUTER
 
 @dataclass(frozen=True)
 class Kill:
-    """A process ends, without a word; its launcher starts it again."""
+    """A process ends without a message; its launcher starts it again."""
 
     at: float
     member: str
     back_after_s: float = 0.5
-    seen: bool = True  # the launcher tells the router; otherwise its silence must
+    seen: bool = True  # the launcher tells the router; if not, the router learns of it from the silence
 
 
 @dataclass(frozen=True)
 class Freeze:
-    """A process stands still for a while, its heart too, and then goes on as if nothing had been."""
+    """A process stops for a while and sends no heartbeats; then it continues as if nothing had happened."""
 
     at: float
     member: str
@@ -49,7 +49,7 @@ class DropFrames:
 
 @dataclass(frozen=True)
 class Duplicate:
-    """The next frames on a link arrive twice, the second time possibly after later ones."""
+    """The next frames on a link arrive twice, the second time possibly after later frames."""
 
     at: float
     sender: str
@@ -59,7 +59,7 @@ class Duplicate:
 
 @dataclass(frozen=True)
 class Slow:
-    """All frames on a link take longer for a while, and so come after later ones of other links."""
+    """All frames on a link take longer for a while, so later frames of other links overtake them."""
 
     at: float
     sender: str
@@ -70,7 +70,7 @@ class Slow:
 
 @dataclass(frozen=True)
 class Reorder:
-    """For a while every frame to a member takes longer, by chance up to so much: its links overtake each other."""
+    """For a while every frame to a member takes up to `spread_s` longer, at random: its links overtake each other."""
 
     at: float
     member: str
@@ -80,7 +80,7 @@ class Reorder:
 
 @dataclass(frozen=True)
 class Mute:
-    """Heartbeats are lost for a while, so a process may be taken for dead that works on, and hears so."""
+    """Heartbeats are lost for a while: the router may take a working process for dead, and the process hears so."""
 
     at: float
     member: str
@@ -89,7 +89,7 @@ class Mute:
 
 @dataclass(frozen=True)
 class SlowWorker:
-    """Steps and copies take so many times as long, for a while, in whatever life."""
+    """Steps and copies take `times` as long for a while, also in a new life of the worker."""
 
     at: float
     member: str
@@ -99,7 +99,7 @@ class SlowWorker:
 
 @dataclass(frozen=True)
 class LowMemory:
-    """For a while a worker's steps of more tokens than these find too little memory; of none is enough for any."""
+    """For a while a worker has too little memory for steps of more than `most_tokens`; with 0, all its steps fail."""
 
     at: float
     member: str
@@ -109,7 +109,7 @@ class LowMemory:
 
 @dataclass(frozen=True)
 class Skew:
-    """The clock of a member's machine is ahead, or behind; a process reads the offset once, when it starts."""
+    """The clock of a member's machine is ahead or behind; a process reads the offset once, when it starts."""
 
     at: float
     member: str
@@ -118,7 +118,7 @@ class Skew:
 
 @dataclass(frozen=True)
 class BreakTransfer:
-    """The next transfers of KV from one worker to another go wrong; what both ends see of it may differ."""
+    """The next transfers of KV from one worker to another go wrong; their two ends may see different results."""
 
     at: float
     sender: str
@@ -131,7 +131,7 @@ class BreakTransfer:
 
 @dataclass(frozen=True)
 class Resize:
-    """No fault, but what may come amid some: so many workers are asked for; others start, or some are to go."""
+    """A new number of workers: no fault itself, but it may come amid faults; workers start or retire."""
 
     at: float
     prefill: int | None
@@ -155,7 +155,7 @@ Fault: TypeAlias = (
 
 
 def calm_at(faults: Iterable[Fault]) -> float:
-    """When the last of them is over. Skew stays, and harms nobody after that: clocks differ by as much as before."""
+    """Return when the last fault is over. Skew stays, but is harmless then: clocks differ by as much as before."""
     return max((fault.at + _lasts_s(fault) for fault in faults), default=0.0)
 
 
@@ -178,7 +178,7 @@ def draw_faults(
     start_at: float,
     end_at: float,
 ) -> tuple[Fault, ...]:
-    """So many times something goes wrong; some of it is several faults, such as a death that repeats."""
+    """Draw `count` incidents; an incident may be several faults, such as a death that repeats."""
     draw = Random(f"{seed}/faults")
     faults = [
         fault for _ in range(count) for fault in draw.choice(_DRAWN)(draw, members, draw.uniform(start_at, end_at))
@@ -217,7 +217,7 @@ def _freeze(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
 
 
 def _unheard(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
-    """A new router that does not hear a member announces all but it: to them it has gone, and is back as it was."""
+    """A new router does not hear a member and announces the others: to them it has gone, and is back as it was."""
     others = [member for member in members if member != ROUTER]
     dies = Kill(at, ROUTER, draw.uniform(0.05, 0.5), seen=True)
     return [dies, Mute(at, draw.choice(others), draw.uniform(0.8, 2.5))]
@@ -238,7 +238,7 @@ _BUSY = {
 
 
 def _link(draw: Random, members: Sequence[str]) -> tuple[str, str]:
-    """Of any two members, but more often of two that have much to say."""
+    """Draw a link between any two members, more often between two that send each other many messages."""
     links = list(permutations(members, 2))
     busy = [(sender, to) for sender, to in links if (_role(sender), _role(to)) in _BUSY]
     return draw.choice(busy if draw.random() < 0.7 else links)
@@ -276,7 +276,7 @@ def _slow_worker(draw: Random, members: Sequence[str], at: float) -> Sequence[Fa
 
 
 def _low_memory(seed: int, members: Sequence[str], start_at: float, end_at: float) -> Sequence[Fault]:
-    """In every third run, and apart from all others: what else a seed draws does not depend on it."""
+    """Draw low memory in every third run, from its own random numbers: other draws of the seed do not depend on it."""
     draw = Random(f"{seed}/memory")
     if draw.random() > 1 / 3:
         return []
@@ -287,9 +287,9 @@ def _low_memory(seed: int, members: Sequence[str], start_at: float, end_at: floa
 
 
 def _broken_transfers(seed: int, members: Sequence[str], start_at: float, end_at: float) -> Sequence[Fault]:
-    """In every other run, and apart from all others too; most often both ends see it."""
+    """Draw broken transfers in every second run, from their own random numbers; most often both ends see the fault."""
     draw = Random(f"{seed}/transfers")
-    sources, receivers = ([one for one in members if _role(one) == role] for role in ("prefill", "decode"))
+    sources, receivers = ([member for member in members if _role(member) == role] for role in ("prefill", "decode"))
     if not sources or draw.random() < 1 / 2:
         return []
     ok, intact = draw.choice(((False, False), (False, False), (True, False), (False, True)))
@@ -298,19 +298,19 @@ def _broken_transfers(seed: int, members: Sequence[str], start_at: float, end_at
 
 
 def _resizes(seed: int, members: Sequence[str], start_at: float, end_at: float) -> Sequence[Fault]:
-    """In every fifth run, and apart from all others: more workers or fewer, perhaps the death of one, and again."""
+    """Draw new numbers of workers, each perhaps with a death, in every fifth run, from their own random numbers."""
     draw = Random(f"{seed}/resizes")
-    has_prefill, has_decode = (any(_role(one) == role for one in members) for role in ("prefill", "decode"))
+    has_prefill, has_decode = (any(_role(member) == role for member in members) for role in ("prefill", "decode"))
     if not has_decode or draw.random() > 1 / 5:
         return []
-    befall: list[Fault] = []
+    faults: list[Fault] = []
     for _ in range(draw.randint(1, 3)):
         at, decode = draw.uniform(start_at, end_at), draw.randint(1, 3)
-        befall.append(Resize(at, draw.randint(1, 3) if has_prefill else None, decode))
+        faults.append(Resize(at, draw.randint(1, 3) if has_prefill else None, decode))
         if draw.random() < 0.5:
             dies = f"{draw.choice(('prefill', 'decode'))}-{draw.randrange(3)}"
-            befall.append(_death(draw, dies, at + draw.uniform(0.0, 1.5)))
-    return befall
+            faults.append(_death(draw, dies, at + draw.uniform(0.0, 1.5)))
+    return faults
 
 
 def _workers(members: Sequence[str]) -> Sequence[str]:
@@ -318,7 +318,7 @@ def _workers(members: Sequence[str]) -> Sequence[str]:
 
 
 def _skew(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
-    """From the start, or from its next life on."""
+    """Draw a clock that is wrong from the start, or from the member's next life on."""
     return [Skew(draw.choice((0.0, at)), draw.choice(members), draw.uniform(-5.0, 5.0))]
 
 

@@ -1,15 +1,17 @@
-"""What a step takes on a real GPU: measured grids, interpolated. The simulator's truth, apart from what cores believe.
+"""The time of a step on a real GPU, interpolated from measured grids: the simulator's truth, not the cores' belief.
 
-A step is its linear layers, by tokens; its attention, in every layer; and what is done for each request that samples.
+The time of a step is that of its linear layers, by tokens; of its attention, in every layer; and of the work for each
+request that samples.
 
 Attention of prompts alone and of decodes alone is measured; where both share a step it is their sum times a measured
 factor, 0.4 to 5. Decodes of unequal prefixes lie between the times of their mean and of their longest: at the mean
 plus α times the difference, with α measured by how many requests there are and how many of them are long.
 
-Weak spots. The grids have one prompt chunk in a step: several count as their sum, and beside decodes as one chunk of
-all their tokens. α was measured where the long are four times as long as the short, and on one device. With tensor
-parallelism the grids are of one rank; what ranks say to each other is not in them. Nor is the host's work. On the A100
-prompts and decodes were measured apart, so both in a step are their sum; the output layer, some 0.15 ms, is left out.
+Weak spots. The grids have one prompt chunk in a step: several chunks count as their sum, and beside decodes as one
+chunk of all their tokens. α was measured with long prefixes four times as long as the short prefixes, and on one
+device. With tensor parallelism the grids are of one rank, without the communication between ranks. The host's work is
+not in the grids. On the A100 prompts and decodes were measured apart, so a step with both takes their sum; the output
+layer, about 0.15 ms, is left out.
 """
 
 # ruff: noqa: RUF002  (formulas are in the papers' letters)
@@ -45,6 +47,8 @@ def load(name: str) -> GpuTruth:
 
 
 class GpuTruth:
+    """The measured grids of a GPU and a model."""
+
     def __init__(self, tree: Mapping[str, Any]) -> None:
         if tree.get("format") != FORMAT:
             raise ProfileError(
@@ -69,7 +73,7 @@ class GpuTruth:
     def seconds_of(
         self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int], sampled: int | None = None
     ) -> float:
-        """`chunks` are (length, cached); unless told otherwise, all requests sample."""
+        """Return the time of a step of chunks (length, cached) and decodes; without `sampled`, all requests sample."""
         tokens = sum(length for length, _ in chunks) + len(prefixes)
         if not tokens:
             return 0.0
@@ -77,18 +81,18 @@ class GpuTruth:
         return _MICRO * (self._once_us(tokens, sampling) + self._layers * self.attention_us(chunks, prefixes))
 
     def _once_us(self, tokens: int, sampling: int) -> float:
-        """What is not done in every layer. There are few such pairs of numbers, and many steps."""
+        """Return the time of work outside the layers; it is kept, because many steps have the same pair of numbers."""
         if (known := self._known_us.get((tokens, sampling))) is None:
             known = self._linear.line(tokens) + (self._per_sequence.line(sampling) if sampling else 0.0)
             self._known_us[tokens, sampling] = known
         return known
 
     def hidden_token_s(self) -> float:
-        """Those that were measured have grouped queries: a hidden vector of theirs is larger than K and V."""
+        """Return 0: the measured models have grouped queries, so their hidden vectors are larger than K and V."""
         return 0.0
 
     def attention_us(self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int]) -> float:
-        """In one layer."""
+        """Return the time of attention in one layer."""
         if not prefixes:
             return self._prefill_us(chunks)
         requests, shortest, longest = len(prefixes), min(prefixes), max(prefixes)
@@ -97,7 +101,7 @@ class GpuTruth:
         if longest == shortest:
             return mean
         worst = self._shared_us(chunks, requests, longest)
-        # As if all were either as short as the shortest or as long as the longest, with the same mean.
+        # As if each prefix were as short as the shortest or as long as the longest, with the same mean.
         alpha = self._skew[bool(chunks)].near(requests, (mean_prefix - shortest) / (longest - shortest))
         return mean + _MILLI * alpha * max(0.0, worst - mean)
 
@@ -105,7 +109,7 @@ class GpuTruth:
         return added(self._prefill.line(length, cached) for length, cached in chunks)
 
     def _shared_us(self, chunks: Sequence[tuple[int, int]], requests: int, prefix: float) -> float:
-        """Of decodes that are all of this prefix, beside these chunks."""
+        """Return the time of attention for decodes that all have this prefix, beside these chunks."""
         alone = self._decode.line(requests, prefix)
         if not chunks:
             return alone
@@ -115,26 +119,26 @@ class GpuTruth:
 
 
 class Grid:
-    """Values at all combinations of some sizes, and in between."""
+    """Values that were measured at all combinations of some sizes, and are interpolated in between."""
 
     def __init__(self, tree: Mapping[str, Any]) -> None:
         axes: list[list[float]] = tree["axes"]
         self._first, self._others = axes[0], axes[1:]
-        self._values: list[Any] = tree["values"]  # a list in a list for each axis
-        # First axes count tokens or requests: few numbers, which come again at nearly every step.
+        self._values: list[Any] = tree["values"]  # nested lists, a level for each axis
+        # First axes count tokens or requests: few numbers, which return at nearly every step, so their cells are kept.
         self._line_cells: dict[float, Cell] = {}
         self._near_cells: dict[float, Cell] = {}
 
     def line(self, size: float, *sizes: float) -> float:
-        """For times: in between they go straight, beyond the ends as they went last."""
+        """Return a time: linear between measured sizes, and beyond the ends with the slope of the last sizes."""
         if (first := self._line_cells.get(size)) is None:
             first = self._line_cells[size] = _cell(self._first, size)
-        if len(sizes) == 1:  # decodes alone: at every step, twice
+        if len(sizes) == 1:  # decodes alone, which is asked twice in every step
             return max(0.0, _blend_two(self._values, first, _cell(self._others[0], sizes[0])))
         return max(0.0, _blend(self._values, first, list(map(_cell, self._others, sizes))))
 
     def near(self, size: float, *sizes: float) -> float:
-        """For factors: in between by logarithms of sizes, beyond the ends as at the ends."""
+        """Return a factor: linear in the logarithms of sizes, and beyond the ends as at the ends."""
         if (first := self._near_cells.get(size)) is None:
             first = self._near_cells[size] = _log_cell(self._first, size)
         if len(sizes) == 1:
@@ -145,12 +149,13 @@ class Grid:
 def _cell(axis: Sequence[float], size: float) -> Cell:
     last = len(axis) - 1
     high = bisect_right(axis, size, 1, last)
-    low = high - 1 if size <= axis[last] else bisect_right(axis, axis[last] / 2) - 1  # a long line follows no noise
+    # Beyond the end the two places are far apart, so that noise does not set the slope.
+    low = high - 1 if size <= axis[last] else bisect_right(axis, axis[last] / 2) - 1
     return low, high, (size - axis[low]) / (axis[high] - axis[low])
 
 
 def _log_cell(axis: Sequence[float], size: float) -> Cell:
-    """0, where an axis begins with it, lies one doubling below what follows."""
+    """Return the cell of a size on a logarithmic axis; a first size of 0 lies one doubling below the second."""
     first = axis[0] or axis[1] / 2
     size = min(max(size, first), axis[-1])
     high = bisect_right(axis, size, 1, len(axis) - 1)
@@ -159,7 +164,7 @@ def _log_cell(axis: Sequence[float], size: float) -> Cell:
 
 
 def _blend_two(values: Any, first: Cell, second: Cell) -> float:
-    """`_blend` of two axes, to the last bit."""
+    """Return the same as `_blend` for two axes, equal to the last bit, but faster."""
     low, high, share = first
     near, far, share_far = second
     row = values[low]
@@ -172,7 +177,7 @@ def _blend_two(values: Any, first: Cell, second: Cell) -> float:
 
 
 def _blend(values: Any, first: Cell, others: Sequence[Cell]) -> float:
-    """Along the last axis first."""
+    """Return the interpolated value, blended along the last axis first."""
     low, high, share = first
     if others:
         start = _blend(values[low], others[0], others[1:])

@@ -1,7 +1,7 @@
-"""What a simulated worker is made of: how long its steps and copies take, and how much memory it has.
+"""The hardware of a simulated worker: how long its steps and copies take, and how much memory it has.
 
-This is the simulator's truth. What the cores believe is apart from it: they start with a profile of it, as a real
-worker does, and learn from the steps that they see.
+This is the simulator's truth, and not what the cores believe: they start with a profile of it, as a real worker does,
+and learn from the steps that they see.
 """
 
 from __future__ import annotations
@@ -34,34 +34,38 @@ _SHARE = 0.9  # of a GPU's memory that is used (vLLM's default)
 _HOST = 5e-6  # seconds before a copy begins
 _BLOCK, _PAGE = 16, 64  # tokens
 _BF16 = 2  # bytes
-_COMPRESSED = 2.3 * _GB  # of KV in a second, by one core beside a worker's steps: benchmarks/copies.py
-_INT8_OVER_PCIE = 8 / 15  # its bytes; a GPU makes KV of them much faster than they come
-_INT8_ON_CPU = 2.5  # as slow as that where the same core makes KV of them: benchmarks/copies.py
-_UNKNOWN, _MOST_OFF = 1.0, 0.9  # errors, as shares: such a kind was not measured; no step is off by more
+_COMPRESSED = 2.3 * _GB  # bytes of KV that a core compresses in a second beside a worker's steps: benchmarks/copies.py
+_INT8_OVER_PCIE = 8 / 15  # share of KV's bytes; a GPU turns int8 into KV much faster than int8 arrives
+_INT8_ON_CPU = 2.5  # times as long as KV, where the core that copies int8 also turns it into KV: benchmarks/copies.py
+_UNKNOWN, _MOST_OFF = 1.0, 0.9  # errors, as shares: of a kind that was not measured; the largest error of any step
 _P50, _P90_LOG = log(2), log(log(10) / log(2))  # of the Weibull distribution
 
 
 class Truth(Hashable, Protocol):
-    """How long a step takes."""
+    """The time that a step really takes."""
 
     def seconds(self, plan: StepPlan) -> float: ...
 
     def seconds_of(self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int]) -> float:
-        """Of chunks (length, cached) and decodes."""
+        """Return the time of a step of chunks (length, cached) and of decodes with these prefixes."""
 
     def hidden_token_s(self) -> float:
-        """To make K and V of a token from its hidden vectors."""
+        """Return the time to compute K and V of a token from its hidden vectors."""
 
 
 @dataclass(frozen=True)
 class Gpu:
+    """The memory of a GPU, and the bandwidth of its links."""
+
     memory_gb: float
-    pcie_gb_s: float  # one way, as copies reach it
-    nvlink_gb_s: float | None  # None: to another GPU over PCIe
+    pcie_gb_s: float  # one way, as copies reach in practice
+    nvlink_gb_s: float | None  # None: another GPU is reached over PCIe
 
 
 @dataclass(frozen=True)
 class ModelSize:
+    """The memory that a model takes."""
+
     weights_gb: float  # bf16
     kv_bytes: int  # of a token, in all layers
 
@@ -85,16 +89,16 @@ _NETWORK = Link(bandwidth=25 * _GB, latency_s=2e-5)  # 200 Gbit/s
 
 @dataclass(frozen=True, eq=False)
 class Hardware:
-    """Of one worker."""
+    """The hardware of one worker, and the links that it copies over."""
 
     name: str
     truth: Truth
-    kv_tokens: int  # that its device cache holds
+    kv_tokens: int  # tokens that its device cache holds
     kv_bytes: int  # of a token
     links: Mapping[Route, Link] = field(default_factory=dict)
-    measured: WorkerLimits | None = None  # of the very worker that was measured
-    int8_in: float = 1.0  # what a page as int8 takes to the device and to be KV there, of what it takes as KV
-    extents: Extents | None = None  # of the pool, where there are pages of more than one kind
+    measured: WorkerLimits | None = None  # limits of the worker whose profile this is
+    int8_in: float = 1.0  # time that a page in int8 takes to the device and to become KV, as a share of KV's time
+    extents: Extents | None = None  # of the pool, where it has pages of more than one kind
 
     def step(self, plan: StepPlan) -> float:
         return self.truth.seconds(plan)
@@ -110,9 +114,9 @@ class Hardware:
         return self.links[Route.ARENA_TO_DEVICE].seconds(kv_bytes)
 
     def copy_slots(self, command: CopySlots) -> float:
-        """On the device itself a copy takes next to nothing."""
-        ways = ((Route.DEVICE_TO_ARENA, command.checkpoints), (Route.ARENA_TO_DEVICE, command.restores))
-        return added(self.links[route].seconds(len(some) * self.kv_bytes) for route, some in ways if some)
+        """Return the time of copies to and from the arena; copies on the device itself take next to nothing."""
+        copies = ((Route.DEVICE_TO_ARENA, command.checkpoints), (Route.ARENA_TO_DEVICE, command.restores))
+        return added(self.links[route].seconds(len(slots) * self.kv_bytes) for route, slots in copies if slots)
 
     def project(self, command: ProjectKv) -> float:
         return self.truth.hidden_token_s() * command.num_tokens
@@ -121,17 +125,17 @@ class Hardware:
         return self.page_size * self.kv_bytes / _COMPRESSED
 
     def send(self, command: SendKv) -> float:
-        """To a device of the same node; one that was measured alone sends through memory, as it copies."""
+        """Return the time to send KV to a device of the node; a device measured alone sends through host memory."""
         link = self.links.get(Route.DEVICE_TO_DEVICE) or self.links[Route.DEVICE_TO_ARENA]
         return link.seconds(len(command.tokens) * self.kv_bytes)
 
     @property
     def page_size(self) -> int:
-        """In tokens."""
+        """Return the number of tokens in a page."""
         return self.measured.page_size if self.measured else _PAGE
 
     def divided(self, pages: int, policy: Policy) -> Hardware:
-        """With a pool of so many pages, as the policy keeps them."""
+        """Return the hardware with a pool of this many pages, divided as the policy keeps them."""
         if policy.compression is Compression.OFF:
             return self
         return replace(self, extents=self._page_bytes.divide(pages))
@@ -142,13 +146,13 @@ class Hardware:
         return PageBytes(self.page_size * self.kv_bytes, Int8Layout(channels, self.page_size).size)
 
     def limits(self, step_tokens: int, batch: int) -> WorkerLimits:
-        """Of a worker on it, with these where it does not bring its own."""
+        """Return the limits of a worker on this hardware: the measured limits, or else limits with these numbers."""
         return self.measured or WorkerLimits(self.kv_tokens // _BLOCK, _BLOCK, _PAGE, step_tokens, batch)
 
 
 @cache
-def of_gpu(name: str) -> Hardware:
-    """A measured GPU and model; its tensor-parallel ranks share the weights, and each has its part of K and V."""
+def from_gpu(name: str) -> Hardware:
+    """Build the hardware of a measured GPU and model; tensor-parallel ranks share the weights, and split K and V."""
     truth = gpu_truth.load(name)
     gpu, model, ranks = GPUS[truth.about["gpu"]], MODELS[truth.about["model"]], truth.about["tensor_parallel"]
     room_gb = _SHARE * ranks * gpu.memory_gb - model.weights_gb
@@ -165,11 +169,11 @@ def of_gpu(name: str) -> Hardware:
 
 
 class ProfileTruth:
-    """A device that takes what the cost model of a recorded profile says, but for what that was off by.
+    """A device whose steps take the time of a recorded profile's cost model, with an error as large as the profile's.
 
-    How far steps were from the model is in the profile: the median and the 90th percentile, for each kind. A step is
-    off by a draw of the Weibull distribution that has these two, to either side. The draw follows from the seed, the
-    step's number and its shape, so the same run is the same. Trials, which workers start with, are medians: not off.
+    The profile has the median and the 90th percentile of the model's error, for each kind of step. The error of a step
+    is drawn from the Weibull distribution with these two, to either side. The draw follows from the seed, the step's
+    number and its shape, so a repeated run is the same. Trials, which workers start with, are medians without error.
     """
 
     def __init__(self, model: CostModel, seed: int = 0) -> None:
@@ -184,7 +188,7 @@ class ProfileTruth:
         if not 0 < known.median < _UNKNOWN:
             return 0.0
         bits = int.from_bytes(blake2b(f"{self._seed} {number} {shape}".encode(), digest_size=8).digest(), "big")
-        share = (bits >> 11) / (1 << 53)  # what is left of the bits says to which side
+        share = (bits >> 11) / (1 << 53)  # the lowest bit, which is not used here, chooses the side
         spread = log(max(1.0, known.p90 / known.median)) / _P90_LOG
         size: float = known.median * (-log(1 - share) / _P50) ** spread
         return min(size, _MOST_OFF) * (1 if bits & 1 else -1)
@@ -196,12 +200,12 @@ class ProfileTruth:
         return self._model.coefficients[CostKind.DECODE].hidden
 
 
-def of_profile(path: Path, seed: int = 0) -> Hardware:
-    """A device that `alignedserve profile` has measured; the seed is that of how its steps differ."""
+def from_profile(path: Path, seed: int = 0) -> Hardware:
+    """Build the hardware of a device that `alignedserve profile` has measured; the seed draws its steps' errors."""
     profile = cost_profile.load(path)
     missing = {Route.ARENA_TO_DEVICE, Route.DEVICE_TO_ARENA} - set(profile.transfers.links)
     if missing:
-        raise ProfileError(f"{path} has no measured copies: write it anew with `alignedserve profile`")
+        raise ProfileError(f"{path} has no measured copies: write it again with `alignedserve profile`")
     limits, kv_bytes = profile.memory.limits, profile.memory.kv_bytes
     kv_tokens = limits.num_pairs * limits.block_size
     truth, links = ProfileTruth(profile.model, seed), profile.transfers.links
@@ -209,12 +213,12 @@ def of_profile(path: Path, seed: int = 0) -> Hardware:
 
 
 def belief(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:
-    """What a worker knows when it starts: steps measured on its device, as real workers measure them."""
+    """Return the cost model that a worker starts with, fitted to trials on its device, as real workers run them."""
     return _profiled(truth, limits, longest).copy()
 
 
 @cache
 def _profiled(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:
-    wanted = trials(Bounds(limits, longest))
-    points = [Point(one.shape, truth.seconds_of(one.chunks, one.prefixes)) for one in wanted]
+    steps = trials(Bounds(limits, longest))
+    points = [Point(step.shape, truth.seconds_of(step.chunks, step.prefixes)) for step in steps]
     return OnlineCost(points, truth.hidden_token_s())

@@ -77,8 +77,8 @@ class ProcessClock:
     def now(self) -> float:
         return self._agenda.now + self.ahead_s
 
-    def until(self, at: float) -> float:
-        return at - self.ahead_s - self._agenda.now
+    def until(self, due_at: float) -> float:
+        return due_at - self._agenda.now
 
 
 class Process(TurnLoop):
@@ -97,7 +97,7 @@ class Process(TurnLoop):
         self._inbox: deque[Frame | Event] = deque()
         self._busy = False
         self._hears_while_busy = setup.hears_while_busy
-        self._failed_step = 0  # number of the last step that found too little memory
+        self._failed_step = 0  # number of the last step that had too little memory
         self._frozen_until = 0.0
         self._aside_until = 0.0  # when the copies that go on beside the steps are done
 
@@ -118,7 +118,7 @@ class Process(TurnLoop):
         return self._agenda.now < self._frozen_until
 
     def freeze(self, until: float) -> None:
-        """Stop the process until then, as SIGSTOP does: its heart does not beat, and it does not know of the pause."""
+        """Stop the process until then, as SIGSTOP does: it sends no heartbeats, and does not know of the pause."""
         self._frozen_until = until
         self._agenda.at(until, Priority.FAULT, self._take_turn)
 
@@ -163,8 +163,10 @@ class Process(TurnLoop):
             self._world.note(self.member, command)
             yield command
 
-    def _wake_at(self, at: float) -> None:
-        self._agenda.at(at - self._own_clock.ahead_s, Priority.TIMER, self._take_turn)
+    def _wake_at(self, at: float) -> float:
+        due_at = at - self._own_clock.ahead_s
+        self._agenda.at(due_at, Priority.TIMER, self._take_turn)
+        return due_at
 
     def _end(self) -> None:
         self._world.end(self.member.name, 0.0, seen=True)

@@ -1,9 +1,9 @@
-"""KV from one worker's device to another's, done virtually.
+"""Transfers of KV from one worker's device to another's, in virtual time.
 
 A transfer starts when both ends have begun it: the receiver waits for a number, the sender names it. Between two lives
-of workers transfers are one after the other, in the order of their numbers: who waits for a number that was passed over
-gets nothing. Whatever has begun on one side ends there with an event, by a time-out if need be, and soon where the
-other end has died. What was received by then may be anything.
+of workers, transfers run one after the other in the order of their numbers: a receiver that waits for a number that was
+passed over gets nothing. A transfer that has begun on one side ends there with an event: by a time-out if need be, and
+soon if the other end has died. Its receiver may hold any content then.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.events import Event, KvReceived, KvSent
 from alignedserve.simulator.machines.clock import Agenda, Priority
 
-TIMEOUT_S = 4.0  # for the other end to come; then of the transfer, if it stalls
+TIMEOUT_S = 4.0  # for the other end to begin; and then for a transfer that stalls
 _NOTICED_S = 0.05  # until the other end sees that a process has died
 
 
 class WrongTransfer(Exception):
-    """What lay in the pairs of a transfer was changed before it had ended, or was not what it was to be."""
+    """The KV of a transfer was changed before its end, or was not the KV that the receiver waits for."""
 
 
 class Device(Protocol):
-    """Of one worker: what lies in its pairs."""
+    """A worker's device, with the KV in its pairs."""
 
     def read_kv(self, sends: SendKv) -> object: ...
 
     def begin_receiving(self, receives: ReceiveKv) -> None:
-        """What is written there is neither old nor new until it has ended."""
+        """Begin to receive; until the transfer has ended, the pairs hold neither old nor new content."""
 
     def write_kv(self, receives: ReceiveKv, content: object) -> None: ...
 
 
 @dataclass(frozen=True)
 class Mishap:
-    """What becomes of a transfer that goes wrong."""
+    """How a transfer goes wrong."""
 
-    ok: bool  # what its sender believes
-    intact: bool  # what its receiver sees
-    stalls: bool  # it ends by the time-out
+    ok: bool  # whether its sender takes it for done
+    intact: bool  # whether its receiver takes its content for intact
+    stalls: bool  # whether it ends by the time-out
 
 
 @dataclass(eq=False)
@@ -52,8 +52,8 @@ class _TransferEnd:
     command: SendKv | ReceiveKv
     device: Device
     post: Callable[[Event], None]
-    seconds: float = 0.0  # that it takes
-    content: object = None  # as it began
+    seconds: float = 0.0  # that the transfer takes
+    content: object = None  # of the sender's pairs, when it began
     has_started: bool = False
     is_over: bool = False
 
@@ -70,11 +70,11 @@ class _TransferEnd:
 
 @dataclass(eq=False)
 class _TransferChannel:
-    """From one life of a worker to a life of another."""
+    """All transfers from one life of a worker to one life of another."""
 
     sender: str  # their names
     receiver: str
-    sends: list[_TransferEnd] = field(default_factory=list)  # that have begun and not ended, in their order
+    sends: list[_TransferEnd] = field(default_factory=list)  # those that have begun and not ended, in order
     receives: list[_TransferEnd] = field(default_factory=list)
     is_busy: bool = False
 
@@ -82,12 +82,14 @@ class _TransferChannel:
     def ends(self) -> list[_TransferEnd]:
         return [*self.sends, *self.receives]
 
-    def forget_those_over(self) -> None:
+    def forget_ended(self) -> None:
         self.sends = [end for end in self.sends if not end.is_over]
         self.receives = [end for end in self.receives if not end.is_over]
 
 
 class SimulatedTransfers:
+    """All transfers of a simulated world."""
+
     def __init__(
         self,
         agenda: Agenda,
@@ -95,7 +97,7 @@ class SimulatedTransfers:
         mishap: Callable[[str, str], Mishap | None],
         timeout_s: float = TIMEOUT_S,
     ) -> None:
-        """`is_alive` says it of a holder; `mishap` what befalls the next transfer from one member to another."""
+        """`is_alive` takes a holder; `mishap` says how the next transfer between two members goes wrong, if it does."""
         self._agenda, self._is_alive, self._mishap = agenda, is_alive, mishap
         self._timeout_s = timeout_s
         self._channels: dict[tuple[str, str], _TransferChannel] = {}
@@ -110,7 +112,7 @@ class SimulatedTransfers:
         self._begin((command.source, me), command.source, _TransferEnd(command, device, post))
 
     def died(self, holder: str) -> None:
-        """The other ends of its transfers see it soon."""
+        """End the transfers of a life that has died; their other ends see it soon."""
         for key in [key for key in self._channels if holder in key]:
             for end in self._channels.pop(key).ends:
                 self._later(_NOTICED_S, partial(end.end, False))
@@ -125,28 +127,28 @@ class SimulatedTransfers:
         channel = self._channels[key]
         (channel.sends if isinstance(end.command, SendKv) else channel.receives).append(end)
         self._later(self._timeout_s, partial(self._give_up, channel, end))
-        self._go_on(channel)
+        self._start_next(channel)
 
     def _give_up(self, channel: _TransferChannel, end: _TransferEnd) -> None:
         if not end.has_started:
             end.end(False)
-            self._go_on(channel)
+            self._start_next(channel)
 
-    def _go_on(self, channel: _TransferChannel) -> None:
-        channel.forget_those_over()
+    def _start_next(self, channel: _TransferChannel) -> None:
+        channel.forget_ended()
         while channel.sends and not channel.is_busy:
             send = channel.sends[0]
-            passed = [one for one in channel.receives if one.command.number < send.command.number]
-            for one in passed:
-                one.end(False)
-            receive = next((one for one in channel.receives if one.command.number == send.command.number), None)
-            if receive is None:
-                if not any(one.command.number > send.command.number for one in channel.receives):
-                    return  # it is still to come
+            number = send.command.number
+            for receive in [receive for receive in channel.receives if receive.command.number < number]:
+                receive.end(False)
+            matching = next((receive for receive in channel.receives if receive.command.number == number), None)
+            if matching is None:
+                if not any(receive.command.number > number for receive in channel.receives):
+                    return  # the receiver has not begun yet
                 send.end(False)
             else:
-                self._start(channel, send, receive)
-            channel.forget_those_over()
+                self._start(channel, send, matching)
+            channel.forget_ended()
 
     def _start(self, channel: _TransferChannel, send: _TransferEnd, receive: _TransferEnd) -> None:
         channel.is_busy = send.has_started = receive.has_started = True
@@ -156,9 +158,9 @@ class SimulatedTransfers:
 
     def _end(self, channel: _TransferChannel, send: _TransferEnd, receive: _TransferEnd, mishap: Mishap | None) -> None:
         channel.is_busy = False
-        if not (send.is_over or receive.is_over):  # nobody has died
+        if not (send.is_over or receive.is_over):  # else a worker has died
             self._arrived(send, receive, mishap)
-        self._go_on(channel)
+        self._start_next(channel)
 
     def _arrived(self, send: _TransferEnd, receive: _TransferEnd, mishap: Mishap | None) -> None:
         sends, receives = send.command, receive.command
@@ -166,11 +168,13 @@ class SimulatedTransfers:
         assert isinstance(receives, ReceiveKv)
         is_there = bool(sends.pairs)
         if is_there and send.device.read_kv(sends) != send.content:
-            raise WrongTransfer(f"what transfer {sends.number} to {sends.to} sends was changed meanwhile")
+            raise WrongTransfer(f"the KV that transfer {sends.number} to {sends.to} sends was changed meanwhile")
         ok, intact = (True, is_there) if mishap is None else (mishap.ok, mishap.intact and is_there)
         if intact:
             if sends.tokens != receives.tokens:
-                raise WrongTransfer(f"transfer {sends.number} to {sends.to} sends others than are waited for")
+                raise WrongTransfer(
+                    f"transfer {sends.number} to {sends.to} sends other tokens than its receiver waits for"
+                )
             receive.device.write_kv(receives, send.content)
             self.num_done += 1
         receive.end(intact)

@@ -1,4 +1,4 @@
-"""What is wrong at the moment with links, clocks and machines, in a world that asks before it acts."""
+"""The faults that links, clocks and machines have at the moment; the world asks before it acts."""
 
 from __future__ import annotations
 
@@ -20,27 +20,29 @@ from alignedserve.simulator.machines.faults import (
 from alignedserve.simulator.machines.transfers import Mishap
 
 _Link = tuple[str, str]  # sender, receiver
-_While = tuple[float, float]  # until when, by how much
+_Until = tuple[float, float]  # until when, and by how much
 _NOT = (0.0, 0.0)
 
 
 class Trouble:
+    """The faults that are in force."""
+
     def __init__(self, seed: int) -> None:
         self._draw = Random(f"{seed}/trouble")
         self._drops: Counter[_Link] = Counter()
         self._doubles: Counter[_Link] = Counter()
         self._breaks: Counter[_Link] = Counter()
         self._mishaps: dict[_Link, Mishap] = {}
-        self._slow_links: dict[_Link, _While] = {}
-        self._reordered: dict[str, _While] = {}  # receiver ->
-        self._slow_work: dict[str, _While] = {}
-        self._low_memory: dict[str, _While] = {}
+        self._slow_links: dict[_Link, _Until] = {}
+        self._reordered: dict[str, _Until] = {}  # receiver ->
+        self._slow_work: dict[str, _Until] = {}
+        self._low_memory: dict[str, _Until] = {}
         self._mute: dict[str, float] = {}  # member -> until when
         self._ahead_s: dict[str, float] = {}
-        self.has_begun = False  # until then nobody need ask
+        self.has_begun = False  # False as long as there was no fault: the world then need not ask
 
     def begin(self, fault: Fault) -> None:
-        """A later one of a kind takes the place of the one before."""
+        """Let a fault begin; it replaces an earlier fault of its kind on the same link or member."""
         self.has_begun = True
         match fault:
             case DropFrames(_, sender, to, frames):
@@ -63,7 +65,7 @@ class Trouble:
                 self._ahead_s[member] = ahead_s
 
     def extra_s(self, sender: str, to: str, now: float) -> float:
-        """How much longer a frame takes that is sent now."""
+        """Return how much longer a frame takes that is sent now."""
         if not self._slow_links and not self._reordered:
             return 0.0
         slow_until, slow_s = self._slow_links.get((sender, to), _NOT)
@@ -72,15 +74,15 @@ class Trouble:
         return extra_s + (self._draw.uniform(0.0, spread_s) if now < spread_until else 0.0)
 
     def drops(self, sender: str, to: str) -> bool:
-        """Whether the next frame is lost."""
+        """Whether the next frame is lost; count it."""
         return bool(self._drops) and _use_up(self._drops, (sender, to))
 
     def doubles(self, sender: str, to: str) -> bool:
-        """Whether the next frame comes twice."""
+        """Whether the next frame arrives twice; count it."""
         return bool(self._doubles) and _use_up(self._doubles, (sender, to))
 
     def mishap(self, sender: str, to: str) -> Mishap | None:
-        """What is to befall the next transfer."""
+        """Return how the next transfer goes wrong, if it does; count it."""
         link = (sender, to)
         return self._mishaps[link] if self._breaks and _use_up(self._breaks, link) else None
 
@@ -88,17 +90,17 @@ class Trouble:
         return now < self._mute.get(member, 0.0)
 
     def work_takes(self, member: str, now: float) -> float:
-        """How many times as long as it should."""
+        """Return the factor by which a worker's work takes longer now."""
         until, times = self._slow_work.get(member, _NOT)
         return times if now < until else 1.0
 
     def has_memory(self, member: str, tokens: int, now: float) -> bool:
-        """For a step of so many tokens."""
+        """Whether a worker has memory for a step of this many tokens."""
         until, most = self._low_memory.get(member, _NOT)
         return now >= until or tokens <= most
 
     def ahead_s(self, member: str) -> float:
-        """By how much the clock of its machine is ahead."""
+        """Return how far the clock of the member's machine is ahead."""
         return self._ahead_s.get(member, 0.0)
 
 

@@ -1,8 +1,8 @@
-"""The processes and the links between them, done virtually: who is alive, what is under way, what goes wrong.
+"""The simulated world: processes, the links between them, frames under way, and faults.
 
-A link keeps the order of its frames, several links do not; frames travel as the bytes that they are. What is sent to a
-process that has been killed is lost, but for the router, whose address its next life has too: there it waits, as it
-does in a socket that reconnects.
+A link keeps the order of its frames, and frames of different links overtake each other; frames travel as bytes, as on a
+real link. A frame to a killed process is lost, unless the process is the router: its next life has the same address, so
+the frame waits for it, as in a socket that reconnects.
 """
 
 from __future__ import annotations
@@ -41,23 +41,25 @@ class NetworkDelays:
 
 
 class Witness:
-    """Sees what happens in a world; this one does nothing about it."""
+    """Sees the commands, events and work of a world; this base class ignores them."""
 
     def commanded(self, by: Member, command: Command, frame: bytes) -> None:
-        """A core has decided this; `frame` says the same in bytes."""
+        """Note a command of a core; `frame` is the same in bytes."""
 
     def handled(self, process: Process) -> None:
-        """Its core has taken an event, and what came of that is done."""
+        """Note that the process's core has handled an event, and that the commands from it are performed."""
 
     def works(self, process: Process, command: Command) -> None:
-        """A piece of work begins, or ends."""
+        """Note that a piece of work begins or ends."""
 
 
 class World:
+    """Processes, links, faults and the agenda that drives them."""
+
     def __init__(self, seed: int, network: NetworkDelays = NetworkDelays(), in_bytes: bool = True) -> None:
-        """Frames travel as bytes, and all commands are noted, unless a long run is to save the time."""
+        """With `in_bytes` frames travel as bytes, and all commands are noted; long runs do without, to save time."""
         self.agenda, self.in_bytes = Agenda(), in_bytes
-        self.is_noted = in_bytes  # whether witnesses hear of commands, and `digest` is of them
+        self.is_noted = in_bytes  # whether witnesses hear of commands, and `digest` covers them
         self._network = network
         self._least_s, self._pace = network.least_s, 1 / network.spread_s
         self._draw_share = Random(f"{seed}/delays").random
@@ -65,15 +67,15 @@ class World:
         self._makers: dict[str, tuple[Role, MakeSetup, str, str]] = {}
         self._lives: dict[str, int] = {}  # name -> its last incarnation
         self._alive: dict[str, Process] = {}
-        self._to_router: list[Frame] = []  # while it is away
+        self._to_router: list[Frame] = []  # frames that wait while the router is away
         self.trouble = Trouble(seed)
-        self.befallen: Counter[str] = Counter()  # how many faults of which kind
+        self.fault_counts: Counter[str] = Counter()  # kind of fault -> how many have begun
         self.transfers = SimulatedTransfers(self.agenda, self._is_alive, self.trouble.mishap)
         self.witnesses: list[Witness] = []
         self.on_death: Callable[[str], None] = lambda _: None
-        self.on_gone: Callable[[str], None] = lambda _: None  # for good
+        self.on_gone: Callable[[str], None] = lambda _: None  # a member that does not come back
         self.on_resize: Callable[[Resize], None] = lambda _: None
-        self._retired: set[str] = set()  # who ends once more, and does not come back
+        self._retired: set[str] = set()  # members that do not come back when they end
 
     def start(self, name: str, role: Role, make: MakeSetup, node: str = "local", transport: str = "") -> None:
         self._makers[name] = (role, make, node, transport)
@@ -87,16 +89,16 @@ class World:
 
     @property
     def processes(self) -> Iterable[Process]:
-        """All that are alive."""
+        """Return all processes that are alive."""
         return self._alive.values()
 
     @property
     def digest(self) -> str:
-        """Of all commands of all cores, in their order."""
+        """Return the digest of all commands of all cores, in order."""
         return self._digest.hexdigest()
 
     def now_of(self, name: str) -> float:
-        """What the clock says that a process of this name starts with."""
+        """Return the time on the clock of this member's machine."""
         return self.agenda.now + self.trouble.ahead_s(name)
 
     def note(self, member: Member, command: Command) -> None:
@@ -110,20 +112,20 @@ class World:
     # --- Lives
 
     def retire(self, name: str) -> None:
-        """Its launcher has the router tell it to end; it does not come back, however it ends."""
+        """Let the launcher have the router tell a member to end; it does not come back, however it ends."""
         self._retired.add(name)
         process = self._alive.get(name)
         if process is None:
             self.on_gone(name)
             return
-        self._unnumbered(Envelope("launcher", 0, UNNUMBERED, Retire(name, process.member.incarnation)))
+        self._send_to_router(Envelope("launcher", 0, UNNUMBERED, Retire(name, process.member.incarnation)))
 
     def welcome(self, name: str) -> None:
-        """Another may have had it and gone for good."""
+        """Let the name be used again: an earlier member may have had it and gone for good."""
         self._retired.discard(name)
 
     def end_for_good(self, name: str) -> None:
-        """Now."""
+        """End a member at once; it does not come back."""
         self._retired.add(name)
         if name in self._alive:
             self.end(name, 0.0, seen=True)
@@ -155,10 +157,10 @@ class World:
         if process.is_frozen or self.trouble.mutes(process.member.name, self.agenda.now):
             return
         member = process.member
-        self._unnumbered(Envelope(member.name, member.incarnation, UNNUMBERED, Heartbeat(member)))
+        self._send_to_router(Envelope(member.name, member.incarnation, UNNUMBERED, Heartbeat(member)))
 
     def watch(self, holder: str, gone: Callable[[], None]) -> None:
-        """The lock of a process is free as soon as it has ended, however late others hear of that."""
+        """Call `gone` after the holder's process has ended: its lock is free then, however late others hear of it."""
         if any(process.member.holder == holder for process in self._alive.values()):
             later = self.agenda.now + self._network.watch_s
             return self.agenda.at(later, Priority.TIMER, lambda: self.watch(holder, gone))
@@ -192,8 +194,8 @@ class World:
         elif name == ROUTER:
             self._to_router.append(frame)
 
-    def _unnumbered(self, envelope: Envelope) -> None:
-        """To the router, which gets it if it is there."""
+    def _send_to_router(self, envelope: Envelope) -> None:
+        """Send an unnumbered frame to the router; it is lost if the router is away when it arrives."""
         frame = self.frame(envelope)
 
         def arrive() -> None:
@@ -203,20 +205,20 @@ class World:
         self.agenda.at(self.agenda.now + self._delay_s(), Priority.FRAME, arrive)
 
     def _delay_s(self) -> float:
-        """`expovariate`, without its call: one for every frame."""
+        """Draw a frame's delay like `expovariate`, but without that call, as it would be made for every frame."""
         return self._least_s - log(1.0 - self._draw_share()) / self._pace
 
     # --- Faults
 
     def plan(self, faults: Iterable[Fault]) -> None:
-        """What is due already, such as a clock that is wrong from the start, befalls at once."""
+        """Plan faults; a fault that is due already, such as a clock that is wrong from the start, begins at once."""
         for fault in faults:
             if fault.at <= self.agenda.now:
-                self._befall(fault)
+                self._begin_fault(fault)
             else:
-                self.agenda.at(fault.at, Priority.FAULT, partial(self._befall, fault))
+                self.agenda.at(fault.at, Priority.FAULT, partial(self._begin_fault, fault))
 
-    def _befall(self, fault: Fault) -> None:
+    def _begin_fault(self, fault: Fault) -> None:
         match fault:
             case Kill(member=member) | Freeze(member=member) if member not in self._alive:
                 return
@@ -228,16 +230,16 @@ class World:
                 self.on_resize(fault)
             case _:
                 self.trouble.begin(fault)
-        self.befallen[type(fault).__name__] += 1
+        self.fault_counts[type(fault).__name__] += 1
 
     def end(self, name: str, back_after_s: float, seen: bool) -> None:
-        """A process ends; where its launcher has seen it, the router is told."""
+        """End a process; if its launcher has seen the end, it tells the router."""
         process = self._alive.pop(name)
         process.alive = False
         member = process.member
         self.transfers.died(member.holder)
         if seen and member.role is not Role.ROUTER:
-            self._unnumbered(Envelope("launcher", 0, UNNUMBERED, Died(member.name, member.incarnation)))
+            self._send_to_router(Envelope("launcher", 0, UNNUMBERED, Died(member.name, member.incarnation)))
         if name in self._retired:
             self.on_gone(name)
         else:
