@@ -4,8 +4,8 @@
     python -m benchmarks.gateway --peer-python PATH     # vLLM's server too, on the demo model; PATH has its CPU build
 
 The application, its server and its event loop are the gateway's own, in a separate process bound to one core;
-tokens come from a thread beside the event loop, as the owner's do, on a fixed beat. The cost of a token and of a request
-is the processor time of the process: other work on the machine changes it little. The latency of a token is the time
+tokens come from a thread beside the event loop, as the owner's do, on a fixed beat. A token and a request cost the
+processor time of the process: other work on the machine changes it little. The latency of a token is the time
 from the thread to its client, another process, which has read it; it needs quiet cores. The cost of the peer's tokens
 is the time of its front-end process, while its engine computes in another.
 """
