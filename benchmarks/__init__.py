@@ -1,27 +1,27 @@
 """Measurements that back our claims: `python -m benchmarks.NAME`. Each prints a JSON line for a figure.
 
 Kernels and the engine
-    alignment.py        what few long prefixes cost a batch of short ones, on each attention kernel
+    alignment.py        the cost of few long prefixes in a batch of short prefixes, on each attention kernel
     attention.py        attention against the memory's bandwidth and torch's SDPA
     copies.py           copying and compressing pages against memcpy
     engine.py           the engine on a CPU against transformers and vLLM
     gpu.py              the engine on a GPU
     linear.py           linear layers against the memory's bandwidth and torch
     loading.py          seconds and memory until a model is loaded
-    syntax.py           what a syntax costs a token
-    transfer.py         KV from one device to another, and what that costs the steps meanwhile
-Cores and processes of their own
+    syntax.py           the time that a syntax adds to a token
+    transfer.py         KV from one device to another, and how much it slows steps meanwhile
+Single cores and processes
     cost.py             how well the cost model predicts steps
-    decode_plan.py      what planning a step costs on a decode worker
-    gateway.py          what the gateway adds to a request and to a token
-    hostile.py          what hostile bodies cost a gateway
+    decode_plan.py      the time to plan a step on a decode worker
+    gateway.py          the time that the gateway adds to a request and to a token
+    hostile.py          the time and memory of hostile bodies in a gateway
     kvpool.py           the pool's index and the batches that it finds
-    router.py           requests that the router admits and places in a second
-    selection.py        what choosing a step costs on a prefill worker
+    router.py           requests that the router admits and places per second
+    selection.py        the time to choose a step on a prefill worker
 Deployments, real or simulated
     batch_files.py      large and odd files of batches over HTTP
     batch_isolation.py  chats beside a batch job
-    conversations.py    what it brings to keep and find the KV of earlier turns
+    conversations.py    the gain from keeping and finding the KV of earlier turns
     isolation.py        chats beside best-effort documents
     packing.py          presets on workers that are short of memory
     processes.py        memory of an idle deployment, and the time until it is ready
@@ -30,13 +30,13 @@ Deployments, real or simulated
 The simulator and what it compares
     grouping.py         grouping by length against first come, first served
     job_window.py       whether the job runner opens enough lines
-    predictor.py        how well lengths are predicted, and what that buys
+    predictor.py        how well lengths are predicted, and the gain
     presets.py          `aligned` against every other preset
     self_simulation.py  this machine's engine against the simulation of it
     simulator.py        how fast the simulator is, and how near to vLLM
 
     report.py           command lines and JSON lines
-    common/             what several of them use
+    common/             code that several benchmarks use
     peers/              vLLM, as a peer
-    results/            what they printed, by day and machine
+    results/            the printed figures, by day and machine
 """

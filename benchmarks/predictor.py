@@ -1,11 +1,11 @@
-"""Measure how well lengths of outputs are predicted, how fast, and what that buys (docs/how/prediction.md).
+"""Measure how well and how fast output lengths are predicted, and the gain (docs/how/prediction.md).
 
     python -m benchmarks.predictor --texts DIR [--minilm] [--tokenizer FILE] [--simulate] [--seeds 2]
     python -m benchmarks.predictor --demo FILE [--prompts 1500]
 
-DIR has files NAME.jsonl.gz, a line each {"prompt": ..., "response": ...}. A fifth of each file's prompts are held out
-of everything: what is said is of them alone. FILE keeps what the demo model has said to prompts of its own corpus;
-where it is not there, a server is started and asked. --simulate plays the held-out prompts through a simulated
+DIR has files NAME.jsonl.gz, a line each {"prompt": ..., "response": ...}. A fifth of each file's prompts is held out,
+and all figures are over the held-out prompts. FILE keeps the demo model's answers to prompts of its own corpus; if it
+is missing, the benchmark starts a server and asks it. --simulate plays the held-out prompts through a simulated
 deployment.
 """
 
@@ -36,10 +36,10 @@ from benchmarks.common.predictor_simulated import Played, simulated
 from benchmarks.common.serving import ask_chat, serve
 from benchmarks.report import command, print_line
 
-_HELD_OUT = 5  # one prompt of so many
+_HELD_OUT = 5  # a held-out prompt for this many prompts
 _PAIRS = 200_000
 _CLASSES = 5
-_USUAL_MOST = 1024  # max_tokens of a client that has not thought about it
+_USUAL_MOST = 1024  # max_tokens of a client that chose no careful value
 _RIDGE = 30.0
 _AT_ONCE, _MOST = 32, 640  # requests to the demo model, and tokens of an answer
 
@@ -59,7 +59,7 @@ class Said:
 @dataclass(frozen=True)
 class Split:
     past: list[Said]
-    held_out: list[Said]  # none of whose prompts is in the past
+    held_out: list[Said]  # no prompt of these is in the past
 
     def from_source(self, source: str) -> Split:
         return Split(*([said for said in part if said.source == source] for part in (self.past, self.held_out)))
@@ -69,14 +69,14 @@ def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--texts", type=Path, help="folder of NAME.jsonl.gz with prompts and responses")
     parser.add_argument(
-        "--tokenizer", type=Path, default=DEMO_FOLDER / "tokenizer.json", help="whose tokens are counted"
+        "--tokenizer", type=Path, default=DEMO_FOLDER / "tokenizer.json", help="tokenizer that counts the tokens"
     )
-    parser.add_argument("--demo", type=Path, help="file of what the demo model has said; made where it is missing")
-    parser.add_argument("--prompts", type=int, default=1500, help="asked of the demo model")
+    parser.add_argument("--demo", type=Path, help="file of the demo model's answers; made if it is missing")
+    parser.add_argument("--prompts", type=int, default=1500, help="number of prompts for the demo model")
     parser.add_argument("--most", type=int, default=6000, help="past and held-out prompts, drawn from all of them")
     parser.add_argument("--minilm", action="store_true", help="with the encoder of the extra predictor")
-    parser.add_argument("--simulate", action="store_true", help="what it buys")
-    parser.add_argument("--regime", default="", help="only those whose name has this in it")
+    parser.add_argument("--simulate", action="store_true", help="simulate the gain")
+    parser.add_argument("--regime", default="", help="only regimes whose name contains this text")
     parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse_args()
     if options.texts is None and options.demo is None:
@@ -90,14 +90,16 @@ def main() -> None:
 def texts(options: argparse.Namespace) -> None:
     everything = split(list(read(options.texts, Tokenizer.from_file(str(options.tokenizer)))))
     draw = Random("most")
-    some = Split(*(draw.sample(part, min(len(part), options.most)) for part in (everything.past, everything.held_out)))
+    sampled = Split(
+        *(draw.sample(part, min(len(part), options.most)) for part in (everything.past, everything.held_out))
+    )
     if options.simulate:
-        play(some, options)
+        play(sampled, options)
         return
-    speed(some, options.minilm)
+    speed(sampled, options.minilm)
     for source in sorted({answer.source for answer in everything.past}):
         accuracy(source, everything.from_source(source), with_minilm=False)
-    accuracy("all", some, options.minilm)
+    accuracy("all", sampled, options.minilm)
 
 
 def read(folder: Path, tokenizer: Tokenizer) -> Iterator[Said]:
@@ -114,7 +116,7 @@ def read(folder: Path, tokenizer: Tokenizer) -> Iterator[Said]:
 
 
 def said_by_demo(path: Path, count: int) -> list[Said]:
-    """Read what the demo model has said to prompts of its own corpus; where there is no such file, ask and keep it."""
+    """Return the demo model's answers to prompts of its own corpus, from the file or, if it is missing, by asking."""
     if not path.exists():
         sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
         from demo_corpus import Draw, sample
@@ -201,7 +203,7 @@ def _minilm() -> Encoder:
 
 
 class _Remembering:
-    """Embed each text once. No benchmark times this encoder."""
+    """An encoder that embeds each text once. No benchmark times this encoder."""
 
     def __init__(self, encoder: Encoder) -> None:
         self._encoder, self.dimensions = encoder, encoder.dimensions
@@ -235,7 +237,7 @@ def _taught(encoder: Encoder, past: Sequence[Said], sketch: Callable[[Said], Ske
 
 
 def _by_prompt_length(of: Split) -> Lengths:
-    """Fit a line through the logarithms of both."""
+    """Fit a line through the logarithms of prompt and output lengths."""
     x, y = (
         np.log([f(answer) for answer in of.past])
         for f in (lambda answer: len(answer.prompt), lambda answer: answer.num_output)

@@ -92,7 +92,7 @@ def _threads() -> list[str]:
 
 async def visited(url: str, visits: Sequence[Visit], *, together: bool) -> list[Times]:
     """Send requests at their times, or each as soon as the one before is through."""
-    await _visit(url, Visit(0.0, 20, 4), perf_counter())  # what a first request warms up
+    await _visit(url, Visit(0.0, 20, 4), perf_counter())  # warms up the deployment
     if not together:
         return [await _visit(url, visit, 0.0) for visit in visits]
     began = perf_counter()
@@ -164,12 +164,12 @@ def main() -> None:
     report("chats a second", given.load / busy_s, "1/s")
     report("chats", len(visits), "1")
     report("a request's time in HTTP and the gateway, idle", gateway, "ms")
-    alone = [1e3 * median(times.tpot_s for times in some) for some in (virtual_idle, real_idle)]
+    alone = [1e3 * median(times.tpot_s for times in idle) for idle in (virtual_idle, real_idle)]
     report("median TPOT, simulated, idle", alone[0], "ms", baseline=alone[1])
-    for what, field in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "whole_s")):
-        measured, modelled = (mean(getattr(times, field) for times in some) for some in (real, virtual))
-        report(f"mean {what}, simulated", 1e3 * modelled, "ms", baseline=1e3 * measured)
-        report(f"mean {what}, simulated against served", 100 * abs(modelled / measured - 1), "% off", goal=15)
+    for label, field in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"), ("end to end", "whole_s")):
+        measured, modelled = (mean(getattr(times, field) for times in loaded) for loaded in (real, virtual))
+        report(f"mean {label}, simulated", 1e3 * modelled, "ms", baseline=1e3 * measured)
+        report(f"mean {label}, simulated against served", 100 * abs(modelled / measured - 1), "% off", goal=15)
 
 
 if __name__ == "__main__":

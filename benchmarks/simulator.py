@@ -1,7 +1,7 @@
-"""Measure how fast the simulator is, and how near to reality: `python -m benchmarks.simulator [--full]`.
+"""Measure how fast and how exact the simulator is: `python -m benchmarks.simulator [--full]`.
 
-Steps are those of the real cores, none merged or skipped. The default takes about a minute; --full adds an hour of chat
-on eight workers, and a thousand workers, with where their time goes. --trace and --measured are the arrivals and the
+The real cores run every step; none is merged or skipped. The default takes about a minute; --full adds an hour of chat
+on eight workers, and a thousand workers, with a profile of the time. --trace and --measured are the arrivals and the
 times of a real vLLM run.
 """
 
@@ -26,10 +26,10 @@ _MIB = 1024  # KiB, as getrusage counts
 
 
 def steps_per_second(running: int, seconds: float, goal: float) -> None:
-    """Time a worker on which so many requests decode all the time."""
+    """Time a worker on which this many requests decode all the time."""
     lot = f"sizes:prompt=64,output=1000,arrivals=closed,in_flight={running},replace=true,first_s={seconds:g}"
     simulation = Simulation(settings_of(SimulationTrial("aligned", lot)))
-    simulation.run()  # the first run also makes the profile that workers start with
+    simulation.run()  # the first run also makes the profile with which workers start
     simulation = Simulation(settings_of(SimulationTrial("aligned", lot)))
     began = process_time()
     simulation.run()
@@ -45,7 +45,7 @@ def hour_of_chat(minutes: float) -> None:
 
 
 def many_workers(number: int, seconds: float) -> None:
-    """Time workers that have a request a second each."""
+    """Time workers with a request per second each."""
     simulation = Simulation(settings_of(_each_with_one(number, seconds)))
     began = process_time()
     simulation.run()
@@ -61,7 +61,7 @@ def many_workers(number: int, seconds: float) -> None:
 
 
 def where_time_goes(number: int, seconds: float) -> None:
-    """Report each folder's share by cProfile, under which small functions weigh more than they do without."""
+    """Report each folder's share of the time by cProfile, which overstates small functions."""
     simulation = Simulation(settings_of(_each_with_one(number, seconds)))
     profile = Profile(builtins=False)
     profile.runcall(simulation.run)
@@ -79,7 +79,7 @@ def _each_with_one(number: int, seconds: float) -> SimulationTrial:
 
 
 def _part_of(path: Path) -> str:
-    """Return the folder of a file: of the package where it is in the package."""
+    """Return the folder of a file, within the package if the file is in the package."""
     parts = path.parts
     return (
         "/".join(parts[len(parts) - parts[::-1].index("alignedserve") : -1]) if "alignedserve" in parts else path.stem

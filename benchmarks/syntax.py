@@ -1,7 +1,7 @@
-"""Measure what a syntax costs: `python -m benchmarks.syntax`, with a small vocabulary and a large one.
+"""Measure the time of a syntax: `python -m benchmarks.syntax`, with a small vocabulary and a large one.
 
-Texts are written at random under random schemas, as tokens of the mask that is asked for. It is processor time that is
-told: other work on the machine changes it little.
+Texts are random tokens that the mask of a random schema allows. Figures are processor time, which other work on the
+machine changes little.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STOP = 0
 
 
 def tokenizer_of(size: int, draw: Random) -> str:
-    """Make a tokenizer with tokens of bytes, and of what JSON and words are made of."""
+    """Make a tokenizer with tokens for bytes and for the parts of JSON and of words."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: number for number, character in enumerate(["<|end|>", *alphabet])}
     letters = [*"abcdefghijklmnopqrstuvwxyz" * 3, *'0123456789{}[]",:-.', "\u0120", "\u010a"]
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def _seconds(syntaxes: Syntaxes, wanted: object, size: int, draw: Random) -> Iterator[float]:
-    """Yield the time of making the grammar, then of each token's advance and the mask after it."""
+    """Yield the time to make the grammar, then the time of each token's advance and the next mask."""
     began = time.process_time()
     grammar = make_grammar(Sampling(syntax=json_syntax(wanted)), (STOP,), size, syntaxes)
     assert grammar is not None

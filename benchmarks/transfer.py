@@ -1,14 +1,15 @@
-"""Measure how fast KV goes from one worker's device to another's, and what that costs the steps meanwhile.
+"""Measure how fast KV moves between the devices of two workers, and how much it slows steps meanwhile.
 
     python -m benchmarks.transfer                # about a minute
-    python -m benchmarks.transfer --rounds 200   # steadier, where others use the cores
+    python -m benchmarks.transfer --rounds 200   # steadier, on a busy machine
 
 A model with 12 layers and 768-wide K and V in bf16 (36 KB for a token), requests of 512 tokens, pages of 64. `host` is
 copy out and copy in through an arena; `collective` is a second process that sends over Gloo, `ipc` a third whose device
-cache is mapped and read here; all are timed in turn with memcpy of as many bytes, and a figure is the best. Then steps
-of an engine of that size run in rows, alone and beside copies in turn. What is compared is the core time of the whole
-process, that of the copies included: as if they had no core but the step's, and whoever else is on this machine. The
-figure is the median over the pairs of how much more the second took. Ends with 1 where a goal is missed.
+cache is mapped and read here; all are timed in turn with memcpy of the same number of bytes, and a figure is the best.
+Then steps of an engine of that size run in rows, in turn alone and beside copies. The comparison is of the processor
+time of the whole process, including the copies, as if copies had no core but the step's; other work on the machine does
+not count. The figure is the median over the pairs of how much longer the second took. The exit status is 1 if a goal is
+missed.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ class Bench:
         return StepPlan(1, (), tuple(Decode(f"{i}", 5, PREFIX, pairs[i], Sampling(), 1) for i in range(BATCH)))
 
     def seconds(self, plan: StepPlan, pace: Pace) -> float:
-        """Return the seconds of a step, where several follow each other."""
+        """Return the seconds of a step, over several steps in a row."""
         began = process_time()
         for _ in range(STEPS):
             with pace.step():
@@ -160,32 +161,32 @@ class Bench:
 
 
 class Stream:
-    """Copies one after the other, from `start` to `stop`; each begins when the one before has ended."""
+    """Copies in a row, from `start` to `stop`: each begins when the copy before has ended."""
 
     def __init__(self, begin: Callable[[Callable[[object], None]], None]) -> None:
         self._begin = begin
-        self._goes_on, self._ended = False, Event()
+        self._is_running, self._ended = False, Event()
         self.count = 0
 
     def start(self) -> None:
-        self.count, self._goes_on = 0, True
+        self.count, self._is_running = 0, True
         self._ended.clear()
-        self._begin(self._one_done)
+        self._begin(self._copy_done)
 
     def stop(self) -> None:
-        self._goes_on = False
+        self._is_running = False
         self._ended.wait()
 
-    def _one_done(self, _: object) -> None:
+    def _copy_done(self, _: object) -> None:
         self.count += 1
-        if self._goes_on:
-            self._begin(self._one_done)
+        if self._is_running:
+            self._begin(self._copy_done)
         else:
             self._ended.set()
 
 
 def prefetches(bench: Bench, pace: Pace) -> Stream:
-    """Page after page, from the arena, as copies aside."""
+    """Return a stream of prefetches of single pages from the arena, as copies beside steps."""
     aside = AsideCopies(PAGE, pace)
     aside.attach(bench.new_copier(), POOL)
     order = CopyIn(1, POOL, bench.pages[:1], bench.there, TOKENS[:PAGE], aside=True)
@@ -197,13 +198,12 @@ def prefetches(bench: Bench, pace: Pace) -> Stream:
 
 
 def beside(bench: Bench, plan: StepPlan, pace: Pace, stream: Stream, rounds: int) -> tuple[float, float, float]:
-    """Return how much longer a step is beside copies, as a share; what it takes alone; and copies per second
-    of steps."""
+    """Return the slowdown of a step beside copies, as a share; its seconds alone; and copies per second of steps."""
     longer, alone, copied, took = [], [], 0, 0.0
     bench.seconds(plan, pace)
     for turn in range(rounds):
         seconds = {}
-        for with_copies in (turn % 2 == 0, turn % 2 == 1):  # which is first takes turns
+        for with_copies in (turn % 2 == 0, turn % 2 == 1):  # the order alternates
             if with_copies:
                 stream.start()
             before = stream.count
@@ -218,7 +218,7 @@ def beside(bench: Bench, plan: StepPlan, pace: Pace, stream: Stream, rounds: int
 
 
 def speeds(pieces: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Return the fewest seconds of each piece, all in turns."""
+    """Return the least seconds of each piece, timed in turns."""
     took: dict[str, list[float]] = {name: [] for name in pieces}
     for number in range(rounds + 1):
         for name, piece in pieces.items():
@@ -231,7 +231,7 @@ def speeds(pieces: dict[str, Callable[[], None]], rounds: int) -> dict[str, floa
 
 @contextmanager
 def setting() -> Iterator[Bench]:
-    """Make all that a figure needs, in memory of its own."""
+    """Make the engine, the arena and the peers of a figure, in separate memory."""
     context = multiprocessing.get_context("spawn")
     with TemporaryDirectory(dir="/dev/shm") as directory:
         folder = MAKERS["llama160m"](Path(directory) / "model")

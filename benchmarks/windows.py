@@ -1,18 +1,18 @@
-"""Windows of batch jobs beside chats at 60 % of what a deployment serves: `python -m benchmarks.windows`, 4 minutes.
+"""Measure windows of batch jobs beside chats at 60 % of capacity: `python -m benchmarks.windows`, 4 minutes.
 
     python -m benchmarks.windows [--seconds 60] [--need 0.7] [--load 0.6] [--model FOLDER] [-- SERVE FLAGS]
     python -m benchmarks.windows --backend simulated [--seconds 60]
 
-Chats (prompts of 32-256 tokens, 16-96 out) are first asked for by as many clients as keep the deployment full, for
-`--load` of that rate; then beside a job that has no end, for how many lines a second it leaves room. Then
+Chats have prompts of 32-256 tokens and 16-96 out. First, enough clients to keep the deployment full measure the rate of
+chats, of which `--load` is used. Then an endless job beside these chats measures the room for lines per second. Then
 
     kept        three jobs with windows of 1, 1.5 and 2 times --seconds, which together take --need of that room
-    no room     one with half of what there is within --seconds, and one with three times as much, and ten times its
-                weight
+    no room     a job with half of the lines possible within --seconds, and a job with three times as many as possible,
+                at ten times the weight
 
 Lines have prompts of 64-128 tokens and 16-48 out. Windows are shorter than the API allows (10m), so that a run is
-short: their records are written as the gateway would write them. The deployment is colocated, of a random 160 M Llama.
-Simulated, the same is asked of the cores, on the usual worker of benchmarks/common/machines.py.
+short: the benchmark writes their records as the gateway would. The deployment is colocated, of a random 160 M Llama.
+The simulated backend runs the same load on the cores, with the worker `usual` of benchmarks/common/machines.py.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ from benchmarks.common.serving import NAME, ask, serve, with_tokenizer
 from benchmarks.report import command, report
 
 PROMPT, OUTPUT = (64, 128), (16, 48)
-FULL = 32  # chats at once keep a deployment full
+FULL = 32  # chats at once that keep a deployment full
 FULL_S, PROBE_S = 20.0, 40.0
-EARLY = 0.3  # of its window: by then a job says that it cannot be kept
+EARLY = 0.3  # share of its window within which a job says that it cannot be kept
 ATTAINED = 95.0  # per cent of chats
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How one job ended."""
+    """The end of a job: its status and counts."""
 
     status: str
     total: int
     completed: int
-    left_s: float  # of its window
-    late_after_s: float | None  # when it said so
-    num_results: int  # lines in its files
+    left_s: float  # rest of the job's window
+    late_after_s: float | None  # when the job said that it would be late
+    num_results: int  # lines in the job's files
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ class Outcomes:
 
 class System(Protocol):
     def chats_s(self) -> float:
-        """Return how many chats a second it serves alone."""
+        """Return the chats per second that the system serves without jobs."""
 
     def run(self, chats_s: float, seconds: float, jobs: list[Submission]) -> Outcomes: ...
 
 
 def kept(lines_s: float, seconds: int, need: float) -> list[Submission]:
-    """Put later deadlines first, and make them heavier: by weight alone they would be served first."""
+    """Return jobs with later deadlines first and heavier: weight alone would serve them first."""
     job = partial(Submission, prompt=PROMPT, output=OUTPUT)
     half = max(1, int(need * lines_s * seconds / 2))
     return [
@@ -103,12 +103,12 @@ def measure(system: System, load: float, seconds: int, need: float) -> bool:
     met += [_in_time("kept", name, job) for name, job in found.jobs.items()]
     found = system.run(chats_s, 1.0 * seconds, without_room(lines_s, seconds))
     met += [_chats("no room", found), _in_time("no room", "modest", found.jobs["modest"])]
-    hopeless, of = found.jobs["hopeless"], "no room: hopeless"
-    late = seconds if hopeless.late_after_s is None else hopeless.late_after_s  # at its end everybody knows
-    met.append(report(f"{of}: says so after", 100 * late / seconds, "% of its window", goal=100 * EARLY))
+    hopeless, name = found.jobs["hopeless"], "no room: hopeless"
+    late = seconds if hopeless.late_after_s is None else hopeless.late_after_s  # at the end of the window it is certain
+    met.append(report(f"{name}: says so after", 100 * late / seconds, "% of its window", goal=100 * EARLY))
     done = 100 * hopeless.completed / hopeless.total
-    met.append(report(f"{of}: done when it expired", done, "%", goal=0.1, at_least=True))
-    met.append(report(f"{of}: lines in its files", hopeless.num_results, "1", goal=hopeless.total, at_least=True))
+    met.append(report(f"{name}: done when it expired", done, "%", goal=0.1, at_least=True))
+    met.append(report(f"{name}: lines in its files", hopeless.num_results, "1", goal=hopeless.total, at_least=True))
     return all(met) and hopeless.status == JobStatus.EXPIRED.value
 
 
@@ -119,8 +119,8 @@ def _reported(name: str, value: float, unit: str) -> float:
     return value
 
 
-def _chats(of: str, found: Outcomes) -> bool:
-    return report(f"{of}: chats attained", 100 * found.attained, "%", goal=ATTAINED, at_least=True)
+def _chats(name: str, found: Outcomes) -> bool:
+    return report(f"{name}: chats attained", 100 * found.attained, "%", goal=ATTAINED, at_least=True)
 
 
 def _in_time(of: str, name: str, job: Ended) -> bool:
@@ -166,8 +166,8 @@ class ServedJobs:
         return asyncio.run(self._full())
 
     async def _full(self) -> float:
-        """Return how many chats end in a second where so many are always there."""
-        await ask(self._chats.url, [3] * 20, 4)  # what a first request warms up
+        """Return the chats that end per second when this many are always open."""
+        await ask(self._chats.url, [3] * 20, 4)  # warms up the deployment
         draw, began, num_done = Random(SEED), perf_counter(), 0
 
         async def client() -> None:

@@ -16,7 +16,7 @@ from alignedserve.cost.fit import Point
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, Transfers, Uncertainty
 from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, save
 
-GATEWAY_MS = 8.0  # what HTTP and the gateway add to a first token
+GATEWAY_MS = 8.0  # time that HTTP and the gateway add to a first token
 HIDDEN_S = 3.5e-5  # to make K and V of a hidden token
 
 

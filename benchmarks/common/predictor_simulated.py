@@ -108,8 +108,8 @@ def _line(
     documents = [request for request in done if request.service is ServiceClass.BE]
     line: dict[str, object] = {"name": "predictor/simulated", "regime": regime.name, "predictor": predictor.value}
     line |= {"seed": seed, "requests": len(record.requests), "rate": regime.rate}
-    for name, some in (("all", done), ("rt", chats), ("be", documents)):
-        seconds = [end_to_end_s(request) for request in some]
+    for name, requests in (("all", done), ("rt", chats), ("be", documents)):
+        seconds = [end_to_end_s(request) for request in requests]
         line |= {f"{name}_mean_s": float(np.mean(seconds)), f"{name}_p99_s": float(np.percentile(seconds, 99))}
     line |= {"rt_attainment": figures.rt.attainment, "be_tokens_per_s": figures.be.tokens_per_s}
     return line | {"duration_s": figures.duration_s, "preemptions": figures.requests.preemptions}
