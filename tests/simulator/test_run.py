@@ -123,7 +123,7 @@ class TestEngine:
             engine.finish(self.decode(pairs, start, index, name), 0.0)
 
     @pytest.mark.parametrize("first", [None, 999], ids=["no history", "another one"])
-    def test_nor_does_a_token_by_another_history(self, engine: CheckedHands, first: int | None) -> None:
+    def test_nor_does_a_token_with_another_history(self, engine: CheckedHands, first: int | None) -> None:
         said = story_from(self.A, 9).output[:1]
         (decode,) = self.decode((0, 1)).plan.decodes
         sampling = Sampling(presence_penalty=1.0)
@@ -134,7 +134,7 @@ class TestEngine:
             if history is right:
                 engine.finish(step, 0.0)
                 continue
-            with pytest.raises(WrongKV, match="another history"):
+            with pytest.raises(WrongKV, match="history that is not its own"):
                 engine.finish(step, 0.0)
 
     def test_nor_are_other_tokens_scored(self, engine: CheckedHands) -> None:

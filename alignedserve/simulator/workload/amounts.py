@@ -1,10 +1,10 @@
-"""How much of something, drawn anew each time: tokens of a prompt, turns of a conversation, seconds of a deadline.
+"""Amounts that are drawn for each use: the tokens of a prompt, the turns of a conversation, the seconds of a deadline.
 
-200                        always that
+200                        always 200
 512-1024                   uniform
-exp:60:400                 exponential of mean 60, cut at 400
-lognormal:223:256:2048     of mean 223 and deviation 256, cut at 2048
-10-999@0.9|1000-8000@0.1   one of several, by weight: 1 where none is given
+exp:60:400                 exponential with mean 60, cut at 400
+lognormal:223:256:2048     log-normal with mean 223 and deviation 256, cut at 2048
+10-999@0.9|1000-8000@0.1   one of several amounts, by weight; the default weight is 1
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ FORMS = (
 
 
 class Amount(ABC):
-    """More than 0, and not beyond what anybody means."""
+    """A distribution of numbers above 0 and up to a billion; larger numbers are surely mistakes."""
 
     @abstractmethod
     def draw(self, draw: Random) -> float: ...
 
     def count(self, draw: Random) -> int:
-        """As a whole number, at least 1."""
+        """Draw a whole number, at least 1."""
         return max(1, round(self.draw(draw)))
 
     @classmethod
     def parse(cls, text: str) -> Amount:
         first, *more = text.split("|")
         if not more and "@" not in first:
-            return _one(first)
-        return OneOf(tuple(_weighted(part) for part in (first, *more)))
+            return _parse_part(first)
+        return OneOf(tuple(_parse_weighted(part) for part in (first, *more)))
 
 
 @dataclass(frozen=True)
@@ -86,32 +86,32 @@ class OneOf(Amount):
         return chosen.draw(draw)
 
 
-def _weighted(text: str) -> tuple[Amount, float]:
+def _parse_weighted(text: str) -> tuple[Amount, float]:
     amount, at, weight = text.partition("@")
-    return _one(amount), _positive(weight) if at else 1.0
+    return _parse_part(amount), _parse_positive(weight) if at else 1.0
 
 
-def _one(text: str) -> Amount:
+def _parse_part(text: str) -> Amount:
     match text.split(":"):
         case ["exp", mean, most]:
-            return Exponential(_positive(mean), _positive(most))
+            return Exponential(_parse_positive(mean), _parse_positive(most))
         case ["lognormal", mean, deviation, most]:
-            return LogNormal(_positive(mean), _positive(deviation), _positive(most))
+            return LogNormal(_parse_positive(mean), _parse_positive(deviation), _parse_positive(most))
         case [number] if "-" in number:
-            return _range(number)
+            return _parse_range(number)
         case [number]:
-            return Fixed(_positive(number))
+            return Fixed(_parse_positive(number))
     raise ValueError(text)
 
 
-def _range(text: str) -> Uniform:
-    least, most = (_positive(end) for end in text.split("-"))
+def _parse_range(text: str) -> Uniform:
+    least, most = (_parse_positive(end) for end in text.split("-"))
     if least > most:
         raise ValueError(text)
     return Uniform(least, most)
 
 
-def _positive(text: str) -> float:
+def _parse_positive(text: str) -> float:
     number = float(text)
     if not 0 < number <= _MOST:
         raise ValueError(text)

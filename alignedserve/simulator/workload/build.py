@@ -1,7 +1,7 @@
-"""A `Mixture` from a tree of plain values.
+"""Builds a `Mixture` from a tree of plain values.
 
-What a key is called, takes and defaults to stands in the dataclass that its value ends up in. A stream has the keys of
-its kind (where its lengths come from), of its arrivals, and of what all streams have.
+The name, type and default of a key stand in the dataclass that takes its value. A stream has the keys of its kind (the
+source of its lengths), the keys of its arrivals, and the keys that all streams have.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from alignedserve.simulator.workload.stream import ClientLimits, Span, Stream, S
 Tree = dict[str, Any]
 Part = TypeVar("Part")
 
-USUAL_REQUESTS = 1000  # of a stream that is told neither how many nor how long
+USUAL_REQUESTS = 1000  # of a stream for which neither their number nor a time is given
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,18 @@ class LengthsFile:
 
 @dataclass(frozen=True)
 class Named:
-    name: str = setting(Stream.name, "what a stream is called")
+    name: str = setting(Stream.name, "name of the stream")
 
 
 @dataclass(frozen=True)
 class Whole:
-    """Of all streams together."""
+    """The keys of the whole workload, beside its streams."""
 
-    first_s: float | None = setting(None, "no stream has arrivals later than that, in seconds", least=0)
+    first_s: float | None = setting(None, "seconds after the start; no stream has later arrivals", least=0)
     rate: float | None = setting(
-        None, "arrivals in a second, of all streams that have a rate together", least=LEAST_RATE, most=MOST_RATE
+        None, "arrivals in a second, as the sum over all streams that have a rate", least=LEAST_RATE, most=MOST_RATE
     )
-    rate_scale: float | None = setting(None, "times the rate of all streams that have one", above=0)
+    rate_scale: float | None = setting(None, "factor for the rates of all streams that have a rate", above=0)
 
 
 KINDS: Mapping[str, type] = {"trace": TraceFile, "lengths": LengthsFile, "mix": ShortLong, "sizes": DrawnSizes}
@@ -71,28 +71,28 @@ ARRIVALS: Mapping[str, type[ArrivalProcess]] = {
     "closed": ClosedArrivals,
     "at_once": AtOnce,
 }
-_NEEDS = {"think_s": "turns", "patience_s": "leaving_share"}  # a key that means nothing without another
+_NEEDS = {"think_s": "turns", "patience_s": "leaving_share"}  # a key -> another key, without which it has no meaning
 
 
 def keys_of(*parts: type) -> dict[str, Setting]:
-    return {one.path: one for part in parts for one in settings_of(part)}
+    return {key.path: key for part in parts for key in settings_of(part)}
 
 
 WHOLE_KEYS = tuple(keys_of(Whole))
 
 
 def build(tree: Tree, source: str, folder: Path) -> Mixture:
-    """`folder` is where paths in it begin."""
+    """Build the mixture; relative paths in the tree start at `folder`."""
     try:
-        whole = _whole({key: value for key, value in tree.items() if key != "streams"})
-        mixture = Mixture(tuple(_stream(one, folder, whole) for one in _streams(tree.get("streams"))))
-        return _at_rate(mixture, whole)
+        whole = _build_whole({key: value for key, value in tree.items() if key != "streams"})
+        streams = _checked_streams(tree.get("streams"))
+        return _at_rate(Mixture(tuple(_build_stream(stream, folder, whole) for stream in streams)), whole)
     except (ConfigError, WorkloadError) as error:
         raise WorkloadError(f"{source}: {error}") from None
 
 
-def _whole(tree: Tree) -> Whole:
-    whole = _part(Whole, _values(tree, keys_of(Whole), "a workload, beside streams"))
+def _build_whole(tree: Tree) -> Whole:
+    whole = _build_part(Whole, _values(tree, keys_of(Whole), "a workload, beside streams"))
     if whole.rate is not None and whole.rate_scale is not None:
         raise WorkloadError("rate and rate_scale exclude each other")
     return whole
@@ -104,8 +104,8 @@ def _at_rate(mixture: Mixture, whole: Whole) -> Mixture:
     return mixture if whole.rate_scale is None else mixture.at_rate(whole.rate_scale * mixture.rate)
 
 
-def _streams(streams: Any) -> list[Tree]:
-    """Each with a name; the only one may do without."""
+def _checked_streams(streams: Any) -> list[Tree]:
+    """Check the streams and return them. Each has a name, but a single stream need not have one."""
     if not isinstance(streams, list) or not streams:
         raise WorkloadError("streams must be a list of at least one stream")
     for number, stream in enumerate(streams, 1):
@@ -114,43 +114,45 @@ def _streams(streams: Any) -> list[Tree]:
         if "name" in stream:
             read_value(keys_of(Named)["name"], stream["name"], f"stream {number}: name")
         elif len(streams) > 1:
-            raise WorkloadError(f"stream {number} must have a name: it is seeded by that")
+            raise WorkloadError(f"stream {number} must have a name: the name is part of its seed")
     return streams
 
 
-def _stream(tree: Tree, folder: Path, whole: Whole) -> Stream:
+def _build_stream(tree: Tree, folder: Path, whole: Whole) -> Stream:
     name = tree.get("name", Stream.name)
     try:
         kind: type = _form(tree, "kind", KINDS, "sizes")
-        return _trace(name, tree, folder, whole) if kind is TraceFile else _drawn(name, kind, tree, folder, whole)
+        if kind is TraceFile:
+            return _build_trace(name, tree, folder, whole)
+        return _build_drawn(name, kind, tree, folder, whole)
     except (ConfigError, WorkloadError) as error:
         raise WorkloadError(f"stream {tree.get('name', 1)}: {error}") from None
 
 
-def _trace(name: str, tree: Tree, folder: Path, whole: Whole) -> Stream:
+def _build_trace(name: str, tree: Tree, folder: Path, whole: Whole) -> Stream:
     values = _stream_values(tree, ("name", "kind"), (TraceFile, StreamPromise, ClientLimits, Span), "a trace")
     read = read_trace(_path(TraceFile, values, folder))
-    parts = _part(StreamPromise, values), Turns(), _part(ClientLimits, values), _span(values, whole)
+    parts = _build_part(StreamPromise, values), Turns(), _build_part(ClientLimits, values), _build_span(values, whole)
     return Stream(name, Recorded(read.times), RecordedLengths(read.pairs), *parts, read.notes)
 
 
-def _drawn(name: str, kind: type, tree: Tree, folder: Path, whole: Whole) -> Stream:
+def _build_drawn(name: str, kind: type, tree: Tree, folder: Path, whole: Whole) -> Stream:
     form = _form(tree, "arrivals", ARRIVALS, "gamma")
     what = f"{tree.get('kind', 'sizes')} with arrivals {tree.get('arrivals', 'gamma')}"
     values = _stream_values(
         tree, ("name", "kind", "arrivals"), (kind, form, StreamPromise, Turns, ClientLimits, Span), what
     )
-    (lengths, notes), span = _lengths(kind, values, folder), _usual(_span(values, whole))
-    parts = _part(StreamPromise, values), _part(Turns, values), _part(ClientLimits, values)
-    return Stream(name, _part(form, values), lengths, *parts, span, notes)
+    (lengths, notes), span = _build_lengths(kind, values, folder), _with_usual_number(_build_span(values, whole))
+    parts = _build_part(StreamPromise, values), _build_part(Turns, values), _build_part(ClientLimits, values)
+    return Stream(name, _build_part(form, values), lengths, *parts, span, notes)
 
 
-def _lengths(kind: type, values: Tree, folder: Path) -> tuple[LengthSource, tuple[str, ...]]:
-    """With what the reader of the figures should know."""
+def _build_lengths(kind: type, values: Tree, folder: Path) -> tuple[LengthSource, tuple[str, ...]]:
+    """Return the source of lengths, and notes for the reader of the figures."""
     if kind is LengthsFile:
         read = read_lengths(_path(kind, values, folder))
         return Sampled(read.pairs), read.notes
-    lengths: LengthSource = _part(kind, values)
+    lengths: LengthSource = _build_part(kind, values)
     return lengths, ()
 
 
@@ -160,13 +162,13 @@ def _path(kind: type, values: Tree, folder: Path) -> Path:
     return folder / str(values["path"])
 
 
-def _span(values: Tree, whole: Whole) -> Span:
-    span = _part(Span, values)
+def _build_span(values: Tree, whole: Whole) -> Span:
+    span = _build_part(Span, values)
     limits = [limit for limit in (span.first_s, whole.first_s) if limit is not None]
     return Span(span.num_requests, min(limits, default=None))
 
 
-def _usual(span: Span) -> Span:
+def _with_usual_number(span: Span) -> Span:
     return Span(USUAL_REQUESTS) if span == Span() else span
 
 
@@ -181,7 +183,7 @@ def _form(tree: Tree, key: str, forms: Mapping[str, type[Part]], usual: str) -> 
 
 
 def _stream_values(tree: Tree, read: tuple[str, ...], parts: tuple[type, ...], what: str) -> Tree:
-    """All but those that were read already."""
+    """Return the values of the keys that have not been read yet."""
     values = _values({key: value for key, value in tree.items() if key not in read}, keys_of(*parts), what)
     for key, needed in _NEEDS.items():
         if key in values and needed not in values:
@@ -202,5 +204,5 @@ def _value(key: Setting, value: Any) -> Any:
     return read_value(key, value, key.path)
 
 
-def _part(part: type[Part], values: Tree) -> Part:
+def _build_part(part: type[Part], values: Tree) -> Part:
     return part(**{key: value for key, value in values.items() if key in keys_of(part)})

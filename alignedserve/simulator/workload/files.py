@@ -1,6 +1,6 @@
-"""Reads CSV files of requests: `arrival_s,prompt_tokens,output_tokens`, and other columns that are passed over.
+"""Reads CSV files of requests: `arrival_s,prompt_tokens,output_tokens`; other columns are ignored.
 
-A row without a token in its prompt or its output is no request that could run: such rows are left out, and counted.
+A row without a token in its prompt or in its output cannot run as a request: such rows are left out, and counted.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from pathlib import Path
 from alignedserve.errors import WorkloadError
 from alignedserve.simulator.workload.lengths import Pair
 
-_MOST_S = 1e10  # from any start: clocks of computers begin in 1970
+_MOST_S = 1e10  # from any start: large enough for seconds since 1970
 _TIME, _PROMPT, _OUTPUT = "arrival_s", "prompt_tokens", "output_tokens"
 
 
 @dataclass(frozen=True)
 class FileRequests:
-    """Of a file."""
+    """The requests of a file."""
 
     pairs: tuple[Pair, ...]
-    times: tuple[float, ...] = ()  # when they arrived, where the file says so
-    notes: tuple[str, ...] = ()  # what its reader should know
+    times: tuple[float, ...] = ()  # of their arrivals, if the file has them
+    notes: tuple[str, ...] = ()  # for the reader of the figures
 
 
 def read_lengths(path: Path) -> FileRequests:
@@ -52,7 +52,7 @@ def _notes(path: Path, num_rows: int, num_kept: int) -> tuple[str, ...]:
 
 
 def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str | None]]]:
-    """Each line with its place."""
+    """Yield each row with its place in the file."""
     empty = True
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:

@@ -1,4 +1,4 @@
-"""How long prompts and outputs are, in tokens."""
+"""The lengths of prompts and outputs, in tokens."""
 
 # ruff: noqa: RUF009  (what it takes for shared defaults are frozen, or fields made by `setting`)
 
@@ -19,12 +19,12 @@ CHAT_OUTPUT = LogNormal(235, 269, 1024)
 
 class LengthSource(Protocol):
     def pair(self, number: int, draw: Random) -> Pair:
-        """Of the visit of this number, or of its next turn."""
+        """Return the lengths for the visit of this number, or for its next turn."""
 
 
 @dataclass(frozen=True)
 class DrawnSizes:
-    """Prompts and outputs that know nothing of each other."""
+    """Lengths of prompts and outputs that are drawn independently of each other."""
 
     prompt: Amount = setting(CHAT_PROMPT, f"tokens of a prompt, {FORMS}")
     output: Amount = setting(CHAT_OUTPUT, f"tokens of an output, {FORMS}")
@@ -49,7 +49,7 @@ class ShortLong:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Drawn from what was once seen."""
+    """Lengths drawn at random from recorded pairs."""
 
     pairs: tuple[Pair, ...] = field(repr=False)
 
@@ -59,7 +59,7 @@ class Sampled:
 
 @dataclass(frozen=True)
 class RecordedLengths:
-    """As it was once seen."""
+    """Recorded lengths, in the recorded order."""
 
     pairs: tuple[Pair, ...] = field(repr=False)
 

@@ -1,7 +1,7 @@
-"""A workload, and a workload under way.
+"""Workloads, and the load that a running workload makes.
 
-A `Load` hears what becomes of its requests and says which ones arrive next, now or later. It keeps one request
-ahead of each open stream, so that an hour of them costs no more memory than a second.
+A `Load` hears what happens to its requests and says which requests arrive next, now or later. It keeps only one request
+of each open stream ahead, so that an hour of requests takes no more memory than a second.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from alignedserve.simulator.workload.visit import Arrival, Visit
 
 @dataclass(frozen=True)
 class Mixture:
+    """A workload of several streams."""
+
     streams: tuple[Stream, ...]
 
     def __post_init__(self) -> None:
@@ -35,16 +37,16 @@ class Mixture:
 
     @property
     def rate(self) -> float:
-        """Of all streams that have one together."""
+        """Return the sum of the rates of all streams that have a rate."""
         return added(stream.arrivals.mean_rate or 0.0 for stream in self.streams)
 
     def scaled(self, factor: float) -> Mixture:
-        """With so many times the rate; closed streams stay as they are."""
+        """Return the mixture with its rate times this factor; closed streams stay as they are."""
         return Mixture(tuple(stream.scaled(factor) for stream in self.streams))
 
     def at_rate(self, rate: float) -> Mixture:
         if not self.rate:
-            raise WorkloadError("rate cannot be set: no stream of this workload arrives at one")
+            raise WorkloadError("rate cannot be set: no stream of this workload has a rate")
         if not LEAST_RATE <= rate <= MOST_RATE:
             raise WorkloadError(
                 f"rate must be from {LEAST_RATE} to {MOST_RATE:,.0f} arrivals in a second, not {rate:g}"
@@ -52,13 +54,13 @@ class Mixture:
         return self.scaled(rate / self.rate)
 
     def within(self, context: int) -> Mixture:
-        """For a deployment where no request may have more tokens."""
+        """Return the mixture for a deployment whose requests have at most `context` tokens."""
         return Mixture(tuple(stream.within(context) for stream in self.streams))
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One stream of small requests: what tests of the system itself ask for."""
+    """One stream of small requests, for tests of the system itself."""
 
     num_requests: int = 100
     rate: float = 20.0  # arrivals in a second
@@ -66,9 +68,9 @@ class Workload:
     most_prompt: int = 400
     mean_output: int = 20
     most_output: int = 100
-    limited_share: float = 0.2  # of the requests, whose max_tokens may cut their output
-    leaving_share: float = 0.0  # of the clients, who go before the end
-    patience_s: float = 0.5  # of those, on average
+    limited_share: float = 0.2  # of the requests: their max_tokens may cut their output
+    leaving_share: float = 0.0  # of the clients: they leave before the end
+    patience_s: float = 0.5  # until they leave, on average
 
     @property
     def streams(self) -> tuple[Stream, ...]:
@@ -85,45 +87,47 @@ class Workload:
 
 
 class Load:
+    """A running workload: it says which requests arrive next."""
+
     def __init__(self, workload: Mixture | Workload, owners: Sequence[str], seed: int) -> None:
-        self._streams = [_Live(stream, owners, seed) for stream in workload.streams]
-        self._live: dict[str, _Live] = {}  # open request -> its stream
+        self._streams = [_StreamLoad(stream, owners, seed) for stream in workload.streams]
+        self._by_request: dict[str, _StreamLoad] = {}  # open request -> the load of its stream
 
     def start(self, now: float) -> list[Arrival]:
-        return [arrival for live in self._streams for arrival in self._note(live, live.start(now))]
+        return [arrival for load in self._streams for arrival in self._remember(load, load.start(now))]
 
     def arrived(self, request: str) -> list[Arrival]:
-        """One of its arrivals is there; it is told once for each."""
-        live = self._live[request]
-        return self._note(live, live.arrived(request))
+        """Hear that a request has arrived, once for each request, and return the arrivals that follow."""
+        load = self._by_request[request]
+        return self._remember(load, load.arrived(request))
 
     def ended(self, request: str, now: float, answer: tuple[int, ...] | None) -> list[Arrival]:
-        """With its answer; None where it got no complete one."""
-        live = self._live.pop(request)
-        return self._note(live, live.ended(request, now, answer))
+        """Hear that a request has ended, with its complete answer or None, and return the arrivals that follow."""
+        load = self._by_request.pop(request)
+        return self._remember(load, load.ended(request, now, answer))
 
     def forget(self, request: str) -> None:
-        """It will not be told how this one ends."""
-        self._live.pop(request).forget(request)
+        """Forget a request of which the end will not be reported."""
+        self._by_request.pop(request).forget(request)
 
     @property
     def expected(self) -> int | None:
-        """Requests in all, where that is known beforehand."""
-        each = [live.stream.num_requests for live in self._streams]
+        """Return the number of all requests, if it is known beforehand."""
+        each = [load.stream.num_requests for load in self._streams]
         return None if None in each else sum(number or 0 for number in each)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the reader of the figures should know."""
-        return tuple(note for live in self._streams for note in live.notes)
+        """Return notes for the reader of the figures."""
+        return tuple(note for load in self._streams for note in load.notes)
 
-    def _note(self, live: _Live, arrivals: list[Arrival]) -> list[Arrival]:
-        self._live |= {arrival.request.id: live for arrival in arrivals}
+    def _remember(self, load: _StreamLoad, arrivals: list[Arrival]) -> list[Arrival]:
+        self._by_request |= {arrival.request.id: load for arrival in arrivals}
         return arrivals
 
 
-class _Live:
-    """A stream under way."""
+class _StreamLoad:
+    """The load of a running stream."""
 
     def __init__(self, stream: Stream, owners: Sequence[str], seed: int) -> None:
         self.stream, self._owners = stream, owners
@@ -144,9 +148,9 @@ class _Live:
 
     def ended(self, request: str, now: float, answer: tuple[int, ...] | None) -> list[Arrival]:
         visit, asked = self._open.pop(request)
-        following = None if answer is None else visit.go_on(now, asked, answer)
+        following = None if answer is None else visit.next_turn(now, asked, answer)
         if following is not None:
-            return [self._note(visit, following)]
+            return [self._remember(visit, following)]
         return self._begin(self._pace.ended(now, failed=answer is None))
 
     def forget(self, request: str) -> None:
@@ -165,28 +169,28 @@ class _Live:
         self._num_begun += 1
         owner, draw = self._owners[number % len(self._owners)], Random(f"{self._seed}/{number}")
         visit = Visit(self.stream, number, owner, draw, self._system)
-        return self._note(visit, visit.ask(at))
+        return self._remember(visit, visit.ask(at))
 
     @property
     def notes(self) -> tuple[str, ...]:
         stream, cut = self.stream, self._num_cut
-        said = f"{stream.name}: {cut:,} of its requests were cut to a context of {stream.clients.context:,} tokens"
-        return (*stream.notes, said) if cut else stream.notes
+        note = f"{stream.name}: {cut:,} of its requests were cut to a context of {stream.clients.context:,} tokens"
+        return (*stream.notes, note) if cut else stream.notes
 
-    def _note(self, visit: Visit, arrival: Arrival) -> Arrival:
+    def _remember(self, visit: Visit, arrival: Arrival) -> Arrival:
         self._num_cut += arrival.is_cut
         self._open[arrival.request.id] = (visit, arrival.request)
         return arrival
 
 
 def arrivals(workload: Mixture | Workload, owners: Sequence[str], seed: int, start_at: float) -> Iterator[Arrival]:
-    """All that arrives though nothing ever ends: every request of open streams, the first lot of closed ones."""
+    """Yield all arrivals if no request ever ended: every request of open streams, the first lot of closed streams."""
     load, serials = Load(workload, owners, seed), count()
-    coming = [(one.request.arrival_at, next(serials), one) for one in load.start(start_at)]
+    coming = [(arrival.request.arrival_at, next(serials), arrival) for arrival in load.start(start_at)]
     heapq.heapify(coming)
     while coming:
         _, _, arrival = heapq.heappop(coming)
         yield arrival
-        for one in load.arrived(arrival.request.id):
-            heapq.heappush(coming, (one.request.arrival_at, next(serials), one))
+        for following in load.arrived(arrival.request.id):
+            heapq.heappush(coming, (following.request.arrival_at, next(serials), following))
         load.forget(arrival.request.id)

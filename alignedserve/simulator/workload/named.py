@@ -1,4 +1,4 @@
-"""Workloads that need no file, written as in one."""
+"""Workloads that have a name and need no file, written as they would stand in a file."""
 
 from __future__ import annotations
 

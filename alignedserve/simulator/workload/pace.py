@@ -1,7 +1,8 @@
-"""When visits begin. (A visit is a request, or a conversation of several.)
+"""The times at which visits begin. (A visit is a request, or a conversation of several requests.)
 
-Open arrivals come when they come, each announced by the one before it; with closed ones a new visit begins because
-another has ended. A `Pace` is such a process under way; all it says are times at which visits begin.
+With open arrivals, visits begin at times of their own; the begin of a visit announces the next visit. With closed
+arrivals, a new visit begins because another visit has ended. A `VisitPace` is a running process of arrivals; it only
+says at which times visits begin.
 """
 
 from __future__ import annotations
@@ -17,33 +18,35 @@ from typing import Protocol
 from alignedserve.config.setting import setting
 from alignedserve.errors import WorkloadError
 
-LEAST_RATE, MOST_RATE = 1e-4, 1e6  # arrivals in a second: with fewer nothing happens for hours
-_EVEN = 1e-3  # a coefficient of variation below which intervals are all alike
-_PAUSE_S = 1.0  # after a visit that failed: whoever is refused at once does not come back at once
+LEAST_RATE, MOST_RATE = 1e-4, 1e6  # arrivals in a second: below the least, nothing happens for hours
+_EVEN = 1e-3  # a coefficient of variation below which all intervals are equal
+_PAUSE_S = 1.0  # after a visit that failed: a client that is refused at once does not return at once
 
 
 class VisitPace(Protocol):
+    """A running process of arrivals: each method returns times at which further visits begin."""
+
     def start(self, now: float) -> list[float]: ...
 
     def arrived(self) -> list[float]:
-        """A visit has begun."""
+        """Hear that a visit has begun."""
 
     def ended(self, now: float, failed: bool) -> list[float]:
-        """A visit is over."""
+        """Hear that a visit has ended."""
 
 
 class ArrivalProcess(ABC):
-    """The process as it is asked for."""
+    """A process of arrivals, as a workload describes it."""
 
-    ends = False  # by itself
+    ends = False  # whether it ends by itself
 
     @property
     def mean_rate(self) -> float | None:
-        """Visits in a second; None where they do not come at a rate of their own."""
+        """Return the visits in a second; None if they have no rate of their own."""
         return None
 
     def scaled(self, factor: float) -> ArrivalProcess:
-        """The same at so many times the rate, where there is one."""
+        """Return the process with its rate times this factor, or unchanged if it has no rate."""
         return self
 
     @abstractmethod
@@ -51,12 +54,14 @@ class ArrivalProcess(ABC):
 
 
 class OpenArrivals(ArrivalProcess):
+    """Arrivals that do not wait for earlier visits to end."""
+
     def pace(self, draw: Random) -> VisitPace:
         return _OpenPace(self.after(draw))
 
     @abstractmethod
     def after(self, draw: Random) -> Iterator[float]:
-        """How many seconds after the start each visit begins."""
+        """Yield for each visit how many seconds after the start it begins."""
 
 
 class _OpenPace:
@@ -77,11 +82,11 @@ class _OpenPace:
 
 @dataclass(frozen=True)
 class Gamma(OpenArrivals):
-    """Gamma intervals, one independent of the other."""
+    """Arrivals at independent intervals of a gamma distribution."""
 
     rate: float = setting(4.0, "arrivals in a second", least=LEAST_RATE, most=MOST_RATE)
     cv: float = setting(
-        1.0, "coefficient of variation of the intervals: 1 is Poisson, 0 an even beat", least=0, most=100
+        1.0, "coefficient of variation of the intervals: 1 is Poisson, 0 means equal intervals", least=0, most=100
     )
 
     @property
@@ -98,13 +103,13 @@ class Gamma(OpenArrivals):
             yield at
 
     def _interval(self, draw: Random) -> float:
-        """Of mean 1, so that another rate is the same draw."""
+        """Draw an interval of mean 1, so that another rate has the same draws."""
         return draw.gammavariate(self.cv**-2, self.cv**2) if self.cv > _EVEN else 1.0
 
 
 @dataclass(frozen=True)
 class Bursts(OpenArrivals):
-    """Poisson, at another rate towards the end of every period."""
+    """Poisson arrivals with a burst at the end of every period."""
 
     calm: float = setting(2.0, "arrivals in a second between bursts", least=0, most=MOST_RATE)
     peak: float = setting(20.0, "arrivals in a second in a burst", least=LEAST_RATE, most=MOST_RATE)
@@ -131,10 +136,10 @@ class Bursts(OpenArrivals):
 
 @dataclass(frozen=True)
 class Diurnal(OpenArrivals):
-    """Poisson, at a rate that goes up and down in a sine; it begins with the least."""
+    """Poisson arrivals at a rate that follows a sine and begins with its least value."""
 
-    least: float = setting(1.0, "arrivals in a second when they are fewest", least=0, most=MOST_RATE)
-    most: float = setting(8.0, "arrivals in a second when they are most", least=LEAST_RATE, most=MOST_RATE)
+    least: float = setting(1.0, "lowest rate, in arrivals in a second", least=0, most=MOST_RATE)
+    most: float = setting(8.0, "highest rate, in arrivals in a second", least=LEAST_RATE, most=MOST_RATE)
     period_s: float = setting(86_400.0, "length of a day, in seconds", above=0)
 
     def __post_init__(self) -> None:
@@ -156,7 +161,7 @@ class Diurnal(OpenArrivals):
 
 
 def _thinned(draw: Random, most: float, rate_at: Callable[[float], float]) -> Iterator[float]:
-    """Of a Poisson process at the highest rate, the share that the rate of the moment keeps."""
+    """Yield Poisson arrivals at a changing rate: draw them at the highest rate, and keep the current rate's share."""
     at = 0.0
     while True:
         at += draw.expovariate(1.0) / most
@@ -166,7 +171,7 @@ def _thinned(draw: Random, most: float, rate_at: Callable[[float], float]) -> It
 
 @dataclass(frozen=True)
 class AtOnce(OpenArrivals):
-    """All with the start."""
+    """All visits begin at the start."""
 
     def after(self, draw: Random) -> Iterator[float]:
         return repeat(0.0)
@@ -174,7 +179,7 @@ class AtOnce(OpenArrivals):
 
 @dataclass(frozen=True)
 class Recorded(OpenArrivals):
-    """As they once came; the first of them with the start."""
+    """Arrivals at recorded times; the first visit begins at the start."""
 
     times: tuple[float, ...]  # rising
     speed: float = 1.0
@@ -183,7 +188,7 @@ class Recorded(OpenArrivals):
 
     @property
     def mean_rate(self) -> float | None:
-        """None where all came at once."""
+        """Return the mean rate of the record; None if all arrived at once."""
         lasted_s = self.times[-1] - self.times[0]
         return self.speed * (len(self.times) - 1) / lasted_s if lasted_s else None
 
@@ -196,10 +201,12 @@ class Recorded(OpenArrivals):
 
 @dataclass(frozen=True)
 class ClosedArrivals(ArrivalProcess):
-    """So many visits at a time: the next lot begins when the last one has ended."""
+    """Lots of visits: the next lot begins when the last visit of a lot has ended."""
 
-    in_flight: int = setting(32, "visits in a lot", least=1)
-    replace: bool = setting(False, "each is followed when it ends, without waiting for the rest of its lot")
+    in_flight: int = setting(32, "visits in a lot, which run at the same time", least=1)
+    replace: bool = setting(
+        False, "a new visit follows each visit when it ends, without waiting for the rest of its lot"
+    )
 
     def pace(self, draw: Random) -> VisitPace:
         return _ClosedPace(self)

@@ -1,13 +1,13 @@
-"""A workload from text: a stream on the command line, a workload that has a name, or a file of streams.
+"""Reads a workload from text: a stream on the command line, a workload that has a name, or a file of streams.
 
-    trace:PATH                              times and lengths of a file
-    lengths:PATH,rate=5.5,cv=1              lengths of a file
+    trace:PATH                              times and lengths from a file
+    lengths:PATH,rate=5.5,cv=1              lengths from a file
     mix:short=0.9,rate=8                    short and long prompts
     sizes:prompt=512-1024,output=128        any sizes
     coserve,rate=5.5,documents.in_flight=64
-    FILE.yaml,rate=5.5                      `streams`, a list of what stands above, and keys of the whole
+    FILE.yaml,rate=5.5                      `streams`, a list of streams as above, and keys of the whole
 
-Each becomes the same tree, plain values as they stand in a file; build.py makes a `Mixture` of it.
+Each text becomes the same tree of plain values, as a file has them; build.py makes a `Mixture` of the tree.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ def read_workload(text: str) -> Mixture:
     path = Path(head)
     if path.suffix in _FILES and not _is_kind(head):
         return build(_overridden(_read(path), pairs), head, path.parent)
-    return build(_overridden(*_said(head, pairs)), "workload", Path())
+    return build(_overridden(*_from_command_line(head, pairs)), "workload", Path())
 
 
 def rate_of(text: str) -> str | None:
-    """What it says itself of how often requests come."""
+    """Return the text's own setting of a rate, if it has one."""
     found = re.search(r"(?<=[,:])\s*(rate(_scale)?\s*=[^,]*)", text)
     return found[1] if found else None
 
@@ -45,8 +45,8 @@ def _is_kind(head: str) -> bool:
     return head.partition(":")[0] in KINDS and ":" in head
 
 
-def _said(head: str, pairs: list[str]) -> tuple[Tree, list[str]]:
-    """On the command line alone: the tree, and what changes it."""
+def _from_command_line(head: str, pairs: list[str]) -> tuple[Tree, list[str]]:
+    """Return the tree of a workload that is no file, and the pairs that change it."""
     kind, _, rest = head.partition(":")
     if head in NAMED:
         return _copy(NAMED[head]), pairs
@@ -88,7 +88,7 @@ def _overridden(tree: Tree, pairs: list[str]) -> Tree:
 
 
 def _override(tree: Tree, key: str, value: str) -> None:
-    streams = _by_name(tree.get("streams"))
+    streams = _streams_by_name(tree.get("streams"))
     name, _, inner = key.rpartition(".")
     if key in WHOLE_KEYS:
         tree[key] = value
@@ -99,10 +99,12 @@ def _override(tree: Tree, key: str, value: str) -> None:
     elif streams:
         whole = ", ".join(WHOLE_KEYS)
         written = " or ".join(f"{name}.KEY" for name in streams)
-        raise WorkloadError(f"workload: {key} is not a key of the whole ({whole}); those of a stream are {written}")
+        raise WorkloadError(
+            f"workload: {key} is not a key of the whole ({whole}); keys of a stream are written {written}"
+        )
 
 
-def _by_name(streams: Any) -> dict[str, Tree]:
-    """None where this is no list of streams, as `build` will say."""
+def _streams_by_name(streams: Any) -> dict[str, Tree]:
+    """Return the streams by name; none if this is no list of streams, which `build` reports."""
     listed = streams if isinstance(streams, list) else []
-    return {str(one.get("name", Stream.name)): one for one in listed if isinstance(one, dict)}
+    return {str(stream.get("name", Stream.name)): stream for stream in listed if isinstance(stream, dict)}

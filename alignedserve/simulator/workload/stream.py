@@ -1,4 +1,4 @@
-"""A stream: users of one kind, and what they ask for."""
+"""A stream: users of one kind, and the requests that they send."""
 
 # ruff: noqa: RUF009  (what it takes for shared defaults are frozen, or fields made by `setting`)
 
@@ -19,23 +19,27 @@ from alignedserve.simulator.workload.pace import ArrivalProcess, AtOnce, Gamma, 
 
 @dataclass(frozen=True)
 class StreamPromise:
-    """What requests are promised."""
+    """The service class and the deadlines that requests are promised."""
 
-    service: ServiceClass = setting(ServiceClass.RT, "rt: a deadline for every token; be: throughput, and a window")
+    service: ServiceClass = setting(
+        ServiceClass.RT, "rt: a deadline for every token; be: throughput, and a completion window"
+    )
     ttft_s: Amount = setting(Fixed(Slo().ttft_s), f"deadline of the first token, in seconds, {FORMS}")
     tbt_s: Amount = setting(Fixed(Slo().tbt_s), f"deadline from token to token, in seconds, {FORMS}")
     jct_s: Amount = setting(Fixed(Slo().jct_s), f"completion window, in seconds, {FORMS}")
-    slo_factor: Amount = setting(Fixed(1.0), f"drawn for each request, its three deadlines are times that, {FORMS}")
+    slo_factor: Amount = setting(
+        Fixed(1.0), f"factor for the three deadlines of a request, drawn for each request, {FORMS}"
+    )
 
     def draw(self, draw: Random) -> Slo:
         factor = self.slo_factor.draw(draw)
-        ttft_s, tbt_s, jct_s = (factor * one.draw(draw) for one in (self.ttft_s, self.tbt_s, self.jct_s))
+        ttft_s, tbt_s, jct_s = (factor * deadline.draw(draw) for deadline in (self.ttft_s, self.tbt_s, self.jct_s))
         return Slo(ttft_s, tbt_s, jct_s)
 
 
 @dataclass(frozen=True)
 class Turns:
-    """What makes a visit a conversation. The prompt of a turn is all that was said so far, and some new tokens."""
+    """The turns of a conversation. The prompt of a turn is the conversation so far and some new tokens."""
 
     turns: Amount = setting(Fixed(1.0), f"turns of a visit, {FORMS}")
     system: int = setting(0, "tokens that all prompts of the stream begin with", least=0)
@@ -44,26 +48,26 @@ class Turns:
 
 @dataclass(frozen=True)
 class ClientLimits:
-    """What they limit, and how long they stay."""
+    """The limits that clients set, and how long they stay."""
 
     context: int = setting(16_384, "most tokens of a prompt and its output; longer prompts are cut", least=2)
     max_tokens: int = setting(2048, "most output that a request asks for, in tokens", least=1)
-    limited_share: float = setting(0.0, "share of requests that ask for less, drawn from 1 up", least=0, most=1)
-    leaving_share: float = setting(0.0, "share of clients that go before the end", least=0, most=1)
-    patience_s: float = setting(0.5, "of those that go, on average, in seconds", above=0)
+    limited_share: float = setting(0.0, "share of requests whose limit is lower, drawn from 1 up", least=0, most=1)
+    leaving_share: float = setting(0.0, "share of clients that leave before the end", least=0, most=1)
+    patience_s: float = setting(0.5, "mean time until these clients leave, in seconds", above=0)
 
 
 @dataclass(frozen=True)
 class Span:
-    """How much of it there is; of conversations the first turns count."""
+    """The length of a stream; in a conversation only the first turn counts."""
 
-    num_requests: int | None = setting(None, "as many arrive", least=1)
-    first_s: float | None = setting(None, "none arrives later than so many seconds after the start", least=0)
+    num_requests: int | None = setting(None, "number of requests that arrive", least=1)
+    first_s: float | None = setting(None, "seconds after the start; no request arrives later", least=0)
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Its name seeds it, so that it stays the same whatever is beside it; requests are called NAME-NUMBER."""
+    """Users of one kind. The name is the stream's seed, so other streams do not change it; requests are NAME-NUMBER."""
 
     name: str = "request"
     arrivals: ArrivalProcess = Gamma()
@@ -72,11 +76,11 @@ class Stream:
     turns: Turns = Turns()
     clients: ClientLimits = ClientLimits()
     span: Span = Span()
-    notes: tuple[str, ...] = ()  # what the reader of its figures should know
+    notes: tuple[str, ...] = ()  # for the reader of its figures
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", self.name):
-            raise WorkloadError(f"a stream's name is of letters, digits, - and _, not {self.name!r}")
+            raise WorkloadError(f"a stream's name consists of letters, digits, - and _, not {self.name!r}")
         if not self._ends:
             raise WorkloadError(f"{self.name} never ends: give it num_requests, or first_s unless all come at once")
         if self.turns.system > self.clients.context - 2:
@@ -91,20 +95,20 @@ class Stream:
 
     @property
     def num_requests(self) -> int | None:
-        """As many arrive, where that follows from what is asked for."""
+        """Return the number of requests that arrive, if it follows from the settings."""
         span = self.span
         if self.turns.turns != Fixed(1.0):
             return None
         if isinstance(self.arrivals, Recorded):
             within_s = inf if span.first_s is None else span.first_s
-            times = sum(at <= within_s for at in self.arrivals.after())
-            return times if span.num_requests is None else min(times, span.num_requests)
+            num_within = sum(at <= within_s for at in self.arrivals.after())
+            return num_within if span.num_requests is None else min(num_within, span.num_requests)
         return span.num_requests if span.first_s is None else None
 
     def scaled(self, factor: float) -> Stream:
-        """At so many times the rate, if it has one."""
+        """Return the stream with its rate times this factor, or unchanged if it has no rate."""
         return replace(self, arrivals=self.arrivals.scaled(factor))
 
     def within(self, context: int) -> Stream:
-        """For a deployment of this context."""
+        """Return the stream for a deployment whose requests have at most `context` tokens."""
         return replace(self, clients=replace(self.clients, context=min(context, self.clients.context)))

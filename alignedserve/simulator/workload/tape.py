@@ -1,4 +1,4 @@
-"""Words for prompts: pieces of one long tape of random tokens, so that a long prompt costs no more than a copy."""
+"""Tokens for prompts: pieces of one long tape of random tokens, so that a long prompt costs no more than a copy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from random import Random
 from alignedserve.simulator.machines.engine import VOCABULARY
 
 _LENGTH = 1 << 16
-_HEAD = 8  # tokens at the start of a piece that are drawn for it: no two pieces begin alike, and none shares a prefix
+_HEAD = 8  # tokens at the start of a piece, drawn for it alone, so that no two pieces share a prefix
 _WORDS = range(1, VOCABULARY)  # 0 ends an output
 
 
@@ -18,7 +18,7 @@ def words(draw: Random, length: int) -> tuple[int, ...]:
 
 
 def _read(start: int, length: int) -> tuple[int, ...]:
-    """After its end the tape begins again."""
+    """Return a piece of the tape; after its end the tape begins again."""
     piece = _tape()[start : start + length]
     while len(piece) < length:
         piece += _tape()[: length - len(piece)]

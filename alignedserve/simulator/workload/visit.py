@@ -1,4 +1,4 @@
-"""A visit of one user: a request, or a conversation of several, one after the other.
+"""A visit of a user: a request, or a conversation of several requests, one after the other.
 
 prompt of turn 0    system, new
 prompt of turn 1    system, new, answer, new
@@ -18,34 +18,36 @@ from alignedserve.simulator.workload.tape import words
 
 @dataclass(frozen=True)
 class Arrival:
+    """A request that arrives, and how its client and its output will behave."""
+
     request: Request
-    length: int  # of its output, where max_tokens allows it
-    leaves_after_s: float | None
-    is_cut: bool = False  # its prompt, or what it might have said, to what the context holds
+    length: int  # of its output, if max_tokens allows it
+    leaves_after_s: float | None  # when its client leaves before the end
+    is_cut: bool = False  # whether its prompt or its possible output was cut to fit the context
 
 
 class Visit:
-    """What it says depends on the seed, its stream and its number, and on the answers it gets: not on when."""
+    """A visit. Its tokens depend on the seed, the stream, its number and the answers that it gets, not on time."""
 
     def __init__(self, stream: Stream, number: int, owner: str, draw: Random, system: tuple[int, ...]) -> None:
         self._stream, self._number, self._owner, self._draw = stream, number, owner, draw
         self._num_turns = stream.turns.turns.count(draw)
-        self._said = system
+        self._conversation = system
         self.num_asked = 0
 
     def ask(self, at: float) -> Arrival:
-        """Its first turn."""
+        """Return the first turn."""
         prompt, output = self._stream.lengths.pair(self._number, self._draw)
         wanted = min(output, self._stream.clients.max_tokens)
-        said = min(wanted, self._room - 1)
+        num_output = min(wanted, self._room - 1)
         is_cut = prompt + wanted > self._room
-        return self._arrival(at, min(prompt, self._room - said), output, is_cut)
+        return self._arrival(at, min(prompt, self._room - num_output), output, is_cut)
 
-    def go_on(self, now: float, request: Request, answer: tuple[int, ...]) -> Arrival | None:
-        """Its next turn after an answer; None where it has said all, or the context is full."""
+    def next_turn(self, now: float, request: Request, answer: tuple[int, ...]) -> Arrival | None:
+        """Return the next turn after an answer; None if all turns are done or the context is full."""
         if self.num_asked == self._num_turns:
             return None
-        self._said = request.prompt + answer
+        self._conversation = request.prompt + answer
         prompt, output = self._stream.lengths.pair(self._number, self._draw)
         if prompt + min(output, self._stream.clients.max_tokens) > self._room:
             return None
@@ -53,7 +55,7 @@ class Visit:
 
     @property
     def _room(self) -> int:
-        return self._stream.clients.context - len(self._said)
+        return self._stream.clients.context - len(self._conversation)
 
     def _arrival(self, at: float, prompt: int, output: int, is_cut: bool = False) -> Arrival:
         request = self._request(at, prompt)
@@ -66,7 +68,7 @@ class Visit:
             id=self._next_id,
             owner=self._owner,
             attempt=0,
-            prompt=self._said + words(draw, prompt),
+            prompt=self._conversation + words(draw, prompt),
             emitted=(),
             sampling=Sampling(seed=draw.getrandbits(31)),
             max_tokens=self._max_tokens(self._room - prompt),
