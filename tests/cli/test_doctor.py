@@ -14,7 +14,7 @@ import torch
 
 from alignedserve.architectures import model_source
 from alignedserve.cli import doctor
-from alignedserve.cli.doctor import Finding, Presence, FoundKernels, FoundTorch
+from alignedserve.cli.doctor import Finding, FoundKernels, FoundTorch, Presence
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.dispatch.paged_libraries import PAGE
 from alignedserve.kvpool.arena import numa

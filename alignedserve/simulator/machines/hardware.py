@@ -19,7 +19,7 @@ from alignedserve.core import StepPlan, WorkerLimits
 from alignedserve.cost import profile as cost_profile
 from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import CostModel, Link, Route, Shape, shape_of
-from alignedserve.cost.model import PageKind as CostKind
+from alignedserve.cost.model import Kind as CostKind
 from alignedserve.cost.sums import added
 from alignedserve.cost.trials import Bounds, trials
 from alignedserve.errors import ProfileError
