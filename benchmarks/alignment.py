@@ -1,12 +1,12 @@
 """Measure what a few long prefixes cost a batch of short ones at equal total KV, on each attention kernel.
 
     python -m benchmarks.alignment                   # one minute
-    python -m benchmarks.alignment --least           # where other work runs beside: least times, not medians
+    python -m benchmarks.alignment --least           # while other work runs: least times, not medians
 
-Decode attention of 32 requests with the same number of tokens in all, which is what must be read: all of one length,
-or two that are some ratio longer than the others. All kernels and ratios run in turns. gamma2 is that of the cost
-model, in seconds per token: the least squares over the ratios of T = T(all equal) + gamma2 * B * (max C - mean C). No
-figure has a goal: gamma2 is what it is, noise and sign included; its standard error says how much of it is noise.
+Decode attention of 32 requests reads the same number of tokens in each case: all requests have equal lengths, or two
+are longer than the others by some ratio. All kernels and ratios run in turns. gamma2 is the cost model's, in seconds
+per token: the least squares over the ratios of T = T(all equal) + gamma2 * B * (max C - mean C). No figure has a goal:
+gamma2 may be noise and may be negative; its standard error says how much of it is noise.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Slope:
     error: float
 
     @classmethod
-    def of(cls, points: Sequence[tuple[float, float]]) -> Slope:
+    def from_points(cls, points: Sequence[tuple[float, float]]) -> Slope:
         squares = sum(x * x for x, _ in points)
         value = sum(x * y for x, y in points) / squares
         left = sum((y - value * x) ** 2 for x, y in points)
@@ -80,7 +80,7 @@ def measure(
         times = [took[f"{name}_ratio_{ratio}"] for ratio in RATIOS]
         for ratio, time in zip(RATIOS, times, strict=True):
             report(f"{title}_ratio_{ratio}", time * 1e3, "ms", baseline=times[0] * 1e3)
-        gamma2 = Slope.of(
+        gamma2 = Slope.from_points(
             [
                 (batch.bubble - batches[0].bubble, time - times[0])
                 for batch, time in zip(batches[1:], times[1:], strict=True)
@@ -92,9 +92,9 @@ def measure(
 
 def main() -> None:
     parser = command(__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for all figures together")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds for all figures together")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
-    parser.add_argument("--least", action="store_true", help="least times in place of medians")
+    parser.add_argument("--least", action="store_true", help="report least times instead of medians")
     options = parser.parse_args()
     native = {isa: Native(Library(isa)) for isa in usable_sets()}
     kernels: dict[str, Kernels] = {"torch": Reference(), **native}

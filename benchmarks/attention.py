@@ -1,9 +1,9 @@
-"""Attention: decode against the memory's read bandwidth, prompts against torch's SDPA, and what Python adds to a call.
+"""Measure attention: decode against read bandwidth, prompts against torch's SDPA, and Python's share of a call.
 
     python -m benchmarks.attention                   # one minute
 
-All variants of a figure run in turns, and the least time of each counts: on a machine that is used otherwise too, that
-is the figure least wrong.
+All variants of a figure run in turns, and the least time of each counts: it has the smallest error on a machine that
+also does other work.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ MHA, GQA = Heads(12, 1), Heads(4, 4)
 
 
 class Paged:
-    """A layer's attention in a step, ready to run: `spans` are (queries, tokens), in bf16, blocks in random order."""
+    """A layer's attention in a step, in bf16, ready to run: `spans` are (queries, tokens), blocks in random order."""
 
     def __init__(self, spans: Sequence[tuple[int, int]], heads: Heads) -> None:
         lengths = [-(-tokens // BLOCK_SIZE) for _, tokens in spans]
@@ -72,7 +72,7 @@ def in_turns(variants: Mapping[str, Callable[[], object]], seconds: float, least
 
 
 def decode_bandwidth(kernels: Mapping[str, Native], heads: Heads, threads: int, seconds: float) -> None:
-    """32 requests of 512 tokens, in each of three layers: more than stays in a core's own cache."""
+    """Measure decodes of 32 requests of 512 tokens in three layers: more than a core's own cache holds."""
     layers = [Paged([(1, 512)] * 32, heads) for _ in range(3)]
     read_all = next(iter(kernels.values())).library.kernel("read_all", c_void_p, c_int64, returns=c_int64)
 
@@ -84,9 +84,9 @@ def decode_bandwidth(kernels: Mapping[str, Native], heads: Heads, threads: int, 
     variants["read"] = lambda: [read_all(layer.cache.data_ptr(), layer.cache.nbytes) for layer in layers]
     took = {name: min(times) for name, times in in_turns(variants, seconds).items()}
     gigabytes = sum(layer.cache.nbytes for layer in layers) / 1e9
-    for name, seconds_of_one in took.items():
+    for name, layers_s in took.items():
         title = f"decode_{heads}_threads_{threads}_{name}"
-        report(title, gigabytes / seconds_of_one, "GB/s", baseline=gigabytes / took["read"])
+        report(title, gigabytes / layers_s, "GB/s", baseline=gigabytes / took["read"])
 
 
 def prompts(kernels: Mapping[str, Native], tokens: int, threads: int, seconds: float) -> None:
@@ -102,7 +102,7 @@ def prompts(kernels: Mapping[str, Native], tokens: int, threads: int, seconds: f
 
 
 def calls(kernels: Kernels) -> None:
-    """Time one decode in a step: `write` and `attend`, the kernels' own work left out by giving them none."""
+    """Time the calls of a decode in a step, `write` and `attend`, without the kernels' work: their spans are empty."""
     none, heads = Spans([], BLOCK_SIZE), MHA
     cache = torch.zeros(2, BLOCK_SIZE, heads.kv_heads * heads.head_dim, dtype=torch.bfloat16)
     query, k, v = torch.zeros(1, 3 * cache.shape[-1], dtype=torch.bfloat16).chunk(3, dim=1)
@@ -125,7 +125,7 @@ def calls(kernels: Kernels) -> None:
 
 def main() -> None:
     parser = command(__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for all figures together")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds for all figures together")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
     options = parser.parse_args()
     kernels = {isa: Native(Library(isa)) for isa in usable_sets() if isa != "generic"}

@@ -1,18 +1,18 @@
-"""Conversations of several turns: what it brings to keep the KV of their prompts, and to know where it is.
+"""Measure what conversations of several turns gain when the KV of their prompts is kept, and the router knows where.
 
     python -m benchmarks.conversations [--conversations 12] [--turns 4] [--full]
     python -m benchmarks.conversations --backend simulated [--conversations 40] [--cluster 3+2] [--seeds 0,1,2]
 
-**Real**: two 1+1 deployments of the demo model stand side by side, alike but for `schedule.reuse`. They are asked in
-turns: some conversations with the one, the same ones with the other. A conversation begins with one of a few system
-prompts; the prompt of each turn is all that was said before, and a new question. Lengths are forced, texts are random
-tokens; a few go on at once. The default takes about a minute on two cores that have nothing else to do, several times
-that where they have. TTFT is measured where the client reads. The share of prompt tokens is what the answers' usage
-says.
+**Real**: two 1+1 deployments of the demo model run at the same time, and differ only in `schedule.reuse`. They take
+turns: some conversations with the first, then the same conversations with the second. A conversation begins with one of
+a few system prompts; the prompt of each turn is the whole conversation before, and a new question. Lengths are forced,
+texts are random tokens; a few conversations run at once. The default takes about a minute on two idle cores, and
+several minutes on busy cores. TTFT is measured at the client. The share of prompt tokens comes from the usage in the
+answers.
 
-**Simulated**: conversations of four turns, of 1,800 tokens and 300 more with each, on two nodes with a pool each. The
-baseline is a router that is never told where a prompt's KV has come (router/placing/beginnings.py): numbers of requests
-and their prompts decide there. The figures are those of later turns.
+**Simulated**: conversations of four turns, of 1,800 tokens and 300 more in each later turn, on two nodes with a pool
+each. The baseline is a router that does not learn where the KV of a prompt is (router/placing/beginnings.py): it
+decides by the number of requests and their prompts. The figures are over later turns.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from benchmarks.common.serving import ask, serve
 from benchmarks.report import command, report, several
 
 _MOST = 2_000  # tokens of prompt and answer: the model has 2,048 positions
-_SYSTEMS, _SYSTEM = 4, 600  # system prompts, and tokens of each
+_SYSTEMS, _SYSTEM = 4, 600  # number of system prompts, and tokens of each
 _QUESTION, _ANSWER = (40, 160), (24, 72)
 _AT_ONCE = 3
-_ROUND = 6  # conversations with one deployment before it is the other's turn
+_ROUND = 6  # conversations with a deployment before the other deployment's turn
 _SIMULATED_TURNS, _FIRST, _MORE, _OUTPUT = 4, 1_800, 300, 30  # tokens
-_BETWEEN_S = 0.3  # conversations that begin
+_BETWEEN_S = 0.3  # seconds between the beginnings of conversations
 _THINKS_S = (3.0, 4.0)
 
 
 @dataclass(frozen=True)
 class Turn:
-    number: int  # in its conversation
+    number: int  # place in its conversation
     num_prompt: int
     num_cached: int
     ttft_s: float
@@ -71,16 +71,16 @@ def report_ttft(name: str, turns: Sequence[float], baseline: Sequence[float], *,
 
 async def hold(url: str, number: int, turns: int) -> list[Turn]:
     draw, done = Random(f"conversation {number}"), list[Turn]()
-    said = _words(Random(f"system {draw.randrange(_SYSTEMS)}"), _SYSTEM)
+    words = _words(Random(f"system {draw.randrange(_SYSTEMS)}"), _SYSTEM)
     for turn in range(turns):
-        said += _words(draw, draw.randint(*_QUESTION))
+        words += _words(draw, draw.randint(*_QUESTION))
         most = draw.randint(*_ANSWER)
-        if len(said) + most > _MOST:
+        if len(words) + most > _MOST:
             break
-        answer = await ask(url, said, most)
+        answer = await ask(url, words, most)
         assert len(answer.tokens) == most, f"{len(answer.tokens)} tokens of {most}"
-        done.append(Turn(turn, len(said), answer.num_cached, answer.ttft_s))
-        said = said + answer.tokens
+        done.append(Turn(turn, len(words), answer.num_cached, answer.ttft_s))
+        words = words + answer.tokens
     return done
 
 
@@ -88,33 +88,33 @@ def _words(draw: Random, count: int) -> list[int]:
     return [draw.randrange(10, 2_000) for _ in range(count)]
 
 
-async def _held(url: str, numbers: Sequence[int], turns: int) -> list[Turn]:
+async def hold_all(url: str, numbers: Sequence[int], turns: int) -> list[Turn]:
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def in_place(number: int) -> list[Turn]:
         async with places:
             return await hold(url, number, turns)
 
-    return [turn for held in await asyncio.gather(*map(in_place, numbers)) for turn in held]
+    return [turn for done in await asyncio.gather(*map(in_place, numbers)) for turn in done]
 
 
-def held(conversations: int, turns: int) -> dict[bool, list[Turn]]:
+def run_both(conversations: int, turns: int) -> dict[bool, list[Turn]]:
     """Return all turns, by whether the deployment reuses prompts."""
     done: dict[bool, list[Turn]] = {True: [], False: []}
     with ExitStack() as servers:
         flags = {True: "--schedule-reuse", False: "--no-schedule-reuse"}
         urls = {on: servers.enter_context(serve("demo", "--topology", "1+1", flags[on])).url for on in done}
         for url in urls.values():
-            asyncio.run(_held(url, [-1], 1))  # what a first request warms up
+            asyncio.run(hold_all(url, [-1], 1))  # warms up the deployment
         for start in range(0, conversations, _ROUND):
             numbers = range(start, min(start + _ROUND, conversations))
             for reuse in (True, False) if start // _ROUND % 2 == 0 else (False, True):
-                done[reuse] += asyncio.run(_held(urls[reuse], numbers, turns))
+                done[reuse] += asyncio.run(hold_all(urls[reuse], numbers, turns))
     return done
 
 
 def real(conversations: int, turns: int) -> None:
-    done = held(conversations, turns)
+    done = run_both(conversations, turns)
     on, off = done[True], done[False]
     assert not any(turn.num_cached for turn in off), "something was reused without reuse"
     report("conversations", conversations, "1")
@@ -132,14 +132,14 @@ def real(conversations: int, turns: int) -> None:
 def arrivals(count: int, seed: int) -> Iterator[Arrival]:
     draw = Random(f"{seed}/conversations")
     for number in range(count):
-        said = tuple(draw.randrange(10, 5_000) for _ in range(_FIRST + (_SIMULATED_TURNS - 1) * _MORE))
+        words = tuple(draw.randrange(10, 5_000) for _ in range(_FIRST + (_SIMULATED_TURNS - 1) * _MORE))
         at = FIRST_ARRIVAL_AT + _BETWEEN_S * number
         for turn in range(_SIMULATED_TURNS):
             request = Request(
                 id=f"{number}-{turn}",
                 owner="gateway-0",
                 attempt=0,
-                prompt=said[: _FIRST + _MORE * turn],
+                prompt=words[: _FIRST + _MORE * turn],
                 emitted=(),
                 sampling=Sampling(seed=number),
                 max_tokens=_OUTPUT,
@@ -153,7 +153,7 @@ def arrivals(count: int, seed: int) -> Iterator[Arrival]:
 
 
 def played(count: int, cluster: str, seed: int, *, remembers: bool) -> tuple[float, list[float]]:
-    """Return which share of later turns' prompts comes from a pool, and these turns' TTFT."""
+    """Return the share of later turns' prompt tokens that came from a pool, and the TTFT of these turns."""
     settings = replace(
         settings_of(SimulationTrial("aligned", "chat", cluster=cluster, seed=seed)), nodes=2, direct=True
     )
@@ -183,8 +183,10 @@ def simulated(conversations: int, cluster: str, seeds: Sequence[int]) -> None:
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--backend", choices=("real", "simulated"), default="real", help="default: %(default)s")
-    parser.add_argument("--conversations", type=int, help="default: 12, or 40 where simulated")
-    parser.add_argument("--turns", type=int, default=4, help="real: of each, at most (default: %(default)s)")
+    parser.add_argument("--conversations", type=int, help="default: 12, or 40 if simulated")
+    parser.add_argument(
+        "--turns", type=int, default=4, help="real: most turns of a conversation (default: %(default)s)"
+    )
     parser.add_argument("--full", action="store_true", help="real: two hundred conversations of up to eight turns")
     parser.add_argument("--cluster", default="3+2", help="simulated (default: %(default)s)")
     parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="simulated (default: %(default)s)")

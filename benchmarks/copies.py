@@ -1,22 +1,21 @@
-"""Measure how fast pages are copied, compressed and brought back, against memcpy of as many bytes.
+"""Measure how fast pages are copied, compressed and brought back, against memcpy of the same number of bytes.
 
     python -m benchmarks.copies                      # a minute on one core
     python -m benchmarks.copies --isa avx2           # another instruction set of the C++ kernels, or `reference`
-    python -m benchmarks.copies --only arena         # one part; `kernels` and `int8` are the others
+    python -m benchmarks.copies --only arena         # a single part: `arena`, `kernels` or `int8`
 
-One thread, pages of 64 tokens of a model with 12 layers and 768-wide K and V in bf16, 2.4 MB each, in blocks of 16 that
-lie anywhere in the cache. Bytes are those of the page in bf16, whatever is made of it. All variants are timed in turns,
-page by page. Ends with 1 where a goal is missed.
+It uses one thread, and pages of 64 tokens of a model with 12 layers and 768-wide K and V in bf16, 2.4 MB each, in
+blocks of 16 at random places in the cache. All rates count the bytes of the page in bf16. All variants are timed in
+turns, page by page. The exit status is 1 if a goal is missed.
 
-    kernels    through the interface that the engine uses, in a cache much larger than what a core has to itself; a
-               figure is the median
+    kernels    through the interface that the engine uses, in a cache much larger than a core's own cache; a figure
+               is the median
     arena      requests of 512 tokens between a device cache and pages of a real arena, both ways, with and without
                `verify_pages`
-    int8       what it takes to make an int8 page of a page of KV, and to bring it to the device, through the copier
-               that workers use
+    int8       compressing a page of KV to int8, and bringing it to the device, through the copier that workers use
 
-Figures of arena and int8 are the best of all, in time of the thread's own, since nothing here waits and others may
-share the core.
+Figures of arena and int8 are the best of all runs, in processor time of the thread: it never waits here, and other work
+may share the core.
 """
 
 from __future__ import annotations
@@ -47,8 +46,8 @@ LAYERS, KV_DIM, PAGE, BLOCK = 12, 768, 64, 16
 PAGE_SHAPE = (LAYERS, 2, PAGE, KV_DIM)
 PAGE_BYTES = LAYERS * 2 * PAGE * KV_DIM * 2
 SIZES = PageBytes(PAGE_BYTES, Int8Layout(2 * LAYERS * KV_DIM, PAGE).size)
-COPY_GOAL = 0.8  # of memcpy, for whole pages
-BYTES_GOAL = 0.54  # of bf16, for an int8 page
+COPY_GOAL = 0.8  # share of memcpy's rate, for whole pages
+BYTES_GOAL = 0.54  # share of a bf16 page's bytes, for an int8 page
 CACHE_PAGES, REFERENCE_PAGES = 64, 6
 REQUEST_PAGES, REQUESTS, INT8_PAGES = 8, 4, 16
 
@@ -58,8 +57,10 @@ Piece = Callable[[int], object]
 def timed(
     pieces: Mapping[str, Piece], numbers: range, rounds: int, clock: Callable[[], float], apart: int = 0
 ) -> dict[str, list[float]]:
-    """Return the seconds of each piece, all in turns after a first round that warms up. Pieces work on numbers that are
-    some apart, so that none finds in the core's cache what the piece before it has touched."""
+    """Return the seconds of each piece, timed in turns after a first round that warms up.
+
+    Pieces work on numbers that are `apart`, so that no piece finds the data of the piece before it in the core's cache.
+    """
     took: dict[str, list[float]] = {name: [] for name in pieces}
     for turn in range(rounds + 1):
         for number in numbers:
@@ -89,7 +90,7 @@ def _address(arena: Arena, page: int) -> int:
 
 
 class Memory:
-    """A cache and an arena, each of CACHE_PAGES pages, and what a page becomes in int8."""
+    """A cache and an arena of CACHE_PAGES pages each, and room for the same pages as int8."""
 
     def __init__(self) -> None:
         pairs = CACHE_PAGES * PAGE // BLOCK
@@ -105,7 +106,7 @@ class Memory:
         self.least, self.step = torch.zeros(2, CACHE_PAGES, 2 * LAYERS, KV_DIM)
 
     def memcpy(self, page: int) -> None:
-        """Copy from one place in the cache to another in the arena, both whole."""
+        """Copy a page's bytes in one piece, from a place in the cache to a place in the arena."""
         start = self.cache.data_ptr() + (7 * page) % CACHE_PAGES * PAGE_BYTES
         ctypes.memmove(self.arena[page].data_ptr(), start, PAGE_BYTES)
 
@@ -128,7 +129,7 @@ class Memory:
 
 
 def _shared(elements: int) -> torch.Tensor:
-    """Return memory as the device cache and the arena have it: shared, and beginning at a page of the machine."""
+    """Return memory like that of the device cache and the arena: shared, and aligned to a page of the machine."""
     return torch.frombuffer(mmap.mmap(-1, 2 * elements), dtype=torch.bfloat16)
 
 
@@ -166,7 +167,7 @@ class ArenaPieces:
         self._in_arena = [_address(arena, page) for page in range(REQUESTS * REQUEST_PAGES)]
 
     def pieces(self) -> dict[str, Piece]:
-        """Name the pieces in order: a checksum must be written before it is verified."""
+        """Return the pieces in the order of their runs: a checksum must be written before it is verified."""
         return {
             "memcpy out": lambda number: self._memcpy(number, out=True),
             "copy out": lambda number: self._copy_out(self._plain, number),
@@ -181,7 +182,7 @@ class ArenaPieces:
 
     def _copy_in(self, copier: PageCopier, number: int) -> None:
         if not copier.copy_in(self._pages[number], self._pairs[number], self._tokens[number]):
-            raise SystemExit("a page did not hold what was written there: these figures mean nothing")
+            raise SystemExit("a page did not hold the data that was written there: the figures are not valid")
 
     def _memcpy(self, number: int, out: bool) -> None:
         for page in self._pages[number]:
@@ -226,11 +227,11 @@ class Int8Pieces:
 
     def compress(self, page: int) -> None:
         if not self._copier.compress(page, self._into[page]):
-            raise SystemExit("a page could not be compressed: these figures mean nothing")
+            raise SystemExit("a page could not be compressed: the figures are not valid")
 
     def expand(self, page: int) -> None:
         if not self._copier.copy_in((self._into[page],), self._pairs[page], self._tokens[page]):
-            raise SystemExit("a page did not hold what was written there: these figures mean nothing")
+            raise SystemExit("a page did not hold the data that was written there: the figures are not valid")
 
 
 def report_int8() -> bool:

@@ -1,11 +1,11 @@
-"""Measure how well the cost model tells what steps take, and what asking it costs.
+"""Measure how well the cost model predicts the time of steps, and how much time a prediction takes.
 
-    python -m benchmarks.cost                        # two minutes on two cores that do nothing else
-    python -m benchmarks.cost --gpu-times FOLDER     # GPU steps from the full grids, not from the compiled ones
-    python -m benchmarks.cost --record FILE          # also writes what tests/cost/test_cost.py replays
+    python -m benchmarks.cost                        # two minutes on two idle cores
+    python -m benchmarks.cost --gpu-times FOLDER     # GPU steps from the full grids, not from the compiled profiles
+    python -m benchmarks.cost --record FILE          # also writes the steps that tests/cost/test_cost.py replays
 
-Steps of the real engine are held out: their sizes are drawn at random, and a step's truth is the median of four runs.
-Nothing else should run beside it (`--cpu-clock` helps where something does). Ends with 1 where a goal is missed.
+Held-out steps of the real engine have random sizes; the true time of a step is the median of four runs. Nothing else
+should run on the machine (if something does, `--cpu-clock` helps). The exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Measured:
 
 
 def worker(folder: Path, clock: Clock) -> tuple[Bounds, Meter]:
-    """Make a worker as `alignedserve serve` would: one thread on two cores."""
+    """Make the engine of a worker as `alignedserve serve` does: one thread on two cores."""
     room = capacity(Config(engine=EngineConfig(kv_memory_mb=1024)), read_config(folder))
     use_threads(None, workers=1)
     limits = room.limits
@@ -73,7 +73,7 @@ def worker(folder: Path, clock: Clock) -> tuple[Bounds, Meter]:
 
 
 def measure_model(folder: Path, clock: Clock, budget_s: float, held_out: int, served: int) -> Measured:
-    """Measure steps. A held-out step's truth is the median of runs before and after the profile: machines drift."""
+    """Measure steps. The truth of a held-out step is the median of runs before and after profiling: machines drift."""
     bounds, meter = worker(folder, clock)
     profiled = {trial.shape for trial in trials(bounds)}
     new = [trial for trial in random_trials(bounds, held_out, seed=1) if trial.shape not in profiled]
@@ -84,7 +84,7 @@ def measure_model(folder: Path, clock: Clock, budget_s: float, held_out: int, se
         report(f"{folder.name}: time to profile {len(profile.points)} steps", clock() - start, "s", goal=20.0)
         rounds += [_round(meter, new) for _ in range(2)]
         steps = [Point(trial.shape, meter.run(trial)) for trial in serving(bounds, served, seed=2)]
-    before, after = (sum(map(sum, some)) for some in (rounds[:2], rounds[2:]))
+    before, after = (sum(map(sum, pair)) for pair in (rounds[:2], rounds[2:]))
     report(f"{folder.name}: held-out steps after the profile, compared with before it", after / before, "1")
     truths = [Point(trial.shape, median(runs)) for trial, *runs in zip(new, *rounds, strict=True)]
     return Measured([*profile.points], truths, steps)
@@ -95,10 +95,10 @@ def _round(meter: Meter, wanted: Sequence[Trial]) -> list[float]:
 
 
 def serving(bounds: Bounds, count: int, seed: int, arrivals: float = 0.1) -> Iterator[Trial]:
-    """Yield steps as a worker runs them: prompts arrive, are chunked beside the decodes, and decode until they end."""
+    """Yield steps as a worker runs them: prompts arrive, run in chunks beside decodes, and decode until they end."""
     chance, limits = random.Random(seed), bounds.limits
-    waiting: list[list[int]] = []  # [prompt tokens, of which have run]
-    running: list[list[int]] = []  # [prefix, tokens still to come]
+    waiting: list[list[int]] = []  # [prompt tokens, prompt tokens that have run]
+    running: list[list[int]] = []  # [prefix, remaining tokens]
     for _ in range(count):
         if chance.random() < arrivals and len(waiting) + len(running) < limits.max_batch:
             waiting.append([min(bounds.longest // 2, int(20 * 40 ** chance.random())), 0])
@@ -120,8 +120,8 @@ def serving(bounds: Bounds, count: int, seed: int, arrivals: float = 0.1) -> Ite
 def report_errors(name: str, model: CostModel, points: Sequence[Point]) -> bool:
     met = True
     for kind in Kind:
-        of_kind = [point for point in points if point.shape.kind is kind]
-        off = spread([abs(model.seconds(point.shape) / point.seconds - 1) for point in of_kind])
+        steps = [point for point in points if point.shape.kind is kind]
+        off = spread([abs(model.seconds(point.shape) / point.seconds - 1) for point in steps])
         goals = (None, None) if kind is Kind.MIXED else (MEDIAN, P90)
         met &= report(f"{name} {kind.value}: median error", off.median, "share", goal=goals[0])
         met &= report(f"{name} {kind.value}: p90 error", off.p90, "share", goal=goals[1])
@@ -132,7 +132,7 @@ def report_errors(name: str, model: CostModel, points: Sequence[Point]) -> bool:
 
 
 def replay(online: OnlineCost, steps: Sequence[Point], factor: Callable[[int], float]) -> list[float]:
-    """Return the relative errors of predictions made before each step was seen."""
+    """Return the relative errors of predictions, each made before the model learned from the step."""
     errors = []
     for at, step in enumerate(steps):
         seconds = step.seconds * factor(at)
@@ -152,7 +152,7 @@ def report_drift(name: str, measured: Measured) -> bool:
 
 
 def report_real_drift(folder: Path) -> bool:
-    """Let the engine share its core, from one step on, with a process that does nothing but compute."""
+    """Measure the drift when the engine, from some step on, shares its core with a process that only computes."""
     kept = os.sched_getaffinity(0)
     core = {max(kept)}
     try:
@@ -165,14 +165,14 @@ def report_real_drift(folder: Path) -> bool:
 def _real_drift(folder: Path, core: set[int]) -> bool:
     bounds, meter = worker(folder, time.perf_counter)
     engine = meter.engine
-    # Steps of some tens of milliseconds: the kernel hands the core to each process for a few at a time.
+    # Steps take tens of milliseconds: the kernel gives the core to each process for a few milliseconds at a time.
     steps = list(serving(bounds, STEPS_BEFORE + STEPS_AFTER.stop, seed=3, arrivals=0.4))
     online = measure_profile(meter, bounds, subject_of(engine, folder), SHARED_MEMORY, 6.0).online()
 
-    def run(some: Sequence[Trial]) -> list[tuple[float, float]]:
-        """Return (seconds over what was profiled, error of the prediction) of each step."""
+    def run(wanted: Sequence[Trial]) -> list[tuple[float, float]]:
+        """Return (seconds ÷ profiled seconds, error of the prediction) of each step."""
         profiled, seen = online.model, []
-        for trial in some:
+        for trial in wanted:
             predicted, seconds = online.model.seconds(trial.shape), meter.run(trial)
             online.learn(trial.shape, seconds)
             seen.append((seconds / profiled.seconds(trial.shape), abs(predicted / seconds - 1)))
@@ -213,7 +213,7 @@ def _spin(core: set[int], spins: Event) -> None:
 
 
 def report_gpu(name: str, steps: dict[tuple[int, int, int, int], float]) -> bool:
-    """Fit sizes that are powers of four, and a hundred of the mixed steps; all others are held out."""
+    """Fit sizes that are powers of four, and a hundred mixed steps; all other steps are held out."""
     points = {key: Point(_gpu_shape(*key), seconds) for key, seconds in steps.items()}
     known = [key for key in points if all(size in _PROFILED for size in key)]
     mixed = [key for key in known if points[key].shape.kind is Kind.MIXED]
@@ -231,7 +231,7 @@ def _gpu_shape(chunk: int, cached: int, decodes: int, prefix: int) -> Shape:
 
 
 def gpu_steps(name: str) -> dict[tuple[int, int, int, int], float]:
-    """Read steps of a compiled profile, among them sizes between those that it holds."""
+    """Return steps from a compiled profile, with sizes between those that it holds."""
     truth = gpu_truth.load(name)
     chunks, cached = [16, 24, 48, 64, 96, 256, 400, 700, 1024, 1500, 2048], [0, 16, 100, 256, 700, 1500, 4096, 10_000]
     counts, prefixes = [1, 3, 4, 10, 16, 30, 64, 100], [16, 64, 200, 256, 700, 1024, 2500, 4096, 9000, 16_384]
@@ -251,7 +251,7 @@ def measured_gpu_steps(folder: Path) -> Iterator[tuple[str, dict[tuple[int, int,
         yield source.name, {key: times.step_s(*key) for key in times.attention}
 
 
-# --- What asking costs
+# --- The time of predictions
 
 
 def report_speed(model: CostModel, online: OnlineCost) -> bool:
@@ -276,7 +276,7 @@ def report_speed(model: CostModel, online: OnlineCost) -> bool:
 
 
 def _micros(work: Callable[[], object], times: int) -> float:
-    """Return the best of five rounds."""
+    """Return the microseconds of a call, the best of five rounds."""
     rounds = []
     for _ in range(5):
         start = time.perf_counter()
@@ -308,9 +308,9 @@ def main() -> int:
     parser.add_argument("--gpu-times", type=Path, metavar="FOLDER", help="measured GPU times, see tools/")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the measured steps")
     parser.add_argument(
-        "--cpu-clock", action="store_true", help="count processor time of the engine's thread: where others compute too"
+        "--cpu-clock", action="store_true", help="count processor time of the engine's thread, for a busy machine"
     )
-    parser.add_argument("--only", choices=("cpu", "gpu", "speed", "drift"), help="a part of it")
+    parser.add_argument("--only", choices=("cpu", "gpu", "speed", "drift"), help="run a single part")
     args = parser.parse_args()
     parts = (args.only,) if args.only else ("gpu", "cpu", "speed", "drift")
     met = True
@@ -326,8 +326,8 @@ def main() -> int:
         measured = {"demo": measure_model(demo, clock, 20.0, 25, 800)}
         with TemporaryDirectory() as folder:
             measured["llama160m"] = measure_model(llama160m(Path(folder) / "llama160m"), clock, 20.0, 10, 0)
-        for name, steps_of in measured.items():
-            met &= report_errors(name, fit(steps_of.profile), steps_of.held_out)
+        for name, model in measured.items():
+            met &= report_errors(name, fit(model.profile), model.held_out)
         met &= report_drift("demo", measured["demo"])
         if args.record:
             _record(args.record, measured)

@@ -1,16 +1,16 @@
-"""Measure what planning a step costs on a decode worker, among many candidates and where nothing changes.
+"""Measure the time that a decode worker takes to plan a step, among many candidates and while nothing changes.
 
     python -m benchmarks.decode_plan [--candidates 1600] [--steps 100] [--alignment [--seeds 0,1,2]]
 
-128 requests run, half of them best-effort; the candidates beside them are prompts that wait for memory, or residents
-that are paused because a step takes 128. Between two steps each that ran gets its token. The time is that of the
-choice alone, of the processor, so other work on its cores counts little; what a step's tokens cost is in
-benchmarks.simulator. What the core does between two steps is all that looking a step ahead could hide. Apt-Serve's
-paper plans among as many in 10.8 ms. "Near linear" is at most twice as much time for each candidate of ten times as
-many.
+128 requests run, half of them best-effort. The candidates beside them are prompts that wait for memory, or residents
+that are paused because a step takes 128. Between two steps, each request that ran gets its token. The figure is the
+processor time of the choice alone, so other work on the machine matters little; benchmarks.simulator has the time for a
+step's tokens. Looking a step ahead could hide at most the work of the core between two steps. Apt-Serve's paper plans
+among the same number of candidates in 10.8 ms. "Near linear" means: with ten times as many candidates, at most twice
+the time for each.
 
---alignment adds a simulated run of each seed, 4+1, in which best-effort requests wait in the pool for 250 s: which
-share of the steps until then mixes two batches, and how many tokens come in a second. Each takes about two minutes.
+--alignment adds a simulated run for each seed, on 4+1, in which best-effort requests wait in the pool for 250 s. It
+reports the share of steps until then that mix two batches, and the tokens per second. A run takes about two minutes.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from benchmarks.selection import BLOCK, COST, LENGTHS, PAIRS, STEP_TOKENS, TIMES
 
 RUNNING, OUTPUT, PAGE = 128, 20, 256
 GOAL_MS, STILL_MS = 1.0, 0.3
-PREPARED_MS = 5.0  # in AlignedServe's paper 95 % of steps are prepared within that
-_GROWTH = 2.0  # of the time for a candidate, where there are ten times as many
+PREPARED_MS = 5.0  # AlignedServe's paper prepares 95 % of steps within this time
+_GROWTH = 2.0  # of the time for a candidate, when there are ten times as many
 _MIXED = 12.4  # % of steps, in AlignedServe's paper
-LOADED_S = 250.0  # so many are there at any time; then the pool empties, and there are no batches to keep apart
+LOADED_S = 250.0  # the backlog lasts so long; then the pool empties, and there are no batches to keep apart
 BACKLOG = (
     f"coserve,rate=1,first_s={LOADED_S:g},documents.in_flight=1500,documents.replace=true,"
     "documents.prompt=64-1024,documents.output=128-512"
@@ -56,7 +56,7 @@ BACKLOG = (
 
 
 class Worker:
-    """As much of a worker as a choice sees."""
+    """The part of a worker that the choice of a step uses."""
 
     def __init__(self, waiting: int, paused: int) -> None:
         self._policy, self._pivot = Policy(), COST.pivot(STEP_TOKENS)
@@ -73,7 +73,7 @@ class Worker:
         return found
 
     def choose(self) -> tuple[float, int]:
-        """Return seconds, and how many of the decodes run."""
+        """Return the seconds of a choice, and the number of decodes that run."""
         began = thread_time()
         at = Moment(self._now, COST, TIMES, STEP_TOKENS, BLOCK, 256, self._policy, self._pivot)
         at.batch, at.seated = RUNNING, self._seated
@@ -84,10 +84,10 @@ class Worker:
             BLOCK,
             RUNNING,
             False,
-            lambda _: PAIRS * BLOCK,  # nobody finds memory
+            lambda _: PAIRS * BLOCK,  # no candidate finds memory
             lambda: False,
             best_effort=best_effort,
-            in_order=lambda some: in_order(some, at),
+            in_order=lambda residents: in_order(residents, at),
         )
         found = select(self._decodes, (), self._waiting, at, seating)
         took = thread_time() - began
@@ -101,7 +101,7 @@ class Worker:
 
 
 class Planning(DecodeCore):
-    """A core that notes how long planning took at each event."""
+    """A core that measures the time of planning at each event."""
 
     def __init__(self, setup: WorkerSetup) -> None:
         super().__init__(setup)
@@ -116,8 +116,10 @@ class Planning(DecodeCore):
 
 
 def planned_by_core(policy: Policy, steps: int, num_running: int = RUNNING) -> tuple[list[float], list[float]]:
-    """Return milliseconds of each step: of all that a core does between its tokens and the next step, where decodes
-    grow block by block and their parts of the step are written; and with what it does with the tokens."""
+    """Return for each step the milliseconds of planning, and of all work between its result and the next step.
+
+    Planning lets decodes grow block by block and writes their parts of the step; the rest is the work on the tokens.
+    """
     limits = WorkerLimits(PAIRS, BLOCK, PAGE, STEP_TOKENS, max_batch=RUNNING)
     core, requests, now = Planning(WorkerSetup(limits, policy)), drawn(LENGTHS, seed=1), 0.0
     ordered = list[Command]()
@@ -139,27 +141,27 @@ def planned_by_core(policy: Policy, steps: int, num_running: int = RUNNING) -> t
 
 
 def planned(waiting: int, paused: int, steps: int) -> tuple[float, float]:
-    """Return milliseconds of a choice in the median, and how many requests run on average."""
+    """Return the median milliseconds of a choice, and the mean number of requests that run."""
     worker = Worker(waiting, paused)
     took = [worker.choose() for _ in range(steps)]
     return 1e3 * median(seconds for seconds, _ in took), sum(chosen for _, chosen in took) / steps
 
 
 def aligned(seed: int) -> tuple[float, float]:
-    """Return the percent of steps that mix two batches, and tokens in a second."""
+    """Return the percentage of steps that mix two batches, and the tokens per second."""
     simulation = Simulation(settings_of(SimulationTrial("aligned", BACKLOG, "4+1", seed=seed)))
     world, shares = simulation.world, list[float]()
 
     def look() -> None:
         workers = (process.core for process in world.processes)
-        shares.append(share_of(core for core in workers if isinstance(core, DecodeCore)))
+        shares.append(mixed_share(core for core in workers if isinstance(core, DecodeCore)))
 
     world.agenda.at(LOADED_S, Priority.CLIENT, look)
     summary = simulation.run()
     return shares[0], summary.tokens_per_s
 
 
-def share_of(workers: Iterable[DecodeCore]) -> float:
+def mixed_share(workers: Iterable[DecodeCore]) -> float:
     mixed, steps = 0, 0
     for core in workers:
         mixed, steps = mixed + core.counts.mixed_steps, steps + core.counts.decode_steps
@@ -171,7 +173,7 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=1_600)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--alignment", action="store_true", help="simulate runs for the share of mixed steps")
-    parser.add_argument("--seeds", default="0,1,2", help="of those runs; default: %(default)s")
+    parser.add_argument("--seeds", default="0,1,2", help="seeds of these runs; default: %(default)s")
     args = parser.parse_args()
     few, many, met = args.candidates, 10 * args.candidates, []
     still, _ = planned(0, 0, args.steps)

@@ -3,11 +3,12 @@
     python -m benchmarks.engine                              # a quick subset, about a minute
     python -m benchmarks.engine --full                       # every case of every model
     python -m benchmarks.engine --peer-python PATH [--full]  # a Python that has vLLM's CPU build, as a peer
-    python -m benchmarks.engine --models opt125m --only "decode 8 x 64"  # one case of one model, as in --full
-    python -m benchmarks.engine --peer-python PATH --peers vLLM --rounds 1 --only "4 x 3000"  # of one peer
+    python -m benchmarks.engine --models opt125m --only "decode 8 x 64"  # a single case of one model, as in --full
+    python -m benchmarks.engine --peer-python PATH --peers vLLM --rounds 1 --only "4 x 3000"  # a single peer
 
-Each case runs on every engine in turn, several rounds of it, and its figure is the median: the machine's phases hit all
-alike. `--where` adds a table of where a step's time goes. Ends with 1 where a goal is missed.
+Each case runs on every engine in turn, for several rounds, and its figure is the median: slow phases of the machine
+affect all engines alike. `--where` adds a table of the parts of a step's time. The exit status is 1 if a goal is
+missed.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _GREEDY = Sampling()
 @dataclass(frozen=True)
 class Case:
     name: str
-    prompts: tuple[int, ...]  # their lengths
+    prompts: tuple[int, ...]  # lengths of the prompts
     output: int
 
     @property
@@ -68,7 +69,7 @@ class Case:
         return max(self.prompts) + self.output
 
     def within(self, positions: int) -> Case:
-        """Return the case itself where requests fit, else with the longest prompts that do, as its name then says."""
+        """Return the case, with prompts cut to the longest that fit, and a name that says so."""
         if self.longest <= positions:
             return self
         most = positions - self.output
@@ -97,7 +98,7 @@ def cases(full: bool) -> list[Case]:
 @dataclass(frozen=True)
 class Times:
     prompts_s: float  # until every request has its first token
-    steps_s: list[float]  # of the steps after that
+    steps_s: list[float]  # seconds of each step after that
 
     @property
     def figure_s(self) -> float:
@@ -121,34 +122,36 @@ class Ours:
 
     def run(self, case: Case) -> Times:
         pairs = iter(range(self.engine.cache.shape[1] // 2))
-        held = [tuple(next(pairs) for _ in range(-(-(n + case.output) // BLOCK))) for n in case.prompts]
-        prompts_s = sum(self.step(chunks) for chunks in self._chunks(case, held))
+        pairs_of = [tuple(next(pairs) for _ in range(-(-(n + case.output) // BLOCK))) for n in case.prompts]
+        prompts_s = sum(self.step(chunks) for chunks in self._chunks(case, pairs_of))
         steps = []
         for index in range(1, case.output):
-            of_all = enumerate(zip(case.prompts, held, strict=True))
-            decodes = [Decode(str(i), None, n + index - 1, pairs, _GREEDY, index) for i, (n, pairs) in of_all]
+            requests = enumerate(zip(case.prompts, pairs_of, strict=True))
+            decodes = [Decode(str(i), None, n + index - 1, pairs, _GREEDY, index) for i, (n, pairs) in requests]
             steps.append(self.step(decodes=decodes))
         return Times(prompts_s, steps)
 
-    def _chunks(self, case: Case, held: Sequence[tuple[int, ...]]) -> Iterator[list[Chunk]]:
-        """Whole prompts, as many in a step as vLLM may take. The last step samples for all: the decodes go on by it. A
-        single prompt is one chunk, which samples."""
+    def _chunks(self, case: Case, pairs_of: Sequence[tuple[int, ...]]) -> Iterator[list[Chunk]]:
+        """Yield the chunks of steps with whole prompts, as many in a step as vLLM may take.
+
+        The last step samples for all prompts; decodes continue from there. A single prompt is one chunk that samples.
+        """
         step: list[Chunk] = []
         prompts = list(enumerate(case.tokens()))
         if len(prompts) == 1:
-            yield [Chunk("0", tuple(prompts[0][1]), 0, held[0], _GREEDY)]
+            yield [Chunk("0", tuple(prompts[0][1]), 0, pairs_of[0], _GREEDY)]
             return
         for number, tokens in prompts:
             if sum(len(chunk.tokens) for chunk in step) + len(tokens) > MOST_STEP_TOKENS:
                 yield step
                 step = []
-            step.append(Chunk(str(number), tuple(tokens[:-1]), 0, held[number], None))
+            step.append(Chunk(str(number), tuple(tokens[:-1]), 0, pairs_of[number], None))
         yield [chunk for chunk in step if chunk.tokens]
-        yield [Chunk(str(i), (tokens[-1],), len(tokens) - 1, held[i], _GREEDY) for i, tokens in prompts]
+        yield [Chunk(str(i), (tokens[-1],), len(tokens) - 1, pairs_of[i], _GREEDY) for i, tokens in prompts]
 
 
 class Transformers:
-    """transformers with prompts padded on the left to one length, as its users batch."""
+    """transformers, with prompts padded on the left to one length, as its users build batches."""
 
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -173,13 +176,13 @@ class Transformers:
 
 
 class VLlm:
-    """vLLM in a process of its own, which waits while other engines run."""
+    """vLLM in a separate process, which waits while other engines run."""
 
     def __init__(self, python: str, folder: Path, longest: int) -> None:
         script = Path(__file__).parent / "peers" / "vllm_steps.py"
         cores = sorted(os.sched_getaffinity(0))
         environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores))}
-        environment.pop("GOMP_SPINCOUNT", None)  # as it is shipped
+        environment.pop("GOMP_SPINCOUNT", None)  # as vLLM is shipped
         self._log = TemporaryDirectory()
         errors = open(Path(self._log.name) / "log", "w+")  # noqa: SIM115  (lives as long as the process)
         command = [python, str(script), str(folder), str(longest)]
@@ -206,7 +209,7 @@ class VLlm:
 
 
 def read_bandwidth() -> float:
-    """Return the bytes a second that all cores read from memory, the best of several."""
+    """Return the bytes per second that all cores read from memory, the best of five runs."""
     numbers = large_pages.zeros((1 << 27,), torch.float32).fill_(1)
     best = min(_seconds(lambda: numbers.sum()) for _ in range(5))
     return numbers.nbytes / best
@@ -219,7 +222,7 @@ def _seconds(action: Any) -> float:
 
 
 def weight_bytes(folder: Path) -> int:
-    """Return the bytes that a decode step reads: all but an embedding that is not the head too."""
+    """Return the bytes that a decode step reads: all weights except an embedding that is not also the head."""
     from safetensors import safe_open
 
     with safe_open(folder / "model.safetensors", "pt") as file:
@@ -251,14 +254,14 @@ def compare(
 
 def _compare(model: str, case: Case, rounds: int, peers: dict[str, Peer], weights: int) -> bool:
     for peer in peers.values():
-        peer.run(case.warming)  # caches, autotunes and pages are warm
+        peer.run(case.warming)  # warms caches, autotuning and pages
     runs: dict[str, list[float]] = {name: [] for name in peers}
     bandwidth = []
     for turn in range(rounds):
         bandwidth.append(read_bandwidth())
         for name in list(peers) if turn % 2 == 0 else list(peers)[::-1]:
             runs[name].append(peers[name].run(case).figure_s)
-    took = {name: median(of_peer) for name, of_peer in runs.items()}
+    took = {name: median(times) for name, times in runs.items()}
     met = [_report(model, case, took[name], took["ours"], name) for name in took if name != "ours"]
     if case.prompts == (64,):
         share = weights / took["ours"] / max(bandwidth)
@@ -267,25 +270,29 @@ def _compare(model: str, case: Case, rounds: int, peers: dict[str, Peer], weight
     return all(met)
 
 
-def _report(model: str, case: Case, theirs_s: float, ours_s: float, peer: str) -> bool:
-    """Report a ratio above 1 where our engine is as many times as fast."""
+def _report(model: str, case: Case, peer_s: float, ours_s: float, peer: str) -> bool:
+    """Report the speed of our engine against the peer's; a ratio above 1 means that ours is faster."""
     tokens = sum(case.prompts) if case.is_prefill else len(case.prompts)
-    goal = (PREFILL_RATIO if case.is_prefill else DECODE_RATIO) * tokens / theirs_s
+    goal = (PREFILL_RATIO if case.is_prefill else DECODE_RATIO) * tokens / peer_s
     name = f"{model}, {case.name}, against {peer}"
-    return report(name, tokens / ours_s, "tokens/s", baseline=tokens / theirs_s, goal=goal, at_least=True)
+    return report(name, tokens / ours_s, "tokens/s", baseline=tokens / peer_s, goal=goal, at_least=True)
 
 
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--full", action="store_true", help="every case of every model")
     parser.add_argument("--models", help=f"of {', '.join(MAKERS)}; default: the first, or all with --full")
-    parser.add_argument("--only", default="", help="cases whose name holds one of these, by commas")
-    parser.add_argument("--rounds", type=int, default=3, help="of each case on each engine (default: 3)")
+    parser.add_argument(
+        "--only", default="", help="run cases whose name contains one of these texts (separated by commas)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of each case on each engine (default: 3)")
     cores = len(os.sched_getaffinity(0))
-    parser.add_argument("--threads", type=int, default=cores, help="of each engine (default: the cores, %(default)s)")
+    parser.add_argument(
+        "--threads", type=int, default=cores, help="threads of each engine (default: the cores, %(default)s)"
+    )
     parser.add_argument("--peer-python", help="a Python that has vLLM's CPU build")
-    parser.add_argument("--peers", default=",".join(PEERS), help="to compare with (default: %(default)s)")
-    parser.add_argument("--where", action="store_true", help="print where the time of a step goes")
+    parser.add_argument("--peers", default=",".join(PEERS), help="engines to compare with (default: %(default)s)")
+    parser.add_argument("--where", action="store_true", help="print the parts of a step's time")
     args = parser.parse_args()
     models = args.models.split(",") if args.models else list(MAKERS) if args.full else ["llama160m"]
     if unknown := set(models) - set(MAKERS):

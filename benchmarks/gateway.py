@@ -1,13 +1,13 @@
-"""Measure what the gateway adds to a request and to a token, with its engine faked; and how many streams it holds.
+"""Measure the time that the gateway adds to a request and to a token, with a fake engine, and the streams it holds.
 
     python -m benchmarks.gateway                        # about a minute
     python -m benchmarks.gateway --peer-python PATH     # vLLM's server too, on the demo model; PATH has its CPU build
 
-The application, its server and its event loop are the gateway's own, in a process of its own that is held to one core;
-tokens come from a thread beside the event loop, as the owner's do, on a fixed beat. What a token and a request cost is
-the processor time that the process took: other work on the machine changes it little. A token's latency is from the
-moment at which the thread has it to that at which its client has read it, another process; it needs quiet cores.
-The peer's tokens cost what its front-end process took, while its engine computes in another.
+The application, its server and its event loop are the gateway's own, in a separate process bound to one core;
+tokens come from a thread beside the event loop, as the owner's do, on a fixed beat. A token and a request cost the
+processor time of the process: other work on the machine changes it little. The latency of a token is the time
+from the thread to its client, another process, which has read it; it needs quiet cores. The cost of the peer's tokens
+is the time of its front-end process, while its engine computes in another.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from benchmarks.report import command, report
 MODEL, MAX_MODEL_LEN = "demo", 2048
 PROMPT_IDS, TOKEN_IDS = [5, 6, 7], tuple(range(300, 400))
 CLOCK = struct.Struct("=d")
-MOST_TOKENS = 1024  # of a stream
+MOST_TOKENS = 1024  # tokens of a stream
 WARM_REQUESTS = 200
 END = b"data: [DONE]\n\n\r\n0\r\n\r\n"
 PHASES = 50
 
 
 class Beating:
-    """An owner of requests. Every beat each open one gets its next token; when each had it is noted in shared memory.
+    """An owner of requests that gives each open request a token on every beat, and notes the time in shared memory.
 
-    A request's seed is the number of its stream. Streams have their tokens at one of `PHASES` times of a long beat: no
-    server has all of its workers end their steps at once.
+    A request's seed is the number of its stream. In a long beat, streams get their tokens at `PHASES` different times:
+    the workers of a real server do not end their steps all at once.
     """
 
     name, ready, lacks_s = "gateway-0", True, 0.0
@@ -59,7 +59,7 @@ class Beating:
     def __init__(self, beat_s: float, noted: mmap.mmap) -> None:
         self._beat_s, self._noted = beat_s, noted
         self._arrivals: ArrivalQueues[Delivered] = ArrivalQueues()
-        self._open: dict[str, tuple[Request, int]] = {}  # and its tokens so far
+        self._open: dict[str, tuple[Request, int]] = {}  # request and number of its tokens so far
         threading.Thread(target=self._beat, daemon=True).start()
 
     def now(self) -> float:
@@ -119,7 +119,7 @@ def serve(beat_s: float, noted: Path, cores: set[int]) -> None:
 
 
 class Server:
-    """A server's process to measure."""
+    """The process of a server that is measured."""
 
     def __init__(self, port: int, pid: int, model: str = MODEL) -> None:
         self.port, self.pid, self.model = port, pid, model
@@ -162,7 +162,7 @@ def request(server: Server, **fields: Any) -> bytes:
 
 
 async def stream(server: Server, number: int, tokens: int, read_at: list[float] | None = None) -> None:
-    """Read one stream, and add to the list when each token had been read."""
+    """Read a stream, and add the time at which each token was read to the list."""
     reader, writer = await connect(server)
     writer.write(request(server, max_tokens=tokens, stream=True, seed=number))
     read = b""
@@ -176,9 +176,9 @@ async def stream(server: Server, number: int, tokens: int, read_at: list[float] 
 
 
 async def ask_whole(server: Server, count: int, connections: int) -> None:
-    """Ask for one token each, over connections that stay."""
+    """Send requests for one token each, over connections that stay open."""
 
-    async def some() -> None:
+    async def ask_some() -> None:
         reader, writer = await connect(server)
         for _ in range(count // connections):
             writer.write(request(server, max_tokens=1))
@@ -188,7 +188,7 @@ async def ask_whole(server: Server, count: int, connections: int) -> None:
             await reader.readexactly(int(lengths[0].split(b":")[1]))
         writer.close()
 
-    await asyncio.gather(*(some() for _ in range(connections)))
+    await asyncio.gather(*(ask_some() for _ in range(connections)))
 
 
 async def per_request_us(server: Server, count: int = 2000) -> float:
@@ -199,7 +199,7 @@ async def per_request_us(server: Server, count: int = 2000) -> float:
 
 
 async def per_token_us(server: Server, streams: int, tokens: int) -> float:
-    """Return the cost of a token alone: that of the requests, measured with two tokens each, is taken off."""
+    """Return the cost of a token alone: the cost of requests with two tokens is subtracted."""
     await asyncio.gather(*(stream(server, number, 2) for number in range(streams)))
     costs = []
     for length in (2, tokens):
@@ -209,8 +209,8 @@ async def per_token_us(server: Server, streams: int, tokens: int) -> float:
     return (costs[1] - costs[0]) / (streams * (tokens - 2)) * 1e6
 
 
-async def held(server: Server, streams: int, tokens: int, noted: mmap.mmap) -> list[float]:
-    """Hold streams open at once; return how late each token was read once all had begun, in ascending order."""
+async def hold_streams(server: Server, streams: int, tokens: int, noted: mmap.mmap) -> list[float]:
+    """Hold streams open at once, and return the delay of each token after all streams began, in ascending order."""
     read_at: list[list[float]] = [[] for _ in range(streams)]
     await asyncio.gather(*(stream(server, number, tokens, read_at[number]) for number in range(streams)))
     late, all_began = [], max(times[0] for times in read_at)
@@ -242,14 +242,14 @@ def run(streams: int, peer_python: str | None) -> None:
             report("gateway, streamed tokens on one core, 512 streams", 1e6 / token_us, "tokens/s", at_least=True)
         with ours(0.5, path) as server:
             before_mb = server.memory_mb
-            late = uvloop.run(held(server, streams, 40, noted))
+            late = uvloop.run(hold_streams(server, streams, 40, noted))
             report("gateway, streams held open at once on one core", streams, "streams", goal=2000, at_least=True)
             report(f"gateway, memory of a stream, {streams} open", (server.memory_mb - before_mb) / streams * 1e3, "kB")
             for share in (0.5, 0.99):
                 at = late[int(share * (len(late) - 1))]
                 report(f"gateway, latency added to a token, p{share * 100:g}, {streams} streams", at * 1e3, "ms")
         with ours(0.02, path) as server:
-            late = uvloop.run(held(server, 16, 200, noted))
+            late = uvloop.run(hold_streams(server, 16, 200, noted))
             for share in (0.5, 0.99):
                 at = late[int(share * (len(late) - 1))]
                 report(f"gateway, latency added to a token, p{share * 100:g}, 16 streams", at * 1e3, "ms")
@@ -264,7 +264,7 @@ def run(streams: int, peer_python: str | None) -> None:
 
 def main() -> None:
     parser = command(__doc__)
-    parser.add_argument("--streams", type=int, default=2000, help="open at once (default: %(default)s)")
+    parser.add_argument("--streams", type=int, default=2000, help="streams open at once (default: %(default)s)")
     parser.add_argument("--peer-python", metavar="PATH", help="a Python that has vLLM")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--beat", type=float, default=0.001, help=argparse.SUPPRESS)

@@ -1,14 +1,15 @@
-"""The engine on a GPU, on random weights of real shapes; needs only torch, Triton, transformers and numpy beside it.
+"""Measure the engine on a GPU, on random weights of real shapes; it needs torch, Triton, transformers and numpy.
 
-    python -m benchmarks.gpu                          # all of it
-    python -m benchmarks.gpu --only decode --model 8b # one of the parts, of one model
+    python -m benchmarks.gpu                          # all parts
+    python -m benchmarks.gpu --only decode --model 8b # a single part, of one model
 
-Decode is measured three ways: kernel by kernel, with captured steps, and with those each begun before the one before is
-read. `peer` takes the last.
+Decode is measured in three ways: kernel by kernel, with captured steps, and with captured steps that each begin before
+the result of the step before is read. `peer` uses the last way.
 
-Every share is of what the same GPU was measured to do in the same run: memory bandwidth by a copy within the device,
-products by one large one, copies by one from pinned memory. What does not fit, and a part that fails, is said and left
-out. A part takes from half a minute to a few minutes, the first of all more: kernels are compiled, and measured.
+Every share is relative to a measurement of the same GPU in the same run: memory bandwidth of a copy within the device,
+speed of a large product, speed of a copy from pinned memory. A case that does not fit, or a part that fails, is
+reported and left out. A part takes from half a minute to a few minutes; the first part takes longer, because kernels
+are compiled and measured.
 """
 
 from __future__ import annotations
@@ -44,14 +45,14 @@ from benchmarks.report import command, report
 
 WITH_ENGINE = ("decode", "prefill", "copies")
 PARTS = (*WITH_ENGINE, "sampling", "int8", "alignment", "peer")
-LEFT = 4 << 30  # bytes beside the cache: for steps, graphs and what is measured
+LEFT = 4 << 30  # bytes beside the cache, for steps, graphs and the data of measurements
 MOST_BATCH = 256
 GREEDY = Sampling()
 DECODE_GOAL, PREFILL_GOAL, COPY_GOAL, SLOWDOWN_GOAL, PEER_GOAL = 0.8, 0.6, 0.85, 1.05, 2.0
 
 
 class RandomTensors(Tensors):
-    """Weights made where they belong, so that nothing is read."""
+    """Random weights, made on the device, so that no file is read."""
 
     def __init__(self) -> None: ...
 
@@ -70,14 +71,14 @@ class RandomTensors(Tensors):
 class Bench(KernelBench):
     @cached_property
     def bandwidth(self) -> float:
-        """Return the bytes a second that a copy within the device reads and writes."""
+        """Return the bytes per second that a copy within the device reads and writes."""
         source = torch.empty(1 << 30, dtype=torch.uint8, device=self.device)
         out = torch.empty_like(source)
         return 2 * source.nbytes / seconds(lambda: out.copy_(source))
 
     @cached_property
     def products(self) -> float:
-        """Return the operations a second of a large product in bf16."""
+        """Return the operations per second of a large product in bf16."""
         a, b = torch.randn(2, 8192, 8192, device=self.device, dtype=torch.bfloat16)
         return 2 * 8192**3 / seconds(lambda: a @ b)
 
@@ -95,7 +96,7 @@ class Bench(KernelBench):
 
     @cached_property
     def capturing(self) -> Engine:
-        """Capture steps where that is possible; else say why not, and what follows is kernel by kernel."""
+        """Return the engine with captured steps, or report why capture is not possible and run kernel by kernel."""
         if (why := self.engine.why_no_graphs) is not None:
             left_out(f"graphs_{self.model.name}", why)
             return self.engine
@@ -105,7 +106,7 @@ class Bench(KernelBench):
         return self.engine
 
     def close(self) -> None:
-        """Give the GPU's memory back: an engine with graphs is a cycle, which goes with the next collection."""
+        """Give the GPU's memory back: an engine with graphs is a reference cycle, which needs a garbage collection."""
         for name in ("capturing", "engine"):
             self.__dict__.pop(name, None)
         gc.collect()
@@ -125,7 +126,7 @@ class Bench(KernelBench):
             parts.append(Decode(f"r{number}", chance.randrange(self.model.vocabulary), prefix, own, GREEDY, 0))
         return StepPlan(0, (), tuple(parts))
 
-    # --- What is measured
+    # --- Measurements
 
     def decode(self) -> None:
         eager = {case: seconds(partial(self.engine.step, plan)) for case, plan in self.decode_plans()}
@@ -150,14 +151,14 @@ class Bench(KernelBench):
                 yield (batch, prefix), self.decodes([prefix] * batch)
 
     def ahead(self, plan: StepPlan, steps: int = 8) -> float:
-        """Return the seconds of a step where each step begins before the last is read. All are at the same place."""
+        """Return the seconds of a step when each begins before the step before is read. All have equal positions."""
         engine = self.capturing
-        goes_on = replace(plan, decodes=tuple(replace(decode, token=None) for decode in plan.decodes))
+        following = replace(plan, decodes=tuple(replace(decode, token=None) for decode in plan.decodes))
 
         def row() -> None:
             running = engine.begin(plan)
             for _ in range(steps - 1):
-                running, last = engine.begin(goes_on), running
+                running, last = engine.begin(following), running
                 last.result()
             running.result()
 
@@ -170,7 +171,9 @@ class Bench(KernelBench):
         plan = StepPlan(0, (Chunk("r", prompt, 0, tuple(range(tokens // BLOCK_SIZE)), GREEDY),))
         took = seconds(lambda: self.engine.step(plan))
         dense = 2 * (model.num_read - model.vocabulary * model.hidden) * tokens
-        attention = 2 * tokens * tokens * model.hidden * model.layers  # half of the square, twice, two operations each
+        attention = (
+            2 * tokens * tokens * model.hidden * model.layers
+        )  # half of the square, for two products, two operations each
         share = (dense + attention) / took / self.products
         report(f"prefill_{model.name}_{tokens}", tokens / took, "tokens/s")
         report(f"prefill_{model.name}_{tokens}_products", share, "share", goal=PREFILL_GOAL, at_least=True)
@@ -193,7 +196,7 @@ class Bench(KernelBench):
             for way, copy in ways.items():
                 share = size / seconds(copy) / fastest[way]
                 report(f"arena_{way}_{self.model.name}", share, "share", goal=COPY_GOAL, at_least=True)
-                with going_on(copy, self.device):
+                with repeating(copy, self.device):
                     beside = seconds(lambda: engine.step(plan))
                 report(f"step_beside_arena_{way}_{self.model.name}", beside / alone, "times", goal=SLOWDOWN_GOAL)
 
@@ -214,7 +217,7 @@ class Bench(KernelBench):
                 copier.close()
 
     def peer(self) -> None:
-        """Compare outputs of 64 tokens after prompts of 512, 64 requests at once."""
+        """Compare the speed of 64 requests at once, with prompts of 512 tokens and outputs of 64."""
         chance = random.Random(0)
         prompts = [chance.choices(range(3, self.model.vocabulary), k=512) for _ in range(64)]
         ours = self.ours(prompts, 64)
@@ -231,7 +234,7 @@ class Bench(KernelBench):
             each = -(-(len(prompts[0]) + outputs) // BLOCK_SIZE)
             own = [tuple(range(number * each, (number + 1) * each)) for number in range(len(prompts))]
             last: dict[str, int] = {}
-            for at in range(0, len(prompts), 4):  # 2,048 tokens a step
+            for at in range(0, len(prompts), 4):  # 2,048 tokens in a step
                 chunks = [
                     Chunk(f"r{n}", tuple(prompts[n]), 0, own[n], GREEDY) for n in range(at, min(at + 4, len(prompts)))
                 ]
@@ -252,7 +255,7 @@ class Bench(KernelBench):
         return timed(serve)
 
     def transformers(self, prompts: Sequence[Sequence[int]], outputs: int) -> float:
-        """Time the second batch: for it is kept what the first sets up, such as graphs."""
+        """Return the time of the second batch, which reuses what the first sets up, such as graphs."""
         from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
         config = LlamaConfig(**{key: value for key, value in self.model.config.items() if key != "architectures"})
@@ -264,7 +267,7 @@ class Bench(KernelBench):
             inputs = [list(prompt) for prompt in prompts]
             done = model.generate_batch(inputs=inputs, generation_config=wanted, persistent_manager=True)
             made = sorted(len(output.generated_tokens) for output in done.values())
-            if made != [outputs] * len(prompts):  # it logs what goes wrong, and returns
+            if made != [outputs] * len(prompts):  # transformers logs an error, and returns
                 raise RuntimeError(f"outputs of {made[:3]} ... tokens, {len(made)} in all")
 
         serve()
@@ -272,8 +275,8 @@ class Bench(KernelBench):
 
 
 @contextmanager
-def going_on(copy: Callable[[], object], device: torch.device) -> Iterator[None]:
-    """Copy again and again, in a thread and a stream of its own."""
+def repeating(copy: Callable[[], object], device: torch.device) -> Iterator[None]:
+    """Repeat the copy in a separate thread and stream while the context is open."""
     going, copied = [True], [0]
 
     def again() -> None:
@@ -310,10 +313,10 @@ def main() -> int:
         report("products", bench.products / 1e12, "TFLOP/s")
         for part in [options.only] if options.only else PARTS:
             if part not in WITH_ENGINE:
-                bench.close()  # its cache has all memory
+                bench.close()  # the engine's cache takes all memory
             try:
                 getattr(bench, part)()
-            except Exception as error:  # time on a GPU is short: what is left is measured all the same
+            except Exception as error:  # time on a GPU is short: measure the remaining parts
                 has_failed = True
                 traceback.print_exc()
                 left_out(f"{part}_{bench.model.name}", f"{type(error).__name__}: {str(error)[:200]}")

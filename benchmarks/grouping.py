@@ -1,12 +1,12 @@
-"""Measure what grouping by length does to steps, and buys: `schedule.grouping` aligned against fcfs, simulated.
+"""Measure how grouping by length changes steps and throughput: `schedule.grouping` aligned against fcfs, simulated.
 
     python -m benchmarks.grouping [--seeds 0] [--loads long,mixed] [--pools 4,16] [--cluster 1+1]
 
-One prefill and one decode worker, RTX 4090 with Llama-3.1-8B (42 k tokens of memory). Documents of 100 to 8,000 tokens,
-or one in ten of 2,000 to 8,000 among short ones, all best-effort and more than find room. The pool holds as much as so
-many devices. Unequal lengths cost what was measured on that GPU (bubble: measured), or all that they can: a step takes
-as long as if all were as long as the longest (bubble: whole). It is about 5 minutes of one core, and no matter how busy
-the machine is.
+One prefill and one decode worker, on RTX 4090 with Llama-3.1-8B (42 k tokens of memory). Documents have 100 to 8,000
+tokens, or one in ten has 2,000 to 8,000 among short documents; all are best-effort, and there are more than fit.
+`--pools` is the size of the pool in devices. Unequal lengths cost the time measured on that GPU (bubble: measured), or
+the most possible: a step takes as long as if all prefixes were as long as the longest (bubble: whole). A run takes
+about 5 minutes of one core, however busy the machine is.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from alignedserve.simulator.settings import Settings
 from benchmarks.report import command, print_line, several
 
 _GPU = "rtx4090-llama-3.1-8b-tp1"
-_LONGEST = 16_384  # tokens of a request among the steps that workers know when they start
+_LONGEST = 16_384  # tokens of the longest request among the steps that workers know at the start
 _OUTPUT = "service=be,output=128-512"
 LOADS = {
     "long": f"sizes:{_OUTPUT},prompt=100-8000,arrivals=closed,in_flight=200,replace=true,num_requests=600",
@@ -53,16 +53,18 @@ def device(bubble: str) -> Hardware:
 def settings(load: str, cluster: str, grouping: str, bubble: str, pool: int, seed: int) -> Settings:
     options = (f"schedule.grouping={grouping}",)
     usual = settings_of(SimulationTrial("aligned", LOADS[load], cluster, seed, profile=_GPU, options=options))
-    its = device(bubble)
+    hardware_of_worker = device(bubble)
     return replace(
         usual,
-        num_pages=pool * usual.topology.decode_workers * its.kv_tokens // usual.limits.page_size,
-        timing=its,
-        belief=partial(hardware.belief, its.truth, usual.limits, min(_LONGEST, its.kv_tokens)),
+        num_pages=pool * usual.topology.decode_workers * hardware_of_worker.kv_tokens // usual.limits.page_size,
+        timing=hardware_of_worker,
+        belief=partial(
+            hardware.belief, hardware_of_worker.truth, usual.limits, min(_LONGEST, hardware_of_worker.kv_tokens)
+        ),
     )
 
 
-def line_of(load: str, cluster: str, grouping: str, bubble: str, pool: int, seed: int) -> dict[str, object]:
+def measured_line(load: str, cluster: str, grouping: str, bubble: str, pool: int, seed: int) -> dict[str, object]:
     simulation = Simulation(settings(load, cluster, grouping, bubble, pool, seed))
     simulation.run()
     record = simulation.record(0.0)
@@ -89,14 +91,14 @@ def line_of(load: str, cluster: str, grouping: str, bubble: str, pool: int, seed
 def lines(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     bubbles, groupings = ("measured", "whole"), ("aligned", "fcfs")
     for load, bubble, pool, seed, grouping in product(args.loads, bubbles, args.pools, args.seeds, groupings):
-        yield line_of(load, args.cluster, grouping, bubble, pool, seed)
+        yield measured_line(load, args.cluster, grouping, bubble, pool, seed)
 
 
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--seeds", type=several(int), default=[0], help="default: %(default)s")
     parser.add_argument("--loads", type=several(str), default=list(LOADS), help="default: %(default)s")
-    parser.add_argument("--pools", type=several(int), default=[4, 16], help="devices' worth of KV that the pool holds")
+    parser.add_argument("--pools", type=several(int), default=[4, 16], help="sizes of the pool, in devices' KV memory")
     parser.add_argument("--cluster", default="1+1", help="default: %(default)s")
     for line in lines(parser.parse_args()):
         print_line(line)

@@ -1,8 +1,8 @@
-"""Measure what the largest hostile bodies cost a gateway: `python -m benchmarks.hostile`, about a minute.
+"""Measure what time and memory large hostile bodies cost a gateway: `python -m benchmarks.hostile`, about a minute.
 
-The server is the one of benchmarks.gateway, a process of its own with its engine faked. For each kind: the processor
-time that its event loop's thread took for one body, while nobody else is served; and, of as many at once as it takes
-in, the most memory that the process came to hold beyond what it had.
+The server is that of benchmarks.gateway: a separate process with a fake engine. The figures for each kind of body are
+the processor time of the event loop's thread for a single body, without other requests; and the peak memory above the
+memory before, with as many bodies at once as the gateway accepts.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def filled(before: str, unit: str, after: str) -> bytes:
 
 
 def bodies() -> Iterator[tuple[str, str, bytes]]:
-    """Yield kind, route and body."""
+    """Yield the kind, the route and the body of each hostile request."""
     chat, completions = "/v1/chat/completions", "/v1/completions"
     part, names = '{"type": "text", "text": ""}', ", ".join(f'"{number}": 1' for number in range(300_000))
     yield "token ids", completions, filled(_PROMPT + "[1", ",1", "]}")
@@ -63,7 +63,7 @@ async def works(server: Server) -> None:
 
 
 def loop_s(server: Server) -> float:
-    """Return the time of the event loop's thread, which is the process's first."""
+    """Return the processor time of the event loop's thread, the first thread of the process."""
     return int(Path(f"/proc/{server.pid}/task/{server.pid}/schedstat").read_text().split()[0]) / 1e9
 
 
@@ -84,7 +84,7 @@ def main() -> None:
                 took_s = loop_s(server) - before_s
 
                 async def send_body(server: Server = server, route: str = route, body: bytes = body) -> None:
-                    with suppress(ConnectionError):  # refused before it was read: its answer may be lost with the rest
+                    with suppress(ConnectionError):  # refused before the body was read: the answer may be lost
                         await say(server, route, body)
 
                 async def at_once(send_body: Callable[[], Awaitable[None]] = send_body) -> None:

@@ -1,18 +1,17 @@
-"""Chats beside saturating best-effort documents, on a colocated deployment of a random 160 M Llama.
+"""Measure chats beside saturating best-effort documents, on a colocated deployment of a random 160 M Llama.
 
     python -m benchmarks.isolation [--seconds 30] [--rate 2] [--be 32] [--model FOLDER] [-- SERVE FLAGS]
     python -m benchmarks.isolation --backend simulated [--seconds 40] [--machine zen4] [--speed 1] [--off 0.04,0.12]
 
-The load and the backends are those of benchmarks/common/chats.py. First chats and documents run each alone, then both,
-with three promises to the chats. The tight promise is measured without documents, too: documents do not cause every
-miss there.
+The load and the backends are in benchmarks/common/chats.py. First chats and documents run alone, then together, with
+three promises to the chats. The tight promise is also measured without documents: they do not cause every miss there.
 
     own        TTFT: 1.10 times the p95 of chats alone, and a median step more; TBT: 1.20 times the p95 of chats alone
     tight      0.3 s and 60 ms
     default    1 s and 187.5 ms
 
 `--seconds` is the length of each of six runs. BE tokens count over a whole run, as other servers' clients count them:
-with the documents' head start, and what is left to do after the last chat.
+including the documents' head start and the work after the last chat.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ TIGHT = Promise("tight", 0.3, 0.06, 95.0, 132.0)
 
 
 def own(alone: Run) -> Promise:
-    """Promise what chats get alone, and a little more."""
+    """Return the promise of the times that chats get alone, and a little more."""
     step_s = median(alone.gaps)
     return Promise("own", 1.10 * percentile(alone.ttfts, 95) + step_s, 1.20 * percentile(alone.gaps, 95))
 
 
 def tell(label: str, run: Run, promise: Promise, documents_alone: Run | None) -> bool:
-    """Report a run, and return whether it meets its goals, which only runs beside documents have."""
+    """Report a run, and return whether it meets its goals. Only runs beside documents have goals."""
     is_beside, met = documents_alone is not None, []
     report(f"{label}: chats", len(run.chats), "1")
     for name, values, promised in (("TTFT", run.ttfts, promise.ttft_s), ("TBT", run.gaps, promise.tbt_s)):
@@ -62,7 +61,7 @@ def tell(label: str, run: Run, promise: Promise, documents_alone: Run | None) ->
 
 
 def measure(measured: Backend, load: Load, *, has_goals: bool = True) -> bool:
-    """Report all six runs; without goals, tokens in a second are held to none."""
+    """Report all six runs. Without `has_goals`, tokens per second have no goal."""
     just_chats = replace(load, documents=0)
     alone = measured.run(just_chats, DEFAULT)
     tell("chats alone", alone, DEFAULT, None)
@@ -81,8 +80,10 @@ def measure(measured: Backend, load: Load, *, has_goals: bool = True) -> bool:
 
 def main(doc: str | None = __doc__, *, is_batch: bool = False) -> None:
     parser = command(doc)
-    parser.add_argument("--seconds", type=float, default=30.0, help="of arrivals in each run (default: %(default)s)")
-    parser.add_argument("--rate", type=float, default=2.0, help="chats in a second (default: %(default)s)")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="seconds of arrivals in each run (default: %(default)s)"
+    )
+    parser.add_argument("--rate", type=float, default=2.0, help="chats per second (default: %(default)s)")
     if not is_batch:
         parser.add_argument("--be", type=int, default=32, help="documents at once (default: %(default)s)")
     add_backend(parser)

@@ -2,10 +2,10 @@
 
     python -m benchmarks.job_window [--clusters colocated,4xcolocated,2+2]
 
-Lines a second of one job that has the deployment for itself, by the job runner's own core, against what the same
-deployment makes of as many requests at once as a runner may ever have open. Lines have prompts of 64-128 tokens and one
-token out, as in classification, or prompts of 512-1,024 and 32-128 out. The workers are the simulator's usual ones, a
-GPU each.
+A single job has the deployment for itself. Its lines per second, with the job runner's own core, are compared with the
+rate of the same deployment when the largest number of requests that a runner may open is always open. Lines have
+prompts of 64-128 tokens and one output token, as in classification, or prompts of 512-1,024 and outputs of 32-128. The
+workers are the simulator's default, with a GPU each.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from alignedserve.simulator.reports.request_figures import has_finished
 from alignedserve.simulator.reports.trial import SimulationTrial
 from benchmarks.report import command, report, several
 
-MOST_OPEN = 256  # of --jobs-most-open
+MOST_OPEN = 256  # default of --jobs-most-open
 LINES = 1_500
-GOAL = 0.9  # of what is to be had
+GOAL = 0.9  # share of the possible rate
 KINDS = {"one token": ((64, 128), (1, 1)), "documents": ((512, 1_024), (32, 128))}
 _FULL_S = 20.0
 
@@ -33,7 +33,7 @@ Sizes = tuple[int, int]
 
 
 def by_the_runner(folder: Path, cluster: str, prompt: Sizes, output: Sizes) -> float:
-    """Return the lines a second of the job runner's own core."""
+    """Return the lines per second with the job runner's own core."""
     few = {"name": "chat", "kind": "sizes", "prompt": "32", "output": "1", "max_tokens": 1, "rate": 0.01}
     trial = SimulationTrial("aligned", _written(folder, few, 1.0), cluster=cluster)
     simulation = JobsSimulation(settings_of(trial), [Submission("job", LINES, 3_600, prompt, output)])
@@ -44,7 +44,7 @@ def by_the_runner(folder: Path, cluster: str, prompt: Sizes, output: Sizes) -> f
 
 
 def at_most(folder: Path, cluster: str, prompt: Sizes, output: Sizes) -> float:
-    """Return the lines a second of as many requests at once as a runner may have open."""
+    """Return the lines per second when as many requests are open as a runner may open."""
     sizes = {"prompt": f"{prompt[0]}-{prompt[1]}", "output": f"{output[0]}-{output[1]}", "max_tokens": output[1]}
     closed = {"name": "lines", "kind": "sizes", "service": "be", "jct_s": 3_600, "arrivals": "closed"}
     stream = {**closed, **sizes, "in_flight": MOST_OPEN}

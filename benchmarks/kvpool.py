@@ -1,9 +1,9 @@
-"""Measure what the pool's index costs, how tight its batches are, and how fast KV is copied and made int8.
+"""Measure the time of the pool's index, how tight its batches are, and how fast KV is copied and compressed to int8.
 
     python -m benchmarks.kvpool [--lengths FILE.csv] [--only index] [--only batches] ...
 
-Lengths are those of ShareGPT conversations (tests/simulator/data), at random places of their outputs. The parts `arena`
-and `int8` are those of benchmarks/copies.py.
+Lengths come from ShareGPT conversations (tests/simulator/data), at random places in their outputs. The parts `arena`
+and `int8` are in benchmarks/copies.py.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CHANGES = 8_000
 
 
 def drawn(path: Path, num: int, seed: int) -> list[int]:
-    """Draw prefixes of requests that wait: prompt and a part of the output."""
+    """Return prefixes of waiting requests: the prompt and a random part of the output."""
     with path.open() as file:
         rows = [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
     draw = random.Random(seed)
@@ -62,8 +62,11 @@ def tree_of(lengths: Sequence[int]) -> QuadTree:
 
 
 def changes(all_lengths: Sequence[Sequence[int]], together: int) -> list[float]:
-    """Return the seconds of an insert or a remove in each tree, `together` at a time: the median of single changes,
-    else the best turn. The trees take turns, so that what else the machine does befalls all."""
+    """Return the seconds of an insert or a remove in each tree, `together` at a time.
+
+    It is the median of single changes, otherwise the best turn. The trees take turns, so that other work on the machine
+    affects all of them.
+    """
     trees = [(lengths, tree_of(lengths), random.Random(2)) for lengths in all_lengths]
     took: list[list[float]] = [[] for _ in trees]
     for turn in range(CHANGES // together):
@@ -79,7 +82,7 @@ def changes(all_lengths: Sequence[Sequence[int]], together: int) -> list[float]:
 
 
 def batches(tree: QuadTree, num: int) -> tuple[float, list[BatchWindow], list[float]]:
-    """Return mean seconds of finding and taking out a batch, the batches, and how tight any of their size could be."""
+    """Return the mean seconds to find and take out a batch, the batches, and the best spread for each batch's size."""
     took, found, best = 0.0, [], []
     for turn in range(num):
         before = sorted_lengths(tree) if turn % 20 == 0 else None
@@ -100,9 +103,8 @@ def sorted_lengths(tree: QuadTree) -> list[int]:
 
 
 def tightest(lengths: Sequence[int], window: BatchWindow) -> float:
-    """Return the least spread of as many requests in a row with no more blocks."""
-    held = list(map(blocks_of, lengths[: window.num]))
-    blocks, best = sum(held), float("inf")
+    """Return the least spread of as many requests in a row as the window has, with at most its blocks."""
+    blocks, best = sum(map(blocks_of, lengths[: window.num])), float("inf")
     for last in range(window.num - 1, len(lengths)):
         first = last - window.num + 1
         if last >= window.num:
@@ -113,7 +115,7 @@ def tightest(lengths: Sequence[int], window: BatchWindow) -> float:
 
 
 def lookup() -> float:
-    """Return the least seconds until a worker has named a prompt's pages and the pool has found them all."""
+    """Return the least seconds in which a worker names a prompt's pages and the pool finds them all."""
     words, names = random.Random(5), PageNames(PAGE, b"model bfloat16 64 ")
     request = Request(
         *("r", "gateway-0", 0, tuple(words.choices(range(50_000), k=PROMPT + 1)), (), Sampling()),

@@ -1,7 +1,7 @@
 """Measure linear layers of a 160 M Llama in bf16: their share of the memory's bandwidth, and against torch.
 
-All variants of a figure run in turns over many weights, as a model has them, and the least time of each counts: on a
-machine that is used otherwise too, that is the figure least wrong.
+All variants of a figure run in turns over many weights, as in a model, and the least time of each counts: it has the
+smallest error on a machine that also does other work.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SHAPES = ((2304, 768), (768, 768), (6144, 768), (768, 3072), (32000, 768))
 ROWS = (1, 4, 8, 16, 32, 64, 128, 512, 2048)
 SHARE_OF_BANDWIDTH = 0.9  # goal at one row
 READ_BYTES = 512 << 20
-COLD_BYTES = 128 << 20  # of different weights of a shape, at most so many of them
+COLD_BYTES = 128 << 20  # most bytes of different weights of a shape
 MOST_WEIGHTS = 24
 LEAST_TURNS = 5
 
 
 def main() -> None:
     parser = command(__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for all figures together")
+    parser.add_argument("--seconds", type=float, default=60.0, help="seconds for all figures together")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, torch.get_num_threads()])
     options = parser.parse_args()
     torch.set_grad_enabled(False)
@@ -73,7 +73,7 @@ def _cycling(paths: Sequence[LinearPath], x: torch.Tensor) -> Callable[[int], ob
 def _layers(library: Library, out: int, inputs: int) -> list[Linear]:
     count = max(2, min(MOST_WEIGHTS, COLD_BYTES // (out * inputs * 2)))
     weights = torch.empty(count, out, inputs, dtype=torch.bfloat16)
-    weights.view(torch.int16).random_(15_000, 16_500)  # quickly made: bits of numbers between about 0.01 and 3
+    weights.view(torch.int16).random_(15_000, 16_500)  # fast to make: the bits of numbers between about 0.01 and 3
     return [Linear(weight, None, library) for weight in weights]
 
 
@@ -85,7 +85,7 @@ def _least(variants: dict[str, Callable[[int], object]], seconds: float) -> dict
             begun = perf_counter()
             run(turn)
             took[name] = min(took[name], perf_counter() - begun)
-            turn += 1  # so that no variant finds what another has brought into the caches
+            turn += 1  # so that no variant finds the weights of another in the caches
     return took
 
 

@@ -1,9 +1,9 @@
-"""Measure how long a model takes to load and how much memory: `python -m benchmarks.loading`, about a minute.
+"""Measure the time and the memory that loading a model takes: `python -m benchmarks.loading`, about a minute.
 
-Two folders of random weights, made for it: 160 M numbers with as many heads for K and V as for queries, 0.5 B with few
-and a large vocabulary. Each is loaded by the engine and by transformers, which is the baseline, in processes of their
-own and in turn; the fastest of three counts. Memory is the process's peak beyond what it had before. The engine's is
-with what a worker does then, measuring and packing its linear layers; the seconds are without.
+The models are two folders of random weights: 160 M numbers with as many heads for K and V as for queries, and 0.5 B
+with few heads for K and V and a large vocabulary. The engine and transformers, the baseline, load each model in
+separate processes and in turn; the fastest of three runs counts. Memory is the peak of the process above its memory
+before. The engine's memory includes measuring and packing its linear layers, as a worker does; its seconds do not.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from benchmarks.report import command, report
 
 _RUNS = 3
 _LOADERS = ("engine", "transformers")
-_DTYPES = ("bfloat16", "float32")  # as it is stored, and converted
-_SLACK = 0.05  # of the weights, beyond them and their largest tensor
+_DTYPES = ("bfloat16", "float32")  # as stored, and converted
+_SLACK = 0.05  # share of the weights, above the weights and their largest tensor
 _MODELS = {"160 M": llama160m, "0.5 B": gqa500m}
 
 
 def load(loader: str, folder: Path, dtype: str) -> None:
-    """Print seconds, and MiB of the peak beyond what was there before."""
+    """Print the seconds, and the MiB of the peak above the memory before."""
     target: torch.dtype = getattr(torch, dtype)
     if loader == "engine":
         from alignedserve.architectures.model_config import read_config
@@ -66,7 +66,7 @@ def load(loader: str, folder: Path, dtype: str) -> None:
 
 
 def numbers(folder: Path) -> list[int]:
-    """Return how many numbers each tensor has."""
+    """Return the number of elements of each tensor."""
     with safe_open(folder / "model.safetensors", "pt") as file:
         return [torch.Size(file.get_slice(name).get_shape()).numel() for name in file.keys()]  # noqa: SIM118
 
@@ -83,7 +83,7 @@ def measure(name: str, folder: Path, dtype: str) -> None:
             seconds[loader].append(took)
             peaks[loader].append(peak_mb * (1 << 20) / (size * sum(sizes)))
     report(f"{name} as {dtype}: load", min(seconds["engine"]), "s", baseline=min(seconds["transformers"]))
-    # While a tensor is converted it is there as it is stored, too.
+    # During its conversion, a tensor is in memory in both formats.
     goal = 1 + _SLACK + 2 * max(sizes) / (size * sum(sizes))
     peak, baseline = min(peaks["engine"]), min(peaks["transformers"])
     report(f"{name} as {dtype}: peak memory over the weights", peak, "share", baseline=baseline, goal=goal)

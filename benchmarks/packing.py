@@ -1,15 +1,15 @@
-"""Chats beside documents that are always there, packed by different presets, on workers that are short of memory.
+"""Measure chats beside saturating documents, packed by different presets, on workers that are short of memory.
 
     python -m benchmarks.packing [--rates 1,2,3] [--documents 16] [--seeds 0,1,2] [--ttft 1] [--tbt 0.1875]
         [--pairs 910] [--hidden-us 35] [--presets fcfs,slack,...]
     python -m benchmarks.packing --backend real [--models demo,llama160m,opt125m] [--rates 1,2] [--seconds 10]
         [--tokens 6000] [--presets fcfs,...] [-- SERVE FLAGS]
 
-Simulated, the worker is the usual one of benchmarks/common/machines.py. Real are the demo model and random weights of a
-160 M Llama and of OPT-125M, each colocated, with KV for so many tokens; the demo model is asked ten times as often, and
-OPT once more with its hybrid cache. The load (benchmarks/common/chats.py) is the same for every preset. The goal is
-docs/how/packing.md's: of the default, at least twice the attainment of fcfs, where that is 30-45 %, with at least nine
-tenths of its BE tokens/s.
+The simulated worker is `usual` of benchmarks/common/machines.py. The real models are the demo model and random weights
+of a 160 M Llama and of OPT-125M, each colocated, with KV for `--tokens` tokens; the demo model gets ten times as many
+chats, and OPT runs once more with its hybrid cache. The load (benchmarks/common/chats.py) is the same for every preset.
+The goal is that of docs/how/packing.md: the default has at least twice the attainment of fcfs, where fcfs has 30-45 %,
+and at least nine tenths of its BE tokens/s.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _MIB = 1 << 20
 class Lot:
     """Presets to compare on one machine or model."""
 
-    label: str  # how its figures begin
+    label: str  # the beginning of its figures' names
     presets: list[str]
-    speed: float = 1.0  # how often chats come, in rates
-    folder: Path = Path()  # the model
+    speed: float = 1.0  # factor of the rate of chats
+    folder: Path = Path()  # folder of the model
 
 
 def tell(label: str, run: Run, fcfs: Run, promise: Promise, *, is_ours: bool) -> bool:
@@ -94,18 +94,22 @@ def backend(args: argparse.Namespace, lot: Lot, preset: str, scratch: Path) -> I
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--backend", choices=("simulated", "real"), default="simulated", help="default: %(default)s")
-    parser.add_argument("--rates", type=several(float), help="chats in a second (default: 1,2,3, or 1,2 where real)")
-    parser.add_argument("--documents", type=int, default=16, help="in flight (default: %(default)s)")
-    parser.add_argument("--presets", type=several(str), help="beside fcfs")
-    parser.add_argument("--seconds", type=float, help="of arrivals in each run (default: 40, or 10 where real)")
-    parser.add_argument("--ttft", type=float, default=1.0, help="promised to chats, in seconds (default: %(default)s)")
-    parser.add_argument("--tbt", type=float, default=0.1875, help="in seconds (default: %(default)s)")
+    parser.add_argument("--rates", type=several(float), help="chats per second (default: 1,2,3, or 1,2 if real)")
+    parser.add_argument("--documents", type=int, default=16, help="documents in flight (default: %(default)s)")
+    parser.add_argument("--presets", type=several(str), help="presets beside fcfs")
+    parser.add_argument("--seconds", type=float, help="seconds of arrivals in each run (default: 40, or 10 if real)")
+    parser.add_argument(
+        "--ttft", type=float, default=1.0, help="promised TTFT of chats, in seconds (default: %(default)s)"
+    )
+    parser.add_argument("--tbt", type=float, default=0.1875, help="promised TBT, in seconds (default: %(default)s)")
     parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="simulated (default: %(default)s)")
     pairs = MACHINES["usual"].limits.num_pairs
     parser.add_argument("--pairs", type=int, default=pairs, help="simulated: memory, in pairs of 16 tokens")
-    parser.add_argument("--hidden-us", type=float, default=35.0, help="simulated: to make K and V of a hidden token")
+    parser.add_argument(
+        "--hidden-us", type=float, default=35.0, help="simulated: microseconds to make K and V of a hidden token"
+    )
     parser.add_argument("--models", type=several(str), default=["demo", "llama160m", "opt125m"], help="real")
-    parser.add_argument("--tokens", type=int, default=6000, help="real: of KV that there is memory for")
+    parser.add_argument("--tokens", type=int, default=6000, help="real: tokens of KV memory")
     parser.add_argument("flags", nargs="*", help="real: more flags for `alignedserve serve`, after --")
     args = parser.parse_args()
     is_real, met = args.backend == "real", []

@@ -1,12 +1,13 @@
-"""`aligned` against every other preset in the simulator: three workloads at three loads, on two GPUs.
+"""Compare `aligned` with every other preset in the simulator: three workloads at three loads, on two GPUs.
 
-docs/reference/presets.md has the tables that this prints.
+docs/reference/presets.md has the tables that this benchmark prints.
 
     python -m benchmarks.presets [--seeds 0,1,2] [--workloads chat,coserve,long] [--presets aligned,orca]
     python -m benchmarks.presets --table FILE
 
-A JSON line for each run. --table prints the means of those lines as markdown. Presets that part prompts from decodes
-run as 1+1, all others as 2xcolocated, aligned as both; of an RTX 4090 with Llama-3.1-8B, whose memory is short.
+It prints a JSON line for each run; --table prints the means of these lines as markdown. Presets that separate prompts
+from decodes run as 1+1, all others as 2xcolocated, `aligned` as both; on RTX 4090 with Llama-3.1-8B, which is short of
+memory.
 """
 
 from __future__ import annotations
@@ -36,13 +37,18 @@ _FIGURES = {
     "ttft_p99_s": "rt.ttft_s.p99",
     "tbt_p99_s": "rt.tbt_s.p99",
 }
-_ABLATIONS = ("-no-", "-int8", "-hybrid", "shortest")  # a part turned off, or another cache: other pages have them
+_ABLATIONS = (
+    "-no-",
+    "-int8",
+    "-hybrid",
+    "shortest",
+)  # presets with a part turned off or another cache: other pages show them
 
 
 @dataclass(frozen=True)
 class Lot:
     workload: str
-    rates: tuple[float, ...]  # chats in a second
+    rates: tuple[float, ...]  # chats per second
 
 
 LOTS = {
@@ -59,13 +65,13 @@ def clusters(preset: str) -> tuple[str, ...]:
 
 
 def compared() -> list[str]:
-    """Leave out presets that keep hidden vectors: of this model they are larger than K and V."""
+    """Return the presets, without those that keep hidden vectors: for this model they are larger than K and V."""
     hybrid = [name for name in PRESETS if of_preset(name, {}).policy.pairs.keeps_hidden]
     return [name for name in PRESETS if name not in hybrid and not any(part in name for part in _ABLATIONS)]
 
 
 def runs(presets: Sequence[str], lots: Sequence[str], seeds: Sequence[int]) -> Iterator[tuple[str, SimulationTrial]]:
-    """Run all presets of one load and seed one after the other: a run that is stopped early leaves whole rows."""
+    """Yield the runs, all presets of a load and seed in a row: a benchmark that is stopped early leaves whole rows."""
     for number, seed in enumerate(seeds):
         for lot in lots:
             for rate in LOTS[lot].rates:
@@ -74,7 +80,7 @@ def runs(presets: Sequence[str], lots: Sequence[str], seeds: Sequence[int]) -> I
                         yield lot, SimulationTrial(preset, LOTS[lot].workload, cluster, seed, rate, _GPU)
 
 
-def line_of(lot: str, trial: SimulationTrial) -> dict[str, object]:
+def measured_line(lot: str, trial: SimulationTrial) -> dict[str, object]:
     began_at = perf_counter()
     record = run_once(trial, lambda _ended, _of: None)
     assert not record.problems, record.problems[:3]
@@ -89,15 +95,15 @@ def line_of(lot: str, trial: SimulationTrial) -> dict[str, object]:
 
 
 def table(lines: Iterable[dict[str, object]]) -> str:
-    """Show RT attainment, BE tokens/s and goodput, each a mean over the seeds."""
+    """Return a table of RT attainment, BE tokens/s and goodput, each a mean over the seeds."""
     cells: dict[tuple[str, str, str, float], list[dict[str, object]]] = {}
     for line in lines:
         lot, rate = str(line["name"]).partition("/")[2], float(str(line["rate"]))
         cells.setdefault((lot, str(line["preset"]), str(line["cluster"]), rate), []).append(line)
-    return "\n\n".join(_table_of(lot, cells) for lot in dict.fromkeys(key[0] for key in cells))
+    return "\n\n".join(_workload_table(lot, cells) for lot in dict.fromkeys(key[0] for key in cells))
 
 
-def _table_of(lot: str, cells: dict[tuple[str, str, str, float], list[dict[str, object]]]) -> str:
+def _workload_table(lot: str, cells: dict[tuple[str, str, str, float], list[dict[str, object]]]) -> str:
     rates = sorted({rate for name, _, _, rate in cells if name == lot})
     rows = dict.fromkeys((preset, cluster) for name, preset, cluster, _ in cells if name == lot)
     head = f"| `{lot}` | | " + " | ".join(f"{rate:g}/s" for rate in rates) + " |"
@@ -122,13 +128,13 @@ def main() -> None:
     parser.add_argument("--presets", type=several(str), default=compared(), help="default: all but ablations")
     parser.add_argument("--workloads", type=several(str), default=list(LOTS), help="default: %(default)s")
     parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="default: %(default)s")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="the lines of earlier runs, as a table")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the lines of earlier runs as a table")
     args = parser.parse_args()
     if args.table is not None:
         print(table(json.loads(line) for line in args.table.read_text(encoding="utf-8").splitlines()))
         return
     for lot, trial in runs(args.presets, args.workloads, args.seeds):
-        print_line(line_of(lot, trial))
+        print_line(measured_line(lot, trial))
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""Measure an idle deployment: the memory of each of its processes, and how long it takes from its start to ready.
+"""Measure an idle deployment: the memory of each process, and the time from its start until it is ready.
 
     python -m benchmarks.processes                         # processes of this machine
     python -m benchmarks.processes --launcher ray          # actors of a Ray cluster of one node
 
-Starts a deployment of the demo model `--starts` times, without measuring its steps, and tells how long each took until
-it was ready. With `--launcher ray` a cluster is started before it, and time runs from the end of `ray start`. Of the
-last one, after some seconds without a request, it tells of each process its resident memory (RSS), what it shares with
-others counted for each; and its part of that (PSS).
+It starts a deployment of the demo model `--starts` times, without profiling its steps, and reports the time until each
+was ready. With `--launcher ray`, a cluster is started before, and the time runs from the end of `ray start`. For each
+process of the last deployment, after some seconds without a request, it reports the resident memory (RSS), which counts
+shared memory in every process, and the proportional part of it (PSS).
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from tempfile import TemporaryDirectory
 from benchmarks.common.serving import serve
 from benchmarks.report import command, report
 
-_MARK = "ALIGNED_BENCHMARK_DEPLOYMENT"  # in the environment of all that is started
-_IDLE_S = 5.0  # after which what its start has taken for a moment is given back
-_STORE = 80_000_000  # bytes: about the least that Ray takes
+_MARK = "ALIGNED_BENCHMARK_DEPLOYMENT"  # a variable in the environment of all started processes
+_IDLE_S = 5.0  # after this time, the temporary memory of the start is given back
+_STORE = 80_000_000  # bytes: about the least that Ray accepts
 _TITLES = (
     (re.compile(r"-m alignedserve\.launch\.start (\S+)"), "{}"),
     (re.compile(r"^ray::([a-z]+-\d+|router)"), "{}"),
@@ -41,7 +41,7 @@ _TITLES = (
 
 @contextmanager
 def ray_cluster(environment: Mapping[str, str]) -> Iterator[str]:
-    """Start a cluster of this machine alone, and yield its address."""
+    """Start a cluster of this machine only, and yield its address."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -52,12 +52,12 @@ def ray_cluster(environment: Mapping[str, str]) -> Iterator[str]:
     ) as head:
         try:
             assert head.stdout is not None
-            said = ""
-            while "Ray runtime started" not in said:
+            output = ""
+            while "Ray runtime started" not in output:
                 line = head.stdout.readline()
                 if not line:
-                    raise SystemExit(f"`ray start` has failed:\n{said}")
-                said += line
+                    raise SystemExit(f"`ray start` has failed:\n{output}")
+                output += line
             yield f"127.0.0.1:{port}"
         finally:
             head.terminate()
@@ -66,7 +66,7 @@ def ray_cluster(environment: Mapping[str, str]) -> Iterator[str]:
 def memory(mark: str) -> Iterator[tuple[str, float, float]]:
     """Yield the name, RSS and PSS in MB of each process with this mark."""
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended meanwhile, or is another user's
+        with suppress(OSError):  # the process has ended meanwhile, or belongs to another user
             if f"{_MARK}={mark}".encode() not in (folder / "environ").read_bytes().split(b"\0"):
                 continue
             name = name_of((folder / "cmdline").read_text().replace("\0", " "))
@@ -76,7 +76,7 @@ def memory(mark: str) -> Iterator[tuple[str, float, float]]:
 
 
 def name_of(command: str) -> str | None:
-    """Return the name of the part that a process runs, or None for a process that is no part, such as a shell."""
+    """Return the name of the part that a process runs, or None for another process, such as a shell."""
     found = ((pattern.search(command), name) for pattern, name in _TITLES)
     return next((name.format(*match.groups()) for match, name in found if match), None)
 
@@ -85,7 +85,7 @@ def measure(starts: int, topology: str, launcher: str) -> None:
     for number in range(starts):
         mark = secrets.token_hex(8)
         with TemporaryDirectory(prefix="as-", ignore_cleanup_errors=True) as folder, ExitStack() as stack:
-            ours = {_MARK: mark, "SPT_NOENV": "1"}  # Ray's processes would write their names over their environment
+            ours = {_MARK: mark, "SPT_NOENV": "1"}  # otherwise Ray's processes write their names over their environment
             ours |= {"ALIGNEDSERVE_JOBS_DIRECTORY": f"{folder}/jobs", "RAY_TMPDIR": folder}
             ours |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_USAGE_STATS_ENABLED": "0"}
             environment = os.environ | ours

@@ -1,4 +1,4 @@
-"""The command line of every benchmark, and how it prints a figure: one JSON line, with its baseline and its goal."""
+"""Build the command line of every benchmark, and print a figure as a JSON line with its baseline and its goal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def command(doc: str | None) -> argparse.ArgumentParser:
 
 
 def several(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """Return a parser for an option with values between commas."""
+    """Return a parser for an option with values that are separated by commas."""
     return lambda text: [kind(value) for value in text.split(",") if value]
 
 
@@ -29,7 +29,7 @@ def report(
     goal: float | None = None,
     at_least: bool = False,
 ) -> bool:
-    """Print a figure, and return False where it misses its goal: it may not be larger, or, with `at_least`, smaller."""
+    """Print a figure, and return False if it misses its goal: it is larger, or, with `at_least`, smaller."""
     ratio = value / baseline if baseline else None
     met = None if goal is None else value >= goal if at_least else value <= goal
     figures = {"value": value, "baseline": baseline, "ratio": ratio, "goal": goal}

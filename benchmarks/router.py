@@ -1,11 +1,12 @@
-"""The router's core on one core: requests admitted and placed in a second, and how that grows with workers.
+"""Measure the router's core on one CPU core: requests admitted and placed per second, by the number of workers.
 
     python -m benchmarks.router [--requests 20000] [--workers 8,64,256,1024]
 
-Half of the workers run prompts, half decode. Each request is submitted with a sketch of its prompt, placed, told of by
-the prefill worker, the pool and the decode worker, and ends; decode workers report every so many requests. Timed is
-what the router's core does of it, in time of the processor: the decision is from Submit to Prefill. Requests come and
-go, 4 open for each worker. The predictor is `hash`: its side process works on another core, and is not timed.
+Half of the workers run prompts, half decode. Each request is submitted with a sketch of its prompt and placed; the
+prefill worker, the pool and the decode worker report on it, and it ends. Decode workers report after every few
+requests. The time is the processor time of the router's core; a decision lasts from Submit to Prefill. Requests come
+and go, with 4 open for each worker. The predictor is `hash`: its side process runs on another CPU core, and is not
+timed.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from alignedserve.scheduling.sketch import sketch_of
 from alignedserve.scheduling.slo import StepTimes
 from benchmarks.report import command, report
 
-_OPEN = 4  # requests for each worker
+_OPEN = 4  # open requests for each worker
 _REPORTS = 4  # requests that a decode worker gets between two reports
-_GOAL = 5000  # a second, with 64 workers
+_GOAL = 5000  # requests per second, with 64 workers
 
 
 def member(name: str, role: Role) -> Member:
@@ -45,7 +46,7 @@ def member(name: str, role: Role) -> Member:
 
 class Deployment:
     def __init__(self, num_workers: int) -> None:
-        self._now, self.seconds = 0.0, 0.0  # of the router's core
+        self._now, self.seconds = 0.0, 0.0  # processor time of the router's core
         limits = RouterLimits(1 << 30, heartbeat_s=0.5, death_s=1e9, kv_tokens=1 << 30)
         self._router = RouterCore(member(ROUTER, Role.ROUTER), limits, 0.0)
         half = num_workers // 2
@@ -54,7 +55,7 @@ class Deployment:
         members += [member(f"prefill-{number}", Role.PREFILL) for number in range(half)]
         members += [member(name, Role.DECODE) for name in self._decode]
         for part in members:
-            self.said(part.name, Heartbeat(part))
+            self.receive(part.name, Heartbeat(part))
         for timer in ("gathered", "recovered"):
             self._handle(TimerFired(timer))
         self._draw, self._num_reported = Random(0), 0
@@ -62,7 +63,7 @@ class Deployment:
             self._report(name)
         self.seconds = 0.0
 
-    def said(self, sender: str, message: Message) -> list[Command]:
+    def receive(self, sender: str, message: Message) -> list[Command]:
         return self._handle(Received(sender, message, 1))
 
     def _handle(self, event: Event) -> list[Command]:
@@ -73,9 +74,9 @@ class Deployment:
         return commands
 
     def begin(self, submit: Submit) -> tuple[str, str, float]:
-        """Return where it was placed, where it goes on, and how long that decision took."""
+        """Submit a request, and return its prefill worker, its decode worker and the seconds of the decision."""
         before = self.seconds
-        commands = self.said("gateway-0", submit)
+        commands = self.receive("gateway-0", submit)
         [(to, decode)] = [
             (command.to, command.message.decode)
             for command in commands
@@ -84,20 +85,20 @@ class Deployment:
         return to, decode, self.seconds - before
 
     def end(self, request: Request, prefill: str, decode: str) -> None:
-        """Tell the router that the prompt is through, and that the request has decoded and ended."""
+        """Report to the router that the prompt has run, and that the request has decoded and ended."""
         key = (request.id, 0)
         backlog = Backlog(self._draw.random(), 1e-4, self._draw.random() / 2)
-        self.said(prefill, Progress(backlog=backlog))
-        self.said("pool-0", Progress(committed=(key,)))
-        self.said(decode, Progress(joined=(key,), free_pairs=1000))
-        self.said(decode, Progress(ended=(key,), lengths=(20,), free_pairs=1000))
+        self.receive(prefill, Progress(backlog=backlog))
+        self.receive("pool-0", Progress(committed=(key,)))
+        self.receive(decode, Progress(joined=(key,), free_pairs=1000))
+        self.receive(decode, Progress(ended=(key,), lengths=(20,), free_pairs=1000))
         if self._draw.random() < 1 / _REPORTS:
             self._report(decode)
 
     def _report(self, worker: str) -> None:
         shortest = self._draw.randrange(10, 2000)
         band = (shortest, shortest + self._draw.randrange(200))
-        self.said(worker, Report(16, band, self._draw.randrange(500, 1000), 64, StepTimes(0.02, 0.03)))
+        self.receive(worker, Report(16, band, self._draw.randrange(500, 1000), 64, StepTimes(0.02, 0.03)))
 
 
 def submits(count: int) -> list[Submit]:
@@ -124,7 +125,7 @@ def submits(count: int) -> list[Submit]:
 
 
 def measure(num_workers: int, count: int) -> tuple[float, list[float]]:
-    """Return requests in a second of the core's time, and how long each decision took."""
+    """Return the requests per second of the core's time, and the seconds of each decision."""
     deployment, asked, took = Deployment(num_workers), submits(count), list[float]()
     there: deque[tuple[Request, str, str]] = deque()
     for submit in asked:

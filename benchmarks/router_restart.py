@@ -1,11 +1,11 @@
-"""Kill the router again and again under load: what streams notice of it, on real processes.
+"""Kill the router repeatedly under load, and measure what streams notice of it, on real processes.
 
     python -m benchmarks.router_restart [--kills 8] [--streams 12] [--topology 1+1] [--launcher local]
 
-Serves the demo model, keeps so many streams open over HTTP, and kills the router with SIGKILL every few seconds. Each
-stream must end with all of its tokens, and with those that the same prompt brought before anything was killed. Said
-are the longest pause within a stream, the longest wait for a first token, and both while nothing is killed; and how
-long each router took, from its start and from the kill, until it knew again what was open (/metrics).
+It serves the demo model, keeps `--streams` streams open over HTTP, and kills the router with SIGKILL every few seconds.
+Each stream must end with all of its tokens, the same tokens as for the same prompt before the first kill. The figures
+are the longest pause within a stream, the longest wait for a first token, and both without kills; and the time of each
+router, from its start and from the kill, until it knew the open requests again (/metrics).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _TITLES = ("alignedserve.launch.start router", "ray::router")
 
 @dataclass
 class Seen:
-    """What all streams together saw."""
+    """The pauses, first tokens and errors of all streams together."""
 
-    pauses: list[float] = field(default_factory=list)  # the longest of each stream
+    pauses: list[float] = field(default_factory=list)  # longest pause of each stream
     firsts: list[float] = field(default_factory=list)
     num_wrong: int = 0
-    wanted: dict[int, list[int]] = field(default_factory=dict)  # prompt -> its answer
+    wanted: dict[int, list[int]] = field(default_factory=dict)  # prompt -> answer
 
 
 @dataclass(frozen=True)
 class Rebuilt:
-    """Seconds that one router took."""
+    """The seconds until a new router knew the open requests again."""
 
     from_start_s: float
     from_kill_s: float
@@ -53,7 +53,7 @@ def router_of(launcher: int) -> int | None:
     return next(found, None)
 
 
-async def kill_again_and_again(http: httpx.AsyncClient, launcher: int, kills: int) -> list[Rebuilt]:
+async def kill_repeatedly(http: httpx.AsyncClient, launcher: int, kills: int) -> list[Rebuilt]:
     found = []
     for _ in range(kills):
         while (router := router_of(launcher)) is None:
@@ -61,7 +61,7 @@ async def kill_again_and_again(http: httpx.AsyncClient, launcher: int, kills: in
         before = await rebuilt_s(http)
         os.kill(router, signal.SIGKILL)
         killed_at = perf_counter()
-        while (now := await rebuilt_s(http)) == before:  # to the microsecond, no two are alike
+        while (now := await rebuilt_s(http)) == before:  # in microseconds, no two values are equal
             await asyncio.sleep(0.02)
         found.append(Rebuilt(now, perf_counter() - killed_at))
         await asyncio.sleep(max(0.0, killed_at + _EVERY_S - perf_counter()))
@@ -91,7 +91,7 @@ async def load(url: str, streams: int, seen: Seen, ended: asyncio.Event) -> None
 
 @asynccontextmanager
 async def under_load(url: str, streams: int, seen: Seen) -> AsyncIterator[None]:
-    """Keep streams open until what is done meanwhile has been done, and every stream has ended."""
+    """Keep streams open while the context is open, then wait until every stream has ended."""
     ended = asyncio.Event()
     running = asyncio.create_task(load(url, streams, seen, ended))
     yield
@@ -108,7 +108,7 @@ async def measure(deployment: Deployment, kills: int, streams: int) -> bool:
         httpx.AsyncClient(base_url=deployment.url, timeout=120) as http,
         under_load(deployment.url, streams, killed),
     ):
-        rebuilt = await kill_again_and_again(http, deployment.pid, kills)
+        rebuilt = await kill_repeatedly(http, deployment.pid, kills)
     for name, seen in (("nothing is killed", calm), (f"{kills} kills", killed)):
         report(f"router restart, {name}: streams", len(seen.pauses), "1")
         report(f"router restart, {name}: longest pause", max(seen.pauses), "s")

@@ -1,11 +1,11 @@
-"""Measure what choosing a step costs: among thousands of waiting prompts, and in an ordinary step.
+"""Measure the time to choose a step, among thousands of waiting prompts and in an ordinary step.
 
     python -m benchmarks.selection [--waiting 10000] [--steps 200] [--lengths FILE.csv]
 
-Half of those that wait are best-effort. Prompts are as long as ShareGPT's (tests/simulator/data). Between two steps
-time passes, and as many new prompts arrive as a step is through with, as on a worker; that is part of a choice's time.
-The first choice of each row files all of them, as a choice does whenever step times have moved by a fifth. Times are
-those of the processor, so other work on its cores counts little.
+Half of the waiting prompts are best-effort. Lengths are those of ShareGPT (tests/simulator/data). Between two steps,
+time passes, and as many new prompts arrive as the step finished, as on a worker; this is part of a choice's time. The
+first choice of each row files all prompts, as a choice does whenever step times have changed by a fifth. Times are
+processor times, so other work on the machine matters little.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ POLICIES = {
 
 
 def drawn(path: Path, seed: int) -> Iterator[Request]:
-    """Yield one request after the other, half of them best-effort."""
+    """Yield requests, half of them best-effort."""
     with path.open() as file:
         lengths = [int(row["prompt_tokens"]) for row in csv.DictReader(file)]
     draw, number = random.Random(seed), 0
@@ -91,7 +91,7 @@ def choice(decodes: Sequence[Running], waiting: Waiting, blocks: Blocks, now: fl
     prompts: list[Running] = []
     for prompt in list(
         islice(first_come(policy, waiting), 8)
-    ):  # the worker's part of it: seats in the order of arrival
+    ):  # the worker's part: seat prompts in the order of arrival
         prompt.pairs = blocks.take(-(-prompt.num_tokens // BLOCK)) or ()
         waiting.remove(prompt)
         prompts.append(prompt)
@@ -99,12 +99,12 @@ def choice(decodes: Sequence[Running], waiting: Waiting, blocks: Blocks, now: fl
     for prompt in found.seated:
         waiting.remove(prompt)
     for prompt in (*prompts, *found.seated):
-        blocks.give(prompt.pairs)  # as if its step had run
+        blocks.give(prompt.pairs)  # as if the prompt's step had run
     return found
 
 
 def chosen(policy: Policy, num_waiting: int, num_decodes: int, steps: int, lengths: Path) -> tuple[list[float], int]:
-    """Return the seconds of each choice, and how many prompts all choices chose."""
+    """Return the seconds of each choice, and the number of prompts that all choices chose."""
     requests, now, waiting, blocks = drawn(lengths, seed=1), 0.0, Waiting(policy), Blocks(PAIRS)
     slo = Slo(ttft_s=1.0, tbt_s=0.1875)
     chats = (replace(next(requests), service=ServiceClass.RT, slo=slo) for _ in range(num_decodes))

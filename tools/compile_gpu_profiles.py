@@ -1,13 +1,14 @@
-"""Compiles measured GPU times into the simulator's profiles: smaller grids, in alignedserve/simulator/profiles.
+"""Compile measured GPU times into the simulator's profiles: smaller grids, in alignedserve/simulator/profiles.
 
     python tools/compile_gpu_profiles.py --times ../shared/traces/gpu_times
 
-Most sources are operator times under vLLM from LLMServingSim (MIT): attention over prompt chunk, its cached tokens,
+Most sources are operator times under vLLM from LLMServingSim (MIT): attention by prompt chunk, its cached tokens,
 decodes and their prefix; linear layers by tokens; per-sequence parts. They come as two lattices, one of powers of two
-and one of powers of 1.5. The first is kept; the second shows what interpolation is off by.
+and one of powers of 1.5. The profiles keep the first; the second shows the error of interpolation.
 
-That of the A100 is from Vidur (MIT): attention of prompts alone and of decodes alone, which there run one after the
-other, so both in a step are their sum; and the linear layers, without the output layer and what else is per sequence.
+The times of the A100 are from Vidur (MIT). It runs attention of prompts and of decodes one after the other, and has the
+times of each alone: a step with both takes their sum. Its linear layers lack the output layer and all per-sequence
+parts.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Lattice:
 @dataclass(frozen=True)
 class Source(ABC):
     gpu: str
-    folder: str  # of the GPU in names of files
+    folder: str  # the GPU's name in names of files
     model: str
     organization: str
     tensor_parallel: int
@@ -68,7 +69,7 @@ class Source(ABC):
     @property
     @abstractmethod
     def origin(self) -> str:
-        """Where it was published."""
+        """Return the place where the times were published."""
 
     @property
     @abstractmethod
@@ -110,7 +111,7 @@ class LlmServingSim(Source):
 
 
 class Vidur(Source):
-    """Its attention is of one shape: 64 heads over 8, in two ranks."""
+    """The times of Vidur, with attention of one shape: 64 query heads over 8 KV heads, in two ranks."""
 
     @property
     def lattice(self) -> Lattice:
@@ -127,20 +128,20 @@ class Vidur(Source):
         return "MIT, Copyright (c) Microsoft Corporation; see LICENSE beside this file"
 
     def read(self, folder: Path) -> Times:
-        of_this = (self.folder.lower(), f"{self.model}-Instruct-hf", str(self.tensor_parallel))
+        profiled = (self.folder.lower(), f"{self.model}-Instruct-hf", str(self.tensor_parallel))
         linear = {
             int(row["num_tokens"]): 1000 * self.layers * float(row["layer_linear_ms_sum"])
             for row in _rows(folder / "vidur_linear_per_layer.csv.gz")
-            if (row["gpu"], row["model"], row["tp"]) == of_this
+            if (row["gpu"], row["model"], row["tp"]) == profiled
         }
         attention: Attention = {}
         for row in _rows(folder / f"vidur_{self.folder.lower()}_attention_median.csv"):
             chunk, cached, batch = (int(row[column]) for column in ("prefill_chunk", "kv_cache", "batch_size"))
-            around = float(row["in_reshape_ms"]) + float(row["out_reshape_ms"])
+            reshape_ms = float(row["in_reshape_ms"]) + float(row["out_reshape_ms"])
             if row["is_prefill"] == "True":
-                attention[chunk, cached, 0, 0] = 1000 * (float(row["prefill_ms"]) + around)
+                attention[chunk, cached, 0, 0] = 1000 * (float(row["prefill_ms"]) + reshape_ms)
             elif batch in self.lattice.decodes and cached in self.lattice.prefixes:
-                attention[0, 0, batch, cached] = 1000 * (float(row["decode_ms"]) + around)
+                attention[0, 0, batch, cached] = 1000 * (float(row["decode_ms"]) + reshape_ms)
         kept = {tokens: linear[tokens] for tokens in sorted(linear) if tokens <= 256 or tokens % 128 == 0}
         return Times(_line(kept), _line({1: 0.0, 128: 0.0}), attention, self.layers)
 
@@ -155,21 +156,21 @@ SOURCES: Sequence[Source] = [
 
 @dataclass(frozen=True)
 class Times:
-    """One source as it was measured, in microseconds."""
+    """The measured times of a source, in microseconds."""
 
-    linear: dict[str, Any]  # by tokens, of all layers
+    linear: dict[str, Any]  # by tokens, over all layers
     per_sequence: dict[str, Any]
     attention: Attention  # of one layer
     layers: int
 
     def step_s(self, chunk: int, cached: int, decodes: int, prefix: int) -> float:
-        """Its attention was measured; its tokens and requests may lie between those that were."""
+        """Return the time of a step whose attention was measured. Its tokens and requests may need interpolation."""
         once = Grid(self.linear).line(chunk + decodes) + Grid(self.per_sequence).line(decodes + (chunk > 0))
         return 1e-6 * (once + self.layers * self.attention[chunk, cached, decodes, prefix])
 
 
 def _line(times: dict[int, float]) -> dict[str, Any]:
-    return _grid([[*times]], [round(one, 1) for one in times.values()])
+    return _grid([[*times]], [round(time_us, 1) for time_us in times.values()])
 
 
 def _rows(path: Path) -> Iterator[dict[str, str]]:
@@ -206,7 +207,7 @@ def compile_(times: Times, source: Source, skew: list[dict[str, str]]) -> dict[s
 
 
 def _mixed(lattice: Lattice, factor: Callable[[int, int, int, int], int]) -> dict[str, Any]:
-    """How much longer attention takes where prompts and decodes share a step."""
+    """Return the factor, in thousandths, by which attention is slower when prompts and decodes share a step."""
     axes = [lattice.chunks, lattice.cached, lattice.decodes, lattice.prefixes]
     if not lattice.mixes:
         return _grid([[axis[0], axis[-1]] for axis in axes], [[[[1000] * 2] * 2] * 2] * 2)
@@ -234,7 +235,7 @@ def _grid(axes: Sequence[Sequence[Any]], values: list[Any]) -> dict[str, Any]:
 
 
 def _skew(rows: list[dict[str, str]]) -> dict[str, Any]:
-    """Median alpha, in thousandths, by requests and the share of long ones: of the nearest share that was measured."""
+    """Return the median alpha, in thousandths, by requests and share of long requests (the nearest measured share)."""
     by_case = defaultdict[tuple[int, float], list[float]](list)
     for row in rows:
         if row["alpha"]:
@@ -242,14 +243,14 @@ def _skew(rows: list[dict[str, str]]) -> dict[str, Any]:
     counts = sorted({count for count, _ in by_case})
 
     def alpha(count: int, share: float) -> int:
-        nearest = min((one for n, one in by_case if n == count), key=lambda one: abs(log(one / share)))
+        nearest = min((known for n, known in by_case if n == count), key=lambda known: abs(log(known / share)))
         return round(1000 * min(1.0, max(0.0, median(by_case[count, nearest]))))
 
     return _grid([counts, SHARES], [[alpha(count, share) for share in SHARES] for count in counts])
 
 
 def off_by(times: Times, tree: dict[str, Any], lattice: Lattice) -> dict[str, list[float]]:
-    """Relative errors of whole steps that the profile does not hold, by kind."""
+    """Return the relative errors of whole steps that the profile does not hold, by kind."""
     truth = GpuTruth(tree)
     errors = defaultdict[str, list[float]](list)
     for chunk, cached, decodes, prefix in times.attention:
@@ -259,8 +260,8 @@ def off_by(times: Times, tree: dict[str, Any], lattice: Lattice) -> dict[str, li
         if chunk and not kept:
             kind = "mixed" if decodes else "prefill"
             measured = times.step_s(chunk, cached, decodes, prefix)
-            said = truth.seconds_of([(chunk, cached)], [prefix] * decodes)
-            errors[kind].append(abs(said / measured - 1))
+            predicted = truth.seconds_of([(chunk, cached)], [prefix] * decodes)
+            errors[kind].append(abs(predicted / measured - 1))
     return errors
 
 

@@ -1,4 +1,4 @@
-"""From conversations to tensors: what the model reads, and which of its tokens it is to learn."""
+"""Build the tensors of a training batch from conversations: inputs, and the tokens that the model learns."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ ANSWERS_MULTIPLE = 512
 class Encoded:
     kind: str
     tokens: list[int]
-    answers: list[range]  # the places in `tokens` that the assistant wrote, each with its end token
+    answers: list[range]  # positions in `tokens` of each answer of the assistant, with its end token
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one length, each holding whole conversations that do not see one another."""
+    """Rows of one length. A row holds whole conversations, which do not attend to each other."""
 
     inputs: torch.Tensor  # [rows, length]
-    mask: torch.Tensor  # [rows, 1, length, length] 0 where a place may look, else minus infinity
-    sources: torch.Tensor  # [answer tokens] places in the flattened inputs that predict them
+    mask: torch.Tensor  # [rows, 1, length, length] 0 where a position may attend, else minus infinity
+    sources: torch.Tensor  # [answer tokens] positions in the flattened inputs that predict the answers
     targets: torch.Tensor  # [answer tokens]
-    weights: torch.Tensor  # [answer tokens] an answer of n tokens weighs sqrt(n) in all; 0 fills up the shape
-    owners: torch.Tensor  # [answer tokens] the conversation of each
+    weights: torch.Tensor  # [answer tokens] an answer of n tokens weighs sqrt(n) together; fill tokens weigh 0
+    owners: torch.Tensor  # [answer tokens] the conversation of each token
     kinds: list[str]  # of each conversation
 
 
@@ -51,39 +51,42 @@ class Encoder:
     def _joined(self, kind: str, messages: list[dict[str, str]], ids: Iterator[list[int]]) -> Encoded:
         tokens, answers = [self._begin], []
         for message in messages:
-            tokens += [self._roles[message["role"]], *(said := next(ids)), self._end]
+            tokens += [self._roles[message["role"]], *(content := next(ids)), self._end]
             if message["role"] == "assistant":
-                answers.append(range(len(tokens) - len(said) - 1, len(tokens)))
+                answers.append(range(len(tokens) - len(content) - 1, len(tokens)))
         return Encoded(kind, tokens, answers)
 
 
 def batches(encoded: Sequence[Encoded], most_tokens: int, pad: int) -> Iterator[Batch]:
-    """All conversations in few shapes: CPU kernels are compiled once for each shape that they meet."""
+    """Yield all conversations in batches of few shapes: CPU kernels are compiled once for each shape."""
     rows = _packed(encoded)
     for length in ROW_LENGTHS:
-        of_length = [row for row in rows if row.length == length]
+        fitting = [row for row in rows if row.length == length]
         most_rows = max(most_tokens // length, ROWS_MULTIPLE) // ROWS_MULTIPLE * ROWS_MULTIPLE
-        for start in range(0, len(of_length), most_rows):
-            yield _batch(of_length[start : start + most_rows], length, pad)
+        for start in range(0, len(fitting), most_rows):
+            yield _batch(fitting[start : start + most_rows], length, pad)
 
 
 @dataclass
 class _Row:
     length: int
     free: int
-    held: list[Encoded]
+    conversations: list[Encoded]
 
 
 def _packed(encoded: Sequence[Encoded]) -> list[_Row]:
-    """Longest first, each into the first row with room; a new row is as short as its first allows."""
+    """Pack conversations into rows, the longest first, each into the first row with room.
+
+    A new row is as short as its first conversation allows.
+    """
     rows: list[_Row] = []
-    for one in sorted(encoded, key=lambda one: -len(one.tokens)):
-        size = len(one.tokens)
+    for conversation in sorted(encoded, key=lambda conversation: -len(conversation.tokens)):
+        size = len(conversation.tokens)
         row = next((row for row in rows if row.free >= size), None)
         if row is None:
             length = next(length for length in ROW_LENGTHS if length >= size)
             rows.append(row := _Row(length, length, []))
-        row.held.append(one)
+        row.conversations.append(conversation)
         row.free -= size
     return rows
 
@@ -98,15 +101,15 @@ def _batch(rows: list[_Row], length: int, pad: int) -> Batch:
     kinds: list[str] = []
     for number, row in enumerate(rows):
         start = 0
-        for one in row.held:
-            end = start + len(one.tokens)
-            inputs[number, start:end] = torch.tensor(one.tokens)
+        for conversation in row.conversations:
+            end = start + len(conversation.tokens)
+            inputs[number, start:end] = torch.tensor(conversation.tokens)
             segments[number, start:end] = len(kinds) + 1
-            for answer in one.answers:
+            for answer in conversation.answers:
                 places += [number * length + start + place for place in answer]
                 weights += [len(answer) ** -0.5] * len(answer)
                 owners += [len(kinds)] * len(answer)
-            kinds.append(one.kind)
+            kinds.append(conversation.kind)
             start = end
     fill = -len(places) % ANSWERS_MULTIPLE
     places += places[-1:] * fill

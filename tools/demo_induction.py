@@ -1,10 +1,10 @@
-"""A start for the demo model that can already copy.
+"""Write induction heads into the demo model before its training, so that it can copy from the start.
 
-Most of what the demo model does needs copying: a name, a field's value, the next digit. A trained
-model does it with *induction heads*: heads of one layer note at each place which tokens came before,
-and heads of the next find the place whose notes fit the current tokens and copy what stands there.
-From random weights they take most of an hour's training to appear. So training starts with such
-heads in place, written by hand, and is free to change them like all other weights.
+Most tasks of the demo model need copying: a name, a field's value, the next digit. A trained model copies
+with *induction heads*: heads of one layer note at each position which tokens came before, and heads of the
+next layer find the position whose notes fit the current tokens and copy the token there. From random
+weights such heads need most of an hour's training to appear. So training starts with heads that are
+written by hand, and may change them like all other weights.
 
 The residual stream at the start:
 
@@ -12,8 +12,8 @@ The residual stream at the start:
     the same    the token's           a note of the token       a note of the token
     for all     random embedding      two places before         one place before
 
-Heads 0 and 1 of layer 1 look for the place after the current token, heads 2 and 3 for the place after
-the current two; of each pair, one copies one half of the embedding found there, one the other.
+Heads 0 and 1 of layer 1 look for the position after the current token, heads 2 and 3 for the position after
+the current two tokens. In each pair of heads, each head copies one half of the embedding found there.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-HIDDEN, HEAD, HALF = 256, 64, 32  # the sizes that this layout is made for
+HIDDEN, HEAD, HALF = 256, 64, 32  # the sizes for which this layout is made
 
 _TOKEN, _NOTE_2, _NOTE_1 = slice(1, 128), slice(128, 192), slice(192, 256)
-_STD = 0.08  # of embeddings
-_FAST = range(8)  # rotary frequencies whose angle changes visibly from one place to the next
-_SLOW = range(20, HALF)  # those whose angle hardly changes over a few hundred places
-_SHARP = 3.5  # of a match
-_COPY = {1: 3.0, 2: 7.0}  # weight of an embedding copied after a match of one token, or of two
+_STD = 0.08  # standard deviation of embeddings
+_FAST = range(8)  # rotary frequencies whose angle changes visibly from a position to the next
+_SLOW = range(20, HALF)  # rotary frequencies whose angle hardly changes over a few hundred positions
+_SHARP = 3.5  # sharpness of a match
+_COPY = {1: 3.0, 2: 7.0}  # weight of a copied embedding by the number of tokens that match
 
 
 @torch.no_grad()
@@ -40,7 +40,7 @@ def start_with_induction(model: LlamaForCausalLM, seed: int) -> None:
     if (config.hidden_size, config.hidden_size // config.num_attention_heads) != (HIDDEN, HEAD):
         raise ValueError(f"the induction heads are made for hidden size {HIDDEN} and head size {HEAD}")
     random = torch.Generator().manual_seed(seed)
-    for layer in model.model.layers:  # a clean residual stream: every block starts by adding nothing
+    for layer in model.model.layers:  # a clean residual stream: at the start, a block adds nothing
         layer.self_attn.o_proj.weight.zero_()
         layer.mlp.down_proj.weight.zero_()
     embedding = model.model.embed_tokens.weight
@@ -65,7 +65,7 @@ def start_with_induction(model: LlamaForCausalLM, seed: int) -> None:
 
 
 def _look_back(attention: Any, head: int, distance: int, theta: float) -> None:
-    """Constant vectors whose rotations agree where the key stands so many places before the query."""
+    """Write constant queries and keys whose rotations agree if the key is `distance` positions before the query."""
     query, key = torch.zeros(HEAD), torch.zeros(HEAD)
     for f in _FAST:
         angle = torch.tensor(distance * theta ** (-f / HALF))
@@ -75,7 +75,7 @@ def _look_back(attention: Any, head: int, distance: int, theta: float) -> None:
 
 
 def _match(attention: Any, head: int, noted: torch.Tensor, tokens: int) -> None:
-    """Queries are the last `tokens` tokens, keys the notes of those before: equal ones fit best."""
+    """Write queries from the last `tokens` tokens and keys from the notes of earlier tokens: equal tokens fit best."""
     places = [*_SLOW, *(f + HALF for f in _SLOW)]
     token, note_1, key_1, key_2 = (torch.zeros(HEAD, width) for width in (noted.shape[1], HEAD, HEAD, HEAD))
     for row, place in enumerate(places):

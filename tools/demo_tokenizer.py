@@ -1,4 +1,4 @@
-"""The demo model's tokenizer: byte-level BPE trained on the demo corpus, and its chat template."""
+"""Train the demo model's tokenizer, byte-level BPE on the demo corpus, and define its chat template."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def train_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """tokenizer.json and a tokenizer_config.json that transformers 4 and 5 both read, template included."""
+    """Write tokenizer.json, and a tokenizer_config.json with the template that transformers 4 and 5 both read."""
     tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",

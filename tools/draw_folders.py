@@ -23,7 +23,7 @@ Graph = Mapping[str, set[str]]
 
 
 def modules() -> dict[str, Path]:
-    """Return the file of every module of the package by the module's name, each once."""
+    """Return the file of every module of the package by the module's name, without links."""
     found = {}
     for folder in (PACKAGE, *(ROOT / part for part in PARTS)):
         for path in folder.rglob("*.py"):
@@ -34,7 +34,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
-    """Yield the modules of ours that a file imports, at its top or inside a function."""
+    """Yield the modules of the package that a file imports, at its top or inside a function."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names if alias.name in known)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PICTURE = ROOT / "docs" / "peers.svg"
 
-MACHINES = {  # the picture's name of a machine, and the file with its engines' figures
+MACHINES = {  # name of a machine in the picture -> file with its engines' figures
     "Zen 4": "2026-11-21-engine-zen4",
     "Xeon, AMX": "2026-11-21-engine",
     "Zen 5, older code": "2026-11-21-engine-epyc",
@@ -30,7 +30,7 @@ OURS, PEER, SLOWER = "#0b6e99", "#9a9a9a", "#c4541a"
 
 
 class ChatsBar(NamedTuple):
-    """How many chats kept their promise beside documents, and how many tokens the documents got meanwhile."""
+    """The share of chats that kept their promise beside documents, and the tokens that the documents got meanwhile."""
 
     label: str
     is_ours: bool
@@ -49,12 +49,12 @@ def rows(name: str) -> list[Mapping[str, object]]:
 
 def chats() -> list[ChatsBar]:
     """Return the four bars: both servers under both promises."""
-    theirs = {str(row["tag"]): row for row in rows("2026-11-21-coserve-vllm-zen4") if row["mode"] == "both"}
+    peers = {str(row["tag"]): row for row in rows("2026-11-21-coserve-vllm-zen4") if row["mode"] == "both"}
     ours = {str(row["name"]): row["value"] for row in rows("2026-11-21-isolation-zen4")}  # the last run's figures stay
     return [
-        _peer_bar("vLLM 0.32 as shipped", theirs["vllm-default"]),
+        _peer_bar("vLLM 0.32 as shipped", peers["vllm-default"]),
         ChatsBar("AlignedServe", True, _number(ours["default: chats attained"]), _number(ours["default: BE"])),
-        _peer_bar("vLLM 0.32, tuned by hand", theirs["vllm-tuned"]),
+        _peer_bar("vLLM 0.32, tuned by hand", peers["vllm-tuned"]),
         ChatsBar("AlignedServe", True, _number(ours["tight: chats attained"]), _number(ours["tight: BE"])),
     ]
 

@@ -1,9 +1,9 @@
-"""Try the demo model on held-out prompts: `python tools/eval_demo_model.py`.
+"""Evaluate the demo model on held-out prompts: `python tools/eval_demo_model.py`.
 
-Every prompt is one unpadded greedy request through transformers, in fp32 and again in bf16. Tokens of the
-expected answer are tried all at once: as far as each is the likeliest, it is what the model writes, and only what
-differs is generated token by token. An answer is right when it is the corpus's answer character for character and
-ends by itself. Prints a table and one line of JSON, and exits with 1 where a goal is missed.
+Every prompt is one unpadded greedy request through transformers, in fp32 and again in bf16. One pass tries all tokens
+of the expected answer: as long as each token is the likeliest, the model would write it. Only the rest is generated
+token by token. An answer is right when it is the corpus's answer character for character and ends by itself. The
+script prints a table and a line of JSON, and exits with 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MOST_NEW_TOKENS = 640
 
 OVERALL_GOAL, KIND_GOAL, SAME_TEXT_GOAL = 0.92, 0.85, 0.98
 
-# The unit in which a prompt of this kind asks for a length, counted in an answer.
+# Counts, in an answer, the unit in which a prompt of this kind asks for a length.
 PRODUCED: dict[str, Callable[[str], int]] = {
     "count_up": lambda answer: len(answer.split(", ")),
     "count_down": lambda answer: len(answer.split(", ")),
@@ -40,7 +40,7 @@ PRODUCED: dict[str, Callable[[str], int]] = {
 
 @dataclass(frozen=True)
 class Answered:
-    """What the model wrote for one held-out prompt."""
+    """The model's answer to a held-out prompt."""
 
     kind: str
     question: str
@@ -49,8 +49,8 @@ class Answered:
     ended: bool
     num_tokens: int
     asked: int | None
-    expected_nats: float  # minus the log-likelihood of the expected answer ...
-    expected_tokens: int  # ... and its tokens
+    expected_nats: float  # minus the log-likelihood of the expected answer
+    expected_tokens: int  # number of tokens of the expected answer
 
     @property
     def right(self) -> bool:
@@ -66,7 +66,7 @@ class KindFigures:
     tokens_median: float
     tokens_max: int
     length_correlation: float | None  # between the asked-for and the produced length
-    rank_correlation: float | None  # the same of their ranks: one answer that never ends does not outweigh the others
+    rank_correlation: float | None  # the same over ranks: an answer that never ends does not outweigh the others
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Figures:
 
 
 def answer_kind(model: Path, dtype: str, kind: str, seed: int, prompts: int) -> list[Answered]:
-    """Answers to the held-out prompts of one kind; runs in a process of its own, on one thread."""
+    """Return answers to the held-out prompts of a kind; runs in a separate process, on one thread."""
     import torch
 
     from demo_corpus import Draw, Split, sample
@@ -113,7 +113,7 @@ def _loaded(model: Path, dtype: str) -> tuple[Any, Any]:
 
 
 def _greedy(network: Any, prompt: list[int], expected: list[int], likeliest: list[int]) -> list[int]:
-    """All output tokens. `likeliest` of each place is right as long as what is before it is what the model writes."""
+    """Return all output tokens. `likeliest` is right up to the first position where the model's text differs."""
     import torch
 
     same = next((at for at, pair in enumerate(zip(expected, likeliest, strict=True)) if len(set(pair)) > 1), None)
@@ -121,31 +121,32 @@ def _greedy(network: Any, prompt: list[int], expected: list[int], likeliest: lis
         return expected
     begun = likeliest[: same + 1]
     left = MOST_NEW_TOKENS - len(begun)
-    if begun[-1] == expected[-1] or left <= 0:  # it ends there
+    if begun[-1] == expected[-1] or left <= 0:  # the answer ends there
         return begun[:MOST_NEW_TOKENS]
     rest = network.generate(torch.tensor([prompt + begun]), do_sample=False, max_new_tokens=left, max_length=None)
     return list(rest[0, len(prompt) :].tolist())
 
 
 def figures(dtype: str, answered: Sequence[Answered]) -> Figures:
-    kinds = sorted({one.kind for one in answered})
-    nats = sum(one.expected_nats for one in answered)
+    kinds = sorted({answer.kind for answer in answered})
+    nats = sum(answer.expected_nats for answer in answered)
     return Figures(
         dtype=dtype,
-        right=statistics.mean(one.right for one in answered),
-        perplexity=math.exp(nats / sum(one.expected_tokens for one in answered)),
-        kinds=[_kind_figures(kind, [one for one in answered if one.kind == kind]) for kind in kinds],
+        right=statistics.mean(answer.right for answer in answered),
+        perplexity=math.exp(nats / sum(answer.expected_tokens for answer in answered)),
+        kinds=[_kind_figures(kind, [answer for answer in answered if answer.kind == kind]) for kind in kinds],
     )
 
 
 def _kind_figures(kind: str, answered: Sequence[Answered]) -> KindFigures:
-    tokens = [one.num_tokens for one in answered]
-    lengths = [(one.asked, PRODUCED[kind](one.written)) for one in answered if kind in PRODUCED and one.asked]
+    tokens = [answer.num_tokens for answer in answered]
+    counted = [answer for answer in answered if kind in PRODUCED and answer.asked]
+    lengths = [(answer.asked, PRODUCED[kind](answer.written)) for answer in counted]
     varied = len({asked for asked, _ in lengths}) > 1 and len({produced for _, produced in lengths}) > 1
     return KindFigures(
         kind=kind,
         prompts=len(answered),
-        right=statistics.mean(one.right for one in answered),
+        right=statistics.mean(answer.right for answer in answered),
         tokens_min=min(tokens),
         tokens_median=statistics.median(tokens),
         tokens_max=max(tokens),
@@ -155,38 +156,38 @@ def _kind_figures(kind: str, answered: Sequence[Answered]) -> KindFigures:
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """Equal ones share the mean of theirs."""
+    """Return the rank of each value. Equal values share the mean of their ranks."""
     in_order = sorted(values)
     return [in_order.index(value) + (in_order.count(value) - 1) / 2 for value in values]
 
 
 def table(figures: Figures) -> str:
     lines = ["kind            prompts  right   answer tokens (min/median/max)   asked~produced length (by rank)"]
-    for of in figures.kinds:
-        tokens = f"{of.tokens_min} / {of.tokens_median:g} / {of.tokens_max}"
+    for kind in figures.kinds:
+        tokens = f"{kind.tokens_min} / {kind.tokens_median:g} / {kind.tokens_max}"
         correlation = ""
-        if of.length_correlation is not None:
-            correlation = f"{of.length_correlation:.4f} ({of.rank_correlation:.4f})"
-        lines.append(f"{of.kind:15} {of.prompts:7}  {of.right:5.1%}   {tokens:32} {correlation}".rstrip())
-    prompts = sum(of.prompts for of in figures.kinds)
+        if kind.length_correlation is not None:
+            correlation = f"{kind.length_correlation:.4f} ({kind.rank_correlation:.4f})"
+        lines.append(f"{kind.kind:15} {kind.prompts:7}  {kind.right:5.1%}   {tokens:32} {correlation}".rstrip())
+    prompts = sum(kind.prompts for kind in figures.kinds)
     lines.append(f"{'overall':15} {prompts:7}  {figures.right:5.1%}")
     lines.append(f"{figures.dtype}; perplexity of the right answers {figures.perplexity:.4f}")
     return "\n".join(lines)
 
 
 def show_wrong(answered: Sequence[Answered], most: int) -> None:
-    for one in [one for one in answered if not one.right][:most]:
-        print(f"--- {one.kind}\nasked    {one.question}\nexpected {one.expected}\nwritten  {one.written}\n")
+    for wrong in [answer for answer in answered if not answer.right][:most]:
+        print(f"--- {wrong.kind}\nasked    {wrong.question}\nexpected {wrong.expected}\nwritten  {wrong.written}\n")
 
 
 def main() -> int:
     from demo_corpus import KINDS
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--model", type=Path, default=ROOT / "alignedserve" / "demo_model", help="folder to try")
+    parser.add_argument("--model", type=Path, default=ROOT / "alignedserve" / "demo_model", help="folder of the model")
     parser.add_argument("--per-kind", type=int, default=60, help="held-out prompts of each kind")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="kinds tried side by side")
+    parser.add_argument("--processes", type=int, default=os.cpu_count(), help="kinds evaluated at the same time")
     parser.add_argument("--wrong", type=int, default=0, metavar="N", help="show the first N wrong answers")
     given = parser.parse_args()
     if not (given.model / "config.json").is_file():
@@ -200,10 +201,10 @@ def main() -> int:
             for kind, future in zip(KINDS, futures, strict=True):
                 answered[dtype] += future.result()
                 print(f"{dtype} {kind} done", file=sys.stderr, flush=True)
-    full, half = (figures(dtype, of) for dtype, of in answered.items())
+    full, half = (figures(dtype, answers) for dtype, answers in answered.items())
     same = [a.written == b.written for a, b in zip(answered["float32"], answered["bfloat16"], strict=True)]
     same_text = statistics.mean(same)
-    least = min(full.kinds, key=lambda of: of.right)
+    least = min(full.kinds, key=lambda kind: kind.right)
     met = full.right >= OVERALL_GOAL and least.right >= KIND_GOAL and same_text >= SAME_TEXT_GOAL
 
     show_wrong(answered["float32"], given.wrong)

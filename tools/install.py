@@ -1,4 +1,4 @@
-"""Install packages into this Python's environment: by uv, which takes a third of pip's time, and by pip where uv fails.
+"""Install packages into this Python's environment: by uv, which takes a third of pip's time, or by pip if uv fails.
 
     .venv/bin/python tools/install.py torch==2.13.0 --editable .
 
@@ -49,7 +49,7 @@ def uv_arguments(settings: dict[str, str]) -> Iterator[str]:
 
 
 def find_uv() -> str | None:
-    """Return uv's path, which pip fetches where there is none, or None where pip finds none either."""
+    """Return uv's path, after pip has installed uv if it was missing, or None if pip cannot install it."""
     beside = Path(sys.executable).with_name("uv")
     if found := shutil.which("uv"):
         return found
@@ -73,7 +73,7 @@ def install_by_uv(wanted: list[str]) -> bool:
 def main(wanted: list[str]) -> None:
     os.environ["ALIGNEDSERVE_KERNELS_APART"] = "1"  # setup.py leaves them out
     if not install_by_uv(wanted):
-        print("uv could not install this: pip does it", file=sys.stderr)
+        print("uv could not install the packages: installing them by pip", file=sys.stderr)
         subprocess.run([*PIP, "install", *wanted], check=True)
 
 

@@ -1,4 +1,4 @@
-"""Write `examples/`: chats and documents by the demo model's own generator, with a seed of their own."""
+"""Write `examples/`: chats and documents from the demo model's own generator, with a separate seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from demo_corpus.documents import Document
 ROOT = Path(__file__).resolve().parent.parent
 SEED = "examples"
 DOCUMENTS = 200
-MODEL = "demo"  # as `make serve` calls it
+MODEL = "demo"  # the name that `make serve` gives the model
 CHAT_KINDS = (
     "smalltalk",
     "count_up",
@@ -33,7 +33,7 @@ CHAT_KINDS = (
 
 
 def documents() -> list[tuple[str, Draw, Document]]:
-    """Each document with its id and the draw that goes on to ask about it."""
+    """Return each document with its id, and the draw that its questions continue."""
     draws = ((f"doc-{number:03}", Draw(f"{SEED}/{number}", Split.HELD_OUT)) for number in range(1, DOCUMENTS + 1))
     return [(name, draw, drawn_document(draw)) for name, draw in draws]
 
@@ -44,7 +44,7 @@ def document_lines() -> Iterator[dict[str, Any]]:
 
 
 def batch_lines() -> Iterator[dict[str, Any]]:
-    """The same documents as an OpenAI batch input file: extract some fields of each as JSON."""
+    """Yield an OpenAI batch input file over the same documents: extract fields of each document as JSON."""
     for name, draw, document in documents():
         instruction, _ = extraction(draw, document, as_json=True)
         messages = [{"role": "user", "content": pasted(instruction, document)}]
@@ -53,7 +53,7 @@ def batch_lines() -> Iterator[dict[str, Any]]:
 
 
 def chat_lines() -> Iterator[dict[str, Any]]:
-    """Bodies for `/v1/chat/completions`, one of each kind of request."""
+    """Yield bodies for `/v1/chat/completions`, one for each kind of request."""
     for number, kind in enumerate(CHAT_KINDS):
         asked = sample(Draw(f"{SEED}/chat/{number}", Split.HELD_OUT), kind)
         yield {"model": MODEL, "messages": asked.messages, "temperature": 0}

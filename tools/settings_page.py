@@ -1,6 +1,6 @@
-"""Writes docs/reference/settings.md from the declarations of the settings: `python tools/settings_page.py`.
+"""Write docs/reference/settings.md from the declarations of the settings: `python tools/settings_page.py`.
 
-A test fails while the page is not what the declarations say.
+A test fails while the page differs from the declarations.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ They have no flag, no variable and no place in the file. [Presets](presets.md) s
 
 
 def page() -> str:
-    """Return the page as it has to be."""
+    """Return the page that the declarations give."""
     return "\n".join([HEAD, *_sections(), EXPERIMENTS, *_experiments(), ""])
 
 
@@ -76,7 +76,7 @@ def _default(setting: Setting) -> str:
 
 
 def _values(setting: Setting) -> str:
-    """Return the values that the setting takes, where its type does not say it."""
+    """Return the values that the setting takes, if its type does not say it."""
     if setting.choices:
         return f" ({', '.join(f'`{choice}`' for choice in setting.choices)})"
     names = {"least": "{:g} or more", "above": "more than {:g}", "most": "{:g} or less"}
@@ -93,7 +93,7 @@ def _table(*heads: str, rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
 
 
 def _lower(sentence: str) -> str:
-    """Return the sentence without a capital at its beginning, but for names such as KV."""
+    """Return the sentence without a capital at its beginning, except for names such as KV."""
     return sentence if sentence[:2].isupper() else sentence[0].lower() + sentence[1:]
 
 

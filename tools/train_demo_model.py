@@ -1,8 +1,8 @@
 """Train the demo model: `python tools/train_demo_model.py`.
 
-Makes its conversations, trains the tokenizer and the model on them, and writes a Hugging Face folder.
-Every step's data follow from the seed and the step's number, so a run that was stopped goes on from
-its last checkpoint as if nothing had happened.
+The script makes conversations, trains the tokenizer and the model on them, and writes a Hugging Face folder.
+The seed and the step's number decide the data of a step, so a run that was stopped continues from its last
+checkpoint with the same result.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Settings:
     muon_rate: float
     adam_rate: float
     warmup: int = 50
-    tokens_per_pass: int = 4096  # what fits this model's activations into a CPU's caches
+    tokens_per_pass: int = 4096  # so that this model's activations fit into a CPU's caches
 
 
 def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
@@ -69,7 +69,7 @@ def masked_attention(
     scaling: float,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Plain attention in bf16: 3 to 4 times as fast as torch's fused one on CPUs at these lengths."""
+    """Return plain attention in bf16: on CPUs at these lengths 3 to 4 times as fast as torch's fused kernel."""
     batch, heads, length, width = query.shape
     query, key, value = (x.reshape(batch * heads, length, width) for x in (query, key, value))
     scores = torch.baddbmm(attention_mask.view(-1, length, length), query, key.transpose(1, 2), alpha=scaling)
@@ -93,7 +93,7 @@ def corpus_texts(seed: int) -> Iterator[str]:
 
 
 def corpus_fingerprint(seed: int) -> str:
-    """Tells one corpus from another by its first conversations."""
+    """Return a digest of the corpus's first conversations, which identifies the corpus."""
     digest = hashlib.sha256()
     for number in range(FINGERPRINT_SAMPLES):
         digest.update(repr(sample(Draw(f"{seed}/fingerprint/{number}", Split.TRAIN))).encode())
@@ -101,7 +101,7 @@ def corpus_fingerprint(seed: int) -> str:
 
 
 def answer_logits(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:
-    """Logits at the answers' places only: a third of all places, and an eighth of the arithmetic."""
+    """Return the logits at the answers' positions only: a third of all positions, an eighth of the arithmetic."""
     heads = model.config.num_attention_heads
     mask = batch.mask.expand(-1, heads, -1, -1).contiguous()
     with torch.autocast("cpu", torch.bfloat16):
@@ -129,7 +129,7 @@ class Trainer:
         self.step = 0
 
     def train_step(self) -> float:
-        """One step on its own data; returns the mean loss of an answer token."""
+        """Train a step on its own data, and return the mean loss of an answer token."""
         encoded = self.encoder(training_samples(self.settings, self.step))
         parts = list(batches(encoded, self.settings.tokens_per_pass, self.encoder.pad))
         whole = sum(float(part.weights.sum()) for part in parts)
@@ -164,8 +164,11 @@ class Trainer:
 
     @torch.no_grad()
     def answered(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Share of right answers by kind. An answer whose every token is the likeliest after the right
-        ones before it is what greedy decoding writes, so one pass tells."""
+        """Return the share of right answers by kind.
+
+        Greedy decoding writes an answer if each token is the likeliest after the right tokens before it, so one pass
+        is enough.
+        """
         right: dict[str, list[bool]] = defaultdict(list)
         for part in batches(self.encoder(samples), self.settings.tokens_per_pass, self.encoder.pad):
             wrong = part.owners[answer_logits(self.model, part).argmax(-1) != part.targets]
@@ -175,13 +178,13 @@ class Trainer:
 
 
 def held_out_samples(seed: int, per_kind: int) -> list[Sample]:
-    """Other held-out prompts than those of the evaluation, to watch the training by."""
+    """Return held-out prompts to watch the training with; the evaluation uses other prompts."""
     numbers = range(per_kind)
     return [sample(Draw(f"{seed}/watch/{kind}/{n}", Split.HELD_OUT), kind) for kind in KINDS for n in numbers]
 
 
 def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, settings: Settings, folder: Path) -> None:
-    """A standard Hugging Face folder, the weights in bf16, and a note on how they were made."""
+    """Write a standard Hugging Face folder: the weights in bf16, and a note on how they were made."""
     stored = LlamaForCausalLM(model.config)
     stored.load_state_dict(model.state_dict())
     stored.to(torch.bfloat16)
@@ -206,7 +209,7 @@ def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, sett
 
 
 def write_whole(state: dict[str, Any], path: Path) -> None:
-    """A checkpoint is there whole or not at all, whenever the run is stopped."""
+    """Write the checkpoint as a whole: if the run is stopped meanwhile, the file before it stays."""
     partial = path.with_suffix(".partial")
     torch.save(state, partial)
     partial.replace(path)
@@ -256,10 +259,12 @@ def main() -> None:
     parser.add_argument("--samples-per-step", type=int, default=52)
     parser.add_argument("--muon-rate", type=float, default=0.015)
     parser.add_argument("--adam-rate", type=float, default=0.002)
-    parser.add_argument("--threads", type=int, default=2, help="another number sums in another order: other weights")
+    parser.add_argument(
+        "--threads", type=int, default=2, help="another number sums in another order, and gives other weights"
+    )
     parser.add_argument("--checkpoint-s", type=float, default=60.0, help="seconds between checkpoints")
     parser.add_argument(
-        "--watch-steps", type=int, default=200, help="steps between looks at held-out answers; 0 never looks"
+        "--watch-steps", type=int, default=200, help="steps between checks of held-out answers; 0: never"
     )
     given = parser.parse_args()
     torch.set_num_threads(given.threads)

@@ -28,7 +28,7 @@ class Clocked:
         self._depth = 0
         self.now = thread_time if torch.get_num_threads() == 1 else perf_counter
 
-    def of(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return the same call with its time added up. A kernel that calls another kernel counts once."""
 
         def clocked(*args: Any, **more: Any) -> Any:
@@ -50,18 +50,18 @@ def clocked(engine: Engine, layer_by_layer: bool) -> Iterator[Clocked]:
     kernels = engine._kernels
     call, add_to = Linear.__call__, Linear.add_to
     for name in _KERNELS:
-        setattr(kernels, name, clock.of(name, getattr(kernels, name)))
+        setattr(kernels, name, clock.timed(name, getattr(kernels, name)))
 
     def named(linear: Linear, run: Callable[..., Any], *args: Any) -> Any:
-        return clock.of(f"linear {linear.shape}", run)(linear, *args)
+        return clock.timed(f"linear {linear.shape}", run)(linear, *args)
 
     Linear.__call__ = lambda self, x: named(self, call, x)  # type: ignore[method-assign]
     Linear.add_to = lambda self, x, residual: named(self, add_to, x, residual)  # type: ignore[method-assign]
     model, sampler = engine._model, engine._sampler
     head, sample = model._head, sampler.sample  # type: ignore[attr-defined]  # models of our own have one
-    model._head, sampler.sample = clock.of("head", head), clock.of("from logits to tokens", sample)  # type: ignore
+    model._head, sampler.sample = clock.timed("head", head), clock.timed("from logits to tokens", sample)  # type: ignore
     takes, run = NativeDecoder.takes, NativeDecoder.run
-    NativeDecoder.run = clock.of("all layers in one call", run)  # type: ignore[method-assign]
+    NativeDecoder.run = clock.timed("all layers in one call", run)  # type: ignore[method-assign]
     if layer_by_layer:
         NativeDecoder.takes = lambda *_: False  # type: ignore[method-assign]
     try:

@@ -119,5 +119,5 @@ class Fixed(Fastest):
         super().__init__()
         self._name = name
 
-    def of(self, key: Hashable, ways: Mapping[str, Callable[[], object]]) -> str:
+    def find(self, key: Hashable, ways: Mapping[str, Callable[[], object]]) -> str:
         return self._name
