@@ -38,7 +38,7 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import Kernels, choose
 from alignedserve.kvpool.arena.arena import Arena
-from alignedserve.kvpool.arena.extents import Extents, Kind, PageBytes
+from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from benchmarks.report import command, report
 
@@ -217,7 +217,7 @@ class Int8Pieces:
         self._cache = torch.randn(LAYERS, 2 * INT8_PAGES * each, BLOCK, KV_DIM, dtype=torch.bfloat16)
         self._copier = PageCopier(self._cache, arena, PAGE, verify=False)
         extents = range(INT8_PAGES // arena.extents.kv, arena.extents.count)
-        self._into = [page for extent in extents for page in arena.extents.pages(extent, Kind.KV_INT8)]
+        self._into = [page for extent in extents for page in arena.extents.pages(extent, PageKind.KV_INT8)]
         self._ends = (_address(arena, 0), _address(arena, INT8_PAGES - 1))
         for page in range(INT8_PAGES):
             self._copier.copy_out(self._pairs[page], (page,), self._tokens[page])

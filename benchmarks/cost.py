@@ -227,7 +227,7 @@ _PROFILED = {0, *(4**power for power in range(8))}
 
 
 def _gpu_shape(chunk: int, cached: int, decodes: int, prefix: int) -> Shape:
-    return Shape.of([(chunk, cached)] if chunk else [], [prefix] * decodes)
+    return Shape.build([(chunk, cached)] if chunk else [], [prefix] * decodes)
 
 
 def gpu_steps(name: str) -> dict[tuple[int, int, int, int], float]:
@@ -270,7 +270,7 @@ def report_speed(model: CostModel, online: OnlineCost) -> bool:
     met &= report("one chunk more: what if", _micros(lambda: estimate.with_chunk(64, 700), 20_000), "us", goal=2.0)
     met &= report("one decode more: added, then asked", _micros(add_and_ask, 20_000), "us", goal=2.0)
     met &= report("a step of 128 decodes", _micros(lambda: model.plan_seconds(plan), 1000), "us", goal=20.0)
-    shape = Shape.of([], prefixes)
+    shape = Shape.build([], prefixes)
     report("learning from a step", _micros(lambda: online.learn(shape, 0.01), 200), "us")
     return met
 

@@ -22,7 +22,7 @@ from time import thread_time
 
 from alignedserve.core import Request, Sampling, ServiceClass, Slo
 from alignedserve.cost.model import Coefficients, CostModel, Kind
-from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes
 from alignedserve.worker.step.limits import Moment, Selection
@@ -40,14 +40,14 @@ COST = CostModel({kind: Coefficients(fixed=0.011, token=(4e-5,), decode=2e-5, pr
 TIMES = StepTimes(0.03, 0.09)
 POLICIES = {
     "default": Policy(),
-    "in order": Policy(selection=Choice.IN_ORDER),
+    "in order": Policy(selection=PromptChoice.IN_ORDER),
     "fixed budget": Policy(chunking=Chunking.FIXED),
     "whole prompts": Policy(chunking=Chunking.NONE),
     "by arrival": Policy(Order.FCFS),
-    "shortest": Policy(Order.SHORTEST_REMAINING, selection=Choice.IN_ORDER),
+    "shortest": Policy(Order.SHORTEST_REMAINING, selection=PromptChoice.IN_ORDER),
     "memory by chunks": Policy(room=Room.CHUNKS),
     "as in the paper": Policy(room=Room.CHUNKS, as_in_paper=True),
-    "first come": Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER),
+    "first come": Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER),
 }
 
 

@@ -73,8 +73,8 @@ def request_s(path: Path) -> float:
     """Return how long the worker is busy with a chat of mean lengths: its prompt, and its share of decode steps."""
     prompt, output = sum(_PROMPT) // 2, sum(_OUTPUT) // 2
     model = cost_profile.load(path).model
-    step_s = model.seconds(Shape.of((), [prompt + output // 2] * _DECODING))
-    return model.seconds(Shape.of([(prompt, 0)])) + (output - 1) * step_s / _DECODING
+    step_s = model.seconds(Shape.build((), [prompt + output // 2] * _DECODING))
+    return model.seconds(Shape.build([(prompt, 0)])) + (output - 1) * step_s / _DECODING
 
 
 # --- For real

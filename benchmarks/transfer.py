@@ -37,7 +37,7 @@ from alignedserve.engine.copying.aside import AsideCopies
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.device import large_pages
 from alignedserve.engine.device.groups import why_no_gloo
-from alignedserve.engine.device.pace import Pace
+from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.engine import Engine
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.protocol.commands import CopyIn, ReceiveKv, SendKv
@@ -69,7 +69,7 @@ def member(name: str, transport: Direct) -> Member:
     return Member(name, Role(name.partition("-")[0]), "local", 1, "", transport.address)
 
 
-def direct(name: str, cache: torch.Tensor, pace: Pace, maps: CacheFile | None) -> Direct:
+def direct(name: str, cache: torch.Tensor, pace: CopyPace, maps: CacheFile | None) -> Direct:
     blocks = DeviceBlocks(cache)
     return Direct(f"{name}.1", "127.0.0.1", blocks, pace, verify=False, timeout_s=TIMEOUT_S, maps=maps)
 
@@ -80,7 +80,7 @@ def send_for_ever(to_us: Connection, shared: Path | None) -> None:
     shape = torch.Size((LAYERS, 4 * EACH, BLOCK, KV_DIM))
     maps = CacheFile(shared, "source", "source") if shared is not None else None
     zeros = maps.zeros(shape, torch.bfloat16) if maps is not None else large_pages.zeros(shape, torch.bfloat16)
-    with closing(direct("prefill-0", zeros.normal_(), Pace(), maps)) as transport:
+    with closing(direct("prefill-0", zeros.normal_(), CopyPace(), maps)) as transport:
         to_us.send(asdict(member("prefill-0", transport)))
         fields = to_us.recv()
         transport.meet(Member(**(fields | {"role": Role(fields["role"])})))
@@ -96,7 +96,7 @@ class Bench:
 
     def __init__(self, engine: Engine, arena: Arena, peers: Mapping[str, Connection], shared: Path) -> None:
         self.engine, self._arena = engine, arena
-        self.pace, self.unpaced = Pace(), Pace(share=1.0)
+        self.pace, self.unpaced = CopyPace(), CopyPace(share=1.0)
         self._anywhere = random.Random(2).sample(range(NUM_PAIRS // 2, NUM_PAIRS), 2 * EACH)
         self.pages = tuple(range(LENGTH // PAGE))
         self.copier = self.new_copier()
@@ -151,7 +151,7 @@ class Bench:
         pairs = [tuple(range(at * each, (at + 1) * each)) for at in range(BATCH)]
         return StepPlan(1, (), tuple(Decode(f"{i}", 5, PREFIX, pairs[i], Sampling(), 1) for i in range(BATCH)))
 
-    def seconds(self, plan: StepPlan, pace: Pace) -> float:
+    def seconds(self, plan: StepPlan, pace: CopyPace) -> float:
         """Return the seconds of a step, over several steps in a row."""
         began = process_time()
         for _ in range(STEPS):
@@ -185,7 +185,7 @@ class Stream:
             self._ended.set()
 
 
-def prefetches(bench: Bench, pace: Pace) -> Stream:
+def prefetches(bench: Bench, pace: CopyPace) -> Stream:
     """Return a stream of prefetches of single pages from the arena, as copies beside steps."""
     aside = AsideCopies(PAGE, pace)
     aside.attach(bench.new_copier(), POOL)
@@ -197,7 +197,7 @@ def prefetches(bench: Bench, pace: Pace) -> Stream:
     return Stream(begin)
 
 
-def beside(bench: Bench, plan: StepPlan, pace: Pace, stream: Stream, rounds: int) -> tuple[float, float, float]:
+def beside(bench: Bench, plan: StepPlan, pace: CopyPace, stream: Stream, rounds: int) -> tuple[float, float, float]:
     """Return the slowdown of a step beside copies, as a share; its seconds alone; and copies per second of steps."""
     longer, alone, copied, took = [], [], 0, 0.0
     bench.seconds(plan, pace)

@@ -191,7 +191,7 @@ class Compressor:
 
     def _full_pages(self, entry: Entry) -> tuple[int, ...]:
         """Return the full pages: those with a name, or all but the last where pages have no names."""
-        return self._pages.of(entry.request.id)[: max(len(entry.names), len(entry.pages) - 1)]
+        return self._pages.pages_of(entry.request.id)[: max(len(entry.names), len(entry.pages) - 1)]
 
     def _to_be_compressed(self, waiting: WaitingEntry) -> list[int]:
         return [page for page in self._full_pages(waiting.entry) if self._pages.is_to_be_compressed(page)]

@@ -29,7 +29,7 @@ class Holders:
         """Return how many pages a best-effort entry has."""
         return len(self._num_best_effort)
 
-    def of(self, page: int) -> Mapping[str, ServiceClass]:
+    def entries_of(self, page: int) -> Mapping[str, ServiceClass]:
         return self._entries.get(page, _NO_ENTRIES)
 
     def has_best_effort(self, page: int) -> bool:

@@ -28,7 +28,7 @@ from itertools import takewhile, zip_longest
 
 from alignedserve.core import ServiceClass, Usage
 from alignedserve.errors import LeaseError
-from alignedserve.kvpool.arena.extents import Extents, FreePages, Kind
+from alignedserve.kvpool.arena.extents import Extents, FreePages, PageKind
 from alignedserve.kvpool.holders import Holders
 from alignedserve.kvpool.reserve import BestEffort
 from alignedserve.kvpool.segmented_lru import SegmentedLru
@@ -110,7 +110,7 @@ class Pages:
     def entries(self) -> set[str]:
         return set(self._entries)
 
-    def of(self, entry: str) -> tuple[int, ...]:
+    def pages_of(self, entry: str) -> tuple[int, ...]:
         return tuple(self._entries.get(entry, ()))
 
     def class_of(self, entry: str) -> ServiceClass:
@@ -224,7 +224,7 @@ class Pages:
     # --- Compression
 
     def entries_with(self, page: int) -> Iterable[str]:
-        return self._holders.of(page)
+        return self._holders.entries_of(page)
 
     def can_compress(self, page: int) -> bool:
         """Whether the page can be compressed, as far as is known here; its entry knows whether it is full."""
@@ -232,33 +232,33 @@ class Pages:
 
     def is_to_be_compressed(self, page: int) -> bool:
         """Whether the page is to be compressed at some time: it holds KV, and no worker has failed to compress it."""
-        return page not in self._incompressible and self.extents.kind_of(page) is Kind.KV
+        return page not in self._incompressible and self.extents.kind_of(page) is PageKind.KV
 
     def room_to_compress(self, begun: bool = False) -> int:
         """Return how many pages compression may take; with `begun`, only those in extents that are in use.
 
         The reserve stays as it is for either class, since compressed pages are nearly always best-effort.
         """
-        if Kind.KV_INT8 not in self.extents.kinds:
+        if PageKind.KV_INT8 not in self.extents.kinds:
             return 0
-        places = self._free.num_begun(Kind.KV_INT8)
+        places = self._free.num_begun(PageKind.KV_INT8)
         if not self._is_reserve_whole:
             places = sum(map(self._free.num_left, self._best_effort.in_extents))
         extents = min(self._free.num_untaken, self._num_to_begin)
-        return places if begun else places + extents * self.extents.per_extent(Kind.KV_INT8)
+        return places if begun else places + extents * self.extents.per_extent(PageKind.KV_INT8)
 
     def compress(self, holder: str, pages: Sequence[int]) -> tuple[int, ...] | None:
         """Lease the holder a page to write each of these pages to; None where there are too few."""
         if len(pages) > self.room_to_compress():
             return None
-        into = self._lease(holder, len(pages), ServiceClass.BE, Kind.KV_INT8)
+        into = self._lease(holder, len(pages), ServiceClass.BE, PageKind.KV_INT8)
         self._compressing.update(zip(pages, into, strict=True))
         return into
 
     def compressed(self, holder: str, page: int, take: bool) -> None:
         """Put the new page in the place of the old one, or take it back: the holder writes no more."""
         into = self._compressing.pop(page)
-        holding = self._holders.of(page)
+        holding = self._holders.entries_of(page)
         if not take or not holding:
             self.give_back(holder, [into])
             if not holding:
@@ -327,10 +327,10 @@ class Pages:
 
     # --- One page
 
-    def _lease(self, holder: str, count: int, service: ServiceClass, kind: Kind) -> tuple[int, ...]:
+    def _lease(self, holder: str, count: int, service: ServiceClass, kind: PageKind) -> tuple[int, ...]:
         pages = []
         for _ in range(count):
-            pages.append(page := self._take_to_compress() if kind is Kind.KV_INT8 else self._take(kind))
+            pages.append(page := self._take_to_compress() if kind is PageKind.KV_INT8 else self._take(kind))
             if service is ServiceClass.BE:
                 self._best_effort.gain(page)
         if pages:
@@ -359,7 +359,7 @@ class Pages:
         self._incompressible.discard(page)
         self._free.give(page)
 
-    def _take(self, kind: Kind) -> int:
+    def _take(self, kind: PageKind) -> int:
         page = self._free.take(kind)
         if page is None:
             self._evict([self._idle[kind].pop()] if self._idle[kind] else self._idle_in(self._free.idle_for(kind)))
@@ -369,7 +369,7 @@ class Pages:
 
     def _take_to_compress(self) -> int:
         """Take a page of an extent in use, else of a new one beside the reserve, else evict idle pages."""
-        kind = Kind.KV_INT8
+        kind = PageKind.KV_INT8
         page = self._free.take_begun(kind, self._may_fill)
         if page is None and self._num_to_begin:
             page = self._free.take(kind)
@@ -378,7 +378,7 @@ class Pages:
             page = self._free.take_begun(kind, self._may_fill)
         return self._take(kind) if page is None else page
 
-    def _idle_in_use(self, kind: Kind) -> int | None:
+    def _idle_in_use(self, kind: PageKind) -> int | None:
         """Take the idle page of a begun extent that is next to be evicted, or None."""
         for page in self._idle[kind]:
             extent = self.extents.place(page)[0]

@@ -251,7 +251,7 @@ class PoolCore:
         if not held:
             self._forget(request.id)
         self._pages.adopt(by, new, request.id, names, request.service)
-        entry = replace(entry, pages=self._pages.of(request.id))
+        entry = replace(entry, pages=self._pages.pages_of(request.id))
         self._note("committed", entry)
         self._waiting.add(self._waiter(entry, now, to))
         self._compressor.waits(request.id)
@@ -276,14 +276,14 @@ class PoolCore:
         if not held:
             self._forget(request.id)
         self._pages.adopt(by, new, request.id, names, request.service)
-        entry = replace(entry, pages=self._pages.of(request.id))
+        entry = replace(entry, pages=self._pages.pages_of(request.id))
         self._out[request.id] = (commit.to, entry)
         return [Send(commit.to, Kept(*_attempt(entry), entry.pages, entry.names))]
 
     def _take_returned(self, worker: str, entry: Entry, num_known: int) -> tuple[int, ...]:
         """Return the full pages of a request that its worker gives back; the last page is written anew, with more."""
         name = entry.request.id
-        known = self._pages.of(name)[:num_known]
+        known = self._pages.pages_of(name)[:num_known]
         if not known or not self._is_out(worker, *_attempt(entry)) or entry.pages[:num_known] != known:
             return ()
         del self._out[name]
@@ -339,7 +339,7 @@ class PoolCore:
         return [Send(worker, Batch(entries, is_pinned, is_dynamic))] if entries else []
 
     def _hand_out(self, waiting: WaitingEntry, worker: str) -> Entry:
-        entry = replace(waiting.entry, due=waiting.promise.due, pages=self._pages.of(waiting.id))
+        entry = replace(waiting.entry, due=waiting.promise.due, pages=self._pages.pages_of(waiting.id))
         self._compressor.waits_no_longer(waiting.id)
         self._out[waiting.id] = (worker, entry)
         return entry
@@ -352,7 +352,7 @@ class PoolCore:
         attempt = (ask.request, ask.attempt)
         held = self._held.get(ask.request)
         if held == (worker, attempt):
-            return Prefix(*attempt, self._pages.of(ask.request))
+            return Prefix(*attempt, self._pages.pages_of(ask.request))
         if self._latest(ask.request) >= ask.attempt:
             return Prefix(*attempt, ())
         self._forget(ask.request)
@@ -367,7 +367,7 @@ class PoolCore:
         name = entry.request.id
         if self._held.get(name, ("", None))[1] != _attempt(entry):
             return ()
-        pages = self._pages.of(name)
+        pages = self._pages.pages_of(name)
         if entry.pages[: len(pages)] != pages:  # the answer was lost, and the worker has computed them
             self._let_go_of_prefix(name)
             return ()

@@ -24,7 +24,7 @@ from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, Send, Sen
 from alignedserve.protocol.events import CopiedIn, Event, KvReceived, Received
 from alignedserve.protocol.messages import Attempt, Evict, LetGo, Member, Prefetch, Prefetched, Pull
 from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.setup import running_of
 from alignedserve.worker.step.running import attempt_of
@@ -62,7 +62,7 @@ class Buffer:
         return self.copy is None and self.receiving is None and self.transfer is None
 
 
-class Buffers(Part):
+class Buffers(CorePart):
     def __init__(
         self,
         common: Common,

@@ -17,11 +17,11 @@ from alignedserve.protocol.events import Event, MemberLost
 from alignedserve.protocol.messages import Attempt, Commit, Member
 from alignedserve.worker.page_writer import Copy
 from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.step.running import Running
 
 
-class Commits(Part):
+class Commits(CorePart):
     def __init__(self, common: Common, candidates: Candidates, known: KnownPages) -> None:
         self._pool, self._memory, self._writer = common.pool, common.memory, common.writer
         self._names, self._reuse, self._outputs = common.names, common.policy.reuse, common.owners.outputs

@@ -10,10 +10,10 @@ from alignedserve.prefill_worker.offering import Offers
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, KvSent, MemberJoined, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Pull, holder
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 
 
-class DecodePeers(Part):
+class DecodePeers(CorePart):
     """Passes each Pull, and the end of each transfer, to the part that has the KV: a buffer, or else an offer."""
 
     def __init__(self, candidates: Candidates, offers: Offers, buffers: Buffers, direct: bool) -> None:

@@ -21,13 +21,13 @@ from alignedserve.protocol.messages import Attempt, Decline, LeasePages, Member,
 from alignedserve.scheduling.slo import StepTimes, Work
 from alignedserve.worker.page_writer import Copy
 from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.step.running import Running
 
 _DECODE_STEPS = 4  # that pass between an Offer and the next token: three, and what they may take longer than the mean
 
 
-class Offers(Part):
+class Offers(CorePart):
     def __init__(
         self, common: Common, candidates: Candidates, commits: Commits, known: KnownPages, kind: CacheKind
     ) -> None:

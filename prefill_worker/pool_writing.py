@@ -18,12 +18,12 @@ from alignedserve.protocol.events import CopiedOut, Event, MemberLost, Received
 from alignedserve.protocol.messages import LeasePages, Member
 from alignedserve.worker.leases import Need
 from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.step.running import Running
 
 
-class PoolWriting(Part):
+class PoolWriting(CorePart):
     def __init__(
         self,
         common: Common,

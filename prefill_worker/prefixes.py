@@ -13,12 +13,12 @@ from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, MemberLost, Received
 from alignedserve.protocol.messages import AskPrefix, Attempt, Prefix
 from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.step.running import Running
 
 
-class Prefixes(Part):
+class Prefixes(CorePart):
     def __init__(self, common: Common, queue: PromptQueue, known: KnownPages) -> None:
         self._names, self._roster, self._pool = common.names, common.roster, common.pool
         self._writer, self._reuse = common.writer, common.policy.reuse

@@ -16,12 +16,12 @@ from alignedserve.protocol.commands import Command, CopyIn
 from alignedserve.protocol.events import CopiedIn, Event
 from alignedserve.protocol.messages import Attempt, Member, Spoiled
 from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.step.running import Running
 
 
-class RunningPrompts(Part):
+class RunningPrompts(CorePart):
     def __init__(
         self,
         common: Common,

@@ -59,7 +59,7 @@ print(json.dumps({"native": native, "what": what, "pools": pools, "paged": paged
 """
 
 
-class State(str, Enum):
+class Presence(str, Enum):
     FOUND = "found"
     ABSENT = "absent"  # the machine serves without it
     MISSING = "missing"  # the machine cannot serve without it
@@ -68,7 +68,7 @@ class State(str, Enum):
 @dataclass(frozen=True)
 class Finding:
     name: str
-    state: State
+    state: Presence
     what: str
     how: str = ""  # to get it, or to go without
 
@@ -96,7 +96,7 @@ class FoundTorch:
 def run(as_json: bool = False) -> int:
     """Print all findings; return 0 where this machine can serve, and 1 otherwise."""
     found = list(findings())
-    serves = all(finding.state is not State.MISSING for finding in found)
+    serves = all(finding.state is not Presence.MISSING for finding in found)
     if as_json:
         print(json.dumps({"can_serve": serves, "findings": [asdict(finding) for finding in found]}, indent=2))
     else:
@@ -105,7 +105,7 @@ def run(as_json: bool = False) -> int:
 
 
 def _print(found: list[Finding], serves: bool) -> None:
-    marks = {State.FOUND: "ok", State.ABSENT: "-", State.MISSING: "MISSING"}
+    marks = {Presence.FOUND: "ok", Presence.ABSENT: "-", Presence.MISSING: "MISSING"}
     for finding in found:
         print(f"{marks[finding.state]:8}{finding.name:18}{finding.what}")
         if finding.how:
@@ -116,7 +116,7 @@ def _print(found: list[Finding], serves: bool) -> None:
 def findings() -> Iterator[Finding]:
     yield _python()
     yield Finding(
-        "cores", State.FOUND, f"{machine.usable_cores():g} that this process may use, {os.cpu_count()} in all"
+        "cores", Presence.FOUND, f"{machine.usable_cores():g} that this process may use, {os.cpu_count()} in all"
     )
     yield _memory()
     yield _shared_memory()
@@ -134,16 +134,16 @@ def findings() -> Iterator[Finding]:
 
 
 def _python() -> Finding:
-    return Finding("python", State.FOUND, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
+    return Finding("python", Presence.FOUND, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
 
 
 def _memory() -> Finding:
     found = machine.memory()
     if found is None:
-        return Finding("memory", State.ABSENT, "unknown: this system has no /proc/meminfo")
+        return Finding("memory", Presence.ABSENT, "unknown: this system has no /proc/meminfo")
     limited = f", limited to {found.limit // _MB} MB" if found.limit is not None else ""
     what = f"{found.available // _MB} MB available of {found.total // _MB} MB{limited}"
-    return Finding("memory", State.FOUND, what)
+    return Finding("memory", Presence.FOUND, what)
 
 
 def _shared_memory() -> Finding:
@@ -152,43 +152,43 @@ def _shared_memory() -> Finding:
         wanted = load({}, os.environ, None).kvpool.memory_mb
         usage = shutil.disk_usage(_SHM)
     except ConfigError as error:
-        return Finding("configuration", State.MISSING, str(error), "correct or unset the environment variable")
+        return Finding("configuration", Presence.MISSING, str(error), "correct or unset the environment variable")
     except OSError:
-        return Finding(str(_SHM), State.MISSING, "not there", "the KV pool lives in it: serve on Linux")
+        return Finding(str(_SHM), Presence.MISSING, "not there", "the KV pool lives in it: serve on Linux")
     free = usage.free // _MB
     what = f"{free} MB free of {usage.total // _MB} MB"
     if free >= wanted:
-        return Finding(str(_SHM), State.FOUND, what)
+        return Finding(str(_SHM), Presence.FOUND, what)
     how = f"the KV pool takes {wanted} MB: start the container with a larger --shm-size"
-    return Finding(str(_SHM), State.MISSING, what, how + (f", or serve with {flag} {free}" if free else ""))
+    return Finding(str(_SHM), Presence.MISSING, what, how + (f", or serve with {flag} {free}" if free else ""))
 
 
 def _numa() -> Finding:
     place = numa.best_place()
     if place is not None:
         what = f"{numa.num_nodes()} nodes, the KV pool's memory goes to node {place.node}: {place.why}"
-        return Finding("NUMA", State.FOUND, what)
+        return Finding("NUMA", Presence.FOUND, what)
     nodes = numa.num_nodes()
     if nodes > 1:
         how = "let it run on the CPUs of the GPUs' node"
-        return Finding("NUMA", State.ABSENT, f"{nodes} nodes, and it may not run on that of the GPUs", how)
-    return Finding("NUMA", State.FOUND, "one node, nothing to choose")
+        return Finding("NUMA", Presence.ABSENT, f"{nodes} nodes, and it may not run on that of the GPUs", how)
+    return Finding("NUMA", Presence.FOUND, "one node, nothing to choose")
 
 
 def _torch() -> Iterator[Finding]:
     if _version("torch") is None:
-        yield Finding("torch", State.MISSING, "not installed", "pip install torch")
+        yield Finding("torch", Presence.MISSING, "not installed", "pip install torch")
         return
     tried = _try_torch()
     if isinstance(tried, str):
-        yield Finding("torch", State.MISSING, f"{_version('torch')} is installed, but: {tried}", "install it anew")
+        yield Finding("torch", Presence.MISSING, f"{_version('torch')} is installed, but: {tried}", "install it anew")
         return
-    yield Finding("torch", State.FOUND, tried.version)
+    yield Finding("torch", Presence.FOUND, tried.version)
     if tried.gpus:
         how = "serve on it with --device cuda, which has not been tried on a GPU yet (docs/how/gpu.md)"
-        yield Finding("gpu", State.FOUND, "; ".join(tried.gpus), how)
+        yield Finding("gpu", Presence.FOUND, "; ".join(tried.gpus), how)
     else:
-        yield Finding("gpu", State.ABSENT, "none that torch sees", "it serves on the CPU")
+        yield Finding("gpu", Presence.ABSENT, "none that torch sees", "it serves on the CPU")
     yield _transports(tried)
     yield from _kernels(tried.kernels)
 
@@ -210,16 +210,18 @@ def _try_torch() -> FoundTorch | str:
 def _transports(tried: FoundTorch) -> Finding:
     """Return how KV can go from worker to worker: auto takes host, since all workers share the node's memory."""
     if tried.gloo:
-        return Finding("transports", State.FOUND, "host, which auto takes; collective (Gloo) and ipc where asked for")
+        return Finding(
+            "transports", Presence.FOUND, "host, which auto takes; collective (Gloo) and ipc where asked for"
+        )
     how = "only --transport collective and ipc ask for it: install a torch that has torch.distributed"
-    return Finding("transports", State.ABSENT, "host alone: this torch has no Gloo", how)
+    return Finding("transports", Presence.ABSENT, "host alone: this torch has no Gloo", how)
 
 
 def _kernels(tried: FoundKernels | str) -> Iterator[Finding]:
     if isinstance(tried, str):
-        yield Finding("kernels", State.MISSING, tried, "install AlignedServe anew")
+        yield Finding("kernels", Presence.MISSING, tried, "install AlignedServe anew")
         return
-    yield Finding("kernels", State.FOUND if tried.native else State.ABSENT, tried.what)
+    yield Finding("kernels", Presence.FOUND if tried.native else Presence.ABSENT, tried.what)
     yield _compiler()
     yield _openmp(tried.pools)
     yield _paged(tried)
@@ -227,17 +229,19 @@ def _kernels(tried: FoundKernels | str) -> Iterator[Finding]:
 
 def _compiler() -> Finding:
     try:
-        return Finding("C++ compiler", State.FOUND, " ".join(find_compiler()))
+        return Finding("C++ compiler", Presence.FOUND, " ".join(find_compiler()))
     except NoCompiler as lack:
-        return Finding("C++ compiler", State.ABSENT, str(lack), "only installing from source asks for it")
+        return Finding("C++ compiler", Presence.ABSENT, str(lack), "only installing from source asks for it")
 
 
 def _openmp(pools: Sequence[str]) -> Finding:
     """Return whether torch and the kernels share a pool of threads: a second pool would spin on the same cores."""
     what = ", ".join(pools) or "none that can be seen"
     if len(pools) > 1:
-        return Finding("OpenMP", State.ABSENT, f"more than one pool: {what}", "unset LD_PRELOAD, or install torch anew")
-    return Finding("OpenMP", State.FOUND, f"{what}, one pool for torch and the kernels")
+        return Finding(
+            "OpenMP", Presence.ABSENT, f"more than one pool: {what}", "unset LD_PRELOAD, or install torch anew"
+        )
+    return Finding("OpenMP", Presence.FOUND, f"{what}, one pool for torch and the kernels")
 
 
 def _paged(tried: FoundKernels) -> Finding:
@@ -246,18 +250,18 @@ def _paged(tried: FoundKernels) -> Finding:
     try:
         block_size = load({}, os.environ, None).engine.block_size
     except ConfigError:  # a finding of its own
-        return Finding("GPU attention", State.ABSENT, what)
+        return Finding("GPU attention", Presence.ABSENT, what)
     if block_size % _PAGE:
         how = f"they read blocks of a multiple of {_PAGE} tokens, engine.block_size is {block_size}: ours is used alone"
-        return Finding("GPU attention", State.ABSENT, what, how)
-    return Finding("GPU attention", State.FOUND if tried.paged else State.ABSENT, what)
+        return Finding("GPU attention", Presence.ABSENT, what, how)
+    return Finding("GPU attention", Presence.FOUND if tried.paged else Presence.ABSENT, what)
 
 
 def _package(name: str) -> Finding:
     found = _version(name)
     if found is None:
-        return Finding(name, State.MISSING, "not installed", f"pip install {name}")
-    return Finding(name, State.FOUND, found)
+        return Finding(name, Presence.MISSING, "not installed", f"pip install {name}")
+    return Finding(name, Presence.FOUND, found)
 
 
 def _option(name: str, purpose: str, extra: str = "") -> Finding:
@@ -265,8 +269,8 @@ def _option(name: str, purpose: str, extra: str = "") -> Finding:
     found = _version(name)
     if found is None:
         wanted = f"'{extra}'" if extra else name
-        return Finding(name, State.ABSENT, f"not installed ({purpose})", f"pip install {wanted}")
-    return Finding(name, State.FOUND, f"{found} ({purpose})")
+        return Finding(name, Presence.ABSENT, f"not installed ({purpose})", f"pip install {wanted}")
+    return Finding(name, Presence.FOUND, f"{found} ({purpose})")
 
 
 def _version(name: str) -> str | None:
@@ -283,8 +287,8 @@ def _redis_server() -> Finding:
             "not on the path: batch jobs are kept in SQLite",
             "--jobs-store redis://HOST takes one from elsewhere",
         )
-        return Finding("redis-server", State.ABSENT, what, how)
-    return Finding("redis-server", State.FOUND, f"{path} (for --jobs-store redis://)")
+        return Finding("redis-server", Presence.ABSENT, what, how)
+    return Finding("redis-server", Presence.FOUND, f"{path} (for --jobs-store redis://)")
 
 
 def _demo_model() -> Finding:
@@ -292,5 +296,5 @@ def _demo_model() -> Finding:
     lacking = [name for name in _DEMO_FILES if not (folder / name).is_file()]
     if lacking:
         how = "install AlignedServe anew, or `make demo-model` in its source tree"
-        return Finding("demo model", State.MISSING, f"{folder} lacks {', '.join(lacking)}", how)
-    return Finding("demo model", State.FOUND, str(folder))
+        return Finding("demo model", Presence.MISSING, f"{folder} lacks {', '.join(lacking)}", how)
+    return Finding("demo model", Presence.FOUND, str(folder))

@@ -35,7 +35,6 @@ from alignedserve.errors import ConfigError
 from alignedserve.scheduling.policy import (
     DEFAULT_POLICY,
     Cache,
-    Choice,
     Chunking,
     Compression,
     Entries,
@@ -45,6 +44,7 @@ from alignedserve.scheduling.policy import (
     Packing,
     Policy,
     Predictor,
+    PromptChoice,
     Room,
 )
 from alignedserve.scheduling.slo import Late
@@ -268,7 +268,7 @@ class ScheduleConfig:
         DEFAULT_POLICY.chunking,
         "prompt tokens of a step: whole prompts alone, or chunks beside decodes, up to a fixed number or to the time",
     )
-    selection: Choice = experiment(
+    selection: PromptChoice = experiment(
         DEFAULT_POLICY.selection,
         "whether prompts that are not urgent run in order, or as they best fill time and memory together",
     )

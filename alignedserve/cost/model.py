@@ -51,7 +51,7 @@ class Shape(NamedTuple):
     hidden: int = 0  # tokens whose K and V are made from hidden states
 
     @classmethod
-    def of(cls, chunks: Iterable[tuple[int, int]] = (), prefixes: Sequence[int] = (), hidden: int = 0) -> Shape:
+    def build(cls, chunks: Iterable[tuple[int, int]] = (), prefixes: Sequence[int] = (), hidden: int = 0) -> Shape:
         """Return the shape of a step with these chunks, as (length, cached), and decodes with these prefixes."""
         sizes = list(chunks)
         if not sizes:  # as in most steps
@@ -84,7 +84,7 @@ EMPTY = Shape()
 def shape_of(plan: StepPlan) -> Shape:
     sizes = [(len(chunk.tokens), chunk.start) for chunk in plan.chunks]
     hidden = sum([part.start for part in plan.parts if part.blocks])
-    return Shape.of(sizes, [decode.start for decode in plan.decodes], hidden)
+    return Shape.build(sizes, [decode.start for decode in plan.decodes], hidden)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +155,8 @@ class CostModel:
     @cached_property
     def one_decode(self) -> tuple[float, float]:
         """Return the time of a step with a single decode without a prefix, and the time for each prefix token."""
-        least_s = self.seconds(Shape.of(prefixes=[0]))
-        return least_s, (self.seconds(Shape.of(prefixes=[_FAR])) - least_s) / _FAR
+        least_s = self.seconds(Shape.build(prefixes=[0]))
+        return least_s, (self.seconds(Shape.build(prefixes=[_FAR])) - least_s) / _FAR
 
     @cached_property
     def hidden_token_s(self) -> float:
@@ -169,7 +169,7 @@ class CostModel:
         It is the least power of two whose throughput is nine tenths of the best throughput up to `most` tokens.
         """
         sizes = [1 << bits for bits in range(most.bit_length())]
-        token_s = [self.seconds(Shape.of([(size, 0)])) / size for size in sizes]
+        token_s = [self.seconds(Shape.build([(size, 0)])) / size for size in sizes]
         if not any(token_s):
             return most  # the model knows no times
         return next(size for size, seconds in zip(sizes, token_s, strict=True) if 0.9 * seconds <= min(token_s))
@@ -181,7 +181,7 @@ class CostModel:
         """Return the cost of a request whose prompt runs in chunks, and which then decodes in a batch of `batch`."""
         first = self.seconds(Shape(decodes=batch))
         more = self.seconds(Shape(decodes=batch, prefixes=batch, longest=1))
-        return WholeRequest(self.seconds(Shape.of([(chunk, 0)])) / chunk, more - first, first)
+        return WholeRequest(self.seconds(Shape.build([(chunk, 0)])) / chunk, more - first, first)
 
 
 @dataclass(frozen=True, slots=True)

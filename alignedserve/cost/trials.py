@@ -26,7 +26,7 @@ class Trial:
 
     @property
     def shape(self) -> Shape:
-        return Shape.of(self.chunks, self.prefixes)
+        return Shape.build(self.chunks, self.prefixes)
 
     @property
     def ends(self) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from alignedserve.core import Chunk, Decode, StepFailure, StepPlan, StepResult
 from alignedserve.engine.device import devices, large_pages
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.memory import out_of_memory
-from alignedserve.engine.device.ranks import ALONE, Ranks
+from alignedserve.engine.device.ranks import ALONE, RankLinks
 from alignedserve.engine.graphs import Capture, DecodeGraphs
 from alignedserve.engine.inputs import NOTHING, Before
 from alignedserve.engine.models.attention import attention_of, hidden_slots
@@ -57,7 +57,7 @@ class Engine:
         dtype: str | None = None,
         kernels: Kernels | None = None,
         tune_s: float = 0.0,
-        ranks: Ranks = ALONE,
+        ranks: RankLinks = ALONE,
         device: torch.device = CPU,
         tensors_of: Callable[[Path], Tensors] = Tensors,
         has_graphs: bool = False,

@@ -11,7 +11,7 @@ from typing import Generic
 import torch
 
 from alignedserve.core import Role
-from alignedserve.engine.device.pace import Pace
+from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.pinning import cudart_for
 from alignedserve.engine.device.ranks import Team, meet
 from alignedserve.executor.copies import hidden_size_of
@@ -34,7 +34,7 @@ class RankParts(Generic[AnEngine]):
     place: Place
     engine: AnEngine
     capacity: Capacity  # with as many block pairs as the engine has
-    pace: Pace
+    pace: CopyPace
     transport: Transport
     team: Team | None  # the other ranks, where there are any
 
@@ -89,6 +89,6 @@ def _meet_ranks(place: Place) -> Team | None:
     return meet(place.spec.ranks_at, str(place.incarnation), place.spec.rank, size, device_for(place))
 
 
-def _pace_on(device: torch.device) -> Pace:
+def _pace_on(device: torch.device) -> CopyPace:
     """Return the pace of copies beside steps. A GPU copies beside its steps by itself: nothing is held back there."""
-    return Pace(threads=torch.get_num_threads()) if device.type == "cpu" else Pace(share=1.0)
+    return CopyPace(threads=torch.get_num_threads()) if device.type == "cpu" else CopyPace(share=1.0)

@@ -12,7 +12,7 @@ from alignedserve.core import CacheKind
 from alignedserve.engine.copying.aside import AsideCopies
 from alignedserve.engine.copying.checkpoints import Checkpoints
 from alignedserve.engine.copying.copies import PageCopier
-from alignedserve.engine.device.pace import Pace
+from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.pinning import Cudart, pin
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import ArenaError
@@ -41,7 +41,7 @@ class PoolCopies:
         page_size: int,
         verify: bool,
         cudart: Cudart | None,
-        pace: Pace,
+        pace: CopyPace,
         num_places: int,
     ) -> None:
         """Pin the arena where there is a `cudart`; keep `num_places` places for checkpointed tokens."""

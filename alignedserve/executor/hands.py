@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter
 
 from alignedserve.core import Role, StepPlan, StepResult
-from alignedserve.engine.device.pace import Pace
+from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.pinning import Cudart
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.in_order import InOrder
@@ -49,7 +49,7 @@ class EngineHands:
         verify: bool,
         cudart: Cudart | None = None,
         transport: Transport | None = None,
-        pace: Pace | None = None,
+        pace: CopyPace | None = None,
         num_places: int = 0,
         say: Say = say_nothing,
         look_ahead: int = 0,
@@ -59,7 +59,7 @@ class EngineHands:
         self._engine, self._say = engine, say
         self._in_order = InOrder(engine.device) if look_ahead else None
         self._transport: Transport = transport or ThroughTheArena()
-        self._pace = pace or Pace()
+        self._pace = pace or CopyPace()
         self._copies = PoolCopies(engine, arena_path, page_size, verify, cudart, self._pace, num_places)
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from alignedserve.config.config import Config, Graphs, Launcher
 from alignedserve.core import Role
 from alignedserve.engine.device.devices import cache_room, check_shared, device_of, free_memory
 from alignedserve.engine.device.memory import out_of_memory
-from alignedserve.engine.device.ranks import ALONE, Ranks, Team
+from alignedserve.engine.device.ranks import ALONE, RankLinks, Team
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
 from alignedserve.errors import ConfigError
@@ -67,7 +67,7 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
     return engine
 
 
-def _num_pairs(place: Place, ranks: Ranks) -> int:
+def _num_pairs(place: Place, ranks: RankLinks) -> int:
     """Return the number of block pairs of the device cache: as many as the GPU has room for beside the weights, or as
     many as the configuration says."""
     config, (model, room), device = place.config, place.capacity(), device_for(place)

@@ -31,7 +31,7 @@ class Capacity:
     @property
     def page_bytes(self) -> int:
         """Return the bytes of a page on one rank."""
-        return self.sizes.of(self.extents.first_kind)
+        return self.sizes.payload(self.extents.first_kind)
 
 
 def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Capacity:

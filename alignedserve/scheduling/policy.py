@@ -21,7 +21,7 @@ class Chunking(str, Enum):
     SLO = "slo"  # chunks beside the decodes, as the tightest promise allows (AccelGen §4.2)
 
 
-class Choice(str, Enum):
+class PromptChoice(str, Enum):
     """Which prompts fill a step, among those that are not urgent."""
 
     IN_ORDER = "in_order"  # one after the other
@@ -162,7 +162,7 @@ _ALIKE, _REAL_TIME_FIRST, _PLAIN, _HYBRID = Precedence(), RealTimeFirst(), Plain
 class Policy:
     order: Order = Order.SLACK
     chunking: Chunking = Chunking.SLO
-    selection: Choice = Choice.MULTI_RESOURCE
+    selection: PromptChoice = PromptChoice.MULTI_RESOURCE
     room: Room = Room.GROWING
     grouping: Grouping = Grouping.ALIGNED
     packing: Packing = Packing.RT_BE
@@ -198,11 +198,11 @@ class Policy:
     @property
     def problem(self) -> str | None:
         """Return why these options mean nothing together, or None."""
-        if self.selection is Choice.MULTI_RESOURCE and isinstance(self.ordering, ByKey):
+        if self.selection is PromptChoice.MULTI_RESOURCE and isinstance(self.ordering, ByKey):
             return "selection multi_resource compares requests that are about as urgent: it needs order slack or fcfs"
         if self.room is Room.CHUNKS and self.chunking is Chunking.NONE:
             return "room chunks has no chunks with chunking none: it needs chunking fixed or slo"
-        if self.as_in_paper and (self.chunking, self.selection) == (Chunking.FIXED, Choice.IN_ORDER):
+        if self.as_in_paper and (self.chunking, self.selection) == (Chunking.FIXED, PromptChoice.IN_ORDER):
             return "as_in_paper changes slo chunking and selection multi_resource: it needs one of them"
         if (self.packing is Packing.RT_BE) == self.ordering.is_by_arrival:
             return "packing rt_be goes by order slack or shortest_remaining, and every other packing by order fcfs"
@@ -245,7 +245,7 @@ class Policy:
 
         worker/step/selection.py chooses by it how steps are put together.
         """
-        plain = self.ordering.is_by_arrival and self.selection is Choice.IN_ORDER
+        plain = self.ordering.is_by_arrival and self.selection is PromptChoice.IN_ORDER
         return plain and self.chunking is not Chunking.SLO and self.room is not Room.CHUNKS
 
 

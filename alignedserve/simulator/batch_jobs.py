@@ -87,7 +87,7 @@ class JobProgress:
 
 
 @dataclass
-class _OpenLine:
+class _SimulatedLine:
     job: str
     number: int
     num_prompt: int
@@ -127,7 +127,7 @@ class JobsSimulation(Simulation):
         self._runner = RunnerCore(most_open, RETRIES)
         self._submitted = {submission.name: submission for submission in jobs}
         self._draws = {name: Random(f"{settings.seed}/{name}") for name in self._submitted}
-        self._lines: dict[str, _OpenLine] = {}  # open request -> its line
+        self._lines: dict[str, _SimulatedLine] = {}  # open request -> its line
         self._serial = 0
         self.progress: dict[str, JobProgress] = {}
         self._results: dict[str, dict[int, LineResult]] = {name: {} for name in self._submitted}
@@ -223,7 +223,7 @@ class JobsSimulation(Simulation):
             arrival_at=self.world.agenda.now,
             estimate=order.estimate,
         )
-        self._lines[request.id] = _OpenLine(order.job.id, order.line, len(request.prompt))
+        self._lines[request.id] = _SimulatedLine(order.job.id, order.line, len(request.prompt))
         self.clients.expect([Arrival(request, draw.randint(*submitted.output), leaves_after_s=None)])
 
     def deliver(self, command: Deliver) -> None:

@@ -144,7 +144,7 @@ class Simulation:
         core = RouterCore(member, limits, world.now_of(member.name))
         post = partial(self._post_to, member)
         predictor = PredictorHands(world.agenda, self._knowledge.encoder, self._kept_lengths, post)
-        hands = RouterHands(predictor, self.launcher)
+        hands = ModelledRouterHands(predictor, self.launcher)
         return ProcessSetup(core, hands, core.start())
 
     def _post_to(self, member: Member, event: Event) -> None:
@@ -295,7 +295,7 @@ _LIVES = {
 }
 
 
-class RouterHands(NoHands):
+class ModelledRouterHands(NoHands):
     """The hands of the router: a predictor and the launcher."""
 
     def __init__(self, predictor: PredictorHands, launcher: SimulatedLauncher) -> None:

@@ -27,7 +27,7 @@ import torch
 
 from alignedserve.engine.device.devices import Mark, beside_steps, finish
 from alignedserve.engine.device.groups import BrokenGroup, Group
-from alignedserve.engine.device.pace import Pace
+from alignedserve.engine.device.pace import CopyPace
 from alignedserve.kernels.common.threads import compute_alone
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.transport.frames import (
@@ -57,7 +57,7 @@ class ChannelSettings:
     """What all channels of a worker share."""
 
     blocks: DeviceBlocks
-    pace: Pace
+    pace: CopyPace
     is_checked: bool  # whether chunks have checksums
     timeout_s: float  # longest wait for the other end
     failed: Callable[[], None]  # called for each transfer that failed

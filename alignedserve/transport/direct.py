@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.groups import LOOP_THREAD
-from alignedserve.engine.device.pace import Pace, SecondsOfThreads
+from alignedserve.engine.device.pace import CopyPace, SecondsOfThreads
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.messages import Member
 from alignedserve.transport.channel import Channel, ChannelSettings
@@ -34,7 +34,7 @@ class Direct:
         holder: str,
         host: str,
         blocks: DeviceBlocks,
-        pace: Pace,
+        pace: CopyPace,
         *,
         verify: bool,
         timeout_s: float,

@@ -44,7 +44,7 @@ from alignedserve.transport.frames import (
     read_places,
 )
 from alignedserve.transport.mapping import Maps, NotMapped
-from alignedserve.transport.payload import Buffers, DeviceBlocks
+from alignedserve.transport.payload import ChunkBuffers, DeviceBlocks
 from alignedserve.transport.receiving import Receiver
 from alignedserve.transport.sending import Sender
 
@@ -79,7 +79,7 @@ class MappingSender(Sender):
         return was_ours
 
     def _checksum(self, transfer: SendKv, header: TransferHeader) -> int:
-        buffers, checksum = Buffers(self._most_bytes(header), self._end.blocks.device), 0
+        buffers, checksum = ChunkBuffers(self._most_bytes(header), self._end.blocks.device), 0
         for index, (slots, num_bytes) in enumerate(self._chunks(transfer, header)):
             body = buffers.chunk(index, num_bytes).body
             with self._end.pace.turn():
@@ -126,7 +126,7 @@ class MappingReceiver(Receiver):
 
     def _copy(self, group: Group, transfer: ReceiveKv, header: TransferHeader, pairs: tuple[int, ...]) -> int | None:
         """Copy the KV, and return its checksum where checksums are on."""
-        there, buffers = self._there, Buffers(self._most_bytes(header), self._end.blocks.device)
+        there, buffers = self._there, ChunkBuffers(self._most_bytes(header), self._end.blocks.device)
         assert there is not None
         there.check(pairs, header.num_tokens, header.kind)
         sources = there.slots(pairs, header.num_tokens, header.kind).split(header.chunk_tokens)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 from alignedserve.config.config import TransportName
-from alignedserve.engine.device.pace import Pace
+from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.ranks import Team
 from alignedserve.protocol.messages import holder
 from alignedserve.shell.part import Place, lock_name
@@ -34,7 +34,7 @@ def open_transport(
     chosen: ChosenTransport,
     cache: torch.Tensor,
     hidden_size: int | None,
-    pace: Pace,
+    pace: CopyPace,
     team: Team | None,
     fault: Callable[[], None] = lambda: None,
 ) -> tuple[Transport, torch.Tensor]:

@@ -51,7 +51,7 @@ class PayloadChunk(NamedTuple):
         return (self.whole if is_checked else self.whole[-TAIL_BYTES:]).cpu()
 
 
-class Buffers:
+class ChunkBuffers:
     """Two buffers in turns: one travels while the other is filled or emptied."""
 
     def __init__(self, most_bytes: int, device: torch.device = CPU) -> None:

@@ -15,7 +15,7 @@ from alignedserve.protocol.events import KvReceived
 from alignedserve.transport.channel import Channel
 from alignedserve.transport.frames import CHUNK, HEADER, HEADER_BYTES, Reply, TransferHeader
 from alignedserve.transport.meeting import GivenUpByPeer
-from alignedserve.transport.payload import Buffers
+from alignedserve.transport.payload import ChunkBuffers
 
 log = logging.getLogger("alignedserve.transport")
 
@@ -81,7 +81,7 @@ class Receiver(Channel[ReceiveKv]):
 class ChunkReceiver(Receiver):
     def _receive(self, group: Group, transfer: ReceiveKv, header: TransferHeader) -> bool:
         """Receive chunks, and leave blocks as they are from the first chunk on that fails its check."""
-        buffers = Buffers(self._most_bytes(header), self._end.blocks.device)
+        buffers = ChunkBuffers(self._most_bytes(header), self._end.blocks.device)
         chunks, is_intact = list(self._chunks(transfer, header)), True
 
         def begin(index: int) -> Flight:

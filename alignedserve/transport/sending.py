@@ -13,7 +13,7 @@ from alignedserve.protocol.commands import SendKv
 from alignedserve.protocol.events import KvSent
 from alignedserve.transport.channel import Channel
 from alignedserve.transport.frames import CHUNK, HEADER, NotOurs, Reply, TransferHeader
-from alignedserve.transport.payload import Buffers
+from alignedserve.transport.payload import ChunkBuffers
 
 
 class Sender(Channel[SendKv]):
@@ -47,7 +47,7 @@ class Sender(Channel[SendKv]):
 class ChunkSender(Sender):
     def _send(self, group: Group, transfer: SendKv, header: TransferHeader) -> bool:
         number, timeout_s, pace = header.number, self._end.timeout_s, self._end.pace
-        buffers, flights = Buffers(self._most_bytes(header), self._end.blocks.device), deque[Flight]()
+        buffers, flights = ChunkBuffers(self._most_bytes(header), self._end.blocks.device), deque[Flight]()
         for index, (slots, num_bytes) in enumerate(self._chunks(transfer, header)):
             if len(flights) == 2:
                 flights.popleft().land(timeout_s)

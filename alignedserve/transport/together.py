@@ -15,7 +15,7 @@ import threading
 from collections import defaultdict
 from typing import TypeAlias
 
-from alignedserve.engine.device.ranks import Line, Team
+from alignedserve.engine.device.ranks import RankLine, Team
 from alignedserve.errors import RankLost
 from alignedserve.protocol.commands import SendKv
 from alignedserve.protocol.events import KvReceived, KvSent
@@ -37,7 +37,7 @@ def together(own: Transport, team: Team) -> Transport:
 class FirstRank:
     """The transport of rank 0, which stands for the worker."""
 
-    def __init__(self, own: Transport, addresses: list[str], line: Line) -> None:
+    def __init__(self, own: Transport, addresses: list[str], line: RankLine) -> None:
         self._own, self._line, self._size = own, line, len(addresses)
         self.address = " ".join(addresses)
         self._changed = threading.Lock()
@@ -88,7 +88,7 @@ class OtherRank:
 
     address = ""
 
-    def __init__(self, own: Transport, line: Line) -> None:
+    def __init__(self, own: Transport, line: RankLine) -> None:
         self._own, self._line = own, line
         self._ended: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         threading.Thread(target=self._tell, name="line", daemon=True).start()

@@ -19,7 +19,7 @@ MOST_ENDED = 10_000  # an owner that never acknowledges must not fill the memory
 
 
 @dataclass(slots=True)
-class _Kept:
+class _KeptOutput:
     running: Running  # its output grows there
     finish: FinishReason | None = None
 
@@ -47,7 +47,7 @@ class _Kept:
 
 class Outputs:
     def __init__(self) -> None:
-        self._kept: dict[str, _Kept] = {}  # in the order of their first token, then of their last
+        self._kept: dict[str, _KeptOutput] = {}  # in the order of their first token, then of their last
         self._new: dict[str, list[Output]] = defaultdict(list)  # owner -> what the next frame carries
 
     @property
@@ -61,7 +61,7 @@ class Outputs:
         kept = self._kept.get(name)
         if kept is None or kept.running is not running or finish:
             self._kept.pop(name, None)
-            self._kept[name] = kept = _Kept(running, finish)
+            self._kept[name] = kept = _KeptOutput(running, finish)
             if len(self._kept) > MOST_ENDED:
                 self._drop_oldest_ended()
         output = running.output

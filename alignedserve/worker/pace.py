@@ -51,7 +51,7 @@ class Pace:
 
     def prompt_came(self, prompt: Running, now: float) -> None:
         """Count a new prompt among those by which the next ones are expected."""
-        self.coming.count(prompt, self._cost.model.seconds(Shape.of([(prompt.num_ahead, 0)])), now)
+        self.coming.count(prompt, self._cost.model.seconds(Shape.build([(prompt.num_ahead, 0)])), now)
 
     @property
     def prompt_token_s(self) -> float:
@@ -89,5 +89,5 @@ def _says_what_fits(chunk: Chunk, plan: StepPlan, find: Callable[[str], Running 
 def _first_times(model: CostModel, limits: WorkerLimits) -> StepTimes:
     """Return the times assumed before steps have run: of half a batch of decodes, and of the longest prompt step."""
     size = max(1, limits.max_batch // 2)
-    decodes = Shape.of(prefixes=[limits.max_step_tokens] * size)
-    return StepTimes(model.seconds(decodes), model.seconds(Shape.of([(limits.max_step_tokens, 0)])))
+    decodes = Shape.build(prefixes=[limits.max_step_tokens] * size)
+    return StepTimes(model.seconds(decodes), model.seconds(Shape.build([(limits.max_step_tokens, 0)])))

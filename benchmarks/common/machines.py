@@ -67,9 +67,9 @@ def save_profile(path: Path, machine: Machine, hidden_s: float = HIDDEN_S, speed
     rest = {name: speed * value for name, value in asdict(machine.step).items() if name != "token"}
     step = replace(Coefficients(**rest), token=token, hidden=hidden_s)
     cost = CostModel(dict.fromkeys(Kind, step), dict.fromkeys(Kind, machine.off))
-    chunks = [Shape.of([(size, cached)]) for size in (1, 16, 128, 512) for cached in (0, 512)]
-    decodes = [Shape.of(prefixes=[prefix] * size) for size in (1, 8, 64) for prefix in (16, 512)]
-    mixed = [Shape.of([(size, 0)], [256] * 8) for size in (1, 16, 128, 384)]
+    chunks = [Shape.build([(size, cached)]) for size in (1, 16, 128, 512) for cached in (0, 512)]
+    decodes = [Shape.build(prefixes=[prefix] * size) for size in (1, 8, 64) for prefix in (16, 512)]
+    mixed = [Shape.build([(size, 0)], [256] * 8) for size in (1, 16, 128, 384)]
     points = tuple(Point(shape, cost.seconds(shape)) for shape in (*chunks, *decodes, *mixed))
     links = {Route.DEVICE_TO_ARENA: Link(1.9e9), Route.ARENA_TO_DEVICE: Link(1.4e9)}
     subject = Subject("160 M", "two quiet cores", "bfloat16", 1, "-", "-")

@@ -62,7 +62,7 @@ class SlotCounts:
 
 
 @dataclass(eq=False, slots=True)
-class _Holding:
+class _SlotHolding:
     """The pairs and places of a request."""
 
     owner: SlotOwner
@@ -78,7 +78,7 @@ class _Holding:
 class _PairPart:
     """A pair of a holding."""
 
-    holding: _Holding
+    holding: _SlotHolding
     number: int  # of the pair among those of the holding
 
 
@@ -112,11 +112,11 @@ class SharedBlocks(Blocks):
         super().__init__(num_pairs)
         self._num_pairs, self._block_size = num_pairs, block_size
         self._places = Blocks(num_places)
-        self._holdings: dict[SlotOwner, _Holding] = {}  # the newest last
+        self._holdings: dict[SlotOwner, _SlotHolding] = {}  # the newest last
         self._left: dict[int, _PairPart] = {}  # by pair
         self._right: dict[int, _PairPart] = {}
-        self._losers: set[_Holding] = set()  # holdings that miss slots
-        self._pinned: set[_Holding] = set()
+        self._losers: set[_SlotHolding] = set()  # holdings that miss slots
+        self._pinned: set[_SlotHolding] = set()
         self._copies = SlotCopies()
         self.counts = SlotCounts()
 
@@ -128,7 +128,7 @@ class SharedBlocks(Blocks):
         if holding is not None and not holding.kept and self._grows_alone(holding, tokens):
             self._pinned.add(holding)
             return True
-        new = holding or _Holding(owner, side)
+        new = holding or _SlotHolding(owner, side)
         if not (self._claim_left(new, tokens) if side is Side.LEFT else self._claim_right(new, tokens)):
             return False
         self._holdings[owner] = new
@@ -136,7 +136,7 @@ class SharedBlocks(Blocks):
         _settle(new)
         return True
 
-    def _grows_alone(self, holding: _Holding, tokens: int) -> bool:
+    def _grows_alone(self, holding: _SlotHolding, tokens: int) -> bool:
         """Whether at most a slot more in its last pair is claimed, which no other request is in: most claims are so."""
         if tokens > holding.num_tokens:
             others = self._right if holding.side is Side.LEFT else self._left
@@ -147,7 +147,7 @@ class SharedBlocks(Blocks):
 
     def fits(self, side: Side, tokens: int) -> bool:
         """Whether a new request could claim so many tokens."""
-        new = _Holding(_NO_OWNER, side)
+        new = _SlotHolding(_NO_OWNER, side)
         if side is Side.LEFT:
             return self._plan_left(new, tokens) is not None
         return self._plan_right(new, tokens) is not None
@@ -238,7 +238,7 @@ class SharedBlocks(Blocks):
 
     # --- Real-time claims
 
-    def _claim_left(self, holding: _Holding, tokens: int) -> bool:
+    def _claim_left(self, holding: _SlotHolding, tokens: int) -> bool:
         plan = self._plan_left(holding, tokens)
         if plan is None:
             return False
@@ -259,7 +259,7 @@ class SharedBlocks(Blocks):
         holding.num_tokens = max(holding.num_tokens, tokens)
         return True
 
-    def _plan_left(self, holding: _Holding, tokens: int) -> _LeftPlan | None:
+    def _plan_left(self, holding: _SlotHolding, tokens: int) -> _LeftPlan | None:
         block, have = self._block_size, len(holding.pairs)
         plan = _LeftPlan(0, [], [], [])
         for number in range(holding.num_tokens // block, min(have, units_for(tokens, block))):
@@ -299,12 +299,12 @@ class SharedBlocks(Blocks):
                     yield _PairPart(holding, number)
 
     @property
-    def _preemptable(self) -> list[_Holding]:
+    def _preemptable(self) -> list[_SlotHolding]:
         """Return the best-effort holdings that may lose slots, the newest first."""
         newest_first = (holding for holding in reversed(self._holdings.values()) if holding.side is Side.RIGHT)
         return [holding for holding in newest_first if holding not in self._pinned and holding.pairs]
 
-    def _is_hollow(self, holding: _Holding, number: int) -> bool:
+    def _is_hollow(self, holding: _SlotHolding, number: int) -> bool:
         alone = holding.pairs[number] not in self._left
         return alone and self._present(_PairPart(holding, number)) < self._block_size
 
@@ -330,7 +330,7 @@ class SharedBlocks(Blocks):
 
     # --- Best-effort claims
 
-    def _claim_right(self, holding: _Holding, tokens: int) -> bool:
+    def _claim_right(self, holding: _SlotHolding, tokens: int) -> bool:
         tokens = max(tokens, holding.num_tokens)
         plan = self._plan_right(holding, tokens)
         if plan is None:
@@ -346,7 +346,7 @@ class SharedBlocks(Blocks):
         holding.num_tokens = tokens
         return True
 
-    def _plan_right(self, holding: _Holding, tokens: int) -> _RightPlan | None:
+    def _plan_right(self, holding: _SlotHolding, tokens: int) -> _RightPlan | None:
         block, have, all_pairs = self._block_size, len(holding.pairs), units_for(tokens, self._block_size)
         plan = _RightPlan([], [], [], None)
         changed = {*holding.kept, *range(holding.num_tokens // block, all_pairs)}
@@ -388,7 +388,7 @@ class SharedBlocks(Blocks):
         part = self._left.get(pair)
         return 0 if part is None else self._present(part)
 
-    def _restore(self, holding: _Holding, number: int) -> None:
+    def _restore(self, holding: _SlotHolding, number: int) -> None:
         """Bring the vectors back of those tokens of this pair that have no slot, where the pair lies now."""
         block = self._block_size
         kept = holding.kept.pop(number, block)
@@ -400,7 +400,7 @@ class SharedBlocks(Blocks):
                 self._places.give((place,))
                 self.counts.num_restored += 1
 
-    def _move(self, holding: _Holding, number: int, pair: int) -> None:
+    def _move(self, holding: _SlotHolding, number: int, pair: int) -> None:
         """Move a part to another pair, whole."""
         part, block = _PairPart(holding, number), self._block_size
         written = min(self._present(part), holding.owner.prefix - number * block)
@@ -420,7 +420,7 @@ class SharedBlocks(Blocks):
         holding, number, block = part.holding, part.number, self._block_size
         return holding.kept.get(number, min(block, holding.num_tokens - number * block))
 
-    def _slot(self, holding: _Holding, number: int, place: int) -> int:
+    def _slot(self, holding: _SlotHolding, number: int, place: int) -> int:
         offset = place if holding.side is Side.LEFT else self._block_size - 1 - place
         return holding.pairs[number] * self._block_size + offset
 
@@ -444,7 +444,7 @@ class SharedBlocks(Blocks):
         self.give((pair,))
 
 
-def _settle(holding: _Holding) -> None:
+def _settle(holding: _SlotHolding) -> None:
     owner = holding.owner
     owner.pairs = tuple(holding.pairs)
     owner.from_right = owner.pairs if holding.side is Side.RIGHT else ()

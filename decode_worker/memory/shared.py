@@ -146,7 +146,7 @@ class SharedMemory(PlainMemory):
         if len(decodes) == len(selection.decodes) and len(chunks) == len(selection.chunks):
             return selection
         sizes = [(len(chunk.tokens), chunk.start) for chunk in chunks]
-        shape = Shape.of(sizes, [running.prefix for running in decodes])
+        shape = Shape.build(sizes, [running.prefix for running in decodes])
         seconds = self._pace.cost.seconds(shape)
         return replace(selection, decodes=decodes, chunks=chunks, shape=shape, predicted_s=seconds)
 

@@ -33,7 +33,7 @@ class StepAhead:
 
     @property
     def shape(self) -> Shape:
-        return Shape.of(prefixes=[decode.start for decode in self.decodes])
+        return Shape.build(prefixes=[decode.start for decode in self.decodes])
 
 
 def ahead_of(plan: StepPlan, residents: Iterable[Running], blocks: Blocks, block_size: int) -> StepAhead | None:

@@ -13,10 +13,10 @@ from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, MemberLost, Received
 from alignedserve.protocol.messages import AskBatch, Batch
 from alignedserve.scheduling.policy import Entries, Grouping
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 
 
-class BatchAsks(Part):
+class BatchAsks(CorePart):
     def __init__(self, stores: Stores, joining: Joining) -> None:
         self._limits, self._pace, self._pool = stores.limits, stores.pace, stores.pool
         self._here, self._candidates, self._batch = stores.here, stores.candidates, stores.batch

@@ -10,10 +10,10 @@ from alignedserve.protocol.events import Event, MemberJoined, MemberLost, Receiv
 from alignedserve.protocol.messages import Attempt, Batch, Cancel, Decline, Expect, Kept, Member, Offer, Release
 from alignedserve.scheduling.policy import Room
 from alignedserve.scheduling.promise import promise
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 
 
-class Intake(Part):
+class Intake(CorePart):
     def __init__(self, stores: Stores) -> None:
         self._limits, self._policy = stores.limits, stores.policy
         # KV comes from device to device to pairs that no other request may enter meanwhile.

@@ -10,13 +10,13 @@ from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.protocol.commands import Command, CopyIn
 from alignedserve.protocol.events import CopiedIn, Event, MemberLost
 from alignedserve.protocol.messages import Member
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.step.running import Running
 
 _WEIGHT = 0.1  # of the newest join in the mean
 
 
-class Joining(Part):
+class Joining(CorePart):
     def __init__(self, stores: Stores, seats: Seats, preempting: Preempting) -> None:
         self._limits, self._roster, self._pool, self._pace = stores.limits, stores.roster, stores.pool, stores.pace
         self._here, self._candidates, self._line = stores.here, stores.candidates, stores.line

@@ -26,7 +26,7 @@ from alignedserve.decode_worker.requests.departures import Departure
 from alignedserve.protocol.commands import Command, Send, SendKv
 from alignedserve.protocol.events import Event, KvSent, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Evict, LetGo, Member, Pull, holder
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.step.running import Running
 
 # Until the pairs of a request that leaves are free: Evict, Pull, and the end of the transfer each wait for a step.
@@ -34,7 +34,7 @@ AHEAD_STEPS = 4
 _REFUSED_STEPS = 64  # in which no request is sent to a prefill worker that had no room
 
 
-class Leaving(Part):
+class Leaving(CorePart):
     def __init__(self, stores: Stores, preempting: Preempting) -> None:
         self._limits, self._pace, self._here, self._steps = stores.limits, stores.pace, stores.here, stores.steps
         self._candidates, self._line, self._order = stores.candidates, stores.line, stores.order

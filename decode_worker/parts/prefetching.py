@@ -17,10 +17,10 @@ from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, Received
 from alignedserve.protocol.messages import Attempt, Cancel, LetGo, Prefetch, Prefetched
 from alignedserve.scheduling.policy import Policy
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 
 
-class Prefetching(Part):
+class Prefetching(CorePart):
     def __init__(self, stores: Stores) -> None:
         self._limits, self._policy, self._pool = stores.limits, stores.policy, stores.pool
         self._here, self._candidates, self._line = stores.here, stores.candidates, stores.line

@@ -9,11 +9,11 @@ from alignedserve.decode_worker.requests.transfers import IncomingTransfer
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, KvReceived
 from alignedserve.protocol.messages import Attempt, Decline
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.step.running import Running
 
 
-class KvReceiving(Part):
+class KvReceiving(CorePart):
     def __init__(self, stores: Stores, joining: Joining, taking_in: TakingIn) -> None:
         self._pool, self._here, self._candidates = stores.pool, stores.here, stores.candidates
         self._memory, self._queue, self._holds = stores.memory, stores.queue, stores.holds

@@ -8,12 +8,12 @@ from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, Received, StepDone
 from alignedserve.protocol.messages import Attempt, Expect
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.selection import first_come
 
 
-class Seats(Part):
+class Seats(CorePart):
     def __init__(self, stores: Stores) -> None:
         self._roster = stores.roster
         self._limits, self._policy, self._here, self._memory = stores.limits, stores.policy, stores.here, stores.memory

@@ -14,11 +14,11 @@ from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import CopiedOut, Event, MemberLost, Received
 from alignedserve.protocol.messages import SPARE, Attempt, Commit, GiveBack, Keep, LeasePages, Member
 from alignedserve.worker.page_writer import Copy
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.step.running import Running
 
 
-class PageWriting(Part):
+class PageWriting(CorePart):
     def __init__(self, stores: Stores) -> None:
         self._policy, self._page_size = stores.policy, stores.limits.page_size
         self._roster, self._pool, self._holds, self._queue = stores.roster, stores.pool, stores.holds, stores.queue

@@ -40,7 +40,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from alignedserve.errors import ArenaError
-from alignedserve.kvpool.arena.extents import MEMORY_PAGE, Extents, Kind, PageBytes
+from alignedserve.kvpool.arena.extents import MEMORY_PAGE, Extents, PageBytes, PageKind
 from alignedserve.kvpool.arena.numa import NumaPlace, running_on
 from alignedserve.kvpool.arena.shared_files import alone, check_space, fill, new_file, open_file, unlink
 
@@ -56,7 +56,7 @@ _WORD_BYTES = 8
 class Contents:
     """What a page's header says of the page, for a reader that looks for certain tokens."""
 
-    kind: Kind
+    kind: PageKind
     length: int  # in tokens
     token_hash: int
 
@@ -97,7 +97,7 @@ class _ArenaLayout:
     def size(self) -> int:
         return self.payloads_at + self.extents.count * self.extent_bytes
 
-    def payload_at(self, extent: int, index: int, kind: Kind) -> int:
+    def payload_at(self, extent: int, index: int, kind: PageKind) -> int:
         return self.payloads_at + extent * self.extent_bytes + index * self.payload_bytes.stride(kind)
 
     def pack(self) -> bytes:
@@ -200,7 +200,7 @@ class Arena:
     @property
     def payload_bytes(self) -> int:
         """Return the payload bytes of such a page."""
-        return self.page_bytes.of(self.extents.first_kind)
+        return self.page_bytes.payload(self.extents.first_kind)
 
     @property
     def page_size(self) -> int:
@@ -211,7 +211,7 @@ class Arena:
     def incarnation(self) -> int:
         return self._layout.incarnation
 
-    def kind_of(self, page: int) -> Kind:
+    def kind_of(self, page: int) -> PageKind:
         return self._place(page)[2]
 
     def memory(self) -> memoryview:
@@ -222,7 +222,7 @@ class Arena:
         """Return the page's bytes: writers stay between `begin_write` and `end_write`, readers use `read`."""
         extent, index, kind = self._place(page)
         start = self._layout.payload_at(extent, index, kind)
-        return self._bytes[start : start + self.page_bytes.of(kind)]
+        return self._bytes[start : start + self.page_bytes.payload(kind)]
 
     def begin_write(self, page: int) -> None:
         """Make the page unreadable until `end_write`; it stays so if the writer dies in between."""
@@ -313,7 +313,7 @@ class Arena:
         first = page * _HEADER_WORDS
         return Header(*self._headers[first : first + len(Header._fields)])
 
-    def _place(self, page: int) -> tuple[int, int, Kind]:
+    def _place(self, page: int) -> tuple[int, int, PageKind]:
         try:
             return self.extents.place(page)
         except ValueError as error:

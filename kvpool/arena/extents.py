@@ -26,7 +26,7 @@ TOGETHER = 8  # pages of KV in an extent: 15 int8 pages fit in the room of 8 bf1
 MEMORY_PAGE, LINE = 4096, 64  # bytes
 
 
-class Kind(IntEnum):
+class PageKind(IntEnum):
     """What a page holds; 0 is a page that was never written."""
 
     KV = 1
@@ -47,20 +47,20 @@ class Extents:
     def _per_extent(self) -> tuple[int, ...]:
         return 0, self.kv, self.kv_int8, self.hidden
 
-    def per_extent(self, kind: Kind) -> int:
+    def per_extent(self, kind: PageKind) -> int:
         return self._per_extent[kind]
 
     @cached_property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[PageKind, ...]:
         """Return the kinds in use; requests are stored as the first one."""
-        return tuple(kind for kind in Kind if self.per_extent(kind))
+        return tuple(kind for kind in PageKind if self.per_extent(kind))
 
     @property
-    def first_kind(self) -> Kind:
+    def first_kind(self) -> PageKind:
         return self.kinds[0]
 
     @cached_property
-    def _firsts(self) -> tuple[tuple[int, int, Kind], ...]:
+    def _firsts(self) -> tuple[tuple[int, int, PageKind], ...]:
         """Return (number of the kind's first page, pages in an extent, kind) for each kind, the last kind first."""
         firsts, first = [], 0
         for kind in self.kinds:
@@ -73,11 +73,11 @@ class Extents:
         """Return the number of page numbers of all kinds; only those of an extent's present kind are pages."""
         return sum(self.count * self.per_extent(kind) for kind in self.kinds)
 
-    def num_pages(self, kind: Kind) -> int:
+    def num_pages(self, kind: PageKind) -> int:
         """Return how many pages there are if all extents are of that kind."""
         return self.count * self.per_extent(kind)
 
-    def place(self, page: int) -> tuple[int, int, Kind]:
+    def place(self, page: int) -> tuple[int, int, PageKind]:
         """Return the page's extent, its index there, and its kind."""
         if 0 <= page < self.num_numbers:
             for first, per_extent, kind in self._firsts:
@@ -85,10 +85,10 @@ class Extents:
                     return (*divmod(page - first, per_extent), kind)
         raise ValueError(f"page {page} is outside 0..{self.num_numbers - 1}")
 
-    def kind_of(self, page: int) -> Kind:
+    def kind_of(self, page: int) -> PageKind:
         return self.place(page)[2]
 
-    def pages(self, extent: int, kind: Kind) -> range:
+    def pages(self, extent: int, kind: PageKind) -> range:
         """Return the extent's page numbers while it is of that kind."""
         for first, per_extent, its_kind in self._firsts:
             if its_kind is kind:
@@ -108,13 +108,13 @@ class PageBytes:
     def _of(self) -> tuple[int, ...]:
         return 0, self.kv, self.kv_int8, self.hidden
 
-    def of(self, kind: Kind) -> int:
+    def payload(self, kind: PageKind) -> int:
         return self._of[kind]
 
-    def stride(self, kind: Kind) -> int:
+    def stride(self, kind: PageKind) -> int:
         """Return the distance of two payloads in an extent; the first kind begins at pages of memory."""
         align = MEMORY_PAGE if kind is self._first else LINE
-        return -(-self.of(kind) // align) * align
+        return -(-self.payload(kind) // align) * align
 
     def extent(self, extents: Extents) -> int:
         """Return the bytes of an extent."""
@@ -122,17 +122,19 @@ class PageBytes:
 
     def divide(self, pages: int) -> Extents:
         """Return extents with room for so many pages of the first kind; with a single kind no page is lost."""
-        if self._first is Kind.HIDDEN:
+        if self._first is PageKind.HIDDEN:
             return Extents(pages, kv=0, hidden=1)
         if not (self.kv_int8 or self.hidden):
             return Extents(pages)
-        room = TOGETHER * self.stride(Kind.KV)
-        int8, hidden = (room // self.stride(kind) if self.of(kind) else 0 for kind in (Kind.KV_INT8, Kind.HIDDEN))
+        room = TOGETHER * self.stride(PageKind.KV)
+        int8, hidden = (
+            room // self.stride(kind) if self.payload(kind) else 0 for kind in (PageKind.KV_INT8, PageKind.HIDDEN)
+        )
         return Extents(pages // TOGETHER, kv=TOGETHER, kv_int8=int8, hidden=hidden)
 
     @cached_property
-    def _first(self) -> Kind:
-        return next(kind for kind in Kind if self.of(kind))
+    def _first(self) -> PageKind:
+        return next(kind for kind in PageKind if self.payload(kind))
 
 
 class FreePages:
@@ -150,15 +152,17 @@ class FreePages:
         self._num_taken, self._num_idle = [0] * count, [0] * count  # extent -> pages
         self._num_extents = dict.fromkeys(kinds, 0)
         self._taken_of = dict.fromkeys(kinds, 0)
-        self._untaken: dict[Kind, dict[int, None]] = {
+        self._untaken: dict[PageKind, dict[int, None]] = {
             kind: {} for kind in kinds
         }  # kind -> extents without a taken page
-        self._empty: dict[Kind, dict[int, None]] = {kind: {} for kind in kinds}  # kind -> extents with free pages only
-        self._open: dict[Kind, dict[int, None]] = {
+        self._empty: dict[PageKind, dict[int, None]] = {
+            kind: {} for kind in kinds
+        }  # kind -> extents with free pages only
+        self._open: dict[PageKind, dict[int, None]] = {
             kind: {} for kind in kinds[1:]
         }  # kind -> begun extents that have a free page
         self._free: set[int] = set()
-        self._heaps: dict[Kind, list[int]] = {kind: [] for kind in kinds}  # all free pages, and some that were free
+        self._heaps: dict[PageKind, list[int]] = {kind: [] for kind in kinds}  # all free pages, and some that were free
         first = extents.first_kind
         self._num_extents[first] = count
         self._untaken[first] = dict.fromkeys(range(count))
@@ -175,13 +179,13 @@ class FreePages:
         for extent, kind in enumerate(self._kind):
             yield from self.extents.pages(extent, kind)
 
-    def num_for(self, kind: Kind) -> int:
+    def num_for(self, kind: PageKind) -> int:
         """Return how many pages of the kind may be taken, free or idle, extents that may change their kind included."""
         others = sum(len(untaken) for other, untaken in self._untaken.items() if other is not kind)
         per_extent = self.extents.per_extent(kind)
         return (self._num_extents[kind] + others) * per_extent - self._taken_of[kind]
 
-    def num_begun(self, kind: Kind) -> int:
+    def num_begun(self, kind: PageKind) -> int:
         """Return how many of these lie in begun extents: taking them costs other kinds nothing."""
         begun = self._num_extents[kind] - len(self._untaken[kind])
         return begun * self.extents.per_extent(kind) - self._taken_of[kind]
@@ -212,7 +216,7 @@ class FreePages:
     def __len__(self) -> int:
         return len(self._free)
 
-    def take(self, kind: Kind) -> int | None:
+    def take(self, kind: PageKind) -> int | None:
         """Take a free page of the kind; None where there are none, or only idle ones."""
         page = self._pop(kind)
         if page is None:
@@ -225,7 +229,7 @@ class FreePages:
         self._count(page, taken=1)
         return page
 
-    def take_begun(self, kind: Kind, may: Callable[[int], bool]) -> int | None:
+    def take_begun(self, kind: PageKind, may: Callable[[int], bool]) -> int | None:
         """Take a free page of a kind other than the first, in a begun extent that `may` allows; None for none."""
         extent = next(filter(may, self._open[kind]), None)
         if extent is None:
@@ -235,7 +239,7 @@ class FreePages:
         self._count(page, taken=1)
         return page
 
-    def idle_for(self, kind: Kind) -> range:
+    def idle_for(self, kind: PageKind) -> range:
         """Return the pages of an extent of another kind without a taken page: idle pages there must go first."""
         for other, extents in self._untaken.items():
             if other is not kind and extents:
@@ -255,7 +259,7 @@ class FreePages:
         """Make an idle page taken."""
         self._count(page, taken=1, idle=-1)
 
-    def _pop(self, kind: Kind) -> int | None:
+    def _pop(self, kind: PageKind) -> int | None:
         heap = self._heaps[kind]
         while heap:
             page = heappop(heap)
@@ -264,7 +268,7 @@ class FreePages:
                 return page
         return None
 
-    def _change(self, extent: int, kind: Kind) -> None:
+    def _change(self, extent: int, kind: PageKind) -> None:
         before = self._kind[extent]
         self._free.difference_update(self.extents.pages(extent, before))
         self._kind[extent] = kind
@@ -276,7 +280,7 @@ class FreePages:
         for page in self.extents.pages(extent, kind):
             self._add(page, kind)
 
-    def _add(self, page: int, kind: Kind) -> None:
+    def _add(self, page: int, kind: PageKind) -> None:
         self._free.add(page)
         heap = self._heaps[kind]
         heappush(heap, page)

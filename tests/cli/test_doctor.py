@@ -14,7 +14,7 @@ import torch
 
 from alignedserve.architectures import model_source
 from alignedserve.cli import doctor
-from alignedserve.cli.doctor import Finding, FoundKernels, FoundTorch, State
+from alignedserve.cli.doctor import Finding, FoundKernels, FoundTorch, Presence
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.dispatch.paged_libraries import PAGE
 from alignedserve.kvpool.arena import numa
@@ -67,33 +67,38 @@ def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("package", "state"),
-    [("torch", State.MISSING), ("tokenizers", State.MISSING), ("ray", State.ABSENT), ("triton", State.ABSENT)],
+    [
+        ("torch", Presence.MISSING),
+        ("tokenizers", Presence.MISSING),
+        ("ray", Presence.ABSENT),
+        ("triton", Presence.ABSENT),
+    ],
 )
-def test_only_what_serving_needs_is_missing(monkeypatch: pytest.MonkeyPatch, package: str, state: State) -> None:
+def test_only_what_serving_needs_is_missing(monkeypatch: pytest.MonkeyPatch, package: str, state: Presence) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == package else "1.0")
     assert _found(package).state is state
     assert f"pip install {package}" in _found(package).how
-    assert doctor.run() == (1 if state is State.MISSING else 0)
+    assert doctor.run() == (1 if state is Presence.MISSING else 0)
 
 
 @pytest.mark.parametrize(("package", "extra"), [("transformers", "transformers"), ("redis", "redis")])
 def test_what_an_extra_brings_is_named_by_it(monkeypatch: pytest.MonkeyPatch, package: str, extra: str) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: None if name == package else "1.0")
-    assert _found(package).state is State.ABSENT
+    assert _found(package).state is Presence.ABSENT
     assert _found(package).how == f"pip install 'alignedserve[{extra}]'"
     assert doctor.run() == 0
 
 
 def test_a_torch_that_does_not_import_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_try_torch", lambda: "ImportError: libcudart.so")
-    assert _found("torch").state is State.MISSING
+    assert _found("torch").state is Presence.MISSING
     assert "libcudart" in _found("torch").what
 
 
 def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", ["H200, 139 GiB"] * 2, _KERNELS))
     found = _found("gpu")
-    assert (found.state, found.what) == (State.FOUND, "H200, 139 GiB; H200, 139 GiB")
+    assert (found.state, found.what) == (Presence.FOUND, "H200, 139 GiB; H200, 139 GiB")
     assert "--device cuda" in found.how
 
 
@@ -102,22 +107,22 @@ def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.Mo
     monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], tried))
     found = _found("GPU attention")
     assert (found.state, found.what) == (
-        State.ABSENT,
+        Presence.ABSENT,
         "varlen_attn of torch 2.13 is there; flash-attn is not installed",
     )
     assert found.how.startswith(f"they read blocks of a multiple of {PAGE} tokens, engine.block_size is 16")
     monkeypatch.setenv("ALIGNEDSERVE_ENGINE_BLOCK_SIZE", "256")
-    assert _found("GPU attention").state is State.FOUND
+    assert _found("GPU attention").state is Presence.FOUND
 
 
 def test_shared_memory_that_is_too_small_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(64 << 20, 0, 48 << 20))
     found = _found("/dev/shm")
-    assert found.state is State.MISSING
+    assert found.state is Presence.MISSING
     assert found.what == "48 MB free of 64 MB"
     assert "--pool-memory-mb 48" in found.how
     monkeypatch.setenv("ALIGNEDSERVE_KVPOOL_MEMORY_MB", "32")
-    assert _found("/dev/shm").state is State.FOUND
+    assert _found("/dev/shm").state is Presence.FOUND
 
 
 def test_a_wrong_variable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,8 +164,8 @@ def test_kernels_that_end_their_process_are_missing_and_torch_is_found(monkeypat
     tried = doctor._try_torch()
     assert tried == FoundTorch("9.9", [], "exit status 4")
     monkeypatch.setattr(doctor, "_try_torch", lambda: tried)
-    assert _found("torch").state is State.FOUND
-    assert _found("kernels") == Finding("kernels", State.MISSING, "exit status 4", "install AlignedServe anew")
+    assert _found("torch").state is Presence.FOUND
+    assert _found("kernels") == Finding("kernels", Presence.MISSING, "exit status 4", "install AlignedServe anew")
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -169,15 +174,15 @@ def test_it_serves_without_the_kernels_and_says_why_they_are_not_used(
 ) -> None:
     kernels = FoundKernels(native, "chosen: why", ["libgomp.so.1"])
     monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], kernels))
-    assert _found("kernels") == Finding("kernels", State.FOUND if native else State.ABSENT, "chosen: why")
+    assert _found("kernels") == Finding("kernels", Presence.FOUND if native else Presence.ABSENT, "chosen: why")
     assert doctor.run() == 0
 
 
 def test_a_second_pool_of_threads_is_pointed_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _found("OpenMP").state is State.FOUND
+    assert _found("OpenMP").state is Presence.FOUND
     kernels = FoundKernels(True, "chosen: why", ["libgomp.so.1", "libiomp5.so"])
     monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", [], kernels))
-    assert _found("OpenMP").state is State.ABSENT
+    assert _found("OpenMP").state is Presence.ABSENT
     assert "libiomp5.so" in _found("OpenMP").what
 
 
@@ -185,9 +190,9 @@ def test_the_compiler_is_the_one_that_building_would_take(monkeypatch: pytest.Mo
     (tmp_path / "g++").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
-    assert _found("C++ compiler") == Finding("C++ compiler", State.FOUND, str(tmp_path / "g++"))
+    assert _found("C++ compiler") == Finding("C++ compiler", Presence.FOUND, str(tmp_path / "g++"))
     monkeypatch.setenv("CXX", "/nonexistent")
-    assert _found("C++ compiler").state is State.ABSENT
+    assert _found("C++ compiler").state is Presence.ABSENT
     assert "/nonexistent, which is not there" in _found("C++ compiler").what
     assert doctor.run() == 0
 
@@ -197,6 +202,6 @@ def test_the_numa_node_of_the_pool_is_named(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(numa, "best_place", lambda: numa.NumaPlace(1, frozenset({0}), "the GPUs are there"))
     assert _found("NUMA").what == "2 nodes, the KV pool's memory goes to node 1: the GPUs are there"
     monkeypatch.setattr(numa, "best_place", lambda: None)
-    assert _found("NUMA").state is State.ABSENT
+    assert _found("NUMA").state is Presence.ABSENT
     monkeypatch.setattr(numa, "num_nodes", lambda: 1)
-    assert _found("NUMA").state is State.FOUND
+    assert _found("NUMA").state is Presence.FOUND

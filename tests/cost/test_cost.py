@@ -46,7 +46,7 @@ prefixes = st.lists(sizes, max_size=20)
 def test_increments_equal_the_whole_in_any_order(
     chunks: list[tuple[int, int]], prefixes: list[int], hidden: list[int], chance: random.Random
 ) -> None:
-    whole = Shape.of(chunks, prefixes, sum(hidden))
+    whole = Shape.build(chunks, prefixes, sum(hidden))
     parts: list[Any] = [*chunks, *prefixes, *(str(tokens) for tokens in hidden)]
     chance.shuffle(parts)
     estimate = StepEstimate(TRUE)
@@ -74,7 +74,7 @@ def _add(estimate: StepEstimate, part: Any) -> float:
 
 @given(chunks, prefixes)
 def test_asking_what_if_changes_nothing(chunks: list[tuple[int, int]], prefixes: list[int]) -> None:
-    shape = Shape.of(chunks, prefixes)
+    shape = Shape.build(chunks, prefixes)
     estimate = StepEstimate(TRUE, shape)
     estimate.with_chunk(10, 20)
     estimate.with_decode(9999)
@@ -86,7 +86,7 @@ def test_asking_what_if_changes_nothing(chunks: list[tuple[int, int]], prefixes:
 def test_more_never_takes_less_within_a_kind(
     chunks: list[tuple[int, int]], prefixes: list[int], length: int, cached: int
 ) -> None:
-    estimate = StepEstimate(TRUE, Shape.of(chunks, prefixes))
+    estimate = StepEstimate(TRUE, Shape.build(chunks, prefixes))
     if chunks:
         assert estimate.with_chunk(length, cached) >= estimate.seconds
     if prefixes:
@@ -105,11 +105,11 @@ def test_a_step_takes_what_the_formula_says(chunks: list[tuple[int, int]], prefi
     expected += sum(kind.decode + kind.prefix * prefix for prefix in prefixes)
     if prefixes:
         expected += kind.bubble * len(prefixes) * (max(prefixes) - sum(prefixes) / len(prefixes))
-    assert TRUE.seconds(Shape.of(chunks, prefixes)) == pytest.approx(expected)
+    assert TRUE.seconds(Shape.build(chunks, prefixes)) == pytest.approx(expected)
 
 
 def test_an_aligned_batch_has_no_bubble() -> None:
-    aligned, uneven = Shape.of([], [500, 500]), Shape.of([], [100, 900])
+    aligned, uneven = Shape.build([], [500, 500]), Shape.build([], [100, 900])
     assert aligned.prefixes == uneven.prefixes
     assert TRUE.seconds(uneven) - TRUE.seconds(aligned) == pytest.approx(5e-8 * 2 * (900 - 500))
 
@@ -123,7 +123,7 @@ def test_the_shape_of_a_plan() -> None:
     chunk = Chunk("a", (1, 2, 3), 10, (0,), None)
     decodes = tuple(Decode("b", 1, prefix, (1,), Sampling(), 0) for prefix in (5, 8))
     plan = StepPlan(1, (chunk,), decodes)
-    assert shape_of(plan) == Shape.of([(3, 10)], [5, 8]) == Shape(1, 3, 10, 69, 2, 13, 8)
+    assert shape_of(plan) == Shape.build([(3, 10)], [5, 8]) == Shape(1, 3, 10, 69, 2, 13, 8)
     assert TRUE.plan_seconds(plan) == TRUE.seconds(shape_of(plan))
 
 
@@ -131,9 +131,9 @@ def test_a_whole_request() -> None:
     request = TRUE.whole_request(chunk=512, batch=4)
     decode = TRUE.coefficients[Kind.DECODE]
     assert request.prefix_token_s == pytest.approx(4 * decode.prefix)
-    assert request.token_s == TRUE.seconds(Shape.of([], [0] * 4))
+    assert request.token_s == TRUE.seconds(Shape.build([], [0] * 4))
     s, n = 1024, 100
-    expected = 2 * TRUE.seconds(Shape.of([(512, 0)])) + n * TRUE.seconds(Shape.of([], [s] * 4))
+    expected = 2 * TRUE.seconds(Shape.build([(512, 0)])) + n * TRUE.seconds(Shape.build([], [s] * 4))
     assert request.seconds(s, n) == pytest.approx(expected)
 
 
@@ -154,7 +154,7 @@ def synthetic(count: int, seed: int, noise: float = 0.0) -> list[Point]:
     for _ in range(count):
         chunks = [(chance.randrange(1, 300), chance.choice((0, 700)))] * chance.choice((0, 1, 1, 2))
         prefixes = [chance.randrange(1, 2000) for _ in range(chance.choice((0, 1, 8, 40)))]
-        shape = Shape.of(chunks, prefixes, chance.choice((0, 0, 100)) if prefixes else 0)
+        shape = Shape.build(chunks, prefixes, chance.choice((0, 0, 100)) if prefixes else 0)
         if shape.tokens:
             points.append(Point(shape, TRUE.seconds(shape) * (1 + noise * chance.gauss(0, 1))))
     return points
@@ -181,21 +181,23 @@ def test_the_uncertainty_is_about_the_error_of_new_steps() -> None:
 
 def test_sizes_between_which_nothing_was_measured_lie_on_a_line() -> None:
     """Sizes beyond the measured lie on it too: a fit that knew 1 and 64 tokens alone could put a stair anywhere."""
-    shapes = [Shape.of([(length, 0)]) for length in (16, 128, 1024)] * 4
+    shapes = [Shape.build([(length, 0)]) for length in (16, 128, 1024)] * 4
     model = fit([Point(shape, 0.001 + 1e-5 * shape.tokens) for shape in shapes])
     for length in (32, 48, 256, 512, 700, 4096):
-        assert model.seconds(Shape.of([(length, 0)])) == pytest.approx(0.001 + 1e-5 * length, rel=0.12)
+        assert model.seconds(Shape.build([(length, 0)])) == pytest.approx(0.001 + 1e-5 * length, rel=0.12)
 
 
 def test_what_was_hardly_measured_is_told_by_all_the_rest() -> None:
     known = [point for point in synthetic(200, seed=0) if point.shape.kind is not Kind.MIXED]
     model = fit(known)
-    assert model.seconds(Shape.of([(100, 0)], [500])) > 0.01
+    assert model.seconds(Shape.build([(100, 0)], [500])) > 0.01
 
 
 def test_hidden_projection_comes_from_its_own_measurement() -> None:
-    model = fit([Point(shape, 0.01) for shape in [Shape.of([], [10 * n]) for n in range(1, 20)]], hidden_token_s=1e-6)
-    base = Shape.of([], [50])
+    model = fit(
+        [Point(shape, 0.01) for shape in [Shape.build([], [10 * n]) for n in range(1, 20)]], hidden_token_s=1e-6
+    )
+    base = Shape.build([], [50])
     assert model.seconds(base._replace(hidden=100)) == pytest.approx(model.seconds(base) + 1e-4)
 
 
@@ -217,12 +219,12 @@ def test_no_coefficient_is_ever_negative(
     profiled: list[tuple[list[tuple[int, int]], list[int], float]],
     learned: list[tuple[list[tuple[int, int]], list[int], float]],
 ) -> None:
-    points = [Point(Shape.of(chunks, prefixes), took) for chunks, prefixes, took in profiled if chunks or prefixes]
+    points = [Point(Shape.build(chunks, prefixes), took) for chunks, prefixes, took in profiled if chunks or prefixes]
     online = OnlineCost(points)
     for chunks, prefixes, took in learned:
-        online.learn(Shape.of(chunks, prefixes), took)
+        online.learn(Shape.build(chunks, prefixes), took)
         assert min(all_coefficients(online.model)) >= 0
-        assert online.model.seconds(Shape.of([(1, 0)], [1])) < 1e6
+        assert online.model.seconds(Shape.build([(1, 0)], [1])) < 1e6
 
 
 # --- Learning
@@ -230,7 +232,7 @@ def test_no_coefficient_is_ever_negative(
 
 def test_a_snapshot_does_not_change() -> None:
     online = OnlineCost(synthetic(100, seed=0))
-    before, shape = online.model, Shape.of([], [100])
+    before, shape = online.model, Shape.build([], [100])
     said = before.seconds(shape)
     online.learn(shape, 1.0)
     assert online.model is not before
@@ -239,7 +241,7 @@ def test_a_snapshot_does_not_change() -> None:
 
 def test_an_outlier_moves_next_to_nothing() -> None:
     online = OnlineCost(synthetic(200, seed=0))
-    shape = Shape.of([], [300] * 8)
+    shape = Shape.build([], [300] * 8)
     before = online.model.seconds(shape)
     online.learn(shape, 50 * before)
     assert online.model.seconds(shape) == pytest.approx(before, rel=0.05)
@@ -247,7 +249,7 @@ def test_an_outlier_moves_next_to_nothing() -> None:
 
 def test_a_worker_that_ran_one_size_for_long_still_knows_the_others() -> None:
     online = OnlineCost(synthetic(200, seed=0, noise=0.02))
-    small, large = Shape.of([], [100] * 2), Shape.of([], [1500] * 40)
+    small, large = Shape.build([], [100] * 2), Shape.build([], [1500] * 40)
     for _ in range(1000):
         online.learn(small, 1.1 * TRUE.seconds(small))
     assert online.model.seconds(small) == pytest.approx(1.1 * TRUE.seconds(small), rel=0.03)
@@ -256,7 +258,7 @@ def test_a_worker_that_ran_one_size_for_long_still_knows_the_others() -> None:
 
 def test_a_kind_that_slows_down_is_a_warning_for_the_others() -> None:
     online = OnlineCost(synthetic(200, seed=0))
-    decode, prefill = Shape.of([], [300] * 8), Shape.of([(200, 0)])
+    decode, prefill = Shape.build([], [300] * 8), Shape.build([(200, 0)])
     before = online.model.seconds(prefill)
     for _ in range(100):
         online.learn(decode, 2 * TRUE.seconds(decode))
@@ -265,7 +267,7 @@ def test_a_kind_that_slows_down_is_a_warning_for_the_others() -> None:
 
 def test_the_uncertainty_follows_the_errors() -> None:
     online = OnlineCost(synthetic(200, seed=0))
-    chance, shape = random.Random(1), Shape.of([], [300] * 8)
+    chance, shape = random.Random(1), Shape.build([], [300] * 8)
     for _ in range(600):
         online.learn(shape, TRUE.seconds(shape) * (1 + 0.2 * chance.uniform(-1, 1)))
     known = online.model.uncertainty[Kind.DECODE]
@@ -275,7 +277,7 @@ def test_the_uncertainty_follows_the_errors() -> None:
 
 def test_how_far_the_longest_steps_go_is_measured() -> None:
     """There are a few stalls, of which the usual error of steps says nothing."""
-    online, shape, chance = OnlineCost(synthetic(200, seed=0)), Shape.of([(64, 0)], [300] * 8), random.Random(2)
+    online, shape, chance = OnlineCost(synthetic(200, seed=0)), Shape.build([(64, 0)], [300] * 8), random.Random(2)
     steps_s = TRUE.seconds(shape)
     for number in range(1000):
         online.learn(
@@ -291,7 +293,7 @@ def test_how_far_the_longest_steps_go_is_measured() -> None:
 
 def test_short_steps_do_not_say_how_far_long_ones_go() -> None:
     online = OnlineCost(synthetic(200, seed=0))
-    short, long = Shape.of([(8, 0)], [50]), Shape.of([(256, 0)], [300] * 8)
+    short, long = Shape.build([(8, 0)], [50]), Shape.build([(256, 0)], [300] * 8)
     for number in range(2000):
         online.learn(long, TRUE.seconds(long))
         online.learn(short, TRUE.seconds(short) * (2.0 if not number % 50 else 1.0))
@@ -299,7 +301,7 @@ def test_short_steps_do_not_say_how_far_long_ones_go() -> None:
 
 
 def test_before_enough_steps_the_profile_says_how_far_they_go() -> None:
-    online, shape = OnlineCost(synthetic(200, seed=0, noise=0.1)), Shape.of([(64, 0)], [300] * 8)
+    online, shape = OnlineCost(synthetic(200, seed=0, noise=0.1)), Shape.build([(64, 0)], [300] * 8)
     online.learn(shape, TRUE.seconds(shape))
     known = online.model.uncertainty[Kind.MIXED]
     assert known.tail is None
@@ -312,7 +314,7 @@ def test_learning_starts_without_a_profile_too() -> None:
         online.learn(point.shape, point.seconds)
     assert median(errors(online.model, synthetic(100, seed=4))) < 0.25
     online.learn(Shape(), 1.0)  # an empty step teaches nothing
-    online.learn(Shape.of([], [5]), 0.0)
+    online.learn(Shape.build([], [5]), 0.0)
 
 
 # --- Recorded steps of the CPU engine
@@ -356,7 +358,7 @@ def test_composed_gpu_steps_that_were_held_out(name: str) -> None:
     def points(chunks: list[int], cached: list[int], counts: list[int], prefixes: list[int]) -> list[Point]:
         parts = [([(chunk, before)], [0] * 0) for chunk in chunks for before in cached]
         parts += [([], [prefix] * count) for count in counts for prefix in prefixes]
-        return [Point(Shape.of(*part), truth.seconds_of(*part)) for part in parts]
+        return [Point(Shape.build(*part), truth.seconds_of(*part)) for part in parts]
 
     model = fit(points([16, 64, 256, 1024], [0, 64, 1024, 4096], [1, 4, 16, 64, 256], [16, 256, 1024, 4096]))
     new = points([24, 100, 400, 700, 2048], [0, 300, 2000, 9000], [2, 10, 30, 100], [100, 700, 2000, 9000])

@@ -25,7 +25,7 @@ from alignedserve.protocol.messages import (
     Progress,
     Pull,
 )
-from alignedserve.scheduling.policy import Choice, Grouping, Order, Packing, Policy
+from alignedserve.scheduling.policy import Grouping, Order, Packing, Policy, PromptChoice
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
@@ -117,7 +117,7 @@ class TestOrder:
         assert worker.joined == [11, 14, 13, 12]
 
     def test_as_they_came_where_who_comes_first_is_served_first(self) -> None:
-        worker = Worker(Policy(order=Order.FCFS, selection=Choice.IN_ORDER, packing=Packing.FCFS))
+        worker = Worker(Policy(order=Order.FCFS, selection=PromptChoice.IN_ORDER, packing=Packing.FCFS))
         long = replace(D2, request=replace(D2.request, max_tokens=400, estimate=Estimate(200, 400)))
         worker.gets(D1)
         worker.gets(long, is_dynamic=True)

@@ -28,7 +28,7 @@ from alignedserve.protocol.messages import (
     Pull,
     Release,
 )
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Choice, Layout, Order, Packing, Policy, Room
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Layout, Order, Packing, Policy, PromptChoice, Room
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, next_attempt, request, said
 
@@ -258,7 +258,7 @@ class TestWhoCannotWait:
         assert core.counts.preemptions == leaves
 
     def test_waits_where_nobody_goes_by_promises(self) -> None:
-        core = self.busy(Policy(order=Order.FCFS, selection=Choice.IN_ORDER, packing=Packing.FCFS))
+        core = self.busy(Policy(order=Order.FCFS, selection=PromptChoice.IN_ORDER, packing=Packing.FCFS))
         offered(core, IN_A, is_pinned=True)
         self.stepped(core, 1)
         assert core.counts.preemptions == 0

@@ -10,12 +10,12 @@ from alignedserve.decode_worker.memory.hidden import HiddenMemory
 from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.decode_worker.memory.shared import SharedMemory
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.scheduling.policy import Cache, Choice, Chunking, Layout, Order, Packing, Policy, Room
+from alignedserve.scheduling.policy import Cache, Chunking, Layout, Order, Packing, Policy, PromptChoice, Room
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS
 
 GROWING = Policy(room=Room.GROWING)
-PLAIN = Policy(Order.FCFS, Chunking.NONE, Choice.IN_ORDER, Room.GROWING, packing=Packing.KNAPSACK)
+PLAIN = Policy(Order.FCFS, Chunking.NONE, PromptChoice.IN_ORDER, Room.GROWING, packing=Packing.KNAPSACK)
 
 
 @pytest.mark.parametrize(

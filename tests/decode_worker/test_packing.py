@@ -23,7 +23,7 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, RunStep
 from alignedserve.protocol.events import Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill
-from alignedserve.scheduling.policy import Choice, Chunking, Order, Packing, Policy, Room
+from alignedserve.scheduling.policy import Chunking, Order, Packing, Policy, PromptChoice, Room
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.setup import WorkerSetup
@@ -34,7 +34,7 @@ from tests.samples import request
 from tests.worker.step.test_selection import NOW, TIMES, chat, document, moment, ran, select
 
 RT, BE = ServiceClass.RT, ServiceClass.BE
-PLAIN = Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.GROWING, packing=Packing.FCFS, reuse=False)
+PLAIN = Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, Room.GROWING, packing=Packing.FCFS, reuse=False)
 ROUND = replace(PLAIN, packing=Packing.ROUND_ROBIN)
 MLFQ = replace(PLAIN, packing=Packing.MLFQ)
 KNAPSACK = replace(PLAIN, packing=Packing.KNAPSACK, chunking=Chunking.NONE)

@@ -49,7 +49,7 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.protocol.page_names import chained_hashes
-from alignedserve.scheduling.policy import Cache, Choice, Chunking, Layout, Order, Packing, Policy, Room
+from alignedserve.scheduling.policy import Cache, Chunking, Layout, Order, Packing, Policy, PromptChoice, Room
 from alignedserve.simulator.machines.engine import CheckedHands, Costs, Story, TaggedArena, story_from
 from alignedserve.worker.setup import WorkerSetup
 from tests.conftest import SOAK
@@ -59,7 +59,7 @@ LIMITS = WorkerLimits(num_pairs=7, block_size=4, page_size=8, max_step_tokens=12
 MOST_PROMPT, MOST_OUTPUT = 12, 14  # in tokens: a prompt and an output together are less than the device holds
 PAGES = 40
 DECODE, PREFILL = member("decode-0"), member("prefill-0")
-TURNS = Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, packing=Packing.ROUND_ROBIN)
+TURNS = Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, packing=Packing.ROUND_ROBIN)
 POLICIES = {
     "default": Policy(),
     "bidirectional": Policy(blocks=Layout.BIDIRECTIONAL),

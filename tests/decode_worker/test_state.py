@@ -41,7 +41,7 @@ from alignedserve.protocol.messages import (
     Resend,
     Tokens,
 )
-from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
 from alignedserve.worker.parts.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import (
@@ -249,7 +249,7 @@ class TestCancel:
 
     def test_a_token_of_the_attempt_before_is_not_the_next_ones(self) -> None:
         """The next attempt may be seated while the last step of the earlier attempt still runs."""
-        worker = DecodeCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.WHOLE)))
+        worker = DecodeCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, Room.WHOLE)))
         worker.handle(said(ROUTER, Prefill(A)), 0.0)
         worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
         worker.handle(said(ROUTER, Prefill(next_attempt(A))), 0.0)
@@ -375,7 +375,9 @@ class TestGrowingRoom:
     TIGHT = replace(LIMITS, num_pairs=4)
 
     def worker(self) -> DecodeCore:
-        return DecodeCore(WorkerSetup(self.TIGHT, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.GROWING)))
+        return DecodeCore(
+            WorkerSetup(self.TIGHT, Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, Room.GROWING))
+        )
 
     def run(self, worker: DecodeCore, prompts: Sequence[Request]) -> dict[str, list[int]]:
         """Run all prompts to their ends, on an engine that always samples token 7."""
@@ -426,7 +428,7 @@ class TestGrowingRoom:
 
 
 def test_whole_prompts_run_alone_and_first() -> None:
-    worker = DecodeCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.NONE, Choice.IN_ORDER, Room.WHOLE)))
+    worker = DecodeCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.NONE, PromptChoice.IN_ORDER, Room.WHOLE)))
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(request("b", prompt=6))), 0.0)
     [second] = [c.plan for c in stepped(worker, 1, ("a", 7)) if isinstance(c, RunStep)]

@@ -19,7 +19,7 @@ from alignedserve.engine.copying import aside
 from alignedserve.engine.copying.aside import AsideCopies
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.device.devices import Mark
-from alignedserve.engine.device.pace import Pace
+from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.hands import EngineHands
 from alignedserve.kernels.common.threads import compute_alone, openmp_libraries
@@ -52,7 +52,7 @@ def arena_of(engine: Engine, path: Path) -> Iterator[Callable[[int], Arena]]:
 
 
 class Bench:
-    def __init__(self, engine: Engine, path: Path, pace: Pace | None = None) -> None:
+    def __init__(self, engine: Engine, path: Path, pace: CopyPace | None = None) -> None:
         self.hands = EngineHands(engine, path, PAGE_SIZE, verify=True, pace=pace)
         self._posted: queue.Queue[Event | Exception] = queue.Queue()
 
@@ -95,7 +95,7 @@ def test_there_and_back(engine: Engine, path: Path, arena_of: Callable[[int], Ar
 
 def test_one_that_fails_is_told_of_before_it_is_answered(engine: Engine, arena_of: Callable[[int], Arena]) -> None:
     """The failure is told first, so that no plan uses a device that is lost."""
-    copies, told = AsideCopies(PAGE_SIZE, Pace(), failed=lambda: told.append("failed")), list[object]()
+    copies, told = AsideCopies(PAGE_SIZE, CopyPace(), failed=lambda: told.append("failed")), list[object]()
     arena = arena_of(1)
     copies.attach(PageCopier(engine.cache, arena, PAGE_SIZE, verify=True), "pool-0.1")
     answered = threading.Event()
@@ -130,7 +130,7 @@ def test_a_copy_goes_behind_what_was_ordered_before_it(
     pages_out = PageCopier.pages_out
     monkeypatch.setattr(aside, "Mark", Noted)
     monkeypatch.setattr(PageCopier, "pages_out", gather)
-    copies = AsideCopies(PAGE_SIZE, Pace())
+    copies = AsideCopies(PAGE_SIZE, CopyPace())
     copies.attach(PageCopier(engine.cache, arena_of(1), PAGE_SIZE, verify=True), "pool-0.1")
     copies.add(out(1), lambda _: answered.set())
     assert answered.wait(DEADLINE_S)
@@ -148,7 +148,7 @@ def test_all_copies_have_one_stream(
         return nullcontext()
 
     monkeypatch.setattr(aside, "beside_steps", beside_steps)
-    copies = AsideCopies(PAGE_SIZE, Pace())
+    copies = AsideCopies(PAGE_SIZE, CopyPace())
     copies.attach(PageCopier(engine.cache, arena_of(1), PAGE_SIZE, verify=True), "pool-0.1")
     for number in (1, 2):
         copies.add(out(number), answers.put)
@@ -173,7 +173,7 @@ def test_without_its_pool_a_copy_comes_to_nothing(engine: Engine, path: Path, ar
 
 def test_a_pool_that_goes_in_mid_copy_is_let_go(engine: Engine, path: Path, arena_of: Callable[[int], Arena]) -> None:
     """During a step the copy has to wait until time for its turn is saved. By then the pool has gone."""
-    pace = Pace(share=1e-9)
+    pace = CopyPace(share=1e-9)
     bench = Bench(engine, path, pace)
     arena = arena_of(1)
     bench.hands.meet(POOL_MEMBER)

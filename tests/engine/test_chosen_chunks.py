@@ -18,7 +18,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
-from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
 from alignedserve.worker.setup import WorkerSetup
 from tests.engine.driver import prompt_of
 from tests.reference import Tally, compare
@@ -27,14 +27,14 @@ from tests.samples import request, said
 POLICIES = [
     Policy(),
     Policy(room=Room.CHUNKS),
-    Policy(selection=Choice.IN_ORDER, room=Room.CHUNKS),
+    Policy(selection=PromptChoice.IN_ORDER, room=Room.CHUNKS),
     Policy(chunking=Chunking.FIXED),
     Policy(chunking=Chunking.NONE),
-    Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, Room.CHUNKS),
+    Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, Room.CHUNKS),
     Policy(room=Room.CHUNKS, as_in_paper=True),
 ]
 SHAPES = [
-    Shape.of([(1 << bits, 0)] * chunks, [50] * decodes)
+    Shape.build([(1 << bits, 0)] * chunks, [50] * decodes)
     for bits in range(7)
     for chunks in (0, 1)
     for decodes in (0, 1, 3)

@@ -23,7 +23,7 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.hands import EngineHands
 from alignedserve.kvpool.arena.arena import Arena, Contents
-from alignedserve.kvpool.arena.extents import Kind
+from alignedserve.kvpool.arena.extents import PageKind
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
@@ -180,7 +180,7 @@ def another_has_it_by_now(arena: Arena, page: int) -> None:
     arena.begin_write(page)
     with arena.payload(page) as payload:
         payload[:] = bytes(len(payload))
-    arena.end_write(page, Contents(Kind.KV, PAGE_SIZE, 12345), checksum=1)
+    arena.end_write(page, Contents(PageKind.KV, PAGE_SIZE, 12345), checksum=1)
 
 
 def killed_writer(arena: Arena, page: int) -> None:

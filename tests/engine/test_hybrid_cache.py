@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from alignedserve.cost.fit import OnlineCost
-from alignedserve.scheduling.policy import Cache, Choice, Chunking, Entries, Order, Packing, Policy, Room
+from alignedserve.scheduling.policy import Cache, Chunking, Entries, Order, Packing, Policy, PromptChoice, Room
 from tests.engine.deployment import asked, deployed
 from tests.reference import Tally, compare
 
 GROWING = Policy(room=Room.GROWING, cache=Cache.HYBRID)
 WHOLE = Policy(room=Room.WHOLE, cache=Cache.HYBRID)
 KNAPSACK = Policy(
-    Order.FCFS, Chunking.NONE, Choice.IN_ORDER, Room.GROWING, packing=Packing.KNAPSACK, cache=Cache.HYBRID
+    Order.FCFS, Chunking.NONE, PromptChoice.IN_ORDER, Room.GROWING, packing=Packing.KNAPSACK, cache=Cache.HYBRID
 )
 FROM_POOL = Policy(room=Room.GROWING, cache=Cache.HYBRID, entries=Entries.HIDDEN)
 HIDDEN_TOKEN_S = 1e-5

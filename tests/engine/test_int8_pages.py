@@ -21,7 +21,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kvpool.arena.arena import Arena, Contents
-from alignedserve.kvpool.arena.extents import Extents, Kind, PageBytes
+from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from alignedserve.protocol.page_names import chained_hashes
 
@@ -170,7 +170,7 @@ def through_int8(plain: Engine, lossy: Engine, arena: Arena, prompt: tuple[int, 
     full = len(prompt) // PAGE
     assert full >= 1
     out.copy_out(pairs, pages, prompt)
-    into = list(arena.extents.pages(arena.extents.count - 1, Kind.KV_INT8))[:full]
+    into = list(arena.extents.pages(arena.extents.count - 1, PageKind.KV_INT8))[:full]
     assert all(out.compress(page, new) for page, new in zip(pages, into, strict=False))
     assert back.copy_in(into + pages[full:], pairs, prompt)
 
@@ -204,7 +204,7 @@ def test_a_page_that_changed_or_is_not_full_is_not_compressed() -> None:
     with arena_of(engine) as arena:
         copier = PageCopier(engine.cache, arena, PAGE, verify=True)
         copier.copy_out(range(7), (0, 1), tokens)
-        into = arena.extents.pages(2, Kind.KV_INT8)[0]
+        into = arena.extents.pages(2, PageKind.KV_INT8)[0]
         assert not copier.compress(1, into), "36 tokens"
         assert not copier.compress(5, into), "never written"
         assert not copier.compress(into, into + 1), "no page of KV"
@@ -225,7 +225,7 @@ def test_a_page_with_numbers_that_are_not_finite_stays_as_it_is() -> None:
     with arena_of(engine) as arena:
         copier = PageCopier(engine.cache, arena, PAGE, verify=False)
         copier.copy_out(range(4), (0,), tokens)
-        into = arena.extents.pages(1, Kind.KV_INT8)[0]
+        into = arena.extents.pages(1, PageKind.KV_INT8)[0]
         assert not copier.compress(0, into)
         assert not copier.copy_in((into,), range(4), tokens)
         assert copier.copy_in((0,), range(4), tokens)
@@ -237,11 +237,11 @@ def test_what_lay_in_an_extent_before_it_changed_its_kind_is_no_longer_read() ->
     with TemporaryDirectory() as directory:
         arena = Arena.create(Path(directory, "a"), pages=extents, payload_bytes=sizes, page_size=4, incarnation=1)
         (token_hash,) = chained_hashes((1, 2, 3, 4), 4)
-        old, new = Contents(Kind.KV, 4, token_hash), Contents(Kind.KV_INT8, 4, token_hash)
+        old, new = Contents(PageKind.KV, 4, token_hash), Contents(PageKind.KV_INT8, 4, token_hash)
         for page in (0, 1, 2):
             arena.begin_write(page)
             arena.end_write(page, old)
-        first = extents.pages(0, Kind.KV_INT8)[0]
+        first = extents.pages(0, PageKind.KV_INT8)[0]
         arena.begin_write(first)
         assert not any(arena.read(page, old, lambda _: None) for page in (0, 1))
         assert arena.read(2, old, lambda _: None), "in another extent"

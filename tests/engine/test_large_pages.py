@@ -6,17 +6,17 @@ import pytest
 import torch
 
 from alignedserve.engine.device import large_pages
-from alignedserve.engine.device.large_pages import Kept
+from alignedserve.engine.device.large_pages import KeptMemory
 
 
 @pytest.fixture
-def kept(monkeypatch: pytest.MonkeyPatch) -> Kept:
+def kept(monkeypatch: pytest.MonkeyPatch) -> KeptMemory:
     monkeypatch.setattr(large_pages, "_LARGEST_KEPT", 1 << 12)
     monkeypatch.setattr(large_pages, "_KEPT", 1 << 16)
-    return Kept()
+    return KeptMemory()
 
 
-def test_the_next_is_of_the_same_memory_once_nobody_holds_the_last(kept: Kept) -> None:
+def test_the_next_is_of_the_same_memory_once_nobody_holds_the_last(kept: KeptMemory) -> None:
     first = kept.empty((4, 1024), torch.float32)
     at = first.data_ptr()
     view = first[1:]
@@ -29,18 +29,18 @@ def test_the_next_is_of_the_same_memory_once_nobody_holds_the_last(kept: Kept) -
     assert kept.empty((2, 1024), torch.float32).data_ptr() == at, "a smaller one fits too"
 
 
-def test_what_is_held_keeps_its_numbers(kept: Kept) -> None:
+def test_what_is_held_keeps_its_numbers(kept: KeptMemory) -> None:
     held = [kept.empty((1024, 2), torch.float32).fill_(number) for number in range(3)]
     assert [one.unique().tolist() for one in held] == [[0], [1], [2]]
 
 
-def test_a_larger_one_has_memory_of_its_own(kept: Kept) -> None:
+def test_a_larger_one_has_memory_of_its_own(kept: KeptMemory) -> None:
     kept.empty((1024,), torch.float32).zero_()
     assert kept.empty((4096,), torch.float32).fill_(1).sum() == 4096
 
 
 @pytest.mark.parametrize("count", [8, 1 << 20])
-def test_the_small_and_the_very_large_are_not_kept(kept: Kept, count: int) -> None:
+def test_the_small_and_the_very_large_are_not_kept(kept: KeptMemory, count: int) -> None:
     kept.empty((count,), torch.float32).zero_()
     assert kept._memory is None
 

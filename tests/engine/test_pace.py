@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from alignedserve.engine.device.pace import Pace, SecondsOfThreads
+from alignedserve.engine.device.pace import CopyPace, SecondsOfThreads
 
 DEADLINE_S = 60.0
 
@@ -14,7 +14,7 @@ DEADLINE_S = 60.0
 class Turns:
     """A thread that takes turns: the test sees each turn begin, and lets it end."""
 
-    def __init__(self, pace: Pace, most: int = 1000) -> None:
+    def __init__(self, pace: CopyPace, most: int = 1000) -> None:
         self._pace, self._most = pace, most
         self.begun, self._ended = threading.Semaphore(0), threading.Semaphore(0)
         self.count = 0
@@ -35,7 +35,7 @@ class Turns:
 
 
 def test_while_no_step_runs_turns_follow_and_meet_each_other() -> None:
-    pace = Pace(share=1e-9)
+    pace = CopyPace(share=1e-9)
     first, second = Turns(pace), Turns(pace)
     for turns in (first, second):
         turns.await_begun()
@@ -46,7 +46,7 @@ def test_while_no_step_runs_turns_follow_and_meet_each_other() -> None:
 
 
 def test_in_a_step_the_next_turn_waits_for_its_share_of_time_or_for_the_end_of_the_step() -> None:
-    pace = Pace(share=1e-9)
+    pace = CopyPace(share=1e-9)
     with pace.step():
         turns = Turns(pace)
         turns.await_begun()
@@ -59,7 +59,7 @@ def test_in_a_step_the_next_turn_waits_for_its_share_of_time_or_for_the_end_of_t
 
 
 def test_after_a_rest_time_for_a_turn_is_saved_first() -> None:
-    pace, helped = Pace(share=1e-9), [0.0]
+    pace, helped = CopyPace(share=1e-9), [0.0]
     pace.count(lambda: helped[0])
     with pace.turn():
         helped[0] += 1.0  # seconds that one copy takes
@@ -70,7 +70,7 @@ def test_after_a_rest_time_for_a_turn_is_saved_first() -> None:
 
 
 def test_in_a_step_there_is_one_turn_at_a_time() -> None:
-    pace = Pace(share=1.0)
+    pace = CopyPace(share=1.0)
     with pace.step():
         first = Turns(pace, most=1)
         first.await_begun()
@@ -82,7 +82,7 @@ def test_in_a_step_there_is_one_turn_at_a_time() -> None:
 
 
 def test_what_others_compute_for_a_copy_counts() -> None:
-    pace, helped = Pace(share=0.5), [0.0]
+    pace, helped = CopyPace(share=0.5), [0.0]
     pace.count(lambda: helped[0])
     with pace.step():
         with pace.turn():
@@ -95,7 +95,7 @@ def test_what_others_compute_for_a_copy_counts() -> None:
 def test_what_a_thread_computes_between_two_turns_counts() -> None:
     """Copies may take half of the time, so the thread computes as much for other requests before the next turn
     begins."""
-    pace = Pace(share=0.5)
+    pace = CopyPace(share=0.5)
     with pace.step():
         with pace.turn():
             pass

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from alignedserve.scheduling.policy import Choice, Chunking, Layout, Order, Policy, Room
+from alignedserve.scheduling.policy import Chunking, Layout, Order, Policy, PromptChoice, Room
 from tests.engine.deployment import Deployment, asked, deployed
 from tests.reference import Tally, compare
 
 SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL)
 LITTLE_KEPT = replace(SHARED, checkpoints=0.2)
-FCFS = replace(SHARED, order=Order.FCFS, chunking=Chunking.FIXED, selection=Choice.IN_ORDER)
+FCFS = replace(SHARED, order=Order.FCFS, chunking=Chunking.FIXED, selection=PromptChoice.IN_ORDER)
 
 
 @pytest.fixture

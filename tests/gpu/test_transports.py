@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from alignedserve.core import CacheKind, Role
-from alignedserve.engine.device.pace import Pace
+from alignedserve.engine.device.pace import CopyPace
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.events import KvReceived, KvSent
 from alignedserve.protocol.messages import Member
@@ -34,7 +34,7 @@ def worker(name: str, gpu: int, by_ipc: bool) -> tuple[Direct, torch.Tensor]:
     cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(len(name))))
     maps = CudaMaps(device) if by_ipc else None
     blocks = DeviceBlocks(cache, HIDDEN_SIZE)
-    return Direct(f"{name}.1", "127.0.0.1", blocks, Pace(share=1.0), verify=True, timeout_s=60, maps=maps), cache
+    return Direct(f"{name}.1", "127.0.0.1", blocks, CopyPace(share=1.0), verify=True, timeout_s=60, maps=maps), cache
 
 
 def member(name: str, transport: Direct) -> Member:

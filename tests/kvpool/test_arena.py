@@ -16,11 +16,11 @@ import pytest
 
 from alignedserve.errors import ArenaError, ArenaTooSmall, LeaseError
 from alignedserve.kvpool.arena.arena import Arena, Contents
-from alignedserve.kvpool.arena.extents import Kind
+from alignedserve.kvpool.arena.extents import PageKind
 from alignedserve.kvpool.arena.shared_files import HolderLock, check_space, is_held, remove_stale
 
 NAME = "alignedserve-test-node0"
-CONTENTS = Contents(Kind.KV, length=5, token_hash=2**64 - 3)
+CONTENTS = Contents(PageKind.KV, length=5, token_hash=2**64 - 3)
 TEXT = b"KV of five tokens"
 
 ATTACH = "from alignedserve.kvpool.arena.arena import Arena; arena = Arena.attach(path / name)"
@@ -138,7 +138,7 @@ def test_an_end_without_a_beginning_is_refused(arena: Arena) -> None:
 
 def test_a_page_never_written_is_not_read(arena: Arena) -> None:
     assert not reads(arena)
-    assert not reads(arena, contents=Contents(Kind.KV, 0, 0))
+    assert not reads(arena, contents=Contents(PageKind.KV, 0, 0))
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_another_kind_is_not_read(arena: Arena) -> None:
     write(arena)
     poke(arena, page=1, word=2, value=2)
     assert not reads(arena)
-    poke(arena, page=1, word=2, value=Kind.KV)
+    poke(arena, page=1, word=2, value=PageKind.KV)
     assert reads(arena)
 
 

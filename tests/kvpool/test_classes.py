@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from alignedserve.core import ServiceClass, Usage
 from alignedserve.errors import LeaseError
-from alignedserve.kvpool.arena.extents import Extents, Kind
+from alignedserve.kvpool.arena.extents import Extents, PageKind
 from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, Send
@@ -39,7 +39,7 @@ class _AnyClasses(RuleBasedStateMachine):
 
     @property
     def best_effort(self) -> set[int]:
-        held = {page for name, service in self.entries.items() if service is BE for page in self.pages.of(name)}
+        held = {page for name, service in self.entries.items() if service is BE for page in self.pages.pages_of(name)}
         return held | {page for page, service in self.leased.items() if service is BE}
 
     @rule(service=CLASSES, count=st.integers(0, NUM_PAGES), more=st.integers(0, NUM_PAGES))
@@ -99,8 +99,8 @@ class _AnyClasses(RuleBasedStateMachine):
     def best_effort_has_nothing_of_the_reserve(self) -> None:
         """An extent of int8 pages with a best-effort page is unavailable to requests that need KV pages."""
         places = {self.extents.place(page) for page in self.best_effort}
-        alone = sum(kind is Kind.KV for _, _, kind in places)
-        extents = {extent for extent, _, kind in places if kind is Kind.KV_INT8}
+        alone = sum(kind is PageKind.KV for _, _, kind in places)
+        extents = {extent for extent, _, kind in places if kind is PageKind.KV_INT8}
         assert self.pages.best_effort == alone + self.extents.kv * len(extents) <= NUM_PAGES - NUM_RESERVED
 
     @invariant()
@@ -129,7 +129,7 @@ class Classes(_AnyClasses):
     def each_page_is_one_thing(self) -> None:
         held = {service: set[int]() for service in (RT, BE)}
         for name, service in self.entries.items():
-            held[service] |= set(self.pages.of(name))
+            held[service] |= set(self.pages.pages_of(name))
         idle, leased, free = self.pages.num_idle, len(self.leased), self.pages.num_free - self.pages.num_idle
         both = len(held[RT] & held[BE])
         assert self.pages.usage == Usage(len(held[RT]) - both, len(held[BE]) - both, both, idle, leased, free)
@@ -176,7 +176,7 @@ class ClassesOfKinds(_AnyClasses):
     @rule(data=st.data(), most=st.integers(1, 4))
     def compress(self, data: st.DataObject, most: int) -> None:
         name = data.draw(st.sampled_from(sorted(self.entries)))
-        pages = [page for page in self.pages.of(name) if self.pages.can_compress(page)][:most]
+        pages = [page for page in self.pages.pages_of(name) if self.pages.can_compress(page)][:most]
         free, room, begun = self.pages.num_free, self.pages.room_to_compress(), self.pages.room_to_compress(begun=True)
         into = self.pages.compress("worker/compressing", pages)
         assert (into is None) == (len(pages) > room)
@@ -224,14 +224,14 @@ class TestBeginningAnExtentOfInt8:
         assert pages.compress("one", full) is not None
         for page in full:
             pages.compressed("one", page, take=True)
-        assert pages.of("b") < pages.of("a")
+        assert pages.pages_of("b") < pages.pages_of("a")
         pages.free_entry("b")
         chat = pages.lease("worker", 15) or ()
         pages.adopt("worker", chat, "chat")
         assert (pages.num_free, pages.room_to_compress()) == (5, 0)
         pages.shorten("a", 6)
         (new,) = pages.compress("one", chat[:1]) or ()
-        assert extents.place(new)[0] == extents.place(pages.of("a")[0])[0]
+        assert extents.place(new)[0] == extents.place(pages.pages_of("a")[0])[0]
         assert pages.num_free == 5
 
     def test_does_not_come_before_idle_pages_where_the_reserve_would_suffer(self) -> None:
@@ -381,6 +381,6 @@ class TestIdleInt8Pages:
         pages.lease("worker", 7)
         pages.adopt("worker", pages.lease("worker", 2, BE) or (), "flex", self.NAMES[:2], BE)
         assert pages.num_free == 7
-        assert {pages.extents.kind_of(page) for page in pages.of("flex")} == {Kind.KV}
-        assert pages.hold("chat", self.NAMES[:2]) == pages.of("flex"), "they have the names now"
+        assert {pages.extents.kind_of(page) for page in pages.pages_of("flex")} == {PageKind.KV}
+        assert pages.hold("chat", self.NAMES[:2]) == pages.pages_of("flex"), "they have the names now"
         assert sorted(pages.numbers) == sorted(pages.all_numbers)

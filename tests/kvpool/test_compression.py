@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from alignedserve.kvpool.arena.extents import Extents, Kind
+from alignedserve.kvpool.arena.extents import Extents, PageKind
 from alignedserve.kvpool.compression import AT_ONCE
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, Send
@@ -59,18 +59,18 @@ def takes(pool: PoolCore) -> Batch:
     return batch
 
 
-def kinds(pool: PoolCore, name: str) -> list[Kind]:
-    return [EXTENTS.kind_of(page) for page in pool.pages.of(name)]
+def kinds(pool: PoolCore, name: str) -> list[PageKind]:
+    return [EXTENTS.kind_of(page) for page in pool.pages.pages_of(name)]
 
 
 def test_full_pages_of_who_waits_are_compressed_and_the_last_one_stays() -> None:
     pool = pool_of()
     order = orders(stores(pool, "a", 3))["prefill-0"]
-    assert order.pages == pool.pages.of("a")[:2]
-    assert kinds(pool, "a") == [Kind.KV] * 3
+    assert order.pages == pool.pages.pages_of("a")[:2]
+    assert kinds(pool, "a") == [PageKind.KV] * 3
     answers(pool, order, True, True)
-    assert kinds(pool, "a") == [Kind.KV_INT8, Kind.KV_INT8, Kind.KV]
-    assert takes(pool).entries[0].pages == pool.pages.of("a"), "who runs it hears of its pages as they are"
+    assert kinds(pool, "a") == [PageKind.KV_INT8, PageKind.KV_INT8, PageKind.KV]
+    assert takes(pool).entries[0].pages == pool.pages.pages_of("a"), "who runs it hears of its pages as they are"
     assert (pool.num_compressed, pool.num_incompressible, pool.num_lent_pages) == (2, 0, 0)
     pool.handle(said("decode-0", Release("a", 0)), 2.0)
     assert not any(pool.held.values())
@@ -87,7 +87,7 @@ def test_under_pressure_who_has_longest_to_wait_comes_first() -> None:
     for number in range(3):
         assert not orders(stores(pool, f"r{number}", 4, now=0.1 * number))
     order = orders(stores(pool, "r3", 1, now=0.4))["prefill-0"]
-    assert order.pages == pool.pages.of("r2")[:3], "as many as find room where an extent is empty"
+    assert order.pages == pool.pages.pages_of("r2")[:3], "as many as find room where an extent is empty"
     assert not orders(answers(pool, order, True, True, True)), "a quarter is free again"
 
 
@@ -113,7 +113,7 @@ def test_an_order_is_no_larger_than_a_worker_does_between_two_steps() -> None:
     order = orders(stores(pool, "a", 20))["prefill-0"]
     assert len(order.pages) == AT_ONCE
     following = orders(answers(pool, order, *[True] * AT_ONCE))["prefill-0"]
-    assert following.pages == pool.pages.of("a")[AT_ONCE : 2 * AT_ONCE]
+    assert following.pages == pool.pages.pages_of("a")[AT_ONCE : 2 * AT_ONCE]
     assert following.number > order.number
 
 
@@ -130,7 +130,7 @@ def test_what_left_meanwhile_keeps_the_pages_that_it_was_told_of() -> None:
     order = orders(stores(pool, "a", 2))["prefill-0"]
     pages = takes(pool).entries[0].pages
     answers(pool, order, True)
-    assert pool.pages.of("a") == pages
+    assert pool.pages.pages_of("a") == pages
     assert (pool.num_lent_pages, pool.num_compressed) == (0, 0)
 
 
@@ -142,7 +142,7 @@ def test_a_shared_page_is_compressed_only_while_none_of_its_holders_runs() -> No
     order = orders(pool.handle(MemberJoined(PREFILL), 0.6))
     assert not order, "a prompt that runs begins with them"
     order = orders(pool.handle(said("prefill-1", Release("b", 0)), 0.7))
-    assert order["prefill-0"].pages == pool.pages.of("a")
+    assert order["prefill-0"].pages == pool.pages.pages_of("a")
 
 
 def test_who_was_passed_over_is_looked_at_again_at_most_once_a_second() -> None:
@@ -155,7 +155,7 @@ def test_who_was_passed_over_is_looked_at_again_at_most_once_a_second() -> None:
     assert not orders(pool.handle(TimerFired("refresh"), 5.0)), "b has its pages still"
     assert not orders(pool.handle(said("prefill-1", Release("b", 1)), 5.5))
     order = orders(pool.handle(TimerFired("refresh"), 6.0))["prefill-0"]
-    assert order.pages == pool.pages.of("a")
+    assert order.pages == pool.pages.pages_of("a")
 
 
 def test_pages_of_an_order_that_were_not_taken_are_ordered_again() -> None:
@@ -164,7 +164,7 @@ def test_pages_of_an_order_that_were_not_taken_are_ordered_again() -> None:
     order = orders(stores(pool, "a", 2, names=(11, 12)))["prefill-0"]
     pool.handle(said("prefill-1", AskPrefix("b", 0, (11, 12, 13))), 0.5)
     assert not orders(answers(pool, order, True, True))
-    assert kinds(pool, "a") == [Kind.KV, Kind.KV]
+    assert kinds(pool, "a") == [PageKind.KV, PageKind.KV]
     again = orders(pool.handle(said("prefill-1", Release("b", 0)), 2.0))["prefill-0"]
     assert (again.pages, again.number) == (order.pages, order.number + 1)
 
@@ -191,7 +191,7 @@ def test_what_cannot_be_int8_is_counted_and_not_asked_for_again() -> None:
     pool = pool_of()
     order = orders(stores(pool, "a", 3))["prefill-0"]
     assert not orders(answers(pool, order, True, False))
-    assert kinds(pool, "a") == [Kind.KV_INT8, Kind.KV, Kind.KV]
+    assert kinds(pool, "a") == [PageKind.KV_INT8, PageKind.KV, PageKind.KV]
     assert pool.num_incompressible == 1
     assert not orders(stores(pool, "b", 1, now=0.5))
 
@@ -230,9 +230,9 @@ def test_a_lost_worker_may_still_write_until_its_lock_is_free() -> None:
     assert not orders(pool.handle(TimerFired("refresh"), 10.0)), "another life must not write there"
     later = said("prefill-0", Compressed(order.number, (True, True)), incarnation=2)
     pool.handle(later, 10.5)
-    assert kinds(pool, "a") == [Kind.KV] * 3
+    assert kinds(pool, "a") == [PageKind.KV] * 3
     again = orders(pool.handle(HolderGone(PREFILL.holder), 11.0))
-    assert kinds(pool, "a") == [Kind.KV] * 3
+    assert kinds(pool, "a") == [PageKind.KV] * 3
     assert pool.num_lent_pages == sum(len(one.into) for one in again.values())
 
 
@@ -243,7 +243,7 @@ def test_one_that_was_only_taken_for_dead_goes_on() -> None:
     pool.handle(MemberJoined(PREFILL), 2.0)
     assert orders(pool.handle(TimerFired("refresh"), 5.0)) == {"prefill-0": order}
     answers(pool, order, True, True)
-    assert kinds(pool, "a") == [Kind.KV_INT8, Kind.KV_INT8, Kind.KV]
+    assert kinds(pool, "a") == [PageKind.KV_INT8, PageKind.KV_INT8, PageKind.KV]
 
 
 def test_what_ends_meanwhile_is_free_when_the_worker_has_answered() -> None:

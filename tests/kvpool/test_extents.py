@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from alignedserve.errors import LeaseError
-from alignedserve.kvpool.arena.extents import Extents, Kind, PageBytes
+from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.kvpool.pages import Pages
 
 EXTENTS = Extents(5, kv=2, kv_int8=3)
@@ -36,8 +36,8 @@ def test_no_extent_holds_more_than_its_room(kv: int, int8: int, hidden: int, pag
     extents = sizes.divide(pages)
     for kind in extents.kinds:
         assert extents.per_extent(kind) * sizes.stride(kind) <= sizes.extent(extents)
-        assert sizes.stride(kind) >= sizes.of(kind)
-    assert pages - 8 < extents.num_pages(Kind.KV) <= pages
+        assert sizes.stride(kind) >= sizes.payload(kind)
+    assert pages - 8 < extents.num_pages(PageKind.KV) <= pages
 
 
 class Machine(RuleBasedStateMachine):
@@ -64,7 +64,7 @@ class Machine(RuleBasedStateMachine):
             if known:
                 self.pages.free_entry(entry)
             return
-        assert all(EXTENTS.kind_of(page) is Kind.KV for page in lease)
+        assert all(EXTENTS.kind_of(page) is PageKind.KV for page in lease)
         self.content |= dict(zip(lease, names[len(known) :], strict=True))
         self.pages.adopt(WORKER, lease, entry, names[len(known) :] if named else ())
         self.entries[entry] = names
@@ -80,12 +80,12 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), holder=st.sampled_from([WORKER, OTHER]))
     def compress(self, data: st.DataObject, holder: str) -> None:
         entry = data.draw(st.sampled_from(sorted(self.entries)))
-        pages = [page for page in self.pages.of(entry) if self.pages.can_compress(page)]
+        pages = [page for page in self.pages.pages_of(entry) if self.pages.can_compress(page)]
         room = self.pages.room_to_compress()
         into = self.pages.compress(f"{holder}/c", pages)
         assert (into is None) == (len(pages) > room)
         for page, new in zip(pages, into or (), strict=False):
-            assert EXTENTS.kind_of(new) is Kind.KV_INT8
+            assert EXTENTS.kind_of(new) is PageKind.KV_INT8
             self.content[new] = self.content[page]
             self.compressing[page] = new
             self.leased.add(new)
@@ -114,7 +114,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def extents_fit(self) -> None:
-        by_extent: dict[int, set[Kind]] = {}
+        by_extent: dict[int, set[PageKind]] = {}
         for page in self.pages.all_numbers:
             extent, _, kind = EXTENTS.place(page)
             by_extent.setdefault(extent, set()).add(kind)
@@ -123,16 +123,20 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def what_is_counted_as_free_can_be_had(self) -> None:
-        busy = {*self.leased, *self.compressing, *(page for entry in self.entries for page in self.pages.of(entry))}
+        busy = {
+            *self.leased,
+            *self.compressing,
+            *(page for entry in self.entries for page in self.pages.pages_of(entry)),
+        }
         extents = {EXTENTS.place(page)[0]: EXTENTS.kind_of(page) for page in busy}
-        kv = sum(1 for page in busy if EXTENTS.kind_of(page) is Kind.KV)
-        others = sum(1 for kind in extents.values() if kind is Kind.KV_INT8)
+        kv = sum(1 for page in busy if EXTENTS.kind_of(page) is PageKind.KV)
+        others = sum(1 for kind in extents.values() if kind is PageKind.KV_INT8)
         assert self.pages.num_free == EXTENTS.kv * (EXTENTS.count - others) - kv
 
     @invariant()
     def each_holder_has_its_own_tokens(self) -> None:
         for entry, names in self.entries.items():
-            assert [self.content[page] for page in self.pages.of(entry)] == names
+            assert [self.content[page] for page in self.pages.pages_of(entry)] == names
 
     def teardown(self) -> None:
         for holder in (WORKER, OTHER):
@@ -142,9 +146,9 @@ class Machine(RuleBasedStateMachine):
             self.pages.holder_gone(f"{holder}/c")
         for entry in self.entries:
             self.pages.free_entry(entry)
-        everything = self.pages.lease("last", EXTENTS.num_pages(Kind.KV))
+        everything = self.pages.lease("last", EXTENTS.num_pages(PageKind.KV))
         assert everything is not None
-        assert sorted(everything) == list(range(EXTENTS.num_pages(Kind.KV))), "all are pages of KV again"
+        assert sorted(everything) == list(range(EXTENTS.num_pages(PageKind.KV))), "all are pages of KV again"
 
 
 TestPagesOfKinds = Machine.TestCase
@@ -158,7 +162,7 @@ def test_a_compressed_page_keeps_its_name_and_is_not_compressed_again() -> None:
     into = pages.compress(OTHER, lease) or ()
     for page in lease:
         pages.compressed(OTHER, page, take=True)
-    assert pages.of("a") == into
+    assert pages.pages_of("a") == into
     assert not any(map(pages.can_compress, into))
     pages.free_entry("a")
     assert pages.hold("b", (11, 12, 13)) == into
@@ -207,7 +211,7 @@ def test_a_page_that_is_being_compressed_is_free_for_nobody() -> None:
     pages.free_entry("a")
     assert pages.lease(WORKER, 2) is None
     pages.compressed(OTHER, 0, take=True)
-    assert pages.of("a") == ()
+    assert pages.pages_of("a") == ()
     assert pages.lease(WORKER, 4) is not None
 
 

@@ -69,7 +69,7 @@ def returns(pool: PoolCore, worker: str = "decode-0", known: int = 2) -> list[Co
 class TestWhoComesBack:
     def test_has_its_full_pages_and_what_was_written_after_them(self, pool: PoolCore) -> None:
         assert messages(ROUTER, returns(pool)) == [Progress(committed=(("long", 0),))]
-        assert pool.pages.of("long") == (0, 1, 3, 4)
+        assert pool.pages.pages_of("long") == (0, 1, 3, 4)
         assert sorted(pool.pages.numbers) == list(range(8))
         (batch,) = messages("decode-1", pool.handle(said("decode-1", AskBatch(99, 9)), 0.0))
         assert isinstance(batch, Batch)
@@ -83,18 +83,18 @@ class TestWhoComesBack:
         pool.handle(said("decode-1", AskBatch(99, 9)), 0.0)
         lost = messages(ROUTER, returns(pool, known=known))
         assert lost == [Progress(lost=(("long", 0),))]
-        assert pool.pages.of("long") == (0, 1, 2)
+        assert pool.pages.pages_of("long") == (0, 1, 2)
         assert sorted(pool.pages.numbers) == list(range(8))
 
     def test_to_a_pool_that_never_heard_of_it_brings_all(self) -> None:
         core = PoolCore(8, 4, Policy())
         pages = leased(core, "decode-0", 4)
         core.handle(said("decode-0", Commit(replace(LATER, pages=pages))), 0.0)
-        assert core.pages.of("long") == pages
+        assert core.pages.pages_of("long") == pages
 
     def test_without_its_first_page_takes_the_place_of_what_was_out(self, pool: PoolCore) -> None:
         returns(pool, known=0)
-        assert pool.pages.of("long") == (0, 1), "they hold the same"
+        assert pool.pages.pages_of("long") == (0, 1), "they hold the same"
         assert sorted(pool.pages.numbers) == list(range(8))
 
     @pytest.mark.parametrize("known", [0, 2])
@@ -116,9 +116,9 @@ class TestWhoComesBack:
             pool.handle(said("prefill-0", Commit(replace(OUT, request=replace(LONG, attempt=1), pages=pages))), 0.0)
         if stage == "is out":
             pool.handle(said("decode-1", AskBatch(99, 9)), 0.0)
-        had = pool.pages.of("long")
+        had = pool.pages.pages_of("long")
         assert messages(ROUTER, returns(pool, known=0)) == [Progress(lost=(("long", 0),))]
-        assert pool.pages.of("long") == had != ()
+        assert pool.pages.pages_of("long") == had != ()
         assert sorted(pool.pages.numbers) == list(range(8))
 
 

@@ -88,14 +88,14 @@ class Reuse(RuleBasedStateMachine):
     @invariant()
     def each_holder_has_its_own_tokens(self) -> None:
         for name, prompt in self.entries.items():
-            pages = self.pages.of(name)
+            pages = self.pages.pages_of(name)
             assert [self.written[page] for page in pages] == [
                 prompt[: (place + 1) * PAGE] for place in range(len(pages))
             ]
 
     @invariant()
     def nothing_is_counted_twice(self) -> None:
-        held = {page for name in self.entries for page in self.pages.of(name)}
+        held = {page for name in self.entries for page in self.pages.pages_of(name)}
         assert self.pages.num_stored == len(held)
         assert self.pages.num_free == NUM_PAGES - len(held)
 
@@ -129,7 +129,7 @@ def test_two_that_stored_the_same_share_one_page() -> None:
     pages = Pages(8)
     first = stored(pages, "a", 1, 2)
     stored(pages, "b", 1, 5)
-    assert pages.of("b")[0] == first[0]
+    assert pages.pages_of("b")[0] == first[0]
     assert pages.num_stored == 3
 
 

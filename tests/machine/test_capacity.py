@@ -11,7 +11,7 @@ from alignedserve.architectures.model_config import ModelConfig
 from alignedserve.architectures.rope import Rope
 from alignedserve.config.config import Config, load
 from alignedserve.errors import ConfigError
-from alignedserve.kvpool.arena.extents import Kind
+from alignedserve.kvpool.arena.extents import PageKind
 from alignedserve.machine.capacity import capacity
 
 MIB = 1 << 20
@@ -156,7 +156,7 @@ def test_hidden_pages_take_half_of_the_room() -> None:
     hidden = capacity(split(kvpool__entries="hidden"), llama(32))
     assert hidden.num_pages == 2 * kv.num_pages
     assert 2 * hidden.page_bytes == kv.page_bytes
-    assert hidden.extents.kinds == (Kind.HIDDEN,)
+    assert hidden.extents.kinds == (PageKind.HIDDEN,)
 
 
 def test_where_hidden_does_not_pay_the_error_shows_it() -> None:

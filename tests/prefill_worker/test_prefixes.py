@@ -170,7 +170,7 @@ def test_the_pool_holds_what_it_has_until_the_commit(pool: PoolCore) -> None:
     pool.handle(said("prefill-0", AskPages(1, 2)), 0.0)
     pool.handle(said("prefill-0", of_long((0, 1, 2), 2)), 0.0)
     assert pool.held["entries"] == 1
-    assert pool.pages.of("long") == (0, 1, 2)
+    assert pool.pages.pages_of("long") == (0, 1, 2)
 
 
 def test_it_lets_go_at_a_release_at_the_death_of_the_worker_and_for_a_later_attempt(pool: PoolCore) -> None:

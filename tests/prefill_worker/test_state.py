@@ -26,7 +26,7 @@ from alignedserve.protocol.messages import (
     Resend,
     Tokens,
 )
-from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy
+from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice
 from alignedserve.worker.parts.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, member, next_attempt, request, said
@@ -147,7 +147,7 @@ def test_pages_that_came_too_late_go_back(worker: PrefillCore) -> None:
 
 def test_an_ask_keeps_the_pages_of_copies_and_gives_back_all_others() -> None:
     """Two workers that each kept a few pages and waited for more would wait for ever."""
-    worker = PrefillCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, reuse=False)))
+    worker = PrefillCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, reuse=False)))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     for one in (request("z", prompt=1), A, request("long", prompt=9)):
         worker.handle(said(ROUTER, Prefill(one)), 0.0)

@@ -6,7 +6,7 @@ import pytest
 
 from alignedserve.core import ServiceClass
 from alignedserve.scheduling.orders import ORDERINGS, ByKey, Order
-from alignedserve.scheduling.policy import Choice, Policy
+from alignedserve.scheduling.policy import Policy, PromptChoice
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Late, Standing, StepTimes
 from alignedserve.worker.step.running import Running
@@ -50,7 +50,7 @@ def test_only_promises_put_a_class_first() -> None:
 
 def test_a_new_order_needs_a_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ORDERINGS, Order.SHORTEST_REMAINING, ByLongest())
-    policy = Policy(Order.SHORTEST_REMAINING, selection=Choice.IN_ORDER)
+    policy = Policy(Order.SHORTEST_REMAINING, selection=PromptChoice.IN_ORDER)
     waiting = Waiting(policy)
     for name, tokens in (("short", 2), ("long", 9), ("middle", 5)):
         asked = request(name, prompt=tokens)

@@ -38,12 +38,12 @@ def be(
 def decode_step(
     began_at: float, seconds: float, prefixes: Sequence[int], predicted_s: float = nan, emitted: tuple[str, ...] = ()
 ) -> StepRecord:
-    shape = Shape.of(prefixes=prefixes)
+    shape = Shape.build(prefixes=prefixes)
     return StepRecord("decode-0", began_at, seconds, predicted_s, shape, min(prefixes), 100, 0.25, emitted)
 
 
 def prefill_step(began_at: float, seconds: float, tokens: int, emitted: tuple[str, ...] = ()) -> StepRecord:
-    return StepRecord("decode-0", began_at, seconds, nan, Shape.of([(tokens, 0)]), 0, 100, 0.75, emitted)
+    return StepRecord("decode-0", began_at, seconds, nan, Shape.build([(tokens, 0)]), 0, 100, 0.75, emitted)
 
 
 def record(

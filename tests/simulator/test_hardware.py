@@ -50,7 +50,7 @@ class TestRecordedProfiles:
     def test_trials_are_not_off(self) -> None:
         shape = shape_of(decodes(1))
         assert self.TRUTH.seconds_of([], [10, 11, 12]) == KNOWN.seconds(shape)
-        assert self.TRUTH.seconds_of([(5, 0)], []) == KNOWN.seconds(Shape.of([(5, 0)]))
+        assert self.TRUTH.seconds_of([(5, 0)], []) == KNOWN.seconds(Shape.build([(5, 0)]))
 
 
 @pytest.mark.parametrize("name", names())

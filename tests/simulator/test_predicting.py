@@ -16,7 +16,7 @@ from alignedserve.scheduling.policy import Policy, Predictor, Room
 from alignedserve.simulator.machines.faults import Kill
 from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.predicting import Knowledge, knowledge_of
-from alignedserve.simulator.run import RouterHands, Simulation
+from alignedserve.simulator.run import ModelledRouterHands, Simulation
 from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.workload import Workload
 
@@ -90,5 +90,5 @@ def test_the_next_router_knows_what_the_one_before_has_kept() -> None:
     _, again = ran(killed, known)
     router = again.world.alive("router")
     assert router is not None
-    assert isinstance(router.hands, RouterHands)
+    assert isinstance(router.hands, ModelledRouterHands)
     assert len(router.hands.predictor._learnt) == 5 + FIRST_TRAINING

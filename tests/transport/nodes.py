@@ -16,7 +16,7 @@ from random import Random
 import torch
 
 from alignedserve.core import CacheKind, Role
-from alignedserve.engine.device.pace import Pace
+from alignedserve.engine.device.pace import CopyPace
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.messages import Member, rank_suffix
 from alignedserve.transport.direct import Direct
@@ -58,7 +58,7 @@ class Node:
             maps = CacheFile(self.shared, PREFIX, f"{PREFIX}{self.holder}{rank_suffix(self.rank)}.cache")
             self.cache = maps.zeros(self.cache.shape, self.dtype).copy_(self.cache)
         self.transport = Direct(
-            *(self.holder, "127.0.0.1", DeviceBlocks(self.cache, HIDDEN_SIZE), Pace()),
+            *(self.holder, "127.0.0.1", DeviceBlocks(self.cache, HIDDEN_SIZE), CopyPace()),
             verify=self.verify,
             timeout_s=self.timeout_s,
             maps=maps,

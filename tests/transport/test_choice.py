@@ -11,7 +11,7 @@ import torch
 from alignedserve.config.config import Config, Launcher, PoolConfig, RayConfig, TransportName, dump, load
 from alignedserve.config.topology import Topology
 from alignedserve.core import Role
-from alignedserve.engine.device.pace import Pace
+from alignedserve.engine.device.pace import CopyPace
 from alignedserve.errors import ConfigError, TransportError
 from alignedserve.shell.part import Part, PartSpec
 from alignedserve.transport.choice import Means, choose, means_of
@@ -124,7 +124,7 @@ def part(incarnation: int = 7, **kwargs: object) -> Part:
 
 def opened(one: Part) -> tuple[Transport, torch.Tensor]:
     chosen = chosen_for(one, torch.device("cpu"))
-    return open_transport(one, chosen, torch.zeros(2, 8, 4, 8), None, Pace(), None)
+    return open_transport(one, chosen, torch.zeros(2, 8, 4, 8), None, CopyPace(), None)
 
 
 def test_a_worker_opens_it_as_it_starts_and_says_which(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

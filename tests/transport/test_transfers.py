@@ -133,7 +133,7 @@ def test_many_chunks(both: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch) -
     assert arrives(to, source, 1), "the other way"
 
 
-class OfGpus(payload.Buffers):
+class OfGpus(payload.ChunkBuffers):
     """Buffers as between GPUs: the CPU does not see the chunks themselves."""
 
     def __init__(self, most_bytes: int, device: torch.device) -> None:
@@ -147,7 +147,7 @@ def test_many_chunks_each_asked_for(node_of: MakeNode, verify: bool, monkeypatch
     monkeypatch.setattr(payload, "CHUNK_BYTES", 1)
     monkeypatch.setattr(groups.Group, "asks_first", True)
     for end in (sending, receiving):
-        monkeypatch.setattr(end, "Buffers", OfGpus)
+        monkeypatch.setattr(end, "ChunkBuffers", OfGpus)
     source, to = node_of("prefill-0", verify=verify), node_of("decode-0", verify=verify)
     meet(source, to)
     assert arrives(source, to, 1)
@@ -160,7 +160,7 @@ def test_between_blocks_that_are_filled_from_either_end() -> None:
     first, second = random_cache(1), random_cache(2)
     here, there = DeviceBlocks(first), DeviceBlocks(second)
     num_bytes = len(TOKENS) * here.token_bytes(CacheKind.KV)
-    chunk = payload.Buffers(num_bytes).chunk(0, num_bytes)
+    chunk = payload.ChunkBuffers(num_bytes).chunk(0, num_bytes)
     here.gather(here.slots(HERE, len(TOKENS), CacheKind.KV, from_right={2}), CacheKind.KV, chunk.body)
     there.scatter(there.slots(THERE, len(TOKENS), CacheKind.KV, from_right={9, 1}), CacheKind.KV, chunk.body)
     for place, token in ((0, 0), (5, 5), (10, 10)):

@@ -13,11 +13,11 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedOut, MemberJoined, StepDone
 from alignedserve.protocol.messages import AskBatch, AskPages, Batch, Commit, Expect, LeasePages, Prefill
-from alignedserve.scheduling.policy import Choice, Grouping, Order, Policy, Room
+from alignedserve.scheduling.policy import Grouping, Order, Policy, PromptChoice, Room
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, entry, request, said
 
-SHORTEST = Policy(Order.SHORTEST_REMAINING, selection=Choice.IN_ORDER, grouping=Grouping.FCFS, reuse=False)
+SHORTEST = Policy(Order.SHORTEST_REMAINING, selection=PromptChoice.IN_ORDER, grouping=Grouping.FCFS, reuse=False)
 A, B = (request(name, max_tokens=100) for name in "ab")
 
 

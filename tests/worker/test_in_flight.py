@@ -12,7 +12,7 @@ def begun(*prefixes: int) -> StepsInFlight:
     """Begin a step for each prefix: the second is planned while the first runs."""
     steps = StepsInFlight()
     for prefix in prefixes:
-        steps.begin((), (), Shape.of(prefixes=[prefix]), 0.01)
+        steps.begin((), (), Shape.build(prefixes=[prefix]), 0.01)
     return steps
 
 
@@ -21,8 +21,8 @@ def test_the_next_one_runs_when_the_one_before_has_ended() -> None:
     assert steps.has_next
     ended = [steps.end(), steps.end()]
     assert [(one.plan.number, one.shape, one.counts) for one in ended] == [
-        (1, Shape.of(prefixes=[10]), True),
-        (2, Shape.of(prefixes=[11]), True),
+        (1, Shape.build(prefixes=[10]), True),
+        (2, Shape.build(prefixes=[11]), True),
     ]
     assert steps.running is None
     assert not steps.has_next
@@ -31,7 +31,7 @@ def test_the_next_one_runs_when_the_one_before_has_ended() -> None:
 def test_pairs_are_free_when_the_last_step_that_may_write_there_has_ended() -> None:
     steps = begun(10)
     assert steps.leave((0, 1))
-    steps.begin((), (), Shape.of(prefixes=[11]), 0.01)
+    steps.begin((), (), Shape.build(prefixes=[11]), 0.01)
     assert steps.leave((2,))
     assert steps.left == [(0, 1), (2,)]
     assert steps.end().free == [(0, 1)]
@@ -52,7 +52,7 @@ def test_one_that_fails_takes_the_next_with_it_and_no_other() -> None:
     steps.end()
     steps.fail()
     assert steps.runs_in_vain
-    steps.begin((), (), Shape.of(prefixes=[10]), 0.01)
+    steps.begin((), (), Shape.build(prefixes=[10]), 0.01)
     assert not steps.end().counts
     assert not steps.runs_in_vain
     assert steps.end().counts
@@ -62,7 +62,7 @@ def test_one_that_fails_alone_takes_nothing_with_it() -> None:
     steps = begun(10)
     steps.end()
     steps.fail()
-    steps.begin((), (), Shape.of(prefixes=[10]), 0.01)
+    steps.begin((), (), Shape.build(prefixes=[10]), 0.01)
     assert not steps.runs_in_vain
     assert steps.end().counts
 

@@ -19,7 +19,7 @@ import torch
 from alignedserve.core import units_for
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.device.devices import CPU, Mark, beside_steps
-from alignedserve.engine.device.pace import Pace
+from alignedserve.engine.device.pace import CopyPace
 from alignedserve.kernels.common.threads import compute_alone
 from alignedserve.protocol.commands import CopyIn, CopyOut
 from alignedserve.protocol.events import CopiedIn, CopiedOut
@@ -34,7 +34,7 @@ class AsideCopies:
     """The copies of one worker that go on beside its steps."""
 
     def __init__(
-        self, page_size: int, pace: Pace, device: torch.device = CPU, failed: Callable[[], None] = lambda: None
+        self, page_size: int, pace: CopyPace, device: torch.device = CPU, failed: Callable[[], None] = lambda: None
     ) -> None:
         """`failed` is called in the copying thread when a copy has failed."""
         self._page_size, self._pace, self._device = page_size, pace, device

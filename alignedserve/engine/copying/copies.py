@@ -40,7 +40,7 @@ from alignedserve.errors import ArenaError, PlanError
 from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kvpool.arena.arena import Arena, Contents, Header
-from alignedserve.kvpool.arena.extents import Kind, PageBytes
+from alignedserve.kvpool.arena.extents import PageBytes, PageKind
 from alignedserve.protocol.page_names import chained_hashes
 
 EMPTY: Mapping[int, torch.Tensor] = MappingProxyType({})
@@ -53,7 +53,7 @@ def pages_at_once(device: torch.device, page_bytes: int) -> int:
 
 
 @dataclass(frozen=True)
-class _Part:
+class _PagePart:
     """The part of a request that one page holds."""
 
     page: int
@@ -115,7 +115,7 @@ class PageCopier:
             finish(self._cache.device)
             for part in turn:
                 payload = self._arena.payload(part.page)
-                if saved and part.contents.kind is not Kind.HIDDEN:
+                if saved and part.contents.kind is not PageKind.HIDDEN:
                     self._put_saved(part, payload, saved)
                 checksum = self._checksum(part.contents, payload) if self._verify else 0
                 self._arena.end_write(part.page, part.contents, checksum)
@@ -156,9 +156,9 @@ class PageCopier:
         False if `page` is not what it should be, or cannot be compressed: then `into` cannot be read.
         """
         contents = self._arena.contents(page)
-        if contents is None or (contents.kind, contents.length) != (Kind.KV, self._page_size):
+        if contents is None or (contents.kind, contents.length) != (PageKind.KV, self._page_size):
             return False
-        part, compressed = _Part(page, contents, torch.empty(0)), list[bool]()
+        part, compressed = _PagePart(page, contents, torch.empty(0)), list[bool]()
         self._arena.begin_write(into)
 
         def compress(payload: memoryview) -> None:
@@ -167,25 +167,25 @@ class PageCopier:
 
         if not self._arena.read(page, contents, compress, self._checking(contents)) or not compressed[0]:
             return False
-        written = Contents(Kind.KV_INT8, contents.length, contents.token_hash)
+        written = Contents(PageKind.KV_INT8, contents.length, contents.token_hash)
         checksum = self._checksum(written, self._arena.payload(into)) if self._verify else 0
         self._arena.end_write(into, written, checksum)
         return True
 
     def is_hidden(self, pages: Sequence[int]) -> bool:
         """Whether these pages of one request hold hidden vectors."""
-        return bool(pages) and self._arena.kind_of(pages[0]) is Kind.HIDDEN
+        return bool(pages) and self._arena.kind_of(pages[0]) is PageKind.HIDDEN
 
     def close(self) -> None:
         self._arena.close()
 
-    def _turns(self, parts: Iterator[_Part]) -> Iterator[list[_Part]]:
+    def _turns(self, parts: Iterator[_PagePart]) -> Iterator[list[_PagePart]]:
         while turn := list(islice(parts, self._at_once)):
             yield turn
 
-    def _read(self, turn: list[_Part]) -> bool:
+    def _read(self, turn: list[_PagePart]) -> bool:
         """Copy a turn's pages to the device, wait until the copies have left the pages, and check them again."""
-        begun = list[tuple[_Part, Header]]()
+        begun = list[tuple[_PagePart, Header]]()
         for part in turn:
             before = self._arena.begin_read(part.page, part.contents)
             if before is None:
@@ -198,37 +198,37 @@ class PageCopier:
             for part, before in begun
         )
 
-    def _gather(self, part: _Part, payload: memoryview) -> None:
+    def _gather(self, part: _PagePart, payload: memoryview) -> None:
         """Copy from the device to the page; from a GPU it may still be on its way when this returns."""
-        if part.contents.kind is Kind.HIDDEN:
+        if part.contents.kind is PageKind.HIDDEN:
             rows = self._hidden_rows(part, payload)
             for layer, out in zip(self._cache.unbind(0), rows.unbind(0), strict=True):
                 out.copy_(self._kernels.read_hidden(layer, part.slots, self._hidden_size))
         else:
             self._kernels.gather(self._cache, part.slots, self._rows(part, payload))
 
-    def _put_saved(self, part: _Part, payload: memoryview, saved: Mapping[int, torch.Tensor]) -> None:
+    def _put_saved(self, part: _PagePart, payload: memoryview, saved: Mapping[int, torch.Tensor]) -> None:
         rows = self._rows(part, payload)
         for token in range(part.first, part.first + part.contents.length):
             if token in saved:
                 rows[:, :, token - part.first] = saved[token]
 
-    def _scatter(self, part: _Part, payload: memoryview) -> None:
+    def _scatter(self, part: _PagePart, payload: memoryview) -> None:
         """Copy from the page to the device; to a GPU it may still be on its way when this returns."""
-        if part.contents.kind is Kind.HIDDEN:
+        if part.contents.kind is PageKind.HIDDEN:
             for layer, vectors in zip(self._cache.unbind(0), self._hidden_rows(part, payload).unbind(0), strict=True):
                 self._kernels.write_hidden(layer, part.slots, vectors)
-        elif part.contents.kind is Kind.KV_INT8:
+        elif part.contents.kind is PageKind.KV_INT8:
             self._int8.expand(payload, self._cache, part.slots)
         else:
             self._kernels.scatter(self._cache, part.slots, self._rows(part, payload))
 
-    def _rows(self, part: _Part, payload: memoryview) -> torch.Tensor:
+    def _rows(self, part: _PagePart, payload: memoryview) -> torch.Tensor:
         """Return a view of the page's memory, [layers, 2, length, kv_dim]."""
         flat = torch.frombuffer(payload, dtype=self._cache.dtype)
         return flat.view(self._layers, 2, self._page_size, self._kv_dim)[:, :, : part.contents.length]
 
-    def _hidden_rows(self, part: _Part, payload: memoryview) -> torch.Tensor:
+    def _hidden_rows(self, part: _PagePart, payload: memoryview) -> torch.Tensor:
         """Return a view of the page's memory, [layers, length, hidden_size]."""
         flat = torch.frombuffer(payload, dtype=self._cache.dtype)
         return flat.view(self._layers, self._page_size, self._hidden_size)[:, : part.contents.length]
@@ -238,9 +238,9 @@ class PageCopier:
 
     def _checksum(self, contents: Contents, payload: memoryview) -> int:
         """Return the checksum of what is in use: the first tokens of each row, or all of a page that is always full."""
-        if contents.kind is Kind.KV_INT8:
+        if contents.kind is PageKind.KV_INT8:
             return zlib.crc32(payload) or 1
-        vector = self._hidden_size if contents.kind is Kind.HIDDEN else self._kv_dim
+        vector = self._hidden_size if contents.kind is PageKind.HIDDEN else self._kv_dim
         row_bytes = self._page_size * vector * self._cache.dtype.itemsize
         used, crc = contents.length * row_bytes // self._page_size, 0
         for row in range(0, len(payload), row_bytes):
@@ -255,7 +255,7 @@ class PageCopier:
         start: int,
         from_right: Collection[int],
         kind: CacheKind = CacheKind.KV,
-    ) -> Iterator[_Part]:
+    ) -> Iterator[_PagePart]:
         """Yield the part of the request in each page.
 
         `kind` says whether hidden vectors that come in stay hidden or become KV; vectors going out stay hidden.
@@ -273,7 +273,7 @@ class PageCopier:
         slots, hashes = places.split(self._page_size)[first:], chained_hashes(tokens, self._page_size)[first:]
         parts = zip(pages, kinds, slots, hashes, range(start, len(tokens), self._page_size), strict=False)
         for page, page_kind, page_slots, token_hash, first_token in parts:
-            yield _Part(page, Contents(page_kind, len(page_slots), token_hash), page_slots, first_token)
+            yield _PagePart(page, Contents(page_kind, len(page_slots), token_hash), page_slots, first_token)
 
     def _check(
         self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int, per_pair: int
@@ -286,7 +286,7 @@ class PageCopier:
             raise PlanError(f"{len(pages)} pages are too few for the KV of {len(tokens) - start} tokens")
         if not all(0 <= pair < self._num_pairs for pair in pairs):
             raise PlanError(f"a copy names a block pair outside 0..{self._num_pairs - 1}")
-        if len({self._arena.kind_of(page) is Kind.HIDDEN for page in pages}) > 1:
+        if len({self._arena.kind_of(page) is PageKind.HIDDEN for page in pages}) > 1:
             raise PlanError("a copy names pages of hidden vectors and others: a request is kept as one or the other")
 
     def _check_arena(self) -> None:
@@ -300,8 +300,8 @@ class PageCopier:
         )
         found = self._arena.page_bytes
         for kind in self._arena.extents.kinds:
-            if (self._arena.page_size, found.of(kind)) != (self._page_size, needed.of(kind)):
+            if (self._arena.page_size, found.payload(kind)) != (self._page_size, needed.payload(kind)):
                 raise ArenaError(
-                    f"{self._arena.path} has pages of {self._arena.page_size} tokens in {found.of(kind)} bytes,"
-                    f" this model needs {self._page_size} tokens in {needed.of(kind)}: restart the pool"
+                    f"{self._arena.path} has pages of {self._arena.page_size} tokens in {found.payload(kind)} bytes,"
+                    f" this model needs {self._page_size} tokens in {needed.payload(kind)}: restart the pool"
                 )

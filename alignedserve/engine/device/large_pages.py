@@ -46,7 +46,7 @@ class Slabs:
         return out
 
 
-class Kept:
+class KeptMemory:
     """Memory for a tensor that every step makes and that is larger than glibc keeps.
 
     glibc would give it back to the system, and the system would make each of its pages again in the next step. While a

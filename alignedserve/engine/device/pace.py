@@ -29,7 +29,7 @@ class _Own(threading.local):
     counted_s: float | None = None  # the part of its computing time that has been counted
 
 
-class Pace:
+class CopyPace:
     def __init__(self, share: float = SHARE, threads: int = 1) -> None:
         """`threads` is the number of threads that a step computes in."""
         self._share, self._threads = share, threads

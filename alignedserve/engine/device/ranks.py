@@ -37,7 +37,7 @@ _NEVER = timedelta(days=365)  # an idle worker sends nothing
 _TOLD = 256  # bytes of a message to rank 0, its length included
 
 
-class Ranks(Protocol):
+class RankLinks(Protocol):
     """The ranks of a worker, as the engine of one rank sees them."""
 
     @property
@@ -133,9 +133,9 @@ class Team:
         _await(self._said.allgather([parts], [mine]), _NEVER)
         return [_unpadded(part).decode() for part in parts]
 
-    def line(self) -> Line:
+    def line(self) -> RankLine:
         """Build a line to rank 0 for use beside the steps; every rank builds it."""
-        return Line(_gloo(self._store, "told", self.rank, self.size, self._host))
+        return RankLine(_gloo(self._store, "told", self.rank, self.size, self._host))
 
     def say(self, frame: bytes) -> None:
         """Send a frame from rank 0 to the other ranks, which receive it by `hear`."""
@@ -166,7 +166,7 @@ class Team:
         _await(self._said.broadcast(data, 0), _NEVER)
 
 
-class Line:
+class RankLine:
     """Messages of the other ranks to rank 0: each rank sends in its own thread, and rank 0 has a thread for each."""
 
     def __init__(self, group: Any) -> None:

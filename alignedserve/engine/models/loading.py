@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 
 from alignedserve.engine.device.devices import CPU
-from alignedserve.engine.device.large_pages import Kept, Slabs
-from alignedserve.engine.device.ranks import ALONE, Ranks
+from alignedserve.engine.device.large_pages import KeptMemory, Slabs
+from alignedserve.engine.device.ranks import ALONE, RankLinks
 from alignedserve.engine.models.model import MakeLinear
 from alignedserve.engine.models.tensors import Cut, Tensors
 from alignedserve.kernels.common.decoder import Decoder, DecoderLayer, Norm
@@ -40,7 +40,7 @@ class Loader:
     dtype: torch.dtype
     kernels: Kernels
     make_linear: MakeLinear
-    ranks: Ranks = ALONE
+    ranks: RankLinks = ALONE
     device: torch.device = CPU
     _made: list[int] = field(default_factory=list)  # bytes of each tensor made
     _slabs: Slabs = field(default_factory=Slabs)
@@ -153,7 +153,7 @@ class Head:
     """The head of a model on one rank."""
 
     def __init__(self, linear: Linear) -> None:
-        self._linear, self._logits = linear, Kept()
+        self._linear, self._logits = linear, KeptMemory()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self._linear.library is None:
@@ -164,7 +164,7 @@ class Head:
 class SharedHead:
     """The head of a model that several ranks share: each computes the logits of `per_rank` words."""
 
-    def __init__(self, share: Linear, words: int, per_rank: int, ranks: Ranks) -> None:
+    def __init__(self, share: Linear, words: int, per_rank: int, ranks: RankLinks) -> None:
         self._share, self._words, self._per_rank, self._ranks = share, words, per_rank, ranks
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:

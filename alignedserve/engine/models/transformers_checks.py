@@ -28,7 +28,7 @@ from alignedserve.engine.models.transformers_model import (
     PAGED,
     PROBE,
     Call,
-    Network,
+    HfNetwork,
     TransformersModel,
     one_line,
     quiet,
@@ -64,7 +64,7 @@ def load_transformers(
 
 
 def _checked(
-    folder: Path, network: Network, config: GenericConfig, dtype: torch.dtype, kernels: Kernels
+    folder: Path, network: HfNetwork, config: GenericConfig, dtype: torch.dtype, kernels: Kernels
 ) -> tuple[GenericConfig, TransformersModel]:
     began = time.perf_counter()
     with one_line(folder, f"{network.kind} cannot run with our attention"):
@@ -75,7 +75,9 @@ def _checked(
     return found, model
 
 
-def _probed(folder: Path, network: Network, config: GenericConfig) -> tuple[GenericConfig, dict[torch.nn.Module, int]]:
+def _probed(
+    folder: Path, network: HfNetwork, config: GenericConfig
+) -> tuple[GenericConfig, dict[torch.nn.Module, int]]:
     network.attend_by(PROBE)
     probe = _Probe(folder, network, config)
     positions = torch.arange(PROMPT, device=network.device)
@@ -92,7 +94,7 @@ def _probed(folder: Path, network: Network, config: GenericConfig) -> tuple[Gene
 class _Probe:
     """Inspects every layer's call, and answers it with attention of torch."""
 
-    def __init__(self, folder: Path, network: Network, config: GenericConfig) -> None:
+    def __init__(self, folder: Path, network: HfNetwork, config: GenericConfig) -> None:
         self._folder, self._network, self._config = folder, network, config
         self._windows_of: dict[Rule, int | None] = {}
         self.layers: dict[torch.nn.Module, int] = {}
@@ -172,7 +174,7 @@ def _prompt(config: GenericConfig) -> torch.Tensor:
 
 def _compare(
     folder: Path,
-    network: Network,
+    network: HfNetwork,
     model: TransformersModel,
     config: GenericConfig,
     dtype: torch.dtype,

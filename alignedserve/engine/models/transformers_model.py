@@ -68,7 +68,7 @@ class Calls:
             self._answer = None
 
 
-class Network:
+class HfNetwork:
     """A transformers model, and the way to run one pass of it."""
 
     def __init__(self, model: Any) -> None:
@@ -116,7 +116,7 @@ class Network:
 class TransformersModel:
     """A transformers model as the engine runs it."""
 
-    def __init__(self, network: Network, layers: dict[torch.nn.Module, int], dtype: torch.dtype) -> None:
+    def __init__(self, network: HfNetwork, layers: dict[torch.nn.Module, int], dtype: torch.dtype) -> None:
         """`layers` maps each module that attends to its layer of the device cache, whose vectors have dtype `dtype`."""
         self._network, self._layers, self._dtype = network, layers, dtype
 
@@ -134,7 +134,9 @@ class TransformersModel:
         raise UnsupportedModel(f"K and V of {self._network.kind} cannot be computed from hidden vectors")
 
 
-def read_network(folder: Path, config: GenericConfig, dtype: torch.dtype, device: torch.device) -> tuple[Network, int]:
+def read_network(
+    folder: Path, config: GenericConfig, dtype: torch.dtype, device: torch.device
+) -> tuple[HfNetwork, int]:
     """Read a model from a folder, and return it with the bytes of its weights."""
     began = time.perf_counter()
     model, found = _pretrained(folder, config, dtype)
@@ -145,7 +147,7 @@ def read_network(folder: Path, config: GenericConfig, dtype: torch.dtype, device
         raise UnsupportedModel(f"{folder}: {config.architecture} is not supported: it counts positions by itself")
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
     log.info("%s of transformers read in %.1f s", type(model).__name__, time.perf_counter() - began)
-    return Network(model.eval().requires_grad_(False).to(device)), num_bytes
+    return HfNetwork(model.eval().requires_grad_(False).to(device)), num_bytes
 
 
 def _pretrained(folder: Path, config: GenericConfig, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:

@@ -14,7 +14,6 @@ from alignedserve.core import ServiceClass, WorkerLimits, units_for
 from alignedserve.router.placing.admission import Bound, Queues
 from alignedserve.scheduling.policy import (
     Cache,
-    Choice,
     Chunking,
     Compression,
     Entries,
@@ -24,6 +23,7 @@ from alignedserve.scheduling.policy import (
     Packing,
     Policy,
     Predictor,
+    PromptChoice,
     Room,
 )
 from alignedserve.scheduling.slo import Late
@@ -142,7 +142,7 @@ def _draw_policy(draw: Random) -> Policy:
         policy = Policy(
             order=order,
             chunking=draw.choice([*Chunking]),
-            selection=draw.choice([*Choice]),
+            selection=draw.choice([*PromptChoice]),
             room=draw.choice([Room.WHOLE, Room.GROWING, Room.CHUNKS]),
             grouping=draw.choice([*Grouping]),
             packing=Packing.FCFS if order is Order.FCFS else Packing.RT_BE,
@@ -250,7 +250,7 @@ def _packed(drawn: Scenario) -> Scenario:
             policy,
             order=Order.FCFS,
             chunking=draw.choice((Chunking.FIXED, Chunking.NONE)),
-            selection=Choice.IN_ORDER,
+            selection=PromptChoice.IN_ORDER,
             room=Room.GROWING if policy.room is Room.CHUNKS else policy.room,
             packing=draw.choice((Packing.ROUND_ROBIN, Packing.MLFQ)),
             as_in_paper=False,

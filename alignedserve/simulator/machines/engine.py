@@ -26,7 +26,7 @@ from alignedserve.core import (
     StepResult,
     half_blocks,
 )
-from alignedserve.kvpool.arena.extents import Extents, Kind
+from alignedserve.kvpool.arena.extents import Extents, PageKind
 from alignedserve.protocol.commands import (
     Command,
     CompressPage,
@@ -159,7 +159,7 @@ class TaggedArena:
     def __init__(self, page_size: int, extents: Extents) -> None:
         self.page_size, self._extents = page_size, extents
         self.pages: dict[int, _TaggedPage] = {}
-        self._kinds: dict[int, Kind] = {}  # extent -> kind of its pages, once a page was written there
+        self._kinds: dict[int, PageKind] = {}  # extent -> kind of its pages, once a page was written there
 
     def write(self, pages: Mapping[int, _TaggedPage]) -> None:
         """Write pages; in their extents, pages of another kind are lost."""
@@ -172,7 +172,7 @@ class TaggedArena:
             self._kinds[extent] = kind
             self.pages[page] = content
 
-    def kind_of(self, page: int) -> Kind:
+    def kind_of(self, page: int) -> PageKind:
         return self._extents.kind_of(page)
 
 
@@ -427,7 +427,7 @@ class CheckedHands(ModelledHands):
         arena, tokens = self._current_arena(command.pool), command.tokens
         if arena is None:
             return
-        is_hidden = any(arena.kind_of(page) is Kind.HIDDEN for page in command.pages)
+        is_hidden = any(arena.kind_of(page) is PageKind.HIDDEN for page in command.pages)
         blocks = half_blocks(command.pairs) if is_hidden else _k_blocks(command.pairs)
         size, tags = arena.page_size, self._read(blocks, len(tokens), _k_blocks(command.from_right), is_hidden)
         for token, place in command.saved:
@@ -444,7 +444,7 @@ class CheckedHands(ModelledHands):
             return False
         size, stays_hidden = arena.page_size, command.kind is CacheKind.HIDDEN
         blocks = half_blocks(command.pairs) if stays_hidden else _k_blocks(command.pairs)
-        if stays_hidden and any(arena.kind_of(page) is not Kind.HIDDEN for page in command.pages):
+        if stays_hidden and any(arena.kind_of(page) is not PageKind.HIDDEN for page in command.pages):
             raise WrongKV(f"copy {command.number} wants hidden vectors from pages of another kind")
         for at, (page, token_hash) in enumerate(zip(command.pages, chained_hashes(tokens, size), strict=True)):
             read = arena.pages.get(page)
@@ -477,7 +477,7 @@ class CheckedHands(ModelledHands):
         """Whether the page could be compressed: only full and intact pages can; by the hash, every eleventh cannot."""
         arena = self._current_arena(command.pool)
         read = None if arena is None else arena.pages.get(command.page)
-        if arena is None or read is None or arena.kind_of(command.page) is not Kind.KV:
+        if arena is None or read is None or arena.kind_of(command.page) is not PageKind.KV:
             return False
         if read.token_hash is None or read.length != arena.page_size or not read.token_hash % 11:
             return False

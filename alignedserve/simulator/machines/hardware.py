@@ -23,7 +23,7 @@ from alignedserve.cost.model import Kind as CostKind
 from alignedserve.cost.sums import added
 from alignedserve.cost.trials import Bounds, trials
 from alignedserve.errors import ProfileError
-from alignedserve.kvpool.arena.extents import Extents, Kind, PageBytes
+from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from alignedserve.protocol.commands import CompressPage, CopyIn, CopyOut, CopySlots, ProjectKv, SendKv
 from alignedserve.scheduling.policy import Compression, Policy
@@ -109,7 +109,7 @@ class Hardware:
     def copy_in(self, command: CopyIn) -> float:
         kv_bytes = len(command.tokens) * self.kv_bytes
         if self.extents is not None:
-            num_int8 = sum(self.extents.kind_of(page) is Kind.KV_INT8 for page in command.pages)
+            num_int8 = sum(self.extents.kind_of(page) is PageKind.KV_INT8 for page in command.pages)
             kv_bytes -= round((1 - self.int8_in) * num_int8 * self.page_size * self.kv_bytes)
         return self.links[Route.ARENA_TO_DEVICE].seconds(kv_bytes)
 
@@ -194,7 +194,7 @@ class ProfileTruth:
         return min(size, _MOST_OFF) * (1 if bits & 1 else -1)
 
     def seconds_of(self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int]) -> float:
-        return self._model.seconds(Shape.of(chunks, prefixes))
+        return self._model.seconds(Shape.build(chunks, prefixes))
 
     def hidden_token_s(self) -> float:
         return self._model.coefficients[CostKind.DECODE].hidden

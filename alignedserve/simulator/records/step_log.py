@@ -43,7 +43,9 @@ class StepLog(Sequence[StepRecord]):
             self._emitted.extend([numbers[chunk.request] for chunk in plan.chunks if chunk.sampling is not None])
         self._emitted.extend([numbers[decode.request] for decode in decodes])
         prefixes = [decode.start for decode in decodes]
-        shape = Shape.of([(len(chunk.tokens), chunk.start) for chunk in plan.chunks] if plan.chunks else (), prefixes)
+        shape = Shape.build(
+            [(len(chunk.tokens), chunk.start) for chunk in plan.chunks] if plan.chunks else (), prefixes
+        )
         shortest = min(prefixes) if prefixes else 0
         self._rows += _ROW.pack(
             *(self._workers[worker], began_at, seconds, plan.predicted_s or nan),

@@ -8,13 +8,13 @@ from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, Received
 from alignedserve.protocol.messages import Cancel, Expect, Prefill
 from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.setup import running_of
 from alignedserve.worker.step.running import Running
 
 
-class Arrivals(Part):
+class Arrivals(CorePart):
     """Admits prompts, and drops requests: a new attempt drops the attempts before it."""
 
     def __init__(self, common: Common, admit: Callable[[Running, float], list[Command]]) -> None:
@@ -32,7 +32,7 @@ class Arrivals(Part):
         return []
 
 
-class Expectations(Part):
+class Expectations(CorePart):
     """Passes on how long the output of a request is expected to be."""
 
     def __init__(

@@ -8,10 +8,10 @@ from alignedserve.protocol.events import Event, MemberJoined, PageCompressed, Re
 from alignedserve.protocol.messages import Compress, Compressed
 from alignedserve.worker.compressing import Compressing
 from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 
 
-class PageCompression(Part):
+class PageCompression(CorePart):
     def __init__(self, common: Common) -> None:
         self._pool, self._pace, self._steps, self._roster = common.pool, common.pace, common.steps, common.roster
         self._orders = Compressing()

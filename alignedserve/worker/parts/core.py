@@ -6,7 +6,7 @@ from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import Member
 from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import Act, Part
+from alignedserve.worker.parts.part import Act, CorePart
 
 
 class WorkerCore:
@@ -16,7 +16,7 @@ class WorkerCore:
         self._common = common
         self._turn: tuple[Act, ...] = ()
 
-    def _compose(self, parts: tuple[Part, ...], turn: tuple[Act, ...]) -> None:
+    def _compose(self, parts: tuple[CorePart, ...], turn: tuple[Act, ...]) -> None:
         self._common.roster.enlist(*parts)
         self._turn = turn
 
@@ -28,7 +28,7 @@ class WorkerCore:
         return commands
 
     @property
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[CorePart, ...]:
         """Return the parts in the order in which they hear of events."""
         return self._common.roster.parts
 

@@ -14,7 +14,7 @@ from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, MemberLost, Received, TimerFired
 from alignedserve.protocol.messages import Acknowledge, Resend
 from alignedserve.worker.outputs import Outputs
-from alignedserve.worker.parts.part import REFRESH, Part
+from alignedserve.worker.parts.part import REFRESH, CorePart
 from alignedserve.worker.step.coming import Coming
 from alignedserve.worker.step.running import Running
 
@@ -22,7 +22,7 @@ from alignedserve.worker.step.running import Running
 Emitted: TypeAlias = Iterator[tuple[Running, FinishReason | None]]
 
 
-class Owners(Part):
+class Owners(CorePart):
     def __init__(self, coming: Coming) -> None:
         self.outputs = Outputs()
         self._coming = coming

@@ -23,7 +23,7 @@ REFRESH = "refresh"  # name of the timer
 Act: TypeAlias = Callable[[float], list[Command]]  # what a core does in each turn, whatever has happened; now is given
 
 
-class Part:
+class CorePart:
     """A piece of a worker's core with state of its own. A verb that a part does not override does nothing."""
 
     def hear(self, event: Event, now: float) -> list[Command]:
@@ -59,12 +59,12 @@ class Roster:
     """All parts of one core. Parts get the roster when they are made, and the core enlists them when all are there."""
 
     def __init__(self) -> None:
-        self.parts: tuple[Part, ...] = ()
+        self.parts: tuple[CorePart, ...] = ()
         self._hears: tuple[Callable[[Event, float], list[Command]], ...] = ()  # of the parts that hear anything
 
-    def enlist(self, *parts: Part) -> None:
+    def enlist(self, *parts: CorePart) -> None:
         self.parts = parts
-        self._hears = tuple(part.hear for part in parts if type(part).hear is not Part.hear)
+        self._hears = tuple(part.hear for part in parts if type(part).hear is not CorePart.hear)
 
     def hear(self, event: Event, now: float) -> list[Command]:
         commands: list[Command] = []

@@ -6,10 +6,10 @@ from alignedserve.core import Role
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, MemberJoined, MemberLost
 from alignedserve.protocol.messages import Member, Message
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 
 
-class PoolLink(Part):
+class PoolLink(CorePart):
     """The member whose pages this worker copies from and to. It must be the last part that hears of a lost member."""
 
     def __init__(self) -> None:

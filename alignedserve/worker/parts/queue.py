@@ -8,12 +8,12 @@ from alignedserve.core import StepPlan, units_for
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.waiting import Waiting
 
 
-class PromptQueue(Part):
+class PromptQueue(CorePart):
     def __init__(self, common: Common, release: Callable[[Running], list[Command]]) -> None:
         """`release` tells the pool that it need not keep the pages of a prompt that leaves."""
         self.waiting = Waiting(common.policy)

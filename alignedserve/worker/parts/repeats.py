@@ -6,10 +6,10 @@ from alignedserve.protocol.commands import Command, Send, SetTimer
 from alignedserve.protocol.events import Event, LinkGap, Received, TimerFired
 from alignedserve.protocol.messages import Missed
 from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import REFRESH, REFRESH_S, Part
+from alignedserve.worker.parts.part import REFRESH, REFRESH_S, CorePart
 
 
-class Repeats(Part):
+class Repeats(CorePart):
     def __init__(self, common: Common) -> None:
         self._roster, self._pool = common.roster, common.pool
         self._is_set = False  # the timer

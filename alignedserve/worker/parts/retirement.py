@@ -7,10 +7,10 @@ from alignedserve.protocol.events import Event, Received
 from alignedserve.protocol.messages import Retire
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.outputs import Outputs
-from alignedserve.worker.parts.part import Part, Roster
+from alignedserve.worker.parts.part import CorePart, Roster
 
 
-class Retirement(Part):
+class Retirement(CorePart):
     def __init__(self, roster: Roster, steps: StepsInFlight, outputs: Outputs) -> None:
         self._roster, self._steps, self._outputs = roster, steps, outputs
         self.is_retiring = False  # the worker takes nothing new

@@ -9,12 +9,12 @@ from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, MemberJoined, Received
 from alignedserve.protocol.messages import ROUTER, Attempt, Backlog, Holding, Inquire, Release
 from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.step.running import Running
 
 
-class RouterLink(Part):
+class RouterLink(CorePart):
     def __init__(
         self,
         common: Common,

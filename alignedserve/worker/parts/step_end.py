@@ -13,7 +13,7 @@ from alignedserve.protocol.commands import Command, RunStep
 from alignedserve.protocol.events import Event, StepDone
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.parts.common import Common
-from alignedserve.worker.parts.part import Part
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.step.limits import Selection
 from alignedserve.worker.step.running import Running
@@ -32,7 +32,7 @@ class Runs(Protocol):
         """Give the requests of a step that went well their tokens."""
 
 
-class StepEnd(Part):
+class StepEnd(CorePart):
     def __init__(self, common: Common, queue: PromptQueue, runs: Runs) -> None:
         self._steps, self._pace, self._memory = common.steps, common.pace, common.memory
         self._queue, self._runs = queue, runs

@@ -11,7 +11,7 @@ from alignedserve.cost.model import StepEstimate
 from alignedserve.scheduling.policy import Chunking
 from alignedserve.scheduling.slo import Late, Rank
 from alignedserve.worker.step.chunks import chunk_of
-from alignedserve.worker.step.limits import Bounds, Moment, Selection, caution, estimate_of, rules_of, shape_of
+from alignedserve.worker.step.limits import Moment, Selection, StepBounds, caution, estimate_of, rules_of, shape_of
 from alignedserve.worker.step.lines import Ranked
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seating import Seating
@@ -23,7 +23,7 @@ HELD_TO = 0.5  # of the time of a step: best-effort prompts beside real-time dec
 
 
 class Filling:
-    def __init__(self, bounds: Bounds, budget: int, at: Moment, seating: Seating) -> None:
+    def __init__(self, bounds: StepBounds, budget: int, at: Moment, seating: Seating) -> None:
         careful = caution(at)
         self._most_s = bounds.decodes_s  # for real-time decodes
         self._prompts_s = bounds.decodes_s / careful  # for real-time prompts

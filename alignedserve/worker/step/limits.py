@@ -65,7 +65,7 @@ def shape_of(chunks: Sequence[Chunk], decodes: Sequence[Running]) -> Shape:
     sizes = [(len(chunk.tokens), chunk.start) for chunk in chunks]
     hidden = sum([running.prefix for running in decodes if running.blocks])
     hidden += sum([chunk.start for chunk in chunks if chunk.blocks])
-    return Shape.of(sizes, [running.prefix for running in decodes], hidden)
+    return Shape.build(sizes, [running.prefix for running in decodes], hidden)
 
 
 def all_of(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) -> Selection:
@@ -75,14 +75,14 @@ def all_of(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) ->
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class StepBounds:
     """R: the most time that the coming step may take."""
 
     decodes_s: float = inf  # for real-time decodes, so that none of them is late
     all_s: float = inf  # for real-time prompts too, those that are here and those that are still to come
 
 
-_UNBOUNDED = Bounds()
+_UNBOUNDED = StepBounds()
 
 
 class StepRules:
@@ -142,7 +142,7 @@ class PaperRules(StepRules):
         tbts = (running.request.slo.tbt_s for running in decodes if running.promise.is_rt)
         ttfts = (running.request.slo.ttft_s for running in prompts if running.promise.is_rt)
         least_s = min(chain(tbts, ttfts, (waiting.least_ttft_s,)))
-        pivot_s = at.cost.seconds(Shape.of([(at.pivot, 0)]))
+        pivot_s = at.cost.seconds(Shape.build([(at.pivot, 0)]))
         if least_s == inf or not pivot_s:
             return at.room
         return max(at.block_size, int(at.pivot * least_s / pivot_s) - len(decodes))  # AccelGen's formula 6
@@ -180,7 +180,7 @@ def prompt_budget(decodes: Sequence[Running], prompts: Sequence[Running], waitin
 
 def step_bounds(
     decodes: Sequence[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment, kept: Seated | None = None
-) -> Bounds:
+) -> StepBounds:
     """Return R. Nothing is sorted or made here: this runs at every step over all that is on the worker.
 
     `kept` has these decodes in their order, of which the first are enough.
@@ -198,7 +198,7 @@ def step_bounds(
     if late_s < bound and estimate_of((decode for decode in decodes if decode.promise.is_rt), at).seconds <= late_s:
         bound = late_s
     prompts_s = _prompts_bound_s(decodes, prompts, waiting, at) if prompts or waiting else inf
-    return Bounds(bound, min(bound, prompts_s, at.calm_s))
+    return StepBounds(bound, min(bound, prompts_s, at.calm_s))
 
 
 def _decodes_bound_s(decodes: Iterable[Running], at: Moment) -> tuple[float, float]:

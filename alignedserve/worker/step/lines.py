@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from alignedserve.core import ServiceClass
 from alignedserve.scheduling.orders import ByKey
-from alignedserve.scheduling.policy import Choice, Policy
+from alignedserve.scheduling.policy import Policy, PromptChoice
 from alignedserve.scheduling.slo import Late, Rank, Standing
 from alignedserve.worker.step.running import Running
 
@@ -27,7 +27,7 @@ Filing: TypeAlias = tuple[list[Place], Place]  # a place and the list that it is
 
 
 @dataclass(slots=True)
-class Filed:
+class FiledPrompt:
     """Where a prompt is in the lists."""
 
     serial: int
@@ -35,7 +35,7 @@ class Filed:
     places: list[Filing] = field(default_factory=list)
 
 
-class Line(ABC):
+class WaitingLine(ABC):
     def file(self, standing: Standing, until: float, end: Place) -> list[Filing]:
         """Return the places of a prompt. `until` is its slack as an instant; `end` tells equal prompts apart."""
         return []
@@ -57,7 +57,7 @@ class Line(ABC):
         return iter(())
 
 
-class ArrivalLine(Line):
+class ArrivalLine(WaitingLine):
     def __init__(self, prompts: Iterable[Running], real_time: Iterable[Running]) -> None:
         """Both are in the order of arrival, and change with what waits."""
         self._prompts, self._real_time = prompts, real_time
@@ -67,7 +67,7 @@ class ArrivalLine(Line):
             yield (number,), running
 
 
-class KeyLine(Line):
+class KeyLine(WaitingLine):
     def __init__(self, ordering: ByKey) -> None:
         self._ordering = ordering
         self._by_key: list[Place] = []
@@ -82,11 +82,11 @@ class KeyLine(Line):
                 yield place[:3], place[-1]
 
 
-class PromiseLine(Line):
-    def __init__(self, policy: Policy, filed: Mapping[Running, Filed]) -> None:
+class PromiseLine(WaitingLine):
+    def __init__(self, policy: Policy, filed: Mapping[Running, FiledPrompt]) -> None:
         """`filed` says where each prompt is, and changes with what waits."""
         self._drops_late = policy.late is Late.DROP_LAST
-        self._by_windows = policy.selection is Choice.MULTI_RESOURCE
+        self._by_windows = policy.selection is PromptChoice.MULTI_RESOURCE
         self._filed = filed
         self._rt: list[Place] = []
         self._rt_later: list[Place] = []

@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from alignedserve.scheduling.orders import ByKey
-from alignedserve.scheduling.policy import Choice
+from alignedserve.scheduling.policy import PromptChoice
 from alignedserve.scheduling.slo import Rank
 from alignedserve.worker.step.limits import Moment, rules_of
 from alignedserve.worker.step.lines import Ranked
@@ -21,7 +21,7 @@ def ranked(seated: Sequence[Running], at: Moment) -> Iterable[Ranked]:
     """Return seated requests with their keys, as they are to be served."""
     ordering = at.policy.ordering
     if ordering.goes_by_promises:
-        return Ranks.build(seated, at)
+        return RankedRequests.build(seated, at)
     return ranked_by_key(seated, at, ordering) if isinstance(ordering, ByKey) else ranked_by_arrival(seated)
 
 
@@ -51,7 +51,7 @@ def ranked_by_key(seated: Iterable[Running], at: Moment, ordering: ByKey) -> lis
 
 
 @dataclass(slots=True)
-class Ranks:
+class RankedRequests:
     """Seated requests by what becomes of them; each list in its order."""
 
     urgent_rt: list[Ranked] = field(default_factory=list)
@@ -61,8 +61,8 @@ class Ranks:
     late: list[Ranked] = field(default_factory=list)
 
     @classmethod
-    def build(cls, seated: Iterable[Running], at: Moment) -> Ranks:
-        found, late, by_windows = cls(), at.policy.late, at.policy.selection is Choice.MULTI_RESOURCE
+    def build(cls, seated: Iterable[Running], at: Moment) -> RankedRequests:
+        found, late, by_windows = cls(), at.policy.late, at.policy.selection is PromptChoice.MULTI_RESOURCE
         rules = rules_of(at.policy)
         lists = {
             Rank.URGENT_RT: found.urgent_rt,
@@ -104,7 +104,7 @@ class KeptRanks:
     """The same for decodes whose order is kept between steps, and for prompts. Only what is asked for is ranked."""
 
     def __init__(self, kept: Seated, prompts: Iterable[Running], at: Moment) -> None:
-        self._kept, self._prompts, self._at = kept, Ranks.build(prompts, at), at
+        self._kept, self._prompts, self._at = kept, RankedRequests.build(prompts, at), at
 
     def __iter__(self) -> Iterator[Ranked]:
         for is_rt in (True, False):

@@ -62,7 +62,7 @@ class _Lists:
 
 
 @dataclass(slots=True)
-class _Filed:
+class _FiledDecode:
     serial: int
     until: float  # its slack as an instant
     missed_s: float  # the promised time between two tokens if it has missed something; else 0
@@ -73,7 +73,7 @@ class Seated:
     def __init__(self, policy: Policy) -> None:
         self._late, self._group = policy.late, policy.token_group
         self._times = StepTimes(-1.0, -1.0)  # that decodes are filed by
-        self._filed: dict[Running, _Filed] = {}
+        self._filed: dict[Running, _FiledDecode] = {}
         self._num_filed = 0
         self._clear()
 
@@ -166,7 +166,7 @@ class Seated:
             changes_at = inf
         elif dues is None:
             self._changes.add(changes_at, self._num_filed, running)
-        self._filed[running] = _Filed(self._num_filed, until, missed_s, changes_at)
+        self._filed[running] = _FiledDecode(self._num_filed, until, missed_s, changes_at)
 
     # --- In the order of slo.Standing.key
 

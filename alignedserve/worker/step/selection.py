@@ -27,13 +27,13 @@ from heapq import merge
 from itertools import chain, islice
 
 from alignedserve.cost.model import Kind
-from alignedserve.scheduling.policy import Choice, Chunking, Policy
+from alignedserve.scheduling.policy import Chunking, Policy, PromptChoice
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.step.chunks import cut, whole
 from alignedserve.worker.step.filling import Filling
 from alignedserve.worker.step.limits import Moment, Selection, all_of, caution, prompt_budget, rules_of, step_bounds
 from alignedserve.worker.step.lines import Ranked
-from alignedserve.worker.step.ranks import KeptRanks, Ranks, key_of, ranked, ranked_by_arrival
+from alignedserve.worker.step.ranks import KeptRanks, RankedRequests, key_of, ranked, ranked_by_arrival
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seated import Seated
 from alignedserve.worker.step.seating import Seating
@@ -188,7 +188,7 @@ def _before_others(kept: Seated, prompts: Sequence[Running], waiting: Waiting, a
     """
     if _has_rt(prompts, waiting):
         return kept.real_time()
-    if at.policy.selection is not Choice.MULTI_RESOURCE:
+    if at.policy.selection is not PromptChoice.MULTI_RESOURCE:
         return ()
     return kept.first_real_time(at.now, at.times.most_s, min(at.batch, at.room))
 
@@ -212,10 +212,10 @@ class _Sources:
     at: Moment
 
     @property
-    def ranks(self) -> Ranks | KeptRanks:
+    def ranks(self) -> RankedRequests | KeptRanks:
         """Return seated requests ranked by promises."""
         if self.kept is None:
-            return Ranks.build(self.seated, self.at)
+            return RankedRequests.build(self.seated, self.at)
         return KeptRanks(self.kept, self.prompts, self.at)
 
 
@@ -270,9 +270,9 @@ def _fill_windows_by_promises(filling: Filling, sources: _Sources) -> Iterable[R
 
 
 # By the choice of the policy, and whether its order goes by promises.
-_FILLS: Mapping[tuple[Choice, bool], Callable[[Filling, _Sources], Iterable[Ranked]]] = {
-    (Choice.IN_ORDER, True): _fill_in_order,
-    (Choice.IN_ORDER, False): _fill_in_order,
-    (Choice.MULTI_RESOURCE, True): _fill_windows_by_promises,
-    (Choice.MULTI_RESOURCE, False): _fill_windows_by_arrival,
+_FILLS: Mapping[tuple[PromptChoice, bool], Callable[[Filling, _Sources], Iterable[Ranked]]] = {
+    (PromptChoice.IN_ORDER, True): _fill_in_order,
+    (PromptChoice.IN_ORDER, False): _fill_in_order,
+    (PromptChoice.MULTI_RESOURCE, True): _fill_windows_by_promises,
+    (PromptChoice.MULTI_RESOURCE, False): _fill_windows_by_arrival,
 }

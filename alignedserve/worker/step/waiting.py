@@ -20,10 +20,10 @@ from math import inf
 from typing import Protocol
 
 from alignedserve.scheduling.orders import ByKey
-from alignedserve.scheduling.policy import Choice, Policy
+from alignedserve.scheduling.policy import Policy, PromptChoice
 from alignedserve.scheduling.promise import TokenPromise
 from alignedserve.scheduling.slo import Late, StepTimes
-from alignedserve.worker.step.lines import ArrivalLine, Filed, KeyLine, Line, Place, PromiseLine, Ranked
+from alignedserve.worker.step.lines import ArrivalLine, FiledPrompt, KeyLine, Place, PromiseLine, Ranked, WaitingLine
 from alignedserve.worker.step.running import Running
 
 _DRIFT = 0.2  # of step times and chunks, before all are filed anew
@@ -71,9 +71,9 @@ class Waiting:
         self._named: dict[str, list[Running]] = {}
         self._ttfts: Counter[float] = Counter()  # promised time to the first token -> real-time prompts
         self.num_tokens = self.num_rt_tokens = 0  # to be run of all prompts, and of the real-time ones
-        self._by_windows = policy.selection is Choice.MULTI_RESOURCE
+        self._by_windows = policy.selection is PromptChoice.MULTI_RESOURCE
         self._drops_late = policy.late is Late.DROP_LAST
-        self._filed: dict[Running, Filed] = {}
+        self._filed: dict[Running, FiledPrompt] = {}
         self._unfiled: dict[Running, None] = {}
         self._serial = 0
         self._times, self._chunk = StepTimes(), 1  # that prompts are filed by
@@ -81,7 +81,7 @@ class Waiting:
         self._in_time: list[Place] = []
         self._dues = Changes()
 
-    def _new_line(self) -> Line:
+    def _new_line(self) -> WaitingLine:
         ordering = self._policy.ordering
         if isinstance(ordering, ByKey):
             return KeyLine(ordering)
@@ -201,7 +201,7 @@ class Waiting:
             places.append((self._in_time, (until, standing.remaining, *end)))
         for among, place in places:
             insort(among, place)
-        self._filed[running] = Filed(self._serial, until, places)
+        self._filed[running] = FiledPrompt(self._serial, until, places)
         changes_at = running.promise.changes_at(now)
         if (running.promise.is_rt or self._drops_late or not self._by_windows) and changes_at >= now:
             self._dues.add(changes_at, self._serial, running)

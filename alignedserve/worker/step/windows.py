@@ -21,7 +21,7 @@ from alignedserve.worker.step.seating import Seating
 MOST = 128  # prompts of a window: to look through more of them would take longer than a step may
 
 
-class Member(NamedTuple):
+class WindowMember(NamedTuple):
     """A prompt of a window, and its demand as a whole; the least slack has the highest number."""
 
     tokens: int
@@ -65,7 +65,7 @@ class Window:
         self._seating = seating
         whole = ((running.most_in_chunk, -number, running) for number, running in enumerate(prompts))
         self._members = sorted(
-            Member(size, number, seating.demand(running, size), running) for size, number, running in whole
+            WindowMember(size, number, seating.demand(running, size), running) for size, number, running in whole
         )
         self._most_memory = max(member.memory for member in self._members)
 
@@ -100,7 +100,7 @@ class Window:
         return best.running, size
 
     def _consider(
-        self, member: Member, size: int, left: Left, most_of: Callable[[Running, int], int]
+        self, member: WindowMember, size: int, left: Left, most_of: Callable[[Running, int], int]
     ) -> tuple[float, int] | None:
         """Return the distance and the size of a prompt, if it may run."""
         most = most_of(member.running, size)

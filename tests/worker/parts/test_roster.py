@@ -11,14 +11,14 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, MemberJoined, MemberLost, TimerFired
 from alignedserve.protocol.messages import Attempt, Missed, Release
-from alignedserve.worker.parts.part import Part, Roster
+from alignedserve.worker.parts.part import CorePart, Roster
 from alignedserve.worker.parts.pool_link import PoolLink
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER
 
 
 @dataclass
-class Talking(Part):
+class Talking(CorePart):
     """Part that answers every event with its name."""
 
     name: str
@@ -49,7 +49,7 @@ BOTH = [Send("a", Missed()), Send("b", Missed())]
 @pytest.fixture
 def roster() -> Roster:
     made = Roster()
-    made.enlist(Talking("a"), Part(), Talking("b"))
+    made.enlist(Talking("a"), CorePart(), Talking("b"))
     return made
 
 
@@ -63,7 +63,7 @@ def test_all_parts_are_asked_in_their_order(roster: Roster) -> None:
 
 def test_a_part_has_no_say_unless_it_says_so() -> None:
     roster = Roster()
-    roster.enlist(Part())
+    roster.enlist(CorePart())
     roster.ask_again()
     assert roster.hear(TimerFired("any"), 0.0) == roster.drop("request", 0) == roster.repeat("router") == []
     assert roster.attempts() == []

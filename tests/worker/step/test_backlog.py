@@ -18,7 +18,7 @@ from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, request, said
 
 TOKEN_S = 0.001
-SHAPES = [Shape.of([(tokens, prefix)]) for tokens in (1, 2, 4, 8) for prefix in (0, 8)]
+SHAPES = [Shape.build([(tokens, prefix)]) for tokens in (1, 2, 4, 8) for prefix in (0, 8)]
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedOut, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.protocol.messages import ROUTER, AskPages, Cancel, Commit, LeasePages, Message, Prefill
-from alignedserve.scheduling.policy import Choice, Chunking, Entries, Order, Policy, Room
+from alignedserve.scheduling.policy import Chunking, Entries, Order, Policy, PromptChoice, Room
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, member, request, said
@@ -29,10 +29,10 @@ def best_effort(name: str, prompt: int = 3) -> Request:
 @pytest.fixture(
     params=[
         Policy(reuse=False),
-        Policy(selection=Choice.IN_ORDER, reuse=False),
+        Policy(selection=PromptChoice.IN_ORDER, reuse=False),
         Policy(Order.FCFS, reuse=False),
-        Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER, reuse=False),
-        Policy(Order.FCFS, Chunking.NONE, Choice.IN_ORDER, reuse=False),
+        Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, reuse=False),
+        Policy(Order.FCFS, Chunking.NONE, PromptChoice.IN_ORDER, reuse=False),
         Policy(chunking=Chunking.NONE, reuse=False),
         Policy(room=Room.CHUNKS, reuse=False),
     ],
@@ -142,7 +142,7 @@ policies = st.builds(
     Policy,
     order=st.sampled_from(Order),
     chunking=st.sampled_from(Chunking),
-    selection=st.sampled_from(Choice),
+    selection=st.sampled_from(PromptChoice),
     room=st.sampled_from(Room),
     late=st.sampled_from(Late),
     entries=st.sampled_from(Entries),

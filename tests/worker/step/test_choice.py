@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
 from alignedserve.prefill_worker.seating import PoolSeating
-from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.limits import Moment, Selection
 from alignedserve.worker.step.running import Blocks, Running
@@ -24,14 +24,14 @@ from alignedserve.worker.step.windows import Left, Window, windows
 from tests.worker.step.test_selection import COST, NOW, TIMES, chat, document, moment, ran, seating, select, waits
 
 BLOCK = 16
-IN_ORDER = Policy(selection=Choice.IN_ORDER)
+IN_ORDER = Policy(selection=PromptChoice.IN_ORDER)
 
 policies = (
     st.builds(
         Policy,
         order=st.sampled_from(Order),
         chunking=st.sampled_from(Chunking),
-        selection=st.sampled_from(Choice),
+        selection=st.sampled_from(PromptChoice),
         room=st.sampled_from([Room.WHOLE, Room.CHUNKS]),
         late=st.sampled_from(Late),
         window_s=st.sampled_from([0.0, 0.75, 100.0]),
@@ -101,10 +101,10 @@ class TestWhateverTheOptions:
         if decodes or prompts or (waiting and fits):
             assert found.decodes or found.chunks
 
-    @given(crowds(), st.integers(20, 512), st.sampled_from(Choice))
+    @given(crowds(), st.integers(20, 512), st.sampled_from(PromptChoice))
     @some
     def test_a_step_is_in_time_for_all_who_can_be(
-        self, crowd: tuple[list[Running], ...], room: int, choice: Choice
+        self, crowd: tuple[list[Running], ...], room: int, choice: PromptChoice
     ) -> None:
         """Exceptions are one block of tokens of the first real-time prompt, and a request that runs alone."""
         decodes, prompts, waiting = crowd
@@ -114,17 +114,17 @@ class TestWhateverTheOptions:
         least_s = min((left_s(one) for one in decodes if left_s(one) >= 0.05), default=inf)
         late_alone = [one for one in (*decodes, *prompts, *waiting) if left_s(one) < 0.05]
         if len(sizes) > 1 and not late_alone:
-            assert found.predicted_s <= least_s + COST.seconds(Shape.of([(BLOCK, 0)]))
+            assert found.predicted_s <= least_s + COST.seconds(Shape.build([(BLOCK, 0)]))
 
-    @given(crowds(), st.sampled_from([Choice.IN_ORDER, Choice.MULTI_RESOURCE]))
+    @given(crowds(), st.sampled_from([PromptChoice.IN_ORDER, PromptChoice.MULTI_RESOURCE]))
     @some
-    def test_every_urgent_one_that_can_fit_is_in(self, crowd: tuple[list[Running], ...], choice: Choice) -> None:
+    def test_every_urgent_one_that_can_fit_is_in(self, crowd: tuple[list[Running], ...], choice: PromptChoice) -> None:
         decodes, prompts, waiting = crowd
         rt = [one for one in (*decodes, *prompts, *waiting) if one.promise.is_rt]
         times = {one.request.id: one.promise.standing(NOW, one.work(256), TIMES) for one in rt}
         urgent = [one for one in rt if times[one.request.id].slack_s <= TIMES.most_s]
         must = [*(one for one in decodes if one.promise.is_rt), *(one for one in urgent if not one.decodes)]
-        shape = Shape.of([(one.num_ahead, one.prefix) for one in must if not one.decodes], [
+        shape = Shape.build([(one.num_ahead, one.prefix) for one in must if not one.decodes], [
             one.prefix for one in must if one.decodes
         ])  # fmt: skip
         later_s = TIMES.most_s  # a prompt has at most two chunks before it
@@ -138,7 +138,7 @@ class TestWhateverTheOptions:
     def test_those_that_wait_are_kept_in_the_order_in_which_all_are_ranked(
         self, crowd: tuple[list[Running], ...], late: Late, order: Order
     ) -> None:
-        policy = Policy(order, selection=Choice.IN_ORDER, late=late)
+        policy = Policy(order, selection=PromptChoice.IN_ORDER, late=late)
         at = moment(policy)
         everybody = [one for some in crowd for one in some if not one.output]
         for one in everybody:
@@ -331,7 +331,7 @@ class TestWhatMeansNothing:
         [
             Policy(Order.SHORTEST_REMAINING),
             Policy(chunking=Chunking.NONE, room=Room.CHUNKS),
-            Policy(chunking=Chunking.FIXED, selection=Choice.IN_ORDER, as_in_paper=True),
+            Policy(chunking=Chunking.FIXED, selection=PromptChoice.IN_ORDER, as_in_paper=True),
         ],
     )
     def test_it_has_a_reason(self, policy: Policy) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from alignedserve.core import Request, ServiceClass, Slo
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape, Uncertainty
-from alignedserve.scheduling.policy import Choice, Chunking, Order, Policy, Room
+from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
 from alignedserve.scheduling.promise import TokenPromise, promise
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.limits import Moment, Selection
@@ -268,7 +268,7 @@ class TestTheOrder:
 
     def test_first_come_first_served_asks_nothing_else(self) -> None:
         prompts = [document("be", prompt=300), chat("urgent", 0.03, prompt=300)]
-        at = moment(Policy(Order.FCFS, Chunking.FIXED, Choice.IN_ORDER))
+        at = moment(Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER))
         assert ran(select([chat("a", 0.0111, output=3)], prompts, [], at)) == [("a", 1), ("be", 300), ("urgent", 211)]
 
 
@@ -287,7 +287,7 @@ def test_a_step_is_never_empty_nor_too_large_nor_late_by_a_document(all_: list[R
     sizes = [size for _, size in ran(found)]
     assert 0 < sum(sizes) <= room
     assert len({name for name, _ in ran(found)}) == len(sizes)
-    shape = Shape.of([(len(one.tokens), one.start) for one in found.chunks], [one.prefix for one in found.decodes])
+    shape = Shape.build([(len(one.tokens), one.start) for one in found.chunks], [one.prefix for one in found.decodes])
     assert found.predicted_s == pytest.approx(COST.seconds(shape))
     ran_be = [name for name, _ in ran(found) if set(name) & set("def")]
     promises = [one.promise for one in all_ if isinstance(one.promise, TokenPromise)]
