@@ -116,7 +116,7 @@ def test_one_that_was_asked_for_and_cannot_be_is_left_out(colocated: Deployment)
 
     def is_left_out() -> bool:
         for pid, command in colocated.processes().items():
-            if command.endswith("alignedserve.shell.part decode-1"):
+            if command.endswith("alignedserve.launch.start decode-1"):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         return "decode-1 is left out: it does not stay up" in colocated.whole_log()
