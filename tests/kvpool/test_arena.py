@@ -29,12 +29,12 @@ SCRIBBLE = f"""
 {ATTACH}
 import itertools, threading, time
 from alignedserve.kvpool.arena.arena import Contents
-from alignedserve.kvpool.arena.extents import Kind
+from alignedserve.kvpool.arena.extents import PageKind
 def scribble():
     for turn in itertools.count():
         arena.begin_write(1)
         arena.payload(1)[:] = bytes([turn % 256]) * arena.payload_bytes
-        arena.end_write(1, Contents(Kind.KV, {CONTENTS.length}, {CONTENTS.token_hash}))
+        arena.end_write(1, Contents(PageKind.KV, {CONTENTS.length}, {CONTENTS.token_hash}))
         time.sleep(0.00005)
 threading.Thread(target=scribble, daemon=True).start()
 """
