@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from alignedserve.kernels.common.row_blocks import WIDTH, maxima
 
@@ -19,19 +20,19 @@ _LEAST = torch.finfo(torch.float32).min  # impossible tokens (-inf) lie below
 class BestFirst:
     """The tokens of each row, [rows, longest row]; a shorter row repeats token 0 behind its `count`."""
 
-    tokens: torch.Tensor
-    count: torch.Tensor  # [rows]
+    tokens: Tensor
+    count: Tensor  # [rows]
 
     @property
-    def places(self) -> torch.Tensor:
+    def places(self) -> Tensor:
         return torch.arange(self.tokens.shape[1], device=self.tokens.device)
 
-    def pick(self, rows: torch.Tensor) -> torch.Tensor:
+    def pick(self, rows: Tensor) -> Tensor:
         """Return the numbers of `rows` at these tokens, and 0 behind the last token."""
         return rows.gather(1, self.tokens).masked_fill(self.places >= self.count[:, None], 0)
 
 
-def best_first(logits: torch.Tensor, floor: torch.Tensor) -> BestFirst:
+def best_first(logits: Tensor, floor: Tensor) -> BestFirst:
     """Return all possible tokens whose logit is at least `floor` [rows]."""
     row, token = (logits >= floor.clamp(min=_LEAST)[:, None]).nonzero(as_tuple=True)
     count = torch.bincount(row, minlength=len(logits))
@@ -44,7 +45,7 @@ def best_first(logits: torch.Tensor, floor: torch.Tensor) -> BestFirst:
     return BestFirst(tokens.gather(1, order), count)
 
 
-def floor_of_top(logits: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+def floor_of_top(logits: Tensor, k: Tensor) -> Tensor:
     """Return [rows] a bound that each row's `k` largest logits reach and few others: the k-th largest block maximum."""
     most = int(k.max())
     width = WIDTH
