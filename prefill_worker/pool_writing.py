@@ -1,7 +1,7 @@
 """What a prefill worker writes to the pool, and the pages that it asks for.
 
 A real-time prompt runs at once, and asks for its pages when it is through. A best-effort one is seated when the pages
-for all its KV are leased (seating.py). Pages that no prompt waits for go back to the pool: another worker may wait for
+for all its KV are leased (next_step.py). Pages that no prompt waits for go back to the pool: another worker may wait for
 them.
 """
 
