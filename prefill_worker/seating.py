@@ -1,4 +1,4 @@
-"""What a choice of prompts may take of a prefill worker's device, and of the pages that are at hand."""
+"""The block pairs of a prefill worker's device, and the pages at hand, that a choice of prompts may take."""
 
 from __future__ import annotations
 

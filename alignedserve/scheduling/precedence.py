@@ -1,4 +1,4 @@
-"""How real-time and best-effort requests stand to each other where a step is chosen and memory is given."""
+"""The precedence between real-time and best-effort requests where a step is chosen and memory is given."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from alignedserve.core import Slo
 
 
 class Precedence:
-    """How real-time and best-effort requests stand to each other where a step is chosen: alike."""
+    """The precedence between real-time and best-effort requests where a step is chosen; here they are equal."""
 
     lines: tuple[bool | None, ...] = (None,)  # of waiting prompts: of both classes, or each of one (True: real-time)
 
     def may_displace(self, is_rt: bool) -> bool:
-        """Whether a request of this class may take the seat and the memory of best-effort requests."""
+        """Return whether a request of this class may take the seat and the memory of best-effort requests."""
         return False
 
     def may_replace(self, is_rt: bool) -> bool:
-        """Whether a decode of this class may take the place in a step of a real-time decode that has slack."""
+        """Return whether a decode of this class may take the place in a step of a real-time decode that has slack."""
         return False
 
     def holds_up_all(self, is_rt: bool) -> bool:
-        """Whether a request of this class that waits for memory holds up requests of both classes."""
+        """Return whether a request of this class that waits for memory holds up requests of both classes."""
         return True
 
     def worth_s(self, pending_s: float) -> float:

@@ -1,4 +1,4 @@
-"""What runs a core as a process: the turn loop, links between processes, the clock and logs.
+"""The shell, which runs a core as a process: the turn loop, links between processes, the clock and logs.
 
 clock.py      The clock that a shell reads and hands to its core.
 control.py    How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.

@@ -1,4 +1,4 @@
-"""What a worker has to compress for the pool: one order at a time, a page after the other.
+"""Compress pages for the pool: one order at a time, a page after the other.
 
 The pool repeats an order that it has no answer to. So an order whose number is known is not done twice, since its pages
 may be in use for other requests by now: if it is done, its answer is sent again.

@@ -1,4 +1,4 @@
-"""What a worker has to tell the router: which requests have moved on, how long outputs were, what is left to run."""
+"""Collect what a worker has to tell the router: requests that moved on, lengths of outputs, and the work left."""
 
 from __future__ import annotations
 

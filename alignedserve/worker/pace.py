@@ -1,4 +1,4 @@
-"""How fast a worker is, as far as it knows: the time of steps, the size of chunks, and the tokens that a step may have.
+"""The speed of a worker, as it knows it: the time of steps, the size of chunks, and the tokens that a step may have.
 
 A step that finds too little memory has changed nothing: smaller steps follow (step_room.py).
 """
@@ -74,7 +74,7 @@ class Pace:
 
 
 def _says_what_fits(chunk: Chunk, plan: StepPlan, find: Callable[[str], Running | None]) -> bool:
-    """Whether the size of a chunk that was cut says how large chunks are.
+    """Return whether the size of a chunk that was cut says how large chunks are.
 
     The last chunk of a prompt says nothing of it. Neither does what real-time requests leave for a best-effort prompt:
     by a few tokens at a time, real-time prompts would seem to take for ever.

@@ -1,4 +1,4 @@
-"""How many tokens a step may have: fewer after one that found too little memory, then more again, step by step."""
+"""Limit the tokens of a step: fewer after a step that found too little memory, then more again, step by step."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ Filing: TypeAlias = tuple[list[Place], Place]  # a place and the list that it is
 
 @dataclass(slots=True)
 class FiledPrompt:
-    """Where a prompt is in the lists."""
+    """The places of a prompt in the lists."""
 
     serial: int
     until: float  # its slack as an instant
