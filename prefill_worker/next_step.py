@@ -158,7 +158,7 @@ class NextStep:
         )
 
     def _has_long(self) -> bool:
-        """Whether a long prompt is unfinished here: until it is committed."""
+        """Return whether a long prompt is unfinished here: until it is committed."""
         return any(running.num_tokens >= self._policy.long_prompt for running in self._roster.occupants())
 
     def _make_room(self, now: float) -> bool:

@@ -136,7 +136,7 @@ class Engine:
         return None if self._kernels.captures else f"attention of {self._kernels.name} looks at tables on the CPU"
 
     def rehearse(self) -> None:
-        """On a GPU, compile the kernels, and measure them where there is a choice, so that no step waits for that.
+        """Compile the kernels on a GPU, and measure them where there is a choice, so that no step waits for that.
 
         The cache is only read.
         """

@@ -48,7 +48,7 @@ class Before:
         return None if self._unread is None else self._unread.rows.get(request)
 
     def ended(self, request: str) -> bool:
-        """Whether the request has ended because no token could be sampled: decodes planned ahead for it are dropped."""
+        """Return whether the request has ended because no token could be sampled: its planned decodes are dropped."""
         return request in self._unsampled
 
     def token(self, request: str) -> int:

@@ -1,4 +1,4 @@
-"""How a worker's process performs the commands of its core on the engine.
+"""The code by which a worker's process performs the commands of its core on the engine.
 
 building.py        One rank of a worker: its engine, its pace, its transport and its hands.
 copies.py          Copies between the device and the pool's arena, and within the device.

@@ -1,4 +1,4 @@
-"""What runs a core as a process: the turn loop, links between processes, the clock and logs.
+"""The shell, which runs a core as a process: the turn loop, links between processes, the clock and logs.
 
 control.py    How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.
 exit_code.py  How a part's process says, as it ends, whether to start it again.

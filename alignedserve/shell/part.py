@@ -65,7 +65,7 @@ def lock_name(deployment: str, holder: str, rank: int = 0) -> str:
 
 
 class Place:
-    """Where a part is and what it works on, as its spec says."""
+    """The place of a part: its files, keys and settings, as its spec says."""
 
     def __init__(self, spec: PartSpec) -> None:
         self.spec = spec

@@ -26,7 +26,7 @@ from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, alone, fill, re
 
 
 class NotMapped(Exception):
-    """This process cannot map the other worker's device cache."""
+    """Raised where this process cannot map the other worker's device cache."""
 
 
 class Maps(Protocol):

@@ -1,4 +1,4 @@
-"""What prefill workers and decode workers have in common. Their cores are made of parts (parts/).
+"""The code that prefill workers and decode workers share. Their cores are made of parts (parts/).
 
 setup.py        What a worker's core is made with, and how it takes a request in.
 device.py       The block pairs of a device as the parts share them, and whether waiting prompts may be seated.

@@ -1,4 +1,4 @@
-"""What a worker has to tell the router: which requests have moved on, how long outputs were, what is left to run; and faults."""
+"""Collect what a worker has to tell the router: requests that moved on, lengths of outputs, the work left, faults."""
 
 from __future__ import annotations
 

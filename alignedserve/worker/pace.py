@@ -1,4 +1,4 @@
-"""How fast a worker is, as far as it knows: the time of steps, the size of chunks, and the tokens that a step may have.
+"""The speed of a worker, as it knows it: the time of steps, the size of chunks, and the tokens that a step may have.
 
 A step that finds too little memory has changed nothing: smaller steps follow (StepRoom).
 """
@@ -20,7 +20,7 @@ _PATIENCE = 16  # steps that go well before a larger step is tried
 
 
 class StepRoom:
-    """How many tokens a step may have: fewer after one that found too little memory, then more again, step by step."""
+    """Limits the tokens of a step: fewer after a step that found too little memory, then more again, step by step."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -99,7 +99,7 @@ class Pace:
 
 
 def _says_what_fits(chunk: Chunk, plan: StepPlan, find: Callable[[str], Running | None]) -> bool:
-    """Whether the size of a chunk that was cut says how large chunks are.
+    """Return whether the size of a chunk that was cut says how large chunks are.
 
     The last chunk of a prompt says nothing of it. Neither does what real-time requests leave for a best-effort prompt:
     by a few tokens at a time, real-time prompts would seem to take for ever.

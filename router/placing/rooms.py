@@ -1,4 +1,4 @@
-"""Which decode worker a prompt should go on to: the worker with room whose batch has about the prompt's length.
+"""Choose the decode worker that a prompt should go on to: the one with room whose batch has about the prompt's length.
 
 A worker's room is what it told last, less what has been sent its way since. Bands are kept in the order of their
 middles, so that the router looks only at the few nearest ones, however many workers there are.
@@ -77,7 +77,7 @@ class Rooms:
 
     @property
     def is_any(self) -> bool:
-        """Whether there is any worker."""
+        """Return whether there is any worker."""
         return bool(self._rooms)
 
     @property

@@ -174,7 +174,7 @@ class PageCopier:
         return True
 
     def is_hidden(self, pages: Sequence[int]) -> bool:
-        """Whether these pages of one request hold hidden vectors."""
+        """Return whether these pages of one request hold hidden vectors."""
         return bool(pages) and self._arena.kind_of(pages[0]) is PageKind.HIDDEN
 
     def close(self) -> None:

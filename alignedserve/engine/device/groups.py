@@ -98,7 +98,7 @@ class Group:
 
     @property
     def asks_first(self) -> bool:
-        """Whether a chunk may be sent only after the other end has said that it waits for it."""
+        """Return whether a chunk may be sent only after the other end has said that it waits for it."""
         return self._nccl is not None
 
     def send(self, data: Tensor, tag: int) -> Flight:

@@ -57,7 +57,7 @@ class RankLinks(Protocol):
         """Copy the tensor of rank 0 to all ranks."""
 
     def agree(self, is_so: bool) -> bool:
-        """Whether it is so on every rank."""
+        """Return whether it is so on every rank."""
 
     def least(self, number: int) -> int:
         """Return the smallest of the numbers of all ranks."""
@@ -113,7 +113,7 @@ class Team:
         _await(self._group.broadcast(x, 0), self._limit)
 
     def agree(self, is_so: bool) -> bool:
-        """Whether it is so on every rank; wait without limit, since other ranks may be loading."""
+        """Return whether it is so on every rank; wait without limit, since other ranks may be loading."""
         disagreeing = torch.tensor([int(not is_so)], dtype=torch.int32)
         _await(self._said.allreduce([disagreeing]), _NEVER)
         return not disagreeing

@@ -86,7 +86,7 @@ class PageCompression(CorePart):
         return [self._orders.next_page()]
 
     def _can_wait(self, seconds: float, now: float) -> bool:
-        """Whether no request's next token is late if the step after the one in flight begins so much later."""
+        """Return whether no request's next token is late if the step after the one in flight begins so much later."""
         if self._steps.running is None:
             return True
         bound = now + 2 * self._pace.times.most_s + seconds
