@@ -19,7 +19,7 @@ from typing import Any
 from alignedserve.architectures.model_source import DEMO_FOLDER
 from benchmarks.common.batches import Batches, line
 from benchmarks.common.serving import NAME, Deployment, forget_peak, memory_mb, processes_under, serve
-from benchmarks.report import report
+from benchmarks.report import command, report
 
 LINES, BYTES = 50_000, 200_000_000  # the limits of a file
 MOST_MB = 64  # memory of a process, whatever the file's size
@@ -100,6 +100,7 @@ class Run:
 
 
 def main() -> None:
+    command(__doc__).parse_args()
     with TemporaryDirectory() as name:
         folder = Path(name)
         source = folder / "source"

@@ -18,7 +18,7 @@ import uvloop
 
 from alignedserve.gateway.http.bodies import BODIES_AT_ONCE
 from benchmarks.gateway import CLOCK, MODEL, Server, connect, ours, request
-from benchmarks.report import report
+from benchmarks.report import command, report
 
 SIZE = 4 << 20  # the usual limit of a body
 _HEAD = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Hi"}}], '
@@ -73,6 +73,7 @@ def peak_mb(server: Server) -> float:
 
 
 def main() -> None:
+    command(__doc__).parse_args()
     with tempfile.NamedTemporaryFile() as file:
         os.ftruncate(file.fileno(), CLOCK.size)
         most_s = most_mb = 0.0

@@ -1,6 +1,7 @@
 """Measure chats beside saturating best-effort documents, on a colocated deployment of a random 160 M Llama.
 
     python -m benchmarks.isolation [--seconds 30] [--rate 2] [--be 32] [--model FOLDER] [-- SERVE FLAGS]
+    python -m benchmarks.isolation --url http://127.0.0.1:8000 [--priority 1]
     python -m benchmarks.isolation --backend simulated [--seconds 40] [--machine zen4] [--speed 1] [--off 0.04,0.12]
 
 The load and the backends are in benchmarks/common/chats.py. First chats and documents run alone, then together, with
@@ -12,6 +13,13 @@ three promises to the chats. The tight promise is also measured without document
 
 `--seconds` is the length of each of six runs. BE tokens count over a whole run, as other servers' clients count them:
 including the documents' head start and the work after the last chat.
+
+`--url` asks any server with OpenAI's API instead of starting ours. The peer is vLLM's server, on the same random model,
+which `python -m benchmarks.common.models llama160m FOLDER` writes:
+
+    python -m vllm.entrypoints.openai.api_server --model FOLDER --served-model-name measured --dtype bfloat16
+        --max-num-seqs 64 --no-enable-prefix-caching
+    the same, tuned by hand: --scheduling-policy priority --max-num-batched-tokens 64; here --priority 1
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from alignedserve.simulator.records.distribution import percentile
 from benchmarks.common.chats import DEFAULT, Backend, Load, Promise, Run, Served, Simulated
 from benchmarks.common.machines import MACHINES, save_profile
 from benchmarks.common.models import MAKERS
-from benchmarks.common.serving import serve, with_tokenizer
+from benchmarks.common.serving import serve
 from benchmarks.report import command, report, several
 
 _SIMULATED = ("vllm-chunked", "round-robin", "mlfq", "aligned", "bros-plain")  # presets, beside fcfs
@@ -77,7 +77,7 @@ def lots(args: argparse.Namespace, scratch: Path) -> Iterator[Lot]:
         if name == "demo":
             yield Lot(f"{name}, ", presets, 10.0, DEMO_FOLDER)
         else:
-            yield Lot(f"{name}, ", presets, 1.0, with_tokenizer(MAKERS[name](scratch / name)))
+            yield Lot(f"{name}, ", presets, 1.0, MAKERS[name](scratch / name))
 
 
 @contextmanager

@@ -7,6 +7,9 @@ prefill worker, the pool and the decode worker report on it, and it ends. Decode
 requests. The time is the processor time of the router's core; a decision lasts from Submit to Prefill. Requests come
 and go, with 4 open for each worker. The predictor is `hash`: its side process runs on another CPU core, and is not
 timed.
+
+First a worker's frame for the gateway is written and read, with 64 outputs of a token each; the least time counts. The
+baseline is what the same checks in Python took, on a quiet Zen 4 (alignedserve/protocol/wire.py).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import sys
 from collections import deque
 from random import Random
 from time import thread_time
+from timeit import repeat
 
 from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo
 from alignedserve.protocol.commands import Command, Send
@@ -25,11 +29,14 @@ from alignedserve.protocol.messages import (
     Heartbeat,
     Member,
     Message,
+    Output,
     Prefill,
     Progress,
     Report,
     Submit,
+    Tokens,
 )
+from alignedserve.protocol.wire import MOST_FRAME_BYTES, Envelope, decode, encode
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.scheduling.sketch import sketch_of
 from alignedserve.scheduling.slo import StepTimes
@@ -38,6 +45,8 @@ from benchmarks.report import command, report
 _OPEN = 4  # open requests for each worker
 _REPORTS = 4  # requests that a decode worker gets between two reports
 _GOAL = 5000  # requests per second, with 64 workers
+_FRAMES, _ROUNDS = 200, 20  # frames in a round, of which the fastest counts
+_ENCODE_US, _DECODE_US = (83, 3), (139, 8)  # baseline and goal
 
 
 def member(name: str, role: Role) -> Member:
@@ -139,12 +148,25 @@ def measure(num_workers: int, count: int) -> tuple[float, list[float]]:
     return count / deployment.seconds, sorted(took)
 
 
+def report_frames() -> bool:
+    outputs = (Output(f"cmpl-{number:032x}", 0, 17, (1000 + number,), None) for number in range(64))
+    envelope = Envelope("decode-0", 1, 1, Tokens(tuple(outputs)))
+    frame, met = encode(envelope), True
+    for way, work, (baseline, goal) in (
+        ("encode", lambda: encode(envelope), _ENCODE_US),
+        ("decode", lambda: decode(frame, MOST_FRAME_BYTES), _DECODE_US),
+    ):
+        value = 1e6 * min(repeat(work, number=_FRAMES, repeat=_ROUNDS)) / _FRAMES
+        met &= report(f"a frame of 64 outputs, {way}", value, "us", baseline=baseline, goal=goal)
+    return met
+
+
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--requests", type=int, default=20_000, help="default: %(default)s")
     parser.add_argument("--workers", default="8,64,256,1024", help="default: %(default)s")
     args = parser.parse_args()
-    met = []
+    met = [report_frames()]
     for num_workers in map(int, args.workers.split(",")):
         rate, took = measure(num_workers, args.requests)
         goal = _GOAL if num_workers == 64 else None

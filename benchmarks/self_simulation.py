@@ -38,7 +38,7 @@ from alignedserve.cost.model import Shape
 from alignedserve.machine.resources import usable_cores
 from alignedserve.simulator.reports.trial import SimulationTrial
 from benchmarks.common.models import MAKERS
-from benchmarks.common.serving import ask, serve, with_tokenizer
+from benchmarks.common.serving import ask, serve
 from benchmarks.report import command, report
 
 _PROMPT, _OUTPUT = (20, 300), (20, 120)
@@ -147,7 +147,7 @@ def main() -> None:
     with TemporaryDirectory() as name:
         folder, path = Path(name), Path(name) / "profile.json"
         made = given.model != _DEMO
-        model = str(with_tokenizer(MAKERS[given.model](folder / "model"))) if made else _DEMO
+        model = str(MAKERS[given.model](folder / "model")) if made else _DEMO
         profile(model, path)
         busy_s = request_s(path)
         visits = drawn(given.minutes, given.load / busy_s)

@@ -41,7 +41,7 @@ from benchmarks.common.batches import ENDED, Batches, job_of, jsonl, submit_shor
 from benchmarks.common.chats import ANSWER, CHAT, DEFAULT, SEED, Load, Served
 from benchmarks.common.machines import GATEWAY_MS, small_worker
 from benchmarks.common.models import llama160m
-from benchmarks.common.serving import NAME, ask, serve, with_tokenizer
+from benchmarks.common.serving import NAME, ask, serve
 from benchmarks.report import command, report
 
 PROMPT, OUTPUT = (64, 128), (16, 48)
@@ -235,7 +235,7 @@ def main() -> None:
         folder = Path(name)
         if args.backend == "simulated":
             sys.exit(not measure(SimulatedJobs(folder), args.load, args.seconds, args.need))
-        model, data = args.model or with_tokenizer(llama160m(folder / "model")), folder / "jobs"
+        model, data = args.model or llama160m(folder / "model"), folder / "jobs"
         with serve(model, "--jobs-directory", str(data), *args.flags) as deployment:
             sys.exit(not measure(ServedJobs(deployment.url, data), args.load, args.seconds, args.need))
 

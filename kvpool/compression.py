@@ -163,7 +163,7 @@ class Compressor:
         return tuple(chosen)
 
     def _pays(self, pages: int) -> bool:
-        """Whether compression pays: under pressure a new extent must free more KV pages than it takes."""
+        """Return whether compression pays: under pressure a new extent must free more KV pages than it takes."""
         if not self._is_pressed or pages <= self._pages.room_to_compress(begun=True):
             return True
         so_many = accumulate(len(self._compressible(waiting)) for waiting in self._waiting(self._new))
@@ -206,7 +206,7 @@ class Compressor:
         self._later |= {request: None for request in self._pages.entries_with(page) if self._waiters.waiting(request)}
 
     def _waits_only(self, page: int) -> bool:
-        """Whether requests have the page, and all of them wait."""
+        """Return whether requests have the page, and all of them wait."""
         entries = list(self._pages.entries_with(page))
         return bool(entries) and all(self._waiters.waiting(request) is not None for request in entries)
 

@@ -37,7 +37,7 @@ class BestEffort:
         return self._in_extent
 
     def is_in(self, extent: int) -> bool:
-        """Whether an extent of another kind counts already."""
+        """Return whether an extent of another kind counts already."""
         return extent in self._in_extent
 
     def gain(self, page: int) -> None:

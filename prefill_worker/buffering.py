@@ -1,5 +1,5 @@
-"""What a prefill worker holds for decode workers: KV of their candidates, prefetched from the pool, and of those that
-had to leave their devices (AlignedServe §3.2).
+"""Hold KV for decode workers: of their candidates, prefetched from the pool, and of requests that had to leave their
+devices (AlignedServe §3.2).
 
     Prefetch ── room: CopyIn ──────────┬─▶ filling ──▶ here: Prefetched ── Pull ──▶ sending ──▶ gone
     Evict ──── room: Pull, ReceiveKv ──┘      │ not intact  └── prompts lack memory ──┐
@@ -49,12 +49,12 @@ class Buffer:
 
     @property
     def is_here(self) -> bool:
-        """Whether it can be pulled."""
+        """Return whether it can be pulled."""
         return self.is_wanted and self._is_at_rest
 
     @property
     def is_over(self) -> bool:
-        """Whether its pairs can be freed."""
+        """Return whether its pairs can be freed."""
         return not self.is_wanted and self._is_at_rest
 
     @property

@@ -45,7 +45,7 @@ class Candidate:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is not wanted here, and nothing reads its pairs any more."""
+        """Return whether it is not wanted here, and nothing reads its pairs any more."""
         return not self.is_here and self.transfer is None and self.copy is None
 
     @property
@@ -109,7 +109,7 @@ class Candidates:
     # --- Transfers
 
     def is_late(self, receiver: str, number: int) -> bool:
-        """Whether a Pull was repeated, or came after a later one: its receiver waits for it no longer."""
+        """Return whether a Pull was repeated, or came after a later one: its receiver waits for it no longer."""
         if number <= self._last[receiver]:
             return True
         self._last[receiver] = number

@@ -1,4 +1,4 @@
-"""How many workers of a kind the load needs: the router asks for more soon, and for fewer slowly.
+"""Compute how many workers of a kind the load needs: the router asks for more soon, and for fewer slowly.
 
     pressure   how near promises are to being missed; at 1 and above the workers miss some
     load       how much work there is, in workers

@@ -1,4 +1,4 @@
-"""What the engine needs to know of every model, whatever its family."""
+"""The facts that the engine needs about every model, of any family."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class ModelConfig:
 
     @property
     def projects(self) -> bool:
-        """Whether K and V can be made anew from the layers' inputs."""
+        """Return whether K and V can be made anew from the layers' inputs."""
         return False
 
     @property

@@ -56,7 +56,7 @@ class Launcher(str, Enum):
 
 
 class TransportName(str, Enum):
-    AUTO = "auto"  # the best transport that the machines have (transport/choice.py)
+    AUTO = "auto"  # the best transport that the machines have (transport/opening.py)
     HOST = "host"
     COLLECTIVE = "collective"
     IPC = "ipc"
@@ -75,7 +75,7 @@ class DeviceKind(str, Enum):
 
 
 class Graphs(str, Enum):
-    """Whether decode steps are captured as CUDA graphs and replayed."""
+    """The choice of whether decode steps are captured as CUDA graphs and replayed."""
 
     AUTO = "auto"  # where the device and the model allow it
     ON = "on"  # the start is refused where they do not
@@ -83,7 +83,7 @@ class Graphs(str, Enum):
 
 
 class LookAhead(str, Enum):
-    """How many steps are planned while the step before them runs."""
+    """The number of steps that are planned while the step before them runs."""
 
     AUTO = "auto"  # one on a GPU, none on a CPU
     NONE = "0"
@@ -256,7 +256,7 @@ class SloConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How requests are scheduled: a preset says it, and these settings change parts of it.
+    """The schedule of requests: a preset chooses it, and these settings change parts of it.
 
     Each is a field of Policy and has its default from there.
     """
@@ -350,7 +350,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class ScaleConfig:
-    """How many workers there are: as many as the load takes, between two numbers."""
+    """The number of workers: as many as the load needs, between two limits."""
 
     prefill: Range | None = common(
         None, "least and most prefill workers, such as 1-4; by default their number stays as it is"

@@ -129,7 +129,7 @@ def read_environment(env: Mapping[str, str], settings: Settings) -> dict[str, An
 
 
 def _is_service_link(variable: str, text: str) -> bool:
-    """Whether Kubernetes has set the variable, as it does in every pod for a Service whose name begins like ours."""
+    """Return whether Kubernetes set the variable, as it does in every pod for Services whose names begin like ours."""
     if re.search(r"_SERVICE_HOST$|_SERVICE_PORT(_.*)?$|_PORT_\d+_(TCP|UDP|SCTP)(_.*)?$", variable):
         return True
     return variable.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", text) is not None

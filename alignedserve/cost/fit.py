@@ -298,7 +298,7 @@ class _Learner:
 
 
 class _Tail:
-    """How much longer than predicted the longest steps take, about one in ten thousand.
+    """The share by which the longest steps, about one in ten thousand, take longer than predicted.
 
     This is measured, and not derived from the usual errors: what makes a step late (another process, a page fault) is
     not what makes it a little longer. A thousand steps do not show one in ten thousand, so the tail is extrapolated

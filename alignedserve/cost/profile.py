@@ -31,7 +31,7 @@ _FORMAT = 3
 
 @dataclass(frozen=True)
 class Subject:
-    """What was measured: a profile holds for this subject only."""
+    """The model, device and software that were measured: a profile is valid for this subject only."""
 
     model: str  # fingerprint of the model folder
     device: str

@@ -284,8 +284,8 @@ class Keeper(ABC):
         self._events.put(_PartTask(spec.name, spec.incarnation or 0, act))
 
     def _is_news(self, ended: _PartEnded | _PartOverdue | _PartTask) -> bool:
-        """Whether the event is about the present life of a part. A rank that was ended with its worker has a new life
-        already."""
+        """Return whether the event is about the present life of a part. A rank that was ended with its worker has a new
+        life already."""
         life = self._lives.get(ended.part)
         return life is not None and life.spec.incarnation == ended.incarnation
 

@@ -1,4 +1,4 @@
-"""How many block pairs and pages the given memory holds, and the longest request."""
+"""Compute how many block pairs and pages the given memory holds, and the longest request."""
 
 from __future__ import annotations
 

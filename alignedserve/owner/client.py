@@ -46,7 +46,7 @@ class OwnerClient(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether a request opened now could run."""
+        """Return whether a request opened now could run."""
 
     @property
     def lacks_s(self) -> float:

@@ -1,5 +1,5 @@
-"""What rank 0 of a worker orders the other ranks: they do on their devices and arenas what it does on its own. And what
-they tell rank 0 of transfers, which go on beside that work.
+"""The orders of a worker's rank 0 to the other ranks, which do on their devices and arenas what rank 0 does on its own;
+and their reports to rank 0 on transfers, which go on beside that work.
 """
 
 from __future__ import annotations

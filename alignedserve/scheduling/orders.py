@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Order(str, Enum):
-    """Which request goes first, wherever some have to wait."""
+    """The rule for which request goes first, wherever some have to wait."""
 
     SLACK = "slack"  # by promises: slo.in_order
     FCFS = "fcfs"  # by arrival
@@ -42,7 +42,7 @@ class Ordering(ABC):
         return by_standing(requests, standing_of, times, late)
 
     def puts_first(self, service: ServiceClass) -> bool:
-        """Whether requests of this class are served before those of the other."""
+        """Return whether requests of this class are served before those of the other."""
         return False
 
 

@@ -1,4 +1,4 @@
-"""What a request was promised, as its worker or pool reckons with it: its dues, its place in the order, its bound."""
+"""The promise to a request, as its worker or pool uses it: its dues, its place in the order, its bound."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.
+"""The socket by which a user commands a running deployment: `alignedserve stop`, `alignedserve scale`.
 
 The launcher listens at a socket in the file system, in a folder that only its user can open. A connection carries one
 line of JSON, the order, and lines of text, the answer. It ends when the order is done; after `stop`, with the

@@ -13,7 +13,7 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        """With `include`, the text ends after the stop string, and otherwise before it."""
+        """Watch for `stops`; with `include` the text ends after the stop string, otherwise before it."""
         self._stops, self._include = stops, include
         self._held = ""
         self.found = False  # once it is true, no more text follows

@@ -54,7 +54,7 @@ T = TypeVar("T", SendKv, ReceiveKv)
 
 @dataclass(frozen=True)
 class ChannelSettings:
-    """What all channels of a worker share."""
+    """The settings that all channels of a worker share."""
 
     blocks: DeviceBlocks
     pace: CopyPace

@@ -17,7 +17,7 @@ from alignedserve.protocol.messages import AskPages, LeasePages
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What is needed of pages at this moment."""
+    """The pages that a worker needs at this moment."""
 
     pages: int = 0  # without which no request can go on
     kept: int = 0  # of the pages at hand, those that are spoken for
@@ -35,7 +35,7 @@ class Lease:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the pool is to be asked again some time if it does not answer."""
+        """Return whether the pool is to be asked again some time if it does not answer."""
         return self._asked is not None or self._handed_on
 
     @property

@@ -125,7 +125,7 @@ class SharedMemory(PlainMemory):
 
     @property
     def _is_plentiful(self) -> bool:
-        """Whether no request lacks anything."""
+        """Return whether no request lacks anything."""
         return not self._short and not self.slots.have_lost
 
     def settle(self, selection: Selection, now: float) -> tuple[Selection, Sequence[Command]]:

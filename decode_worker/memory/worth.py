@@ -1,4 +1,4 @@
-"""What a request is best kept as on the device: KV, hidden vectors, or nothing (Apt-Serve §4.2, §5).
+"""Choose how a request is best kept on the device: as KV, as hidden vectors, or not at all (Apt-Serve §4.2, §5).
 
 Hidden vectors take half of the memory, and in every step K and V are made of them anew, which delays all requests that
 are here. Scheduling request i is worth p, the time that it has been pending; as hidden p - N·ρ·m, where N requests are
@@ -25,7 +25,7 @@ from alignedserve.core import CacheKind
 
 @dataclass(frozen=True, slots=True)
 class MemoryWish:
-    """What a request is worth, and the memory that it takes."""
+    """The worth of a request, and the memory that it takes."""
 
     value: float  # p, in seconds, less if it is late
     kv: int  # memory that it takes as KV, in whatever unit
@@ -90,7 +90,7 @@ def _gains(number: int, wish: MemoryWish, memory: int) -> list[_Gain]:
 
 
 def pays_as_hidden(wish: MemoryWish) -> bool:
-    """Whether the first half brings at least as much for its memory as the second (p/m >= 2Nρ)."""
+    """Return whether the first half brings at least as much for its memory as the second (p/m >= 2Nρ)."""
     more = wish.kv - wish.hidden
     return more > 0 and (wish.value - wish.penalty) * more >= wish.penalty * wish.hidden
 

@@ -1,4 +1,4 @@
-"""How a decode worker packs a step: a file for each kind of packing, and the table of all of them.
+"""Pack the steps of a decode worker: a file for each kind of packing, and the table of all of them.
 
 packer.py    The interface of a packing. As it stands it is first come, first served.
 table.py     The table of packings.

@@ -30,11 +30,11 @@ class TypeChoice(Protocol):
 
     @property
     def takes_prompts(self) -> bool:
-        """Whether prompts may be seated for the next step."""
+        """Return whether prompts may be seated for the next step."""
 
 
 class MemoryGiver(Protocol):
-    """What gives residents memory before a step is chosen."""
+    """The part that gives residents memory before a step is chosen."""
 
     def grow(self, now: float) -> list[Command]:
         """Give each decode a place for its next token; where there is none, a request leaves."""
@@ -45,7 +45,7 @@ class MemoryGiver(Protocol):
 
 @dataclass(frozen=True)
 class PackingSetup:
-    """What a packing is built from."""
+    """The policy, the limit and the batch that a packing is built from."""
 
     policy: Policy
     most: int  # requests in a step that the engine takes
@@ -65,7 +65,7 @@ class Packer:
         return self._most
 
     def has_seat(self, num_seated: int) -> bool:
-        """Whether a prompt may be seated beside so many requests, where the step's choice does not seat it."""
+        """Return whether a prompt may be seated beside so many requests, where the step's choice does not seat it."""
         return num_seated < self._most
 
     def first(self, waiting: Waiting) -> Running:

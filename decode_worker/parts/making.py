@@ -1,4 +1,4 @@
-"""How the parts of a decode worker are made: each with the stores, and with the parts that it works with."""
+"""Make the parts of a decode worker: each with the stores, and with the parts that it works with."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class DecodeParts:
 
 @dataclass(frozen=True)
 class DecodeCounts:
-    """What has happened on a decode worker so far."""
+    """The counts of what has happened on a decode worker so far."""
 
     preemptions: int  # requests that left for others
     evictions: int  # of them, requests that did not lose their KV

@@ -1,4 +1,4 @@
-"""How a decode worker plans a step: memory for the next tokens, the choice, and a step ahead of the one in flight."""
+"""Plan a step of a decode worker: memory for the next tokens, the choice, and a step ahead of the one in flight."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class Stepping:
         return begin_step(self._steps, selection, tuple(ahead.decodes))
 
     def _is_settled(self, running: StepPlan, now: float) -> bool:
-        """Whether every request that is here decodes in it, or has joined since, and has memory to go on."""
+        """Return whether every request that is here decodes in it, or has joined since, and has memory to go on."""
         has_prompts = running.chunks or self._queue.waiting or self._here.prompts
         if has_prompts or self._steps.runs_in_vain or not self._all_run:
             return False
@@ -123,7 +123,7 @@ class Stepping:
         return self._leaving.has_room_for(AHEAD_STEPS + 1)
 
     def _is_in_time(self, ahead: StepAhead, running_s: float, ahead_s: float, now: float) -> bool:
-        """Whether no gap is longer than was promised, and no new request waits for two steps longer than for one."""
+        """Return whether no gap is longer than promised, and no new request waits for two steps longer than for one."""
         if not rules_of(self._pace.policy).bounds_steps(self._pace.policy):
             return True
         at = self._order.moment(now)

@@ -1,4 +1,4 @@
-"""Which requests occupy a decode worker: the one owner of residents, prompts, and requests that join or have ended.
+"""The requests that occupy a decode worker: residents, prompts, and requests that join or have ended.
 
 residents  decode, or are about to: all their tokens but the last have KV here
 prompts    have pairs, and run chunk by chunk
@@ -65,7 +65,7 @@ class Occupancy:
 
     @property
     def is_changing(self) -> bool:
-        """Whether some request has pairs and is on its way here, or leaves them."""
+        """Return whether some request has pairs and is on its way here, or leaves them."""
         return bool(self.joining or self.transfers.occupants or self.departures)
 
     def pairs_needed(self, steps: int, block_size: int) -> int:
@@ -98,12 +98,12 @@ class Occupancy:
 
     @property
     def had_shortage(self) -> bool:
-        """Whether a request has left for want of memory, and that is not forgotten yet."""
+        """Return whether a request has left for want of memory, and that is not forgotten yet."""
         return self._short_at > 0
 
     @property
     def is_short(self) -> bool:
-        """Whether as many requests are seated as when one left for want of memory."""
+        """Return whether as many requests are seated as when one left for want of memory."""
         return 0 < self._short_at <= self.num_seated
 
     def forget_shortage(self) -> None:

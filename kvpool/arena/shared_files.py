@@ -44,7 +44,7 @@ class HolderLock:
 
 
 def is_held(directory: Path, name: str) -> bool:
-    """Whether the process that took the holder's lock still lives."""
+    """Return whether the process that took the holder's lock still lives."""
     with alone(directory):
         fd = open_file(_lock_path(directory, name))
         if fd is None:
@@ -62,7 +62,7 @@ def remove_stale(directory: Path, prefix: str) -> tuple[Path, ...]:
 
 
 class Use(NamedTuple):
-    """What the memory is for, in words, and the flag that asks for less."""
+    """The use of the memory, in words, and the flag that asks for less."""
 
     what: str
     flag: str

@@ -66,7 +66,7 @@ class HashEncoder:
 
 @dataclass(frozen=True)
 class _Fitted:
-    """What the held-out prompts have shown."""
+    """The calibration that the held-out prompts have given."""
 
     least_similarity: float = FIRST_SIMILARITY
     network_mean: float = 1.0  # mean of outputs / mean of the network's answers

@@ -25,9 +25,8 @@ from alignedserve.protocol.events import (
     Unsent,
 )
 from alignedserve.protocol.messages import ROUTER, AskPages, Heartbeat, Member, Members
-from alignedserve.shell.clock import Clock
 from alignedserve.shell.links import Links, Pulse
-from alignedserve.shell.shell import BeginAside, Shell
+from alignedserve.shell.shell import BeginAside, Clock, Shell
 from alignedserve.shell.turn import Hands, NoHands
 from tests.shell.conftest import DEADLINE_S, Start, wait_for
 

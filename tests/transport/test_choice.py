@@ -14,8 +14,7 @@ from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.errors import ConfigError, TransportError
 from alignedserve.shell.part import Part, PartSpec
-from alignedserve.transport.choice import Means, choose, means_of
-from alignedserve.transport.opening import chosen_for, open_transport
+from alignedserve.transport.opening import Means, choose, chosen_for, means_of, open_transport
 from alignedserve.transport.transport import Transport
 
 ALL = Means("cpu", None, None)

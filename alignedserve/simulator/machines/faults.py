@@ -70,7 +70,7 @@ class Slow:
 
 @dataclass(frozen=True)
 class Reorder:
-    """For a while every frame to a member takes up to `spread_s` longer, at random: its links overtake each other."""
+    """Every frame to a member takes up to `spread_s` longer for a while, at random: its links overtake each other."""
 
     at: float
     member: str
@@ -99,7 +99,7 @@ class SlowWorker:
 
 @dataclass(frozen=True)
 class LowMemory:
-    """For a while a worker has too little memory for steps of more than `most_tokens`; with 0, all its steps fail."""
+    """A worker has too little memory for steps of more than `most_tokens` for a while; with 0, all its steps fail."""
 
     at: float
     member: str

@@ -49,7 +49,7 @@ class WorkHands(Hands, Protocol):
 
 @dataclass(frozen=True)
 class ProcessSetup:
-    """What a process starts with."""
+    """The core, the hands and the commands that a process starts with."""
 
     core: Core
     hands: Hands

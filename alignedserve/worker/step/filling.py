@@ -204,11 +204,11 @@ class Filling:
             self._be_has_no_memory = True
 
     def _lacks_memory(self, running: Running) -> bool:
-        """Whether another request waits for memory that is to be seated before this one."""
+        """Return whether another request waits for memory that is to be seated before this one."""
         return self._has_no_memory or (self._be_has_no_memory and not running.promise.is_rt)
 
     def _replaces(self, best_effort: Running) -> bool:
-        """Whether it takes the place of the real-time decode with most slack, which is in time without this step too.
+        """Replace the real-time decode with most slack if it is in time without this step; return whether that is done.
 
         The first best-effort decode that neither fits nor may replace ends the choice of such (BROS §4.2, Alg. 1).
         """
@@ -244,12 +244,12 @@ class Filling:
 
     @property
     def _may_cut(self) -> bool:
-        """Whether a prompt may be cut. Where prompts are not chunked, one that is longer than any step is cut."""
+        """Return whether a prompt may be cut. Without chunking, only a prompt that is longer than any step is cut."""
         return self.policy.chunking is not Chunking.NONE or not self.chunks
 
     def _must_wait(self, running: Running, is_urgent: bool = False) -> bool:
-        """Whether a prompt waits to be seated: for memory, pages, or the end of another long prompt (ERA, AccelGen
-        §4.2)."""
+        """Return whether a prompt waits to be seated: for memory, pages, or the end of another long prompt (ERA,
+        AccelGen §4.2)."""
         if running.pairs:
             return False
         if self._lacks_memory(running) or not self._seating.may_seat(running):
@@ -287,7 +287,7 @@ class Filling:
         return size
 
     def _is_worth_gaps(self, running: Running, size: int, most: int) -> bool:
-        """Whether all of a prompt runs now, though decodes are late for it: else its first token would be.
+        """Return whether all of a prompt runs now, though decodes are late for it: else its first token would be.
 
         It may make a few of them late, or, where even a block makes them late, any number: all at once makes each late
         once, and a block at a time once for each block.
@@ -353,8 +353,8 @@ class Filling:
         return 0 if self._must_wait(running) else self._seating.most(running, size)
 
     def _may_exceed(self, running: Running) -> bool:
-        """Whether a prompt gets a block whatever time there is: the first real-time one, unless it is to be behind all
-        others; without promises, the first of all."""
+        """Return whether a prompt gets a block whatever time there is: the first real-time one, unless it is to be
+        behind all others; without promises, the first of all."""
         if self._has_sure or self._first_is_sure:
             return not self._has_sure
         if not running.promise.is_rt:

@@ -1,4 +1,4 @@
-"""What a choice of a step may take of a device: block pairs, and seats for requests that wait."""
+"""The block pairs of a device, and the seats for waiting requests, that a choice of a step may take."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Seating:
         return self.seats > 0
 
     def may_seat(self, _waiting: Running) -> bool:
-        """Whether a prompt is to be seated at all now, memory apart. A prompt that is not holds up no other."""
+        """Return whether a prompt is to be seated at all now, memory apart. A prompt that is not holds up no other."""
         return True
 
     @property
     def takes_best_effort(self) -> bool:
-        """Whether there may be a best-effort prompt that is to be seated."""
+        """Return whether there may be a best-effort prompt that is to be seated."""
         return True
 
     def demand(self, running: Running, size: int) -> int:
@@ -52,7 +52,7 @@ class Seating:
         return self.block_size
 
     def _grows(self, running: Running) -> bool:
-        """Whether a request gets pairs chunk by chunk.
+        """Return whether a request gets pairs chunk by chunk.
 
         What the pool knows of it when it is seated is copied to its pairs at once; what the pool says later is not.
         """

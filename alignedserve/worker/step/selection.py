@@ -1,4 +1,4 @@
-"""Which decodes and prompt chunks run in a step: those whose promises are most urgent, as far as time and room go.
+"""Choose the decodes and prompt chunks of a step: the most urgent promises first, as far as time and room go.
 
 A worker that only runs prompts and one that decodes beside them choose alike (AccelGen §4.2, §4.4, BROS §4.2):
 
@@ -202,7 +202,7 @@ def _has_rt(prompts: Sequence[Running], waiting: Waiting) -> bool:
 
 @dataclass(slots=True)
 class _Sources:
-    """What a step is filled from."""
+    """The requests that a step is filled from."""
 
     seated: Sequence[Running]  # without decodes that run in any case
     prompts: Sequence[Running]

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
-from alignedserve.prefill_worker.seating import PoolSeating
+from alignedserve.prefill_worker.next_step import PoolSeating
 from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.limits import Moment, Selection
