@@ -69,7 +69,9 @@ def test_any_of_several_equal_best_is_excused() -> None:
     ("compared", "excused", "passes"),
     [(3, 1, True), (3, 2, False), (9_999, 2, False), (10_000, 2, True), (10_000, 3, False), (0, 0, True)],
 )
-def test_one_in_five_thousand_is_allowed_and_one_always(compared: int, excused: int, passes: bool) -> None:
+def test_a_difference_in_five_thousand_is_allowed_and_a_single_difference_always(
+    compared: int, excused: int, passes: bool
+) -> None:
     tally = Tally(compared, ["an excuse"] * excused)
     if passes:
         tally.check()

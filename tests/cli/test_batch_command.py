@@ -206,7 +206,7 @@ def downloading(server: Server, out: Path, most_bytes: int = resource.RLIM_INFIN
             process.kill()
 
 
-def test_a_link_stays_one_and_a_mode_as_it_is(server: Server, tmp_path: Path) -> None:
+def test_a_link_stays_a_link_and_a_mode_as_it_is(server: Server, tmp_path: Path) -> None:
     server.batches = [(batch("completed", output_file_id="out"), {})]
     link, file = tmp_path / "link.jsonl", tmp_path / "secret"
     file.touch(0o600)

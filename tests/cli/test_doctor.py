@@ -186,7 +186,7 @@ def test_a_second_pool_of_threads_is_pointed_out(monkeypatch: pytest.MonkeyPatch
     assert "libiomp5.so" in _found("OpenMP").what
 
 
-def test_the_compiler_is_the_one_that_building_would_take(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_compiler_is_the_compiler_that_building_would_take(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "g++").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)

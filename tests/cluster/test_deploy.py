@@ -68,7 +68,7 @@ def test_ray_takes_the_files_of_clouds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CLOUDS)
-def test_clouds_install_and_start_what_machines_of_ones_own_do(name: str) -> None:
+def test_clouds_install_and_start_what_own_machines_do(name: str) -> None:
     ours, of_cloud = read(ROOT / "cluster.yaml"), read(DEPLOY / name)
     for key in ("file_mounts", "head_start_ray_commands"):
         assert of_cloud[key] == ours[key]

@@ -134,7 +134,7 @@ def pulled_by(deployment: Deployment) -> set[str]:
 
 
 @pytest.mark.skipif(not SOAK, reason="half a minute, of which the test above shows most: `make soak` has it")
-def test_colocated_workers_spread_over_nodes_and_one_is_enough_to_go_on() -> None:
+def test_colocated_workers_spread_over_nodes_and_a_single_node_is_enough_to_go_on() -> None:
     each = {"CPU": 4, "decode": 1}
     with clustered(HEAD, each, each) as nodes, deployed_on(nodes, "2xcolocated", "--ray-place-s", "2") as deployment:
         homes = [nodes.home(f"decode-{number}") for number in range(2)]
@@ -183,7 +183,7 @@ def test_what_has_no_place_is_said_in_a_line(apart: Nodes, topology: str, flags:
     assert re.search(rf"^alignedserve: {said}$", errors.decode(), re.MULTILINE), errors.decode()
 
 
-def test_who_does_not_know_rays_token_may_not_join(apart: Nodes) -> None:
+def test_a_node_that_does_not_know_rays_token_may_not_join(apart: Nodes) -> None:
     given = ["--launcher", "ray", "--ray-address", apart.address, "--port", "0"]
     soon = {"RAY_NUM_REDIS_GET_RETRIES": "1"}  # how often Ray asks Redis
     process = spawn("demo", *given, environment=apart.environment | soon | {"RAY_AUTH_TOKEN": "ab" * 32})

@@ -67,7 +67,7 @@ def test_it_returns_once_it_serves_and_starts_again_what_ends(head: Head) -> Non
     wait_until(lambda: len(head.starts) == 2, SOON_S, head.log)
 
 
-def test_another_ray_up_takes_the_place_of_the_one_before(head: Head) -> None:
+def test_another_ray_up_takes_the_place_of_the_ray_up_before(head: Head) -> None:
     head.program("alignedserve", SERVES)
     assert head.serve().returncode == 0
     first = head.group()

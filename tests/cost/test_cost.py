@@ -256,7 +256,7 @@ def test_an_outlier_moves_next_to_nothing() -> None:
     assert online.model.seconds(shape) == pytest.approx(before, rel=0.05)
 
 
-def test_a_worker_that_ran_one_size_for_long_still_knows_the_others() -> None:
+def test_a_worker_that_ran_a_single_size_for_long_still_knows_the_other_sizes() -> None:
     online = OnlineCost(synthetic(200, seed=0, noise=0.02))
     small, large = Shape.build([], [100] * 2), Shape.build([], [1500] * 40)
     for _ in range(1000):
@@ -300,7 +300,7 @@ def test_how_far_the_longest_steps_go_is_measured() -> None:
     assert online.model.uncertainty[Kind.MIXED].beyond < 0.2
 
 
-def test_short_steps_do_not_say_how_far_long_ones_go() -> None:
+def test_short_steps_do_not_say_how_far_long_steps_go() -> None:
     online = OnlineCost(synthetic(200, seed=0))
     short, long = Shape.build([(8, 0)], [50]), Shape.build([(256, 0)], [300] * 8)
     for number in range(2000):

@@ -97,7 +97,7 @@ def names(plan: StepPlan | None) -> list[str]:
     return [] if plan is None else [decode.request for decode in plan.decodes]
 
 
-def test_the_next_step_names_the_token_that_the_one_before_samples() -> None:
+def test_the_next_step_names_the_token_that_the_step_before_samples() -> None:
     bench = Bench(policy=Policy(reuse=False, room=Room.WHOLE))
     bench.joins(A)
     [pairs] = {decode.pairs for plan in bench.plans for decode in plan.decodes}
@@ -122,7 +122,7 @@ def test_nobody_goes_on_beyond_the_limit() -> None:
     assert bench.pairs == 0
 
 
-def test_what_was_begun_for_one_that_has_ended_is_dropped_and_its_pairs_wait_for_that() -> None:
+def test_a_step_begun_for_an_ended_request_is_dropped_and_its_pairs_wait_for_that() -> None:
     bench = Bench()
     bench.joins(A)
     bench.ends(("a", STOP))
@@ -136,7 +136,7 @@ def test_what_was_begun_for_one_that_has_ended_is_dropped_and_its_pairs_wait_for
     assert not any(bench.worker.held.values())
 
 
-def test_who_is_cancelled_keeps_its_pairs_until_both_steps_have_ended() -> None:
+def test_a_request_that_is_cancelled_keeps_its_pairs_until_both_steps_have_ended() -> None:
     bench = Bench()
     bench.joins(A)
     bench.hears(Cancel("a", 0))
@@ -156,7 +156,7 @@ def test_its_next_attempt_is_not_taken_for_it() -> None:
     assert [part.request for part in bench.last.chunks] == ["a"]
 
 
-def test_whose_next_token_depends_on_what_it_said_sits_out_a_step() -> None:
+def test_a_request_with_penalties_sits_out_a_step() -> None:
     bench = Bench(replace(LIMITS, num_pairs=16))
     bench.joins(request("a", max_tokens=9), replace(B, sampling=PENALISED))
     for _ in range(4):
@@ -167,7 +167,7 @@ def test_whose_next_token_depends_on_what_it_said_sits_out_a_step() -> None:
     assert all(output.history is not None for output in of_b)
 
 
-def test_who_joins_meanwhile_is_in_the_next_step() -> None:
+def test_a_request_that_joins_meanwhile_is_in_the_next_step() -> None:
     bench = Bench(replace(LIMITS, num_pairs=16))
     bench.joins(request("a", max_tokens=8))
     bench.joins(B)
@@ -197,7 +197,7 @@ def test_where_no_pair_is_free_nothing_is_planned_ahead() -> None:
     assert bench.pairs == 0
 
 
-def test_one_gets_a_pair_more_for_a_step_ahead_and_its_token_counts_all_the_same() -> None:
+def test_a_request_gets_a_pair_more_for_a_step_ahead_and_its_token_counts_all_the_same() -> None:
     """The step ahead is planned with one pair more than the step before it."""
     bench = Bench()
     bench.joins(A)
@@ -208,7 +208,7 @@ def test_one_gets_a_pair_more_for_a_step_ahead_and_its_token_counts_all_the_same
     assert bench.outputs[-1].tokens == (9,)
 
 
-def test_a_step_that_failed_takes_the_next_one_with_it() -> None:
+def test_a_step_that_failed_takes_the_next_step_with_it() -> None:
     bench = Bench(replace(LIMITS, num_pairs=16))
     bench.joins(request("a", max_tokens=9), request("b", max_tokens=9))
     for _ in range(2):
@@ -223,7 +223,7 @@ def test_a_step_that_failed_takes_the_next_one_with_it() -> None:
     assert (again.token, again.start) == (9, failing.decodes[0].start), "a smaller step, from where it was"
 
 
-def test_one_that_cannot_run_at_all_is_lost_when_both_have_ended() -> None:
+def test_a_request_that_cannot_run_at_all_is_lost_when_both_steps_have_ended() -> None:
     bench = Bench()
     bench.joins(A)
     bench.ends(failure=StepFailure("no memory"))
@@ -260,7 +260,7 @@ _TENTHS = CostModel({kind: Coefficients(decode=0.1) for kind in OnlineCost(()).m
 
 
 @pytest.mark.parametrize(("tbt_s", "is_ahead"), [(0.05, False), (0.15, True)])
-def test_nobody_s_gap_becomes_longer_than_was_promised(tbt_s: float, is_ahead: bool) -> None:
+def test_no_gap_becomes_longer_than_was_promised(tbt_s: float, is_ahead: bool) -> None:
     worker = DecodeCore(WorkerSetup(LIMITS, Policy(reuse=False), Slow(), look_ahead=1))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     request = replace(A, slo=Slo(tbt_s=tbt_s), service=ServiceClass.RT)

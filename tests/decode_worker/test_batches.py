@@ -100,7 +100,7 @@ class TestOrder:
             worker.next_joins()
         assert worker.joined == [11, 21, 13, 12]
 
-    def test_of_candidate_requests_who_has_least_to_wait(self, worker: Worker) -> None:
+    def test_of_candidates_the_request_with_least_to_wait_comes_first(self, worker: Worker) -> None:
         """Predicted lengths decide; a request that has waited for an age in its level comes first (ALISE)."""
         long, short, old = (
             replace(waiting, request=replace(waiting.request, max_tokens=400, estimate=Estimate(tokens, 400)))
@@ -116,7 +116,7 @@ class TestOrder:
             worker.next_joins()
         assert worker.joined == [11, 14, 13, 12]
 
-    def test_as_they_came_where_who_comes_first_is_served_first(self) -> None:
+    def test_first_come_first_served_keeps_the_order_of_arrival(self) -> None:
         worker = Worker(Policy(order=Order.FCFS, selection=PromptChoice.IN_ORDER, packing=Packing.FCFS))
         long = replace(D2, request=replace(D2.request, max_tokens=400, estimate=Estimate(200, 400)))
         worker.gets(D1)
@@ -176,14 +176,14 @@ class TestAsks:
         worker.gets(document_of("guest", 900), **how)
         assert self.asks(worker.gets(document_of("shorter", 3), **how))[-1].band == (400, 400 + LEAST_WIDTH)
 
-    def test_those_in_the_band_belong_to_it(self) -> None:
+    def test_requests_in_the_band_belong_to_it(self) -> None:
         worker = of_many_seats()
         worker.gets(document_of("d1", 40))
         worker.gets(document_of("alike", 60), is_dynamic=True)
         asks = self.asks(worker.hears(said(ROUTER, Cancel("d1", 0))))
         assert asks[-1].band == (60, 60 + LEAST_WIDTH)
 
-    def test_who_was_in_it_belongs_to_it_however_far_the_others_have_grown_since(self) -> None:
+    def test_a_request_that_was_in_it_belongs_to_it_however_far_the_others_have_grown_since(self) -> None:
         """Otherwise the band would exclude requests that wait in the pool only for lack of a seat."""
         worker = Worker()
         worker.core = DecodeCore(WorkerSetup(replace(LIMITS, max_batch=2, num_pairs=1000)))
@@ -281,7 +281,7 @@ class TestPrefetching:
         commands = waiting.hears(KvReceived(1, "prefill-0.1", False))
         assert [message.lost for message in sent(commands, ROUTER) if isinstance(message, Progress)] == [(("d2", 0),)]
 
-    def test_who_leaves_is_not_wanted_there(self, waiting: Worker) -> None:
+    def test_a_request_that_leaves_is_not_wanted_there(self, waiting: Worker) -> None:
         commands = waiting.hears(said(ROUTER, Cancel("d2", 0)))
         assert Cancel("d2", 0) in sent(commands, "prefill-0")
 

@@ -208,7 +208,7 @@ class TestRealTime:
         sharing.runs(chat, 4)
         assert sharing.blocks.copies() is None
 
-    def test_enters_no_pair_of_somebody_who_is_in_the_step(self) -> None:
+    def test_a_chat_enters_no_pair_of_a_request_in_the_step(self) -> None:
         sharing, best_effort, chat = Sharing(1, 4, 100), be(), rt()
         assert sharing.claim(best_effort, 1)
         assert not sharing.claim(chat, 1)
@@ -238,7 +238,7 @@ class TestRealTime:
         sharing.run((chat, 1))
         assert sharing.blocks.num_missing(best_effort) == 1
 
-    def test_takes_more_of_who_misses_some_already(self) -> None:
+    def test_a_chat_takes_more_of_a_request_that_misses_some_already(self) -> None:
         sharing, older, newer, chat = Sharing(4, 2, 100), be("older"), be("newer"), rt()
         sharing.runs(older, 4)
         sharing.runs(newer, 4)
@@ -321,7 +321,7 @@ class TestBestEffort:
 
 
 @pytest.mark.parametrize("sides", [(RT, RT), (BE, BE), (RT, BE), (BE, RT)])
-def test_the_whole_device_is_anybodys_who_is_alone(sides: Sequence[Side]) -> None:
+def test_a_request_that_is_alone_may_have_the_whole_device(sides: Sequence[Side]) -> None:
     sharing = Sharing(3, 4, 12)
     for number, side in enumerate(sides):
         owner = Owner(f"{number}", side)

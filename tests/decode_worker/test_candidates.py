@@ -92,7 +92,7 @@ def test_without_room_it_is_declined_but_for_the_pinned(worker: DecodeCore) -> N
     assert not any(message.requests for message in sent(commands, "pool-0") if isinstance(message, AskBatch))
 
 
-def test_nothing_is_taken_of_who_cannot_be_reached() -> None:
+def test_nothing_is_taken_from_an_unreachable_worker() -> None:
     core = DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.WHOLE), direct=True))
     core.handle(MemberJoined(member("prefill-0")), 0.0)
     assert sent(offered(core, IN_A, is_pinned=True), "prefill-0") == [Decline("a", 0)]
@@ -109,7 +109,7 @@ def test_nothing_comes_beside_the_steps_where_pairs_are_shared() -> None:
     assert copy.pages == (7,)
 
 
-def test_a_pinned_one_of_the_pool_comes_before_others_of_it(worker: DecodeCore) -> None:
+def test_a_pinned_request_of_the_pool_comes_before_its_other_requests(worker: DecodeCore) -> None:
     batch = tuple(replace(entry, pages=(page,)) for entry, page in ((IN_A, 4), (IN_B, 5), (IN_C, 6)))
     worker.handle(said("pool-0", Batch(batch)), 0.0)
     pinned = replace(entry(request("d"), ()), pages=(7,))
@@ -193,7 +193,7 @@ class TestFailures:
         assert progress(received(worker, intact=False), "lost") == [("a", 0)]
         assert worker.held == NOTHING_HELD
 
-    def test_who_waits_is_lost_with_its_source(self, worker: DecodeCore) -> None:
+    def test_a_request_that_waits_is_lost_with_its_source(self, worker: DecodeCore) -> None:
         for waiting_entry in (IN_A, IN_B, IN_C):
             offered(worker, waiting_entry, is_pinned=True)
         assert progress(worker.handle(MemberLost(PREFILL), 0.0), "lost") == [("c", 0)]
@@ -252,7 +252,7 @@ class TestWhoCannotWait:
         assert ("c", 0) in core.attempts
 
     @pytest.mark.parametrize(("due_at", "leaves"), [(60.0, 0), (0.02, 1)])
-    def test_others_only_when_their_slack_has_run_out(self, due_at: float, leaves: int) -> None:
+    def test_other_requests_come_only_when_their_slack_has_run_out(self, due_at: float, leaves: int) -> None:
         core = self.busy()
         chat = replace(entry(request("a"), (3,)), due=Due(due_at))
         core.handle(said("pool-0", Batch((chat,))), 0.0)

@@ -211,7 +211,7 @@ def test_nobody_leaves_this_way_where_it_is_off(policy: Policy) -> None:
     assert sent(Worker(policy).steps(), "prefill-0") == []
 
 
-def test_who_has_longest_to_wait_leaves() -> None:
+def test_a_request_that_has_longest_to_wait_leaves() -> None:
     """Waiting times follow from predicted lengths."""
     told_worker = Worker()
     told_worker.hears(said(ROUTER, Expect("d1", 0, Estimate(19, 19))))

@@ -158,7 +158,7 @@ class TestLongest:
 
 
 class TestLevels:
-    def test_who_was_served_least_runs_first(self) -> None:
+    def test_a_request_that_was_served_least_runs_first(self) -> None:
         device = Device(MLFQ, replace(LIMITS, max_batch=1, num_pairs=64))
         device.ask(make_request("old", BE, tokens=60))
         for _ in range(33):
@@ -169,7 +169,7 @@ class TestLevels:
         device.run()
         assert device.said == {"old": 60, "new": 40}
 
-    def test_the_one_served_most_leaves_for_want_of_memory(self) -> None:
+    def test_the_most_served_request_leaves_for_want_of_memory(self) -> None:
         device = Device(MLFQ, replace(LIMITS, num_pairs=20))
         device.ask(make_request("old", BE, tokens=60))
         for _ in range(40):
@@ -208,7 +208,7 @@ class TestKnapsack:
         device.step()
         assert [parts(plan) for plan in device.plans[-2:]] == [["a", "b", "c"], ["d"]]
 
-    def test_memory_goes_to_who_has_been_pending_longest_for_the_least_of_it(self) -> None:
+    def test_memory_goes_to_the_request_that_is_pending_longest_for_the_least_of_it(self) -> None:
         device = Device(KNAPSACK, replace(LIMITS, num_pairs=12))
         device.ask(make_request("a", RT, prompt=40, tokens=4))
         device.ask(make_request("large", RT, prompt=46, tokens=2), make_request("small", RT, prompt=4))
@@ -217,7 +217,7 @@ class TestKnapsack:
         assert first["small"] < first["large"]
         assert device.said == {"a": 4, "large": 2, "small": 8}
 
-    def test_who_is_worth_least_is_computed_anew_where_decodes_lack_memory(self) -> None:
+    def test_a_request_that_is_worth_least_is_computed_anew_where_decodes_lack_memory(self) -> None:
         device = Device(KNAPSACK, replace(LIMITS, num_pairs=9))
         device.ask(make_request("a", RT, prompt=8, tokens=16), make_request("b", RT, prompt=8, tokens=16))
         device.run()
@@ -225,7 +225,7 @@ class TestKnapsack:
         assert device.said == {"a": 16, "b": 16}
         assert device.worker.held["pairs"] == 0
 
-    def test_who_is_late_goes_behind_where_such_are_dropped(self) -> None:
+    def test_a_request_that_is_late_goes_behind_where_such_are_dropped(self) -> None:
         device = Device(replace(KNAPSACK, late=Late.DROP_LAST), replace(LIMITS, num_pairs=12))
         device.ask(make_request("a", RT, prompt=40, tokens=4))
         device.ask(make_request("late", RT, prompt=4, at=-5.0), make_request("new", RT, prompt=36))
@@ -297,7 +297,7 @@ class TestTheSizeOfAStep:
     def test_nobody_else_knows_one(self) -> None:
         assert all(packer(PackingSetup(policy, 500)).batch == 500 for policy in (PLAIN, ROUND))
 
-    def test_those_that_do_not_fit_are_paused(self) -> None:
+    def test_requests_that_do_not_fit_are_paused(self) -> None:
         decodes = [chat("c", 0.9, output=3), *(document(f"d{number}", output=3) for number in range(5))]
         assert len(select(decodes, [], [], at(batch=3)).decodes) == 3
 
@@ -370,7 +370,7 @@ def test_everybody_ends_however_they_are_packed(
     assert all(len({part.request for part in plan.parts}) <= batch for plan in device.plans)
 
 
-def test_a_long_document_is_served_among_short_ones_that_never_end() -> None:
+def test_a_long_document_is_served_among_endless_short_documents() -> None:
     """The document rises a level for each age that it waits; a step has one place."""
     policy = Policy(expected_output=1000, age_s=1.0)
     seated, served_at, now = Seated(policy), [NOW], NOW

@@ -126,7 +126,7 @@ TestKept = Kept.TestCase
 TestKept.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
-def test_whom_it_has_not_ordered_it_does_not_keep() -> None:
+def test_a_request_that_was_not_ordered_is_not_kept() -> None:
     """Most workers have places for all their requests, and such workers order no requests."""
     seated = Seated(Policy())
     for number in range(100):

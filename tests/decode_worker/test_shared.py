@@ -185,7 +185,7 @@ class TestADocument:
 
 
 @pytest.mark.parametrize(("copy_token_s", "first"), [(1e-3, "misses few"), (0.0, "ends soon")])
-def test_who_is_restored_soonest_gets_its_slots_back_first(copy_token_s: float, first: str) -> None:
+def test_a_request_that_is_restored_soonest_gets_its_slots_back_first(copy_token_s: float, first: str) -> None:
     """One of two chats ends, which makes room for one of two documents.
     Where copies take no time, the document that ends first comes first.
     """

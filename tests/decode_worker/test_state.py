@@ -148,7 +148,7 @@ def test_a_decode_that_finds_no_memory_is_a_lost_attempt_and_its_pages_are_free(
 
 
 @pytest.mark.parametrize("order", Order)
-def test_of_two_decodes_one_runs_where_both_are_too_many(order: Order) -> None:
+def test_a_single_decode_runs_where_two_are_too_many(order: Order) -> None:
     worker = DecodeCore(WorkerSetup(LIMITS, Policy(order=order, room=Room.WHOLE)))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     worker.handle(said("pool-0", Batch((IN_A, IN_B))), 0.0)
@@ -247,7 +247,7 @@ class TestCancel:
         worker.handle(said(ROUTER, Cancel("c", 0)), 0.0)
         assert worker.held["requests"] == 2
 
-    def test_a_token_of_the_attempt_before_is_not_the_next_ones(self) -> None:
+    def test_a_token_of_the_attempt_before_is_not_of_the_next_attempt(self) -> None:
         """The next attempt may be seated while the last step of the earlier attempt still runs."""
         worker = DecodeCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, Room.WHOLE)))
         worker.handle(said(ROUTER, Prefill(A)), 0.0)
@@ -326,7 +326,7 @@ def test_what_is_here_already_is_not_taken_twice(worker: DecodeCore) -> None:
     assert worker.held == NOTHING_HELD
 
 
-def test_an_attempt_whose_next_one_is_here_is_given_back(worker: DecodeCore) -> None:
+def test_an_attempt_is_given_back_when_the_next_attempt_is_here(worker: DecodeCore) -> None:
     """A pool that others took for dead may still hand it out; two attempts of one request would replace each other."""
     worker.handle(said("pool-0", Batch((entry(next_attempt(A), (6,)),))), 0.0)
     assert Send("pool-0", Release("a", 0)) in worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
@@ -346,7 +346,7 @@ def test_a_new_pool_is_asked_anew(worker: DecodeCore) -> None:
     assert worker.handle(MemberJoined(POOL_MEMBER), 0.0) == [asks(8, 2)]
 
 
-def test_a_new_pool_gets_no_release_of_what_the_one_before_had(worker: DecodeCore) -> None:
+def test_a_new_pool_gets_no_release_of_what_the_pool_before_had(worker: DecodeCore) -> None:
     """The new pool may have given the request, after a new prefill, to another worker."""
     joins(worker)
     worker.handle(MemberLost(POOL_MEMBER), 0.0)
@@ -407,11 +407,11 @@ class TestGrowingRoom:
         assert worker.counts.preemptions > 0
         assert worker.held == {"requests": 0, "pairs": 0, "pages": 0, "outputs": 2}
 
-    def test_who_fits_alone_always_ends(self) -> None:
+    def test_a_request_that_fits_alone_always_ends(self) -> None:
         prompts = [request(name, prompt=5, max_tokens=11) for name in "abcd"]
         assert self.run(self.worker(), prompts) == {name: [7] * 11 for name in "abcd"}
 
-    def test_who_left_and_is_cancelled_leaves_nothing(self) -> None:
+    def test_a_request_that_left_and_is_cancelled_leaves_nothing(self) -> None:
         worker = self.worker()
         self.run(worker, [])
         for name in "ab":

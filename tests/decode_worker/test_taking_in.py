@@ -119,7 +119,7 @@ def test_it_is_pulled_without_a_seat_and_committed_to_the_pool(worker: Worker) -
     assert worker.core.counts.taken_in == 1
 
 
-def test_a_chat_joins_and_those_that_join_next_and_whose_node_has_a_pool_stay(worker: Worker) -> None:
+def test_a_chat_joins_and_next_joiners_on_a_node_with_a_pool_stay(worker: Worker) -> None:
     chat = replace(document("d"), request=request("d", PROMPT, 6))
     assert worker.is_pulled(worker.is_offered(chat)) == ["d"]
     commands = worker.hears(KvReceived(3, "prefill-0.1", intact=True))
@@ -144,7 +144,7 @@ def test_pairs_that_others_are_about_to_need_are_left_to_them(worker: Worker) ->
     assert worker.is_pulled(worker.steps()) == ["d"]
 
 
-def test_whose_pages_others_have_got_meanwhile_is_computed_anew(worker: Worker) -> None:
+def test_a_request_without_its_pages_is_computed_anew(worker: Worker) -> None:
     is_coming(worker)
     worker.hears(said("pool-0", GiveBack()))
     commands = worker.hears(KvReceived(3, "prefill-0.1", intact=True))
@@ -157,7 +157,7 @@ def test_whose_pages_others_have_got_meanwhile_is_computed_anew(worker: Worker) 
 
 
 @pytest.mark.parametrize("intact", [True, False])
-def test_who_is_cancelled_while_it_comes_leaves_nothing(worker: Worker, intact: bool) -> None:
+def test_a_request_that_is_cancelled_while_it_comes_leaves_nothing(worker: Worker, intact: bool) -> None:
     is_coming(worker)
     before = worker.core.free_share
     worker.hears(said(ROUTER, Cancel(*D)))

@@ -53,12 +53,12 @@ def test_it_is_within_memory_and_worth_half_of_the_best(some: list[MemoryWish], 
 
 
 @given(st.lists(wishes(), max_size=6))
-def test_with_memory_for_all_everybody_who_is_pending_has_kv(some: list[MemoryWish]) -> None:
+def test_with_memory_for_all_every_pending_request_has_kv(some: list[MemoryWish]) -> None:
     kinds = assign(some, sum(wish.kv for wish in some))
     assert all(kind is KV for wish, kind in zip(some, kinds, strict=True) if wish.value or wish.penalty)
 
 
-def test_who_has_waited_long_is_taken_as_hidden_where_memory_is_short() -> None:
+def test_a_request_that_has_waited_long_is_taken_as_hidden_where_memory_is_short() -> None:
     waits = MemoryWish(value=10.0, kv=8, hidden=4, penalty=1.0)
     assert assign([waits, waits], 8) == [HIDDEN, HIDDEN]
     assert assign([waits, waits], 12) == [KV, HIDDEN]  # the older request gets KV
@@ -76,7 +76,7 @@ def test_the_best_request_alone_may_be_worth_more_than_many_small_ones() -> None
     assert assign([small, large], 10) == [None, KV]
 
 
-def test_who_is_here_keeps_what_it_has() -> None:
+def test_a_request_that_is_here_keeps_what_it_has() -> None:
     here = MemoryWish(value=0.0, kv=8, hidden=4, penalty=1.0, is_sure=True)
     waits = MemoryWish(value=10.0, kv=8, hidden=4, penalty=1.0)
     assert assign([waits, here], 8) == [HIDDEN, HIDDEN]

@@ -242,7 +242,7 @@ class TestAnswers:
 
 
 class TestPagesAtHand:
-    def test_are_given_back_to_who_waits_and_asked_for_again(self) -> None:
+    def test_pages_are_given_back_to_waiting_requests_and_asked_for_again(self) -> None:
         worker = engine(GROWING, pages=(20,))
         again = [AskPages(0, 2, (), SPARE, is_spare=True), AskPages(1, 3, (), SPARE, is_spare=True)]
         assert [

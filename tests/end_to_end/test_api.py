@@ -117,7 +117,7 @@ BAD: list[tuple[str, bytes, int, str | None]] = [
 
 
 @pytest.mark.parametrize(("body", "status", "param"), [row[1:] for row in BAD], ids=[row[0] for row in BAD])
-def test_a_bad_request_is_refused_and_a_good_one_follows(
+def test_a_bad_request_is_refused_and_a_good_request_follows(
     deployment: Deployment, body: bytes, status: int, param: str | None
 ) -> None:
     with httpx.Client(base_url=deployment.url, timeout=ANSWER_S) as http:

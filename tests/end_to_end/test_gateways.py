@@ -71,7 +71,7 @@ def test_limits_hold_over_both(two: Deployment, keys: tuple[Path, str, str]) -> 
     assert statuses(two, keys[1], 1) == [200]
 
 
-def test_one_goes_on_while_the_other_is_gone(two: Deployment, keys: tuple[Path, str, str]) -> None:
+def test_a_gateway_goes_on_while_the_other_is_gone(two: Deployment, keys: tuple[Path, str, str]) -> None:
     two.wound("gateway-0")
     assert statuses(two, keys[1], 8) == [200] * 8
     assert two.ask("/v1/models").status_code == 401

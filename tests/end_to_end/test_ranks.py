@@ -36,7 +36,7 @@ def test_two_ranks_say_what_transformers_says(ranked: Deployment, request: pytes
 
 
 @pytest.mark.parametrize("part", ["decode-0-rank-1", "decode-0"] if SOAK else ["decode-0-rank-1"])
-def test_a_worker_whose_rank_is_killed_comes_back_and_no_token_is_lost(ranked: Deployment, part: str) -> None:
+def test_a_worker_with_a_killed_rank_comes_back_and_no_token_is_lost(ranked: Deployment, part: str) -> None:
     wanted = mixed(REQUESTS, seed=4, outputs=(40, 120))
     earlier = {ranked.pid(name) for name in ("decode-0", "decode-0-rank-1")}
 

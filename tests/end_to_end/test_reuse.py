@@ -102,7 +102,7 @@ def test_an_answer_need_not_be_computed_again(roomy: Deployment) -> None:
     check_greedy([first, second], [answer, output])
 
 
-def test_others_with_another_salt_share_nothing(roomy: Deployment) -> None:
+def test_requests_with_another_salt_share_nothing(roomy: Deployment) -> None:
     prompt = list(held_out()[2_000:2_200])
     body = {**Wanted(tuple(prompt), 2, stream=False).body}
     cached = []
@@ -112,7 +112,7 @@ def test_others_with_another_salt_share_nothing(roomy: Deployment) -> None:
     assert cached == [0, 192, 0]
 
 
-def test_who_has_to_leave_and_comes_back_equals_transformers(tight: Deployment) -> None:
+def test_a_request_that_has_to_leave_and_comes_back_equals_transformers(tight: Deployment) -> None:
     check(talks(tight, count=10, turns=3, most=MOST))
     moves = [line for line in tight.whole_log().splitlines() if " decode-0: goes to pool-0" in line]
     assert moves, "nobody had to leave"

@@ -110,7 +110,7 @@ def colocated() -> Iterator[Deployment]:
         yield deployment
 
 
-def test_one_that_was_asked_for_and_cannot_be_is_left_out(colocated: Deployment) -> None:
+def test_a_worker_that_was_asked_for_and_cannot_be_is_left_out(colocated: Deployment) -> None:
     """The launcher drops this worker, and everything else goes on."""
     assert cli.main(["scale", "--decode", "2", "--port", str(colocated.port)]) == 0
 

@@ -142,7 +142,7 @@ def test_an_unknown_flag() -> None:
     assert "--pot is not understood: did you mean --port?" in refused(MODEL, "--pot", "1")
 
 
-def test_who_speaks_no_http_on_its_port_is_not_taken_for_ready() -> None:
+def test_a_server_that_speaks_no_http_on_its_port_is_not_taken_for_ready() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         config = Config(server=ServerConfig(port=server.getsockname()[1]))
 

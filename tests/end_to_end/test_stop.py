@@ -51,7 +51,7 @@ def stoppable(kind: Kind) -> Iterator[Deployment]:
     else [(COLOCATED, signal.SIGINT), (SPLIT, signal.SIGTERM), (SPLIT_ON_RAY, signal.SIGTERM)],
     ids=lambda value: value.name if isinstance(value, signal.Signals) else "-".join(value),
 )
-def test_open_requests_end_and_new_ones_are_refused(stoppable: Deployment, number: signal.Signals) -> None:
+def test_open_requests_end_and_new_requests_are_refused(stoppable: Deployment, number: signal.Signals) -> None:
     wanted = [Wanted(request.prompt, 250, request.stream, ignore_eos=True) for request in mixed(8, 4)]
     decode = stoppable.pid("decode-0")
 
@@ -119,20 +119,20 @@ def test_a_second_ctrl_c_stops_at_once(stoppable: Deployment) -> None:
 
 
 @on(NONE_ON_RAY)
-def test_an_idle_one_stops_soon(stoppable: Deployment) -> None:
+def test_an_idle_deployment_stops_soon(stoppable: Deployment) -> None:
     """An idle deployment leaves nothing either: its port is free for the next one."""
     assert stoppable.stop(signal.SIGTERM, within_s=SOON_S) == 0
 
 
 @on(KINDS if SOAK else [SPLIT])
-def test_one_with_a_part_that_does_not_stay_up_ends(stoppable: Deployment) -> None:
+def test_a_deployment_with_a_part_that_does_not_stay_up_ends(stoppable: Deployment) -> None:
     stoppable.wound_as_often_as_it_comes_back("decode-0")
     assert stoppable.ended() == 1
     assert "decode-0 does not stay up" in stoppable.whole_log()
 
 
 @on(ONE_ON_RAY if SOAK else [COLOCATED, SPLIT_ON_RAY])
-def test_one_whose_launcher_was_killed_ends_by_itself_and_can_start_again(kind: Kind) -> None:
+def test_a_deployment_without_its_launcher_ends_by_itself_and_can_start_again(kind: Kind) -> None:
     topology, launcher = kind
     with shared_memory() as memory:
         killed = Deployment(topology=topology, launcher=launcher, memory=memory)

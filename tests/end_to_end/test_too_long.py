@@ -30,7 +30,7 @@ async def too_long(url: str) -> tuple[httpx.Response, httpx.Response, httpx.Resp
         )
 
 
-def test_who_never_fits_is_refused_and_who_outgrows_the_device_ends_there(topology: str) -> None:
+def test_a_request_that_never_fits_is_refused_and_a_request_that_outgrows_the_device_ends_there(topology: str) -> None:
     """Both run beside other requests, whose answers stay what they are alone."""
     wanted = mixed(8, seed=21, prompts=(3, 200), outputs=(1, 60))
 

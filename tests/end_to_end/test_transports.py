@@ -138,11 +138,11 @@ def test_an_end_that_is_killed_in_a_transfer_harms_nobody(two: Deployment, end: 
 
 @two_by("ipc")
 @pytest.mark.parametrize("end", ["prefill-0", *(["decode-0"] if SOAK else [])])
-def test_nor_does_one_whose_memory_is_mapped(two: Deployment, end: str) -> None:
+def test_a_worker_with_mapped_memory_does_not_either(two: Deployment, end: str) -> None:
     check_a_kill_in_a_transfer(two, end)
 
 
-def test_who_has_to_leave_for_want_of_memory_comes_back_as_it_was() -> None:
+def test_a_request_that_has_to_leave_for_want_of_memory_comes_back_as_it_was() -> None:
     """Hardly three of these documents fit: evicted ones go to the prefill worker, and the decode worker pulls them
     again."""
     little = ("--kv-memory-mb", "4", "--max-model-len", "400", "--set", "schedule.candidate_share=0.9")

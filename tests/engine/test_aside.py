@@ -93,7 +93,7 @@ def test_there_and_back(engine: Engine, path: Path, arena_of: Callable[[int], Ar
     bench.hands.part_from(POOL_MEMBER)
 
 
-def test_one_that_fails_is_told_of_before_it_is_answered(engine: Engine, arena_of: Callable[[int], Arena]) -> None:
+def test_a_copy_that_fails_is_reported_before_it_is_answered(engine: Engine, arena_of: Callable[[int], Arena]) -> None:
     """The failure is told first, so that no plan uses a device that is lost."""
     copies, told = AsideCopies(PAGE_SIZE, CopyPace(), failed=lambda: told.append("failed")), list[object]()
     arena = arena_of(1)

@@ -33,12 +33,12 @@ def test_without_a_gpu_the_error_says_what_to_set() -> None:
         device_of("cuda", 0)
 
 
-def test_the_cpu_is_one_for_all() -> None:
+def test_there_is_a_single_cpu_device() -> None:
     assert {device_of("cpu", number) for number in range(4)} == {torch.device("cpu")}
 
 
 @pytest.mark.parametrize(("asked", "number"), [("cuda", 2), ("cuda:1", 1)])
-def test_a_gpu_without_a_number_is_the_one_in_use(monkeypatch: pytest.MonkeyPatch, asked: str, number: int) -> None:
+def test_a_gpu_without_a_number_is_the_gpu_in_use(monkeypatch: pytest.MonkeyPatch, asked: str, number: int) -> None:
     """torch sets no device for a name without a number."""
     chosen: list[int] = []
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)

@@ -63,7 +63,7 @@ def test_any_mix_of_kinds(
 
 @pytest.mark.parametrize("name", ALLOWED)
 @pytest.mark.parametrize("in_place", [False, True])
-def test_a_hidden_request_becomes_one_with_kv(
+def test_a_hidden_request_becomes_a_request_with_kv(
     name: str,
     in_place: bool,
     folder_of: FolderOf,

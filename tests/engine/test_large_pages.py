@@ -34,7 +34,7 @@ def test_what_is_held_keeps_its_numbers(kept: KeptMemory) -> None:
     assert [tensor.unique().tolist() for tensor in held] == [[0], [1], [2]]
 
 
-def test_a_larger_one_has_memory_of_its_own(kept: KeptMemory) -> None:
+def test_a_larger_tensor_has_memory_of_its_own(kept: KeptMemory) -> None:
     kept.empty((1024,), torch.float32).zero_()
     assert kept.empty((4096,), torch.float32).fill_(1).sum() == 4096
 

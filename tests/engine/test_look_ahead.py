@@ -185,7 +185,7 @@ def goes_on(number: int) -> StepPlan:
     return StepPlan(number, (), (Decode("a", None, 4, (0, 1), Sampling(), 2),))
 
 
-def test_a_step_that_goes_on_from_one_that_failed_fails_too() -> None:
+def test_a_step_that_goes_on_from_a_failed_step_fails_too() -> None:
     in_order, posts, begun = InOrder(CPU), Posts(), list[int]()
 
     def begin(plan: StepPlan) -> Done:

@@ -200,7 +200,7 @@ def test_a_step_that_brings_no_token_has_ended_when_the_device_is_through(
 @pytest.mark.parametrize(
     "asks", [torch.Tensor.tolist, torch.Tensor.nonzero, bool, lambda x: x[x > 0], lambda x: x[[0]]]
 )
-def test_who_waits_is_found(monkeypatch: pytest.MonkeyPatch, asks: Callable[[torch.Tensor], object]) -> None:
+def test_code_that_waits_is_found(monkeypatch: pytest.MonkeyPatch, asks: Callable[[torch.Tensor], object]) -> None:
     with device(monkeypatch):
         there = put_there(torch.ones(1)) + 1
         with pytest.raises(Waits):

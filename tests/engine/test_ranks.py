@@ -70,7 +70,9 @@ def said(engine: Any, sampling: Sampling) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_two_ranks_say_what_one_says(folder_of: Callable[[str], Path], pool: ThreadPoolExecutor, name: str) -> None:
+def test_two_ranks_say_what_a_single_rank_says(
+    folder_of: Callable[[str], Path], pool: ThreadPoolExecutor, name: str
+) -> None:
     folder = folder_of(name)
     alone = Engine(folder, num_pairs=40, block_size=8, dtype="float32")
     for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3)):

@@ -500,7 +500,7 @@ def test_log_probabilities_are_the_models_own(seed: int, top: int, temperature: 
     assert [value for _, value in chosen.logprob.top] == pytest.approx(expected[best].tolist(), abs=1e-5)
 
 
-def test_of_equal_ones_the_lower_token_is_likelier() -> None:
+def test_of_equal_logits_the_lower_token_is_likelier() -> None:
     flat = torch.zeros(1, 1000)
     (logprob,) = logprobs_of(flat, [999], [3])
     assert [token for token, _ in logprob.top] == [0, 1, 2]
@@ -508,7 +508,7 @@ def test_of_equal_ones_the_lower_token_is_likelier() -> None:
     assert chosen.token == 0, "and it is the greedy one"
 
 
-def test_only_who_asks_gets_them() -> None:
+def test_only_a_request_that_asks_gets_logprobs() -> None:
     logits = random_logits(3, 3)
     samplings = [Sampling(), Sampling(logprobs=0), Sampling(1.0)]
     chosen = Sampler(VOCABULARY).sample(logits, [NextToken(sampling, 0) for sampling in samplings])

@@ -111,7 +111,7 @@ def test_a_pattern_that_is_too_large_is_known_before_it_is_followed(syntaxes: Sy
 @pytest.mark.parametrize(
     "syntax", [regex_syntax(""), regex_syntax("a*"), regex_syntax(".{20000}"), json_syntax({"enum": ["v" * 90_000, 1]})]
 )
-def test_large_patterns_and_empty_ones_can_be_followed(syntaxes: Syntaxes, syntax: str) -> None:
+def test_large_and_empty_patterns_can_be_followed(syntaxes: Syntaxes, syntax: str) -> None:
     assert syntaxes.find_fault(syntax) is None
 
 

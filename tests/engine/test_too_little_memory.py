@@ -62,7 +62,7 @@ def driver(kernels: Short, folder_of: FolderOf) -> Driver:
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
     ],
 )
-def test_a_step_fails_and_the_same_one_goes_on_later(
+def test_a_step_fails_and_the_same_step_goes_on_later(
     error: Exception,
     after: int,
     driver: Driver,
@@ -91,7 +91,7 @@ def test_a_step_fails_and_the_same_one_goes_on_later(
         compare(reference_of(folder_of("mha-tied")), live.prompt, driver.generate(live, 8), tally, live.name)
 
 
-def test_the_step_before_a_failed_one_is_still_the_last(driver: Driver, kernels: Short) -> None:
+def test_the_step_before_a_failed_step_is_still_the_last(driver: Driver, kernels: Short) -> None:
     live = driver.start("r", prompt_of(1, 20), 8)
     driver.prefill(live)
     kernels.error = MemoryError()

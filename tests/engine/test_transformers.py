@@ -229,5 +229,5 @@ def test_chunks_are_no_window(positions: int, size: int) -> None:
     assert found == (0 if size < positions else None)
 
 
-def test_who_sees_what_comes_is_not_causal() -> None:
+def test_a_model_that_sees_what_comes_is_not_causal() -> None:
     assert window_of(bidirectional_mask_function, 100) == 0

@@ -114,7 +114,7 @@ def test_tables_of_several_are_their_own(gateway: Gateway) -> None:
     assert all(table["token_logprobs"][0] is None for table in tables)
 
 
-def test_a_refusal_of_one_is_a_refusal_of_all(text: TextModel) -> None:
+def test_a_refused_choice_refuses_all_choices(text: TextModel) -> None:
     class Full(OwnOwner):
         def steps_of(self, request: Request) -> tuple[Any, ...]:
             if request.id.endswith("-2"):
@@ -128,7 +128,7 @@ def test_a_refusal_of_one_is_a_refusal_of_all(text: TextModel) -> None:
     assert gateway.owner.open_now == set()
 
 
-def test_a_fault_of_one_ends_the_stream_with_an_error(text: TextModel) -> None:
+def test_a_fault_of_a_choice_ends_the_stream_with_an_error(text: TextModel) -> None:
     class Breaks(OwnOwner):
         def steps_of(self, request: Request) -> tuple[Any, ...]:
             word = ids_of(text, WORDS[0])
@@ -141,7 +141,7 @@ def test_a_fault_of_one_ends_the_stream_with_an_error(text: TextModel) -> None:
     assert gateway.owner.open_now == set()
 
 
-def test_a_stop_string_ends_one_of_them(text: TextModel) -> None:
+def test_a_stop_string_ends_a_single_choice(text: TextModel) -> None:
     gateway = Gateway(text, OwnOwner(text, ids_of(text, " and more")))
     answer = gateway.chat(n=2, stop=" two")
     assert choices_of(answer) == [(0, "one and more"), (1, "")]

@@ -182,7 +182,7 @@ def test_connections_are_bounded(server: Served) -> None:
             connection.close()
 
 
-def test_who_leaves_halfway_has_left(text: TextModel) -> None:
+def test_a_client_that_leaves_halfway_has_left(text: TextModel) -> None:
     gateway = Gateway(text, FakeOwner((40,), asyncio.Event()))
     with served(gateway.app) as server, server.connect() as connection:
         connection.sendall(whole(STREAM))
@@ -191,7 +191,7 @@ def test_who_leaves_halfway_has_left(text: TextModel) -> None:
         until(lambda: gateway.owner.cancelled)
 
 
-def test_who_leaves_with_a_second_request_waiting_has_left_the_first(text: TextModel) -> None:
+def test_a_client_that_leaves_with_a_second_request_waiting_has_left_the_first(text: TextModel) -> None:
     gateway = Gateway(text, FakeOwner((40,), asyncio.Event()))
     with served(gateway.app) as server:
         with server.connect() as connection:
@@ -202,7 +202,7 @@ def test_who_leaves_with_a_second_request_waiting_has_left_the_first(text: TextM
 
 
 @pytest.mark.parametrize("close", [b"", b"Connection: close\r\n"])
-def test_who_reads_nothing_of_an_answer_is_hung_up_on(close: bytes) -> None:
+def test_a_client_that_reads_nothing_of_an_answer_is_hung_up_on(close: bytes) -> None:
     async def large(_: Scope, __: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": bytes(32 << 20)})

@@ -53,7 +53,7 @@ def test_few_faults_are_written_down(kind: type[ChatRequest | CompletionRequest]
     assert refused.value.error_count() <= 3
 
 
-def test_large_ones_are_taken_apart_one_after_the_other_and_small_ones_meanwhile(
+def test_large_bodies_are_parsed_in_turn_and_small_bodies_meanwhile(
     text: TextModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on, most = [0], threading.Event(), [0]

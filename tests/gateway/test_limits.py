@@ -75,7 +75,7 @@ class TestTabs:
             tab.close()
         assert [refused_for(tab.take_place) for tab in tabs] == [0, 0, 1]
 
-    def test_one_caller_does_not_use_up_anothers(self) -> None:
+    def test_a_caller_does_not_use_up_the_limit_of_another(self) -> None:
         ledger = Ledger()
         names = [f"caller {number}" for number in range(100)]
         tabs = [Tab(ledger, caller(name, requests_per_minute=1, most_open=1)) for name in names]
@@ -111,7 +111,7 @@ class TestSeveralGateways:
         tabs[1].close()
         assert refused_for(tabs[3].take_place) == 0
 
-    def test_the_places_of_one_that_died_are_free_again(self, tmp_path: Path) -> None:
+    def test_the_places_of_a_dead_gateway_are_free_again(self, tmp_path: Path) -> None:
         first, second = (Ledger(tmp_path / "limits", place) for place in (0, 1))
         ann = caller(most_open=3)
         tabs = [Tab(ledger, ann) for ledger in (first, first, second)]
@@ -121,7 +121,7 @@ class TestSeveralGateways:
         again = Ledger(tmp_path / "limits", 0)
         assert [refused_for(Tab(again, ann).take_place) for _ in range(3)] == [0, 0, 1]
 
-    def test_their_file_is_not_stale_while_one_has_it(self, tmp_path: Path) -> None:
+    def test_their_file_is_not_stale_while_a_gateway_has_it(self, tmp_path: Path) -> None:
         path = tmp_path / "limits"
         ledger = Ledger(path)
         fd = os.open(path, os.O_RDWR)
@@ -161,7 +161,7 @@ class TestOverHttp:
         used = 6000 - int(answers[1].headers["x-ratelimit-remaining-tokens"])
         assert used == 103  # 3 tokens of the prompt, 100 of the output
 
-    def test_who_has_had_its_tokens_is_refused_before_its_body_is_read(self, text: TextModel) -> None:
+    def test_a_caller_that_has_had_its_tokens_is_refused_before_its_body_is_read(self, text: TextModel) -> None:
         gateway = self.gateway(text, FakeOwner(*[(5,)] * 100), tokens_per_minute=20)
         assert [self.complete(gateway).status_code for _ in range(2)] == [200, 429]
         assert len(gateway.owner.opened) == 1

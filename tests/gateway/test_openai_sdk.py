@@ -142,7 +142,9 @@ def test_it_knows_a_wrong_key(gateway: Gateway) -> None:
     ("fault", "error"),
     [(Overloaded("the queue is full", 1), openai.RateLimitError), (KeyError("x"), openai.InternalServerError)],
 )
-def test_it_knows_whose_fault_it_is(text: TextModel, fault: Exception, error: type[openai.APIStatusError]) -> None:
+def test_the_error_class_says_which_side_is_at_fault(
+    text: TextModel, fault: Exception, error: type[openai.APIStatusError]
+) -> None:
     async def raises() -> None:
         async with sdk(Gateway(text, FakeOwner(fault))) as client:
             with pytest.raises(error):

@@ -51,7 +51,7 @@ def test_all_are_told_once_by_each_that_lives() -> None:
     assert first.decode().count("# TYPE took histogram") == 1
 
 
-def test_one_alone_adds_nothing() -> None:
+def test_a_single_gateway_adds_nothing() -> None:
     told_once = series(0)
 
     async def told() -> bytes:

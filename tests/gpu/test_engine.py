@@ -87,7 +87,7 @@ def test_captured_decodes_say_what_transformers_says(name: str, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("has_graphs", [False, True])
-def test_steps_that_are_begun_before_the_last_one_is_read_say_the_same(has_graphs: bool, tmp_path: Path) -> None:
+def test_steps_that_are_begun_before_the_last_step_is_read_say_the_same(has_graphs: bool, tmp_path: Path) -> None:
     folder = MODELS["gqa-untied"](tmp_path / "model")
     engine = captured(folder) if has_graphs else Engine(folder, num_pairs=90, dtype="float32", device=GPU)
     assert engine.reads_later
@@ -127,7 +127,7 @@ def test_a_step_waits_for_its_tokens_alone(tmp_path: Path) -> None:
         assert step.result().tokens
 
 
-def test_a_step_for_which_there_is_no_memory_fails_and_the_next_one_runs(tmp_path: Path) -> None:
+def test_a_step_without_memory_fails_and_the_next_step_runs(tmp_path: Path) -> None:
     driver = Driver(Engine(MODELS["gqa-untied"](tmp_path / "model"), num_pairs=90, dtype="float32", device=GPU), 1)
     live = driver.start("r", prompt_of(1, 40), 20)
     driver.prefill(live)

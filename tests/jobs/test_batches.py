@@ -210,9 +210,7 @@ def test_a_batch_that_has_ended_is_kept_as_long_as_its_files_and_then_goes_with_
 
 
 @sqlite_only
-def test_a_batch_whose_bytes_somebody_removes_ends_all_the_same(
-    text: TextModel, hello: tuple[int, ...], config: Config
-) -> None:
+def test_a_batch_with_removed_bytes_ends_all_the_same(text: TextModel, hello: tuple[int, ...], config: Config) -> None:
     gate = asyncio.Event()
     service = Service(text, Sorted(text, (hello,), slow=(gate, hello)), config)
 
@@ -344,7 +342,7 @@ def test_an_expired_batch_keeps_what_is_done(text: TextModel, hello: tuple[int, 
     service.run(check)
 
 
-def test_a_runner_that_starts_anew_goes_on_where_the_last_one_was(
+def test_a_runner_that_starts_anew_goes_on_where_the_last_runner_was(
     text: TextModel, hello: tuple[int, ...], config: Config
 ) -> None:
     gate = asyncio.Event()

@@ -79,12 +79,12 @@ def test_a_line_may_be_as_long_as_is_allowed() -> None:
     assert [problem.code for problem in checked(longer, line("z")).problems] == ["line_too_long"]
 
 
-def test_no_more_problems_are_told_than_one_would_read() -> None:
+def test_no_more_problems_are_told_than_a_person_would_read() -> None:
     rules = LineRules(Endpoint.CHAT, ("demo",), 10_000, 1_000)
     assert len(checked(*[b"{"] * 1_000, rules=rules).problems) == MOST_PROBLEMS
 
 
-def test_an_empty_file_and_one_with_too_many_lines() -> None:
+def test_an_empty_file_and_a_file_with_too_many_lines() -> None:
     assert [problem.code for problem in checked(b"", b"  ").problems] == ["empty_file"]
     many = [line(str(number)) for number in range(101)]
     assert [(problem.code, problem.line) for problem in checked(*many).problems] == [("too_many_requests", 101)]

@@ -101,7 +101,7 @@ def test_compressed_files_and_batches_are_refused(service: Service) -> None:
     service.run(check)
 
 
-def test_who_reads_nothing_of_a_file_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_nothing_of_a_file_is_given_up(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     async def check() -> None:
         async with service.client() as client:
             file = (await upload(client, b"x" * 1_000_000)).json()

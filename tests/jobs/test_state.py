@@ -183,7 +183,7 @@ def test_whatever_goes_wrong_every_line_has_one_result(seed: int, trouble: float
     assert set(system.core.held.values()) == {0}
 
 
-def test_a_job_passes_its_states_and_an_invalid_one_fails_as_a_whole() -> None:
+def test_a_job_passes_its_states_and_an_invalid_job_fails_as_a_whole() -> None:
     core = RunnerCore(64, 2)
     new_job = job("a")
     assert core.handle(OpenJobsRead((new_job,)), 0.0) == []  # without the lease the core does nothing
@@ -296,7 +296,7 @@ def test_jobs_share_the_places_by_weight() -> None:
     assert heavy / light == pytest.approx(3, rel=0.25)
 
 
-def test_windows_are_kept_and_the_one_that_cannot_be_says_so_early() -> None:
+def test_windows_are_kept_and_a_job_whose_window_cannot_be_kept_says_so_early() -> None:
     """16 lines a second: 960 by the first deadline, 1,760 by the second; the third job needs four times the time that
     it has."""
     system = System({"soon": 500, "later": 700, "hopeless": 8_000})
@@ -353,7 +353,7 @@ def test_finished_lines_tell_how_long_the_others_will_be() -> None:
     assert sum(run.estimate is None for run in system.ran) >= ENOUGH_LINES
 
 
-def test_who_loses_the_lease_drops_all_and_says_nothing_more() -> None:
+def test_a_runner_that_loses_the_lease_drops_all_and_says_nothing_more() -> None:
     system = System({"a": 100})
     system.add(job("a"))
     for _ in range(10):

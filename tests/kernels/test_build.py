@@ -51,7 +51,7 @@ def test_an_instruction_set_or_a_kernel_that_is_not_there() -> None:
         Library().kernel("make_tea")
 
 
-def test_the_compiler_is_the_one_that_was_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_named_compiler_is_taken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("clang++", "ccache"):
         (tmp_path / name).touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

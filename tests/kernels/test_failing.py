@@ -27,7 +27,7 @@ class _Failing(Reference):
         raise self.error
 
 
-def test_one_that_cannot_be_compiled_is_replaced_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_kernel_that_cannot_be_compiled_is_replaced_with_one_line(caplog: pytest.LogCaptureFixture) -> None:
     triton = pytest.importorskip("triton", reason="Triton is not installed")
     error = triton.runtime.errors.OutOfResources(300_000, 232_448, "shared memory")
     kernels, x = _Failing(error), torch.randn(3, 8)

@@ -72,7 +72,7 @@ def test_is_the_product_rounded_once(
 @needs_packing
 @settings(deadline=None)
 @given(inputs=INPUTS, out=OUTS, seed=st.integers(0, 1 << 30))
-def test_others_read_it_as_it_was_and_it_comes_back(inputs: int, out: int, seed: int) -> None:
+def test_other_kernels_read_the_weight_as_it_was_and_it_comes_back(inputs: int, out: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = packed(generator, BF16, out, inputs)
     linear = made(weight)

@@ -277,7 +277,7 @@ def test_the_fastest_is_measured_once_for_what_is_alike() -> None:
     assert len(module.calls) == calls, "for chunks it was the slower"
 
 
-def test_one_that_fails_goes_out_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_library_that_fails_goes_out_with_a_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(FakeFlashAttn):
         def flash_attn_with_kvcache(self, *_: Any, **__: Any) -> torch.Tensor:
             raise TypeError("got an unexpected keyword argument 'block_table'")

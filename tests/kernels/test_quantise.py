@@ -105,7 +105,7 @@ def test_a_number_that_is_not_finite_is_reported_wherever_it_is(
 
 
 @on_all_kernels
-def test_a_page_of_a_real_size_whose_rows_are_strided(kernels: Kernels) -> None:
+def test_a_page_of_a_real_size_with_strided_rows(kernels: Kernels) -> None:
     """The kernel runs in threads, and has more channels than it reads together."""
     wide = torch.randn(6, 64, 1000, generator=torch.Generator().manual_seed(1)).bfloat16()
     rows = wide[:, :, 100:868]

@@ -167,7 +167,7 @@ def wanted() -> list[NextToken]:
     return [NextToken(sampling, 3, f"r{row}", history, 11) for row, sampling in enumerate(ASKED)]
 
 
-def test_a_sampler_on_these_kernels_says_what_one_on_torch_says() -> None:
+def test_a_sampler_on_these_kernels_says_what_a_sampler_on_torch_says() -> None:
     logits = torch.randn(len(ASKED), VOCABULARY, generator=torch.Generator().manual_seed(0))
     got = Sampler(VOCABULARY, kernels=KERNELS).sample(logits.clone(), wanted())
     expected = Sampler(VOCABULARY).sample(logits, wanted())

@@ -98,7 +98,7 @@ def arena(tmp_path: Path) -> Iterator[Arena]:
 # --- One process writes, another reads.
 
 
-def test_what_one_writes_another_reads(arena: Arena) -> None:
+def test_what_a_process_writes_another_process_reads(arena: Arena) -> None:
     write(arena)
     attached = Arena.attach(arena.path, incarnation=7)
     copied: list[bytes] = []
@@ -203,7 +203,7 @@ def test_a_write_that_began_during_the_copy_is_noticed(arena: Arena) -> None:
     assert not arena.read(1, CONTENTS, lambda _: arena.begin_write(1))
 
 
-def test_what_is_read_beside_a_writer_is_of_one_write(tmp_path: Path, arena: Arena) -> None:
+def test_a_read_beside_a_writer_returns_a_single_write(tmp_path: Path, arena: Arena) -> None:
     copied = bytearray(arena.payload_bytes)
     num_read = 0
     with process(tmp_path, SCRIBBLE):
@@ -262,7 +262,7 @@ def test_a_new_life_of_the_pool_takes_the_name_and_leaves_the_old_memory(tmp_pat
     later.close()
 
 
-def test_the_name_of_an_earlier_arena_is_taken_away_before_the_next_one_needs_memory(
+def test_the_name_of_an_earlier_arena_is_taken_away_before_the_next_arena_needs_memory(
     tmp_path: Path, arena: Arena, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A late reader must not map the earlier arena: its memory would be free only when that reader closes it."""
@@ -277,7 +277,7 @@ def test_the_name_of_an_earlier_arena_is_taken_away_before_the_next_one_needs_me
     later.close()
 
 
-def test_an_arena_that_cannot_be_made_leaves_no_earlier_one_either(tmp_path: Path, arena: Arena) -> None:
+def test_an_arena_that_cannot_be_made_leaves_no_earlier_arena_either(tmp_path: Path, arena: Arena) -> None:
     """The pool of the earlier arena has ended: no process may find that arena."""
     with pytest.raises(ArenaTooSmall):
         create(tmp_path, pages=1 << 40, incarnation=8)
@@ -309,7 +309,7 @@ def test_what_a_process_maps_is_not_stale(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_closing_one_mapping_leaves_the_other_its_lock(tmp_path: Path, arena: Arena) -> None:
+def test_closing_a_mapping_leaves_the_other_mapping_its_lock(tmp_path: Path, arena: Arena) -> None:
     Arena.attach(arena.path).close()
     assert remove_stale(tmp_path, NAME) == ()
 

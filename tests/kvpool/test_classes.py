@@ -249,7 +249,7 @@ class TestBeginningAnExtentOfInt8:
         assert pages.compress("one", chat) is not None
         assert (pages.num_free, pages.num_idle) == (7, 0)
 
-    def test_in_which_only_real_time_requests_have_pages_is_theirs_when_room_is_short(self) -> None:
+    def test_an_extent_with_only_real_time_pages_stays_real_time_when_room_is_short(self) -> None:
         pages = Pages(self.EXTENTS, num_reserved=6)
         full = pages.lease("worker", 6) or ()
         pages.adopt("worker", full[:1], "chat")
@@ -292,7 +292,7 @@ def test_best_effort_waits_where_real_time_goes_on(pool: PoolCore) -> None:
     assert asks(pool, "prefill-0", 0, BE, number=2) == [2, 0], "as soon as there is room"
 
 
-def test_while_a_real_time_ask_waits_no_best_effort_one_is_answered(pool: PoolCore) -> None:
+def test_while_a_real_time_ask_waits_no_best_effort_ask_is_answered(pool: PoolCore) -> None:
     """An answer to the best-effort ask would take pages that the real-time ask waits for."""
     assert asks(pool, "prefill-0", 6, RT) == [6]
     assert asks(pool, "prefill-1", 3, RT) == []

@@ -69,7 +69,7 @@ def kinds(pool: PoolCore, name: str) -> list[PageKind]:
     return [EXTENTS.kind_of(page) for page in pool.pages.pages_of(name)]
 
 
-def test_full_pages_of_who_waits_are_compressed_and_the_last_one_stays() -> None:
+def test_full_pages_of_waiting_requests_are_compressed_and_the_last_page_stays() -> None:
     pool = pool_of()
     order = orders(stores(pool, "a", 3))["prefill-0"]
     assert order.pages == pool.pages.pages_of("a")[:2]
@@ -87,7 +87,7 @@ def test_off_commands_nothing_and_nor_does_auto_while_there_is_room() -> None:
     assert not orders(stores(pool_of(Compression.AUTO), "a", 3))
 
 
-def test_under_pressure_who_has_longest_to_wait_comes_first() -> None:
+def test_under_pressure_the_request_with_longest_to_wait_comes_first() -> None:
     pool = pool_of(Compression.AUTO, fcfs=True)
     pool.handle(said("decode-0", AskBatch(0, 0, StepTimes(0.1, 0.1), most_requests=4)), 0.0)
     for number in range(3):
@@ -151,7 +151,7 @@ def test_a_shared_page_is_compressed_only_while_none_of_its_holders_runs() -> No
     assert order["prefill-0"].pages == pool.pages.pages_of("a")
 
 
-def test_who_was_passed_over_is_looked_at_again_at_most_once_a_second() -> None:
+def test_a_request_that_was_passed_over_is_looked_at_again_at_most_once_a_second() -> None:
     pool = pool_of()
     pool.handle(said("prefill-1", AskPrefix("b", 0, (11, 12, 13))), 0.0)
     pool.handle(MemberLost(PREFILL), 0.0)
@@ -242,7 +242,7 @@ def test_a_lost_worker_may_still_write_until_its_lock_is_free() -> None:
     assert pool.num_lent_pages == sum(len(order.into) for order in again.values())
 
 
-def test_one_that_was_only_taken_for_dead_goes_on() -> None:
+def test_a_worker_that_was_only_taken_for_dead_goes_on() -> None:
     pool = pool_of()
     order = orders(stores(pool, "a", 3))["prefill-0"]
     pool.handle(MemberLost(PREFILL), 1.0)

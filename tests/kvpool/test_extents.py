@@ -168,7 +168,7 @@ def test_a_compressed_page_keeps_its_name_and_is_not_compressed_again() -> None:
     assert pages.hold("b", (11, 12, 13)) == into
 
 
-def test_pages_of_one_kind_take_an_extent_of_another_only_when_nobody_has_a_page_there() -> None:
+def test_pages_of_a_kind_take_an_extent_of_another_kind_only_when_it_is_empty() -> None:
     pages = Pages(Extents(2, kv=2, kv_int8=3))
     first = pages.lease(WORKER, 2) or ()
     assert first == (0, 1)

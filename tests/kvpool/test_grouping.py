@@ -62,7 +62,7 @@ def fill(pool: Aligned, name: str, prefix: int, count: int) -> None:
         pool.add(waiting(f"{name}{number}", prefix))
 
 
-def test_memory_that_best_effort_requests_have_is_for_real_time_ones_alone() -> None:
+def test_memory_of_best_effort_requests_is_for_real_time_requests_alone() -> None:
     rt, be = ServiceClass.RT, ServiceClass.BE
     for service, pairs, rt_pairs, fits in [
         (rt, 0, 5, True),
@@ -103,7 +103,7 @@ def test_ahead_of_need_a_batch_waits_until_there_are_enough_for_one(pool: Aligne
     assert len(handed(pool, "decode-0", ask(band=(300, 400)))) == LEAST - 1, "nor where there is room"
 
 
-def test_too_few_for_a_batch_belong_to_the_one_that_runs(pool: Aligned) -> None:
+def test_requests_too_few_for_a_batch_belong_to_the_running_batch(pool: Aligned) -> None:
     fill(pool, "few", 100, 3)
     assert len(pool.next_for("decode-0", ask(band=(300, 400)), 0.0).dynamic) == 3
     fill(pool, "few", 100, 3)
@@ -127,7 +127,7 @@ def test_some_are_handed_out_ahead_of_others_that_end(pool: Aligned) -> None:
     assert len(pool.next_for("decode-0", room, 0.0).dynamic) == 5
 
 
-def test_those_as_long_as_the_running_ones_come_first(pool: Aligned) -> None:
+def test_requests_as_long_as_the_running_requests_come_first(pool: Aligned) -> None:
     fill(pool, "many", 3000, 50)
     pool.add(waiting("alike", 105))
     found = pool.next_for("decode-0", ask(requests=1, band=(100, 110)), 1.0)
@@ -135,7 +135,7 @@ def test_those_as_long_as_the_running_ones_come_first(pool: Aligned) -> None:
     assert names(found.batch) == [f"many{number}" for number in range(5)], "as many as fit"
 
 
-def test_who_has_waited_longest_is_in_the_next_batch_whatever_runs(pool: Aligned) -> None:
+def test_a_request_that_has_waited_longest_is_in_the_next_batch_whatever_runs(pool: Aligned) -> None:
     now = STARVING_S + 1
     pool.add(waiting("other", 3000))
     for number in range(50):
@@ -150,7 +150,7 @@ def test_a_chat_that_cannot_wait_goes_first(pool: Aligned) -> None:
     assert names(handed(pool, "decode-0", ask(requests=2, step_s=0.2)))[0] == "chat"
 
 
-def test_who_cannot_wait_and_does_not_fit_keeps_the_room_that_is_coming(pool: Aligned) -> None:
+def test_a_request_that_cannot_wait_and_does_not_fit_keeps_the_room_that_is_coming(pool: Aligned) -> None:
     handed(pool, "decode-0", ask(step_s=0.2))
     pool.add(waiting("chat", 3000, ServiceClass.RT))
     pool.add(waiting("small", 3))
@@ -213,7 +213,7 @@ def test_the_slowest_ask_is_that_of_the_slowest_worker_there_is(told: list[tuple
         assert slowest.ask.times.most_s == max(asks.values(), default=0.0)
 
 
-def test_who_was_handed_out_to_a_lost_worker_waits_again(pool: Aligned) -> None:
+def test_a_request_that_was_handed_out_to_a_lost_worker_waits_again(pool: Aligned) -> None:
     fill(pool, "r", 100, 3)
     taken = handed(pool, "decode-0", ask())
     pool.back(taken)

@@ -49,7 +49,7 @@ def committed(pool: PoolCore, entry: Entry, to: str, is_there: bool = False) -> 
     return pool.handle(said("prefill-0", Commit(entry, 0, to, is_there)), 0.0)
 
 
-class TestWhoCannotWait:
+class TestRequestsThatCannotWait:
     def test_goes_to_the_worker_named_where_nobody_asks(self, pool: PoolCore) -> None:
         assert sent(committed(pool, IN_A, "decode-1"), "decode-1") == [Batch((IN_A,), is_pinned=True)]
 
@@ -67,14 +67,14 @@ class TestWhoCannotWait:
         asked = pool.handle(said("decode-0", AskBatch(8, 1, times=SLOW)), 0.0)
         assert sent(asked, "decode-0") == [Batch((IN_A,), is_pinned=True)]
 
-    def test_not_so_who_can(self, pool: PoolCore) -> None:
+    def test_a_request_that_can_wait_does_not_go_there(self, pool: PoolCore) -> None:
         calm = replace(IN_A, due=Due(1e6))
         flex = replace(IN_B, request=replace(IN_B.request, service=ServiceClass.BE), pages=(4,), due=None)
         pool.handle(said("prefill-0", AskPages(1, 1, service=ServiceClass.BE)), 0.0)
         assert not sent(committed(pool, calm, "decode-1"), "decode-1")
         assert not sent(committed(pool, flex, "decode-1"), "decode-1")
 
-    def test_who_could_goes_there_when_its_slack_has_run_out(self, pool: PoolCore) -> None:
+    def test_a_request_that_could_wait_goes_there_when_its_slack_has_run_out(self, pool: PoolCore) -> None:
         """The request is due at 2 s; waiting for a batch takes half a second, and a step takes as long."""
         (timer,) = [
             command

@@ -138,7 +138,7 @@ def check(
         )
 
 
-def test_who_starves_does_so_until_it_yields() -> None:
+def test_a_request_that_starves_does_so_until_it_yields() -> None:
     """A leaf also counts as starving when its more urgent request has left, and its wait is shorter than was noted."""
     tree = QuadTree()
     tree.insert("urgent", 8, 1, due=1.0, now=0.0)
@@ -190,7 +190,7 @@ def test_on_average_the_spread_is_within_three_tenths_of_the_least() -> None:
     assert found <= 1.3 * best
 
 
-def test_who_starves_is_searched_for_first() -> None:
+def test_a_request_that_starves_is_searched_for_first() -> None:
     tree = tree_of([100] * 40)
     tree.insert("lonely", 30_000, blocks_of(30_000), 1e6, 0.0)
     wanted = BatchBounds(500, 4000, 36, 64)
@@ -200,7 +200,7 @@ def test_who_starves_is_searched_for_first() -> None:
     assert [member.id for member in find_batch(tree, wanted, None, STARVING_S + 1).members(tree)] == ["lonely"]
 
 
-def test_who_is_due_soon_starves_sooner() -> None:
+def test_a_request_that_is_due_soon_starves_sooner() -> None:
     tree = tree_of([100] * 40)
     tree.insert("soon", 30_000, 10, due=9.0, now=0.0)
     assert tree.starving(2.9) is None

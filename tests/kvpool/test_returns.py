@@ -182,7 +182,7 @@ def test_a_release_counts_from_whoever_has_it(pool: PoolCore) -> None:
     assert pool.held["entries"] == 1
 
 
-def test_an_ask_for_nobody_withdraws_the_one_before(pool: PoolCore) -> None:
+def test_an_empty_ask_withdraws_the_ask_before(pool: PoolCore) -> None:
     pool.handle(said("decode-0", AskBatch(99, 9)), 0.0)
     pool.handle(said("decode-0", AskBatch(0, 0)), 0.0)
     assert not messages("decode-0", returns(pool))

@@ -125,7 +125,7 @@ def test_a_beginning_is_known_as_far_as_it_is_the_same() -> None:
     assert "d" not in pages.entries
 
 
-def test_two_that_stored_the_same_share_one_page() -> None:
+def test_two_requests_that_stored_the_same_share_a_page() -> None:
     pages = Pages(8)
     first = stored(pages, "a", 1, 2)
     stored(pages, "b", 1, 5)
@@ -133,7 +133,7 @@ def test_two_that_stored_the_same_share_one_page() -> None:
     assert pages.num_stored == 3
 
 
-def test_who_holds_pages_cannot_hold_others() -> None:
+def test_a_request_that_holds_pages_cannot_hold_others() -> None:
     pages = Pages(8)
     stored(pages, "a", 1)
     with pytest.raises(LeaseError, match="entry a has pages already"):

@@ -119,7 +119,7 @@ def test_a_batch_is_those_that_came_first_as_far_as_they_fit(pool: PoolCore) -> 
     assert pool.handle(said("decode-1", AskBatch(pairs=9, requests=1)), 0.0) == [Send("decode-1", Batch((IN_C,)))]
 
 
-def test_nobody_overtakes_one_that_does_not_fit(pool: PoolCore) -> None:
+def test_no_request_overtakes_a_request_that_does_not_fit(pool: PoolCore) -> None:
     long = entry(request("long", max_tokens=30), (3,))
     pool.handle(said("prefill-0", Commit(long)), 0.0)
     later = replace(IN_A, due=Due(at=10.0), request=replace(IN_A.request, arrival_at=0.1))
@@ -127,7 +127,7 @@ def test_nobody_overtakes_one_that_does_not_fit(pool: PoolCore) -> None:
     assert pool.handle(said("decode-0", AskBatch(pairs=4, requests=9)), 0.0) == []
 
 
-def test_who_asks_before_there_is_anything_gets_the_next(pool: PoolCore) -> None:
+def test_a_worker_that_asks_before_there_is_anything_gets_the_next(pool: PoolCore) -> None:
     assert pool.handle(said("decode-0", AskBatch(8, 2)), 0.0) == []
     assert pool.handle(said("prefill-0", Commit(IN_A)), 0.0) == [
         Send("decode-0", Batch((IN_A,))),
@@ -173,7 +173,7 @@ class TestCancel:
         assert pool.held["entries"] == 1
 
 
-def test_a_next_attempt_takes_the_place_of_the_one_before(pool: PoolCore) -> None:
+def test_a_next_attempt_takes_the_place_of_the_attempt_before(pool: PoolCore) -> None:
     again = entry(next_attempt(A), (1,))
     pool.handle(said("prefill-0", Commit(IN_A)), 0.0)
     pool.handle(said("prefill-0", Commit(again)), 0.0)
@@ -272,7 +272,7 @@ class TestLostFrames:
         assert pool.handle(said(ROUTER, Inquire((("d", 0),))), 0.0) == [Send(ROUTER, Progress(unknown=(("d", 0),)))]
 
 
-def test_the_way_to_the_device_counts_in_who_is_urgent() -> None:
+def test_the_way_to_the_device_counts_when_urgency_is_decided() -> None:
     """Both requests are due at the same time; the longer request takes longer to copy."""
     core = PoolCore(8, 4, Policy(grouping=Grouping.FCFS, room=Room.WHOLE))
     asks(core, "prefill-0", 8)

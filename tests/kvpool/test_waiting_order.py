@@ -31,7 +31,7 @@ def test_the_formula() -> None:
     assert waits == [0.0, 2.0, 3.0, AGE_S * 2 - 3.0, 113 / 4]
 
 
-def test_who_has_waited_for_long_enough_comes_at_once() -> None:
+def test_a_request_that_has_waited_for_long_enough_comes_at_once() -> None:
     assert list(expected_waits([InLine(500.0, 0.0, None), InLine(1.0, 3 * AGE_S, 0)], 1.0)) == [0.0, 0.0]
 
 
@@ -72,6 +72,6 @@ def test_best_effort_waits_for_real_time_until_it_is_old() -> None:
 
 
 @pytest.mark.parametrize("policy", [Policy(), Policy(order=Order.FCFS)])
-def test_everybody_has_one_place(policy: Policy) -> None:
+def test_every_request_has_one_place(policy: Policy) -> None:
     entries = [waiting(str(number), (BE, RT)[number % 2], float(number)) for number in range(9)]
     assert sorted(names(heard(policy), *entries, now=20.0)) == sorted(entry.id for entry in entries)

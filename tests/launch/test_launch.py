@@ -56,7 +56,7 @@ def test_the_ranks_of_a_worker_are_parts_beside_it(tmp_path: Path) -> None:
     assert len({spec.device for spec in workers}) == len(workers) == 4
 
 
-def test_who_leaves_a_machine_leaves_its_devices_to_the_next(tmp_path: Path) -> None:
+def test_a_worker_that_leaves_a_machine_leaves_its_devices_to_the_next(tmp_path: Path) -> None:
     config = load({"topology": "2xcolocated", "kvpool.directory": str(tmp_path)}, {}, None)
     with closing(Machine(ranks=1)) as machine:
         specs = {spec.name: spec for spec in plan(config, "tcp://127.0.0.1:1", machine)}

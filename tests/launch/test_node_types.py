@@ -35,7 +35,7 @@ def test_as_many_may_come_as_there_are_not_yet() -> None:
     assert may_come(types, [*there, *there[1:], *there[1:]]) == [ClusterNode("one more prefill", PREFILL)]
 
 
-def test_machines_of_ones_own_cannot_come(tmp_path: Path) -> None:
+def test_own_machines_cannot_come(tmp_path: Path) -> None:
     """For such machines Ray writes node types without resources."""
     import yaml
     from ray.autoscaler._private.util import prepare_config

@@ -142,7 +142,7 @@ def test_nodes_that_may_come_are_counted_in_where_those_that_are_there_have_no_r
         found.groups(names("prefill", 2), names("decode", 5))
 
 
-def test_who_is_there_is_preferred() -> None:
+def test_a_node_that_is_there_is_preferred() -> None:
     """Parts that would fit together on a new node are spread over the nodes that already run."""
     small = {"CPU": 2.0, "kv_pool": 1.0}
     found = replace(placing(small, small), may_come=[ClusterNode("one more large", {"CPU": 8.0, "kv_pool": 1.0})])

@@ -29,11 +29,11 @@ WORKERS = [
         (LauncherOrder(decode=5), Change(("decode-3", "decode-4"), ())),
     ],
 )
-def test_who_came_last_leaves_first(wanted: LauncherOrder, changed: Change) -> None:
+def test_a_worker_that_came_last_leaves_first(wanted: LauncherOrder, changed: Change) -> None:
     assert change(WORKERS, (), wanted) == changed
 
 
-def test_who_is_leaving_counts_no_more_and_keeps_its_name() -> None:
+def test_a_worker_that_is_leaving_counts_no_more_and_keeps_its_name() -> None:
     assert change(WORKERS, {"decode-1"}, LauncherOrder(decode=3)) == Change(("decode-3",), ())
     assert change(WORKERS, {"decode-1"}, LauncherOrder(decode=1)) == Change((), ("decode-2",))
 

@@ -125,7 +125,7 @@ def test_where_nobody_says_what_there_is_nothing_is_refused(folder: Path, monkey
     check(folder, None, monkeypatch, engine__kv_memory_mb=1 << 20)
 
 
-def test_checkpoints_are_counted_for_those_who_make_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_counted_for_requests_that_make_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shared = {"schedule__room": "growing", "schedule__blocks": "bidirectional", "engine__kv_memory_mb": 64}
     least = 200 + 64 + STEP_MB
     check(folder, least, monkeypatch, engine__kv_memory_mb=64)

@@ -106,7 +106,7 @@ def test_an_end_without_any_token_is_an_end(owner: OwnerCore) -> None:
     ]
 
 
-def test_the_last_token_is_acknowledged_to_all_who_may_keep_some(owner: OwnerCore) -> None:
+def test_the_last_token_is_acknowledged_to_all_workers_that_may_keep_some(owner: OwnerCore) -> None:
     hears(owner, 0, [7], sender="prefill-0")
     assert hears(owner, 1, [0], finish=FinishReason.STOP) == [
         Deliver("r", (0,), FinishReason.STOP),

@@ -74,7 +74,7 @@ def test_it_is_offered_at_once_pulled_and_gone(worker: PrefillCore) -> None:
 
 
 @pytest.mark.parametrize("decode", ["", "decode-1"])
-def test_who_names_nobody_that_can_be_reached_goes_to_the_pool(worker: PrefillCore, decode: str) -> None:
+def test_a_request_that_names_nobody_that_can_be_reached_goes_to_the_pool(worker: PrefillCore, decode: str) -> None:
     assert AskPages(1, 1) in sent(through(worker, decode), "pool-0")
     (copy,) = leased(worker, 1, 5)
     assert isinstance(copy, CopyOut)
@@ -94,14 +94,14 @@ def test_without_a_link_or_with_hidden_vectors_nothing_is_offered(core: PrefillC
     assert not sent(through(core), "decode-0")
 
 
-def test_who_cannot_wait_for_a_batch_is_pinned(worker: PrefillCore) -> None:
+def test_a_request_that_cannot_wait_for_a_batch_is_pinned(worker: PrefillCore) -> None:
     worker.handle(said(ROUTER, Prefill(A, "decode-0")), 0.0)
     leased(worker, 0, wait_s=A.slo.tbt_s)  # the decode worker's steps take no time
     commands = worker.handle(StepDone(StepResult(1, (("a", 7),))), 0.0)
     assert Offer(IN_A, is_pinned=True) in sent(commands, "decode-0")
 
 
-def test_who_would_be_late_by_the_time_of_a_pull_goes_by_the_pool(worker: PrefillCore) -> None:
+def test_a_request_that_would_be_late_by_the_time_of_a_pull_goes_by_the_pool(worker: PrefillCore) -> None:
     """The prefill worker would see a pull only after the next step of prompts, which is too late for the chat."""
     worker.handle(said(ROUTER, Prefill(A, "decode-0")), 0.0)
     worker.handle(said(ROUTER, Prefill(request("b"), "decode-0")), 0.0)
@@ -284,7 +284,7 @@ class TestChunkByChunk:
         assert commit.entry.pages == (*first[0].pages, *second[0].pages, *last.pages)
         assert worker.num_leased_pages == 0
 
-    def test_a_real_time_one_asks_for_pages_and_waits_for_none(self, worker: PrefillCore) -> None:
+    def test_a_real_time_request_asks_for_pages_and_waits_for_none(self, worker: PrefillCore) -> None:
         chat = request("a", prompt=19)
         worker.handle(said(ROUTER, Prefill(chat)), 0.0)
         commands = worker.handle(StepDone(StepResult(1, ())), 0.0)
@@ -296,7 +296,7 @@ class TestChunkByChunk:
         commands = worker.handle(StepDone(StepResult(3, (("a", 7),))), 0.0)
         assert AskPages(3, 2) in sent(commands, "pool-0"), "who waits for pages has none: two could wait for each other"
 
-    def test_while_somebody_who_is_through_waits_for_pages_nothing_is_written_ahead(self, worker: PrefillCore) -> None:
+    def test_while_a_finished_prompt_waits_for_pages_nothing_is_written_ahead(self, worker: PrefillCore) -> None:
         """Pages given up for the finished prompt must not be taken again: the prompts would take turns for ever."""
         worker.handle(said(ROUTER, Prefill(request("a", prompt=11))), 0.0)
         worker.handle(StepDone(StepResult(1, ())), 0.0)

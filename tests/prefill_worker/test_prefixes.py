@@ -82,7 +82,7 @@ def test_a_prompt_of_less_than_a_page_and_a_token_is_not_asked_for(worker: Prefi
     assert plans(worker.handle(said(ROUTER, Prefill(request("a", prompt=8))), 0.0))
 
 
-def test_whose_prompt_is_to_be_scored_computes_all_of_it(worker: PrefillCore) -> None:
+def test_a_request_with_a_scored_prompt_computes_all_of_it(worker: PrefillCore) -> None:
     scored = replace(LONG, sampling=Sampling(prompt_logprobs=0))
     assert plans(worker.handle(said(ROUTER, Prefill(scored)), 0.0))
 
@@ -108,7 +108,7 @@ def test_an_answer_that_was_lost_is_not_waited_for(worker: PrefillCore) -> None:
     assert plans(worker.handle(TimerFired("refresh"), 2 * REFRESH_S))
 
 
-def test_what_is_held_for_one_that_leaves_is_released(worker: PrefillCore) -> None:
+def test_pages_held_for_a_leaving_request_are_released(worker: PrefillCore) -> None:
     fetching(worker)
     assert RELEASE in worker.handle(said(ROUTER, Cancel("long", 0)), 0.0)
     assert worker.handle(CopiedIn(1, intact=True), 0.0) == []
@@ -116,7 +116,7 @@ def test_what_is_held_for_one_that_leaves_is_released(worker: PrefillCore) -> No
     assert sorted(worker.pairs) == list(range(LIMITS.num_pairs))
 
 
-def test_an_answer_for_one_that_has_left_is_given_back(worker: PrefillCore) -> None:
+def test_an_answer_for_a_request_that_has_left_is_given_back(worker: PrefillCore) -> None:
     worker.handle(said(ROUTER, Prefill(LONG)), 0.0)
     worker.handle(said(ROUTER, Cancel("long", 0)), 0.0)
     assert prefix(worker, 4, 5) == [RELEASE]
@@ -188,7 +188,7 @@ def test_it_lets_go_at_a_release_at_the_death_of_the_worker_and_for_a_later_atte
     assert held(pool, attempt=0) == answer(), "of an earlier attempt nothing is held"
 
 
-def test_who_waits_for_pages_gets_those_that_are_only_held(pool: PoolCore) -> None:
+def test_a_request_that_waits_for_pages_gets_those_that_are_only_held(pool: PoolCore) -> None:
     held(pool)
     commands = pool.handle(said("prefill-1", AskPages(4, 1)), 0.0)
     assert commands[0] == answer(), "the worker is told"
@@ -196,7 +196,7 @@ def test_who_waits_for_pages_gets_those_that_are_only_held(pool: PoolCore) -> No
     assert commands[1].to == "prefill-1"
 
 
-def test_a_commit_whose_beginning_was_taken_back_is_lost_and_frees_only_its_own(pool: PoolCore) -> None:
+def test_a_commit_without_its_beginning_is_lost_and_frees_only_its_own_pages(pool: PoolCore) -> None:
     held(pool)
     (lease,) = [command for command in pool.handle(said("prefill-0", AskPages(1, 2)), 0.0) if isinstance(command, Send)]
     assert isinstance(lease.message, LeasePages)

@@ -165,7 +165,7 @@ def test_an_ask_keeps_the_pages_of_copies_and_gives_back_all_others() -> None:
     assert worker.num_leased_pages == 1
 
 
-def test_a_larger_ask_takes_the_place_of_the_one_before(worker: PrefillCore) -> None:
+def test_a_larger_ask_takes_the_place_of_the_ask_before(worker: PrefillCore) -> None:
     """The answer to the smaller ask comes after the pool has heard the larger ask, which gives those pages back."""
     prefilled(worker)
     worker.handle(said(ROUTER, Prefill(request("long", prompt=9))), 0.0)

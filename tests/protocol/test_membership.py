@@ -64,7 +64,7 @@ def test_the_router_hears_and_is_heard_at_once(members: Membership) -> None:
     [(), (member("decode-0"),), (member("pool-0", 2),), (member("pool-1"), member("decode-0"))],
     ids=["nobody", "others", "another life of it", "another of its kind"],
 )
-def test_who_is_not_named_was_cast_out(members: Membership, announced: tuple[Member, ...]) -> None:
+def test_a_member_that_is_not_named_was_cast_out(members: Membership, announced: tuple[Member, ...]) -> None:
     with pytest.raises(CastOut, match="the router took pool-0 for dead"):
         members.announced(announced)
 

@@ -51,7 +51,7 @@ class TestFirstToken:
         refusal = refused(admission(), rt("a"), WorkAhead(prompts_s=7.0, prompt_s=0.5))
         assert refusal == Refusal("its first token is predicted in 7.5 s, more than 3 times its ttft of 1 s", 4.5)
 
-    def test_who_has_more_time_is_taken_in(self) -> None:
+    def test_a_request_that_has_more_time_is_taken_in(self) -> None:
         assert admission().refusal(rt("a", ttft_s=3.0), WorkAhead(prompts_s=7.0), NOW) is None
 
     def test_best_effort_waits_as_long_as_it_takes(self) -> None:
@@ -78,7 +78,7 @@ class TestMemory:
         assert found.first_token_s(rt("c"), WorkAhead(memory=600), NOW) == 0.0
         assert found.first_token_s(rt("c", upper=101), WorkAhead(memory=600), NOW) > 0.0
 
-    def test_who_lacks_it_waits_until_as_much_comes_free(self) -> None:
+    def test_a_request_that_lacks_it_waits_until_as_much_comes_free(self) -> None:
         lacks = 300
         assert self.crowded().first_token_s(rt("c"), WorkAhead(memory=300), NOW) == pytest.approx(lacks / 200, rel=0.15)
 
@@ -119,10 +119,10 @@ class TestQueues:
         assert found.refusal(be("b", prompt=150), WorkAhead(), NOW) is None
         assert refused(found, be("b", prompt=151)).why == "100 tokens of be prompts wait, 151 more pass 250"
 
-    def test_one_alone_is_not_too_long_for_a_queue(self) -> None:
+    def test_a_request_alone_is_not_too_long_for_a_queue(self) -> None:
         assert admission(queues=Queues(be=Bound(tokens=10))).refusal(be("a"), WorkAhead(), NOW) is None
 
-    def test_who_has_begun_leaves_the_queue_and_stays_open(self) -> None:
+    def test_a_request_that_has_begun_leaves_the_queue_and_stays_open(self) -> None:
         found = admission(most_open=2, queues=Queues(rt=Bound(requests=1)))
         take_in(found, rt("a"))
         found.began("a")
@@ -187,7 +187,7 @@ class TestComingAgain:
         told = [refused(found, rt(name)).retry_after_s for name in "cdefgh"]
         assert told == pytest.approx([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], rel=0.15)
 
-    def test_who_comes_when_told_is_taken_in(self) -> None:
+    def test_a_request_that_comes_when_told_is_taken_in(self) -> None:
         """Thirty chats come at once to a worker that runs a prompt in 0.5 s and lets four wait."""
         found, queue, tries = admission(queues=Queues(rt=Bound(requests=4))), list[str](), Counter[str]()
         arrivals = [(0.0, f"{number:02}") for number in range(30)]

@@ -28,7 +28,7 @@ def together(policy: Policy, *some: Request) -> int:
     return holdings.tokens
 
 
-def test_one_alone_is_to_hold_its_upper_estimate() -> None:
+def test_a_request_alone_is_to_hold_its_upper_estimate() -> None:
     assert together(GROWING, make_request()) == 200
 
 
@@ -77,7 +77,7 @@ def test_what_has_gone_is_not_counted(steps: list[tuple[int, int, bool]]) -> Non
             assert holdings.rt_freed_by(gone) == holdings.tokens - rest
 
 
-def test_best_effort_ones_count_among_all_alone() -> None:
+def test_best_effort_requests_count_among_all_alone() -> None:
     holdings = Holdings(GROWING)
     holdings.put(replace(make_request("b"), service=ServiceClass.BE))
     assert (holdings.tokens, holdings.rt_tokens) == (200, 0)

@@ -75,7 +75,7 @@ class TestInquiries:
         assert router.handle(said(name, Missed()), 3.3) == [told, *asked]
         assert router.handle(LinkGap(name), 3.4) == [Send(name, Missed()), told, *asked]
 
-    def test_who_is_no_member_may_lose_what_it_likes(self, router: RouterCore) -> None:
+    def test_a_sender_that_is_no_member_may_lose_what_it_likes(self, router: RouterCore) -> None:
         assert router.handle(said("launcher", Missed()), 3.0) == []
         assert router.handle(LinkGap("decode-7"), 3.0) == []
 

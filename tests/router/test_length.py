@@ -60,7 +60,7 @@ class TestPrediction:
         router.handle(said(by, Progress(**{stage: (("a", 0),)})), 3.1)  # type: ignore[arg-type]
         assert router.handle(ANSWER, 3.2) == [Send(by, TOLD)]
 
-    def test_who_waits_for_a_worker_takes_it_along(self) -> None:
+    def test_a_request_that_waits_for_a_worker_takes_it_along(self) -> None:
         router = serving(names=("gateway-0", "pool-0"))
         assert submit(router) == [ASKED]
         assert router.handle(ANSWER, 3.1) == []
@@ -138,14 +138,14 @@ class TestLearning:
             router.handle(Predicted("a", 0, estimate), 3.1)
         assert ended(router, num_output) == ([Learn(SKETCH, 3, num_output)] if learnt else [])
 
-    def test_nor_does_one_without_a_token_or_a_length(self, router: RouterCore) -> None:
+    def test_a_request_without_a_token_or_a_length_does_not_teach_either(self, router: RouterCore) -> None:
         submit(router)
         assert ended(router, 0) == []
         submit(router)
         assert router.handle(said("decode-0", Progress(ended=(("a", 0),))), 5.0) == []
         assert not any(router.held.values())
 
-    def test_who_was_cancelled_is_not_learnt(self, router: RouterCore) -> None:
+    def test_a_request_that_was_cancelled_is_not_learnt(self, router: RouterCore) -> None:
         submit(router)
         router.handle(said("gateway-0", Cancel("a", 0)), 4.0)
         assert not any(router.held.values())

@@ -79,7 +79,7 @@ class TestMembers:
         ]
 
     @pytest.mark.parametrize("seen", [True, False], ids=["its launcher said so", "it was silent"])
-    def test_who_was_declared_dead_hears_that_it_was(self, seen: bool) -> None:
+    def test_a_member_that_was_declared_dead_hears_that_it_was(self, seen: bool) -> None:
         """The member was only frozen: its requests have been given to others, and it must not go on with them."""
         router = serving(("gateway-0", "decode-0"))
         router.handle(said("gateway-0", beat("gateway-0")), 3.0)
@@ -91,7 +91,7 @@ class TestMembers:
             ("gateway-0", 1), ("decode-0", 2)
         )
 
-    def test_who_was_declared_dead_hears_so_once_everybody_is_gathered(self) -> None:
+    def test_a_member_that_was_declared_dead_hears_so_once_everybody_is_gathered(self) -> None:
         """The next life, if it is here already, hears it as well: it would take missing members for lost."""
         router = RouterCore(ROUTER_MEMBER, LIMITS, 0.0)
         router.handle(said("launcher", Died("decode-0", 1)), 0.1)

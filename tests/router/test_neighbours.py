@@ -83,6 +83,6 @@ def test_it_grows_up_to_its_capacity() -> None:
     assert len(past) == len(past.vectors) == 3000
 
 
-def test_numbers_whose_products_are_not_exact_are_refused() -> None:
+def test_numbers_with_inexact_products_are_refused() -> None:
     with pytest.raises(ValueError, match="smaller integers"):
         PastPrompts(2000).add(np.full(2000, 127, dtype=np.int8), 1, 1)

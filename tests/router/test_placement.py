@@ -67,7 +67,7 @@ class TestWhere:
         assert found.worker_for(rt(), {}) == "decode-0"
         assert found.worker_for(rt(), POOL) is None
 
-    def test_who_is_lost_gets_nothing(self) -> None:
+    def test_a_worker_that_is_lost_gets_nothing(self) -> None:
         found = placement("prefill-0", "prefill-1")
         found.lost("prefill-0")
         assert found.worker_for(rt(), POOL) == "prefill-1"
@@ -83,7 +83,7 @@ class TestHelp:
     def test_a_decode_worker_takes_prompts_that_pile_up(self) -> None:
         assert self.piled_up().worker_for(rt(), POOL) == "decode-0"
 
-    def test_best_effort_ones_wait(self) -> None:
+    def test_best_effort_requests_wait(self) -> None:
         """Chats would wait in the pool for a decode worker that runs best-effort prompts."""
         assert self.piled_up().worker_for(be(), POOL) == "prefill-0"
 
@@ -129,12 +129,12 @@ class TestBands:
         rooms.tell("short", 10)
         assert rooms.choose(range(100), most=160) == "long"
 
-    def test_of_equals_the_one_with_most_room(self) -> None:
+    def test_of_equals_the_worker_with_most_room(self) -> None:
         rooms = self.reported(one=(50, 200), other=(60, 190))
         rooms.tell("one", 50)
         assert rooms.choose(range(100)) == "other"
 
-    def test_without_bands_the_one_with_most_room(self) -> None:
+    def test_without_bands_the_worker_with_most_room(self) -> None:
         rooms = self.reported(one=None, other=None)
         rooms.tell("other", 101)
         assert rooms.choose(range(100)) == "other"

@@ -52,7 +52,7 @@ class TestRecovery:
         assert router.handle(TimerFired("recovered"), RECOVERED_AT) == [REBUILT]
         assert Send("gateway-0", AttemptLost("a", 0)) in router.handle(said("launcher", Died("pool-0", 1)), 3.0)
 
-    def test_nothing_is_cancelled_whose_owner_may_declare_it_yet(self) -> None:
+    def test_no_request_is_cancelled_while_its_owner_may_declare_it_yet(self) -> None:
         router = recovering()
         assert router.handle(said("decode-0", Progress(joined=(("a", 0),))), 1.1) == []
         assert router.handle(said("gateway-0", Declare((A,))), 1.2) == []
@@ -91,13 +91,13 @@ class TestRecovery:
         router.handle(said("gateway-0", Declare((A,))), 1.2)
         assert Send("gateway-0", AttemptLost("a", 0)) in router.handle(TimerFired("recovered"), 1.4)
 
-    def test_nobody_is_waited_for_longer_than_for_who_does_not_answer(self) -> None:
+    def test_no_member_is_waited_for_longer_than_a_silent_member(self) -> None:
         router = recovering()
         self.all_speak(router, 1.1)
         assert router.handle(said("gateway-0", Declare((A,))), RECOVERED_AT - 0.1) == []
 
     @pytest.mark.parametrize("late", ["decode-1", "gateway-1"])
-    def test_who_came_meanwhile_is_heard_too(self, late: str) -> None:
+    def test_a_member_that_came_meanwhile_is_heard_too(self, late: str) -> None:
         router = recovering()
         router.handle(said(late, beat(late)), 1.05)
         self.all_speak(router, 1.1)
@@ -105,7 +105,7 @@ class TestRecovery:
         last = Declare(()) if late == "gateway-1" else Holding(())
         assert Send("gateway-0", Figures(rebuilt_s=1.3, member="router")) in router.handle(said(late, last), 1.3)
 
-    def test_who_died_meanwhile_is_not_waited_for(self) -> None:
+    def test_a_member_that_died_meanwhile_is_not_waited_for(self) -> None:
         router = recovering()
         self.all_speak(router, 1.1, but="prefill-1")
         router.handle(said("gateway-0", Declare(())), 1.2)

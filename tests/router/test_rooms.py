@@ -13,7 +13,7 @@ from tests.samples import ROUTER_MEMBER, member
 
 
 class TestRooms:
-    def test_who_has_most_room_is_named(self) -> None:
+    def test_a_worker_that_has_most_room_is_named(self) -> None:
         rooms = Rooms(block_size=4)
         assert rooms.choose(range(3)) == ""
         rooms.tell("decode-0", 10)
@@ -28,7 +28,7 @@ class TestRooms:
         rooms.tell("decode-0", 10)
         assert rooms.choose(range(3)) == "decode-0"
 
-    def test_who_has_gone_is_not_named(self) -> None:
+    def test_a_worker_that_has_gone_is_not_named(self) -> None:
         rooms = Rooms(block_size=4)
         rooms.tell("decode-0", 10)
         rooms.forget("decode-0")

@@ -47,7 +47,7 @@ def test_a_frame_that_is_cut_ends_it() -> None:
     assert list(read(io.BytesIO(b"\x01"))) == []
 
 
-def test_an_answer_says_whose_it_is() -> None:
+def test_an_answer_names_its_request() -> None:
     said = answer(Predicted("r", 3, Estimate(5, 9)))
     assert list(frames(io.BytesIO(said))) == [["r", 3, 5, 9]]
 

@@ -77,7 +77,7 @@ def test_no_more_for_a_moment_of_pressure() -> None:
     assert deployment.asked == []
 
 
-def test_one_less_at_a_time_when_the_others_carry_it_with_room_to_spare() -> None:
+def test_a_single_worker_leaves_at_a_time_when_the_others_have_room_to_spare() -> None:
     deployment = Deployment(sizing(), workers=4)
     deployment.run(59, loaded(0.5))
     assert deployment.asked == []
@@ -87,7 +87,7 @@ def test_one_less_at_a_time_when_the_others_carry_it_with_room_to_spare() -> Non
     assert all(later - earlier >= 60 for earlier, later in itertools.pairwise(times))
 
 
-def test_who_left_is_not_called_back_by_the_load_that_was_there_all_along() -> None:
+def test_a_worker_that_left_is_not_called_back_by_the_load_that_was_there_all_along() -> None:
     """Workers are pressed at a load of a tenth each: pressure on memory differs from the load that they carry."""
     deployment = Deployment(sizing())
     deployment.run(900, lambda workers: (0.15, 0.15 / (0.1 * workers)))
@@ -111,7 +111,7 @@ def test_next_to_nothing_to_do_under_pressure_teaches_next_to_nothing() -> None:
     assert deployment.counts == [2, 4]
 
 
-def test_those_that_do_not_come_are_not_waited_for_forever() -> None:
+def test_workers_that_do_not_come_are_not_waited_for_forever() -> None:
     deployment = Deployment(sizing(), start_s=1e9)
     deployment.run(START_S - 1, loaded(2.5))
     assert deployment.counts == [2]

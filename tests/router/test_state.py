@@ -89,21 +89,23 @@ class TestRoad:
         router.handle(said("gateway-0", Submit(next_attempt(A))), 3.1)
         assert router.handle(said(holder, progress), 3.2) == [Send(holder, Cancel("a", 0))], "an older attempt"
 
-    def test_who_had_to_leave_waits_in_the_pool_again(self, router: RouterCore) -> None:
+    def test_a_request_that_had_to_leave_waits_in_the_pool_again(self, router: RouterCore) -> None:
         router.handle(said("gateway-0", Submit(A)), 3.0)
         router.handle(said("decode-0", Progress(joined=(("a", 0),))), 3.1)
         router.handle(said("decode-0", Progress(returned=(("a", 0),))), 3.2)
         assert router.handle(said("decode-0", Progress(unknown=(("a", 0),))), 3.3) == [], "it is elsewhere"
         assert Send("gateway-0", AttemptLost("a", 0)) in router.handle(said("launcher", Died("pool-0", 1)), 3.4)
 
-    def test_who_had_to_leave_is_lost_without_a_pool(self, router: RouterCore) -> None:
+    def test_a_request_that_had_to_leave_is_lost_without_a_pool(self, router: RouterCore) -> None:
         router.handle(said("gateway-0", Submit(A)), 3.0)
         router.handle(said("decode-0", Progress(joined=(("a", 0),))), 3.1)
         router.handle(said("launcher", Died("pool-0", 1)), 3.2)
         returned = router.handle(said("decode-0", Progress(returned=(("a", 0),))), 3.3)
         assert Send("gateway-0", AttemptLost("a", 0)) in returned
 
-    def test_who_had_to_leave_may_have_joined_elsewhere_before_that_is_heard(self, router: RouterCore) -> None:
+    def test_a_request_that_had_to_leave_may_have_joined_elsewhere_before_that_is_heard(
+        self, router: RouterCore
+    ) -> None:
         router.handle(said("gateway-0", Submit(A)), 3.0)
         router.handle(said("decode-0", Progress(joined=(("a", 0),))), 3.1)
         router.handle(said("decode-1", beat("decode-1")), 3.1)
@@ -169,7 +171,7 @@ class TestPredictedPlaces:
         assert self.where(router, "a", prompt=200) == "prefill-1"
         assert self.where(router, "b") == "prefill-0"
 
-    def test_who_has_waited_for_a_worker_goes_by_urgency(self) -> None:
+    def test_a_request_that_has_waited_for_a_worker_goes_by_urgency(self) -> None:
         router = serving(("gateway-0", "pool-0", "decode-0"))
         calm, urgent = request("a"), replace(request("b"), slo=Slo(ttft_s=0.1))
         for new_request in (calm, urgent):

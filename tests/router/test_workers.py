@@ -59,7 +59,7 @@ def test_prompts_wait_where_all_workers_retire_until_another_comes() -> None:
     ]
 
 
-def test_the_last_one_that_decodes_on_a_node_takes_what_is_in_its_pool_along() -> None:
+def test_the_last_decode_worker_of_a_node_takes_what_is_in_its_pool_along() -> None:
     """No other worker may read that pool: its requests, and later arrivals, start again on another node."""
     router = recovering(("gateway-0", "prefill-0"))
     for name in ("pool-0", "decode-0"):
@@ -89,7 +89,7 @@ def test_a_new_router_hears_of_those_that_retire() -> None:
         ] == ["prefill-1"]
 
 
-def test_who_may_not_have_heard_that_it_retires_is_told_again() -> None:
+def test_a_worker_that_may_not_have_heard_that_it_retires_is_told_again() -> None:
     router = serving()
     retire = Retire("prefill-0", 1)
     router.handle(said("launcher", retire), 3.0)

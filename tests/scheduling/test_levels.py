@@ -25,7 +25,7 @@ def test_bounds_double_from_32_steps() -> None:
     ]
 
 
-def test_who_was_served_goes_on_where_the_bounds_above_are_used_up() -> None:
+def test_a_served_request_moves_on_where_the_bounds_above_are_used_up() -> None:
     assert [level_served(tokens) for tokens in (0, 31, 32, 95, 96, 223, 224, 479, 480, 10_000)] == [
         *(0, 0, 1, 1, 2, 2, 3, 3, 4, 4)
     ]
@@ -39,7 +39,7 @@ def test_levels_are_monotone(left: int, right: int) -> None:
 
 
 @given(times, st.floats(0.01, 100.0), st.integers(0, 600), st.integers(0, 6), st.lists(times, max_size=6))
-def test_who_waits_rises_one_level_at_a_time_and_who_outlives_drops(
+def test_a_waiting_request_rises_one_level_at_a_time_and_drops_when_it_outlives_its_estimate(
     served_at: float, age_s: float, steps: int, outlived: int, later: list[float]
 ) -> None:
     level = Level(served_at, age_s)
@@ -80,7 +80,7 @@ class TestOfARequest:
             kept.emitted(100.0, number)
         assert self.level(kept, 100.0) == 0
 
-    def test_who_outlives_it_drops_one_below_the_new_one(self) -> None:
+    def test_a_request_that_outlives_its_estimate_drops_below_the_new_level(self) -> None:
         kept = promise(BE, self.POLICY)
         for number in range(1, 41):
             kept.emitted(100.0, number)
@@ -92,5 +92,5 @@ class TestOfARequest:
         kept.emitted(120.0, 1) if way == "emitted" else kept.served(120.0)
         assert self.level(kept, 124.0) == level_of(40)
 
-    def test_real_time_ones_have_none(self) -> None:
+    def test_real_time_requests_have_no_level(self) -> None:
         assert self.level(promise(replace(BE, service=ServiceClass.RT), self.POLICY), 500.0) == 0

@@ -52,7 +52,7 @@ def test_chunks_of_another_size_than_planned_shift_no_due_of_a_token() -> None:
     assert slack_s(kept, 20.0) == slack_s(promise(DOCUMENT, POLICY, num_output=1), 20.0)
 
 
-def test_who_outlives_the_expectation_gets_closer_dues() -> None:
+def test_a_request_that_outlives_the_expectation_gets_closer_dues() -> None:
     """Half of the window is left at 60 s for what is now expected: 100 more tokens."""
     kept = promise(DOCUMENT, POLICY)
     for number in range(1, 101):
@@ -60,7 +60,7 @@ def test_who_outlives_the_expectation_gets_closer_dues() -> None:
     assert slack_s(kept, 60.5) == pytest.approx(50.5 / 100 - TIMES.most_s)
 
 
-def test_who_ends_before_is_not_expected_to_go_on() -> None:
+def test_a_request_that_ends_before_is_not_expected_to_go_on() -> None:
     short = promise(replace(DOCUMENT, max_tokens=10), POLICY)
     assert slack_s(short, 10.0) == pytest.approx(101.0 / 11 - TIMES.most_s)
 
@@ -70,7 +70,7 @@ def test_only_chats_take_their_due_along() -> None:
     assert promise(CHAT, POLICY).due is not None
 
 
-def test_of_documents_of_a_level_who_is_restored_sooner_goes_first() -> None:
+def test_of_documents_of_a_level_the_sooner_restored_goes_first() -> None:
     """The request that is restored sooner has a little more output left (algorithms §1): 250 tokens against 200."""
     long, short = (
         promise(replace(DOCUMENT, id=name, slo=Slo(jct_s=1e5)), replace(POLICY, expected_output=tokens))

@@ -212,12 +212,14 @@ class TestOrder:
         assert ranks == sorted(ranks)
 
     @given(st.lists(standings))
-    def test_dropped_last_a_late_one_is_behind_all_that_are_in_time(self, given_: list[Standing]) -> None:
+    def test_dropped_last_a_late_request_is_behind_all_that_are_in_time(self, given_: list[Standing]) -> None:
         marks = [standing.is_late for standing in in_order(given_, TIMES, Late.DROP_LAST)]
         assert marks == sorted(marks)
 
     @given(st.lists(standings))
-    def test_with_decay_nobody_goes_before_one_of_its_class_with_less_slack(self, given_: list[Standing]) -> None:
+    def test_with_decay_no_request_goes_before_a_request_of_its_class_with_less_slack(
+        self, given_: list[Standing]
+    ) -> None:
         """A lower priority, a level or a cache hit may rank requests first, but only among those that can wait."""
         ordered = in_order(given_, TIMES, Late.DECAY)
         for urgent in (Rank.URGENT_RT, Rank.URGENT_BE):
@@ -253,7 +255,7 @@ class TestStepRoom:
         assert step_room_s(TokenDues(CHAT), 10.6, steps=1, step_s=0.1, alone_s=0.01) == pytest.approx(0.4)
 
     @pytest.mark.parametrize("late", Late)
-    def test_who_is_late_or_cannot_be_in_time_does_not_bind(self, late: Late) -> None:
+    def test_a_late_or_hopeless_request_does_not_bind(self, late: Late) -> None:
         assert step_room_s(TokenDues(CHAT, late), 11.1, steps=1, step_s=0.01, alone_s=0.01) == inf
         assert step_room_s(TokenDues(CHAT, late), 10.75, steps=3, step_s=0.1, alone_s=0.1) == inf
 
@@ -278,6 +280,6 @@ class TestGoingOnElsewhere:
             there.emitted(now)
             assert there.due == here.due
 
-    def test_a_next_attempt_owes_a_token_after_the_last_one_that_came(self) -> None:
+    def test_a_next_attempt_owes_a_token_after_the_last_token_that_came(self) -> None:
         again = replace(CHAT, attempt=1, emitted=(5,), emitted_at=12.0)
         assert TokenDues(again).due_at(12.1) == pytest.approx(12.2)

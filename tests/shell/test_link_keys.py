@@ -41,7 +41,7 @@ def refused(router: Links, socket: zmq.Socket[bytes]) -> bool:
     return event != zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
-def test_those_with_the_keys_speak(start: Start) -> None:
+def test_members_with_the_keys_speak(start: Start) -> None:
     router, worker = start(ROUTER, keys=OURS), start("worker", 5, keys=OURS)
     for pages in range(50):
         worker.send(ROUTER, AskPages(pages))

@@ -86,7 +86,7 @@ def test_both_ways(start: Start) -> None:
     assert wait_for(worker, 1) == [Received(ROUTER, AskPages(2), 2)]
 
 
-def test_whom_one_does_not_know_gets_nothing(start: Start) -> None:
+def test_an_unknown_member_gets_nothing(start: Start) -> None:
     router = start(ROUTER)
     router.send("stranger", AskPages(1))
     router.disconnect("stranger")

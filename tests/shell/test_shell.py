@@ -146,7 +146,9 @@ def test_the_hands_meet_and_part_from_members_before_the_core_hears(start: Start
     ]
 
 
-def test_who_is_not_announced_any_more_was_cast_out_and_ends(start: Start, router: Links, worker: Links) -> None:
+def test_a_member_that_is_not_announced_any_more_was_cast_out_and_ends(
+    start: Start, router: Links, worker: Links
+) -> None:
     pool = start("pool-0", 7)
     bench = Bench(worker)
     router.send(worker.name, roll(worker, pool))
@@ -156,7 +158,7 @@ def test_who_is_not_announced_any_more_was_cast_out_and_ends(start: Start, route
     assert bench.happened == [MemberJoined(member(worker)), MemberJoined(member(pool))]
 
 
-def test_a_later_life_is_not_who_was_announced(router: Links, worker: Links) -> None:
+def test_a_later_life_is_not_the_announced_member(router: Links, worker: Links) -> None:
     earlier = Member(worker.name, Role.DECODE, "local", worker.incarnation - 1, worker.address)
     router.send(worker.name, Members((earlier,)))
     with pytest.raises(CastOut):
@@ -187,7 +189,7 @@ def test_a_late_heartbeat_of_an_earlier_life_does_not_redirect_the_link(start: S
 # --- Timers, work, and other threads
 
 
-def test_timers_fire_in_the_order_of_their_times_and_a_later_one_replaces_its_namesake(worker: Links) -> None:
+def test_timers_fire_in_the_order_of_their_times_and_a_later_timer_replaces_its_namesake(worker: Links) -> None:
     now = Clock().now()
     timers = [SetTimer("end", now + 0.02), SetTimer("a", now + 0.01), SetTimer("b", now), SetTimer("b", now + 3600)]
     assert Bench(worker).run(timers) == [TimerFired("a"), END]

@@ -49,7 +49,7 @@ def test_three_windows_are_kept_beside_chats_at_60_per_cent(run: JobsSimulation,
     assert progress.job.counts.completed == progress.job.total
 
 
-def test_the_one_that_cannot_be_kept_says_so_early_and_expires_with_what_is_done(run: JobsSimulation) -> None:
+def test_a_job_that_cannot_be_kept_says_so_early_and_expires_with_what_is_done(run: JobsSimulation) -> None:
     hopeless = run.progress["hopeless"]
     assert hopeless.job.status is JobStatus.EXPIRED
     assert hopeless.late_after_s is not None

@@ -215,7 +215,7 @@ def _shares(tree: dict[str, Any]) -> list[float | None]:
 
 @settings(max_examples=50, deadline=None)
 @given(some_requests())
-def test_one_more_that_is_refused_lowers_attainment(requests: list[RequestRecord]) -> None:
+def test_a_further_refused_request_lowers_attainment(requests: list[RequestRecord]) -> None:
     before = RunFigures.from_record(record(requests)).rt
     after = RunFigures.from_record(record([*requests, rt("refused", 0.0, outcome=RequestOutcome.REFUSED)])).rt
     assert after.attainment <= (before.attainment if requests else 1)

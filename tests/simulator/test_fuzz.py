@@ -97,7 +97,7 @@ def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
     assert min(counts[each] for each in ("aside", "prefetched", "failed")) > 0
 
 
-def test_chats_take_slots_of_others_who_get_them_back() -> None:
+def test_chats_take_slots_of_other_requests_and_give_them_back() -> None:
     counts: Counter[str] = Counter()
     for seed in (7, 106):
         scenario = draw_scenario(seed)

@@ -30,7 +30,7 @@ def off_by(truth: ProfileTruth, count: int = 4000) -> list[float]:
 class TestRecordedProfiles:
     TRUTH = ProfileTruth(CostModel(KNOWN.coefficients, dict.fromkeys(Kind, OFF)), seed=1)
 
-    def test_steps_are_off_by_as_much_as_the_measured_ones_were(self) -> None:
+    def test_steps_are_off_by_as_much_as_the_measured_steps_were(self) -> None:
         found = off_by(self.TRUTH)
         sizes = sorted(map(abs, found))
         assert median(sizes) == pytest.approx(OFF.median, rel=0.1)

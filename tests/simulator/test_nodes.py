@@ -58,7 +58,7 @@ def test_all_holds_on_several_nodes(part: int) -> None:
     assert seeds
 
 
-def test_the_next_turn_of_a_conversation_goes_where_the_one_before_was() -> None:
+def test_the_next_turn_of_a_conversation_goes_where_the_turn_before_was() -> None:
     """Placement by the number of requests alone took only half of the reusable tokens from a pool."""
     draw, asked = Random(0), list[Arrival]()
     for number in range(20):

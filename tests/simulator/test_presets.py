@@ -128,7 +128,7 @@ def test_it_does_what_its_kin_does_not(preset: str, kin: str) -> None:
     assert not trait(run(kin))
 
 
-def test_alise_keeps_in_the_pool_who_has_to_leave_and_its_ablation_computes_him_anew() -> None:
+def test_alise_keeps_leaving_requests_in_the_pool_and_its_ablation_computes_them_anew() -> None:
     """The two differ only with a pool: colocated, both recompute."""
     assert not recomputes(run("alise", "1+1"))
     assert recomputes(run("alise-recompute", "1+1"))

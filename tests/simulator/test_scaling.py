@@ -89,7 +89,7 @@ def test_they_come_with_a_rush_and_go_after_it() -> None:
         assert min(changes, default=0) >= -1
 
 
-def test_those_that_were_there_are_too_few() -> None:
+def test_the_workers_that_were_there_are_too_few() -> None:
     """The attainment without scaling is low; a decode worker that helps with prompts is not enough either."""
     _, alone = served(replace(SPLIT, policy=Policy(helps=False)))
     _, helped = served(SPLIT)

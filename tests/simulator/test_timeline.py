@@ -72,7 +72,7 @@ def test_a_request_begins_has_a_first_token_and_ends() -> None:
     assert mine[0]["args"] == {"prompt": 10, "output": 2, "outcome": "finished"}
 
 
-def test_who_is_still_open_ends_with_the_run() -> None:
+def test_a_request_that_is_still_open_ends_with_the_run() -> None:
     (end,) = [event for event in events(timeline(MIXED)) if event.get("id") == "open" and event["ph"] == "e"]
     assert end["ts"] == 10_000_000
 

@@ -71,7 +71,7 @@ def test_a_transfer_starts_when_both_ends_have_begun(sender_first: bool) -> None
     assert ends.target.content == "kv"
 
 
-def test_they_are_one_after_the_other_and_who_was_passed_over_gets_nothing() -> None:
+def test_transfers_run_in_turn_and_a_passed_over_transfer_gets_nothing() -> None:
     ends = Ends()
     for number in (1, 2, 3):
         ends.receive(number)
@@ -88,7 +88,7 @@ def test_what_is_not_there_any_more_is_said() -> None:
     assert ends.after(0.2) == ([sent(1)], [received(1, intact=False)])
 
 
-def test_who_waits_in_vain_hears_so_in_the_end() -> None:
+def test_an_end_that_waits_in_vain_hears_so_in_the_end() -> None:
     ends = Ends()
     ends.receive(1)
     assert ends.after(TIMEOUT_S + 0.1) == ([], [received(1, intact=False)])
@@ -97,7 +97,7 @@ def test_who_waits_in_vain_hears_so_in_the_end() -> None:
 
 
 @pytest.mark.parametrize("holder", [SENDER, RECEIVER])
-def test_the_death_of_one_end_is_seen_by_the_other(holder: str) -> None:
+def test_the_death_of_an_end_is_seen_by_the_other_end(holder: str) -> None:
     ends = Ends()
     ends.receive(1)
     ends.send(1)

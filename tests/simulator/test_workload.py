@@ -208,7 +208,7 @@ def test_a_trace_at_a_rate() -> None:
     assert 299 / found[-1].request.arrival_at == pytest.approx(3.0)
 
 
-def test_a_stream_ends_by_number_or_by_time_and_one_that_never_would_is_refused() -> None:
+def test_a_stream_ends_by_number_or_by_time_and_an_endless_stream_is_refused() -> None:
     assert len(drawn(Stream(lengths=SMALL, span=Span(num_requests=7)))) == 7
     timed = drawn(Stream(lengths=SMALL, span=Span(first_s=5.0)), start_at=2.0)
     assert 4.0 < timed[-1].request.arrival_at <= 7.0
@@ -226,7 +226,7 @@ def test_an_endless_stream_is_drawn_as_it_is_needed() -> None:
 
 @quickly
 @given(seeds, st.integers(1, 9), st.integers(1, 40))
-def test_a_lot_begins_when_the_last_one_has_ended(seed: int, size: int, number: int) -> None:
+def test_a_lot_begins_when_the_last_lot_has_ended(seed: int, size: int, number: int) -> None:
     play = Play(Mixture((replace(LOTS, arrivals=ClosedArrivals(size), span=Span(num_requests=number)),)), seed).run()
     assert len(play.arrived) == number
     assert max(play.num_open) == min(size, number)

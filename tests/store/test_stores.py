@@ -37,7 +37,7 @@ def ids(listing: Listing[Any] | None) -> list[str]:
     return [record.id for record in listing.records]
 
 
-def test_what_is_written_is_read_by_who_opens_it_next(kind: Kind) -> None:
+def test_what_is_written_is_read_by_the_next_store_that_opens(kind: Kind) -> None:
     moved = job(1).move(JobStatus.FAILED, 1_234.9, problems=(Problem("invalid_json", "no", 7, "body"),))
 
     async def write(store: Store) -> None:
@@ -94,7 +94,7 @@ def test_lists_come_in_order_page_by_page(kind: Kind, newest_first: bool) -> Non
     kind.run(check)
 
 
-def test_what_was_begun_and_became_no_file_is_known_by_who_began_it_and_when(kind: Kind) -> None:
+def test_an_unfinished_file_is_known_by_its_holder_and_its_time(kind: Kind) -> None:
     async def check(store: Store) -> None:
         gateway, next_life = Holder("gateway", 1), Holder("gateway", 2)
         for id, holder, at in (("file-1", gateway, 50.0), ("file-2", gateway, 60.0), ("file-3", RUNNER, 70.0)):
@@ -217,7 +217,7 @@ def test_a_line_has_one_result_and_counts_once(kind: Kind) -> None:
     kind.run(check)
 
 
-def test_one_runner_has_the_lease_and_who_had_it_before_writes_no_more(kind: Kind) -> None:
+def test_a_single_runner_has_the_lease_and_the_runner_before_writes_no_more(kind: Kind) -> None:
     async def check(store: Store) -> None:
         await store.add_job(job(1))
         first = await store.lease(RUNNER, 1_000)
@@ -249,7 +249,7 @@ def test_a_lease_that_is_not_renewed_ends(kind: Kind) -> None:
     asyncio.run(asyncio.wait_for(asyncio.to_thread(kind.run, check), 60))
 
 
-def test_two_who_write_at_once_share_it(kind: Kind) -> None:
+def test_two_stores_that_write_at_once_share_it(kind: Kind) -> None:
     async def check(store: Store) -> None:
         second_store = await kind.open()
         fence = await store.lease(RUNNER, 1_000)
@@ -346,7 +346,7 @@ def test_a_job_that_had_ended_under_an_older_schema_is_kept_for_some_weeks(kind:
     kind.run(check)
 
 
-def test_an_older_schema_is_migrated_and_a_newer_one_refused(kind: Kind) -> None:
+def test_an_older_schema_is_migrated_and_a_newer_schema_refused(kind: Kind) -> None:
     async def note(store: redis_store.RedisStore) -> None:
         await store.redis.set(store._key("noted"), "yes")
 

@@ -63,7 +63,7 @@ def report(client: Client, deployment: Deployment, tmp_path_factory: pytest.Temp
     return client.environment.run(client.script, f"{deployment.url}/v1", NAME, QUESTION, home=home)
 
 
-def test_it_is_the_one_that_was_asked_for(client: Client, report: Any) -> None:
+def test_the_client_has_the_version_that_was_asked_for(client: Client, report: Any) -> None:
     assert client.environment.pins[0].endswith(f"=={report['version']}")
 
 

@@ -80,7 +80,7 @@ def test_each_rank_gets_what_is_its_own_and_it_is_said_once(pair: tuple[Worker, 
 
 
 @pytest.mark.parametrize("shared", ["collective"], indirect=True)
-def test_what_did_not_come_on_one_rank_has_not_come(pair: tuple[Worker, Worker]) -> None:
+def test_kv_that_did_not_come_on_a_rank_has_not_come(pair: tuple[Worker, Worker]) -> None:
     """The receiver's second rank gets its order too late."""
     source, to = pair
     send, receive = order(source.ranks[0], to.ranks[0], 1)

@@ -226,7 +226,7 @@ def test_another_kind_is_refused(both: tuple[Node, Node]) -> None:
     refused(source, to, send, ReceiveKv(1, source.holder, THERE, TOKENS, CacheKind.HIDDEN))
 
 
-def test_chunks_that_were_not_checked_are_refused_by_who_checks(node_of: MakeNode) -> None:
+def test_unchecked_chunks_are_refused_by_a_receiver_that_checks(node_of: MakeNode) -> None:
     source, to = node_of("prefill-0", verify=False), node_of("decode-0", verify=True)
     meet(source, to)
     source.start(order(source, to, 1)[0])
@@ -262,7 +262,7 @@ def test_a_chunk_that_was_changed_on_its_way_is_not_used(
     assert arrives(source, to, 2)
 
 
-def test_a_number_that_one_end_alone_knows_is_left_out_by_both(both: tuple[Node, Node]) -> None:
+def test_a_number_that_a_single_end_knows_is_left_out_by_both(both: tuple[Node, Node]) -> None:
     source, to = both
     source.start(order(source, to, 1)[0])
     to.start(order(source, to, 2)[1])
@@ -358,7 +358,7 @@ def test_the_same_once_they_are_connected(node_of: MakeNode, is_late: str) -> No
     assert arrives(source, to, 3)
 
 
-def test_with_whom_one_has_not_met_nothing_is_begun(both: tuple[Node, Node]) -> None:
+def test_nothing_is_begun_with_an_unmet_member(both: tuple[Node, Node]) -> None:
     source, to = both
     source.start(SendKv(1, "decode-7.1", HERE, TOKENS))
     assert source.outcome() == KvSent(1, "decode-7.1", ok=False)

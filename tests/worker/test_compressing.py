@@ -82,7 +82,7 @@ def test_a_step_that_is_due_comes_first() -> None:
     assert CompressPage(3, POOL, 7, 40) in after, "nobody waits for a token any more"
 
 
-def test_beside_a_step_whose_requests_have_time() -> None:
+def test_pages_are_compressed_beside_a_step_with_time_to_spare() -> None:
     worker = DecodeCore(WorkerSetup(LIMITS))
     worker.handle(said(ROUTER, Prefill(request("a"))), 0.0)
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)

@@ -41,7 +41,7 @@ class TestPrefillWorker:
         return core
 
     @pytest.mark.parametrize("which", ["a", "b"])
-    def test_who_waits_is_ordered_anew(self, worker: PrefillCore, which: str) -> None:
+    def test_a_request_that_waits_is_ordered_anew(self, worker: PrefillCore, which: str) -> None:
         """The other request is expected to have a hundred tokens of output."""
         assert worker.handle(said("router", told(which, 99)), 0.0) == []
         assert ran(worker.handle(StepDone(StepResult(1, (("first", 0),))), 0.0)) == [which], (
@@ -80,7 +80,7 @@ class TestPool:
         return core
 
     @pytest.mark.parametrize("which", ["a", "b"])
-    def test_who_waits_is_ordered_anew(self, pool: PoolCore, which: str) -> None:
+    def test_a_request_that_waits_is_ordered_anew(self, pool: PoolCore, which: str) -> None:
         estimate = told(which, 99)
         assert pool.handle(said("router", estimate), 0.0) == []
         [batch] = [
@@ -91,7 +91,7 @@ class TestPool:
             "the others are taken to say a hundred tokens"
         )
 
-    def test_who_was_handed_out_is_told_of_there(self, pool: PoolCore) -> None:
+    def test_a_request_that_was_handed_out_is_told_of_there(self, pool: PoolCore) -> None:
         pool.handle(said("decode-0", AskBatch(1000, 2)), 0.0)
         assert pool.handle(said("prefill-0", told("a", 9)), 0.0) == [Send("decode-0", told("a", 9))]
         assert pool.handle(said("prefill-0", told("a", 9, attempt=1)), 0.0) == []

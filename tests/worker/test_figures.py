@@ -14,7 +14,7 @@ from tests.samples import ROUTER_MEMBER, member, said
 USAGE = Usage(rt=3, be=2, shared=1, idle=4, leased=5, free=6)
 
 
-def test_the_router_hands_them_to_every_gateway_and_says_whose_they_are() -> None:
+def test_the_router_hands_figures_to_every_gateway_and_names_their_worker() -> None:
     router = RouterCore(ROUTER_MEMBER, RouterLimits(most_open=4, heartbeat_s=0.5, death_s=3.0), 0.0)
     for name in ("gateway-0", "gateway-1", "pool-0"):
         router.handle(said(name, Heartbeat(member(name))), 0.1)

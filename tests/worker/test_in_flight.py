@@ -16,7 +16,7 @@ def begun(*prefixes: int) -> StepsInFlight:
     return steps
 
 
-def test_the_next_one_runs_when_the_one_before_has_ended() -> None:
+def test_the_next_step_runs_when_the_step_before_has_ended() -> None:
     steps = begun(10, 11)
     assert steps.has_next
     ended = [steps.end(), steps.end()]
@@ -47,7 +47,7 @@ def test_without_a_step_under_way_they_are_free_at_once() -> None:
     assert steps.left == []
 
 
-def test_one_that_fails_takes_the_next_with_it_and_no_other() -> None:
+def test_a_step_that_fails_takes_the_next_with_it_and_no_other() -> None:
     steps = begun(10, 11)
     steps.end()
     steps.fail()
@@ -58,7 +58,7 @@ def test_one_that_fails_takes_the_next_with_it_and_no_other() -> None:
     assert steps.end().counts
 
 
-def test_one_that_fails_alone_takes_nothing_with_it() -> None:
+def test_a_step_that_fails_alone_takes_nothing_with_it() -> None:
     steps = begun(10)
     steps.end()
     steps.fail()

@@ -130,7 +130,7 @@ def test_a_cancel_of_an_older_attempt_leaves_the_output_of_the_next(worker: AnyC
     assert worker.handle(said("gateway-0", Resend("a", 1, 0)), 0.0) == [last_token(attempt=1)]
 
 
-def test_who_waited_is_seated_as_soon_as_there_is_room_again(worker: AnyCore) -> None:
+def test_a_request_that_waited_is_seated_as_soon_as_there_is_room_again(worker: AnyCore) -> None:
     """The numbers of free pairs and of waiting requests may equal those at the seating before."""
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(B)), 0.0)
@@ -149,7 +149,7 @@ def fails(worker: AnyCore, plan: StepPlan) -> list[Command]:
     return worker.handle(StepDone(StepResult(plan.number, (), failure=StepFailure("no memory")), 0.1), 0.0)
 
 
-def test_a_step_without_memory_is_followed_by_smaller_ones(worker: AnyCore) -> None:
+def test_a_step_without_memory_is_followed_by_smaller_steps(worker: AnyCore) -> None:
     """Tokens of the failed step do not count as run, and all of the prompt runs in the end."""
     plan = planned(worker.handle(said(ROUTER, Prefill(request("a", prompt=8))), 0.0))
     sizes, ran = [plan.num_tokens], list[int]()

@@ -65,14 +65,14 @@ def stepped(worker: PrefillCore, number: int, *names: str) -> list[Command]:
     return worker.handle(StepDone(StepResult(number, tuple((name, 7) for name in names))), 0.0)
 
 
-def test_one_is_seated_when_its_pages_are_leased(worker: PrefillCore) -> None:
+def test_a_prompt_is_seated_when_its_pages_are_leased(worker: PrefillCore) -> None:
     commands = told(worker, best_effort("a", prompt=9))
     assert sent(commands) == [AskPages(2, 1, (), BE, most=2)]
     assert (ran(commands), worker.held["pairs"]) == ([], 0)
     assert ran(leased(worker, 1, 5, 6)) == ["a"]
 
 
-def test_a_real_time_one_does_not_wait_for_those_that_wait_for_pages(worker: PrefillCore) -> None:
+def test_a_real_time_prompt_does_not_wait_for_prompts_that_wait_for_pages(worker: PrefillCore) -> None:
     for number in range(5):
         told(worker, best_effort(f"flex{number}"))
     commands = told(worker, request("chat"))
@@ -100,7 +100,7 @@ def test_all_that_have_pages_run_together(worker: PrefillCore) -> None:
     assert ran(leased(worker, 2, 6, 7)) == ["b", "c"]
 
 
-def test_the_pages_of_a_seated_one_are_kept_and_others_go_back(worker: PrefillCore) -> None:
+def test_the_pages_of_a_seated_prompt_are_kept_and_other_pages_go_back(worker: PrefillCore) -> None:
     told(worker, best_effort("a"))
     told(worker, best_effort("b"))
     leased(worker, 1, 5, 6)
@@ -110,7 +110,9 @@ def test_the_pages_of_a_seated_one_are_kept_and_others_go_back(worker: PrefillCo
     assert CopyOut(1, "pool-0.1", (0,), (5,), (1, 2, 3)) in stepped(worker, 1, "a")
 
 
-def test_one_that_lost_its_pages_gives_its_place_to_a_real_time_one_and_is_computed_anew(worker: PrefillCore) -> None:
+def test_a_prompt_without_its_pages_gives_its_place_to_a_real_time_prompt_and_is_computed_anew(
+    worker: PrefillCore,
+) -> None:
     told(worker, best_effort("flex", prompt=20))
     leased(worker, 1, 1, 2, 3)
     for number in (1, 2):

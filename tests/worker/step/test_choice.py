@@ -103,7 +103,7 @@ class TestWhateverTheOptions:
 
     @given(crowds(), st.integers(20, 512), st.sampled_from(PromptChoice))
     @some
-    def test_a_step_is_in_time_for_all_who_can_be(
+    def test_a_step_is_in_time_for_all_requests_that_can_be(
         self, crowd: tuple[list[Running], ...], room: int, choice: PromptChoice
     ) -> None:
         """Exceptions are one block of tokens of the first real-time prompt, and a request that runs alone."""
@@ -118,7 +118,9 @@ class TestWhateverTheOptions:
 
     @given(crowds(), st.sampled_from([PromptChoice.IN_ORDER, PromptChoice.MULTI_RESOURCE]))
     @some
-    def test_every_urgent_one_that_can_fit_is_in(self, crowd: tuple[list[Running], ...], choice: PromptChoice) -> None:
+    def test_every_urgent_request_that_can_fit_is_in(
+        self, crowd: tuple[list[Running], ...], choice: PromptChoice
+    ) -> None:
         decodes, prompts, waiting = crowd
         rt = [running for running in (*decodes, *prompts, *waiting) if running.promise.is_rt]
         times = {running.request.id: running.promise.standing(NOW, running.work(256), TIMES) for running in rt}
@@ -138,7 +140,7 @@ class TestWhateverTheOptions:
 
     @given(crowds(), st.sampled_from(Late), st.sampled_from([Order.SLACK, Order.SHORTEST_REMAINING]))
     @some
-    def test_those_that_wait_are_kept_in_the_order_in_which_all_are_ranked(
+    def test_prompts_that_wait_are_kept_in_the_order_in_which_all_are_ranked(
         self, crowd: tuple[list[Running], ...], late: Late, order: Order
     ) -> None:
         policy = Policy(order, selection=PromptChoice.IN_ORDER, late=late)
@@ -201,7 +203,7 @@ class TestTheNearest:
             assert found is not None
             assert (prompts.index(found[0]), found[1]) == min(expected)[1:]
 
-    def test_who_uses_most_of_both_goes_first(self) -> None:
+    def test_a_request_that_uses_most_of_both_goes_first(self) -> None:
         prompts = [chat("a", 0.8, 100), chat("b", 0.9, 300), chat("c", 1.0, 150)]
         assert ran(select([], [], prompts, moment(room=460), 100)) == [("b", 300), ("c", 150), ("a", 10)]
 
@@ -217,7 +219,7 @@ class TestTheNearest:
         prompts = [document("d", 300), chat("a", 0.8, 100)]
         assert ran(select([], [], prompts, moment(room=110), 100)) == [("a", 100), ("d", 10)]
 
-    def test_memory_may_make_the_smaller_one_the_nearest(self) -> None:
+    def test_memory_may_make_the_smaller_chunk_the_nearest(self) -> None:
         """The large prompt does not fit; only an about equally urgent prompt overtakes it, none of a later window."""
         prompts = [chat("large", 0.8, 300), chat("near", 0.9, 30), chat("far", 2.5, 30)]
         found = select([], [], prompts, moment(), 5)
@@ -245,7 +247,7 @@ class TestLongPrompts:
         prompts = [chat("a", 0.8, 250), chat("b", 0.8, 240), chat("c", 0.8, 30)]
         assert ran(select([], [], prompts, moment(self.LONG), 100)) == [("a", 250), ("c", 30)]
 
-    def test_not_before_the_one_that_runs_is_through(self) -> None:
+    def test_no_prompt_starts_before_the_running_prompt_is_through(self) -> None:
         runs = chat("runs", 0.8, 250)
         runs.prefix = 240
         assert ran(select([], [runs], [chat("b", 0.8, 240)], moment(self.LONG), 100)) == [("runs", 10)]
@@ -270,7 +272,7 @@ class TestTheBudget:
         at = replace(moment(Policy(), room=2048), cost=cost, pivot=cost.pivot(2048))
         assert ran(select([], [], [document("d", 2000)], at, 1000)) == [("d", 256)]
 
-    def test_a_fixed_one_asks_for_no_deadline(self) -> None:
+    def test_a_fixed_chunk_asks_for_no_deadline(self) -> None:
         fixed = Policy(chunking=Chunking.FIXED)
         found = select([chat("a", 0.02, output=3)], [document("d", 400)], [], moment(fixed, room=301))
         assert ran(found) == [("a", 1), ("d", 300)]
@@ -375,7 +377,7 @@ class TestOnAPrefillWorker:
 
     @given(policies, crowds())
     @some
-    def test_who_lacks_pages_holds_up_nobody(self, policy: Policy, crowd: tuple[list[Running], ...]) -> None:
+    def test_a_request_that_lacks_pages_holds_up_nobody(self, policy: Policy, crowd: tuple[list[Running], ...]) -> None:
         """The chosen step is the same without the prompts that wait for pages."""
         _, prompts, waiting = crowd
         at = moment(policy)

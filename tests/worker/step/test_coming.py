@@ -18,7 +18,7 @@ def coming(ttft_s: float, service: ServiceClass = ServiceClass.RT) -> Running:
     return Running(new_request, promise(new_request, Policy()), [])
 
 
-def test_nothing_is_bound_before_one_came_and_long_after() -> None:
+def test_nothing_is_bound_before_a_request_came_and_long_after() -> None:
     known = Coming()
     assert known.bound_s(0.0) == inf
     known.count(coming(1.0, ServiceClass.BE), 0.1, 0.0)
@@ -28,7 +28,7 @@ def test_nothing_is_bound_before_one_came_and_long_after() -> None:
     assert known.bound_s(LONGEST_S) == inf
 
 
-def test_the_one_with_least_to_spare_counts() -> None:
+def test_the_request_with_least_to_spare_counts() -> None:
     known = Coming()
     known.count(coming(1.0), 0.1, 0.0)
     known.count(coming(0.5), 0.3, 1.0)
@@ -58,7 +58,7 @@ def test_where_many_came_a_short_silence_says_that_nobody_comes() -> None:
     assert known.bound_s(last + 21.0) == MOST * 1.0
 
 
-def test_those_of_a_burst_are_expected_for_some_time_after_it() -> None:
+def test_requests_of_a_burst_are_expected_for_some_time_after_it() -> None:
     known = Coming()
     for _ in range(COUNTED):
         known.count(coming(0.5), 0.0, 7.0)
@@ -91,7 +91,7 @@ def test_it_falls_with_first_tokens_that_steps_made_late_and_rises_with_those_in
     assert known.bound_s(0.0) == MOST
 
 
-def test_who_would_have_been_late_in_any_case_changes_nothing() -> None:
+def test_a_request_that_would_have_been_late_in_any_case_changes_nothing() -> None:
     known = Coming()
     known.count(coming(1.0), 0.0, 0.0)
     began(known, 1.0, 0.2, held_up_s=0.0)
@@ -101,7 +101,7 @@ def test_who_would_have_been_late_in_any_case_changes_nothing() -> None:
     assert known.bound_s(0.0) < MOST
 
 
-def test_who_has_long_is_not_held_to_what_was_learned_of_those_that_have_little() -> None:
+def test_a_request_with_much_time_is_not_held_to_what_requests_with_little_taught() -> None:
     known = Coming()
     known.count(coming(1.0), 0.0, 0.0)
     for _ in range(100):

@@ -102,12 +102,12 @@ class TestTheBound:
     def test_a_document_gets_none(self) -> None:
         assert ran(select([chat("a", 0.0111, output=3)], [document("d", prompt=400)], [], moment())) == [("a", 1)]
 
-    def test_who_waits_for_room_binds_too(self) -> None:
+    def test_a_request_that_waits_for_room_binds_too(self) -> None:
         waiting = [chat("w", 0.03, prompt=10)]
         found = select([], [document("d", prompt=400)], waiting, moment())
         assert ran(found) == [("d", pytest.approx(200, abs=1))]
 
-    def test_who_is_late_does_not_bind(self) -> None:
+    def test_a_request_that_is_late_does_not_bind(self) -> None:
         found = select([chat("a", -0.5, output=3)], [document("d", prompt=400)], [], moment())
         assert ran(found) == [("a", 1), ("d", 400)]
 
@@ -130,13 +130,13 @@ class TestTheBound:
         assert ran(found)[0] == ("rt", 40)
         assert found.predicted_s <= 0.04
 
-    def test_who_is_hopeless_takes_nobody_with_it(self) -> None:
+    def test_a_request_that_is_hopeless_takes_nobody_with_it(self) -> None:
         """A decode alone takes 11 ms."""
         found = select([chat("hopeless", 0.001, output=3), chat("rt", 0.0115, output=3)], [], [], moment())
         assert ran(found) == [("hopeless", 1)] or ran(found) == [("rt", 1)]
         assert found.predicted_s <= 0.0115
 
-    def test_who_can_be_in_time_only_at_once_keeps_documents_away(self) -> None:
+    def test_a_request_that_can_be_in_time_only_at_once_keeps_documents_away(self) -> None:
         """The chat would be late with average chunks and steps as long as the longest lately; one step is in time."""
         at = replace(moment(), times=StepTimes(mean_s=0.01, most_s=0.2), chunk=16)
         for prompts, waiting in (([], [chat("rt", 0.06, 400)]), ([chat("rt", 0.06, 400)], [])):
@@ -144,7 +144,7 @@ class TestTheBound:
             assert ("rt", 400) in ran(found)
             assert found.predicted_s <= 0.0601
 
-    def test_who_is_still_to_come_binds_documents_and_no_chats(self) -> None:
+    def test_a_request_that_is_still_to_come_binds_documents_and_no_chats(self) -> None:
         at = moment()
         at.calm_s = 0.02
         found = select([], [chat("rt", 0.9, prompt=400)], [], at)
@@ -166,7 +166,7 @@ class TestTheBound:
         assert ran(hopeless)[-1] == ("rt", 16)
 
     @pytest.mark.parametrize(("num", "size"), [(1, 400), (2, 400), (3, 20)])
-    def test_a_first_token_is_worth_a_few_late_ones_and_no_more(self, num: int, size: int) -> None:
+    def test_a_first_token_is_worth_a_few_late_tokens_and_no_more(self, num: int, size: int) -> None:
         decodes = [chat(f"a{number}", 0.012 + 0.001 * num, output=3) for number in range(num)]
         found = select(decodes, [chat("rt", 0.08, prompt=400)], [], moment())
         assert ran(found)[-1] == ("rt", pytest.approx(size, abs=1))
@@ -186,7 +186,7 @@ class TestTheBound:
 
     @pytest.mark.parametrize("waiting_s", [0.0005, 0.0104])
     @pytest.mark.parametrize("late", [Late.KEEP, Late.DECAY])
-    def test_those_with_memory_go_on_where_the_first_waits_for_it(self, late: Late, waiting_s: float) -> None:
+    def test_prompts_with_memory_go_on_where_the_first_waits_for_it(self, late: Late, waiting_s: float) -> None:
         """The first gets no memory from others, however little time there is while chats are still to come."""
         at, far = moment(Policy(late=late)), [chat(f"a{number}", 0.0105, output=3) for number in range(3)]
         at.calm_s = 0.001
@@ -194,7 +194,7 @@ class TestTheBound:
         assert found.decodes
         assert not found.seated
 
-    def test_those_that_are_seated_go_on_where_the_first_waits_for_a_seat(self) -> None:
+    def test_prompts_that_are_seated_go_on_where_the_first_waits_for_a_seat(self) -> None:
         """However little time there is, no seated request would give up its seat."""
         at = moment()
         at.calm_s = 0.001
@@ -202,7 +202,7 @@ class TestTheBound:
         found = choose([], seated, waits([document("first", prompt=10)], at), at, seating(50, at, seated, seats=0))
         assert ran(found) == [("d0", 16)]
 
-    def test_who_is_dropped_last_gets_no_block_ahead_of_others(self) -> None:
+    def test_a_request_that_is_dropped_last_gets_no_block_ahead_of_others(self) -> None:
         late, in_time = chat("late", -0.5, prompt=40), chat("a", 0.01105, output=3)
         assert ran(select([in_time], [late], [], moment(Policy(late=Late.DROP_LAST)))) == [("a", 1)]
 
@@ -340,7 +340,7 @@ def test_the_late_that_are_dropped_change_nothing_for_the_others(all_: list[Runn
         assert sorted(share for share in chosen(all_) if share[0] not in late) == sorted(chosen(in_time))
 
 
-def test_who_has_left_is_forgotten_though_its_first_token_is_due_much_later() -> None:
+def test_a_request_that_has_left_is_forgotten_though_its_first_token_is_due_much_later() -> None:
     at = moment()
     waiting = Waiting(at.policy)
     for number in range(500):
