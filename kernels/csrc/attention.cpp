@@ -91,7 +91,7 @@ static Line measure(const Attention& a) {
     return line;
 }
 
-// The token of a unit at which a point of the line cuts it; `at` is counted from where the unit begins.
+// Returns the token at which a point of the line cuts a unit; `at` counts from the beginning of the unit.
 static int64_t cut(const Unit& unit, int64_t token_cost, int64_t at) {
     if (at <= 0) return unit.first_token;
     if (at >= (unit.end_token - unit.first_token) * token_cost) return unit.end_token;
@@ -121,12 +121,12 @@ static void finish(const Attention& a, const Unit& unit, Partial done) {
 static void put_together(Partial into, Partial more, int64_t rows, int64_t width) {
     for (int64_t row = 0; row < rows; ++row) {
         float most = into.max[row] > more.max[row] ? into.max[row] : more.max[row];
-        float ours = std::exp(into.max[row] - most), theirs = std::exp(more.max[row] - most);
+        float into_factor = std::exp(into.max[row] - most), more_factor = std::exp(more.max[row] - most);
         into.max[row] = most;
-        into.sum[row] = into.sum[row] * ours + more.sum[row] * theirs;
+        into.sum[row] = into.sum[row] * into_factor + more.sum[row] * more_factor;
         float* to = into.out + row * width;
         const float* from = more.out + row * width;
-        for (int64_t i = 0; i < width; ++i) to[i] = to[i] * ours + from[i] * theirs;
+        for (int64_t i = 0; i < width; ++i) to[i] = to[i] * into_factor + from[i] * more_factor;
     }
 }
 
@@ -167,7 +167,7 @@ static void attend_part(const Attention& a, const Line& line, int64_t part, Room
     });
 }
 
-// What was cut is put together by the part that has its beginning.
+// The part that has the beginning of a cut unit puts its pieces together.
 static void join_part(const Attention& a, const Line& line, int64_t part, Room room) {
     each_piece(a, line, part, [&](const Unit& unit, int64_t cost, int64_t at, int64_t from, int64_t to) {
         if (from != unit.first_token || to == unit.end_token) return;

@@ -1,8 +1,8 @@
-// What the files of attention share: the task, how it is cut into pieces, and what a piece comes to.
+// Types that the files of attention share: the task, its pieces, and the result of a piece.
 //
 // A unit is a set of queries that go over the same tokens together: all heads of a span with few queries
 // (row_attention.cpp), or some queries of a span with many, of one kv head (tile_attention.cpp). A piece is a unit over a
-// range of its tokens. What a piece comes to is kept unnormalised, so that pieces of one unit can be put together:
+// range of its tokens. The result of a piece is kept unnormalised, so that pieces of one unit can be put together:
 //
 //     max    the largest score of a row
 //     sum    of exp(score - max) over the piece's tokens
@@ -16,7 +16,7 @@
 
 namespace ISA {
 
-struct Attention {  // of one layer in one step
+struct Attention {  // the attention of one layer in one step
     int dtype;
     const void* query;  // [rows, heads, head_dim], strides in elements
     int64_t row_stride, head_stride;
@@ -24,15 +24,15 @@ struct Attention {  // of one layer in one step
     int64_t kv_dim;
     const Spans& spans;
     void* out;
-    int64_t heads, head_dim, kv_heads, group;  // group: query heads of one kv head
+    int64_t heads, head_dim, kv_heads, group;  // group: the number of query heads of a kv head
     float scale;
     int64_t window;  // tokens that a query sees, itself included
 };
 
 struct Unit {
-    int64_t span, first_row, position;  // its first query: which row of the step, which token of its request
+    int64_t span, first_row, position;  // the row of its first query in the step, and that query's token in the request
     int64_t queries, first_kv_head, kv_heads;
-    int64_t first_token, end_token;  // what any of its queries sees
+    int64_t first_token, end_token;  // the tokens that any of its queries sees
     bool tiled;
 
     int64_t rows(const Attention& a) const { return kv_heads * queries * a.group; }
@@ -45,7 +45,7 @@ struct Partial {
 constexpr float NOTHING_SEEN = -1e30f;  // the max of a row that has seen no token: finite, so that nothing becomes NaN
 constexpr int64_t ROW_GRAIN = 16, TILE_GRAIN = 64;  // tokens that are gone over at once
 
-// As many floats as a piece needs for its Partial.
+// Returns how many floats a piece needs for its Partial.
 inline int64_t partial_floats(int64_t rows, int64_t head_dim) { return (rows * (head_dim + 2) + 15) / 16 * 16; }
 inline Partial partial_at(float* memory, int64_t rows, int64_t head_dim) {
     return {memory, memory + rows * head_dim, memory + rows * (head_dim + 1)};
@@ -55,12 +55,12 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t a, int64_t step) { return (a + step - 1) / step * step; }
 
-// The first token that a query at this position sees.
+// Returns the first token that a query at this position sees.
 inline int64_t first_seen(const Attention& a, int64_t position) { return larger(0, position - a.window + 1); }
 
-// How many rows that share a kv head's K and V are worth tiles.
+// Returns from how many rows that share a kv head's K and V on tiles are faster.
 int64_t least_rows_for_tiles(int dtype);
-// What a token costs so many rows of one kv head, per number of a vector: about 1/30 of a nanosecond.
+// Returns the cost of a token for so many rows of a kv head, per number of a vector, in units of about 1/30 ns.
 int64_t row_cost(int64_t rows);
 int64_t tile_cost(int dtype, int64_t rows);
 

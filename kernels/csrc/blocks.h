@@ -9,12 +9,12 @@ namespace ISA {
 struct Range {
     int64_t begin, end;
 };
-// A part of `count` things, where there are so many parts.
+// Returns a part of `count` items that are divided into `parts` parts.
 inline Range share(int64_t count, int64_t part, int64_t parts) { return {count * part / parts, count * (part + 1) / parts}; }
 inline Range share(int64_t count) { return share(count, omp_get_thread_num(), omp_get_num_threads()); }
 
-// The weight blocks of a layer, a contiguous part for each thread. Who is through with its own helps the others: threads
-// are not equally fast where other work runs on the same cores, or where what look like cores are none.
+// The weight blocks of a layer, a contiguous part for each thread. A thread that has finished its part helps the others:
+// threads are not equally fast where other work runs on the same cores, or where two of them share a core.
 class Blocks {
    public:
     Blocks(int64_t count) : parts(omp_get_max_threads() < MOST ? omp_get_max_threads() : MOST), count(count) { reset(); }
@@ -26,10 +26,10 @@ class Blocks {
         }
     }
 
-    // This thread's own.
+    // Returns the part of this thread.
     Range own() const { return share(count, omp_get_thread_num() % parts, parts); }
 
-    // Calls action(first, end, end of the part that they are of) until none is left of any part, `step` at a time.
+    // Calls action(first, end, end of their part) for `step` blocks at a time, until no part has any left.
     template <class Action>
     void each(int64_t step, Action action) {
         for (int64_t i = 0; i < parts; ++i) {

@@ -1,4 +1,4 @@
-// Between the blocks of all layers and the rows of a page. Bytes are moved, not numbers: every bit arrives.
+// Copies between the blocks of all layers and the rows of a page. Bytes are moved, not numbers: every bit arrives.
 //
 // Slots that follow each other are one run: a block that is filled from its left end is one copy of each layer's K and
 // one of its V. A block that is filled from its right end goes vector by vector.
@@ -24,8 +24,8 @@ static std::vector<Run> runs_of(const int64_t* slots, int64_t tokens) {
     return runs;
 }
 
-// Past the caches: what is written here is not read before other data has pushed it out of them. Such stores keep no
-// order with others, and a page's header counts on one: hence the fences before and after.
+// Writes past the caches: the data is not read before other data has pushed it out of them. Such stores keep no order with
+// other stores, and a page's header relies on an order: hence the fences before and after.
 static void stream(char* to, const char* from, int64_t bytes) {
 #if defined(__AVX2__)
     int64_t head = std::min(bytes, -int64_t(reinterpret_cast<uintptr_t>(to)) & 63);
@@ -62,7 +62,7 @@ static bool inside(const BlockRows& of, const int64_t* slots) {
     return true;
 }
 
-// action(place in the cache, place in the rows, bytes, streamed) for every run, of every layer's K and V.
+// Calls action(place in the cache, place in the rows, bytes, streamed) for every run of every layer's K and V.
 template <class Action>
 static int each_run(const BlockRows& of, const int64_t* slots, Action action) {
     if (!inside(of, slots)) return 1;

@@ -1,5 +1,5 @@
-// The layers of a model whose norms come before each block, in one call. It does nothing that the other kernels do not:
-// with few tokens in a step, Python takes longer between two of them than some of them take.
+// The layers of a model whose norms come before each block, in one call. It does no more than the other
+// kernels: with few tokens in a step, Python takes longer between two kernels than some kernels take.
 #include <utility>
 
 #include "attention.h"
@@ -22,7 +22,7 @@ static void normed(const Norm& norm, int dtype, void* x, void* out, int64_t rows
         rms_norm(dtype, x, nullptr, norm.weight, out, rows, 1, width, width, 0, 0, norm.eps);
 }
 
-// A NaN stays one.
+// A NaN stays a NaN.
 static void relu(int dtype, void* x, int64_t count) {
     by_dtype(dtype, [&](auto* of) {
         auto* numbers = (decltype(of))x;
@@ -33,7 +33,7 @@ static void relu(int dtype, void* x, int64_t count) {
     });
 }
 
-// Query and key where the next kernels read them; the cache's layout has V beside them in `qkv`.
+// The places of query and key from which the next kernels read them; V lies beside them in `qkv`.
 struct Turned {
     const char *query, *k;
     int64_t query_row, k_row;

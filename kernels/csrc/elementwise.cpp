@@ -1,12 +1,12 @@
-// What a model does to each of a step's tokens by itself.
+// Kernels that treat each token of a step by itself.
 #include "kernels.h"
 
 namespace ISA {
 
 constexpr int W = Vec::width;
-constexpr int64_t WORTH_THREADS = 32768;  // numbers; below, to wake the other threads takes longer
+constexpr int64_t WORTH_THREADS = 32768;  // numbers; with fewer, waking the other threads takes longer
 
-// As if it had been written to memory as T.
+// Rounds a value as if it had been written to memory as T.
 template <class T>
 static Vec rounded_to(Vec v) {
     if constexpr (std::is_same_v<T, float>) return v;
@@ -43,7 +43,7 @@ static void by_vector(int64_t width, Action action) {
         });
 }
 
-// x += more, where there is more; the sum over f(x).
+// Adds `more` to x, where it is not null; returns the sum over f(x).
 template <class T, class F>
 static float add_and_sum(T* x, const T* more, int64_t width, F f) {
     Vec sum = Vec::zero();
@@ -88,7 +88,7 @@ void layer_norm(int dtype, void* x, const void* more, const void* weight, const 
             T *from = (T*)x + row * x_row, *to = (T*)out + row * width;
             const T* add = more ? (const T*)more + row * more_row : nullptr;
             float mean = add_and_sum(from, add, width, [](Vec a) { return a; }) / float(width);
-            float squares = 0;  // of the distances from the mean: zeros beyond the end must not count
+            float squares = 0;  // sum of squared distances from the mean: zeros beyond the end must not count
             Vec sum = Vec::zero();
             int64_t i = 0;
             for (; i + W <= width; i += W) {

@@ -6,7 +6,7 @@ namespace ISA {
 
 #if defined(__AVX512F__)
 
-// Rows become columns: 16 vectors of 16 lanes of 32 bits.
+// Transposes 16 vectors of 16 lanes of 32 bits.
 inline void transpose(__m512 v[16]) {
     __m512 t[16];
     for (int i = 0; i < 16; i += 2) {
@@ -30,7 +30,7 @@ inline void transpose(__m512 v[16]) {
     }
 }
 
-// Lane i is the sum of all lanes of v[i]; v is used up.
+// Returns a vector whose lane i is the sum of all lanes of v[i]; v is overwritten.
 inline Vec sums(Vec v[16]) {
     __m512 t[8];
     for (int i = 0; i < 8; ++i) {  // of each quarter: lanes 0 and 2, 1 and 3 of v[2i], then of v[2i + 1]
@@ -66,14 +66,14 @@ inline Vec sums(Vec v[1]) { return v[0]; }
 
 #if defined(__AVX512BF16__)
 
-// The first `count` of 32 numbers, zeros after them; no memory beyond them is touched.
+// Loads the first `count` of 32 numbers, with zeros after them; no memory beyond them is touched.
 inline __m512i load_bf16(const bf16* from, int64_t count) {
     return count >= 32 ? _mm512_loadu_si512(from) : _mm512_maskz_loadu_epi16((1u << count) - 1, from);
 }
 
 inline __m512 dot_pairs(__m512 sum, __m512i a, __m512i b) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 
-// 2 to the power of x, to about 1e-4: far below what bf16 loses. Exactly 0 where x is very low.
+// Returns 2 to the power of x, with an error of about 1e-4: far below the rounding of bf16. Exactly 0 where x is very low.
 inline __m512 power_of_two(__m512 x) {
     __m512 part = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x - floor(x)
     __m512 sum = _mm512_set1_ps(0.07802452f);

@@ -6,7 +6,7 @@
 #include <unistd.h>
 #endif
 
-// From the least to the best, as build.py compiles them: BUILT_FOR(generic) BUILT_FOR(avx2) ...
+// The instruction sets from the least to the best, as build.py compiles them: BUILT_FOR(generic) BUILT_FOR(avx2) ...
 #define BUILT_FOR(isa)              \
     namespace isa {                 \
     void* kernel(const char* name); \
@@ -45,10 +45,10 @@ static bool cpu_has(const char* isa) {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// What build.py calls the sources that this was built from.
+// Returns the name that build.py gives to the sources of this library.
 const char* as_built_from() { return BUILT_FROM; }
 
-// The usable instruction sets, from the least to the best, with blanks between.
+// Returns the usable instruction sets, from the least to the best, with blanks between.
 const char* as_usable() {
     static char names[128];
     names[0] = 0;
@@ -59,10 +59,10 @@ const char* as_usable() {
     return names;
 }
 
-// Null where there is no such kernel, or the CPU cannot run it.
+// Returns the kernel, or null where there is none of this name or the CPU cannot run it.
 void* as_kernel(const char* isa, const char* name) {
-#define BUILT_FOR(one) \
-    if (!std::strcmp(isa, #one)) return cpu_has(isa) ? one::kernel(name) : nullptr;
+#define BUILT_FOR(set) \
+    if (!std::strcmp(isa, #set)) return cpu_has(isa) ? set::kernel(name) : nullptr;
 #include "built_for.h"
 #undef BUILT_FOR
     return nullptr;

@@ -9,14 +9,14 @@
 //
 // Where weights lie otherwise than as torch has them, packed.cpp has the kernel.
 //
-// Each thread has a contiguous range of weight rows and asks for the next block of them while it computes with this one.
+// Each thread has a contiguous range of weight rows and prefetches the next block beside the present block.
 #include "blocks.h"
 #include "kernels.h"
 #include "scratch.h"
 
 namespace ISA {
 
-// For packed activations, so that a call allocates nothing.
+// Memory for packed activations, so that a call allocates nothing.
 static thread_local Scratch scratch;
 
 #if defined(__AVX512BF16__)
@@ -111,8 +111,8 @@ struct Dot<bf16> {
     static void step(Vec& sum, Weights w, Inputs x) { sum.v = _mm512_dpbf16_ps(sum.v, w, x); }
 };
 #elif defined(__AVX2__)
-// Two bf16 in 32 bits: the upper is a float once the lower is masked away, the lower one once it is shifted up. So rows
-// of x hold, chunk by chunk, first the numbers at even places and then those at odd ones.
+// Two bf16 in 32 bits: the upper is a float once the lower is masked away, the lower once it is shifted up. So rows of x
+// hold, chunk by chunk, first the numbers at even places and then the numbers at odd places.
 template <>
 struct Dot<bf16> {
     using X = float;
@@ -148,11 +148,11 @@ constexpr int RO = 4, RN = 6;
 constexpr int RO = 2, RN = 4;
 #endif
 
-constexpr int64_t DOT_AHEAD = 4;  // blocks of weights: with one, of a narrow layer, memory would not be kept busy
+constexpr int64_t DOT_AHEAD = 4;  // blocks of weights: a single block of a narrow layer would not keep memory busy
 
-constexpr int64_t DOT_BYTES = 1 << 14;  // of weights that a thread takes at a time
+constexpr int64_t DOT_BYTES = 1 << 14;  // bytes of weights that a thread takes at a time
 
-// Rows of x as Dot<T> wants them.
+// Copies rows of x into the form that Dot<T> reads.
 template <class X>
 struct Rows {
     const X* x;
@@ -196,7 +196,7 @@ static Rows<typename Dot<T>::X> pack_rows(const T* x, int64_t stride, int64_t ro
     return {packed, padded};
 }
 
-// Products of O weight rows from w on with N rows of x.
+// Multiplies O weight rows from w on with N rows of x.
 template <class T, int O, int N>
 static void dot_block(const T* w, int64_t in, int64_t ahead, Rows<typename Dot<T>::X> rows, const Result<T>& result,
                       int64_t row, int64_t at) {
@@ -227,7 +227,7 @@ static void dot_block(const T* w, int64_t in, int64_t ahead, Rows<typename Dot<T
     for (int n = 0; n < N; ++n) result.put(sums[n], row + n, at);
 }
 
-// The same with any number of rows of x: in groups of RN, and what is left. The first of them brings the next weights.
+// Multiplies with any number of rows of x: in groups of RN, then the rest. The first group prefetches the next weights.
 template <class T, int O, int N = RN>
 static void dot_rows(const T* w, int64_t in, int64_t ahead, Rows<typename Dot<T>::X> rows, const Result<T>& result,
                      int64_t row, int64_t count, int64_t at) {
@@ -263,7 +263,7 @@ constexpr int64_t LINE = 32;           // inputs in a tile's row
 constexpr int64_t SIDE = 16;           // rows of a tile
 constexpr int64_t TILE = SIDE * LINE;  // numbers in it
 constexpr int64_t PACKED_ROWS = 256;   // rows of x that are packed at a time: they stay in the second cache
-constexpr int64_t TILES_FROM = 3;      // rows: below, `dot` is a little faster
+constexpr int64_t TILES_FROM = 3;      // rows: with fewer, `dot` is a little faster
 
 struct alignas(64) TileConfig {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
@@ -294,7 +294,7 @@ static inline void transpose(__m512i r[16]) {  // 16 x 16 numbers of 32 bits
     }
 }
 
-// One tile of x: `rows` rows of it side by side, `inputs` of each, zeros beyond.
+// Packs one tile of x: `rows` rows side by side, `inputs` of each, zeros beyond.
 static void pack_tile(const bf16* x, int64_t stride, int64_t rows, int64_t inputs, bf16* to) {
     __mmask32 mask = inputs >= LINE ? ~0u : (1u << inputs) - 1;
     __m512i r[16];
@@ -304,14 +304,14 @@ static void pack_tile(const bf16* x, int64_t stride, int64_t rows, int64_t input
     for (int i = 0; i < 16; ++i) _mm512_store_si512(to + i * LINE, r[i]);
 }
 
-// Weights of a tile that reaches over the matrix's edge, zeros beyond.
+// Copies the weights of a tile that reaches over the matrix's edge, with zeros beyond.
 static void edge_tile(const bf16* w, int64_t in, int64_t rows, int64_t inputs, bf16* to) {
     __mmask32 mask = inputs >= LINE ? ~0u : (1u << inputs) - 1;
     for (int i = 0; i < 16; ++i)
         _mm512_store_si512(to + i * LINE, i < rows ? _mm512_maskz_loadu_epi16(mask, w + i * in) : _mm512_setzero_si512());
 }
 
-// Products of a tile, [16 weight rows, 16 rows of x], to their places, but for what reaches over the edges.
+// Stores the products of a tile, [16 weight rows, 16 rows of x], without those beyond the edges.
 static void put_tile(const float* sums, const Result<bf16>& result, int64_t row, int64_t rows, int64_t at,
                      int64_t outs) {
     __m512i r[16];
@@ -335,10 +335,10 @@ static void put_tile(const float* sums, const Result<bf16>& result, int64_t row,
     }
 }
 
-// Memory that is asked for bit by bit, while there is something else to do. Little at a time: a core has few places for
-// lines that are under way, and tiles that come from the second cache need them too. What is asked for in one go between
-// products was measured to overlap with nothing; in fours, with nearly all.
-constexpr int64_t ASKS = 4;  // in a step of tile_block
+// Memory that is prefetched bit by bit beside the products. A core has few places for lines that are under way, and tiles
+// that come from the second cache need them too. Measured, a prefetch of all lines at once between products overlaps with
+// nothing, and prefetches of four lines overlap with nearly all products.
+constexpr int64_t ASKS = 4;  // prefetches in a step of tile_block
 struct Ahead {
     const char *at = nullptr, *end = nullptr;
     int64_t lines = 0;  // at a time
@@ -348,7 +348,7 @@ struct Ahead {
     }
 };
 
-// A * 16 weight rows by B * 16 rows of x. Tiles 0 to 3 hold sums, 4 and 5 weights, 6 and 7 inputs.
+// Multiplies A * 16 weight rows with B * 16 rows of x. Tiles 0 to 3 hold sums, 4 and 5 weights, 6 and 7 inputs.
 template <int A, int B>
 static void tile_block(const bf16* w, int64_t in, int64_t outs, Ahead& ahead, const bf16* packed, float* sums) {
     alignas(64) bf16 edge[2][TILE];
@@ -384,7 +384,7 @@ static void tile_block(const bf16* w, int64_t in, int64_t outs, Ahead& ahead, co
     if (A > 1 && B > 1) _tile_stored(3, sums + 768, 64);
 }
 
-// A weight block with all packed rows of x, two tiles of them at a time.
+// Multiplies a weight block with all packed rows of x, two tiles of them at a time.
 template <int A>
 static void tile_rows(const Layer& layer, int64_t at, Ahead ahead, const bf16* packed, int64_t row, int64_t rows,
                       const Result<bf16>& result) {
@@ -435,7 +435,7 @@ static void by_tiles(const Layer& layer, const bf16* x, int64_t stride, const Re
             });
 #pragma omp barrier
 #pragma omp master
-            blocks.reset();  // before the next barrier, which all wait at before they take anything
+            blocks.reset();  // before the next barrier, at which all threads wait before they take a block
         }
         _tile_release();
     }
@@ -451,7 +451,7 @@ void linear(const Layer* layer, const void* x, int64_t stride, void* out, int64_
 #if defined(__AMX_BF16__)
         if constexpr (std::is_same_v<T, bf16>)
             if (rows >= TILES_FROM) {
-                // Two tiles of weights at a time are better for the caches, one where many threads share few rows.
+                // Two tiles of weights at a time are better for the caches, a single tile where threads share few rows.
                 bool many = layer->out < 4 * 2 * SIDE * omp_get_max_threads();
                 auto by = many ? by_tiles<1> : by_tiles<2>;
                 return by(*layer, (const bf16*)x, stride, result, rows);

@@ -7,15 +7,15 @@
 namespace ISA {
 
 constexpr int64_t AT_ONCE = 64;             // numbers, of which the compiler makes vectors
-constexpr int64_t WORTH_THREADS = 1 << 17;  // numbers; below, to wake the other threads takes longer
+constexpr int64_t WORTH_THREADS = 1 << 17;  // numbers; with fewer, waking the other threads takes longer
 
-// Of each of AT_ONCE columns that lie side by side.
+// The largest number so far of each of AT_ONCE columns that lie side by side.
 struct Largest {
     float of[AT_ONCE];
     int32_t broken[AT_ONCE] = {};  // not 0 where there was a NaN
 
     Largest() {
-        for (float& one : of) one = -std::numeric_limits<float>::infinity();
+        for (float& largest : of) largest = -std::numeric_limits<float>::infinity();
     }
     void see(const float* numbers, int64_t count) {
         for (int64_t i = 0; i < count; ++i) {

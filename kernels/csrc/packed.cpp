@@ -6,7 +6,8 @@
 // lanes. The last panel has as many vectors as are left.
 //
 // Six rows of x and a panel are 24 sums, all that registers hold. More rows are as few groups of equal size as can be.
-// Where few panels are left for each thread, they go by halves or quarters. While a panel is gone over for each group, the next one is fetched into the second cache, a part of it with each.
+// Where few panels are left for each thread, threads take halves or quarters of panels. While a thread goes over a panel
+// for each group, it prefetches the next panel into the second cache, a part of it with each group.
 #include "blocks.h"
 #include "kernels.h"
 #include "scratch.h"
@@ -17,12 +18,12 @@ namespace ISA {
 
 constexpr int64_t LANES = 16, PANEL = 4, SUMS = 24;  // outputs of a vector, vectors of a panel, sums in registers
 
-// Some vectors of a panel.
+// A range of vectors of a panel.
 struct Part {
     const bf16* at;
-    int64_t first;   // of its outputs
-    int64_t count;   // of its vectors
-    int64_t apart;   // vectors of the panel, and so from one pair of inputs to the next
+    int64_t first;   // its first output
+    int64_t count;   // the number of its vectors
+    int64_t apart;   // vectors from a pair of inputs to the next: all vectors of the panel
 };
 
 static Part panel_of(const Layer& layer, int64_t number) {
@@ -67,7 +68,7 @@ struct Rows {
     const bf16* x;
     int64_t stride;
     void* out;
-    int64_t width;  // of out
+    int64_t width;  // the row width of out
     const bf16* bias;
     int into;
 
@@ -81,13 +82,13 @@ struct Rows {
     }
 };
 
-// What is fetched meanwhile: so many lines with each pair of inputs.
+// Memory that is prefetched meanwhile: a number of lines with each pair of inputs.
 struct Ahead {
     const char* at;
     int64_t lines;
 };
 
-// Products of V vectors of weights with N rows of x.
+// Multiplies V vectors of weights with N rows of x.
 template <int V, int N>
 static void block(const Part& part, int64_t in, Ahead ahead, const Rows& rows, int64_t row) {
     __m512 sums[N][V];
@@ -116,21 +117,21 @@ static void group(const Part& part, int64_t in, Ahead ahead, const Rows& rows, i
     if constexpr (N > 1) group<V, N - 1>(part, in, ahead, rows, row, count);
 }
 
-// All rows with V vectors of a panel; meanwhile `next` is fetched, if it is not null.
+// Multiplies all rows with V vectors of a panel; meanwhile prefetches `next`, if it is not null.
 template <int V>
 static void all_rows(const Part& part, int64_t in, const char* next, const Rows& rows, int64_t count) {
     constexpr int64_t MOST = V == 1 ? 12 : SUMS / V;
     int64_t groups = (count + MOST - 1) / MOST, pairs = in / 2, lines = (V + groups - 1) / groups, left = V * pairs;
     for (int64_t i = 0; i < groups; ++i) {
         Range of = share(count, i, groups);
-        // In one go over a panel it is read as fast as can be: the next would only come in its way.
+        // A single pass over a panel reads it as fast as possible: a prefetch of the next panel would only slow it.
         Ahead ahead{next, next && groups > 1 && lines * pairs <= left ? lines : 0};
         group<V, MOST>(part, in, ahead, rows, of.begin, of.end - of.begin);
         next += ahead.lines * pairs * 64, left -= ahead.lines * pairs;
     }
 }
 
-// From 4 vectors on at once, 2 or 1.
+// Calls the kernel for 4 vectors at once, then 2 or 1.
 static void some(Part part, int64_t in, const char* next, const Rows& rows, int64_t count) {
     auto go = [&](auto vectors) {
         constexpr int V = decltype(vectors)::value;

@@ -20,7 +20,7 @@ static Vec load_levels(const uint8_t* p) {
 #endif
 }
 
-// To the nearest level, ties to even, at most 255. No number here is negative, and adding takes the fraction away.
+// Rounds to the nearest level, ties to even, at most 255. No number is negative, and the addition removes the fraction.
 static uint8_t nearest_level(float x) { return uint8_t(std::min((x + 0x1p23f) - 0x1p23f, 255.0f)); }
 
 static void store_levels(Vec x, uint8_t* p) {
@@ -52,13 +52,13 @@ struct Tile {
     const T* rows;
     int64_t row, tokens, channels;
 
-    // False where a number is not finite.
+    // Returns false where a number is not finite.
     bool range(float* least, float* most) const {
         std::fill(least, least + channels, FLT_MAX);
         std::fill(most, most + channels, -FLT_MAX);
         bool finite = true;
         for (int64_t token = 0; token < tokens; token += 4) {
-            const T* x[4];  // the last one again where there are no more: it changes nothing
+            const T* x[4];  // the last row again where there are no more: it changes nothing
             for (int i = 0; i < 4; ++i) x[i] = rows + std::min(token + i, tokens - 1) * row;
             finite &= range_of_four(x, least, most);
         }
@@ -132,7 +132,7 @@ int quantise(int dtype, const void* rows, int64_t group_stride, int64_t row_stri
     return not_finite;
 }
 
-// A step up to the middle and one from there, so that neither leaves the finite numbers; nor does rounding at their end.
+// Adds a step up to the middle and a step from there, so that neither leaves the finite numbers; nor does their rounding.
 static Vec number_at(Vec least, Vec step, Vec level) {
     const Vec half_way = step * (level * Vec::all(0.5f));
     return min(Vec::all(FLT_MAX), max(Vec::all(-FLT_MAX), (least + half_way) + half_way));
@@ -143,7 +143,7 @@ static void store_number(Vec x, T* p) {
     x.store(p);
 }
 #if defined(__AVX512BF16__)
-// As Vec::store does without the instruction for it, which takes denormal numbers for zero.
+// Stores as Vec::store does without the instruction for it, which takes denormal numbers for zero.
 static void store_number(Vec x, bf16* p) {
     const __m512i bits = _mm512_castps_si512(x.v);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));

@@ -1,9 +1,9 @@
 // Attention of few queries: all heads of a span over 16 tokens, then over the next 16. So the cache is read in the order in
-// which it lies, once, and the next tokens are asked for while these are computed with.
+// which it lies, once, and the next tokens are prefetched while the present tokens are computed with.
 //
-// Of 16 tokens, first the scores of all rows are computed, then their weights, then what the weights make of V: a row by
-// itself is a long chain of steps that wait for each other, and the rows do not. Nor is there a branch that a CPU could
-// often guess wrong: it would take back what it has asked the memory for.
+// For 16 tokens, first the scores of all rows are computed, then their weights, then the weighted sums of V: the steps of
+// a single row wait for each other, and steps of different rows do not. There is no branch that a CPU could often guess
+// wrong: a wrong guess would take back prefetches.
 #include "attention.h"
 #include "lanes.h"
 
@@ -11,7 +11,7 @@ namespace ISA {
 
 constexpr int GRAIN = int(ROW_GRAIN);
 
-// Calls action(how many, the first of them) for so many rows, up to 8 at a time, with their number known to the compiler.
+// Calls action(number, first row) for `rows` rows, up to 8 at a time, with their number known to the compiler.
 template <int MOST = 8, class Action>
 static void by_rows(int64_t rows, Action action, int64_t first = 0) {
     for (; rows - first >= MOST; first += MOST) action(std::integral_constant<int, MOST>(), first);
@@ -19,7 +19,7 @@ static void by_rows(int64_t rows, Action action, int64_t first = 0) {
         if (first < rows) by_rows<MOST - 1>(rows, action, first);
 }
 
-// In fp32, whatever the cache holds.
+// Computes in fp32, whatever the cache holds.
 template <class T>
 struct Rows {
     using Query = float;
@@ -31,7 +31,7 @@ struct Rows {
         for (int64_t i = 0; i < head_dim; ++i) to[i] = widen(from[i]);
     }
 
-    // Of each of so many rows.
+    // Computes the scores of each of ROWS rows.
     static void scores(const Query* queries, int64_t rows, const T* const* keys, int64_t offset, int64_t head_dim,
                        float* out) {
         for (int64_t row = 0; row < rows; ++row)
@@ -41,7 +41,7 @@ struct Rows {
     static void scores(const Query* query, const T* const* keys, int64_t offset, int64_t head_dim, float* out) {
         for (int first = 0; first < GRAIN; first += TOKENS) {
             Vec sum[TOKENS];
-            for (Vec& one : sum) one = Vec::zero();
+            for (Vec& lane_sum : sum) lane_sum = Vec::zero();
             int64_t i = 0;
             for (; i + W <= head_dim; i += W) {
                 Vec part = Vec::load(query + i);
@@ -54,7 +54,7 @@ struct Rows {
         }
     }
 
-    // Of each of ROWS rows: out = out * factor + the sum of weights[t] * values[t].
+    // Computes out = out * factor + the sum of weights[t] * values[t] for each of ROWS rows.
     template <int ROWS>
     static void add(const float* weights, const T* const* values, int64_t offset, int64_t head_dim,
                     const float* factors, float* out) {
@@ -85,7 +85,7 @@ struct Rows {
 
 #if defined(__AVX512BF16__)
 
-// Two numbers at a time: of a vector for the scores, of two tokens for the sum.
+// Computes with two numbers at a time: two of a vector for the scores, one of each of two tokens for the sum.
 template <>
 struct Rows<bf16> {
     using Query = bf16;
@@ -97,7 +97,7 @@ struct Rows<bf16> {
         std::memset(to + head_dim, 0, (width(head_dim) - head_dim) * sizeof(bf16));
     }
 
-    // Rows of one kv head, so many that K is worth transposing for them: then no row has lanes to add up.
+    // From this many rows of a kv head on, transposing K is worth it: then no row has lanes to add up.
     static constexpr int64_t TRANSPOSE_FROM = 3;
 
     static void scores(const Query* queries, int64_t rows, const bf16* const* keys, int64_t offset, int64_t head_dim,
@@ -109,7 +109,7 @@ struct Rows<bf16> {
             return;
         }
         for (int64_t i = 0; i < head_dim; i += 32) {
-            __m512 pairs[GRAIN];  // of 32 numbers, those of all tokens
+            __m512 pairs[GRAIN];  // pairs of 32 numbers of all tokens
             for (int t = 0; t < GRAIN; ++t)
                 pairs[t] = _mm512_castsi512_ps(load_bf16(keys[t] + offset + i, head_dim - i));
             transpose(pairs);
@@ -134,7 +134,7 @@ struct Rows<bf16> {
 
     static void scores(const Query* query, const bf16* const* keys, int64_t offset, int64_t head_dim, float* out) {
         Vec sum[GRAIN];
-        for (Vec& one : sum) one = Vec::zero();
+        for (Vec& lane_sum : sum) lane_sum = Vec::zero();
         int64_t i = 0;
         for (; i + 32 <= head_dim; i += 32) {
             __m512i part = _mm512_loadu_si512(query + i);
@@ -201,7 +201,7 @@ struct Rows<bf16> {
 
 #endif
 
-// 16 tokens, or as many as there are: then the last one stands for the others, so that no slot is read that nobody wrote.
+// The slots of 16 tokens. Where there are fewer, the last token stands for the missing, and no unwritten slot is read.
 template <class T>
 struct Grain {
     const T *keys[GRAIN], *values[GRAIN];
@@ -215,8 +215,8 @@ struct Grain {
         }
     }
 
-    // This head's part of what is to be asked for, while it is computed with. Into the second cache: the first one of a
-    // Zen 4 (32 KiB) does not hold the keys or values of a grain of 12 heads beside the ones that are being read.
+    // Prefetches this head's part of the next memory into the second cache: the first cache of a Zen 4 (32 KiB) does not
+    // hold the keys or values of a grain of 12 heads beside those that are being read.
     static void prefetch(const T* const* vectors, const Attention& a, int64_t head) {
         constexpr int64_t LINE = 64 / sizeof(T);
 #if defined(__AMX_BF16__)
@@ -232,14 +232,14 @@ struct Grain {
     }
 };
 
-// What has been summed of the rows.
+// The sums of the rows so far.
 template <class T>
 struct State {
     using Query = typename Rows<T>::Query;
     int64_t width;
     Query* queries;
-    float *out, *max, *sums;  // sums: a vector of each row, to be added up at the end
-    float *scores, *factors;  // of the 16 tokens at hand
+    float *out, *max, *sums;  // sums: a vector for each row, to be added up at the end
+    float *scores, *factors;  // those of the present 16 tokens
 
     State(Scratch& scratch, int64_t rows, int64_t head_dim) : width(Rows<T>::width(head_dim)) {
         int64_t floats = rows * (width + 2 + Vec::width + GRAIN);
@@ -254,7 +254,7 @@ struct State {
     }
 };
 
-// Of 16 tokens, those that a row sees.
+// The tokens of a grain that a row sees.
 struct Seen {
     int64_t first, end;
     bool all() const { return first <= 0 && end >= GRAIN; }
@@ -265,11 +265,11 @@ struct Seen {
     }
 };
 
-// Weights are e to the power of what a score is above `most`: about the largest so far. That it is passed by a little does
-// no harm, so that it seldom changes, and then what has been summed need not either.
+// A weight is e to the power of score - `most`, where `most` is about the largest score so far. A score may be a little
+// above it: so `most` seldom changes, and the sums are seldom multiplied anew.
 constexpr float PASSED_BY = 8;
 
-// Scores become weights; returns what the sums so far are to be multiplied by.
+// Turns scores into weights; returns the factor by which the sums so far are to be multiplied.
 template <class T>
 static float weigh(float* scores, float scale, Seen seen, float& most, float* sums) {
     constexpr int W = Vec::width;
@@ -305,7 +305,7 @@ static void load_queries(const Attention& a, const Unit& unit, const State<T>& s
             }
 }
 
-// Calls action(first row of a query, what it sees) for the queries of one kv head that see any of these tokens.
+// Calls action(first row of a query, the tokens it sees) for the queries of one kv head that see any of these tokens.
 template <class Action>
 static void each_query(const Attention& a, const Unit& unit, int64_t head, int64_t token, int64_t count,
                        Action action) {
@@ -316,15 +316,15 @@ static void each_query(const Attention& a, const Unit& unit, int64_t head, int64
     }
 }
 
-// Beside the keys of a grain its values are asked for, and beside those the next keys: what is fetched longer before it is
-// needed was seen to be gone again on an EPYC. On a Xeon it was measured a whole grain ahead, and stays so.
+// Prefetches the values of a grain beside its keys, and the next keys beside its values: on an EPYC, lines that were
+// prefetched earlier were gone again when they were needed. On a Xeon it prefetches a whole grain ahead, as measured.
 #if defined(__AMX_BF16__)
 constexpr bool A_GRAIN_AHEAD = true;
 #else
 constexpr bool A_GRAIN_AHEAD = false;
 #endif
 
-// All rows over the tokens of a grain; what comes next is asked for.
+// Computes all rows over the tokens of a grain, and prefetches the next memory.
 template <class T>
 static void attend_grain(const Attention& a, const Unit& unit, const Grain<T>& grain, const Grain<T>& next,
                          int64_t token, int64_t count, const State<T>& state) {

@@ -1,7 +1,7 @@
 // Memory that a thread keeps for what its kernels compute with, from call to call.
 //
-// Where there is none, std::bad_alloc goes up to the C interface (table.cpp), which tells the caller. It must not leave a
-// parallel region, where it would end the process: there a Guard holds it until the threads have come together.
+// Where memory is short, std::bad_alloc goes up to the C interface (table.cpp), which tells the caller. An exception must
+// not leave a parallel region, where it would end the process: a Guard holds it until the threads have come together.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace ISA {
 
-// Bytes that a Scratch may have: tests set it, to see what too little memory comes to.
+// The most bytes that a Scratch may have: tests set it, to see what happens with too little memory.
 inline int64_t most_scratch = INT64_MAX;
 
 class Scratch {
@@ -23,7 +23,7 @@ class Scratch {
         if (wanted > size_t(most_scratch)) throw std::bad_alloc();
         if (wanted > bytes) {
             release();
-            memory = nullptr, bytes = 0;  // should the next line throw
+            memory = nullptr, bytes = 0;  // in case the next line throws
             memory = ::operator new(wanted, std::align_val_t(64));
             bytes = wanted;
         }
@@ -31,7 +31,7 @@ class Scratch {
     }
 };
 
-// What several threads do at once, of which any may find no memory.
+// Runs the work of several threads, any of which may find no memory.
 class Guard {
     bool failed = false;
 
@@ -44,7 +44,7 @@ class Guard {
             __atomic_store_n(&failed, true, __ATOMIC_RELAXED);
         }
     }
-    // After a barrier.
+    // Both are called after a barrier.
     bool has_failed() const { return __atomic_load_n(&failed, __ATOMIC_RELAXED); }
     void pass_on() const {
         if (has_failed()) throw std::bad_alloc();

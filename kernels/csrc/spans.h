@@ -1,10 +1,10 @@
-// Where the tokens of a step's requests lie: kernels/spans.py as C++ sees it.
+// The places of the tokens of a step's requests: kernels/common/spans.py as C++ sees it.
 #pragma once
 #include <cstdint>
 
 namespace ISA {
 
-struct Spans {  // laid out as Spans.table of spans.py writes it
+struct Spans {  // in the layout that Spans.table of spans.py writes
     int64_t count, block_size;
     const int32_t *rows, *tokens, *starts, *pairs, *from_right;
 
@@ -21,7 +21,7 @@ struct Places {
           from_right(spans.from_right + spans.starts[span]),
           block_size(spans.block_size) {}
 
-    // Of `count` tokens from `first` on.
+    // Writes the K slots of `count` tokens from `first` on.
     void slots(int64_t first, int64_t count, int64_t* out) const {
         int64_t place = first / block_size, offset = first % block_size;
         for (int64_t i = 0; i < count; ++i) {

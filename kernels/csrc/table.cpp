@@ -5,7 +5,7 @@
 
 namespace ISA {
 
-// As C calls it: what a kernel returns, 0 where that is nothing, and NO_MEMORY where it found none.
+// Wraps a kernel for C: returns the kernel's result, 0 where it has none, and NO_MEMORY where it found no memory.
 constexpr int NO_MEMORY = -1;
 
 template <auto kernel>
@@ -57,8 +57,8 @@ static const Named kernels[] = {
 };
 
 void* kernel(const char* name) {
-    for (const Named& one : kernels)
-        if (!std::strcmp(one.name, name)) return one.function;
+    for (const Named& entry : kernels)
+        if (!std::strcmp(entry.name, name)) return entry.function;
     return nullptr;
 }
 

@@ -16,7 +16,7 @@ namespace ISA {
 constexpr int KEYS = int(TILE_GRAIN), LANES = Vec::width;
 constexpr float HIDDEN = -1e37f;  // the score of a token that a query does not see: far below NOTHING_SEEN
 
-// A tile of queries: where each lane's query is, and what has been summed of it.
+// A tile of queries: the place of each lane's query, and its sums so far.
 struct Lanes {
     alignas(64) int32_t position[LANES], first_seen[LANES];
     alignas(64) float max[LANES], sum[LANES];
@@ -38,13 +38,13 @@ static void hide(float (*scores)[LANES], const Lanes& lanes, int64_t first, int 
         }
 }
 
-// In fp32, whatever the cache holds.
+// Computes in fp32, whatever the cache holds.
 template <class T>
 struct Tiles {
     using Number = float;
     static constexpr int TOGETHER = LANES == 16 ? 16 : 8, STEP = TOGETHER;  // sums that are held in registers
 
-    // Numbers of a packed key or query, and of a packed value or output.
+    // Return how many numbers a packed key or query has, and a packed value or output.
     static int64_t key_width(int64_t head_dim) { return head_dim; }
     static int64_t value_width(int64_t head_dim) { return round_up(head_dim, TOGETHER); }
 
@@ -76,7 +76,7 @@ struct Tiles {
     static void scores(const float* query, const float* keys, int tokens, int64_t head_dim, float (*out)[LANES]) {
         for (int first = 0; first < tokens; first += TOGETHER) {
             Vec sum[TOGETHER];
-            for (Vec& one : sum) one = Vec::zero();
+            for (Vec& lane_sum : sum) lane_sum = Vec::zero();
             const float* key = keys + first * head_dim;
             for (int64_t i = 0; i < head_dim; ++i) {
                 Vec part = Vec::load(query + i * LANES);
@@ -100,7 +100,7 @@ struct Tiles {
         sum.store(lanes.sum);
         for (int64_t i = 0; i < width; ++i) (Vec::load(out + i * LANES) * factor).store(out + i * LANES);
     }
-    // The least that exp comes to is not zero, and must be: tokens that are not seen weigh exactly nothing.
+    // The smallest result of exp is not zero, but tokens that are not seen must weigh exactly nothing.
     static void forget_hidden(float (*weights)[LANES], int tokens) {
         for (int t = 0; t < tokens; ++t)
             for (int lane = 0; lane < LANES; ++lane) weights[t][lane] = weights[t][lane] < 1e-37f ? 0 : weights[t][lane];
@@ -122,7 +122,7 @@ struct Tiles {
 
 #if defined(__AVX512BF16__)
 
-// Products of pairs of bf16: of two numbers of a vector for the scores, of two tokens for the sum. Weights are bf16 too.
+// Multiplies pairs of bf16: two numbers of a vector for the scores, two tokens for the sum. Weights are bf16 too.
 // Scores, and the max of a lane, are before scaling.
 template <>
 struct Tiles<bf16> {
@@ -132,7 +132,7 @@ struct Tiles<bf16> {
     static int64_t value_width(int64_t head_dim) { return round_up(head_dim, 16); }
     static float final_max(float max, float scale) { return max * scale; }
 
-    // Pairs of the vectors' numbers, [key_width / 2][LANES].
+    // Packs pairs of the vectors' numbers as [key_width / 2][LANES].
     static void pack_queries(const bf16* const* from, int64_t head_dim, float, Number* to) {
         for (int64_t i = 0; i < head_dim; i += 32) {
             __m512 rows[16];
@@ -153,7 +153,7 @@ struct Tiles<bf16> {
         std::memset(to + tokens * width, 0, (round_up(tokens, STEP) - tokens) * width * sizeof(bf16));
     }
 
-    // 32 numbers of each of two tokens, zeros for those that are not there.
+    // Loads 32 numbers of each of two tokens, zeros for missing tokens.
     static void load_pair(const bf16* const* from, int t, int tokens, int64_t i, int64_t head_dim, __m512i& low,
                           __m512i& high) {
         __m512i a = t < tokens ? load_bf16(from[t] + i, head_dim - i) : _mm512_setzero_si512();
@@ -337,7 +337,7 @@ struct Tiles<bf16> {
 
 #endif
 
-// The memory of one unit.
+// The working memory of one unit.
 template <class T>
 struct Workplace {
     using Number = typename Tiles<T>::Number;
@@ -345,7 +345,7 @@ struct Workplace {
     Lanes* lanes;
     float* out;                    // [tile][value_width][LANES]
     Number *queries, *keys, *values;  // queries: [tile][key_width][LANES]
-    float (*scores)[LANES];  // of two tiles
+    float (*scores)[LANES];  // the scores of two tiles
 
     Workplace(Scratch& scratch, int64_t rows, int64_t head_dim)
         : tiles((rows + LANES - 1) / LANES),
@@ -368,7 +368,7 @@ struct Workplace {
     }
 };
 
-// Lanes beyond the last row repeat it, and come to nothing.
+// Lanes beyond the last row repeat it; their results are not used.
 template <class T>
 static void load_queries(const Attention& a, const Unit& unit, Workplace<T>& work) {
     int64_t rows = unit.queries * a.group;
@@ -403,20 +403,20 @@ static void pack(const Attention& a, const Unit& unit, const Places& places, int
     Tiles<T>::pack_values(values, tokens, a.head_dim, work.values);
 }
 
-// Tiles of queries over the tokens that are packed, [token, end). The scores of the next tile are begun before the weights
-// of this one: where products have a unit of their own (AMX), it works on them meanwhile.
+// Computes tiles of queries over the packed tokens [token, end). The scores of the next tile are begun before the weights
+// of the present tile: where products have a unit of their own (AMX), it works on them meanwhile.
 template <class T>
 struct Pass {
     const Attention& a;
     int64_t token, end;
     Workplace<T>& work;
 
-    // The first tile, from this one on, that sees any of the tokens.
+    // Returns the first tile, from `tile` on, that sees any of the tokens.
     int64_t seeing(int64_t tile) const {
         while (tile < work.tiles && !work.lanes[tile].see_any(token, end)) ++tile;
         return tile;
     }
-    // Of this tile, tokens beyond its last query left out.
+    // The end of the tokens for this tile: those beyond its last query are left out.
     int64_t end_of(int64_t tile) const { return smaller(end, work.lanes[tile].position[LANES - 1] + 1); }
     int tokens(int64_t tile) const { return int(round_up(end_of(tile) - token, Tiles<T>::STEP)); }
     float (*scores_of(int64_t tile) const)[LANES] { return work.scores + tile % 2 * KEYS; }
@@ -475,7 +475,7 @@ static void settle(const Attention& a, const Unit& unit, const Workplace<T>& wor
     }
 }
 
-// As measured on a Xeon with AMX, in the units of row_cost.
+// Measured on a Xeon with AMX, in the units of row_cost.
 #if defined(__AMX_BF16__)
 constexpr int64_t LEAST_ROWS_BF16 = 6, TILE_COST_BF16 = 5;
 #elif defined(__AVX512BF16__)

@@ -44,7 +44,7 @@ inline float widen(f16 x) {
 }
 
 inline void narrow(float value, float& to) { to = value; }
-inline void narrow(float value, bf16& to) {  // to the nearest, ties to even; a NaN stays one
+inline void narrow(float value, bf16& to) {  // rounds to the nearest, ties to even; a NaN stays a NaN
     uint32_t bits;
     std::memcpy(&bits, &value, 4);
     if ((bits & 0x7FFFFFFF) > 0x7F800000) {
@@ -193,7 +193,7 @@ inline Vec times_two_to(Vec a, Vec whole) { return {std::ldexp(a.v, int(whole.v)
 
 #endif
 
-// e to the power of x, to about 2 units in the last place; 0 below -87.
+// Returns e to the power of x, to about 2 units in the last place; 0 below -87.
 inline Vec exp(Vec x) {
     x = min(max(x, Vec::all(-87.3f)), Vec::all(88.3f));
     Vec whole = rounded(x * Vec::all(1.44269504f));
