@@ -264,7 +264,7 @@ def run(streams: int, peer_python: str | None) -> None:
 
 def main() -> None:
     parser = command(__doc__)
-    parser.add_argument("--streams", type=int, default=2000, help="streams open at once (default: %(default)s)")
+    parser.add_argument("--streams", type=int, default=2000, help="streams open at once")
     parser.add_argument("--peer-python", metavar="PATH", help="a Python that has vLLM")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--beat", type=float, default=0.001, help=argparse.SUPPRESS)

@@ -17,6 +17,7 @@ from pathlib import Path
 import uvloop
 
 from alignedserve.gateway.http.bodies import BODIES_AT_ONCE
+from benchmarks.common.serving import memory_mb
 from benchmarks.gateway import CLOCK, MODEL, Server, connect, ours, request
 from benchmarks.report import command, report
 
@@ -67,11 +68,6 @@ def loop_s(server: Server) -> float:
     return int(Path(f"/proc/{server.pid}/task/{server.pid}/schedstat").read_text().split()[0]) / 1e9
 
 
-def peak_mb(server: Server) -> float:
-    lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
-
-
 def main() -> None:
     command(__doc__).parse_args()
     with tempfile.NamedTemporaryFile() as file:
@@ -94,8 +90,12 @@ def main() -> None:
                 uvloop.run(at_once())
                 uvloop.run(works(server))
                 report(f"gateway, {kind}, {SIZE >> 20} MB, the event loop's time", took_s * 1e3, "ms")
-                report(f"gateway, {kind}, {BODIES_AT_ONCE} at once, memory", peak_mb(server) - before_mb, "MB")
-                most_s, most_mb = max(most_s, took_s), max(most_mb, peak_mb(server) - before_mb)
+                report(
+                    f"gateway, {kind}, {BODIES_AT_ONCE} at once, memory",
+                    memory_mb(server.pid, "VmHWM") - before_mb,
+                    "MB",
+                )
+                most_s, most_mb = max(most_s, took_s), max(most_mb, memory_mb(server.pid, "VmHWM") - before_mb)
         report("gateway, the most of all kinds, the event loop's time", most_s * 1e3, "ms")
         report("gateway, the most of all kinds, memory", most_mb, "MB")
 

@@ -19,12 +19,12 @@ from pathlib import Path
 from statistics import mean
 from time import perf_counter
 
-from alignedserve.cli.simulate_once import run_once
 from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
 from alignedserve.config.topology import Topology
 from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.trial import SimulationTrial
+from benchmarks.common.simulating import record_of
 from benchmarks.report import command, print_line, several
 
 _GPU = "rtx4090-llama-3.1-8b-tp1"
@@ -82,8 +82,7 @@ def runs(presets: Sequence[str], lots: Sequence[str], seeds: Sequence[int]) -> I
 
 def measured_line(lot: str, trial: SimulationTrial) -> dict[str, object]:
     began_at = perf_counter()
-    record = run_once(trial, lambda _ended, _of: None)
-    assert not record.problems, record.problems[:3]
+    record = record_of(trial)
     figures = RunFigures.from_record(record)
     line: dict[str, object] = {"name": f"presets/{lot}", "preset": trial.preset, "cluster": trial.cluster}
     line |= {"rate": trial.rate, "seed": trial.seed, "requests": len(record.requests)}
