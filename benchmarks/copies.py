@@ -34,7 +34,6 @@ from time import perf_counter, thread_time
 import torch
 
 from alignedserve.engine.copying.copies import PageCopier
-from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import Kernels, choose
 from alignedserve.kvpool.arena.arena import Arena
@@ -48,7 +47,7 @@ PAGE_BYTES = LAYERS * 2 * PAGE * KV_DIM * 2
 SIZES = PageBytes(PAGE_BYTES, Int8Layout(2 * LAYERS * KV_DIM, PAGE).size)
 COPY_GOAL = 0.8  # share of memcpy's rate, for whole pages
 BYTES_GOAL = 0.54  # share of a bf16 page's bytes, for an int8 page
-CACHE_PAGES, REFERENCE_PAGES = 64, 6
+CACHE_PAGES = 64
 REQUEST_PAGES, REQUESTS, INT8_PAGES = 8, 4, 16
 
 Piece = Callable[[int], object]
@@ -101,7 +100,6 @@ class Memory:
         anywhere = torch.tensor(random.Random(1).sample(range(pairs), pairs)).view(CACHE_PAGES, -1)
         left = torch.zeros(PAGE // BLOCK, dtype=torch.bool)
         self.slots = [slots_of(own, left, BLOCK) for own in anywhere]
-        self.slots_from_right = [slots_of(own, ~left, BLOCK) for own in anywhere]
         self.levels = torch.zeros(CACHE_PAGES, 2 * LAYERS, PAGE, KV_DIM, dtype=torch.uint8)
         self.least, self.step = torch.zeros(2, CACHE_PAGES, 2 * LAYERS, KV_DIM)
 
@@ -119,9 +117,6 @@ class Memory:
 
         return {
             "page gather": lambda page: kernels.gather(self.cache, self.slots[page], self.arena[page]),
-            "page gather, blocks filled from the right": lambda page: kernels.gather(
-                self.cache, self.slots_from_right[page], self.arena[page]
-            ),
             "page scatter": lambda page: kernels.scatter(self.cache, self.slots[page], self.arena[page]),
             "page quantise": lambda page: kernels.quantise(rows(page), *int8(page)),
             "page dequantise": lambda page: kernels.dequantise(*int8(page), rows(page)),
@@ -143,8 +138,6 @@ def report_kernels(isa: str | None = None) -> None:
         goal = None if "quantise" in name else COPY_GOAL * memcpy
         speed = PAGE_BYTES / median(times) / 1e9
         report(f"{name}, {kernels.name}", speed, "GB/s", baseline=memcpy, goal=goal, at_least=True)
-    for name, times in timed(memory.pieces(Reference()), range(REFERENCE_PAGES), 4, perf_counter, apart=11).items():
-        report(f"{name}, {Reference.name}", PAGE_BYTES / median(times) / 1e9, "GB/s", baseline=memcpy)
 
 
 # --- An arena

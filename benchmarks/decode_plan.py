@@ -41,7 +41,7 @@ from alignedserve.worker.step.seated import Seated
 from alignedserve.worker.step.selection import select
 from alignedserve.worker.step.waiting import Waiting
 from benchmarks.common.requests import LENGTHS
-from benchmarks.report import command, report, status
+from benchmarks.report import command, report, several, status
 from benchmarks.selection import BLOCK, COST, PAIRS, STEP_TOKENS, TIMES, drawn, running
 
 RUNNING, OUTPUT, PAGE = 128, 20, 256
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=1_600)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--alignment", action="store_true", help="simulate runs for the share of mixed steps")
-    parser.add_argument("--seeds", default="0,1,2", help="seeds of these runs; default: %(default)s")
+    parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="seeds of these runs")
     args = parser.parse_args()
     few, many = args.candidates, 10 * args.candidates
     still, _ = planned(0, 0, args.steps)
@@ -200,8 +200,8 @@ def main() -> None:
         report(f"time for a candidate, of ten times as many {kind}", growth, "x", goal=_GROWTH)
     if args.alignment:
         label, shares = "steps that mix two batches, simulated 4+1", list[float]()
-        for seed in args.seeds.split(","):
-            mixed, tokens_per_s = aligned(int(seed))
+        for seed in args.seeds:
+            mixed, tokens_per_s = aligned(seed)
             shares.append(mixed)
             report(f"{label}, seed {seed}", mixed, "%")
             report("tokens of that run", tokens_per_s, "1/s")

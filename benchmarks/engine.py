@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -37,7 +37,8 @@ from alignedserve.engine.engine import Engine
 from alignedserve.executor.loading import use_threads
 from benchmarks.common.engine_parts import print_parts
 from benchmarks.common.models import MAKERS, POSITIONS, VOCAB
-from benchmarks.report import command, report, status
+from benchmarks.common.timing import least_us
+from benchmarks.report import command, report, several, status
 
 BLOCK = 16
 MOST_STEP_TOKENS = 4096
@@ -211,14 +212,7 @@ class VLlm:
 def read_bandwidth() -> float:
     """Return the bytes per second that all cores read from memory, the best of five runs."""
     numbers = large_pages.zeros((1 << 27,), torch.float32).fill_(1)
-    best = min(_seconds(lambda: numbers.sum()) for _ in range(5))
-    return numbers.nbytes / best
-
-
-def _seconds(action: Any) -> float:
-    began = perf_counter()
-    action()
-    return perf_counter() - began
+    return 1e6 * numbers.nbytes / least_us(lambda: numbers.sum(), 1)
 
 
 def weight_bytes(folder: Path) -> int:
@@ -281,7 +275,7 @@ def _report(model: str, case: Case, peer_s: float, ours_s: float, peer: str) -> 
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--full", action="store_true", help="every case of every model")
-    parser.add_argument("--models", help=f"of {', '.join(MAKERS)}; default: the first, or all with --full")
+    parser.add_argument("--models", type=several(str, MAKERS), help="default: llama160m, or all with --full")
     parser.add_argument(
         "--only", default="", help="run cases whose name contains one of these texts (separated by commas)"
     )
@@ -291,20 +285,15 @@ def main() -> None:
         "--threads", type=int, default=cores, help="threads of each engine (default: the cores, %(default)s)"
     )
     parser.add_argument("--peer-python", help="a Python that has vLLM's CPU build")
-    parser.add_argument("--peers", default=",".join(PEERS), help="engines to compare with")
+    parser.add_argument("--peers", type=several(str, PEERS), default=list(PEERS), help="engines to compare with")
     parser.add_argument("--where", action="store_true", help="print the parts of a step's time")
     args = parser.parse_args()
-    models = args.models.split(",") if args.models else list(MAKERS) if args.full else ["llama160m"]
-    if unknown := set(models) - set(MAKERS):
-        parser.error(f"no model {', '.join(sorted(unknown))}: there are {', '.join(MAKERS)}")
+    models = args.models or (list(MAKERS) if args.full else ["llama160m"])
     for name in ("rounds", "threads"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be 1 or more")
     if args.peer_python is not None and shutil.which(args.peer_python) is None:
         parser.error(f"--peer-python {args.peer_python} is no program: name a Python that has vLLM's CPU build")
-    others = args.peers.split(",") if args.peers else []
-    if unknown := set(others) - set(PEERS):
-        parser.error(f"no peer {', '.join(sorted(unknown))}: there are {', '.join(PEERS)}")
     every, names = cases(args.full or bool(args.only)), args.only.split(",")
     wanted = [case for case in every if any(name in case.name for name in names)]
     if not wanted:
@@ -315,7 +304,7 @@ def main() -> None:
         for case, asked in zip(fitting, wanted, strict=True):
             if case is not asked:
                 print(f"{model} has {POSITIONS[model]} positions: {asked.name} is {case.name}", file=sys.stderr)
-        compare(model, fitting, args.rounds, others, args.peer_python, args.where)
+        compare(model, fitting, args.rounds, args.peers, args.peer_python, args.where)
     sys.exit(status())
 
 

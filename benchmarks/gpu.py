@@ -170,9 +170,8 @@ class Bench(AttentionBench):
         plan = StepPlan(0, (Chunk("r", prompt, 0, tuple(range(tokens // BLOCK_SIZE)), GREEDY),))
         took = seconds(lambda: self.engine.step(plan))
         dense = 2 * (model.num_read - model.vocabulary * model.hidden) * tokens
-        attention = (
-            2 * tokens * tokens * model.hidden * model.layers
-        )  # half of the square, for two products, two operations each
+        # Half of the square, for two products, two operations each.
+        attention = 2 * tokens * tokens * model.hidden * model.layers
         share = (dense + attention) / took / self.products
         report(f"prefill_{model.name}_{tokens}", tokens / took, "tokens/s")
         report(f"prefill_{model.name}_{tokens}_products", share, "share", goal=PREFILL_GOAL, at_least=True)

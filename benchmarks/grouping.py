@@ -96,7 +96,7 @@ def lines(args: argparse.Namespace) -> Iterator[dict[str, object]]:
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--seeds", type=several(int), default=[0], help="default: %(default)s")
-    parser.add_argument("--loads", type=several(str), default=list(LOADS), help="default: %(default)s")
+    parser.add_argument("--loads", type=several(str, LOADS), default=list(LOADS), help="default: %(default)s")
     parser.add_argument("--pools", type=several(int), default=[4, 16], help="sizes of the pool, in devices' KV memory")
     parser.add_argument("--cluster", default="1+1", help="default: %(default)s")
     for line in lines(parser.parse_args()):

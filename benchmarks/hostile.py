@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -56,6 +56,14 @@ async def say(server: Server, route: str, body: bytes) -> None:
     writer.close()
 
 
+async def at_once(server: Server, route: str, body: bytes) -> None:
+    async def send() -> None:
+        with suppress(ConnectionError):  # refused before the body was read: the answer may be lost
+            await say(server, route, body)
+
+    await asyncio.gather(*(send() for _ in range(BODIES_AT_ONCE)))
+
+
 async def works(server: Server) -> None:
     reader, writer = await connect(server)
     writer.write(request(server, max_tokens=1))
@@ -80,14 +88,7 @@ def main() -> None:
                 uvloop.run(say(server, route, body))
                 took_s = loop_s(server) - before_s
 
-                async def send_body(server: Server = server, route: str = route, body: bytes = body) -> None:
-                    with suppress(ConnectionError):  # refused before the body was read: the answer may be lost
-                        await say(server, route, body)
-
-                async def at_once(send_body: Callable[[], Awaitable[None]] = send_body) -> None:
-                    await asyncio.gather(*(send_body() for _ in range(BODIES_AT_ONCE)))
-
-                uvloop.run(at_once())
+                uvloop.run(at_once(server, route, body))
                 uvloop.run(works(server))
                 report(f"gateway, {kind}, {SIZE >> 20} MB, the event loop's time", took_s * 1e3, "ms")
                 report(

@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
-from types import MappingProxyType
 
 from alignedserve.core import Entry
 from alignedserve.kvpool.batching import BatchBounds, BatchWindow, find_batch
@@ -166,15 +165,13 @@ def report_lookup(_: Path) -> None:
     report(f"lookup of a prompt of {PROMPT:,} tokens", lookup() * 1e3, "ms", goal=0.3)
 
 
-PARTS: Mapping[str, Callable[[Path], None]] = MappingProxyType(
-    {
-        "index": report_changes,
-        "batches": report_batches,
-        "int8": lambda _: report_int8(),
-        "arena": lambda _: report_arena(),
-        "lookup": report_lookup,
-    }
-)
+PARTS: Mapping[str, Callable[[Path], None]] = {
+    "index": report_changes,
+    "batches": report_batches,
+    "int8": lambda _: report_int8(),
+    "arena": lambda _: report_arena(),
+    "lookup": report_lookup,
+}
 
 
 def main() -> None:

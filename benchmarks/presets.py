@@ -37,12 +37,8 @@ _FIGURES = {
     "ttft_p99_s": "rt.ttft_s.p99",
     "tbt_p99_s": "rt.tbt_s.p99",
 }
-_ABLATIONS = (
-    "-no-",
-    "-int8",
-    "-hybrid",
-    "shortest",
-)  # presets with a part turned off or another cache: other pages show them
+# Presets with a part turned off or another cache: other pages show them.
+_ABLATIONS = ("-no-", "-int8", "-hybrid", "shortest")
 
 
 @dataclass(frozen=True)
@@ -125,7 +121,7 @@ def _cell(lines: Sequence[dict[str, object]]) -> str:
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--presets", type=several(str), default=compared(), help="default: all but ablations")
-    parser.add_argument("--workloads", type=several(str), default=list(LOTS), help="default: %(default)s")
+    parser.add_argument("--workloads", type=several(str, LOTS), default=list(LOTS), help="default: %(default)s")
     parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="default: %(default)s")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the lines of earlier runs as a table")
     args = parser.parse_args()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -19,12 +19,20 @@ def command(doc: str | None) -> argparse.ArgumentParser:
 class _Help(argparse.RawDescriptionHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str:
         shown = action.help or ""
-        return shown + " (default: %(default)s)" if action.default and "default" not in shown else shown
+        has_default = action.default not in (None, False, argparse.SUPPRESS)
+        return shown + " (default: %(default)s)" if has_default and "default" not in shown else shown
 
 
-def several(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
-    """Return a parser for an option with values that are separated by commas."""
-    return lambda text: [kind(value) for value in text.split(",") if value]
+def several(kind: Callable[[str], T], known: Collection[T] = ()) -> Callable[[str], list[T]]:
+    """Return a parser for an option with values that are separated by commas, all of them known if any is."""
+
+    def values(text: str) -> list[T]:
+        found = [kind(value) for value in text.split(",") if value]
+        if unknown := [value for value in found if known and value not in known]:
+            raise argparse.ArgumentTypeError(f"no {unknown[0]}: there are {', '.join(map(str, known))}")
+        return found
+
+    return values
 
 
 def report(

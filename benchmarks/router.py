@@ -41,7 +41,7 @@ from alignedserve.scheduling.sketch import sketch_of
 from alignedserve.scheduling.slo import StepTimes
 from benchmarks.common.requests import request
 from benchmarks.common.timing import least_us
-from benchmarks.report import command, report, status
+from benchmarks.report import command, report, several, status
 
 _OPEN = 4  # open requests for each worker
 _REPORTS = 4  # requests that a decode worker gets between two reports
@@ -153,10 +153,10 @@ def report_frames() -> None:
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--requests", type=int, default=20_000, help="default: %(default)s")
-    parser.add_argument("--workers", default="8,64,256,1024", help="default: %(default)s")
+    parser.add_argument("--workers", type=several(int), default=[8, 64, 256, 1024], help="default: %(default)s")
     args = parser.parse_args()
     report_frames()
-    for num_workers in map(int, args.workers.split(",")):
+    for num_workers in args.workers:
         rate, took = measure(num_workers, args.requests)
         goal = _GOAL if num_workers == 64 else None
         report(f"router, {num_workers} workers: whole lives", rate, "requests/s", goal=goal, at_least=True)

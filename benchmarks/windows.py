@@ -26,7 +26,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 from alignedserve.cli.simulate_once import settings_of
@@ -37,7 +37,7 @@ from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.store.job import JobStatus
 from benchmarks.common.batches import ENDED, Batches, job_of, jsonl, submit_shorter
 from benchmarks.common.chats import ANSWER, CHAT, DEFAULT, SEED, Load, Served
-from benchmarks.common.machines import GATEWAY_MS, small_worker
+from benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from benchmarks.common.models import llama160m
 from benchmarks.common.serving import NAME, ask, serve
 from benchmarks.common.simulating import recorded, save_load
@@ -68,13 +68,6 @@ class Outcomes:
     jobs: dict[str, Ended]
 
 
-class System(Protocol):
-    def chats_s(self) -> float:
-        """Return the chats per second that the system serves without jobs."""
-
-    def run(self, chats_s: float, seconds: float, jobs: list[Submission]) -> Outcomes: ...
-
-
 def kept(lines_s: float, seconds: int, need: float) -> list[Submission]:
     """Return jobs with later deadlines first and heavier: weight alone would serve them first."""
     job = partial(Submission, prompt=PROMPT, output=OUTPUT)
@@ -92,7 +85,7 @@ def without_room(lines_s: float, seconds: int) -> list[Submission]:
     return [job("hopeless", 3 * room, seconds, weight=10), job("modest", max(1, room // 2), seconds)]
 
 
-def measure(system: System, load: float, seconds: int, need: float) -> None:
+def measure(system: SimulatedJobs | ServedJobs, load: float, seconds: int, need: float) -> None:
     chats_s = load * _reported("chats alone, as many as it serves", system.chats_s(), "chats/s")
     probe = Submission("probe", 5_000, int(PROBE_S), PROMPT, OUTPUT)
     room = system.run(chats_s, PROBE_S, [probe]).jobs["probe"].completed / PROBE_S
@@ -132,7 +125,7 @@ def _in_time(of: str, name: str, job: Ended) -> None:
 class SimulatedJobs:
     def __init__(self, folder: Path) -> None:
         self._folder, self._profile = folder, folder / "steps.json"
-        small_worker(self._profile)
+        save_profile(self._profile, MACHINES["usual"])
 
     def chats_s(self) -> float:
         record = self._ran({"arrivals": "closed", "in_flight": FULL}, FULL_S, []).record(1.0)
