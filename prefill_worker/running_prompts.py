@@ -149,7 +149,7 @@ class RunningPrompts(CorePart):
         for number, running in [*self._fetching.items()]:
             if running.is_of(request, attempt):
                 del self._fetching[number]
-                # Work is done in the order of its commands: what is written to the pairs next comes after the copy.
+                # Work is done in the order of its commands: the next write to the pairs comes after the copy.
                 self._memory.leave(running.pairs)
                 commands += self._known.leave(running)
         found = self._running.get(request)

@@ -98,7 +98,7 @@ class ModelConfig:
             return self
         if not self.divided:
             raise ConfigError(
-                f"engine.tensor_parallel_size {ranks} needs a model with a module of our own: set it to 1"
+                f"engine.tensor_parallel_size {ranks} needs a model that AlignedServe implements itself: set it to 1"
             )
         sizes = {name: getattr(self, name) for name in self.divided}
         for name, size in sizes.items():

@@ -40,7 +40,7 @@ class Stepping:
             return self._plan_ahead(self._steps.running, now)
         before = self._order.packer.prepare(self, now)
         selection = self._choose(before, now)
-        # A request that had left and that the pool knows is seated with one choice, and computed anew with the next.
+        # A request that had left, and that the pool knows, is seated by one choice and computed anew by the next.
         while not selection.chunks and not selection.decodes:
             if not selection.seated and not self._make_room(before, now):
                 break

@@ -241,10 +241,10 @@ class TestSavedRuns:
         record(draw_scenario(3), tmp_path / "one")
         written = (tmp_path / "one").read_text().splitlines(keepends=True)
         (tmp_path / "cut").write_text("".join([*written[:4], written[4][:7]]))
-        with pytest.raises(FuzzError, match=r"cut is no saved run: line 5 is not valid JSON"):
+        with pytest.raises(FuzzError, match=r"cut is not a saved run: line 5 is not valid JSON"):
             first_difference(tmp_path / "one", tmp_path / "cut")
         (tmp_path / "older").write_text('{"format": 1, "scenario": {}}')
-        with pytest.raises(FuzzError, match=r"older: this is no scenario of this version"):
+        with pytest.raises(FuzzError, match=r"older: this is not a scenario of this version"):
             read_scenario(tmp_path / "older")
 
     @pytest.mark.parametrize(
@@ -360,8 +360,8 @@ class TestCommand:
             ("--save=", "argument --save: must be the name of a file"),
             ("--save nowhere/run", "nowhere/run cannot be written: nowhere is not a folder"),
             ("--seed 1 --save /", "/ is a folder: name a file"),
-            ("--seed 1 --seed 2", "--seed is there twice"),
-            ("--until-failure --until-failure", "--until-failure is there twice"),
+            ("--seed 1 --seed 2", "--seed is given twice"),
+            ("--until-failure --until-failure", "--until-failure is given twice"),
         ],
     )
     def test_what_cannot_be_is_one_line(

@@ -128,9 +128,9 @@ class Team:
 
     def all_say(self, text: str) -> list[str]:
         """Exchange a text between all ranks and return the texts in order of rank."""
-        mine = _padded(text.encode())
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
-        _await(self._said.allgather([parts], [mine]), _NEVER)
+        own = _padded(text.encode())
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        _await(self._said.allgather([parts], [own]), _NEVER)
         return [_unpadded(part).decode() for part in parts]
 
     def line(self) -> RankLine:

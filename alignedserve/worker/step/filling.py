@@ -17,7 +17,7 @@ from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.windows import Left, Window, windows
 
-# What a first token in time is worth, which is waited for longest: so many late gaps of chats that had none, or of any.
+# The worth of a first token in time, as late gaps between tokens: of chats without a late gap so far, and of any chat.
 GAPS_FOR_FIRST, MOST_GAPS = 2, 16
 HELD_TO = 0.5  # of the time of a step: best-effort prompts beside real-time decodes
 

@@ -20,7 +20,7 @@ class Seating:
     has_long: Callable[[], bool]  # whether a long prompt is unfinished here
     seated: list[Running] = field(default_factory=list)  # by this choice
     unseated: list[Running] = field(default_factory=list)  # requests that gave up their pairs for these, and wait again
-    # Whether the step has time to make K and V of so many tokens anew: set by what chooses.
+    # Tells whether the step has time to make K and V of so many tokens anew; the selection sets it.
     has_time_to_project: Callable[[int], bool] = field(default=lambda _tokens: True)
 
     def left_for(self, _running: Running) -> int:

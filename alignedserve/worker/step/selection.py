@@ -269,7 +269,7 @@ def _fill_windows_by_promises(filling: Filling, sources: _Sources) -> Iterable[R
     return ranks
 
 
-# By the choice of the policy, and whether its order goes by promises.
+# (the policy's choice of prompts, whether its order goes by promises) -> the function that fills a step
 _FILLS: Mapping[tuple[PromptChoice, bool], Callable[[Filling, _Sources], Iterable[Ranked]]] = {
     (PromptChoice.IN_ORDER, True): _fill_in_order,
     (PromptChoice.IN_ORDER, False): _fill_in_order,
