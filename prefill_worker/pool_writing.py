@@ -1,8 +1,8 @@
 """Write prompts to the pool, and ask for the pages that they need.
 
 A real-time prompt runs at once, and asks for its pages when it is through. A best-effort one is seated when the pages
-for all its KV are leased (seating.py). Pages that no prompt waits for go back to the pool: another worker may wait for
-them.
+for all its KV are leased (next_step.py). Pages that no prompt waits for go back to the pool: another worker may wait
+for them.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class Launcher(str, Enum):
 
 
 class TransportName(str, Enum):
-    AUTO = "auto"  # the best transport that the machines have (transport/choice.py)
+    AUTO = "auto"  # the best transport that the machines have (transport/opening.py)
     HOST = "host"
     COLLECTIVE = "collective"
     IPC = "ipc"

@@ -138,7 +138,7 @@ class PlainMemory(DeviceMemory):
 
     def assign(self, types: TypeChoice, preempts: Preempts, waiting: Waiting, now: float) -> list[Command]:
         """Choose which requests have memory, by what they are worth."""
-        raise AssertionError("only a hybrid cache weighs requests (memory/table.py)")
+        raise AssertionError("only a hybrid cache weighs requests (stores.memory_for)")
 
     def runnable(self) -> tuple[Sequence[Running], Sequence[Running]]:
         """Return the decodes and the prompts that have all their memory."""

@@ -23,8 +23,7 @@ from alignedserve.core import WORKERS, Request, Role, ServiceClass
 from alignedserve.protocol.messages import Backlog, Member, Report
 from alignedserve.router.placing.admission import WorkAhead
 from alignedserve.router.placing.beginnings import Beginnings
-from alignedserve.router.placing.loads import Loads
-from alignedserve.router.placing.rooms import Rooms
+from alignedserve.router.placing.rooms import Loads, Rooms
 from alignedserve.scheduling.lengths import expected
 from alignedserve.scheduling.policy import Grouping, Policy
 

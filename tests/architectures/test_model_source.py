@@ -78,9 +78,9 @@ def test_a_hub_id_is_fetched_without_other_formats(monkeypatch: pytest.MonkeyPat
     assert resolve("org/name-7b.v2") == tmp_path
     [request] = asked
     wanted = ["config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json", "a.jinja"]
-    others = ["pytorch_model.bin", "a.gguf", "a.pth", "original/model.safetensors", "README.md", "a.py"]
+    unwanted = ["pytorch_model.bin", "a.gguf", "a.pth", "original/model.safetensors", "README.md", "a.py"]
     filters = {name: request[name] for name in ("allow_patterns", "ignore_patterns")}
-    assert list(filter_repo_objects([*wanted, *others], **filters)) == wanted
+    assert list(filter_repo_objects([*wanted, *unwanted], **filters)) == wanted
 
 
 @pytest.mark.parametrize(

@@ -226,10 +226,10 @@ def test_control_characters_of_an_answer_do_not_reach_the_terminal(script: Scrip
 
 def test_ctrl_c_interrupts_the_answer_and_keeps_what_came(script: Script) -> None:
     script.replies = [[_piece("Half an"), HOLD, _piece(" answer")], _answer("fine")]
-    ours, theirs = pty.openpty()
+    ours, terminal = pty.openpty()
     command = [sys.executable, "-m", "alignedserve.cli.main", "chat", "--url", script.url]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
+    process = subprocess.Popen(command, cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
     screen = _Screen(ours)
     try:
         screen.wait_for("Chatting with first")

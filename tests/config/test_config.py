@@ -350,10 +350,10 @@ def test_what_is_no_topology(text: str) -> None:
 
 def test_no_two_settings_share_a_name() -> None:
     every = settings().values()
-    flags = [flag for one in every for flag in one.flags]
+    flags = [flag for setting in every for flag in setting.flags]
     assert len(set(flags)) == len(flags)
-    assert len({one.variable for one in every}) == len(every)
-    assert all(one.help for one in every)
+    assert len({setting.variable for setting in every}) == len(every)
+    assert all(setting.help for setting in every)
 
 
 _names = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
@@ -429,7 +429,7 @@ def test_a_launcher_hands_its_processes_the_very_same_configuration(config: Conf
 
 _plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 _keys = st.sampled_from(["server", "port", "log", "level", "model", "topology"]) | st.text()
-_trees = st.recursive(_plain, lambda one: st.lists(one, max_size=2) | st.dictionaries(_keys, one, max_size=3))
+_trees = st.recursive(_plain, lambda tree: st.lists(tree, max_size=2) | st.dictionaries(_keys, tree, max_size=3))
 
 
 def _parsed(tree: dict[str, Any]) -> Config | ConfigError:

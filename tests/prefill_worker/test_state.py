@@ -132,7 +132,9 @@ def test_pages_are_asked_for_one_request_at_a_time(worker: PrefillCore) -> None:
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(request("c", prompt=5))), 0.0)
     assert asks(1, 2) in stepped(worker, 1, ("z", 7))
-    assert not any(isinstance(one, Send) and isinstance(one.message, AskPages) for one in stepped(worker, 2, ("a", 7)))
+    assert not any(
+        isinstance(command, Send) and isinstance(command.message, AskPages) for command in stepped(worker, 2, ("a", 7))
+    )
     assert leased(worker, 2, 5)[:2] == [CopyOut(1, "pool-0.1", (0,), (5,), (1, 2)), asks(1, 3, 5)]
 
 
@@ -149,8 +151,8 @@ def test_an_ask_keeps_the_pages_of_copies_and_gives_back_all_others() -> None:
     """Two workers that each kept a few pages and waited for more would wait for ever."""
     worker = PrefillCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, reuse=False)))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
-    for one in (request("z", prompt=1), A, request("long", prompt=9)):
-        worker.handle(said(ROUTER, Prefill(one)), 0.0)
+    for prompt in (request("z", prompt=1), A, request("long", prompt=9)):
+        worker.handle(said(ROUTER, Prefill(prompt)), 0.0)
     stepped(worker, 1, ("z", 7))
     stepped(worker, 2, ("a", 7))
     stepped(worker, 3, ("long", 7))

@@ -99,8 +99,8 @@ def test_json_says_the_same(folder: Path) -> None:
     tree = {"streams": [{"kind": "trace", "path": "trace.csv", "service": "be"}], "rate_scale": 2}
     (folder / "workload.json").write_text(json.dumps(tree))
     found = list(arrivals(read_workload("workload.json"), ("gateway-0",), 1, 0.0))
-    assert [one.request.arrival_at for one in found] == [0.0, 0.5]
-    assert {one.request.service for one in found} == {ServiceClass.BE}
+    assert [arrival.request.arrival_at for arrival in found] == [0.0, 0.5]
+    assert {arrival.request.service for arrival in found} == {ServiceClass.BE}
 
 
 @pytest.mark.usefixtures("folder")
@@ -350,7 +350,7 @@ def test_the_examples_of_the_docs_are_true() -> None:
 
 def test_the_docs_have_every_key_with_its_default() -> None:
     told = set(re.findall(r"^\| `(\w+)` \| `?([^|` ]+)`? \|", DOCS.read_text(), re.MULTILINE))
-    keys = [one for part in (*PARTS, Whole) for one in keys_of(part).values()]
+    keys = [key for part in (*PARTS, Whole) for key in keys_of(part).values()]
     for key in keys:
         assert [text for name, text in told if name == key.path and _is_default(text, key)], key.path
     assert {name for name, _ in told} == {key.path for key in keys}

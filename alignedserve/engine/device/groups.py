@@ -30,6 +30,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from alignedserve.engine.device.devices import CPU
 
@@ -100,11 +101,11 @@ class Group:
         """Return whether a chunk may be sent only after the other end has said that it waits for it."""
         return self._nccl is not None
 
-    def send(self, data: torch.Tensor, tag: int) -> Flight:
+    def send(self, data: Tensor, tag: int) -> Flight:
         """Begin to send the tensor to the other end."""
         return self._begin("send", data, tag)
 
-    def receive(self, into: torch.Tensor, tag: int) -> Flight:
+    def receive(self, into: Tensor, tag: int) -> Flight:
         """Begin to receive a tensor of the other end."""
         return self._begin("recv", into, tag)
 
@@ -117,7 +118,7 @@ class Group:
             with suppress(RuntimeError):
                 self._nccl.abort()
 
-    def _begin(self, how: str, data: torch.Tensor, tag: int) -> Flight:
+    def _begin(self, how: str, data: Tensor, tag: int) -> Flight:
         backend = self._gloo if data.device.type == "cpu" else self._nccl
         try:
             work = getattr(backend, how)([data], self._peer, tag)

@@ -21,6 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch import Tensor
 
 from alignedserve.engine.device.groups import gloo_class, why_no_gloo
 from alignedserve.errors import ConfigError, RankLost
@@ -46,13 +47,13 @@ class RankLinks(Protocol):
     @property
     def size(self) -> int: ...
 
-    def total(self, x: torch.Tensor) -> None:
+    def total(self, x: Tensor) -> None:
         """Sum the tensor over all ranks, in place."""
 
-    def side_by_side(self, x: torch.Tensor) -> torch.Tensor:
+    def side_by_side(self, x: Tensor) -> Tensor:
         """Join [rows, columns] of every rank, in order of rank, to [rows, size * columns]."""
 
-    def hand_on(self, x: torch.Tensor) -> None:
+    def hand_on(self, x: Tensor) -> None:
         """Copy the tensor of rank 0 to all ranks."""
 
     def agree(self, is_so: bool) -> bool:
@@ -67,12 +68,12 @@ class Alone:
 
     rank, size = 0, 1
 
-    def total(self, x: torch.Tensor) -> None: ...
+    def total(self, x: Tensor) -> None: ...
 
-    def side_by_side(self, x: torch.Tensor) -> torch.Tensor:
+    def side_by_side(self, x: Tensor) -> Tensor:
         return x
 
-    def hand_on(self, x: torch.Tensor) -> None: ...
+    def hand_on(self, x: Tensor) -> None: ...
 
     def agree(self, is_so: bool) -> bool:
         return is_so
@@ -99,16 +100,16 @@ class Team:
         self._said = _gloo(store, "said", rank, size, host)
         self._group = _nccl(store, rank, size) if device.type == "cuda" else _gloo(store, "tensors", rank, size, host)
 
-    def total(self, x: torch.Tensor) -> None:
+    def total(self, x: Tensor) -> None:
         _await(self._group.allreduce([x]), self._limit)
 
-    def side_by_side(self, x: torch.Tensor) -> torch.Tensor:
+    def side_by_side(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
         _await(self._group.allgather([parts], [x]), self._limit)
         return torch.cat(parts, dim=1)
 
-    def hand_on(self, x: torch.Tensor) -> None:
+    def hand_on(self, x: Tensor) -> None:
         _await(self._group.broadcast(x, 0), self._limit)
 
     def agree(self, is_so: bool) -> bool:
@@ -162,7 +163,7 @@ class Team:
             frame += bytes(rest.numpy())
         return frame
 
-    def _broadcast(self, data: torch.Tensor) -> None:
+    def _broadcast(self, data: Tensor) -> None:
         _await(self._said.broadcast(data, 0), _NEVER)
 
 
@@ -204,18 +205,18 @@ def _store(host: str, port: int, *, is_first: bool) -> Store:
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
-def _padded(frame: bytes) -> torch.Tensor:
+def _padded(frame: bytes) -> Tensor:
     if len(frame) > _TOLD - _LENGTH:
         raise AssertionError(f"{len(frame)} bytes are more than a rank sends to rank 0 in one message")
     return _tensor((len(frame).to_bytes(_LENGTH, "little") + frame).ljust(_TOLD, b"\0"))
 
 
-def _unpadded(told: torch.Tensor) -> bytes:
+def _unpadded(told: Tensor) -> bytes:
     read = bytes(told.numpy())
     return read[_LENGTH : _LENGTH + int.from_bytes(read[:_LENGTH], "little")]
 
 
-def _tensor(data: bytes) -> torch.Tensor:
+def _tensor(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 

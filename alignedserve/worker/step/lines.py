@@ -36,8 +36,9 @@ class FiledPrompt:
 
 
 class WaitingLine(ABC):
-    def file(self, standing: Standing, until: float, end: Place) -> list[Filing]:
-        """Return the places of a prompt. `until` is its slack as an instant; `end` tells equal prompts apart."""
+    def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
+        """Return the places of a prompt. `by_slack` begins with its slack as an instant, and may be in several lists;
+        `end` tells equal prompts apart."""
         return []
 
     @abstractmethod
@@ -72,7 +73,7 @@ class KeyLine(WaitingLine):
         self._ordering = ordering
         self._by_key: list[Place] = []
 
-    def file(self, standing: Standing, until: float, end: Place) -> list[Filing]:
+    def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
         return [(self._by_key, (self._ordering.key(standing), *end))]
 
     def in_order(self, now: float, most_s: float, only_rt: bool, only_be: bool) -> Iterator[Ranked]:
@@ -94,13 +95,12 @@ class PromiseLine(WaitingLine):
         self._be_later: list[Place] = []
         self._late: list[Place] = []
 
-    def file(self, standing: Standing, until: float, end: Place) -> list[Filing]:
-        by_slack = (until, standing.remaining, *end)
+    def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
         if standing.is_late and self._drops_late:
             return [(self._late, by_slack)]
         if standing.service is ServiceClass.RT:
             return [(self._rt, by_slack), (self._rt_later, (standing.priority, *by_slack))]
-        key = (until,) if self._by_windows else (standing.level, standing.restore_s)
+        key = (by_slack[0],) if self._by_windows else (standing.level, standing.restore_s)
         later = (standing.priority, *key, standing.remaining, *end)
         return [(self._be, by_slack), (self._be_later, later)]
 

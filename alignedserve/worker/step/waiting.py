@@ -196,9 +196,10 @@ class Waiting:
         until = standing.slack_s + now
         self._serial += 1
         end = (standing.arrival_at, standing.id, self._serial, running)
-        places = self._line.file(standing, until, end)
+        by_slack = (until, standing.remaining, *end)
+        places = self._line.file(standing, by_slack, end)
         if isinstance(running.promise, TokenPromise) and not running.promise.dues.num_missed:
-            places.append((self._in_time, (until, standing.remaining, *end)))
+            places.append((self._in_time, by_slack))
         for among, place in places:
             insort(among, place)
         self._filed[running] = FiledPrompt(self._serial, until, places)
