@@ -132,10 +132,6 @@ class PrefillCore(WorkerCore):
         return self._common.writer.leased_for(service)
 
     @property
-    def num_leased_pages(self) -> int:
-        return len(self.leased_pages)
-
-    @property
     def num_preemptions(self) -> int:
         return self._step.num_preemptions
 
@@ -162,11 +158,6 @@ class PrefillCore(WorkerCore):
     def num_prefetched(self) -> int:
         """Return how many requests were prefetched from the pool for decode workers."""
         return self._buffers.num_prefetched
-
-    @property
-    def num_evicted_here(self) -> int:
-        """Return how many requests that had to leave a decode worker have come here."""
-        return self._buffers.num_evicted_here
 
 
 def _tokens_in_pair(setup: WorkerSetup, kind: CacheKind) -> int:
