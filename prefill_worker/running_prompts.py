@@ -95,7 +95,7 @@ class RunningPrompts(CorePart):
         return []
 
     def _end_fetch(self, running: Running, intact: bool) -> list[Command]:
-        """Let the prompt run. What is not intact is computed, and no other request gets it."""
+        """Let the prompt run. KV that is not intact is computed anew, and no other request gets it."""
         self._running[running.request.id] = running
         if intact:
             running.prefix = self._tokens_in(running.known)

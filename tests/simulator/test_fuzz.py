@@ -255,7 +255,7 @@ class TestSavedRuns:
     )
     def test_what_is_no_run_is_told_in_one_line(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "run").write_text(content)
-        with pytest.raises(FuzzError, match="is no "):
+        with pytest.raises(FuzzError, match="is not a "):
             read_scenario(tmp_path / "run")
         with pytest.raises(FuzzError, match="cannot be opened: No such file"):
             read_scenario(tmp_path / "none")

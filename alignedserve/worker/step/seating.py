@@ -54,7 +54,7 @@ class Seating:
     def _grows(self, running: Running) -> bool:
         """Return whether a request gets pairs chunk by chunk.
 
-        What the pool knows of it when it is seated is copied to its pairs at once; what the pool says later is not.
+        The KV that the pool has of it when it is seated is copied to its pairs at once; what comes later is not.
         """
         return self.by_chunk and bool(running.pairs or not running.known)
 
