@@ -81,7 +81,7 @@ class PoolCopies:
         return True
 
     def perform(self, command: Copying) -> Event | None:
-        """Perform the copy and return its result. What was read counts only if every rank could read its own part."""
+        """Perform the copy and return its result. A read counts only if every rank could read its own part."""
         agree = self._engine.ranks.agree
         match command:
             case CopyOut(number):
@@ -117,7 +117,7 @@ class PoolCopies:
         return True
 
     def _is_projected(self, command: CopyIn) -> bool:
-        """Whether K and V are to be computed from the hidden vectors in the pages."""
+        """Return whether K and V are to be computed from the hidden vectors in the pages."""
         is_hidden = self._copier is not None and self._copier.is_hidden(command.pages)
         return is_hidden and command.kind is CacheKind.KV
 

@@ -17,7 +17,7 @@ from alignedserve.store.job import Forecast, Job, JobStatus, LineResult, Problem
 
 @dataclass(frozen=True)
 class LeaseTaken:
-    """This job runner has become the active one."""
+    """The event that this job runner has become the active one."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from alignedserve.core import CacheKind, half_blocks, units_for
 from alignedserve.engine.device.devices import CPU
@@ -29,8 +30,8 @@ _ALIGNMENT = 256  # bytes
 class PayloadChunk(NamedTuple):
     """Three views of the same memory."""
 
-    body: torch.Tensor
-    whole: torch.Tensor  # the body and its tail
+    body: Tensor
+    whole: Tensor  # the body and its tail
     view: memoryview | None  # view of `whole`; None on a GPU
 
     def seal(self, number: int, index: int, is_checked: bool) -> None:
@@ -46,7 +47,7 @@ class PayloadChunk(NamedTuple):
         view = self.view if self.view is not None else self._copy(is_checked).numpy().data
         return is_sealed(view, number, index, is_checked)
 
-    def _copy(self, is_checked: bool) -> torch.Tensor:
+    def _copy(self, is_checked: bool) -> Tensor:
         """Return a copy in the CPU's memory: the whole chunk if it is checked, else only the tail."""
         return (self.whole if is_checked else self.whole[-TAIL_BYTES:]).cpu()
 
@@ -77,7 +78,7 @@ def _memory(num_bytes: int) -> memoryview:
 class DeviceBlocks:
     """The device cache of a worker, as transfers see it."""
 
-    def __init__(self, cache: torch.Tensor, hidden_size: int | None = None) -> None:
+    def __init__(self, cache: Tensor, hidden_size: int | None = None) -> None:
         """Wrap the cache; `hidden_size` is set where requests may be kept as hidden vectors."""
         self._cache = cache
         self._layers, blocks, self._block_size, self._kv_dim = cache.shape
@@ -86,14 +87,14 @@ class DeviceBlocks:
         self._kernels = choose(cache.device, cache.dtype).kernels
 
     @property
-    def cache(self) -> torch.Tensor:
+    def cache(self) -> Tensor:
         return self._cache
 
     @property
     def device(self) -> torch.device:
         return self._cache.device
 
-    def mapped(self, cache: torch.Tensor) -> DeviceBlocks:
+    def mapped(self, cache: Tensor) -> DeviceBlocks:
         """Wrap another worker's cache of the same model and block size. Raises PlanError for another one."""
         if (len(cache), *cache.shape[2:], cache.dtype) != (
             *(self._layers, self._block_size, self._kv_dim),
@@ -116,7 +117,7 @@ class DeviceBlocks:
 
     def check(self, pairs: Sequence[int], num_tokens: int, kind: CacheKind) -> None:
         if kind is CacheKind.HIDDEN and not self._hidden_size:
-            raise PlanError("a transfer has hidden vectors, but this model's requests are not kept as such")
+            raise PlanError("a transfer has hidden vectors, but this model's requests are not kept as hidden vectors")
         if self.num_pairs(num_tokens, kind) > len(pairs):
             raise PlanError(f"{len(pairs)} block pairs are too few for what is kept of {num_tokens} tokens")
         if not all(0 <= pair < self._num_pairs for pair in pairs):
@@ -126,16 +127,14 @@ class DeviceBlocks:
         """Return how many pairs so many tokens take."""
         return units_for(num_tokens, self._block_size * (2 if kind is CacheKind.HIDDEN else 1))
 
-    def slots(
-        self, pairs: Sequence[int], num_tokens: int, kind: CacheKind, from_right: Collection[int] = ()
-    ) -> torch.Tensor:
+    def slots(self, pairs: Sequence[int], num_tokens: int, kind: CacheKind, from_right: Collection[int] = ()) -> Tensor:
         """Return the slots of the tokens' vectors; the slots of V follow from those of K."""
         if kind is CacheKind.HIDDEN:
             return hidden_slots(half_blocks(pairs), self._block_size, num_tokens)
         rights = torch.tensor([pair in from_right for pair in pairs], dtype=torch.bool)
         return slots_of(torch.tensor(pairs, dtype=torch.long), rights, self._block_size)[:num_tokens]
 
-    def gather(self, slots: torch.Tensor, kind: CacheKind, into: torch.Tensor) -> None:
+    def gather(self, slots: Tensor, kind: CacheKind, into: Tensor) -> None:
         """Copy the vectors into `into`, a chunk without its tail."""
         if kind is CacheKind.HIDDEN:
             for layer, rows in zip(self._cache.unbind(0), self._hidden_rows(into, len(slots)), strict=True):
@@ -143,15 +142,15 @@ class DeviceBlocks:
         else:
             self._kernels.gather(self._cache, slots, self._rows(into, len(slots)))
 
-    def scatter(self, slots: torch.Tensor, kind: CacheKind, chunk: torch.Tensor) -> None:
+    def scatter(self, slots: Tensor, kind: CacheKind, chunk: Tensor) -> None:
         if kind is CacheKind.HIDDEN:
             for layer, rows in zip(self._cache.unbind(0), self._hidden_rows(chunk, len(slots)), strict=True):
                 self._kernels.write_hidden(layer, slots, rows)
         else:
             self._kernels.scatter(self._cache, slots, self._rows(chunk, len(slots)))
 
-    def _rows(self, chunk: torch.Tensor, tokens: int) -> torch.Tensor:
+    def _rows(self, chunk: Tensor, tokens: int) -> Tensor:
         return chunk.view(self._cache.dtype).view(self._layers, 2, tokens, self._kv_dim)
 
-    def _hidden_rows(self, chunk: torch.Tensor, tokens: int) -> tuple[torch.Tensor, ...]:
+    def _hidden_rows(self, chunk: Tensor, tokens: int) -> tuple[Tensor, ...]:
         return chunk.view(self._cache.dtype).view(self._layers, tokens, self._hidden_size).unbind(0)

@@ -1,4 +1,4 @@
-"""What a choice may take of a device where real-time requests displace best-effort ones (BROS §4.2)."""
+"""The memory that a choice may take where real-time requests displace best-effort ones (BROS §4.2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECALL_S = 30.0  # in which what real-time requests needed counts half: to recom
 
 
 class RecentNeed:
-    """What real-time requests needed of a device lately: more of them will come."""
+    """The memory that real-time requests needed of a device lately: more of them will come."""
 
     def __init__(self) -> None:
         self._pairs, self._at = 0.0, 0.0

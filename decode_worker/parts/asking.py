@@ -1,4 +1,4 @@
-"""What a decode worker asks the pool for: requests that it has room for, and pages to have at hand."""
+"""Ask the pool for requests that the decode worker has room for, and for pages to have at hand."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class BatchAsks(CorePart):
 
     @property
     def _withdraws(self) -> bool:
-        """Whether the pool is to hear that there is less room than it knows of."""
+        """Return whether the pool is to hear that there is less room than it knows of."""
         if self._asked is None:
             return False
         is_closed = self._here.had_shortage or self._retirement.is_retiring

@@ -1,4 +1,4 @@
-"""Whether the router admits a new request, and when a refused client should come again (429 with Retry-After).
+"""Return whether the router admits a new request, and when a refused client should come again (429 with Retry-After).
 
 The router refuses a request that passes one of these bounds:
 

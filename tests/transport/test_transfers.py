@@ -117,8 +117,8 @@ def test_any_transfers_whoever_is_told_first(couples: dict[torch.dtype, tuple[No
     assert [to.outcome() for _ in plans] == [KvReceived(number, source.holder, intact=True) for number, *_ in plans]
     for (_, kind, length), sent, arrived in zip(plans, here, there, strict=True):
         assert torch.equal(to.of(arrived, length, kind), source.of(sent, length, kind))
-    others = [pair for pair in range(NUM_PAIRS) if not any(pair in pairs for pairs in there)]
-    of_others = [2 * pair + half for pair in others for half in (0, 1)]
+    free_pairs = [pair for pair in range(NUM_PAIRS) if not any(pair in pairs for pairs in there)]
+    of_others = [2 * pair + half for pair in free_pairs for half in (0, 1)]
     assert torch.equal(to.cache.view(BITS[case.dtype])[:, of_others], untouched[:, of_others])
 
 
@@ -164,12 +164,12 @@ def test_between_blocks_that_are_filled_from_either_end() -> None:
     here.gather(here.slots(HERE, len(TOKENS), CacheKind.KV, from_right={2}), CacheKind.KV, chunk.body)
     there.scatter(there.slots(THERE, len(TOKENS), CacheKind.KV, from_right={9, 1}), CacheKind.KV, chunk.body)
     for place, token in ((0, 0), (5, 5), (10, 10)):
-        pair, other = HERE[place // BLOCK_SIZE], THERE[place // BLOCK_SIZE]
+        pair, to_pair = HERE[place // BLOCK_SIZE], THERE[place // BLOCK_SIZE]
         at, to = place % BLOCK_SIZE, place % BLOCK_SIZE
-        at, to = (BLOCK_SIZE - 1 - at if pair == 2 else at), (BLOCK_SIZE - 1 - to if other in (9, 1) else to)
+        at, to = (BLOCK_SIZE - 1 - at if pair == 2 else at), (BLOCK_SIZE - 1 - to if to_pair in (9, 1) else to)
         for half in (0, 1):
             sent = first.view(torch.int16)[:, 2 * pair + half, at]
-            assert torch.equal(second.view(torch.int16)[:, 2 * other + half, to], sent), token
+            assert torch.equal(second.view(torch.int16)[:, 2 * to_pair + half, to], sent), token
 
 
 def test_several_on_either_side(node_of: MakeNode) -> None:
@@ -284,7 +284,7 @@ def test_a_transfer_that_cannot_be_is_the_caller_s_fault(both: tuple[Node, Node]
         source.start(SendKv(1, to.holder, (1, 2), TOKENS))
     with pytest.raises(PlanError, match=f"outside 0..{NUM_PAIRS - 1}"):
         to.start(ReceiveKv(1, source.holder, (1, 2, NUM_PAIRS), TOKENS))
-    with pytest.raises(PlanError, match="not kept as such"):
+    with pytest.raises(PlanError, match="not kept as hidden vectors"):
         DeviceBlocks(source.cache).check((1, 2), 4, CacheKind.HIDDEN)
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from alignedserve.core import Sampling
 from alignedserve.errors import PlanError
@@ -21,7 +22,7 @@ class Grammar(Protocol):
     def advance(self, token: int) -> None:
         """Take the next token of the output."""
 
-    def mask(self) -> torch.Tensor:
+    def mask(self) -> Tensor:
         """Return [vocabulary] of bool: whether each token may come now."""
 
 
@@ -51,7 +52,7 @@ class ChoiceGrammar:
         self._possible = [choice for choice in self._possible if len(choice) > at and choice[at] == token]
         self._num_tokens += 1
 
-    def mask(self) -> torch.Tensor:
+    def mask(self) -> Tensor:
         at = self._num_tokens
         allowed = {choice[at] for choice in self._possible if len(choice) > at}
         if any(len(choice) == at for choice in self._possible):
@@ -71,7 +72,7 @@ class TextGrammar:
     def advance(self, token: int) -> None:
         self._matcher.consume_token(token)
 
-    def mask(self) -> torch.Tensor:
+    def mask(self) -> Tensor:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
         may_end = self._matcher.is_accepting()
