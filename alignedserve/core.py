@@ -153,7 +153,7 @@ class Estimate:
 
     def __post_init__(self) -> None:
         if not 1 <= self.mean <= self.upper:
-            raise ValueError(f"an estimate must be at least 1 token, and no more than its upper one, not {self}")
+            raise ValueError(f"an estimate must be at least 1 token, and at most its upper bound, not {self}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,7 +81,6 @@ class Buffers(CorePart):
         self._is_to_repeat = False  # that KV is here: the word of it may have been lost
         self.most_pairs = int(common.policy.candidate_share * common.limits.num_pairs)
         self.num_prefetched = 0
-        self.num_evicted_here = 0
 
     def __len__(self) -> int:
         return len(self._buffers)
@@ -207,7 +206,6 @@ class Buffers(CorePart):
         assert buffer is not None, "a transfer ended that was not begun"
         buffer.receiving = None
         failed = [] if intact else [self._faults.count_failed_transfer()]
-        self.num_evicted_here += intact and buffer.is_wanted
         return [*failed, *self._announce(buffer, intact)]
 
     # --- To a decode worker

@@ -5,7 +5,7 @@
                             ├── no memory for prompts, but written ────────▶ to the pool: a Commit, no copy
                             └── the decode worker is lost ─────────────────▶ to the pool
 
-Beside that its KV is written to the pool, if pages can be had at once; no request waits for it. Before the Pull that
+Beside that its KV is written to the pool, if pages are free at once; no request waits for it. Before the Pull that
 makes the way to the pool short; after it the pool keeps the pages for the decode worker (Commit, is_there), which then
 writes only what comes later.
 

@@ -102,10 +102,10 @@ class NextStep:
         while True:
             selection = self._select(now)
             commands += self._seat(selection.seated, selection.unseated)
-            # Where all that were seated are fetched first, others may run.
+            # The pages of all seated prompts may have to be fetched first: then other prompts may run.
             if selection.chunks or selection.decodes or not (selection.seated or self._make_room(now)):
                 break
-        # What is computed anew has a token of output; where that alone is left, it is chosen as a decode.
+        # A request that is computed anew has output; with one token left to compute it was chosen as a decode.
         selection.chunks += tuple(chunk_of(running, 1) for running in selection.decodes)
         return [*commands, *begin_step(self._steps, selection)]
 
@@ -167,8 +167,8 @@ class NextStep:
             return False
         prompts = [*self._prompts.running]
         if self._commits.waiting:
-            # A real-time prompt that is through may lack the very pages that are kept for best-effort prompts, which
-            # have memory for a part of their tokens and lack what it has.
+            # A finished real-time prompt may wait for pages that best-effort prompts hold, and those for the memory
+            # that this prompt has: so a best-effort prompt has to leave.
             prompts = [running for running in prompts if not running.promise.is_rt]
             if not prompts or self._commits.first(ServiceClass.RT) is None:
                 return False

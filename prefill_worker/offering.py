@@ -69,8 +69,8 @@ class Offers(CorePart):
         """Return whether a real-time request would miss its next token if it was pulled.
 
         Workers hear messages between two steps. So it takes a decode step until the Offer is read, a step of prompts
-        until the Pull is read, a decode step until what has come is seen, and one to run it. Of what goes by the pool
-        there is nothing to hear but the Batch.
+        until the Pull is read, a decode step until what has come is seen, and one to run it. For a request that
+        goes by the pool the worker hears only the Batch.
         """
         step_s = self._pace.times.most_s if is_busy else 0.0
         return self._must_join_within(step_s + _DECODE_STEPS * self._decode_step_s, running, now)
@@ -189,7 +189,7 @@ class Offers(CorePart):
         return commands
 
     def write(self, pool: Member, spoken_for: int) -> list[Command]:
-        """Write candidates to pages that are at hand or can be had at once, but for so many best-effort pages."""
+        """Write candidates to pages that are at hand or free at once, but for so many best-effort pages."""
         commands: list[Command] = []
         for candidate in self._candidates.here:
             if candidate.copy is not None or candidate.is_kept:
@@ -253,7 +253,7 @@ class Offers(CorePart):
     # --- What is here
 
     def drop(self, request: str, attempt: int) -> list[Command]:
-        """Forget candidates. Of those that are being copied, the writer is told too, and releases their pages."""
+        """Forget candidates. Those that are being copied, the writer forgets too, and releases their pages."""
         here = self._candidates.here
         leaving = [candidate for candidate in here if candidate.running.is_of(request, attempt)]
         for candidate in leaving:

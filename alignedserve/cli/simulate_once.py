@@ -179,5 +179,5 @@ def device_of(trial: SimulationTrial) -> Hardware:
         return hardware.from_gpu(name)
     if not Path(name).is_file():
         near = hint(name, gpu_truth.names())
-        raise SimulateError(f"--profile {name!r:.60} is no file, and none of {', '.join(gpu_truth.names())}{near}")
+        raise SimulateError(f"--profile {name!r:.60} is neither a file nor one of {', '.join(gpu_truth.names())}{near}")
     return hardware.from_profile(Path(name), trial.seed)

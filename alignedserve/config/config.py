@@ -514,7 +514,7 @@ def _check_policy(config: Config) -> None:
     if engine.look_ahead is LookAhead.ONE and policy.pairs.why_not_ahead is not None:
         raise ConfigError(f"engine.look_ahead cannot be 1: {policy.pairs.why_not_ahead}: set it to 0")
     if config.schedule.predictor is Predictor.ORACLE:
-        raise ConfigError("schedule.predictor oracle is the simulator's, which knows all lengths: set hash, or minilm")
+        raise ConfigError("schedule.predictor oracle works in the simulator only: set hash or minilm")
 
 
 def _check_transport(config: Config) -> None:
@@ -529,7 +529,7 @@ def _check_transport(config: Config) -> None:
     if config.why_host is not None:
         raise ConfigError(f"transport cannot be {transport.value}: {config.why_host}: set it to host")
     if transport is TransportName.IPC and config.ray.address is not None:
-        raise ConfigError("transport ipc is within one machine: with ray.address it is collective, or host")
+        raise ConfigError("transport ipc works within one machine only: with ray.address set it to collective or host")
 
 
 def _check_scale(config: Config) -> None:
@@ -543,18 +543,18 @@ def _check_scale(config: Config) -> None:
         ("decode", scale.decode, topology.decode_workers),
     ):
         if between is not None and count not in between:
-            raise ConfigError(f"scale.{name} {between}: topology {topology} begins with {count}, which is not in that")
+            raise ConfigError(f"scale.{name} {between}: topology {topology} begins with {count}, outside that range")
 
 
 def _check_ray(config: Config) -> None:
     ray, ranks = config.ray, config.engine.tensor_parallel_size
     if ranks > 1 and 0 < ray.gpus_per_worker < 1:
         raise ConfigError(
-            f"ray.gpus_per_worker is of each rank, and NCCL refuses two on one GPU: with engine.tensor_parallel_size "
-            f"{ranks} it is 1, or 0 on CPUs, not {ray.gpus_per_worker:g}"
+            f"ray.gpus_per_worker counts for each rank, and NCCL refuses two ranks on one GPU: with"
+            f" engine.tensor_parallel_size {ranks} it is 1, or 0 on CPUs, not {ray.gpus_per_worker:g}"
         )
     if ray.address is not None and config.launcher is not Launcher.RAY:
-        raise ConfigError("ray.address is for launcher ray: set that too, or neither")
+        raise ConfigError("ray.address needs launcher ray: set both or neither")
     if ray.address is None and ray != RayConfig():
         raise ConfigError("ray: its settings are for the nodes of a cluster: set ray.address too, or none of them")
 

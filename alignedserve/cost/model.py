@@ -322,7 +322,3 @@ class Transfers:
 
     def seconds(self, route: Route, num_bytes: int) -> float:
         return self.links[route].seconds(num_bytes)
-
-    def step_seconds(self, exec_s: float, swap_s: float) -> float:
-        """Return T_step: the longer of execution and copies where they overlap (BROS §4.1), else their sum."""
-        return max(exec_s, swap_s) if self.overlaps else exec_s + swap_s

@@ -211,9 +211,9 @@ def _coefficients(tree: Mapping[str, Any]) -> Coefficients:
 def _point(row: list[Any]) -> Point:
     *shape, seconds = row
     if len(shape) != len(Shape._fields) or not all(type(count) is int and count >= 0 for count in shape):
-        raise ValueError(f"a point with {shape!r:.80}")
+        raise ValueError(f"a point with the invalid shape {shape!r:.80}")
     if not _number(seconds):
-        raise ValueError("a point that took no time")
+        raise ValueError("a point without a duration")
     return Point(Shape(*shape), float(seconds))
 
 

@@ -81,7 +81,7 @@ class PoolCopies:
         return True
 
     def perform(self, command: Copying) -> Event | None:
-        """Perform the copy and return its result. What was read counts only if every rank could read its own part."""
+        """Perform the copy and return its result. A read counts only if every rank could read its own part."""
         agree = self._engine.ranks.agree
         match command:
             case CopyOut(number):

@@ -60,7 +60,7 @@ def _known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None
     one after the other."""
     profile_s, given = part.config.engine.profile_s, part.config.cache_directory
     if not profile_s:
-        log.info("nothing is known of what steps take until some have run: engine.profile_s is 0")
+        log.info("the durations of steps are unknown until some have run, because engine.profile_s is 0")
         return None
     folder = Path(given) if given else cache_directory()
     subject, bounds = subject_of(engine, part.folder), Bounds(room.limits, room.max_model_len)

@@ -184,7 +184,7 @@ class Keeper(ABC):
                 self._finish_retiring(ended)
             return None
         quick_deaths = self._quick_deaths(life, ended)
-        # If it ran before, the obstacle may pass: memory that other processes have just now, a disk.
+        # A part that ran before may run again: other processes may free memory or space on a disk.
         is_hopeless = quick_deaths >= MOST_QUICK_DEATHS or (life.is_first and bool(ended.failure))
         if life.spec.worker in self._added and is_hopeless:
             self._leave_out(life, ended)

@@ -204,7 +204,7 @@ class Progress:
     joined: tuple[Attempt, ...] = ()  # they run on the sending decode worker
     ended: tuple[Attempt, ...] = ()
     lengths: tuple[int, ...] = ()  # of the outputs of `ended`, tokens of earlier attempts included
-    lost: tuple[Attempt, ...] = ()  # their KV is not to be had: the owner starts the next attempt
+    lost: tuple[Attempt, ...] = ()  # their KV is lost: the owner starts the next attempt
     unknown: tuple[Attempt, ...] = ()  # the router inquired about them, and they are not here
     returned: tuple[Attempt, ...] = ()  # from the sending decode worker to the pool
     free_pairs: int = 0
@@ -249,7 +249,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Inquire:
-    """Ask whether attempts are still there. From an owner to the router, and from it to the parts that have them.
+    """An owner asks the router, and the router the parts, whether these attempts are still there.
 
     The router answers AttemptLost for what it does not know, others answer with Progress(unknown); a decode
     worker answers the pool with Release.

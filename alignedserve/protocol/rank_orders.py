@@ -44,18 +44,9 @@ _ENDED: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Ended
 _Part = typing.TypeVar("_Part", Chunk, Decode)
 
 
-def encode(order: Order) -> bytes:
-    return wire.pack(order)
-
-
 def decode(frame: bytes) -> Order:
     """Return the order in this frame; raises WireError if there is none."""
     return typing.cast(Order, wire.unpack(frame, _KINDS))
-
-
-def encode_ended(ended: Ended) -> bytes:
-    """Encode the end of a transfer, as this rank saw it."""
-    return wire.pack(ended)
 
 
 def decode_ended(frame: bytes) -> Ended:

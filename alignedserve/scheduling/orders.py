@@ -77,7 +77,7 @@ class ByKey(Ordering):
 
     @abstractmethod
     def key(self, standing: Standing) -> float:
-        """Return what requests are ordered by: the least goes first. Of equal ones, the first that came goes first."""
+        """Return the number by which requests are ordered, the least first; equal ones go by arrival."""
 
     def sort(
         self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late

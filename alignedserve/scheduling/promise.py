@@ -25,7 +25,7 @@ class Promise(ABC):
     """The promise of one request. The part that has the request tells it what has happened."""
 
     __slots__ = ("request",)
-    # The step selection reads these of many requests at every step, without a call:
+    # Plain attributes, because the step selection reads them of many requests at every step:
     dues: TokenDues | None = None  # set for a real-time request
     is_rt: ClassVar[bool] = False
 

@@ -200,7 +200,7 @@ def token_slack_s(due_at: float, now: float, work: Work, times: StepTimes) -> fl
 def step_slack_s(due_at: float, now: float, times: StepTimes) -> float:
     """Return the slack of a BE request: at 0 or below, the request is behind its plan.
 
-    What preemptions take of the slack is too little to count (docs/how/deadlines.md).
+    Preemptions take too little of the slack to count (docs/how/deadlines.md).
     """
     return due_at - now - times.most_s
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 class StopStrings:
     """The stop strings of one output, and the end of its text while that may still become a stop string.
 
-    Of several stop strings, the first to be complete ends the output; of those that end together, the longest.
+    The first stop string to be complete ends the output, and the longest of those that end together.
     Text that may begin a stop string is held back until that is decided.
     """
 

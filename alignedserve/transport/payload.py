@@ -117,7 +117,7 @@ class DeviceBlocks:
 
     def check(self, pairs: Sequence[int], num_tokens: int, kind: CacheKind) -> None:
         if kind is CacheKind.HIDDEN and not self._hidden_size:
-            raise PlanError("a transfer has hidden vectors, but this model's requests are not kept as such")
+            raise PlanError("a transfer has hidden vectors, but this model's requests are not kept as hidden vectors")
         if self.num_pairs(num_tokens, kind) > len(pairs):
             raise PlanError(f"{len(pairs)} block pairs are too few for what is kept of {num_tokens} tokens")
         if not all(0 <= pair < self._num_pairs for pair in pairs):

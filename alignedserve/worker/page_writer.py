@@ -216,8 +216,8 @@ class PageWriter:
         self._leases[copy.lease].pages += copy.pages
 
     def drop(self, request: str, attempt: int) -> list[Running]:
-        """Return the requests of copies that are not wanted any more. Of a request that had ended, the copy is wanted
-        still."""
+        """Return the requests whose copies are not wanted any more. The copy of a request that had ended is still
+        wanted."""
         dropped = [copy for copy in self._copies.values() if copy.running.is_of(request, attempt)]
         dropped = [copy for copy in dropped if not copy.has_ended]
         for copy in dropped:

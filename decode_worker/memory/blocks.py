@@ -70,7 +70,7 @@ class _SlotHolding:
     pairs: list[int] = field(default_factory=list)
     num_tokens: int = 0  # that it has claimed
     kept: dict[int, int] = field(default_factory=dict)  # number of its pair -> how many of its first slots are left
-    places: dict[int, int] = field(default_factory=dict)  # token -> where its vectors are, for want of a slot
+    places: dict[int, int] = field(default_factory=dict)  # token -> where its vectors are, for lack of a slot
     num_alone: int = 0  # of a best-effort request: pairs that no real-time one is in
 
 

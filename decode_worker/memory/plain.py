@@ -1,7 +1,7 @@
 """The interface of a decode worker's memory. As it stands it is plain: each block pair holds the KV of one request.
 
 With Room.WHOLE a request gets the pairs for its whole possible length when it is seated, so that a resident never has
-to leave for want of memory, but best-effort ones for real-time prompts. Otherwise it gets them block by block; where
+to leave for lack of memory, but best-effort ones for real-time prompts. Otherwise it gets them block by block; where
 none is free a request leaves (packing/):
 
     resident ── pages at hand ──▶ evicted to the pool (writing.py)
@@ -164,7 +164,7 @@ class PlainMemory(DeviceMemory):
     # --- Where two requests may be in one pair
 
     def lacking(self) -> list[Running]:
-        """Return the best-effort requests that are here and cannot run for want of slots: they come before others."""
+        """Return the best-effort requests that are here and cannot run for lack of slots: they come before others."""
         return []
 
     def copies(self) -> Sequence[Command]:

@@ -53,7 +53,7 @@ class _Gain(NamedTuple):
 
 
 def assign(wishes: Sequence[MemoryWish], memory: int) -> list[CacheKind | None]:
-    """Return what each request is kept as. Of equal gains the earlier goes first, so older requests come first."""
+    """Return the form in which each request is kept. Equal gains go by position, so older requests come first."""
     kinds: list[CacheKind | None] = [CacheKind.HIDDEN if wish.is_sure else None for wish in wishes]
     left = memory - sum(wish.hidden for wish in wishes if wish.is_sure)
     gains = [(number, gain) for number, wish in enumerate(wishes) for gain in _gains(number, wish, left)]

@@ -1,4 +1,4 @@
-"""AlignedServe's packing (§3.4, case 3): the longest request leaves for want of memory."""
+"""AlignedServe's packing (§3.4, case 3): the longest request leaves for lack of memory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The interface of a packing. As it stands it is first come, first served: every seated request runs.
 
 A packing says which of the seated requests run in the next step, which request is seated next, and which request leaves
-for want of memory. A resident is a request that has memory on the device; the step batch is those residents that run
+for lack of memory. A resident is a request that has memory on the device; the step batch is those residents that run
 now. Residents that are not in a step keep their memory: they are paused, never evicted for that.
 """
 
@@ -54,7 +54,7 @@ class PackingSetup:
 
 
 class Packer:
-    """First come, first served: every seated request runs; the newest leaves for want of memory."""
+    """First come, first served: every seated request runs; the newest leaves for lack of memory."""
 
     def __init__(self, setup: PackingSetup) -> None:
         self._most = setup.most
@@ -81,7 +81,7 @@ class Packer:
         return decodes, prompts
 
     def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running], now: float) -> Running:
-        """Return the seated request that leaves for want of memory; both are in the order of their seats."""
+        """Return the seated request that leaves for lack of memory; both are in the order of their seats."""
         return (prompts or decodes)[-1]
 
     def planned(self, selection: Selection) -> None:

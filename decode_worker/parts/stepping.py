@@ -40,7 +40,7 @@ class Stepping:
             return self._plan_ahead(self._steps.running, now)
         before = self._order.packer.prepare(self, now)
         selection = self._choose(before, now)
-        # A request that had left and that the pool knows is seated with one choice, and computed anew with the next.
+        # A request that had left, and that the pool knows, is seated by one choice and computed anew by the next.
         while not selection.chunks and not selection.decodes:
             if not selection.seated and not self._make_room(before, now):
                 break
@@ -65,7 +65,7 @@ class Stepping:
         return self._memory.assign(types, self._preempting, self._queue.waiting, now)
 
     def _make_room(self, before: list[Command], now: float) -> bool:
-        """Make room where nothing can run; return whether there is some. What that takes is added to `before`."""
+        """Make room where nothing can run; return whether there is some. Commands for that are added to `before`."""
         commands = self._memory.make_room(self._preempting, now)
         before += commands or ()
         return commands is not None
@@ -73,7 +73,7 @@ class Stepping:
     # --- The choice
 
     def _choose(self, before: list[Command], now: float) -> Selection:
-        """Choose what runs in the next step. What is to be done before it is added to `before`."""
+        """Choose what runs in the next step. Commands that must come before it are added to `before`."""
         seats = 0 if self._joining.next_candidate(now) is not None else self._limits.max_batch - self._here.num_seated
         packer, waiting = self._order.packer, self._queue.waiting
         decodes, prompts = packer.runnable(*self._memory.runnable())

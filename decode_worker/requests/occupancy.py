@@ -28,7 +28,7 @@ class Occupancy:
         self.kept: list[Running] = []
         self.transfers = IncomingTransfers()
         self.departures = Departures()
-        self._short_at = 0  # so many were seated when a request last went to the pool for want of memory; 0: forgotten
+        self._short_at = 0  # so many were seated when a request last went to the pool for lack of memory; 0: forgotten
 
     # --- Which requests there are
 
@@ -93,17 +93,17 @@ class Occupancy:
     # --- A shortage of memory
 
     def note_shortage(self) -> None:
-        """Note that a request leaves for want of memory: none is asked for before another one has ended."""
+        """Note that a request leaves for lack of memory: none is asked for before another one has ended."""
         self._short_at = self.num_seated
 
     @property
     def had_shortage(self) -> bool:
-        """Return whether a request has left for want of memory, and that is not forgotten yet."""
+        """Return whether a request has left for lack of memory, and that is not forgotten yet."""
         return self._short_at > 0
 
     @property
     def is_short(self) -> bool:
-        """Return whether as many requests are seated as when one left for want of memory."""
+        """Return whether as many requests are seated as when one left for lack of memory."""
         return 0 < self._short_at <= self.num_seated
 
     def forget_shortage(self) -> None:

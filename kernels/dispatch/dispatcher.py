@@ -2,78 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
-from torch import Tensor
 
-from alignedserve.kernels.common.decoder import Decoder, DecoderLayer
-from alignedserve.kernels.common.drawing import DrawWish, Likeliest
 from alignedserve.kernels.common.failing import guard
-from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.reference import Reference
-from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.dispatch.probing import KERNELS, broken, replace, working_libraries
 from alignedserve.kernels.library import DTYPES, Library, NoLibrary
 from alignedserve.kernels.native.kernels import Native
 
-
-class Kernels(Protocol):
-    """The kernels of a device; reference.py defines each method. Tensors may be strided but in the last dimension."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def identity(self) -> str:
-        """Return the name, and what distinguishes these kernels from another build."""
-
-    @property
-    def captures(self) -> bool: ...
-
-    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear: ...
-
-    def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
-        """Return a decoder that runs all layers in one call, or None where these kernels have none."""
-
-    def write(self, cache: Tensor, spans: Spans, k: Tensor, v: Tensor) -> None: ...
-
-    def attend(self, query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int | None = None) -> Tensor: ...
-
-    def write_hidden(self, cache: Tensor, slots: Tensor, vectors: Tensor) -> None: ...
-
-    def read_hidden(self, cache: Tensor, slots: Tensor, hidden_size: int) -> Tensor: ...
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor: ...
-
-    def add_rms_norm(self, x: Tensor, more: Tensor, weight: Tensor, eps: float) -> Tensor: ...
-
-    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor: ...
-
-    def add_layer_norm(
-        self, x: Tensor, more: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> Tensor: ...
-
-    def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None: ...
-
-    def silu_mul(self, gate_up: Tensor) -> Tensor: ...
-
-    def draw(self, logits: Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> Tensor: ...
-
-    def logprobs(self, logits: Tensor, tokens: Tensor, tops: Sequence[int]) -> Likeliest: ...
-
-    def gather(self, cache: Tensor, slots: Tensor, out: Tensor) -> None: ...
-
-    def scatter(self, cache: Tensor, slots: Tensor, rows: Tensor) -> None: ...
-
-    def quantise(self, rows: Tensor, q: Tensor, least: Tensor, step: Tensor) -> None: ...
-
-    def dequantise(self, q: Tensor, least: Tensor, step: Tensor, out: Tensor) -> None: ...
-
-    def expand(self, cache: Tensor, slots: Tensor, q: Tensor, least: Tensor, step: Tensor) -> None: ...
+Kernels: TypeAlias = Reference  # of a device: the reference, or kernels that do some or all of it faster
 
 
 @dataclass(frozen=True)

@@ -114,7 +114,7 @@ class _ArenaLayout:
             raise ArenaError(f"{path} has layout {version}, this AlignedServe has {_VERSION}: restart the pool")
         layout = cls(incarnation, page_size, Extents(*facts[:4]), PageBytes(*facts[4:]))
         if os.fstat(fd).st_size != layout.size:
-            raise ArenaError(f"{path} does not have the {layout.size} bytes that its header tells of")
+            raise ArenaError(f"{path} does not have the {layout.size} bytes that its header names")
         return layout
 
 

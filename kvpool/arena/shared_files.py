@@ -116,7 +116,7 @@ def alone(directory: Path) -> Iterator[None]:
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
-        raise ArenaError(f"{directory} is not there: the KV pool needs a directory in shared memory") from None
+        raise ArenaError(f"{directory} does not exist: the KV pool needs a directory in shared memory") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

@@ -83,7 +83,7 @@ class PastPrompts:
         self._vectors[row] = vector
         squares = int((vector.astype(np.int64) ** 2).sum())
         if squares >= MOST_EXACT:
-            raise ValueError(f"a prompt's vector must be of smaller integers: {squares} is the sum of its squares")
+            raise ValueError(f"the integers of a prompt's vector are too large: the sum of their squares is {squares}")
         self._norms[row] = max(1, squares) ** 0.5
         self.num_prompt[row], self.serial[row] = num_prompt, self._num_ever
         self.num_seen[row] = self.total[row] = 0

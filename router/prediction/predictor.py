@@ -194,7 +194,7 @@ class LengthModel:
         if vectors.dtype != np.int8 or vectors.shape != (lengths.shape[1], self._encoder.dimensions):
             raise ValueError("the vectors have another shape")
         if lengths.dtype != np.int64 or len(lengths) != 4 or (len(vectors) and lengths.min() < 1):
-            raise ValueError("the lengths are no lengths")
+            raise ValueError("the lengths are not valid")
 
 
 def _in_steps(past: PastPrompts, asked: Vectors) -> Generator[None, None, Similar]:

@@ -104,4 +104,5 @@ def test_offline_the_real_client_is_refused_in_one_line(tmp_path: Path) -> None:
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("alignedserve.errors.ModelError: org/name is no folder here and cannot be fetched: the hub")
+    beginning = "alignedserve.errors.ModelError: org/name is not a local folder and cannot be fetched: the hub"
+    assert last.startswith(beginning)

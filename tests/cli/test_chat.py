@@ -165,7 +165,7 @@ def test_an_unknown_command_is_not_sent(script: Script, talk: Any) -> None:
         ([_piece("Hal"), '{"error": {"message": "lost"}}'], "the server gave up: lost"),
         ([_piece("Hal"), "{no json"], "the server sent no JSON object but {no json"),
         ([_piece("Hal"), "7"], "the server sent no JSON object but 7"),
-        ([_piece("Hal")], "broke its answer off"),
+        ([_piece("Hal")], "ended its answer early"),
     ],
 )
 def test_the_chat_goes_on_after_an_error_as_if_the_turn_had_not_been(

@@ -144,4 +144,4 @@ def test_a_folder_that_others_may_enter_is_not_used(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / f"alignedserve-{os.getuid()}").mkdir(mode=0o755)
     assert cli.main(["stop", "--port", "1"]) == 2
-    assert "is not a folder of yours alone" in capsys.readouterr().err
+    assert "is not a folder that only you can use" in capsys.readouterr().err

@@ -125,7 +125,7 @@ def test_a_pool_that_shared_memory_cannot_hold() -> None:
 
 
 def test_a_shared_memory_that_is_not_there(topology: str) -> None:
-    assert "/nowhere is not there" in refused(MODEL, "--topology", topology, "--pool-directory", "/nowhere")
+    assert "/nowhere does not exist" in refused(MODEL, "--topology", topology, "--pool-directory", "/nowhere")
 
 
 def test_memory_that_cannot_hold_the_longest_request() -> None:

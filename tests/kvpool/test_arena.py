@@ -368,7 +368,7 @@ def test_too_little_space_is_said_before_a_file_is_made(tmp_path: Path) -> None:
 
 
 def test_a_missing_directory(tmp_path: Path) -> None:
-    with pytest.raises(ArenaError, match="is not there"):
+    with pytest.raises(ArenaError, match="does not exist"):
         check_space(tmp_path / "shm", 1)
 
 

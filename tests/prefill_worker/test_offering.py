@@ -187,7 +187,7 @@ class TestWrittenBeside:
     def test_what_is_cancelled_gives_its_pages_back(self, worker: PrefillCore) -> None:
         self.written(worker)
         worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
-        assert (is_empty(worker), worker.num_leased_pages) == (True, 0)
+        assert (is_empty(worker), len(worker.leased_pages)) == (True, 0)
 
 
 class TestFailures:
@@ -282,7 +282,7 @@ class TestChunkByChunk:
         (commit,) = sent(worker.handle(CopiedOut(last.number), 0.0), "pool-0")
         assert isinstance(commit, Commit)
         assert commit.entry.pages == (*first[0].pages, *second[0].pages, *last.pages)
-        assert worker.num_leased_pages == 0
+        assert len(worker.leased_pages) == 0
 
     def test_a_real_time_request_asks_for_pages_and_waits_for_none(self, worker: PrefillCore) -> None:
         chat = request("a", prompt=19)

@@ -284,7 +284,7 @@ def test_a_transfer_that_cannot_be_is_the_caller_s_fault(both: tuple[Node, Node]
         source.start(SendKv(1, to.holder, (1, 2), TOKENS))
     with pytest.raises(PlanError, match=f"outside 0..{NUM_PAIRS - 1}"):
         to.start(ReceiveKv(1, source.holder, (1, 2, NUM_PAIRS), TOKENS))
-    with pytest.raises(PlanError, match="not kept as such"):
+    with pytest.raises(PlanError, match="not kept as hidden vectors"):
         DeviceBlocks(source.cache).check((1, 2), 4, CacheKind.HIDDEN)
 
 

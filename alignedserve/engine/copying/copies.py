@@ -280,7 +280,7 @@ class PageCopier:
         self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int, per_pair: int
     ) -> None:
         if start % self._page_size or start > len(tokens):
-            raise PlanError(f"a copy of {len(tokens)} tokens is to start at {start}: that is no page's first token")
+            raise PlanError(f"a copy of {len(tokens)} tokens cannot start at {start}: no page starts there")
         if len(tokens) > len(pairs) * self._block_size * per_pair:
             raise PlanError(f"{len(pairs)} block pairs are too few for the KV of {len(tokens)} tokens")
         if len(tokens) - start > len(pages) * self._page_size:

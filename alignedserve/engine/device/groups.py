@@ -133,7 +133,7 @@ class Group:
             if self._is_closed:
                 raise RuntimeError("the group was closed")
             if time.monotonic() > deadline:
-                raise RuntimeError(f"nothing came or went within {limit.total_seconds():g} s")
+                raise RuntimeError(f"no data was sent or received within {limit.total_seconds():g} s")
             time.sleep(_LOOK_S)
         work.wait()  # orders this thread's stream behind the transfer, and raises its error
         if self._is_closed:  # work that was given up with the group counts as completed

@@ -18,7 +18,7 @@ import socket
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -38,54 +38,34 @@ _NEVER = timedelta(days=365)  # an idle worker sends nothing
 _TOLD = 256  # bytes of a message to rank 0, its length included
 
 
-class RankLinks(Protocol):
-    """The ranks of a worker, as the engine of one rank sees them."""
+class RankLinks:
+    """The ranks of a worker, as the engine of one rank sees them; here there is this rank alone."""
 
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
+    rank, size = 0, 1
 
     def total(self, x: Tensor) -> None:
         """Sum the tensor over all ranks, in place."""
 
     def side_by_side(self, x: Tensor) -> Tensor:
         """Join [rows, columns] of every rank, in order of rank, to [rows, size * columns]."""
+        return x
 
     def hand_on(self, x: Tensor) -> None:
         """Copy the tensor of rank 0 to all ranks."""
 
     def agree(self, is_so: bool) -> bool:
         """Return whether it is so on every rank."""
-
-    def least(self, number: int) -> int:
-        """Return the smallest of the numbers of all ranks."""
-
-
-class Alone:
-    """A worker of one rank."""
-
-    rank, size = 0, 1
-
-    def total(self, x: Tensor) -> None: ...
-
-    def side_by_side(self, x: Tensor) -> Tensor:
-        return x
-
-    def hand_on(self, x: Tensor) -> None: ...
-
-    def agree(self, is_so: bool) -> bool:
         return is_so
 
     def least(self, number: int) -> int:
+        """Return the smallest of the numbers of all ranks."""
         return number
 
 
-ALONE = Alone()
+ALONE = RankLinks()
 
 
-class Team:
+class Team(RankLinks):
     """The ranks of one worker: all call the same methods in the same order.
 
     A method raises RankLost if another rank is lost or does not answer in time. On GPUs no CPU waits here: with a limit
@@ -129,9 +109,9 @@ class Team:
 
     def all_say(self, text: str) -> list[str]:
         """Exchange a text between all ranks and return the texts in order of rank."""
-        mine = _padded(text.encode())
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
-        _await(self._said.allgather([parts], [mine]), _NEVER)
+        own = _padded(text.encode())
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        _await(self._said.allgather([parts], [own]), _NEVER)
         return [_unpadded(part).decode() for part in parts]
 
     def line(self) -> RankLine:

@@ -139,7 +139,7 @@ def read_network(
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModel(f"{folder}: {config.architecture} is not supported: it counts positions by itself")
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    log.info("%s of transformers read in %.1f s", type(model).__name__, time.perf_counter() - began)
+    log.info("%s, run by transformers, was read in %.1f s", type(model).__name__, time.perf_counter() - began)
     return HfNetwork(model.eval().requires_grad_(False).to(device)), num_bytes
 
 

@@ -157,7 +157,7 @@ def _check_distinct(entries: Iterable[KeyEntry], source: str) -> None:
     for entry in entries:
         if entry.name in names or entry.hash in hashes:
             kind = "name" if entry.name in names else "hash"
-            raise ConfigError(f"{source}: the {kind} of key {entry.name} is there twice")
+            raise ConfigError(f"{source}: the {kind} of key {entry.name} is given twice")
         names.add(entry.name)
         hashes.add(entry.hash)
 

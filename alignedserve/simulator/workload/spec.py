@@ -81,7 +81,7 @@ def _overridden(tree: Tree, pairs: list[str]) -> Tree:
         if not equals:
             raise WorkloadError(f"workload: {pair!r} must be written KEY=VALUE")
         if key in seen:
-            raise WorkloadError(f"workload: {key} is there twice")
+            raise WorkloadError(f"workload: {key} is given twice")
         seen.add(key)
         _override(tree, key, value)
     return tree

@@ -17,7 +17,7 @@ from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.windows import Left, Window, windows
 
-# What a first token in time is worth, which is waited for longest: so many late gaps of chats that had none, or of any.
+# The worth of a first token in time, as late gaps between tokens: of chats without a late gap so far, and of any chat.
 GAPS_FOR_FIRST, MOST_GAPS = 2, 16
 HELD_TO = 0.5  # of the time of a step: best-effort prompts beside real-time decodes
 
@@ -37,7 +37,7 @@ class Filling:
         self._stopped_on_time = self._is_full = self._has_replaced = False
         self._spare: list[tuple[float, Running]] | None = None  # real-time decodes, the most slack last
         self._has_sure = False  # the prompt that gets a block in any case
-        self._has_cut = False  # a prompt, for want of time or tokens: there is none for others
+        self._has_cut = False  # a prompt, for lack of time or tokens: there is none for others
         self._has_no_memory = False  # a request waits for it: no other is seated
         self._be_has_no_memory = False  # a best-effort request does: real-time ones do not stand behind it
         self._has_long: bool | None = None  # whether a long prompt is unfinished

@@ -194,7 +194,7 @@ def step_bounds(
     bound, late_s = _decodes_bound_s(decodes, at) if kept is None else _kept_bound_s(kept, at)
     if kept is not None and (late_s < bound or prompts or waiting):
         decodes = kept.real_time(at.batch)  # more of them run in no step
-    # One step that takes longer than was predicted makes all late at once. Their next tokens can be in time again.
+    # A step that takes longer than predicted makes all decodes late at once; their next tokens can be in time again.
     if late_s < bound and estimate_of((decode for decode in decodes if decode.promise.is_rt), at).seconds <= late_s:
         bound = late_s
     prompts_s = _prompts_bound_s(decodes, prompts, waiting, at) if prompts or waiting else inf

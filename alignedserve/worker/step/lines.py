@@ -42,8 +42,11 @@ class WaitingLine(ABC):
         return []
 
     @abstractmethod
-    def in_order(self, now: float, most_s: float, only_rt: bool, only_be: bool) -> Iterator[Ranked]:
-        """Yield all prompts, the real-time ones (and those that are late), or the others, as they are to be served."""
+    def in_order(self, now: float, most_s: float, only_rt: bool = False, only_be: bool = False) -> Iterator[Ranked]:
+        """Yield all prompts, the real-time ones (and those that are late), or the others, as they are to be served.
+
+        Their keys compare with those of `Standing.key`.
+        """
 
     def urgent(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
         """Yield prompts whose slack is less than a step."""
@@ -63,7 +66,7 @@ class ArrivalLine(WaitingLine):
         """Both are in the order of arrival, and change with what waits."""
         self._prompts, self._real_time = prompts, real_time
 
-    def in_order(self, now: float, most_s: float, only_rt: bool, only_be: bool) -> Iterator[Ranked]:
+    def in_order(self, now: float, most_s: float, only_rt: bool = False, only_be: bool = False) -> Iterator[Ranked]:
         for number, running in enumerate(self._real_time if only_rt else self._prompts):
             yield (number,), running
 
@@ -76,7 +79,7 @@ class KeyLine(WaitingLine):
     def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
         return [(self._by_key, (self._ordering.key(standing), *end))]
 
-    def in_order(self, now: float, most_s: float, only_rt: bool, only_be: bool) -> Iterator[Ranked]:
+    def in_order(self, now: float, most_s: float, only_rt: bool = False, only_be: bool = False) -> Iterator[Ranked]:
         classes = _classes(only_rt, only_be)
         for place in self._by_key:
             if place[-1].promise.is_rt in classes:
@@ -104,7 +107,7 @@ class PromiseLine(WaitingLine):
         later = (standing.priority, *key, standing.remaining, *end)
         return [(self._be, by_slack), (self._be_later, later)]
 
-    def in_order(self, now: float, most_s: float, only_rt: bool, only_be: bool) -> Iterator[Ranked]:
+    def in_order(self, now: float, most_s: float, only_rt: bool = False, only_be: bool = False) -> Iterator[Ranked]:
         classes = _classes(only_rt, only_be)
         for is_rt in classes:
             yield from self.urgent(now, most_s, is_rt)

@@ -95,8 +95,8 @@ class Running:
 
         The request may have got more pairs since, for a step that was planned while that one ran.
         """
-        mine, its = self.blocks or self.pairs, part.blocks or part.pairs
-        return mine is its or mine[: len(its)] == its
+        here, planned = self.blocks or self.pairs, part.blocks or part.pairs
+        return here is planned or here[: len(planned)] == planned  # mostly the same tuple
 
     def expect(self, estimate: Estimate, policy: Policy, now: float) -> None:
         """Reckon with another prediction of the output's length."""

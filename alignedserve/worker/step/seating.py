@@ -20,7 +20,7 @@ class Seating:
     has_long: Callable[[], bool]  # whether a long prompt is unfinished here
     seated: list[Running] = field(default_factory=list)  # by this choice
     unseated: list[Running] = field(default_factory=list)  # requests that gave up their pairs for these, and wait again
-    # Whether the step has time to make K and V of so many tokens anew: set by what chooses.
+    # Tells whether the step has time to make K and V of so many tokens anew; the selection sets it.
     has_time_to_project: Callable[[int], bool] = field(default=lambda _tokens: True)
 
     def left_for(self, _running: Running) -> int:
@@ -54,7 +54,7 @@ class Seating:
     def _grows(self, running: Running) -> bool:
         """Return whether a request gets pairs chunk by chunk.
 
-        What the pool knows of it when it is seated is copied to its pairs at once; what the pool says later is not.
+        The KV that the pool has of it when it is seated is copied to its pairs at once; what comes later is not.
         """
         return self.by_chunk and bool(running.pairs or not running.known)
 
