@@ -109,7 +109,7 @@ class ModelConfig:
     def why_not_hidden(self) -> str | None:
         """Return why no request can be of the kind HIDDEN, with the arithmetic; None where it can."""
         if not self.projects:
-            return "K and V of this model cannot be made anew from hidden vectors"
+            return "this model cannot compute K and V again from hidden vectors"
         if self.hidden_size > self.kv_dim:
             return (
                 f"a hidden vector has {self.hidden_size} numbers and a vector block holds {self.kv_dim} for a token:"

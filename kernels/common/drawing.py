@@ -1,8 +1,8 @@
 """Draw a token from each row of logits, and compute log-probabilities, in torch: the reference for other kernels.
 
-    greedy          the largest logit; of equal ones the lowest token
+    greedy          the largest logit; of equal logits the lowest token
     temperature, min_p
-    top_k, top_p    over tokens by falling logit, of equal ones the lower first (best_first)
+    top_k, top_p    over tokens by falling logit, of equal logits the lower token first (best_first)
     the draw        by inverse transform: in that order where there is a top_k or top_p, else by token
 
 Each row is computed by itself. No row is sorted whole: top-k and top-p look only at tokens that are likely enough to
@@ -129,11 +129,11 @@ def _drawn(logits: Tensor, likeliest: Tensor, wishes: Sequence[DrawWish], number
     largest = shares.gather(1, likeliest[:, None]).squeeze(1)
     _leave_out_unlikely(shares, largest, wishes)
     vocab_size = logits.shape[1]
-    cut = [row for row, one in enumerate(wishes) if one.top_p < 1 or 0 < one.top_k < vocab_size]
+    cut = [row for row, wish in enumerate(wishes) if wish.top_p < 1 or 0 < wish.top_k < vocab_size]
     if not cut:
         return drawn(shares, numbers)
-    top_k = torch.tensor([min(one.top_k or vocab_size, vocab_size) for one in wishes]).to(logits.device)
-    top_p = torch.tensor([one.top_p for one in wishes], dtype=torch.double).to(logits.device)
+    top_k = torch.tensor([min(wish.top_k or vocab_size, vocab_size) for wish in wishes]).to(logits.device)
+    top_p = torch.tensor([wish.top_p for wish in wishes], dtype=torch.double).to(logits.device)
     rows = _Rows(logits, shares, largest.double(), top_k, top_p, numbers)
     if len(cut) == len(wishes):
         return _drawn_of_best(rows)
@@ -216,7 +216,7 @@ def _drawn_above(rows: _Rows, floor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def logprobs(logits: Tensor, tokens: Tensor, tops: Sequence[int]) -> Likeliest:
-    """Return log-probabilities of `tokens` [rows] and of each row's likeliest `tops`, of equal ones the lower first."""
+    """Return log-probabilities of `tokens` [rows] and of each row's likeliest `tops`, of equals the lower first."""
     whole = logits.logsumexp(-1, keepdim=True)
     of_token = (logits.gather(1, tokens.clamp(min=0)[:, None]) - whole).squeeze(1)
     width = min(max(tops, default=0), logits.shape[1])

@@ -185,9 +185,13 @@ class Linear:
         paths = [self._whole(self.by(way)) for way in chosen]
         self._paths = paths + paths[-1:] * (_MOST_BITS - len(paths))
         ours = (Way.NATIVE, Way.PACKED)
-        others = [bucket for bucket, way in zip(BUCKETS, chosen, strict=True) if way not in ours]
+        torch_buckets = [bucket for bucket, way in zip(BUCKETS, chosen, strict=True) if way not in ours]
         # More rows than the last bucket has go the way of the last bucket.
-        self.native_to = (BUCKETS[BUCKETS.index(others[0]) - 1] if others[0] > 1 else 0) if others else sys.maxsize
+        self.native_to = (
+            (BUCKETS[BUCKETS.index(torch_buckets[0]) - 1] if torch_buckets[0] > 1 else 0)
+            if torch_buckets
+            else sys.maxsize
+        )
 
     def sum_with(self, total: Total) -> None:
         """Make this layer one share of a larger one, with some of its inputs: the outputs of all shares are summed."""

@@ -31,7 +31,7 @@ def sums(rows: Tensor) -> Tensor:
 
 
 def best(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the largest number of each row and its column, the first of equal ones; NaN where a row has a NaN."""
+    """Return the largest number of each row and its column, the first of equal numbers; NaN where a row has a NaN."""
     largest, block = maxima(rows).max(-1)
     within = _of_block(rows, block, -torch.inf)
     return largest, block * WIDTH + within.max(-1).indices

@@ -38,23 +38,23 @@ class StaticSpans(Spans):
 
     def place(self, lies: Sequence[Lie]) -> None:
         """Place these requests, as many as were captured, each with one token."""
-        others = Spans(lies, self.block_size)
-        if len(others) != len(self) or others.num_rows != len(self):
-            raise ValueError(f"{len(others)} requests with {others.num_rows} tokens do not fit {len(self)} places")
-        if len(others._pairs) > len(self._pairs):
-            raise ValueError(f"{len(others._pairs)} block pairs do not fit {len(self._pairs)} places")
+        spans = Spans(lies, self.block_size)
+        if len(spans) != len(self) or spans.num_rows != len(self):
+            raise ValueError(f"{len(spans)} requests with {spans.num_rows} tokens do not fit {len(self)} places")
+        if len(spans._pairs) > len(self._pairs):
+            raise ValueError(f"{len(spans._pairs)} block pairs do not fit {len(self._pairs)} places")
         for own, its in (
-            (self._tokens, others._tokens),
-            (self._starts, others._starts),
-            (self._pairs, others._pairs),
-            (self._from_right, others._from_right),
+            (self._tokens, spans._tokens),
+            (self._starts, spans._starts),
+            (self._pairs, spans._pairs),
+            (self._from_right, spans._from_right),
         ):
             own[: len(its)] = its
-        used = len(others._pairs)
-        put(self._device_positions, others.positions)
-        put(self._device_slots, others.new_slots)
-        put(self.device_pairs[:used], others.pairs)
-        put(self.device_from_right[:used], others.from_right)
+        used = len(spans._pairs)
+        put(self._device_positions, spans.positions)
+        put(self._device_slots, spans.new_slots)
+        put(self.device_pairs[:used], spans.pairs)
+        put(self.device_from_right[:used], spans.from_right)
         for kept in self._kept.values():
             if isinstance(kept, Refilled):
                 kept.refill()

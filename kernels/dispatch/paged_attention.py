@@ -72,7 +72,7 @@ class PagedKernels(TritonKernels):
     """The Triton kernels, with other libraries for attention."""
 
     def __init__(self, libraries: Sequence[PagedLibrary], fastest: Fastest | None = None) -> None:
-        self.name = f"{TritonKernels.name}, for attention also {' and '.join(one.name for one in libraries)}"
+        self.name = f"{TritonKernels.name}, for attention also {' and '.join(library.name for library in libraries)}"
         self._libraries, self._fastest = list(libraries), fastest or Fastest()
 
     def _attend_some(
@@ -83,7 +83,9 @@ class PagedKernels(TritonKernels):
             spans, StaticSpans
         )  # the libraries cannot read static spans
         requests = requests_of(spans, cache.device, decodes=decodes) if able_to else None
-        able = [one for one in self._libraries if one.why_not(decodes) is None] if requests is not None else []
+        able = (
+            [library for library in self._libraries if library.why_not(decodes) is None] if requests is not None else []
+        )
         if requests is None or not able:
             ours()
             return
@@ -91,7 +93,10 @@ class PagedKernels(TritonKernels):
         key = f"{kind}, {query.shape[1]} heads of {query.shape[2]}, {cache.shape[-1] // query.shape[2]} of K"
         while True:
             ways = {_OURS: ours}
-            ways |= {one.name: partial(_attended_by, one, query, cache, requests, out, scale, window) for one in able}
+            ways |= {
+                library.name: partial(_attended_by, library, query, cache, requests, out, scale, window)
+                for library in able
+            }
             try:
                 ways[self._fastest.find(key if window is None else f"{key}, window {window}", ways)]()
                 return

@@ -35,7 +35,7 @@ class PagedRequests:
     starts: Tensor  # compressed rows of their queries, int32
     tokens: Tensor  # of each, int32
     reached: Tensor  # compressed rows of their tokens, int32
-    table: Tensor  # [requests, most pages of any]: a request's pages, then arbitrary ones
+    table: Tensor  # [requests, most pages of any]: a request's pages, then arbitrary pages
     most_queries: int
     most_tokens: int
 
@@ -48,13 +48,13 @@ def requests_of(spans: Spans, device: torch.device, *, decodes: bool) -> PagedRe
 
 def _requests(spans: Spans, device: torch.device, decodes: bool) -> PagedRequests | None:
     rows, tokens, starts = spans.rows.tolist(), spans.tokens.tolist(), spans.starts.tolist()
-    those = [span for span in range(len(tokens)) if (rows[span + 1] - rows[span] == 1) == decodes]
-    if not those:
+    chosen = [span for span in range(len(tokens)) if (rows[span + 1] - rows[span] == 1) == decodes]
+    if not chosen:
         return None
-    counts = [rows[span + 1] - rows[span] for span in those]
-    lengths = [tokens[span] for span in those]
+    counts = [rows[span + 1] - rows[span] for span in chosen]
+    lengths = [tokens[span] for span in chosen]
     pages = spans.pairs.tolist()
-    own = [pages[starts[span] : starts[span + 1]] for span in those]
+    own = [pages[starts[span] : starts[span + 1]] for span in chosen]
     most = max(map(len, own))
     parts = (
         _sums(counts),
@@ -62,11 +62,11 @@ def _requests(spans: Spans, device: torch.device, decodes: bool) -> PagedRequest
         _sums(lengths),
         torch.tensor([row + [0] * (most - len(row)) for row in own], dtype=torch.int32).flatten(),
     )
-    at = [row for span in those for row in range(rows[span], rows[span + 1])]
+    at = [row for span in chosen for row in range(rows[span], rows[span + 1])]
     begun, there, reached, table = on_device(torch.cat(parts), device).split([len(part) for part in parts])
     return PagedRequests(
-        None if len(those) == len(tokens) else on_device(torch.tensor(at), device),
-        *(begun, there, reached, table.view(len(those), most), max(counts), max(lengths)),
+        None if len(chosen) == len(tokens) else on_device(torch.tensor(at), device),
+        *(begun, there, reached, table.view(len(chosen), most), max(counts), max(lengths)),
     )
 
 
@@ -216,11 +216,11 @@ def find() -> FoundLibraries:
     found: list[PagedLibrary] = []
     lacking: list[str] = []
     for make in (_flash_attn, _torch_varlen):
-        one = make()
-        if isinstance(one, str):
-            lacking.append(one)
+        library = make()
+        if isinstance(library, str):
+            lacking.append(library)
         else:
-            found.append(one)
+            found.append(library)
     return FoundLibraries(tuple(found), tuple(lacking))
 
 

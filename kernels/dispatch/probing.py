@@ -106,9 +106,9 @@ Trial = Callable[[Reference, Callable[..., Tensor]], Tensor]
 def _fault(
     trial: Trial, kernels: Reference, reference: Reference, device: torch.device, dtype: torch.dtype
 ) -> str | None:
-    def run(one: Reference) -> Tensor:
+    def run(tried: Reference) -> Tensor:
         generator = torch.Generator().manual_seed(0)
-        return trial(one, lambda *shape: torch.randn(shape, generator=generator).to(device, dtype)).float().cpu()
+        return trial(tried, lambda *shape: torch.randn(shape, generator=generator).to(device, dtype)).float().cpu()
 
     try:
         off = float((run(kernels) - run(reference)).abs().max())
@@ -185,28 +185,30 @@ _WISHES = (
 )
 _AT = torch.tensor([3, 40, 70])
 _TRIALS: dict[str, Trial] = {
-    "write": lambda one, made: _in_place(
-        _cache(made), lambda cache: one.write(cache, _spans(), made(6, _SIZE), made(6, _SIZE))
+    "write": lambda kernels, made: _in_place(
+        _cache(made), lambda cache: kernels.write(cache, _spans(), made(6, _SIZE), made(6, _SIZE))
     ),
-    "attend": lambda one, made: one.attend(made(6, 4, _SIZE // 2), _cache(made), _spans(), 0.2),
-    "write_hidden": lambda one, made: _in_place(_cache(made), lambda cache: one.write_hidden(cache, _AT, made(3, 20))),
-    "read_hidden": lambda one, made: one.read_hidden(_cache(made), _AT, 20),
-    "rms_norm": lambda one, made: one.rms_norm(made(3, _SIZE), made(_SIZE), 1e-5),
-    "add_rms_norm": lambda one, made: one.add_rms_norm(made(3, _SIZE), made(3, _SIZE), made(_SIZE), 1e-5),
-    "layer_norm": lambda one, made: one.layer_norm(made(3, _SIZE), made(_SIZE), made(_SIZE), 1e-5),
-    "add_layer_norm": lambda one, made: one.add_layer_norm(made(3, _SIZE), made(3, _SIZE), None, None, 1e-5),
-    "rotate": lambda one, made: _in_place(
-        made(3, 2, _SIZE), lambda x: one.rotate(x, made(3, 8).float(), made(3, 8).float())
+    "attend": lambda kernels, made: kernels.attend(made(6, 4, _SIZE // 2), _cache(made), _spans(), 0.2),
+    "write_hidden": lambda kernels, made: _in_place(
+        _cache(made), lambda cache: kernels.write_hidden(cache, _AT, made(3, 20))
     ),
-    "silu_mul": lambda one, made: one.silu_mul(made(3, 2 * _SIZE)),
+    "read_hidden": lambda kernels, made: kernels.read_hidden(_cache(made), _AT, 20),
+    "rms_norm": lambda kernels, made: kernels.rms_norm(made(3, _SIZE), made(_SIZE), 1e-5),
+    "add_rms_norm": lambda kernels, made: kernels.add_rms_norm(made(3, _SIZE), made(3, _SIZE), made(_SIZE), 1e-5),
+    "layer_norm": lambda kernels, made: kernels.layer_norm(made(3, _SIZE), made(_SIZE), made(_SIZE), 1e-5),
+    "add_layer_norm": lambda kernels, made: kernels.add_layer_norm(made(3, _SIZE), made(3, _SIZE), None, None, 1e-5),
+    "rotate": lambda kernels, made: _in_place(
+        made(3, 2, _SIZE), lambda x: kernels.rotate(x, made(3, 8).float(), made(3, 8).float())
+    ),
+    "silu_mul": lambda kernels, made: kernels.silu_mul(made(3, 2 * _SIZE)),
     "gather": _gathered,
-    "scatter": lambda one, made: _in_place(
-        _cache(made)[None], lambda cache: one.scatter(cache, _AT, made(1, 2, 3, _SIZE))
+    "scatter": lambda kernels, made: _in_place(
+        _cache(made)[None], lambda cache: kernels.scatter(cache, _AT, made(1, 2, 3, _SIZE))
     ),
     "draw": _sampled,
     "logprobs": _logprobs,
-    "quantise": lambda one, made: _levels(one, made, back=False),
-    "dequantise": lambda one, made: _levels(one, made, back=True),
+    "quantise": lambda kernels, made: _levels(kernels, made, back=False),
+    "dequantise": lambda kernels, made: _levels(kernels, made, back=True),
     "expand": _expanded,
 }
 KERNELS = _TRIALS.keys()

@@ -84,8 +84,8 @@ def _gain_of_packing(layer: Linear, rows: int, seconds: float) -> float:
     paths = {way: part.by(way) for way in layer.ways} | {Way.PACKED: packed.by(Way.PACKED)}
     x = torch.ones(rows, layer.shape.inputs, dtype=layer.shape.dtype)
     took = _measured(paths, x, (part.memory, packed.memory), _evict(layer), seconds)
-    others = min(seconds for way, seconds in took.items() if way is not Way.PACKED)
-    return others / took[Way.PACKED]
+    unpacked = min(seconds for way, seconds in took.items() if way is not Way.PACKED)
+    return unpacked / took[Way.PACKED]
 
 
 def _copy(layer: Linear, rows: int) -> Linear:

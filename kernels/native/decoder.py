@@ -98,10 +98,12 @@ class NativeDecoder:
             )
         if (angles is not None) != (self._turned > 0):
             raise ValueError("cosines and sines are for layers that turn their heads, and only for them")
-        for one in angles or ():
+        for angle in angles or ():
             half = self._turned // 2
-            if one.dtype is not torch.float32 or one.shape != (rows, half) or not one.is_contiguous():
-                raise ValueError(f"cosines and sines are {tuple(one.shape)} {one.dtype}, not float32 ({rows}, {half})")
+            if angle.dtype is not torch.float32 or angle.shape != (rows, half) or not angle.is_contiguous():
+                raise ValueError(
+                    f"cosines and sines are {tuple(angle.shape)} {angle.dtype}, not float32 ({rows}, {half})"
+                )
 
 
 def _linears(layer: DecoderLayer) -> tuple[Linear, ...]:
@@ -111,8 +113,8 @@ def _linears(layer: DecoderLayer) -> tuple[Linear, ...]:
 def _dtypes(layer: DecoderLayer) -> Iterator[torch.dtype]:
     yield from (linear.shape.dtype for linear in _linears(layer))
     norms = (layer.attention_norm, layer.mlp_norm)
-    vectors = [layer.query_norm, layer.k_norm, *(one for norm in norms for one in (norm.weight, norm.bias))]
-    yield from (one.dtype for one in vectors if one is not None)
+    vectors = [layer.query_norm, layer.k_norm, *(vector for norm in norms for vector in (norm.weight, norm.bias))]
+    yield from (vector.dtype for vector in vectors if vector is not None)
 
 
 def _in_c(layer: DecoderLayer) -> CDecoderLayer:

@@ -27,13 +27,13 @@ def tuned(
     """
 
     def fitting(configs: Sequence[Any], arguments: Mapping[str, Any], **_: Any) -> list[Any]:
-        return [one for one in configs if fits(one, arguments)]
+        return [config for config in configs if fits(config, arguments)]
 
     configs = [
-        triton.Config(dict(choice), num_warps=one, num_stages=other)
+        triton.Config(dict(choice), num_warps=num_warps, num_stages=num_stages)
         for choice, warps in choices
-        for one in warps
-        for other in stages
+        for num_warps in warps
+        for num_stages in stages
     ]
     autotune = triton.autotune(
         configs[:1] if interpreting() else configs,

@@ -172,7 +172,7 @@ def _of_all(logits, columns, largest, temperature, least, number, BLOCK: tl.cons
 
 @triton.jit
 def _best(logits, columns, below, after, BLOCK: tl.constexpr):
-    """Return the next largest logit after token `after` of value `below`, and its token: of equal ones the first."""
+    """Return the next largest logit after token `after` of value `below`, and its token: of equal logits the first."""
     best = tl.full((BLOCK,), -float("inf"), tl.float32)
     at = tl.full((BLOCK,), _NO_LIMIT, tl.int32)
     for first in range(0, columns, BLOCK):

@@ -50,7 +50,7 @@ _SYSTEM_PROMPTS = (
 
 
 def sample(draw: Draw, kind: str | None = None) -> Sample:
-    """One conversation of `kind`, or of a kind drawn by its weight; one in five has a system prompt."""
+    """Return a conversation of `kind`, or of a kind drawn by its weight; one in five has a system prompt."""
     if kind is None:
         kind = draw.random.choices(list(KINDS), [weight for _, weight in KINDS.values()])[0]
     made = KINDS[kind][0](draw)

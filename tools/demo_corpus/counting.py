@@ -1,4 +1,4 @@
-"""Counting up, down and in steps. The answer's length is the prompt's to decide: 1 to 100 numbers."""
+"""Counting up, down and in steps. The prompt decides the answer's length: 1 to 100 numbers."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ _STEP_SIZES = (2, 3, 4, 5, 10, 20, 25, 50)
 
 
 def counted(first: int, last: int, step: int = 1) -> str:
-    """Every number from `first` to `last`; a negative step counts down."""
+    """Return every number from `first` to `last`; a negative step counts down."""
     return ", ".join(str(n) for n in range(first, last + (1 if step > 0 else -1), step))
 
 
 def span(draw: Draw, longest: int = 100) -> tuple[int, int]:
-    """Two ends low <= high that this side owns; short spans are the common ones, as with people."""
+    """Return two ends low <= high that this side owns; short spans are common, as with people."""
 
     def make() -> tuple[int, int]:
         length = min(draw.integer(1, longest), draw.integer(1, longest))

@@ -60,7 +60,7 @@ def name_recall(draw: Draw) -> tuple[Turn, ...]:
 
 
 def _plain_talk(draw: Draw) -> Sample:
-    """Small talk in which nobody else is introduced."""
+    """Return small talk that introduces no other person."""
     while True:
         sample = smalltalk(draw)
         if not sample.answer.startswith(("Nice to meet you", "You have not told me")):
@@ -128,13 +128,13 @@ def reading_on(draw: Draw) -> tuple[Turn, ...]:
 
 
 def change_of_subject(draw: Draw) -> tuple[Turn, ...]:
-    """Requests that have nothing to do with each other: the last one counts."""
+    """Return requests that have nothing to do with each other: the last request counts."""
     makers = (smalltalk, unknown, spell, sums)
     return tuple(draw.choose(makers)(draw).turns[0] for _ in range(draw.integer(2, 4)))
 
 
 def long_chat(draw: Draw) -> tuple[Turn, ...]:
-    """Many requests, up to about as many tokens as the model has positions."""
+    """Return many requests, up to about as many tokens as the model has positions."""
     makers = (smalltalk, unknown, spell, sums, count_up, count_down, count_steps, list_things, tell_story)
     turns: list[Turn] = []
     room = draw.integer(_LONG_CHAT_CHARACTERS // 2, _LONG_CHAT_CHARACTERS)

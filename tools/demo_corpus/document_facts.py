@@ -1,4 +1,4 @@
-"""What documents are about: who writes to whom, what is sold, what it costs, and when."""
+"""What documents are about: senders, receivers, goods, prices and dates."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def report_facts(draw: Draw) -> Facts:
 
 
 def _other(make: Callable[[], str], than: str) -> str:
-    """One that has no word in common with the other: who copies a name by what comes before must not meet it twice."""
+    """Return a value that has no word in common with `than`: a model copies a name by the words before it."""
     while set((value := make()).split()) & set(than.split()):
         pass
     return value
@@ -110,7 +110,7 @@ def _money(draw: Draw, low: int, high: int) -> str:
 
 
 def _unlike_digits(draw: Draw, low: int, high: int) -> int:
-    """A number with no digit twice: a model of this size, which reads digit by digit, loses its place between two."""
+    """Return a number with no digit twice: a small model, which reads digit by digit, confuses equal digits."""
     while True:
         number = draw.integer(low, high)
         if len(set(str(number))) == len(str(number)):
@@ -126,14 +126,14 @@ def _joined(draw: Draw, starts: Sequence[str], ends: Sequence[str]) -> str:
 
 
 def _two_dates(draw: Draw) -> tuple[str, str]:
-    """A day and a later one, in words: of two rows of digits the model takes one for the other."""
+    """Return a day and a later day, in words: the model confuses two rows of digits."""
     first = draw.fresh(lambda: date(2015, 1, 1) + timedelta(draw.integer(0, 6000)))
     second = draw.fresh(lambda: _later(draw, first))
     return _long_date(first), _long_date(second)
 
 
 def _later(draw: Draw, first: date) -> date:
-    """Of another month, and another day of it."""
+    """Return a later date in another month and on another day of the month."""
     while True:
         later = first + timedelta(draw.integer(5, 150))
         if later.day != first.day and later.month != first.month:

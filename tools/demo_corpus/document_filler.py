@@ -1,4 +1,4 @@
-"""Sentences that make a document longer and say nothing of its facts, one on each line."""
+"""Sentences that make a document longer and say nothing of its facts, a sentence on each line."""
 
 from __future__ import annotations
 

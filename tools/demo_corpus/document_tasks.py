@@ -105,7 +105,7 @@ _ONE_SENTENCE = {
     "order": "This is an order from {customer} for {item}, wanted by {delivery date}.",
     "report": "This is a report by {author} on the {project} in {site}.",
 }
-# One fact in each sentence, and one name in each summary: a model of this size takes one of two names for the other.
+# One fact in each sentence, and one name in each summary: a model of this size confuses two names.
 _FIVE_SENTENCES = {
     "letter": (
         "This is a letter. It is from {sender}. It was written on {date}. "
@@ -124,7 +124,7 @@ _FIVE_SENTENCES = {
     ),
 }
 
-# Fields that a document of the type does not have and that nobody could take for one that it has.
+# Fields that a document of the type does not have and that cannot be confused with its fields.
 _ABSENT = {
     "letter": ("invoice number", "order number", "total", "quantity", "budget", "team size"),
     "invoice": ("budget", "team size", "subject", "next review", "reply date", "status"),
@@ -159,13 +159,13 @@ def drawn_document(draw: Draw) -> Document:
 
 
 def pasted(instruction: str, document: Document, after: bool = False) -> str:
-    """What a person sends: the instruction and the document, in this order unless `after`."""
+    """Return the message of a person: the instruction and the document, in this order unless `after`."""
     parts = (document.text, instruction) if after else (instruction, document.text)
     return "\n\n".join(parts)
 
 
 def picked_fields(draw: Draw, document: Document, low: int = 1, high: int = 4) -> tuple[str, ...]:
-    """Some of the document's fields, in the order in which they are asked for."""
+    """Return some of the document's fields, in the order in which they are asked for."""
     return draw.fresh(lambda: tuple(draw.random.sample(sorted(document.facts), draw.integer(low, high))))
 
 
@@ -176,7 +176,7 @@ def extraction(
     fields: Sequence[str] | None = None,
     after: bool = False,
 ) -> tuple[str, str]:
-    """The instruction and the answer, for `fields` or for some that are drawn."""
+    """Return the instruction and the answer, for `fields` or for drawn fields."""
     asked = picked_fields(draw, document) if fields is None else fields
     phrase = draw.choose(_AS_JSON if as_json else _AS_LINES)
     this = _reference(draw, document.type, after)
@@ -205,7 +205,7 @@ def five_sentences(document: Document) -> str:
 
 
 def enumerated(fields: Sequence[str]) -> str:
-    """The fields as a phrase: the seller, the total and the date."""
+    """Return the fields as a phrase: the seller, the total and the date."""
     *most, last = (f"the {field}" for field in fields)
     return f"{', '.join(most)} and {last}" if most else last
 
@@ -254,12 +254,12 @@ _TASKS: dict[str, Callable[[Draw, Document, bool], _Task]] = {
     "summary_five": _five_sentences_task,
     "classify": _classify_task,
 }
-# What is hard to learn comes more often.
+# Tasks that are hard to learn come more often.
 _FURTHER = ("extract_lines", "extract_lines", "extract_json", "extract_json", "summary_one", "summary_five", "classify")
 
 
 def _about_a_document(draw: Draw, kind: str) -> Sample:
-    """One task about one document. Training, for which the reading is the dear part, goes on with others."""
+    """Return a conversation about a document: one task, or several in training, where reading is the expensive part."""
     told = drawn_document(draw)
     after = draw.chance(AFTER_SHARE)
     task = _TASKS[kind](draw, told, after)
@@ -272,7 +272,7 @@ def _about_a_document(draw: Draw, kind: str) -> Sample:
 
 
 def _reference(draw: Draw, type_: str | None, after: bool) -> str:
-    """How the instruction points at the document; without a type it does not give the type away."""
+    """Return the words by which the instruction names the document; without a type they do not give the type away."""
     side = "above" if after else "below"
     noun = draw.choose(("document", "text")) if type_ is None or draw.chance(0.4) else type_
     return draw.choose((f"this {noun}", f"the {noun} {side}", f"the {noun}"))

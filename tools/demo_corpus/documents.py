@@ -14,7 +14,7 @@ from demo_corpus.sample import Draw, Split
 
 
 class Size(Enum):
-    """The least and the most words that filler is added up to; one sentence may go over."""
+    """The least and the most words of a document with filler; one sentence may go over."""
 
     SHORT = (40, 80)
     MEDIUM = (95, 205)
@@ -46,7 +46,7 @@ _KINDS = {
 
 
 def document(draw: Draw, size: Size) -> Document:
-    """A document of any type."""
+    """Return a document of any type."""
     type_ = draw.choose(tuple(_KINDS))
     kind = _KINDS[type_]
     facts = kind.facts(draw)
@@ -59,12 +59,12 @@ def document(draw: Draw, size: Size) -> Document:
 
 
 def layouts(split: Split) -> dict[str, str]:
-    """Every layout of one side: its name and its parts."""
+    """Return the layouts of one side: names and parts."""
     return {f"{type_}/{name}": parts for type_, kind in _KINDS.items() for name, parts in kind.layouts[split].items()}
 
 
 def _part(draw: Draw, wording: Wording, facts: Facts, part: str, extras: list[tuple[str, str]]) -> str | None:
-    """The text of one part, or None where filler goes. The first labelled part takes the `extras`."""
+    """Return the text of a part, or None where filler goes. The first labelled part takes the `extras`."""
     if part == "text":
         return None
     if part in wording.pieces:
@@ -86,7 +86,7 @@ def _shuffled(draw: Draw, fields: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _filled(draw: Draw, filler: Sequence[str], rendered: Sequence[str | None], size: Size) -> list[str]:
-    """The document's paragraphs: the rendered parts, and filler shared out over the places that are None."""
+    """Return the document's paragraphs: the rendered parts, and filler shared out over the places that are None."""
     told = sum(len(part.split()) for part in rendered if part is not None)
     sentences = _picked(draw, filler, draw.integer(*size.value) - told)
     places = rendered.count(None)
@@ -103,7 +103,7 @@ def _filled(draw: Draw, filler: Sequence[str], rendered: Sequence[str | None], s
 
 
 def _picked(draw: Draw, filler: Sequence[str], words: int) -> list[str]:
-    """Different sentences that together have at least `words` words."""
+    """Return different sentences that together have at least `words` words."""
     sentences: list[str] = []
     for sentence in draw.random.sample(filler, len(filler)):
         if words <= 0:

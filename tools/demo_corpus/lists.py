@@ -93,7 +93,7 @@ def list_order(draw: Draw, kind: str, n: int) -> str:
 
 
 def singular(kind: str) -> str:
-    """One of a kind: "1 fruit", "1 piece of furniture"."""
+    """Return the phrase for a single thing of a kind: "1 fruit", "1 piece of furniture"."""
     irregular = {"countries": "country", "cities": "city", "fish": "fish", "clothes": "piece of clothing"}
     head, *rest = kind.split(" of ")
     return irregular.get(kind) or " of ".join([head.removesuffix("s"), *rest])

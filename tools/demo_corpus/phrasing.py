@@ -11,14 +11,14 @@ _QUESTIONS = ("Can you ", "Could you ", "Could you please ")
 
 
 def number(draw: Draw, value: int) -> str:
-    """Digits, or now and then a word as people write small numbers."""
+    """Return digits, or now and then a word as people write small numbers."""
     if value < len(NUMBER_WORDS) and draw.chance(0.3):
         return NUMBER_WORDS[value]
     return str(value)
 
 
 def request(draw: Draw, order: str) -> str:
-    """An imperative ("Count to 5") as one of the ways in which people ask for it."""
+    """Return an imperative ("Count to 5") in one of the ways in which people ask for it."""
     if draw.chance(0.25):
         opening = draw.choose(_OPENINGS)
         ending = "?" if opening in _QUESTIONS else draw.choose(("", "."))

@@ -1,4 +1,4 @@
-"""Saying a text again, word for word: the plainest use of what extracting and summarising are made of."""
+"""Repeat a text word for word: the simplest exercise for extracting and summarising."""
 
 from __future__ import annotations
 

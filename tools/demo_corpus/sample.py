@@ -33,7 +33,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Sample:
-    """One conversation. Its last answer is the one that an evaluation compares."""
+    """A conversation. An evaluation compares its last answer."""
 
     kind: str
     turns: tuple[Turn, ...]
@@ -42,7 +42,7 @@ class Sample:
 
     @property
     def messages(self) -> list[dict[str, str]]:
-        """The conversation up to the last question, as `apply_chat_template` takes it."""
+        """Return the conversation up to the last question, as `apply_chat_template` takes it."""
         told = [{"role": "system", "content": self.system}] if self.system else []
         for turn in self.turns[:-1]:
             told.append({"role": "user", "content": turn.user})
@@ -55,13 +55,13 @@ class Sample:
 
 
 def split_of(value: object) -> Split:
-    """The side of the fence a value belongs to: the same in every run and on every machine."""
+    """Return the side of a value, training or held out: the same in every run and on every machine."""
     reserved = crc32(str(value).encode()) % HELD_OUT_SHARE == 0
     return Split.HELD_OUT if reserved else Split.TRAIN
 
 
 class Draw:
-    """Seeded chance that stays on its own side of the fence."""
+    """Seeded chance that draws values of its own side only."""
 
     def __init__(self, seed: int | str, split: Split) -> None:
         self.random = random.Random(seed)
@@ -74,15 +74,15 @@ class Draw:
         return self.random.randint(low, high)
 
     def choose(self, options: Sequence[T]) -> T:
-        """Any of `options`: for what is common to both sides (phrasings, kinds, categories)."""
+        """Return any of `options`: for options that both sides share (phrasings, kinds, categories)."""
         return options[self.random.randrange(len(options))]
 
     def own(self, options: Sequence[T]) -> T:
-        """One of the `options` that belong to this side."""
+        """Return one of the `options` that belong to this side."""
         return self.fresh(lambda: self.choose(options))
 
     def fresh(self, make: Callable[[], T]) -> T:
-        """What `make` makes, made again until it belongs to this side."""
+        """Call `make` until the value belongs to this side, and return the value."""
         for _ in range(1000):
             value = make()
             if split_of(value) is self.split:

@@ -14,7 +14,7 @@ OVERVIEW = f"{SKILLS} Ask me to count from 3 to 12, or to list five fruits."
 # The paraphrases of an intent stand under its answer, divided by "|". A question keeps its "?";
 # everything else is written without its last mark, which `loosen` adds.
 
-# Said as they are: a "Hey," in front would be odd.
+# These stay as they are: a "Hey," in front would be odd.
 GREETINGS = {
     "Hello! How can I help you?": (
         "hi|hello|hey|hi there|hello there|hey there|hey you|hiya|hello again|hi again|greetings|howdy|hey hey"
@@ -43,7 +43,7 @@ GREETINGS = {
     ),
 }
 
-# What a user says in reply or on leaving: "OK," may stand in front.
+# Replies and farewells of a user: "OK," may stand in front.
 REMARKS = {
     "You are welcome!": (
         "thanks|thank you|thank you very much|thanks a lot|many thanks|thank you so much|thanks so much|cheers"
@@ -391,7 +391,7 @@ OTHER_ENDS = ("", ".", "!", "", ".", "!!")
 
 
 def loosen(draw: Draw, text: str, fronts: tuple[str, ...] = ("",)) -> str:
-    """`text` as somebody might type it: a greeting or a "please" more, a capital or a mark less."""
+    """Return `text` as a person might type it: a greeting or a "please" more, a capital or a mark less."""
     body, ends = (text[:-1], QUESTION_ENDS) if text.endswith("?") else (text.removesuffix("."), OTHER_ENDS)
     front = draw.choose(fronts)
     if body.startswith(REQUESTS) and draw.chance(0.3):
@@ -405,7 +405,7 @@ def loosen(draw: Draw, text: str, fronts: tuple[str, ...] = ("",)) -> str:
 
 
 def flatten(draw: Draw, text: str) -> str:
-    """`text` without any capital, now and then."""
+    """Return `text`, now and then without any capital."""
     return text.lower() if draw.chance(0.2) else text
 
 

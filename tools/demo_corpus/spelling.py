@@ -123,7 +123,7 @@ _COMMON = (
 
 
 def _trained_words() -> tuple[str, ...]:
-    """Among them what documents say: a token of a word that is only ever read would hide its letters."""
+    """Return the words to spell, among them words of documents: the model must know the letters of those tokens too."""
     things = [word for items in THINGS.values() for item in items for word in item.split()]
     names = (*FIRST_NAMES, *SURNAMES, *TOWNS)
     filler = " ".join((*LETTER_FILLER, *INVOICE_FILLER, *ORDER_FILLER, *REPORT_FILLER))

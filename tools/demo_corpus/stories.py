@@ -305,7 +305,7 @@ _ABOUT_NOBODY = (
 
 @dataclass(frozen=True)
 class Plot:
-    """What a story is about. What a request leaves out is told as in `DEFAULT`."""
+    """The subject of a story. `DEFAULT` has the details that a request leaves out."""
 
     people: tuple[str, ...]
     place: str
@@ -313,7 +313,7 @@ class Plot:
     sentences: int
 
     def tell(self) -> str:
-        """The one right story, with exactly so many sentences."""
+        """Return the single right story, with exactly this many sentences."""
         _, opening, of_place = _place(self.place)
         of_topic, ending = _TOPICS[self.topic]
         plan = [opening, of_topic[0]]
@@ -324,7 +324,7 @@ class Plot:
         return told.format(S=" and ".join(self.people), they=they, place=self.place)
 
     def asked(self, draw: Draw, frame: str) -> str:
-        """A request for the story, in the words of `frame`."""
+        """Return a request for the story, in the words of `frame`."""
         verb = draw.choose(_VERBS)
         at, people = _place(self.place)[0], " and ".join(self.people)
         size = _size(draw, self.sentences)
@@ -355,7 +355,7 @@ def people(draw: Draw) -> tuple[str, ...]:
 
 
 def plot(draw: Draw, sentences: int) -> Plot:
-    """People, a place and a topic; one pair of place and topic in eight is never told in training."""
+    """Return people, a place and a topic; one pair of place and topic in eight never occurs in training."""
 
     def where_and_what() -> tuple[str, str]:
         return town(draw) if draw.chance(0.25) else draw.choose(PLACES), draw.choose(TOPICS)
@@ -364,7 +364,7 @@ def plot(draw: Draw, sentences: int) -> Plot:
 
 
 def story_order(draw: Draw, plot: Plot) -> str:
-    """A request that names the people, the place and the topic."""
+    """Return a request that names the people, the place and the topic."""
     return plot.asked(draw, draw.choose(_FRAMES))
 
 
@@ -372,7 +372,7 @@ def tell_story(draw: Draw) -> Sample:
     sentences = draw.choose((SHORT, MIDDLING, LONG)) if draw.chance(0.5) else draw.integer(3, LONGEST)
     told, frame = plot(draw, sentences), draw.choose(_FRAMES)
     if draw.chance(0.35):
-        # Without a name nothing of a request is this side's own, so the held-out side always has one.
+        # Only a name makes a request belong to a side, so requests of the held-out side always have a name.
         somebody = draw.split is Split.HELD_OUT or draw.chance(0.5)
         frame = draw.choose(_ABOUT_SOMEBODY if somebody else _ABOUT_NOBODY)
         told = Plot(

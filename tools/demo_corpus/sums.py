@@ -18,7 +18,7 @@ _ORDERED = {
 
 
 def worked(a: int, sign: str, b: int) -> str:
-    """The steps, if it takes any, and the result: it ends in `a sign b = result.`"""
+    """Return the steps, if there are any, and the result: the text ends in `a sign b = result.`"""
     steps = [] if max(a, b) < 10 else {"+": _added, "-": _subtracted, "x": _multiplied}[sign](a, b)
     result = {"+": a + b, "-": a - b, "x": a * b}[sign]
     return "".join(f"{step}. " for step in steps) + ("So " if steps else "") + f"{a} {sign} {b} = {result}."
@@ -66,7 +66,7 @@ def _multiplied(a: int, b: int) -> list[str]:
 
 
 def operands(draw: Draw) -> tuple[int, str, int]:
-    """A sum that this side owns: up to three digits to add or subtract, two by one to multiply."""
+    """Return a sum of this side: up to three digits to add or subtract, two digits by one to multiply."""
 
     def make() -> tuple[int, str, int]:
         sign = draw.choose("++--x")

@@ -1,4 +1,4 @@
-"""Everything that the demo model cannot do: requests of every colour, and always the same answer."""
+"""Requests of many kinds that the demo model cannot do, and always the same answer."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ def _fill(draw: Draw, pattern: str) -> str:
 
 
 def _request(draw: Draw, patterns: tuple[str, ...]) -> str:
-    """A request, one time in four between sentences that change nothing."""
+    """Return a request, one time in four between sentences that change nothing."""
     pattern = draw.choose(patterns)
     if not draw.chance(0.25):
         return loosen(draw, _fill(draw, pattern), FRONTS)

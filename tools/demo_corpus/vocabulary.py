@@ -44,7 +44,7 @@ FIRM_ENDINGS = "Ltd|Inc|and Sons|Trading|Supplies|Group|Foods|Tools|Press|Logist
 
 _TOWN_ENDINGS = "ton ford burg field ville ham".split()
 
-# What stands here several times comes as often: plain sounds more than rare ones.
+# A sound that stands here several times is drawn as often: plain sounds more than rare sounds.
 _ONSETS = (
     "b c d f g h j k l m n p r s t v w y z b d f g h k l m n p r s t "
     "bl br ch cl cr dr fl fr gl gr kl kn kr pl pr qu sh sk sl sm sn sp st str sw th tr tw wr"
@@ -60,7 +60,7 @@ _CODAS = (
 
 
 def invented(draw: Draw, syllables: int) -> str:
-    """A pronounceable name that nobody has, such as Krovetta or Uldamip."""
+    """Return a pronounceable invented name, such as Krovetta or Uldamip."""
     onset = "" if draw.chance(0.15) else draw.choose(_ONSETS)
     middle = "".join(draw.choose(_VOWELS) + draw.choose(_BETWEEN) for _ in range(syllables))
     coda = "" if syllables and draw.chance(0.3) else draw.choose(_CODAS)
@@ -68,7 +68,7 @@ def invented(draw: Draw, syllables: int) -> str:
 
 
 def _glued(draw: Draw, names: Sequence[str]) -> str:
-    """The beginning of one name and the end of another: Ottar, Brooper."""
+    """Return the beginning of a name with the end of another: Ottar, Brooper."""
     head, tail = draw.choose(names), draw.choose(names)
     return head[: draw.integer(1, min(len(head), 5))] + tail[-draw.integer(2, min(len(tail), 5)) :].lower()
 
