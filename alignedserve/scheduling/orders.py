@@ -54,10 +54,7 @@ class ByArrival(Ordering):
     ) -> Iterable[_T]:
         return requests
 
-    def line(
-        self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
-    ) -> Iterable[_T]:
-        return requests
+    line = sort
 
 
 class ByPromises(Ordering):

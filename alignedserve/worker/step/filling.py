@@ -47,7 +47,6 @@ class Filling:
 
     @property
     def selection(self) -> Selection:
-        """Return what has been chosen."""
         seating = self._seating
         if seating.unseated:
             self._leave_out(seating.unseated)
