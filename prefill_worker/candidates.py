@@ -98,7 +98,6 @@ class Candidates:
         self._all.remove(candidate)
 
     def find(self, attempt: Attempt) -> Candidate | None:
-        """Return the candidate of this attempt, if it is here."""
         return next((candidate for candidate in self._all if candidate.is_here and candidate.key == attempt), None)
 
     def find_copied(self, running: Running) -> Candidate | None:

@@ -269,7 +269,6 @@ class RouterCore:
         return [*(self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []), *asked]
 
     def _is_line(self, request: Request) -> bool:
-        """Return whether the request is a line of a batch job."""
         owner = self._roll.get(request.owner)
         return owner is not None and owner.role is Role.JOBS
 

@@ -46,7 +46,6 @@ _ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
 
 
 def run_once(trial: SimulationTrial, on_progress: OnProgress) -> RunRecord:
-    """Run the trial and return its record."""
     return _run(Simulation(settings_of(trial)), on_progress)
 
 

@@ -474,7 +474,6 @@ class Config:
 
 
 def _check_together(config: Config) -> None:
-    """Refuse settings that do not go together."""
     _check_sizes(config)
     _check_policy(config)
     _check_transport(config)

@@ -32,7 +32,7 @@ def hidden_size_of(engine: Engine) -> int | None:
 
 
 class PoolCopies:
-    """Copies on behalf of one rank. Without a pool they come to nothing, and their results say so."""
+    """Copies on behalf of one rank. Without a pool nothing is copied, and the results say so."""
 
     def __init__(
         self,

@@ -174,7 +174,6 @@ class LineAnswer:
 
 
 def answered_line(number: int, custom_id: str, answer: LineAnswer) -> LineResult:
-    """Return the result of a line that has an answer."""
     response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
     text = _format_line(custom_id, response, None)
     usage = answer.body.get("usage") or {}

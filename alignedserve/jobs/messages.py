@@ -22,7 +22,7 @@ class LeaseTaken:
 
 @dataclass(frozen=True)
 class LeaseLost:
-    """Another job runner is the active one, or it cannot be known."""
+    """The event that another job runner is the active one, or that this cannot be known."""
 
 
 @dataclass(frozen=True)

@@ -271,7 +271,6 @@ class Policy:
 
     @cached_property  # read at every step
     def ordering(self) -> Ordering:
-        """Return the rules of the order."""
         return ORDERINGS[self.order]
 
     @property

@@ -21,7 +21,7 @@ class DeviceMemory:
         self.blocks = Blocks(limits.num_pairs) if blocks is None else blocks
         self.tokens_in_pair = limits.block_size if tokens_in_pair is None else tokens_in_pair
         self.is_stuck = False  # the first waiting prompt could not be seated, and nothing has changed since
-        self.is_crowded = False  # a prompt had to leave for others: none is seated before memory has come free
+        self.is_crowded = False  # a prompt had to leave for others: no prompt is seated before memory is free
         self._steps = steps
 
     @property

@@ -61,7 +61,7 @@ class HybridSeating(PackedSeating):
 
 
 class HiddenMemory(PlainMemory):
-    """Keeps requests as KV or as hidden vectors; what it answers at a moment goes by what `_begin` noted of it."""
+    """Keeps requests as KV or as hidden vectors; its answers follow from what `_begin` noted at that moment."""
 
     def __init__(
         self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy, order: ServingOrder

@@ -26,7 +26,7 @@ class RecentNeed:
 
 @dataclass(slots=True)
 class PackedSeating(Seating):
-    """Real-time requests find also the memory of best-effort ones, and a seat."""
+    """Offers real-time requests also the memory and the seats of best-effort ones."""
 
     best_effort: Sequence[Running] = ()  # that are seated
     spare: int = 0  # free pairs that best-effort requests are not seated on, beside others of them

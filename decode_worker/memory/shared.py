@@ -91,7 +91,7 @@ class SharedMemory(PlainMemory):
     # --- The next step
 
     def grow(self, preempts: Preempts, now: float) -> list[Command]:
-        """Real-time requests take what best-effort ones have; where that is not enough, a request leaves."""
+        """Let real-time requests take the slots of best-effort ones; where these are too few, a request leaves."""
         here, commands = self._here, list[Command]()
         self._begin()
         for running in [resident for resident in here.residents.values() if resident.promise.is_rt]:

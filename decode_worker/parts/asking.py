@@ -108,9 +108,9 @@ def _offers(room: AskBatch) -> bool:
 
 
 class PageAsks:
-    """Asks for the pages that would be written of a resident that leaves, or ends, with its next token.
+    """Asks for the pages that a resident would be written to if it left, or ended, with its next token.
 
-    As many are asked for as the resident needs of which most would be written."""
+    The number of pages is that of the resident that would need most."""
 
     def __init__(self, stores: Stores, writing: PageWriting, taking_in: TakingIn) -> None:
         self._page_size, self._policy = stores.limits.page_size, stores.policy

@@ -68,6 +68,5 @@ class AnswerKeeping:
         return all(promise.due_at(now) >= ends_at for promise in promises if promise.is_rt)
 
     def _is_in_step(self, running: Running) -> bool:
-        """Return whether the request is in the step in flight."""
         parts = () if self._steps.running is None else self._steps.running.parts
         return any(part.request == running.request.id and running.is_at(part) for part in parts)

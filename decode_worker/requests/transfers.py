@@ -76,7 +76,6 @@ class IncomingTransfers:
         return transfer
 
     def end(self, source: str, number: int, intact: bool) -> IncomingTransfer:
-        """Return the transfer that has ended."""
         transfer = self._transfers.pop((source, number), None)
         assert transfer is not None, "a transfer ended that was not begun"
         if intact:

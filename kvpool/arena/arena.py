@@ -204,7 +204,6 @@ class Arena:
 
     @property
     def page_size(self) -> int:
-        """Return the tokens of a page."""
         return self._layout.page_size
 
     @property

@@ -117,7 +117,6 @@ class PageBytes:
         return -(-self.payload(kind) // align) * align
 
     def extent(self, extents: Extents) -> int:
-        """Return the bytes of an extent."""
         return extents.per_extent(self._first) * self.stride(self._first)
 
     def divide(self, pages: int) -> Extents:

@@ -64,7 +64,7 @@ class Edits:
 
     @property
     def mask(self) -> Tensor | None:
-        """[vocabulary]: whether each token may come; None if there is no limit."""
+        """Return whether each token of the vocabulary may come; None if there is no limit."""
         if self._by_grammar is None:
             return self._allowed
         return self._by_grammar if self._allowed is None else self._by_grammar & self._allowed

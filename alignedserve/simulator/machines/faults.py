@@ -189,7 +189,7 @@ def _freeze(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
 
 
 def _unheard(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
-    """A new router does not hear a member and announces the others: to them it has gone, and is back as it was."""
+    """Let a new router not hear a member and announce the others: to them the member goes, and comes back unchanged."""
     others = [member for member in members if member != ROUTER]
     dies = Kill(at, ROUTER, draw.uniform(0.05, 0.5), seen=True)
     return [dies, Mute(at, draw.choice(others), draw.uniform(0.8, 2.5))]

@@ -74,7 +74,7 @@ def _copy(tree: Mapping[str, Any]) -> Tree:
 
 
 def _overridden(tree: Tree, pairs: list[str]) -> Tree:
-    """Each pair is `KEY=VALUE` of the whole or of the only stream, or `STREAM.KEY=VALUE`."""
+    """Change the tree by pairs: `KEY=VALUE` of the whole or of the only stream, or `STREAM.KEY=VALUE`."""
     seen = set()
     for pair in pairs:
         key, equals, value = (part.strip() for part in pair.partition("="))

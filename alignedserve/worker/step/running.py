@@ -99,7 +99,7 @@ class Running:
         return here is planned or here[: len(planned)] == planned  # mostly the same tuple
 
     def expect(self, estimate: Estimate, policy: Policy, now: float) -> None:
-        """Reckon with another prediction of the output's length."""
+        """Take another prediction of the output's length into account."""
         self.request = replace(self.request, estimate=estimate)
         self.promise.expect(self.request, policy, now)
 

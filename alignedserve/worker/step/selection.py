@@ -72,7 +72,7 @@ class Chooser(ABC):
 
 
 class FirstCome(Chooser):
-    """Runs requests as they came. Prompts have been given what room there was: there is nothing to choose."""
+    """Runs requests in the order of arrival. Prompts were seated before, so there is nothing to choose."""
 
     def first_come(self, waiting: Waiting) -> Waiting | tuple[Running, ...]:
         return waiting

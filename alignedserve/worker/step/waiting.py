@@ -155,7 +155,6 @@ class Waiting:
         return leaving
 
     def named(self, request: str) -> Sequence[Running]:
-        """Return the prompts of this request."""
         return self._named.get(request, ())
 
     def refile(self, running: Running) -> None:
