@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from alignedserve.core import CacheKind, ServiceClass
+from alignedserve.core import ServiceClass
 from alignedserve.prefill_worker.buffering import Buffers
 from alignedserve.prefill_worker.committing import Commits
 from alignedserve.prefill_worker.offering import Offers
@@ -33,12 +33,10 @@ class NextStep:
         offers: Offers,
         buffers: Buffers,
         writing: PoolWriting,
-        kind: CacheKind,
     ) -> None:
         self._policy, self._roster, self._steps, self._pace = common.policy, common.roster, common.steps, common.pace
         self._memory, self._writer, self._queue, self._prompts = common.memory, common.writer, queue, prompts
         self._commits, self._offers, self._buffers, self._writing = commits, offers, buffers, writing
-        self._is_hidden = kind is CacheKind.HIDDEN
         self.num_preemptions = 0
 
     def make_place(self, now: float) -> list[Command]:
@@ -99,7 +97,7 @@ class NextStep:
         return PoolSeating(
             self._memory.blocks,
             self._memory.limits.num_pairs,
-            self._memory.tokens_in_pair,
+            self._memory.limits.block_size,
             seats,
             self._policy.room is Room.CHUNKS,
             _tokens_of,
@@ -108,7 +106,6 @@ class NextStep:
             needs_pages=not self._offers.needs_no_pool,
             pages_for=self._writing.pages_for,
             idle=[running for running in self._commits.waiting if not running.promise.is_rt],
-            is_hidden=self._is_hidden,
         )
 
     def _has_long(self) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from alignedserve.core import half_blocks
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seating import Seating
 
@@ -21,7 +20,6 @@ class PoolSeating(Seating):
     spare_pages: int = 0  # at hand for best-effort prompts that wait
     pages_for: Callable[[Running], int] = field(kw_only=True)
     idle: list[Running] = field(default_factory=list)  # best-effort prompts that are through, the newest last
-    is_hidden: bool = False  # whether hidden vectors lie in the pairs
     needs_pages: bool = True
 
     def left_for(self, running: Running) -> int:
@@ -43,13 +41,11 @@ class PoolSeating(Seating):
         if not running.pairs and not running.promise.is_rt:
             self.spare_pages -= self.pages_for(running)
         Seating.take(self, running, size)
-        if self.is_hidden:
-            running.blocks = half_blocks(running.pairs)
 
     def _taken(self, count: int) -> tuple[int, ...]:
         while count > self.blocks.num_free and self.idle:
             leaving = self.idle.pop()
             self.blocks.give(leaving.pairs)
-            leaving.pairs = leaving.blocks = ()
+            leaving.pairs = ()
             self.unseated.append(leaving)
         return Seating._taken(self, count)
