@@ -33,7 +33,7 @@ class FinishReason(str, Enum):
 
 
 class CacheKind(str, Enum):
-    """What the device keeps of a request's tokens."""
+    """The form in which a device keeps a request's tokens."""
 
     KV = "kv"
     HIDDEN = "hidden"  # each layer's input after its norm: half the memory, every step computes K and V anew
@@ -41,7 +41,7 @@ class CacheKind(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """What a request was promised, in seconds."""
+    """The times that a request was promised, in seconds."""
 
     ttft_s: float = 1.0
     tbt_s: float = 0.1875  # the reading speed
@@ -50,7 +50,7 @@ class Slo:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """When the next token of a real-time request is due. It goes with the request from part to part."""
+    """The time at which the next token of a real-time request is due. It goes with the request from part to part."""
 
     at: float  # when the next token is due
     num_left: int = 1  # tokens that are due together at that time
@@ -70,7 +70,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a request's tokens are chosen from its logits.
+    """The rules that choose a request's tokens from its logits.
 
     A choice depends only on the logits, the request's own tokens, the seed and the token's index in the output, so
     that an evicted, moved or restarted request goes on as if nothing had happened.
@@ -122,7 +122,7 @@ class Sampling:
 
     @property
     def edits_logits(self) -> bool:
-        """Whether the request changes logits before the choice, by penalties or by limits."""
+        """Return whether the request changes logits before the choice, by penalties or by limits."""
         limits = self.min_tokens or self.logit_bias or self.allowed_tokens or self.grammar or self.syntax
         return self.penalises or bool(limits)
 
@@ -153,12 +153,12 @@ class Estimate:
 
     def __post_init__(self) -> None:
         if not 1 <= self.mean <= self.upper:
-            raise ValueError(f"an estimate must be at least 1 token, and no more than its upper one, not {self}")
+            raise ValueError(f"an estimate must be at least 1 token, and at most its upper bound, not {self}")
 
 
 @dataclass(frozen=True, slots=True)
 class Sketch:
-    """What the length predictor sees of a prompt: counts or text, as its encoder needs it."""
+    """The part of a prompt that the length predictor sees: counts or text, as its encoder needs it."""
 
     counts: bytes = b""  # of hashed tokens (scheduling/sketch.py)
     text: str = ""

@@ -38,7 +38,7 @@ from __future__ import annotations
 
 
 class AlignedServeError(Exception):
-    """Its text is meant for the user: one line, without a traceback."""
+    """An error whose text is meant for the user: one line, without a traceback."""
 
 
 class ModelError(AlignedServeError):

@@ -23,7 +23,8 @@ from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library, usable_sets
 from alignedserve.kernels.native.kernels import Native
-from benchmarks.attention import GQA, MHA, Heads, Paged, in_turns
+from benchmarks.attention import GQA, MHA, Heads, Paged
+from benchmarks.common.timing import in_turns
 from benchmarks.report import command, report
 
 REQUESTS, LONG = 32, 2

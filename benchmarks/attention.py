@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 from functools import partial
-from time import perf_counter
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +21,7 @@ from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library, usable_sets
 from alignedserve.kernels.native.kernels import Native
+from benchmarks.common.timing import in_turns
 from benchmarks.report import command, report
 
 BLOCK_SIZE = 16
@@ -58,17 +58,6 @@ class Paged:
 
     def attend(self, kernels: Kernels) -> torch.Tensor:
         return kernels.attend(self.query, self.cache, self.spans, self.scale)
-
-
-def in_turns(variants: Mapping[str, Callable[[], object]], seconds: float, least: int = 5) -> dict[str, list[float]]:
-    took: dict[str, list[float]] = {name: [] for name in variants}
-    end = perf_counter() + seconds
-    while perf_counter() < end or len(next(iter(took.values()))) < least:
-        for name, run in variants.items():
-            begun = perf_counter()
-            run()
-            took[name].append(perf_counter() - begun)
-    return took
 
 
 def decode_bandwidth(kernels: Mapping[str, Native], heads: Heads, threads: int, seconds: float) -> None:

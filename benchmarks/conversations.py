@@ -26,7 +26,7 @@ from statistics import mean
 from unittest.mock import patch
 
 from alignedserve.cli.simulate_once import settings_of
-from alignedserve.core import Request, Sampling, ServiceClass, Slo
+from alignedserve.core import Request, Sampling
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.router.placing.placement import Placement, Pools
 from alignedserve.simulator.records.distribution import percentile
@@ -34,6 +34,7 @@ from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
 from alignedserve.simulator.workload.visit import Arrival
+from benchmarks.common.requests import request
 from benchmarks.common.serving import ask, serve
 from benchmarks.report import command, report, several
 
@@ -135,20 +136,8 @@ def arrivals(count: int, seed: int) -> Iterator[Arrival]:
         words = tuple(draw.randrange(10, 5_000) for _ in range(_FIRST + (_SIMULATED_TURNS - 1) * _MORE))
         at = FIRST_ARRIVAL_AT + _BETWEEN_S * number
         for turn in range(_SIMULATED_TURNS):
-            request = Request(
-                id=f"{number}-{turn}",
-                owner="gateway-0",
-                attempt=0,
-                prompt=words[: _FIRST + _MORE * turn],
-                emitted=(),
-                sampling=Sampling(seed=number),
-                max_tokens=_OUTPUT,
-                stop_tokens=(),
-                service=ServiceClass.RT,
-                slo=Slo(),
-                arrival_at=at,
-            )
-            yield Arrival(request, _OUTPUT, None)
+            prompt, sampling = words[: _FIRST + _MORE * turn], Sampling(seed=number)
+            yield Arrival(request(f"{number}-{turn}", prompt, _OUTPUT, sampling=sampling, arrival_at=at), _OUTPUT, None)
             at += draw.uniform(*_THINKS_S)
 
 
@@ -160,11 +149,11 @@ def played(count: int, cluster: str, seed: int, *, remembers: bool) -> tuple[flo
     simulation = Simulation(settings, list(arrivals(count, seed)))
     with nullcontext() if remembers else patch.object(Placement, "kept", _forget):
         assert not simulation.run().problems
-    later = [request for request in simulation.record(0.0).requests if not request.id.endswith("-0")]
+    later = [asked for asked in simulation.record(0.0).requests if not asked.id.endswith("-0")]
     cores = [process.core for process in simulation.world.processes]
     reused = sum(core.num_reused_tokens for core in cores if isinstance(core, PrefillCore))
-    ttfts = [request.token_at[0] - request.arrival_at for request in later]
-    return reused / sum(request.num_prompt for request in later), ttfts
+    ttfts = [asked.token_at[0] - asked.arrival_at for asked in later]
+    return reused / sum(asked.num_prompt for asked in later), ttfts
 
 
 def _forget(_placement: Placement, _request: Request, _node: str, _pools: Pools) -> None: ...
@@ -184,12 +173,10 @@ def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--backend", choices=("real", "simulated"), default="real", help="default: %(default)s")
     parser.add_argument("--conversations", type=int, help="default: 12, or 40 if simulated")
-    parser.add_argument(
-        "--turns", type=int, default=4, help="real: most turns of a conversation (default: %(default)s)"
-    )
+    parser.add_argument("--turns", type=int, default=4, help="real: most turns of a conversation")
     parser.add_argument("--full", action="store_true", help="real: two hundred conversations of up to eight turns")
-    parser.add_argument("--cluster", default="3+2", help="simulated (default: %(default)s)")
-    parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="simulated (default: %(default)s)")
+    parser.add_argument("--cluster", default="3+2", help="simulated")
+    parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="simulated")
     args = parser.parse_args()
     if args.backend == "simulated":
         simulated(args.conversations or 40, args.cluster, args.seeds)

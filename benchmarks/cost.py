@@ -1,7 +1,6 @@
 """Measure how well the cost model predicts the time of steps, and how much time a prediction takes.
 
     python -m benchmarks.cost                        # two minutes on two idle cores
-    python -m benchmarks.cost --gpu-times FOLDER     # GPU steps from the full grids, not from the compiled profiles
     python -m benchmarks.cost --record FILE          # also writes the steps that tests/cost/test_cost.py replays
 
 Held-out steps of the real engine have random sizes; the true time of a step is the median of four runs. Nothing else
@@ -43,7 +42,8 @@ from alignedserve.executor.loading import use_threads
 from alignedserve.machine.capacity import capacity
 from alignedserve.simulator.machines import gpu_truth
 from benchmarks.common.models import llama160m
-from benchmarks.report import command, report
+from benchmarks.common.timing import least_us
+from benchmarks.report import command, report, status
 
 Clock = Callable[[], float]
 
@@ -78,20 +78,16 @@ def measure_model(folder: Path, clock: Clock, budget_s: float, held_out: int, se
     profiled = {trial.shape for trial in trials(bounds)}
     new = [trial for trial in random_trials(bounds, held_out, seed=1) if trial.shape not in profiled]
     with own_cache(meter.engine):
-        rounds = [_round(meter, new) for _ in range(2)]
+        rounds = [[meter.run(trial) for trial in new] for _ in range(2)]
         start = clock()
         profile = measure_profile(meter, bounds, subject_of(meter.engine, folder), SHARED_MEMORY, budget_s)
         report(f"{folder.name}: time to profile {len(profile.points)} steps", clock() - start, "s", goal=20.0)
-        rounds += [_round(meter, new) for _ in range(2)]
+        rounds += [[meter.run(trial) for trial in new] for _ in range(2)]
         steps = [Point(trial.shape, meter.run(trial)) for trial in serving(bounds, served, seed=2)]
     before, after = (sum(map(sum, pair)) for pair in (rounds[:2], rounds[2:]))
     report(f"{folder.name}: held-out steps after the profile, compared with before it", after / before, "1")
     truths = [Point(trial.shape, median(runs)) for trial, *runs in zip(new, *rounds, strict=True)]
     return Measured([*profile.points], truths, steps)
-
-
-def _round(meter: Meter, wanted: Sequence[Trial]) -> list[float]:
-    return [meter.run(trial) for trial in wanted]
 
 
 def serving(bounds: Bounds, count: int, seed: int, arrivals: float = 0.1) -> Iterator[Trial]:
@@ -117,15 +113,13 @@ def serving(bounds: Bounds, count: int, seed: int, arrivals: float = 0.1) -> Ite
             running.append([waiting.pop(0)[0], int(10 * 20 ** chance.random())])
 
 
-def report_errors(name: str, model: CostModel, points: Sequence[Point]) -> bool:
-    met = True
+def report_errors(name: str, model: CostModel, points: Sequence[Point]) -> None:
     for kind in Kind:
         steps = [point for point in points if point.shape.kind is kind]
         off = spread([abs(model.seconds(point.shape) / point.seconds - 1) for point in steps])
         goals = (None, None) if kind is Kind.MIXED else (MEDIAN, P90)
-        met &= report(f"{name} {kind.value}: median error", off.median, "share", goal=goals[0])
-        met &= report(f"{name} {kind.value}: p90 error", off.p90, "share", goal=goals[1])
-    return met
+        report(f"{name} {kind.value}: median error", off.median, "share", goal=goals[0])
+        report(f"{name} {kind.value}: p90 error", off.p90, "share", goal=goals[1])
 
 
 # --- Drift
@@ -141,28 +135,26 @@ def replay(online: OnlineCost, steps: Sequence[Point], factor: Callable[[int], f
     return errors
 
 
-def report_drift(name: str, measured: Measured) -> bool:
+def report_drift(name: str, measured: Measured) -> None:
     change = len(measured.served) - STEPS_AFTER.stop
     errors = replay(OnlineCost(measured.profile), measured.served, lambda at: DRIFT if at >= change else 1.0)
     before, after = errors[:change], [errors[change + at] for at in STEPS_AFTER]
     report(f"{name} served steps: median error before the drift", median(before), "share")
-    return report(
-        f"{name} served steps: median error 200-300 steps after x{DRIFT}", median(after), "share", goal=DRIFT_ERROR
-    )
+    report(f"{name} served steps: median error 200-300 steps after x{DRIFT}", median(after), "share", goal=DRIFT_ERROR)
 
 
-def report_real_drift(folder: Path) -> bool:
+def report_real_drift(folder: Path) -> None:
     """Measure the drift when the engine, from some step on, shares its core with a process that only computes."""
     kept = os.sched_getaffinity(0)
     core = {max(kept)}
     try:
         os.sched_setaffinity(0, core)
-        return _real_drift(folder, core)
+        _real_drift(folder, core)
     finally:
         os.sched_setaffinity(0, kept)
 
 
-def _real_drift(folder: Path, core: set[int]) -> bool:
+def _real_drift(folder: Path, core: set[int]) -> None:
     bounds, meter = worker(folder, time.perf_counter)
     engine = meter.engine
     # Steps take tens of milliseconds: the kernel gives the core to each process for a few milliseconds at a time.
@@ -185,7 +177,7 @@ def _real_drift(folder: Path, core: set[int]) -> bool:
     report("demo drift with a busy process: steps slower by a factor of", slower, "1")
     report("demo drift with a busy process: median error before", median(off for _, off in before), "share")
     name = "demo drift with a busy process: median error of steps 200-300 after"
-    return report(name, median(off for _, off in after), "share", goal=DRIFT_ERROR)
+    report(name, median(off for _, off in after), "share", goal=DRIFT_ERROR)
 
 
 @contextmanager
@@ -212,7 +204,7 @@ def _spin(core: set[int], spins: Event) -> None:
 # --- GPUs
 
 
-def report_gpu(name: str, steps: dict[tuple[int, int, int, int], float]) -> bool:
+def report_gpu(name: str, steps: dict[tuple[int, int, int, int], float]) -> None:
     """Fit sizes that are powers of four, and a hundred mixed steps; all other steps are held out."""
     points = {key: Point(_gpu_shape(*key), seconds) for key, seconds in steps.items()}
     known = [key for key in points if all(size in _PROFILED for size in key)]
@@ -220,7 +212,7 @@ def report_gpu(name: str, steps: dict[tuple[int, int, int, int], float]) -> bool
     dropped = set(random.Random(0).sample(mixed, max(0, len(mixed) - 100)))
     model = fit([points[key] for key in known if key not in dropped])
     held_out = [point for key, point in points.items() if key not in known]
-    return report_errors(f"{name}", model, held_out)
+    report_errors(name, model, held_out)
 
 
 _PROFILED = {0, *(4**power for power in range(8))}
@@ -242,19 +234,10 @@ def gpu_steps(name: str) -> dict[tuple[int, int, int, int], float]:
     return {key: truth.seconds_of([key[:2]] if key[0] else [], [key[3]] * key[2]) for key in keys}
 
 
-def measured_gpu_steps(folder: Path) -> Iterator[tuple[str, dict[tuple[int, int, int, int], float]]]:
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-    from compile_gpu_profiles import SOURCES
-
-    for source in SOURCES:
-        times = source.read(folder)
-        yield source.name, {key: times.step_s(*key) for key in times.attention}
-
-
 # --- The time of predictions
 
 
-def report_speed(model: CostModel, online: OnlineCost) -> bool:
+def report_speed(model: CostModel, online: OnlineCost) -> None:
     chance = random.Random(0)
     prefixes = [chance.randrange(1, 2000) for _ in range(128)]
     decodes = tuple(Decode("r", 1, prefix, (), Sampling(), 0) for prefix in prefixes)
@@ -266,24 +249,12 @@ def report_speed(model: CostModel, online: OnlineCost) -> bool:
         estimate.add_decode(700)
         _ = estimate.seconds
 
-    met = report("one decode more: what if", _micros(lambda: estimate.with_decode(700), 20_000), "us", goal=2.0)
-    met &= report("one chunk more: what if", _micros(lambda: estimate.with_chunk(64, 700), 20_000), "us", goal=2.0)
-    met &= report("one decode more: added, then asked", _micros(add_and_ask, 20_000), "us", goal=2.0)
-    met &= report("a step of 128 decodes", _micros(lambda: model.plan_seconds(plan), 1000), "us", goal=20.0)
+    report("one decode more: what if", least_us(lambda: estimate.with_decode(700), 20_000), "us", goal=2.0)
+    report("one chunk more: what if", least_us(lambda: estimate.with_chunk(64, 700), 20_000), "us", goal=2.0)
+    report("one decode more: added, then asked", least_us(add_and_ask, 20_000), "us", goal=2.0)
+    report("a step of 128 decodes", least_us(lambda: model.plan_seconds(plan), 1000), "us", goal=20.0)
     shape = Shape.build([], prefixes)
-    report("learning from a step", _micros(lambda: online.learn(shape, 0.01), 200), "us")
-    return met
-
-
-def _micros(work: Callable[[], object], times: int) -> float:
-    """Return the microseconds of a call, the best of five rounds."""
-    rounds = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(times):
-            work()
-        rounds.append((time.perf_counter() - start) / times)
-    return 1e6 * min(rounds)
+    report("learning from a step", least_us(lambda: online.learn(shape, 0.01), 200), "us")
 
 
 # --- The command
@@ -303,9 +274,8 @@ def _record(path: Path, measured: dict[str, Measured]) -> None:
     path.write_text(json.dumps(about | {"models": models}, separators=(",", ":")) + "\n", encoding="utf-8")
 
 
-def main() -> int:
+def main() -> None:
     parser = command(__doc__)
-    parser.add_argument("--gpu-times", type=Path, metavar="FOLDER", help="measured GPU times, see tools/")
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the measured steps")
     parser.add_argument(
         "--cpu-clock", action="store_true", help="count processor time of the engine's thread, for a busy machine"
@@ -313,13 +283,9 @@ def main() -> int:
     parser.add_argument("--only", choices=("cpu", "gpu", "speed", "drift"), help="run a single part")
     args = parser.parse_args()
     parts = (args.only,) if args.only else ("gpu", "cpu", "speed", "drift")
-    met = True
     if "gpu" in parts:
-        sources = (
-            measured_gpu_steps(args.gpu_times) if args.gpu_times else ((n, gpu_steps(n)) for n in gpu_truth.names())
-        )
-        for name, steps in sources:
-            met &= report_gpu(name, steps)
+        for name in gpu_truth.names():
+            report_gpu(name, gpu_steps(name))
     demo = resolve("demo")
     if "cpu" in parts:
         clock = time.thread_time if args.cpu_clock else time.perf_counter
@@ -327,18 +293,18 @@ def main() -> int:
         with TemporaryDirectory() as folder:
             measured["llama160m"] = measure_model(llama160m(Path(folder) / "llama160m"), clock, 20.0, 10, 0)
         for name, model in measured.items():
-            met &= report_errors(name, fit(model.profile), model.held_out)
-        met &= report_drift("demo", measured["demo"])
+            report_errors(name, fit(model.profile), model.held_out)
+        report_drift("demo", measured["demo"])
         if args.record:
             _record(args.record, measured)
     if "speed" in parts:
         points = [Point(_gpu_shape(*key), seconds) for key, seconds in gpu_steps(gpu_truth.names()[0]).items()][::20]
         online = OnlineCost(points)
-        met &= report_speed(online.model, online)
+        report_speed(online.model, online)
     if "drift" in parts:
-        met &= report_real_drift(demo)
-    return 0 if met else 1
+        report_real_drift(demo)
+    sys.exit(status())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -40,8 +40,9 @@ from alignedserve.worker.step.running import Blocks, Running
 from alignedserve.worker.step.seated import Seated
 from alignedserve.worker.step.selection import select
 from alignedserve.worker.step.waiting import Waiting
-from benchmarks.report import command, report
-from benchmarks.selection import BLOCK, COST, LENGTHS, PAIRS, STEP_TOKENS, TIMES, drawn, running
+from benchmarks.common.requests import LENGTHS
+from benchmarks.report import command, report, several, status
+from benchmarks.selection import BLOCK, COST, PAIRS, STEP_TOKENS, TIMES, drawn, running
 
 RUNNING, OUTPUT, PAGE = 128, 20, 256
 GOAL_MS, STILL_MS = 1.0, 0.3
@@ -173,39 +174,39 @@ def main() -> None:
     parser.add_argument("--candidates", type=int, default=1_600)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--alignment", action="store_true", help="simulate runs for the share of mixed steps")
-    parser.add_argument("--seeds", default="0,1,2", help="seeds of these runs; default: %(default)s")
+    parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="seeds of these runs")
     args = parser.parse_args()
-    few, many, met = args.candidates, 10 * args.candidates, []
+    few, many = args.candidates, 10 * args.candidates
     still, _ = planned(0, 0, args.steps)
     label = f"a step of {RUNNING} decodes"
-    met.append(report(f"{label} in which nobody joins, leaves or comes due", still, "ms", goal=STILL_MS))
+    report(f"{label} in which nobody joins, leaves or comes due", still, "ms", goal=STILL_MS)
     for blocks in Layout:
         took, _ = planned_by_core(Policy(blocks=blocks), args.steps)
         name = f"{label} by the core, blocks {blocks.value}: nobody joins or leaves"
-        met.append(report(name, median(took), "ms", goal=STILL_MS))
+        report(name, median(took), "ms", goal=STILL_MS)
     for num_running in (8, 32, RUNNING):
         _, between = planned_by_core(Policy(), args.steps, num_running)
         name = f"between two steps of {num_running} decodes, all that the core does"
         report(name, median(between), "ms")
-        met.append(report(f"{name}, p95", sorted(between)[int(0.95 * len(between))], "ms", goal=PREPARED_MS))
+        report(f"{name}, p95", sorted(between)[int(0.95 * len(between))], "ms", goal=PREPARED_MS)
     for kind in ("prompts that wait", "residents that are paused"):
         waits = kind.startswith("prompts")
         small, runs = planned(few * waits, few * (not waits), args.steps)
         large, _ = planned(many * waits, many * (not waits), max(20, args.steps // 5))
-        met.append(report(f"{label} among {few:,} {kind}", small, "ms", goal=GOAL_MS))
+        report(f"{label} among {few:,} {kind}", small, "ms", goal=GOAL_MS)
         report(f"{label} among {few:,} {kind}: that run", runs, "1")
         report(f"{label} among {many:,} {kind}", large, "ms")
         growth = large / many / (small / few)
-        met.append(report(f"time for a candidate, of ten times as many {kind}", growth, "x", goal=_GROWTH))
+        report(f"time for a candidate, of ten times as many {kind}", growth, "x", goal=_GROWTH)
     if args.alignment:
         label, shares = "steps that mix two batches, simulated 4+1", list[float]()
-        for seed in args.seeds.split(","):
-            mixed, tokens_per_s = aligned(int(seed))
+        for seed in args.seeds:
+            mixed, tokens_per_s = aligned(seed)
             shares.append(mixed)
             report(f"{label}, seed {seed}", mixed, "%")
             report("tokens of that run", tokens_per_s, "1/s")
-        met.append(report(f"{label}, mean", mean(shares), "%", goal=_MIXED))
-    sys.exit(0 if all(met) else 1)
+        report(f"{label}, mean", mean(shares), "%", goal=_MIXED)
+    sys.exit(status())
 
 
 if __name__ == "__main__":

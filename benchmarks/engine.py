@@ -27,7 +27,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -37,7 +37,8 @@ from alignedserve.engine.engine import Engine
 from alignedserve.executor.loading import use_threads
 from benchmarks.common.engine_parts import print_parts
 from benchmarks.common.models import MAKERS, POSITIONS, VOCAB
-from benchmarks.report import command, report
+from benchmarks.common.timing import least_us
+from benchmarks.report import command, report, several, status
 
 BLOCK = 16
 MOST_STEP_TOKENS = 4096
@@ -211,14 +212,7 @@ class VLlm:
 def read_bandwidth() -> float:
     """Return the bytes per second that all cores read from memory, the best of five runs."""
     numbers = large_pages.zeros((1 << 27,), torch.float32).fill_(1)
-    best = min(_seconds(lambda: numbers.sum()) for _ in range(5))
-    return numbers.nbytes / best
-
-
-def _seconds(action: Any) -> float:
-    began = perf_counter()
-    action()
-    return perf_counter() - began
+    return 1e6 * numbers.nbytes / least_us(lambda: numbers.sum(), 1)
 
 
 def weight_bytes(folder: Path) -> int:
@@ -234,7 +228,7 @@ def weight_bytes(folder: Path) -> int:
 
 def compare(
     model: str, wanted: Sequence[Case], rounds: int, others: Sequence[str], peer_python: str | None, where: bool
-) -> bool:
+) -> None:
     with TemporaryDirectory() as scratch, ExitStack() as closing:
         folder = MAKERS[model](Path(scratch) / model)
         largest = max(sum(-(-(n + case.output) // BLOCK) for n in case.prompts) for case in wanted)
@@ -246,13 +240,13 @@ def compare(
             vllm = VLlm(peer_python, folder, min(POSITIONS[model], max(case.longest for case in wanted) + 1))
             closing.callback(vllm.close)
             peers["vLLM"] = vllm
-        met = [_compare(model, case, rounds, peers, weight_bytes(folder)) for case in wanted]
+        for case in wanted:
+            _compare(model, case, rounds, peers, weight_bytes(folder))
         if where:
             print_parts(ours.engine, [(case.name, partial(ours.run, case)) for case in wanted])
-    return all(met)
 
 
-def _compare(model: str, case: Case, rounds: int, peers: dict[str, Peer], weights: int) -> bool:
+def _compare(model: str, case: Case, rounds: int, peers: dict[str, Peer], weights: int) -> None:
     for peer in peers.values():
         peer.run(case.warming)  # warms caches, autotuning and pages
     runs: dict[str, list[float]] = {name: [] for name in peers}
@@ -262,26 +256,26 @@ def _compare(model: str, case: Case, rounds: int, peers: dict[str, Peer], weight
         for name in list(peers) if turn % 2 == 0 else list(peers)[::-1]:
             runs[name].append(peers[name].run(case).figure_s)
     took = {name: median(times) for name, times in runs.items()}
-    met = [_report(model, case, took[name], took["ours"], name) for name in took if name != "ours"]
+    for name in list(peers)[1:]:
+        _report(model, case, took[name], took["ours"], name)
     if case.prompts == (64,):
         share = weights / took["ours"] / max(bandwidth)
         report(f"{model}, read bandwidth", max(bandwidth) / 1e9, "GB/s")
-        met.append(report(f"{model}, {case.name}, of it", share, "1", goal=BANDWIDTH_SHARE, at_least=True))
-    return all(met)
+        report(f"{model}, {case.name}, of it", share, "1", goal=BANDWIDTH_SHARE, at_least=True)
 
 
-def _report(model: str, case: Case, peer_s: float, ours_s: float, peer: str) -> bool:
+def _report(model: str, case: Case, peer_s: float, ours_s: float, peer: str) -> None:
     """Report the speed of our engine against the peer's; a ratio above 1 means that ours is faster."""
     tokens = sum(case.prompts) if case.is_prefill else len(case.prompts)
     goal = (PREFILL_RATIO if case.is_prefill else DECODE_RATIO) * tokens / peer_s
     name = f"{model}, {case.name}, against {peer}"
-    return report(name, tokens / ours_s, "tokens/s", baseline=tokens / peer_s, goal=goal, at_least=True)
+    report(name, tokens / ours_s, "tokens/s", baseline=tokens / peer_s, goal=goal, at_least=True)
 
 
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--full", action="store_true", help="every case of every model")
-    parser.add_argument("--models", help=f"of {', '.join(MAKERS)}; default: the first, or all with --full")
+    parser.add_argument("--models", type=several(str, MAKERS), help="default: llama160m, or all with --full")
     parser.add_argument(
         "--only", default="", help="run cases whose name contains one of these texts (separated by commas)"
     )
@@ -291,33 +285,27 @@ def main() -> None:
         "--threads", type=int, default=cores, help="threads of each engine (default: the cores, %(default)s)"
     )
     parser.add_argument("--peer-python", help="a Python that has vLLM's CPU build")
-    parser.add_argument("--peers", default=",".join(PEERS), help="engines to compare with (default: %(default)s)")
+    parser.add_argument("--peers", type=several(str, PEERS), default=list(PEERS), help="engines to compare with")
     parser.add_argument("--where", action="store_true", help="print the parts of a step's time")
     args = parser.parse_args()
-    models = args.models.split(",") if args.models else list(MAKERS) if args.full else ["llama160m"]
-    if unknown := set(models) - set(MAKERS):
-        parser.error(f"no model {', '.join(sorted(unknown))}: there are {', '.join(MAKERS)}")
+    models = args.models or (list(MAKERS) if args.full else ["llama160m"])
     for name in ("rounds", "threads"):
         if getattr(args, name) < 1:
             parser.error(f"--{name} must be 1 or more")
     if args.peer_python is not None and shutil.which(args.peer_python) is None:
         parser.error(f"--peer-python {args.peer_python} is no program: name a Python that has vLLM's CPU build")
-    others = args.peers.split(",") if args.peers else []
-    if unknown := set(others) - set(PEERS):
-        parser.error(f"no peer {', '.join(sorted(unknown))}: there are {', '.join(PEERS)}")
     every, names = cases(args.full or bool(args.only)), args.only.split(",")
     wanted = [case for case in every if any(name in case.name for name in names)]
     if not wanted:
         parser.error(f"--only {args.only} leaves no case of {', '.join(case.name for case in every)}")
     use_threads(args.threads, workers=1)
-    met = []
     for model in models:
         fitting = [case.within(POSITIONS[model]) for case in wanted]
         for case, asked in zip(fitting, wanted, strict=True):
             if case is not asked:
                 print(f"{model} has {POSITIONS[model]} positions: {asked.name} is {case.name}", file=sys.stderr)
-        met.append(compare(model, fitting, args.rounds, others, args.peer_python, args.where))
-    sys.exit(not all(met))
+        compare(model, fitting, args.rounds, args.peers, args.peer_python, args.where)
+    sys.exit(status())
 
 
 if __name__ == "__main__":

@@ -232,27 +232,22 @@ def run(streams: int, peer_python: str | None) -> None:
         with ours(0.001, path) as server:
             cost_us = uvloop.run(per_request_us(server))
             report("gateway, a request of one token", cost_us, "us of a core")
-        with ours(0.002, path) as server:
-            token_us = uvloop.run(per_token_us(server, 16, 400))
-            report("gateway, a streamed token, 16 streams", token_us, "us of a core")
-            report("gateway, streamed tokens on one core, 16 streams", 1e6 / token_us, "tokens/s", at_least=True)
-        with ours(0.05, path) as server:
-            token_us = uvloop.run(per_token_us(server, 512, 120))
-            report("gateway, a streamed token, 512 streams", token_us, "us of a core")
-            report("gateway, streamed tokens on one core, 512 streams", 1e6 / token_us, "tokens/s", at_least=True)
-        with ours(0.5, path) as server:
-            before_mb = server.memory_mb
-            late = uvloop.run(hold_streams(server, streams, 40, noted))
-            report("gateway, streams held open at once on one core", streams, "streams", goal=2000, at_least=True)
-            report(f"gateway, memory of a stream, {streams} open", (server.memory_mb - before_mb) / streams * 1e3, "kB")
+        for held, tokens, beat_s in ((16, 400, 0.002), (512, 120, 0.05)):
+            with ours(beat_s, path) as server:
+                token_us = uvloop.run(per_token_us(server, held, tokens))
+            report(f"gateway, a streamed token, {held} streams", token_us, "us of a core")
+            report(f"gateway, streamed tokens on one core, {held} streams", 1e6 / token_us, "tokens/s")
+        for held, tokens, beat_s in ((streams, 40, 0.5), (16, 200, 0.02)):
+            with ours(beat_s, path) as server:
+                before_mb = server.memory_mb
+                late = uvloop.run(hold_streams(server, held, tokens, noted))
+                more_mb = server.memory_mb - before_mb
+            if held == streams:
+                report("gateway, streams held open at once on one core", held, "streams", goal=2000, at_least=True)
+                report(f"gateway, memory of a stream, {held} open", more_mb / held * 1e3, "kB")
             for share in (0.5, 0.99):
                 at = late[int(share * (len(late) - 1))]
-                report(f"gateway, latency added to a token, p{share * 100:g}, {streams} streams", at * 1e3, "ms")
-        with ours(0.02, path) as server:
-            late = uvloop.run(hold_streams(server, 16, 200, noted))
-            for share in (0.5, 0.99):
-                at = late[int(share * (len(late) - 1))]
-                report(f"gateway, latency added to a token, p{share * 100:g}, 16 streams", at * 1e3, "ms")
+                report(f"gateway, latency added to a token, p{share * 100:g}, {held} streams", at * 1e3, "ms")
     if peer_python is not None:
         from benchmarks.peers.vllm_server import serving
 
@@ -264,7 +259,7 @@ def run(streams: int, peer_python: str | None) -> None:
 
 def main() -> None:
     parser = command(__doc__)
-    parser.add_argument("--streams", type=int, default=2000, help="streams open at once (default: %(default)s)")
+    parser.add_argument("--streams", type=int, default=2000, help="streams open at once")
     parser.add_argument("--peer-python", metavar="PATH", help="a Python that has vLLM")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--beat", type=float, default=0.001, help=argparse.SUPPRESS)

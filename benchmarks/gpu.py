@@ -38,13 +38,12 @@ from alignedserve.engine.device.pinning import cudart_for, pin
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
 from alignedserve.engine.models.tensors import Cut, Tensors
-from alignedserve.kvpool.arena.arena import Arena
-from benchmarks.common.gpu_kernels import KernelBench
-from benchmarks.common.gpu_shapes import BLOCK_SIZE, MODELS, PAGE, left_out, seconds, timed
+from benchmarks.common.gpu_shapes import BLOCK_SIZE, MODELS, PAGE, AttentionBench, left_out, seconds, timed
+from benchmarks.copies import arena_of
 from benchmarks.report import command, report
 
 WITH_ENGINE = ("decode", "prefill", "copies")
-PARTS = (*WITH_ENGINE, "sampling", "int8", "alignment", "peer")
+PARTS = (*WITH_ENGINE, "alignment", "peer")
 LEFT = 4 << 30  # bytes beside the cache, for steps, graphs and the data of measurements
 MOST_BATCH = 256
 GREEDY = Sampling()
@@ -68,7 +67,7 @@ class RandomTensors(Tensors):
             out.normal_(std=0.02)
 
 
-class Bench(KernelBench):
+class Bench(AttentionBench):
     @cached_property
     def bandwidth(self) -> float:
         """Return the bytes per second that a copy within the device reads and writes."""
@@ -171,9 +170,8 @@ class Bench(KernelBench):
         plan = StepPlan(0, (Chunk("r", prompt, 0, tuple(range(tokens // BLOCK_SIZE)), GREEDY),))
         took = seconds(lambda: self.engine.step(plan))
         dense = 2 * (model.num_read - model.vocabulary * model.hidden) * tokens
-        attention = (
-            2 * tokens * tokens * model.hidden * model.layers
-        )  # half of the square, for two products, two operations each
+        # Half of the square, for two products, two operations each.
+        attention = 2 * tokens * tokens * model.hidden * model.layers
         share = (dense + attention) / took / self.products
         report(f"prefill_{model.name}_{tokens}", tokens / took, "tokens/s")
         report(f"prefill_{model.name}_{tokens}_products", share, "share", goal=PREFILL_GOAL, at_least=True)
@@ -202,10 +200,7 @@ class Bench(KernelBench):
 
     @contextmanager
     def copier(self, pages: int) -> Iterator[PageCopier]:
-        with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="alignedserve-gpu-") as folder:
-            page_bytes = PAGE * self.model.kv_bytes
-            path = Path(folder) / "arena"
-            arena = Arena.create(path, pages=pages, payload_bytes=page_bytes, page_size=PAGE, incarnation=1)
+        with arena_of(pages, PAGE * self.model.kv_bytes) as arena:
             cudart = cudart_for(self.device)
             assert cudart is not None
             unpin = pin(arena, cudart, self.device)

@@ -28,6 +28,7 @@ from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
+from benchmarks.common.simulating import recorded
 from benchmarks.report import command, print_line, several
 
 _GPU = "rtx4090-llama-3.1-8b-tp1"
@@ -66,9 +67,7 @@ def settings(load: str, cluster: str, grouping: str, bubble: str, pool: int, see
 
 def measured_line(load: str, cluster: str, grouping: str, bubble: str, pool: int, seed: int) -> dict[str, object]:
     simulation = Simulation(settings(load, cluster, grouping, bubble, pool, seed))
-    simulation.run()
-    record = simulation.record(0.0)
-    assert not record.problems, record.problems[:3]
+    record = recorded(simulation)
     figures = RunFigures.from_record(record)
     steps = [step for step in record.steps if step.shape.decodes]
     cores = [process.core for process in simulation.world.processes if isinstance(process.core, DecodeCore)]
@@ -97,7 +96,7 @@ def lines(args: argparse.Namespace) -> Iterator[dict[str, object]]:
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--seeds", type=several(int), default=[0], help="default: %(default)s")
-    parser.add_argument("--loads", type=several(str), default=list(LOADS), help="default: %(default)s")
+    parser.add_argument("--loads", type=several(str, LOADS), default=list(LOADS), help="default: %(default)s")
     parser.add_argument("--pools", type=several(int), default=[4, 16], help="sizes of the pool, in devices' KV memory")
     parser.add_argument("--cluster", default="1+1", help="default: %(default)s")
     for line in lines(parser.parse_args()):

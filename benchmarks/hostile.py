@@ -10,15 +10,16 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import uvloop
 
 from alignedserve.gateway.http.bodies import BODIES_AT_ONCE
+from benchmarks.common.serving import memory_mb
 from benchmarks.gateway import CLOCK, MODEL, Server, connect, ours, request
-from benchmarks.report import report
+from benchmarks.report import command, report
 
 SIZE = 4 << 20  # the usual limit of a body
 _HEAD = f'{{"model": "{MODEL}", "messages": [{{"role": "user", "content": "Hi"}}], '
@@ -55,6 +56,14 @@ async def say(server: Server, route: str, body: bytes) -> None:
     writer.close()
 
 
+async def at_once(server: Server, route: str, body: bytes) -> None:
+    async def send() -> None:
+        with suppress(ConnectionError):  # refused before the body was read: the answer may be lost
+            await say(server, route, body)
+
+    await asyncio.gather(*(send() for _ in range(BODIES_AT_ONCE)))
+
+
 async def works(server: Server) -> None:
     reader, writer = await connect(server)
     writer.write(request(server, max_tokens=1))
@@ -67,12 +76,8 @@ def loop_s(server: Server) -> float:
     return int(Path(f"/proc/{server.pid}/task/{server.pid}/schedstat").read_text().split()[0]) / 1e9
 
 
-def peak_mb(server: Server) -> float:
-    lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) / 1024
-
-
 def main() -> None:
+    command(__doc__).parse_args()
     with tempfile.NamedTemporaryFile() as file:
         os.ftruncate(file.fileno(), CLOCK.size)
         most_s = most_mb = 0.0
@@ -83,18 +88,15 @@ def main() -> None:
                 uvloop.run(say(server, route, body))
                 took_s = loop_s(server) - before_s
 
-                async def send_body(server: Server = server, route: str = route, body: bytes = body) -> None:
-                    with suppress(ConnectionError):  # refused before the body was read: the answer may be lost
-                        await say(server, route, body)
-
-                async def at_once(send_body: Callable[[], Awaitable[None]] = send_body) -> None:
-                    await asyncio.gather(*(send_body() for _ in range(BODIES_AT_ONCE)))
-
-                uvloop.run(at_once())
+                uvloop.run(at_once(server, route, body))
                 uvloop.run(works(server))
                 report(f"gateway, {kind}, {SIZE >> 20} MB, the event loop's time", took_s * 1e3, "ms")
-                report(f"gateway, {kind}, {BODIES_AT_ONCE} at once, memory", peak_mb(server) - before_mb, "MB")
-                most_s, most_mb = max(most_s, took_s), max(most_mb, peak_mb(server) - before_mb)
+                report(
+                    f"gateway, {kind}, {BODIES_AT_ONCE} at once, memory",
+                    memory_mb(server.pid, "VmHWM") - before_mb,
+                    "MB",
+                )
+                most_s, most_mb = max(most_s, took_s), max(most_mb, memory_mb(server.pid, "VmHWM") - before_mb)
         report("gateway, the most of all kinds, the event loop's time", most_s * 1e3, "ms")
         report("gateway, the most of all kinds, memory", most_mb, "MB")
 

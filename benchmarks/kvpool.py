@@ -8,16 +8,14 @@ and `int8` are in benchmarks/copies.py.
 
 from __future__ import annotations
 
-import csv
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, median
 from time import perf_counter
-from types import MappingProxyType
 
-from alignedserve.core import Entry, Request, Sampling, ServiceClass, Slo
+from alignedserve.core import Entry
 from alignedserve.kvpool.batching import BatchBounds, BatchWindow, find_batch
 from alignedserve.kvpool.quadtree import QuadTree
 from alignedserve.kvpool.state import PoolCore
@@ -28,10 +26,10 @@ from alignedserve.scheduling.policy import DEFAULT_POLICY
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.page_writer import PageNames
 from alignedserve.worker.step.running import Running
+from benchmarks.common.requests import LENGTHS, lengths, request
 from benchmarks.copies import report_arena, report_int8
-from benchmarks.report import command, report
+from benchmarks.report import command, report, status
 
-LENGTHS = Path(__file__).parent.parent / "tests" / "simulator" / "data" / "sharegpt300.csv"
 BLOCK = 16
 SMALL, LARGE, HUGE = 10_000, 100_000, 1_000_000
 WANTED = BatchBounds(most_blocks=2_400, room=6_000, least=36, most=128)
@@ -43,9 +41,7 @@ CHANGES = 8_000
 
 def drawn(path: Path, num: int, seed: int) -> list[int]:
     """Return prefixes of waiting requests: the prompt and a random part of the output."""
-    with path.open() as file:
-        rows = [(int(row["prompt_tokens"]), int(row["output_tokens"])) for row in csv.DictReader(file)]
-    draw = random.Random(seed)
+    draw, rows = random.Random(seed), lengths(path)
     picked = (draw.choice(rows) for _ in range(num))
     return [max(1, round(draw.uniform(0.8, 1.2) * prompt) + draw.randint(0, output)) for prompt, output in picked]
 
@@ -54,29 +50,29 @@ def blocks_of(length: int) -> int:
     return -(-(length + 1) // BLOCK)
 
 
-def tree_of(lengths: Sequence[int]) -> QuadTree:
+def tree_of(prefixes: Sequence[int]) -> QuadTree:
     tree, draw = QuadTree(), random.Random(1)
-    for number, length in enumerate(lengths):
+    for number, length in enumerate(prefixes):
         tree.insert(str(number), length, blocks_of(length), draw.uniform(60.0, 80_000.0), 0.0)
     return tree
 
 
-def changes(all_lengths: Sequence[Sequence[int]], together: int) -> list[float]:
+def changes(all_prefixes: Sequence[Sequence[int]], together: int) -> list[float]:
     """Return the seconds of an insert or a remove in each tree, `together` at a time.
 
     It is the median of single changes, otherwise the best turn. The trees take turns, so that other work on the machine
     affects all of them.
     """
-    trees = [(lengths, tree_of(lengths), random.Random(2)) for lengths in all_lengths]
+    trees = [(prefixes, tree_of(prefixes), random.Random(2)) for prefixes in all_prefixes]
     took: list[list[float]] = [[] for _ in trees]
     for turn in range(CHANGES // together):
-        for (lengths, tree, draw), times in zip(trees, took, strict=True):
-            batch = [(f"new{turn}.{i}", draw.choice(lengths), draw.uniform(60.0, 80_000.0)) for i in range(together)]
+        for (prefixes, tree, draw), times in zip(trees, took, strict=True):
+            batch = [(f"new{turn}.{i}", draw.choice(prefixes), draw.uniform(60.0, 80_000.0)) for i in range(together)]
             began = perf_counter()
-            for request, length, due in batch:
-                tree.insert(request, length, length // BLOCK + 1, due, 0.0)
-            for request, _, _ in batch:
-                tree.remove(request)
+            for name, length, due in batch:
+                tree.insert(name, length, length // BLOCK + 1, due, 0.0)
+            for name, _, _ in batch:
+                tree.remove(name)
             times.append((perf_counter() - began) / 2 / together)
     return [min(times) if together > 1 else median(times) for times in took]
 
@@ -102,34 +98,31 @@ def sorted_lengths(tree: QuadTree) -> list[int]:
     return [leaf + 1 for leaf in tree.filled(range(1 << 16)) for _ in tree.members(leaf)]
 
 
-def tightest(lengths: Sequence[int], window: BatchWindow) -> float:
+def tightest(prefixes: Sequence[int], window: BatchWindow) -> float:
     """Return the least spread of as many requests in a row as the window has, with at most its blocks."""
-    blocks, best = sum(map(blocks_of, lengths[: window.num])), float("inf")
-    for last in range(window.num - 1, len(lengths)):
+    blocks, best = sum(map(blocks_of, prefixes[: window.num])), float("inf")
+    for last in range(window.num - 1, len(prefixes)):
         first = last - window.num + 1
         if last >= window.num:
-            blocks += blocks_of(lengths[last]) - blocks_of(lengths[first - 1])
+            blocks += blocks_of(prefixes[last]) - blocks_of(prefixes[first - 1])
         if blocks <= window.blocks:
-            best = min(best, lengths[last] - lengths[first])
+            best = min(best, prefixes[last] - prefixes[first])
     return best
 
 
 def lookup() -> float:
     """Return the least seconds in which a worker names a prompt's pages and the pool finds them all."""
     words, names = random.Random(5), PageNames(PAGE, b"model bfloat16 64 ")
-    request = Request(
-        *("r", "gateway-0", 0, tuple(words.choices(range(50_000), k=PROMPT + 1)), (), Sampling()),
-        *(1, (), ServiceClass.RT, Slo(), 0.0),
-    )
+    asked = request("r", words.choices(range(50_000), k=PROMPT + 1), 1)
     pool = PoolCore(2 * PROMPT // PAGE, BLOCK)
 
     def named() -> tuple[int, ...]:
-        return names.pages_of(Running(request, promise(request, DEFAULT_POLICY), []), PROMPT)
+        return names.pages_of(Running(asked, promise(asked, DEFAULT_POLICY), []), PROMPT)
 
     (leased,) = pool.handle(Received("prefill-0", AskPages(PROMPT // PAGE)), 0.0)
     assert isinstance(leased, Send)
     assert isinstance(leased.message, LeasePages)
-    entry = Entry(request, (1,), leased.message.pages, names=named())
+    entry = Entry(asked, (1,), leased.message.pages, names=named())
     pool.handle(Received("prefill-0", Commit(entry)), 0.0)
     best = float("inf")
     for attempt in range(LOOKUPS):
@@ -143,44 +136,42 @@ def lookup() -> float:
     return best
 
 
-def report_changes(lengths: Path) -> Iterator[bool]:
-    small, huge = (drawn(lengths, num, seed=3) for num in (SMALL, HUGE))
+def report_changes(path: Path) -> None:
+    small, huge = (drawn(path, num, seed=3) for num in (SMALL, HUGE))
     for together, goal in ((64, 3.0), (1, 10.0)):
         of_small, of_huge = changes((small, huge), together)
         for num, took in ((SMALL, of_small), (HUGE, of_huge)):
-            yield report(f"insert or remove among {num:,}, {together} at a time", took * 1e6, "us", goal=goal)
-        yield report(f"growth from {SMALL:,} to {HUGE:,}, {together} at a time", of_huge / of_small, "1", goal=1.5)
+            report(f"insert or remove among {num:,}, {together} at a time", took * 1e6, "us", goal=goal)
+        report(f"growth from {SMALL:,} to {HUGE:,}, {together} at a time", of_huge / of_small, "1", goal=1.5)
 
 
-def report_batches(lengths: Path) -> Iterator[bool]:
-    huge = drawn(lengths, HUGE, seed=3)
+def report_batches(path: Path) -> None:
+    huge = drawn(path, HUGE, seed=3)
     for num in (LARGE, HUGE):
         took, found, best = batches(tree_of(huge[:num]), BATCHES)
-        yield report(f"a batch from {num:,}", took * 1e3, "ms", goal=0.5)
+        report(f"a batch from {num:,}", took * 1e3, "ms", goal=0.5)
         spread = mean(window.spread for window in found)
-        yield report(f"mean spread, of the tightest, {num:,}", (spread + 1) / (mean(best) + 1), "1", goal=1.3)
+        report(f"mean spread, of the tightest, {num:,}", (spread + 1) / (mean(best) + 1), "1", goal=1.3)
     for num in (100, 1_000, SMALL):
-        fewer = drawn(lengths, num, seed=4)
+        fewer = drawn(path, num, seed=4)
         found, best = batches(tree_of(fewer), 1)[1:]
         spread = mean(window.spread for window in found)
-        yield report(f"mean spread, of the tightest, {num:,}", (spread + 1) / (mean(best) + 1), "1", goal=1.3)
+        report(f"mean spread, of the tightest, {num:,}", (spread + 1) / (mean(best) + 1), "1", goal=1.3)
         fcfs = fewer[: found[0].num]
         report(f"mean spread, of first come first served, {num:,}", spread / (max(fcfs) - min(fcfs)), "1")
 
 
-def report_lookup(_: Path) -> Iterator[bool]:
-    yield report(f"lookup of a prompt of {PROMPT:,} tokens", lookup() * 1e3, "ms", goal=0.3)
+def report_lookup(_: Path) -> None:
+    report(f"lookup of a prompt of {PROMPT:,} tokens", lookup() * 1e3, "ms", goal=0.3)
 
 
-PARTS: Mapping[str, Callable[[Path], Iterable[bool]]] = MappingProxyType(
-    {
-        "index": report_changes,
-        "batches": report_batches,
-        "int8": lambda _: [report_int8()],
-        "arena": lambda _: [report_arena()],
-        "lookup": report_lookup,
-    }
-)
+PARTS: Mapping[str, Callable[[Path], None]] = {
+    "index": report_changes,
+    "batches": report_batches,
+    "int8": lambda _: report_int8(),
+    "arena": lambda _: report_arena(),
+    "lookup": report_lookup,
+}
 
 
 def main() -> None:
@@ -188,8 +179,9 @@ def main() -> None:
     parser.add_argument("--lengths", type=Path, default=LENGTHS, help="a CSV file with prompt_tokens and output_tokens")
     parser.add_argument("--only", choices=PARTS, action="append", help="a part; may come several times (default: all)")
     args = parser.parse_args()
-    met = [is_met for name in args.only or PARTS for is_met in PARTS[name](args.lengths)]
-    sys.exit(not all(met))
+    for name in args.only or PARTS:
+        PARTS[name](args.lengths)
+    sys.exit(status())
 
 
 if __name__ == "__main__":

@@ -6,14 +6,16 @@ smallest error on a machine that also does other work.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from ctypes import c_int64, c_void_p
-from time import perf_counter
+from functools import partial
+from itertools import count
 
 import torch
 
 from alignedserve.kernels.common.linear import Linear, LinearPath, Way
 from alignedserve.kernels.library import Library
+from benchmarks.common.timing import Work, in_turns
 from benchmarks.report import command, report
 
 SHAPES = ((2304, 768), (768, 768), (6144, 768), (768, 3072), (32000, 768))
@@ -49,13 +51,13 @@ def _shape(library: Library, threads: int, out: int, inputs: int, seconds: float
     if all(copy.pack() for copy in copies):
         ways[Way.PACKED] = [copy.by(Way.PACKED) for copy in copies]
     nbytes = layers[0].weight.nbytes
-    pieces = READ_BYTES // nbytes
+    pieces, turns = READ_BYTES // nbytes, count()  # no variant finds the weights of another in the caches
     for rows in ROWS:
         x = torch.randn(rows, inputs).bfloat16()
-        variants = {way.value: _cycling(paths, x) for way, paths in ways.items()}
+        variants: dict[str, Work] = {way.value: partial(_next, paths, x, turns) for way, paths in ways.items()}
         if rows == 1:
-            variants["read"] = lambda turn: read_all(memory.data_ptr() + turn % pieces * nbytes, nbytes)
-        took = _least(variants, seconds)
+            variants["read"] = lambda: read_all(memory.data_ptr() + next(turns) % pieces * nbytes, nbytes)
+        took = {name: min(times) for name, times in in_turns(variants, seconds, LEAST_TURNS).items()}
         name = f"linear_{out}x{inputs}_rows_{rows}_threads_{threads}"
         if rows == 1:
             bandwidth = nbytes / took["read"]
@@ -66,27 +68,15 @@ def _shape(library: Library, threads: int, out: int, inputs: int, seconds: float
             report(f"{name}_{way.value}", took[way.value] * 1e6, "us", baseline=took[Way.TORCH.value] * 1e6)
 
 
-def _cycling(paths: Sequence[LinearPath], x: torch.Tensor) -> Callable[[int], object]:
-    return lambda turn: paths[turn % len(paths)](x)
+def _next(paths: Sequence[LinearPath], x: torch.Tensor, turns: Iterator[int]) -> object:
+    return paths[next(turns) % len(paths)](x)
 
 
 def _layers(library: Library, out: int, inputs: int) -> list[Linear]:
-    count = max(2, min(MOST_WEIGHTS, COLD_BYTES // (out * inputs * 2)))
-    weights = torch.empty(count, out, inputs, dtype=torch.bfloat16)
+    num = max(2, min(MOST_WEIGHTS, COLD_BYTES // (out * inputs * 2)))
+    weights = torch.empty(num, out, inputs, dtype=torch.bfloat16)
     weights.view(torch.int16).random_(15_000, 16_500)  # fast to make: the bits of numbers between about 0.01 and 3
     return [Linear(weight, None, library) for weight in weights]
-
-
-def _least(variants: dict[str, Callable[[int], object]], seconds: float) -> dict[str, float]:
-    took = dict.fromkeys(variants, float("inf"))
-    end, turn = perf_counter() + seconds, 0
-    while turn < LEAST_TURNS * len(variants) or perf_counter() < end:
-        for name, run in variants.items():
-            begun = perf_counter()
-            run(turn)
-            took[name] = min(took[name], perf_counter() - begun)
-            turn += 1  # so that no variant finds the weights of another in the caches
-    return took
 
 
 if __name__ == "__main__":

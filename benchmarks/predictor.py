@@ -32,7 +32,7 @@ from alignedserve.core import Sketch
 from alignedserve.router.prediction.neighbours import PastPrompts
 from alignedserve.router.prediction.predictor import Encoder, HashEncoder, LengthModel, Vectors
 from alignedserve.scheduling.sketch import DIMENSIONS, sketch_of
-from benchmarks.common.predictor_simulated import Played, simulated
+from benchmarks.common.predictor_simulated import Said, simulated
 from benchmarks.common.serving import ask_chat, serve
 from benchmarks.report import command, print_line
 
@@ -44,16 +44,6 @@ _RIDGE = 30.0
 _AT_ONCE, _MOST = 32, 640  # requests to the demo model, and tokens of an answer
 
 Lengths = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Said:
-    """A prompt and the length of an answer to it."""
-
-    source: str
-    text: str
-    prompt: tuple[int, ...]
-    num_output: int
 
 
 @dataclass(frozen=True)
@@ -359,10 +349,7 @@ def play(of: Split, options: argparse.Namespace) -> None:
             some = prompts[at : at + 32]
             found = encoder.vectors([Sketch(text=texts[prompt]) for prompt in some])
             vectors |= {prompt: vector.tobytes() for prompt, vector in zip(some, found, strict=True)}
-    past, asked = (
-        [Played(answer.source, answer.prompt, answer.num_output) for answer in part] for part in (of.past, of.held_out)
-    )
-    for line in simulated(past, asked, vectors, range(options.seeds), options.regime):
+    for line in simulated(of.past, of.held_out, vectors, range(options.seeds), options.regime):
         print_line(line)
 
 

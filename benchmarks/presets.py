@@ -19,12 +19,12 @@ from pathlib import Path
 from statistics import mean
 from time import perf_counter
 
-from alignedserve.cli.simulate_once import run_once
 from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
 from alignedserve.config.topology import Topology
 from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.trial import SimulationTrial
+from benchmarks.common.simulating import record_of
 from benchmarks.report import command, print_line, several
 
 _GPU = "rtx4090-llama-3.1-8b-tp1"
@@ -37,12 +37,8 @@ _FIGURES = {
     "ttft_p99_s": "rt.ttft_s.p99",
     "tbt_p99_s": "rt.tbt_s.p99",
 }
-_ABLATIONS = (
-    "-no-",
-    "-int8",
-    "-hybrid",
-    "shortest",
-)  # presets with a part turned off or another cache: other pages show them
+# Presets with a part turned off or another cache: other pages show them.
+_ABLATIONS = ("-no-", "-int8", "-hybrid", "shortest")
 
 
 @dataclass(frozen=True)
@@ -82,8 +78,7 @@ def runs(presets: Sequence[str], lots: Sequence[str], seeds: Sequence[int]) -> I
 
 def measured_line(lot: str, trial: SimulationTrial) -> dict[str, object]:
     began_at = perf_counter()
-    record = run_once(trial, lambda _ended, _of: None)
-    assert not record.problems, record.problems[:3]
+    record = record_of(trial)
     figures = RunFigures.from_record(record)
     line: dict[str, object] = {"name": f"presets/{lot}", "preset": trial.preset, "cluster": trial.cluster}
     line |= {"rate": trial.rate, "seed": trial.seed, "requests": len(record.requests)}
@@ -126,7 +121,7 @@ def _cell(lines: Sequence[dict[str, object]]) -> str:
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--presets", type=several(str), default=compared(), help="default: all but ablations")
-    parser.add_argument("--workloads", type=several(str), default=list(LOTS), help="default: %(default)s")
+    parser.add_argument("--workloads", type=several(str, LOTS), default=list(LOTS), help="default: %(default)s")
     parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="default: %(default)s")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the lines of earlier runs as a table")
     args = parser.parse_args()

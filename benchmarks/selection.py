@@ -10,7 +10,6 @@ processor times, so other work on the machine matters little.
 
 from __future__ import annotations
 
-import csv
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -20,7 +19,7 @@ from pathlib import Path
 from statistics import mean, median
 from time import thread_time
 
-from alignedserve.core import Request, Sampling, ServiceClass, Slo
+from alignedserve.core import Request, ServiceClass, Slo
 from alignedserve.cost.model import Coefficients, CostModel, Kind
 from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
 from alignedserve.scheduling.promise import promise
@@ -30,9 +29,9 @@ from alignedserve.worker.step.running import Blocks, Running
 from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.selection import first_come, select
 from alignedserve.worker.step.waiting import Waiting
-from benchmarks.report import command, report
+from benchmarks.common.requests import LENGTHS, lengths, request
+from benchmarks.report import command, report, status
 
-LENGTHS = Path(__file__).parent.parent / "tests" / "simulator" / "data" / "sharegpt300.csv"
 GOAL_MS = 1.0
 BLOCK, STEP_TOKENS, PAIRS = 16, 2048, 32_768
 # About an RTX PRO 6000 with Llama-3.1-8B: 11 ms for a step, 40 us for a prompt token, 0.1 us for a token of a prefix.
@@ -53,33 +52,21 @@ POLICIES = {
 
 def drawn(path: Path, seed: int) -> Iterator[Request]:
     """Yield requests, half of them best-effort."""
-    with path.open() as file:
-        lengths = [int(row["prompt_tokens"]) for row in csv.DictReader(file)]
+    prompts = [prompt for prompt, _ in lengths(path)]
     draw, number = random.Random(seed), 0
     while True:
         number += 1
         is_rt = draw.random() < 0.5
         slo = Slo(ttft_s=draw.uniform(0.5, 30.0), tbt_s=0.1875) if is_rt else Slo(jct_s=draw.choice((600.0, 86_400.0)))
-        yield Request(
-            id=f"request-{number}",
-            owner="gateway-0",
-            attempt=0,
-            prompt=(1,) * draw.choice(lengths),
-            emitted=(),
-            sampling=Sampling(),
-            max_tokens=512,
-            stop_tokens=(),
-            service=ServiceClass.RT if is_rt else ServiceClass.BE,
-            slo=slo,
-            arrival_at=0.0,
-        )
+        service = ServiceClass.RT if is_rt else ServiceClass.BE
+        yield request(f"request-{number}", (1,) * draw.choice(prompts), 512, service=service, slo=slo)
 
 
-def running(request: Request, policy: Policy, now: float, output: int = 0) -> Running:
-    request = replace(request, arrival_at=now, emitted_at=None)
-    found = Running(request, promise(request, policy, output), [7] * output)
+def running(asked: Request, policy: Policy, now: float, output: int = 0) -> Running:
+    asked = replace(asked, arrival_at=now, emitted_at=None)
+    found = Running(asked, promise(asked, policy, output), [7] * output)
     if output:
-        found.prefix = len(request.prompt) + output - 1
+        found.prefix = len(asked.prompt) + output - 1
         found.promise.emitted(now, output)
     return found
 
@@ -103,9 +90,9 @@ def choice(decodes: Sequence[Running], waiting: Waiting, blocks: Blocks, now: fl
     return found
 
 
-def chosen(policy: Policy, num_waiting: int, num_decodes: int, steps: int, lengths: Path) -> tuple[list[float], int]:
+def chosen(policy: Policy, num_waiting: int, num_decodes: int, steps: int, path: Path) -> tuple[list[float], int]:
     """Return the seconds of each choice, and the number of prompts that all choices chose."""
-    requests, now, waiting, blocks = drawn(lengths, seed=1), 0.0, Waiting(policy), Blocks(PAIRS)
+    requests, now, waiting, blocks = drawn(path, seed=1), 0.0, Waiting(policy), Blocks(PAIRS)
     slo = Slo(ttft_s=1.0, tbt_s=0.1875)
     chats = (replace(next(requests), service=ServiceClass.RT, slo=slo) for _ in range(num_decodes))
     decodes = [running(chat, policy, now, 20) for chat in chats]
@@ -131,13 +118,12 @@ def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--waiting", type=int, default=10_000)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--lengths", type=Path, default=LENGTHS, help="a CSV file with prompt_tokens")
+    parser.add_argument("--lengths", type=Path, default=LENGTHS, help="a CSV file with prompt_tokens and output_tokens")
     args = parser.parse_args()
-    met = []
     for name, policy in POLICIES.items():
         took, num_chosen = chosen(policy, args.waiting, 32, args.steps, args.lengths)
         label = f"a step among {args.waiting:,} waiting, {name}"
-        met.append(report(f"{label}, median", median(took) * 1e3, "ms", goal=GOAL_MS))
+        report(f"{label}, median", median(took) * 1e3, "ms", goal=GOAL_MS)
         report(f"{label}, mean", mean(took[1:]) * 1e3, "ms")
         report(f"{label}, all filed anew", took[0] * 1e3, "ms")
         report(f"{label}, prompts chosen", num_chosen / args.steps, "1")
@@ -146,7 +132,7 @@ def main() -> None:
         ours, _ = chosen(POLICIES["default"], 2, num_decodes, args.steps, args.lengths)
         base, value = median(plain) * 1e6, median(ours) * 1e6
         report(f"a step of {num_decodes} decodes, 2 waiting, default against first come", value, "us", baseline=base)
-    sys.exit(0 if all(met) else 1)
+    sys.exit(status())
 
 
 if __name__ == "__main__":

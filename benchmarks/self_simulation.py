@@ -32,13 +32,13 @@ from statistics import mean, median
 from tempfile import TemporaryDirectory
 from time import perf_counter
 
-from alignedserve.cli.simulate_once import run_once
 from alignedserve.cost import profile as cost_profile
 from alignedserve.cost.model import Shape
 from alignedserve.machine.resources import usable_cores
 from alignedserve.simulator.reports.trial import SimulationTrial
 from benchmarks.common.models import MAKERS
-from benchmarks.common.serving import ask, serve, with_tokenizer
+from benchmarks.common.serving import ask, serve
+from benchmarks.common.simulating import record_of
 from benchmarks.report import command, report
 
 _PROMPT, _OUTPUT = (20, 300), (20, 120)
@@ -122,7 +122,7 @@ def simulated(visits: Sequence[Visit], path: Path, folder: Path, gateway_ms: flo
     trial = SimulationTrial(
         "aligned", f"trace:{trace},max_tokens={_OUTPUT[1]}", profile=str(path), gateway_ms=gateway_ms
     )
-    record = run_once(trial, lambda _ended, _of: None)
+    record = record_of(trial)
     return [_times(request.arrival_at, request.token_at) for request in record.requests]
 
 
@@ -140,14 +140,14 @@ def one_at_a_time(busy_s: float) -> list[Visit]:
 
 def main() -> None:
     parser = command(__doc__)
-    parser.add_argument("--minutes", type=float, default=3.0, help="of arrivals (default: %(default)s)")
-    parser.add_argument("--load", type=float, default=0.7, help="share of the time (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=3.0, help="of arrivals")
+    parser.add_argument("--load", type=float, default=0.7, help="share of the time")
     parser.add_argument("--model", choices=(*MAKERS, _DEMO), default="llama160m", help="default: %(default)s")
     given = parser.parse_args()
     with TemporaryDirectory() as name:
         folder, path = Path(name), Path(name) / "profile.json"
         made = given.model != _DEMO
-        model = str(with_tokenizer(MAKERS[given.model](folder / "model"))) if made else _DEMO
+        model = str(MAKERS[given.model](folder / "model")) if made else _DEMO
         profile(model, path)
         busy_s = request_s(path)
         visits = drawn(given.minutes, given.load / busy_s)

@@ -15,11 +15,12 @@ from pathlib import Path
 from statistics import mean
 from time import perf_counter, process_time
 
-from alignedserve.cli.simulate_once import run_once, settings_of
+from alignedserve.cli.simulate_once import settings_of
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
+from benchmarks.common.simulating import record_of
 from benchmarks.report import command, report
 
 _MIB = 1024  # KiB, as getrusage counts
@@ -88,7 +89,7 @@ def _part_of(path: Path) -> str:
 
 def _timed(trial: SimulationTrial) -> float:
     began = perf_counter()
-    run_once(trial, lambda _ended, _of: None)
+    record_of(trial)
     return perf_counter() - began
 
 
@@ -97,7 +98,7 @@ def _timed(trial: SimulationTrial) -> float:
 
 def against_vllm(trace: Path, measured: Path) -> None:
     """Simulate vLLM with chunked prefill and 128 sequences: its requests never wait while fewer run."""
-    record = run_once(SimulationTrial("vllm-chunked", f"trace:{trace}"), lambda _ended, _of: None)
+    record = record_of(SimulationTrial("vllm-chunked", f"trace:{trace}"))
     real = list(csv.DictReader(measured.open(encoding="utf-8")))
     ttft = [float(row["ttft_s"]) for row in real]
     whole = [float(row["e2e_s"]) for row in real]

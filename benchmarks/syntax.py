@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from alignedserve.core import Sampling
 from alignedserve.engine.sampling.grammar import make_grammar
 from alignedserve.text.syntax import Syntaxes, json_syntax
-from benchmarks.report import report
+from benchmarks.report import command, report
 from tests.schemas import schema
 
 SIZES = (2_048, 128_000)
@@ -40,6 +40,7 @@ def tokenizer_of(size: int, draw: Random) -> str:
 
 
 def main() -> None:
+    command(__doc__).parse_args()
     for size in SIZES:
         with TemporaryDirectory() as folder:
             Path(folder, "tokenizer.json").write_text(tokenizer_of(size, Random(1)), encoding="utf-8")

@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from threading import Event
-from time import perf_counter, process_time
+from time import process_time
 
 import torch
 
@@ -48,7 +48,9 @@ from alignedserve.transport.mapping import CacheFile
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
 from benchmarks.common.models import MAKERS, VOCAB
-from benchmarks.report import command, report
+from benchmarks.common.timing import in_turns
+from benchmarks.copies import arena_of
+from benchmarks.report import command, report, status
 
 LAYERS, KV_DIM, PAGE, BLOCK = 12, 768, 64, 16
 TOKEN_BYTES = LAYERS * 2 * KV_DIM * 2
@@ -217,18 +219,6 @@ def beside(bench: Bench, plan: StepPlan, pace: CopyPace, stream: Stream, rounds:
     return median(longer), median(alone), copied / took
 
 
-def speeds(pieces: dict[str, Callable[[], None]], rounds: int) -> dict[str, float]:
-    """Return the least seconds of each piece, timed in turns."""
-    took: dict[str, list[float]] = {name: [] for name in pieces}
-    for number in range(rounds + 1):
-        for name, piece in pieces.items():
-            began = perf_counter()
-            piece()
-            if number:  # the first round connects and warms up
-                took[name].append(perf_counter() - began)
-    return {name: min(times) for name, times in took.items()}
-
-
 @contextmanager
 def setting() -> Iterator[Bench]:
     """Make the engine, the arena and the peers of a figure, in separate memory."""
@@ -237,10 +227,7 @@ def setting() -> Iterator[Bench]:
         folder = MAKERS["llama160m"](Path(directory) / "model")
         engine = Engine(folder, num_pairs=NUM_PAIRS, block_size=BLOCK, dtype="bfloat16")
         engine.cache.normal_()
-        pages, payload_bytes = LENGTH // PAGE, PAGE * TOKEN_BYTES
-        path = Path(directory) / "arena"
-        arena = Arena.create(path, pages=pages, payload_bytes=payload_bytes, page_size=PAGE, incarnation=1)
-        with closing(arena):
+        with arena_of(LENGTH // PAGE, PAGE * TOKEN_BYTES) as arena:
             peers, ends = [], {}
             for how in (COLLECTIVE, IPC) if why_no_gloo() is None else ():
                 ends[how], peer_end = context.Pipe()
@@ -255,10 +242,10 @@ def setting() -> Iterator[Bench]:
                     peer.join()
 
 
-def measure(bench: Bench, rounds: int) -> bool:
+def measure(bench: Bench, rounds: int) -> None:
     pieces: dict[str, Callable[[], None]] = {"memcpy": bench.memcpy, "out": bench.out, "back": bench.back}
     pieces |= {how: partial(bench.receive, how) for how in bench.transports}
-    took = speeds(pieces, rounds)
+    took = {name: min(times[1:]) for name, times in in_turns(pieces, least=rounds + 1).items()}  # the first connects
     request = LENGTH * TOKEN_BYTES / 1e9
     memcpy = request / took["memcpy"]
     report("memcpy", memcpy, "GB/s")
@@ -270,7 +257,7 @@ def measure(bench: Bench, rounds: int) -> bool:
     prompts, decodes = bench.prompt_step(), bench.decode_step()
     longer, alone, copies = beside(bench, prompts, bench.pace, prefetches(bench, bench.pace), rounds)
     report(f"a prompt step of {PROMPT} tokens", alone * 1e3, "ms")
-    met = report("prompt step beside prefetches, longer by", longer, "1", goal=GOAL)
+    report("prompt step beside prefetches, longer by", longer, "1", goal=GOAL)
     report("prefetched meanwhile", copies * page, "GB/s", baseline=memcpy)
     longer, _, copies = beside(bench, prompts, bench.unpaced, prefetches(bench, bench.unpaced), rounds)
     report("the same without a pace, longer by", longer, "1")
@@ -282,18 +269,17 @@ def measure(bench: Bench, rounds: int) -> bool:
     for how in bench.transports:
         longer, _, copies = beside(bench, decodes, bench.pace, Stream(partial(bench.receive, how)), rounds)
         name = f"join of a request that was: a decode step beside its arrival by {how}, longer by"
-        met &= report(name, longer, "1", goal=GOAL)
-    return met
+        report(name, longer, "1", goal=GOAL)
 
 
 def main() -> None:
     parser = command(__doc__)
-    parser.add_argument("--rounds", type=int, default=15, help="of each figure (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="of each figure")
     args = parser.parse_args()
     torch.set_num_threads(1)  # of more, core time says less
     with setting() as bench:
-        met = measure(bench, args.rounds)
-    sys.exit(not met)
+        measure(bench, args.rounds)
+    sys.exit(status())
 
 
 if __name__ == "__main__":

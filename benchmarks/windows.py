@@ -26,10 +26,8 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
-
-import yaml
 
 from alignedserve.cli.simulate_once import settings_of
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
@@ -39,10 +37,11 @@ from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.store.job import JobStatus
 from benchmarks.common.batches import ENDED, Batches, job_of, jsonl, submit_shorter
 from benchmarks.common.chats import ANSWER, CHAT, DEFAULT, SEED, Load, Served
-from benchmarks.common.machines import GATEWAY_MS, small_worker
+from benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from benchmarks.common.models import llama160m
-from benchmarks.common.serving import NAME, ask, serve, with_tokenizer
-from benchmarks.report import command, report
+from benchmarks.common.serving import NAME, ask, serve
+from benchmarks.common.simulating import recorded, save_load
+from benchmarks.report import command, report, status
 
 PROMPT, OUTPUT = (64, 128), (16, 48)
 FULL = 32  # chats at once that keep a deployment full
@@ -69,13 +68,6 @@ class Outcomes:
     jobs: dict[str, Ended]
 
 
-class System(Protocol):
-    def chats_s(self) -> float:
-        """Return the chats per second that the system serves without jobs."""
-
-    def run(self, chats_s: float, seconds: float, jobs: list[Submission]) -> Outcomes: ...
-
-
 def kept(lines_s: float, seconds: int, need: float) -> list[Submission]:
     """Return jobs with later deadlines first and heavier: weight alone would serve them first."""
     job = partial(Submission, prompt=PROMPT, output=OUTPUT)
@@ -93,23 +85,25 @@ def without_room(lines_s: float, seconds: int) -> list[Submission]:
     return [job("hopeless", 3 * room, seconds, weight=10), job("modest", max(1, room // 2), seconds)]
 
 
-def measure(system: System, load: float, seconds: int, need: float) -> bool:
+def measure(system: SimulatedJobs | ServedJobs, load: float, seconds: int, need: float) -> None:
     chats_s = load * _reported("chats alone, as many as it serves", system.chats_s(), "chats/s")
     probe = Submission("probe", 5_000, int(PROBE_S), PROMPT, OUTPUT)
     room = system.run(chats_s, PROBE_S, [probe]).jobs["probe"].completed / PROBE_S
     lines_s = _reported("room beside chats", room, "lines/s")
     found = system.run(chats_s, 2.0 * seconds, kept(lines_s, seconds, need))
-    met = [_chats("kept", found)]
-    met += [_in_time("kept", name, job) for name, job in found.jobs.items()]
+    _chats("kept", found)
+    for name, job in found.jobs.items():
+        _in_time("kept", name, job)
     found = system.run(chats_s, 1.0 * seconds, without_room(lines_s, seconds))
-    met += [_chats("no room", found), _in_time("no room", "modest", found.jobs["modest"])]
+    _chats("no room", found)
+    _in_time("no room", "modest", found.jobs["modest"])
     hopeless, name = found.jobs["hopeless"], "no room: hopeless"
     late = seconds if hopeless.late_after_s is None else hopeless.late_after_s  # at the end of the window it is certain
-    met.append(report(f"{name}: says so after", 100 * late / seconds, "% of its window", goal=100 * EARLY))
+    report(f"{name}: says so after", 100 * late / seconds, "% of its window", goal=100 * EARLY)
     done = 100 * hopeless.completed / hopeless.total
-    met.append(report(f"{name}: done when it expired", done, "%", goal=0.1, at_least=True))
-    met.append(report(f"{name}: lines in its files", hopeless.num_results, "1", goal=hopeless.total, at_least=True))
-    return all(met) and hopeless.status == JobStatus.EXPIRED.value
+    report(f"{name}: done when it expired", done, "%", goal=0.1, at_least=True)
+    report(f"{name}: lines in its files", hopeless.num_results, "1", goal=hopeless.total, at_least=True)
+    assert hopeless.status == JobStatus.EXPIRED.value, hopeless.status
 
 
 def _reported(name: str, value: float, unit: str) -> float:
@@ -119,20 +113,19 @@ def _reported(name: str, value: float, unit: str) -> float:
     return value
 
 
-def _chats(name: str, found: Outcomes) -> bool:
-    return report(f"{name}: chats attained", 100 * found.attained, "%", goal=ATTAINED, at_least=True)
+def _chats(name: str, found: Outcomes) -> None:
+    report(f"{name}: chats attained", 100 * found.attained, "%", goal=ATTAINED, at_least=True)
 
 
-def _in_time(of: str, name: str, job: Ended) -> bool:
-    done = report(f"{of}: {name}: lines done", job.completed, "1", goal=job.total, at_least=True)
-    left = report(f"{of}: {name}: left of its window", job.left_s, "s", goal=0.0, at_least=True)
-    return done and left and job.status == JobStatus.COMPLETED.value
+def _in_time(of: str, name: str, job: Ended) -> None:
+    report(f"{of}: {name}: lines done", job.completed, "1", goal=job.total, at_least=True)
+    report(f"{of}: {name}: left of its window", job.left_s, "s", goal=0.0, at_least=True)
 
 
 class SimulatedJobs:
     def __init__(self, folder: Path) -> None:
         self._folder, self._profile = folder, folder / "steps.json"
-        small_worker(self._profile)
+        save_profile(self._profile, MACHINES["usual"])
 
     def chats_s(self) -> float:
         record = self._ran({"arrivals": "closed", "in_flight": FULL}, FULL_S, []).record(1.0)
@@ -149,12 +142,10 @@ class SimulatedJobs:
     def _ran(self, pace: dict[str, Any], seconds: float, jobs: list[Submission]) -> JobsSimulation:
         chats = {"name": "chat", "kind": "sizes", "prompt": "32-256", "output": "16-96", "max_tokens": 96}
         promise = {"ttft_s": DEFAULT.ttft_s, "tbt_s": DEFAULT.tbt_s}
-        workload = self._folder / "chats.yaml"
-        workload.write_text(yaml.safe_dump({"first_s": seconds, "streams": [chats | promise | pace]}))
-        trial = SimulationTrial("aligned", str(workload), profile=str(self._profile), gateway_ms=GATEWAY_MS)
+        workload = save_load(self._folder / "chats.yaml", seconds, chats | promise | pace)
+        trial = SimulationTrial("aligned", workload, profile=str(self._profile), gateway_ms=GATEWAY_MS)
         simulation = JobsSimulation(settings_of(trial), jobs)
-        simulation.run()
-        assert simulation.problems == []
+        recorded(simulation)
         return simulation
 
 
@@ -225,19 +216,21 @@ class ServedJobs:
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--backend", choices=("real", "simulated"), default="real", help="default: %(default)s")
-    parser.add_argument("--seconds", type=int, default=60, help="the shortest window (default: %(default)s)")
-    parser.add_argument("--need", type=float, default=0.7, help="of the room there is (default: %(default)s)")
-    parser.add_argument("--load", type=float, default=0.6, help="of chats (default: %(default)s)")
+    parser.add_argument("--seconds", type=int, default=60, help="the shortest window")
+    parser.add_argument("--need", type=float, default=0.7, help="of the room there is")
+    parser.add_argument("--load", type=float, default=0.6, help="of chats")
     parser.add_argument("--model", type=Path, help="a model folder with a tokenizer, in place of random weights")
     parser.add_argument("flags", nargs="*", help="more flags for `alignedserve serve`, after --")
     args = parser.parse_args()
     with TemporaryDirectory() as name:
         folder = Path(name)
         if args.backend == "simulated":
-            sys.exit(not measure(SimulatedJobs(folder), args.load, args.seconds, args.need))
-        model, data = args.model or with_tokenizer(llama160m(folder / "model")), folder / "jobs"
+            measure(SimulatedJobs(folder), args.load, args.seconds, args.need)
+            sys.exit(status())
+        model, data = args.model or llama160m(folder / "model"), folder / "jobs"
         with serve(model, "--jobs-directory", str(data), *args.flags) as deployment:
-            sys.exit(not measure(ServedJobs(deployment.url, data), args.load, args.seconds, args.need))
+            measure(ServedJobs(deployment.url, data), args.load, args.seconds, args.need)
+    sys.exit(status())
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ class DecodeCore(WorkerCore):
                 parts.joining.seat,
                 parts.stepping.plan,
                 self._keep_answers,
-                # Prompts get their seats with a step. What is left then is the pool's to fill; it is nothing where a
-                # request had to leave.
+                # Prompts get their seats with a step. Only then the pool is asked to fill the memory that is left; no
+                # memory is left where a request had to leave.
                 parts.taking_in.take_in,
                 parts.asking.ask,
                 parts.prefetching.prefetch,

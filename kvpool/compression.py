@@ -1,7 +1,7 @@
 """The compression of waiting requests' pages to int8: which pages, and when (ALISE §3.2).
 
     off     no pages
-    auto    while fewer than a quarter of the pages, without the reserve, can be had: pages of the request with the
+    auto    while fewer than a quarter of the pages, without the reserve, are free: pages of the request with the
             longest expected wait first
     int8    all full pages, as they come
 
@@ -31,7 +31,7 @@ from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.messages import Compress, Compressed, Member
 from alignedserve.scheduling.policy import Compression
 
-PRESSURE = 0.25  # `auto` begins when a smaller share of the pages, without the reserve, can be had
+PRESSURE = 0.25  # `auto` begins when a smaller share of the pages, without the reserve, is free
 AT_ONCE = 8  # most pages in an order
 _LOOK_S = 1.0  # between two times that waiting requests are ordered, or that passed-over requests are looked at again
 
@@ -163,7 +163,7 @@ class Compressor:
         return tuple(chosen)
 
     def _pays(self, pages: int) -> bool:
-        """Whether compression pays: under pressure a new extent must free more KV pages than it takes."""
+        """Return whether compression pays: under pressure a new extent must free more KV pages than it takes."""
         if not self._is_pressed or pages <= self._pages.room_to_compress(begun=True):
             return True
         so_many = accumulate(len(self._compressible(waiting)) for waiting in self._waiting(self._new))
@@ -206,7 +206,7 @@ class Compressor:
         self._later |= {request: None for request in self._pages.entries_with(page) if self._waiters.waiting(request)}
 
     def _waits_only(self, page: int) -> bool:
-        """Whether requests have the page, and all of them wait."""
+        """Return whether requests have the page, and all of them wait."""
         entries = list(self._pages.entries_with(page))
         return bool(entries) and all(self._waiters.waiting(request) is not None for request in entries)
 

@@ -321,7 +321,7 @@ class Aligned(Waiters):
         return taken + ahead
 
     def _are_few(self, ask: AskBatch) -> bool:
-        """Whether all waiting requests fit into one small batch, so that there is nothing to choose."""
+        """Return whether all waiting requests fit into one small batch, so that there is nothing to choose."""
         fit_together = self._tree.blocks(ROOT) <= _most_blocks(ask)
         return len(self._tree) < min(LEAST, ask.most_requests) and fit_together
 

@@ -227,11 +227,11 @@ class Pages:
         return self._holders.entries_of(page)
 
     def can_compress(self, page: int) -> bool:
-        """Whether the page can be compressed, as far as is known here; its entry knows whether it is full."""
+        """Return whether the page can be compressed, as far as is known here; its entry knows whether it is full."""
         return page not in self._compressing and self.is_to_be_compressed(page)
 
     def is_to_be_compressed(self, page: int) -> bool:
-        """Whether the page is to be compressed at some time: it holds KV, and no worker has failed to compress it."""
+        """Return whether the page is to be compressed some time: it holds KV, and no worker failed to compress it."""
         return page not in self._incompressible and self.extents.kind_of(page) is PageKind.KV
 
     def room_to_compress(self, begun: bool = False) -> int:
@@ -290,7 +290,7 @@ class Pages:
 
     @property
     def _is_reserve_whole(self) -> bool:
-        """Whether the reserve is free; otherwise real-time requests use some of it themselves."""
+        """Return whether the reserve is free; otherwise real-time requests use some of it themselves."""
         return self.num_free >= self._num_reserved
 
     @property
@@ -299,7 +299,7 @@ class Pages:
         return self.room(ServiceClass.BE) // self.extents.per_extent(self.extents.first_kind)
 
     def _may_fill(self, extent: int) -> bool:
-        """Whether compressed pages may go to this extent.
+        """Return whether compressed pages may go to this extent.
 
         An extent in which only real-time requests have pages becomes theirs again when they go, so it stays as it is.
         """
@@ -319,7 +319,7 @@ class Pages:
             yield page
 
     def _is_of_reserve(self, page: int) -> bool:
-        """Whether a best-effort entry that gives another page for this one would take some of the reserve."""
+        """Return whether a best-effort entry that gives another page for this one would take some of the reserve."""
         extent, _, kind = self.extents.place(page)
         if kind is self.extents.first_kind or self._best_effort.is_in(extent):
             return False

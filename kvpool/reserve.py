@@ -1,7 +1,7 @@
 """The pages that best-effort requests keep from real-time ones, for which some pages are reserved.
 
 The unit is a page of the first kind. A page of that kind counts if a best-effort request has it, or it is leased for
-one. Pages of another kind cannot be had one by one: while one page of an extent is in use, no KV fits there. So an
+one. Pages of another kind cannot be taken one by one: while one page of an extent is in use, no KV fits there. So an
 extent of another kind counts as a whole as soon as one of its pages is best-effort:
 
     8 pages as KV, 15 as int8 in an extent
@@ -37,7 +37,7 @@ class BestEffort:
         return self._in_extent
 
     def is_in(self, extent: int) -> bool:
-        """Whether an extent of another kind counts already."""
+        """Return whether an extent of another kind counts already."""
         return extent in self._in_extent
 
     def gain(self, page: int) -> None:

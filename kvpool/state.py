@@ -291,7 +291,7 @@ class PoolCore:
         return known
 
     def _is_elsewhere(self, worker: str, entry: Entry) -> bool:
-        """Whether another worker has the request now, since the pool took this worker for dead."""
+        """Return whether another worker has the request now, since the pool took this worker for dead."""
         out = self._out.get(entry.request.id)
         return out is not None and out[0] != worker and _attempt(out[1]) == _attempt(entry)
 

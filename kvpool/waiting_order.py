@@ -19,7 +19,7 @@ _WEIGHT = 0.1  # weight of the newest ask in the mean batch
 
 
 class WaitingOrder:
-    """What the pool knows of its decode workers, and the order of waiting requests that follows from it."""
+    """The pool's knowledge of its decode workers, and the order of waiting requests that follows from it."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy

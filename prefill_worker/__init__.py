@@ -5,7 +5,6 @@ prefixes.py         Prompts that begin as others did: what the pool still has of
 known_pages.py      Pages that the pool keeps for prompts of this worker, and their release.
 running_prompts.py  Prompts that have block pairs and are not through.
 next_step.py        The next step: which prompts get seats, and which chunks run.
-seating.py          What a choice of prompts may take of the device, and of the pages that are at hand.
 offering.py         Prompts that are through are offered to decode workers.
 candidates.py       The prompts that are offered, and the decode workers that KV can be sent to.
 committing.py       Prompts that go to the pool: they wait for pages, are copied, and are committed.

@@ -1,5 +1,5 @@
-"""What a prefill worker holds for decode workers: KV of their candidates, prefetched from the pool, and of those that
-had to leave their devices (AlignedServe §3.2).
+"""Hold KV for decode workers: of their candidates, prefetched from the pool, and of requests that had to leave their
+devices (AlignedServe §3.2).
 
     Prefetch ── room: CopyIn ──────────┬─▶ filling ──▶ here: Prefetched ── Pull ──▶ sending ──▶ gone
     Evict ──── room: Pull, ReceiveKv ──┘      │ not intact  └── prompts lack memory ──┐
@@ -49,12 +49,12 @@ class Buffer:
 
     @property
     def is_here(self) -> bool:
-        """Whether it can be pulled."""
+        """Return whether it can be pulled."""
         return self.is_wanted and self._is_at_rest
 
     @property
     def is_over(self) -> bool:
-        """Whether its pairs can be freed."""
+        """Return whether its pairs can be freed."""
         return not self.is_wanted and self._is_at_rest
 
     @property
@@ -80,7 +80,6 @@ class Buffers(CorePart):
         self._is_to_repeat = False  # that KV is here: the word of it may have been lost
         self.most_pairs = int(common.policy.candidate_share * common.limits.num_pairs)
         self.num_prefetched = 0
-        self.num_evicted_here = 0
 
     def __len__(self) -> int:
         return len(self._buffers)
@@ -206,7 +205,6 @@ class Buffers(CorePart):
         assert buffer is not None, "a transfer ended that was not begun"
         buffer.receiving = None
         failed = [] if intact else [self._faults.count_failed_transfer()]
-        self.num_evicted_here += intact and buffer.is_wanted
         return [*failed, *self._announce(buffer, intact)]
 
     # --- To a decode worker

@@ -5,7 +5,7 @@
                             ├── no memory for prompts, but written ────────▶ to the pool: a Commit, no copy
                             └── the decode worker is lost ─────────────────▶ to the pool
 
-Beside that its KV is written to the pool, if pages can be had at once; no request waits for it. Before the Pull that
+Beside that its KV is written to the pool, if pages are free at once; no request waits for it. Before the Pull that
 makes the way to the pool short; after it the pool keeps the pages for the decode worker (Commit, is_there), which then
 writes only what comes later.
 
@@ -45,7 +45,7 @@ class Candidate:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is not wanted here, and nothing reads its pairs any more."""
+        """Return whether it is not wanted here, and nothing reads its pairs any more."""
         return not self.is_here and self.transfer is None and self.copy is None
 
     @property
@@ -98,7 +98,6 @@ class Candidates:
         self._all.remove(candidate)
 
     def find(self, attempt: Attempt) -> Candidate | None:
-        """Return the candidate of this attempt, if it is here."""
         return next((candidate for candidate in self._all if candidate.is_here and candidate.key == attempt), None)
 
     def find_copied(self, running: Running) -> Candidate | None:
@@ -109,7 +108,7 @@ class Candidates:
     # --- Transfers
 
     def is_late(self, receiver: str, number: int) -> bool:
-        """Whether a Pull was repeated, or came after a later one: its receiver waits for it no longer."""
+        """Return whether a Pull was repeated, or came after a later one: its receiver waits for it no longer."""
         if number <= self._last[receiver]:
             return True
         self._last[receiver] = number

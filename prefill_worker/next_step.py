@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from alignedserve.core import ServiceClass
 from alignedserve.prefill_worker.buffering import Buffers
@@ -10,7 +11,6 @@ from alignedserve.prefill_worker.committing import Commits
 from alignedserve.prefill_worker.offering import Offers
 from alignedserve.prefill_worker.pool_writing import PoolWriting
 from alignedserve.prefill_worker.running_prompts import RunningPrompts
-from alignedserve.prefill_worker.seating import PoolSeating
 from alignedserve.protocol.commands import Command
 from alignedserve.scheduling.policy import Room
 from alignedserve.worker.parts.common import Common
@@ -20,7 +20,50 @@ from alignedserve.worker.step.chunks import chunk_of
 from alignedserve.worker.step.limits import Selection
 from alignedserve.worker.step.ranks import last
 from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.selection import first_come, select
+
+
+@dataclass(slots=True)
+class PoolSeating(Seating):
+    """Seating of prompts whose KV goes to the pool.
+
+    A best-effort prompt is seated when the pages for all its KV are at hand. A real-time prompt may take the place of
+    best-effort ones that are through and wait for pages. Where there is no pool no prompt needs pages.
+    """
+
+    spare_pages: int = 0  # at hand for best-effort prompts that wait
+    pages_for: Callable[[Running], int] = field(kw_only=True)
+    idle: list[Running] = field(default_factory=list)  # best-effort prompts that are through, the newest last
+    needs_pages: bool = True
+
+    def left_for(self, running: Running) -> int:
+        pairs = self.blocks.num_free
+        if self.idle and running.promise.is_rt:
+            pairs += sum(len(running.pairs) for running in self.idle)
+        return pairs * self.block_size
+
+    def may_seat(self, waiting: Running) -> bool:
+        if waiting.promise.is_rt or not self.needs_pages:
+            return True
+        return self.spare_pages > 0 and self.pages_for(waiting) <= self.spare_pages
+
+    @property
+    def takes_best_effort(self) -> bool:
+        return self.spare_pages > 0 or not self.needs_pages
+
+    def take(self, running: Running, size: int) -> None:
+        if not running.pairs and not running.promise.is_rt:
+            self.spare_pages -= self.pages_for(running)
+        Seating.take(self, running, size)
+
+    def _taken(self, count: int) -> tuple[int, ...]:
+        while count > self.blocks.num_free and self.idle:
+            leaving = self.idle.pop()
+            self.blocks.give(leaving.pairs)
+            leaving.pairs = ()
+            self.unseated.append(leaving)
+        return Seating._taken(self, count)
 
 
 class NextStep:
@@ -54,10 +97,10 @@ class NextStep:
         while True:
             selection = self._select(now)
             commands += self._seat(selection.seated, selection.unseated)
-            # Where all that were seated are fetched first, others may run.
+            # The pages of all seated prompts may have to be fetched first: then other prompts may run.
             if selection.chunks or selection.decodes or not (selection.seated or self._make_room(now)):
                 break
-        # What is computed anew has a token of output; where that alone is left, it is chosen as a decode.
+        # A request that is computed anew has output; with one token left to compute it was chosen as a decode.
         selection.chunks += tuple(chunk_of(running, 1) for running in selection.decodes)
         return [*commands, *begin_step(self._steps, selection)]
 
@@ -109,7 +152,7 @@ class NextStep:
         )
 
     def _has_long(self) -> bool:
-        """Whether a long prompt is unfinished here: until it is committed."""
+        """Return whether a long prompt is unfinished here: until it is committed."""
         return any(running.num_tokens >= self._policy.long_prompt for running in self._roster.occupants())
 
     def _make_room(self, now: float) -> bool:
@@ -118,8 +161,8 @@ class NextStep:
             return False
         prompts = [*self._prompts.running]
         if self._commits.waiting:
-            # A real-time prompt that is through may lack the very pages that are kept for best-effort prompts, which
-            # have memory for a part of their tokens and lack what it has.
+            # A finished real-time prompt may wait for pages that best-effort prompts hold, and those for the memory
+            # that this prompt has: so a best-effort prompt has to leave.
             prompts = [running for running in prompts if not running.promise.is_rt]
             if not prompts or self._commits.first(ServiceClass.RT) is None:
                 return False

@@ -1,4 +1,4 @@
-"""What a prefill worker does with a prompt that is through: it is offered to a decode worker, or goes to the pool.
+"""Hand on the prompts that are through: a prompt is offered to a decode worker, or goes to the pool.
 
 It is offered where the router has named a decode worker that KV can be sent to (candidates.py), unless it would be late
 for it: that worker's Pull is heard after the next step only. A real-time request that could not wait for a batch is
@@ -58,21 +58,21 @@ class Offers(CorePart):
         return [self._offer(self._candidates.add(running, decode, self._cannot_wait(running, now)))]
 
     def _cannot_wait(self, running: Running, now: float) -> bool:
-        """Whether a real-time request would miss its next token if it waited for a batch of the pool."""
+        """Return whether a real-time request would miss its next token if it waited for a batch of the pool."""
         return self._expected_wait_s is not None and self._must_join_within(self._expected_wait_s, running, now)
 
     def _cannot_be_pulled(self, running: Running, is_busy: bool, now: float) -> bool:
-        """Whether a real-time request would miss its next token if it was pulled.
+        """Return whether a real-time request would miss its next token if it was pulled.
 
         Workers hear messages between two steps. So it takes a decode step until the Offer is read, a step of prompts
-        until the Pull is read, a decode step until what has come is seen, and one to run it. Of what goes by the pool
-        there is nothing to hear but the Batch.
+        until the Pull is read, a decode step until what has come is seen, and one to run it. For a request that
+        goes by the pool the worker hears only the Batch.
         """
         step_s = self._pace.times.most_s if is_busy else 0.0
         return self._must_join_within(step_s + _DECODE_STEPS * self._decode_step_s, running, now)
 
     def _must_join_within(self, seconds: float, running: Running, now: float) -> bool:
-        """Whether a real-time request misses its next token if it takes so long until a decode step is through."""
+        """Return whether a real-time request misses its next token if a decode step ends only so much later."""
         if not running.promise.is_rt:
             return False
         work = Work(tokens=running.promise.tokens_due, transfer_s=running.prefix * self._pace.copy_token_s)
@@ -80,7 +80,7 @@ class Offers(CorePart):
 
     @property
     def needs_no_pool(self) -> bool:
-        """Whether there is no pool here, and there are decode workers that KV can be sent to."""
+        """Return whether there is no pool here, and there are decode workers that KV can be sent to."""
         return self._pool.member is None and self._candidates.any_peer() is not None
 
     def offer_all(self, now: float) -> list[Command]:
@@ -185,7 +185,7 @@ class Offers(CorePart):
         return commands
 
     def write(self, pool: Member, spoken_for: int) -> list[Command]:
-        """Write candidates to pages that are at hand or can be had at once, but for so many best-effort pages."""
+        """Write candidates to pages that are at hand or free at once, but for so many best-effort pages."""
         commands: list[Command] = []
         for candidate in self._candidates.here:
             if candidate.copy is not None or candidate.is_kept:
@@ -249,7 +249,7 @@ class Offers(CorePart):
     # --- What is here
 
     def drop(self, request: str, attempt: int) -> list[Command]:
-        """Forget candidates. Of those that are being copied, the writer is told too, and releases their pages."""
+        """Forget candidates. Those that are being copied, the writer forgets too, and releases their pages."""
         here = self._candidates.here
         leaving = [candidate for candidate in here if candidate.running.is_of(request, attempt)]
         for candidate in leaving:

@@ -1,8 +1,8 @@
-"""What a prefill worker writes to the pool, and the pages that it asks for.
+"""Write prompts to the pool, and ask for the pages that they need.
 
 A real-time prompt runs at once, and asks for its pages when it is through. A best-effort one is seated when the pages
-for all its KV are leased (seating.py). Pages that no prompt waits for go back to the pool: another worker may wait for
-them.
+for all its KV are leased (next_step.py). Pages that no prompt waits for go back to the pool: another worker may wait
+for them.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class PoolWriting(CorePart):
     def _give_up_parts(self, service: ServiceClass) -> None:
         """Take back the pages of parts because a prompt that is through waits for pages.
 
-        A prompt that has some pages, and does not get the others before that one does or would wait too, gives them
-        up: else two prompts could wait for each other. Best-effort prompts that run have all their pages.
+        A prompt gives up the pages that it has if it does not get the others before that prompt, or would wait too:
+        else two prompts could wait for each other. Best-effort prompts that run have all their pages.
         """
         running = self._prompts.running if service is ServiceClass.RT else ()
         for prompt in (*self._commits.waiting, *running):
@@ -132,11 +132,12 @@ class PoolWriting(CorePart):
     # --- Needs
 
     def _need(self, service: ServiceClass) -> Need:
-        """Return what the first prompt of this class needs that is through: what all prompts want together may be more
+        """Return what the first prompt of this class that is through needs: all prompts together may need more pages
         than there will ever be.
 
-        Where none is through, return what the best-effort prompt needs that has waited longest for a seat. Nothing is
-        kept for it while a real-time prompt that is through waits for pages, since its seat may be what that one has.
+        Where none is through, return what the best-effort prompt that has waited longest for a seat needs. Nothing is
+        kept for it while a real-time prompt that is through waits for pages: its seat may be the memory
+        of that prompt.
         """
         at_hand, through = self._writer.num_at_hand(service), self._commits.first(service)
         if through is not None:

@@ -94,7 +94,7 @@ class RunningPrompts(CorePart):
         return []
 
     def _end_fetch(self, running: Running, intact: bool) -> list[Command]:
-        """Let the prompt run. What is not intact is computed, and no other request gets it."""
+        """Let the prompt run. KV that is not intact is computed anew, and no other request gets it."""
         self._running[running.request.id] = running
         if intact:
             running.prefix = self._tokens_in(running.known)
@@ -148,7 +148,7 @@ class RunningPrompts(CorePart):
         for number, running in [*self._fetching.items()]:
             if running.is_of(request, attempt):
                 del self._fetching[number]
-                # Work is done in the order of its commands: what is written to the pairs next comes after the copy.
+                # Work is done in the order of its commands: the next write to the pairs comes after the copy.
                 self._memory.leave(running.pairs)
                 commands += self._known.leave(running)
         found = self._running.get(request)

@@ -6,9 +6,9 @@
                                                       └──▶ committing ◀────┴─▶ copying ──▶ Commit
                                                            (no pages)          (pairs to pages)
 
-A request that is cancelled, or whose next attempt arrives, leaves from wherever it is. Of a request that is being
-copied, pairs and pages stay taken until the copy has ended. Pages that no prompt waits for go back to the pool: another
-worker may be waiting for them.
+A request that is cancelled, or whose next attempt arrives, leaves from wherever it is. The pairs and pages of a
+request that is being copied stay taken until the copy has ended. Pages that no prompt waits for go back to the pool:
+another worker may be waiting for them.
 
 A real-time prompt runs at once, and asks for its pages when it is through. A best-effort one is seated when the pages
 for all its KV are leased: while the arena has none for its class, it waits without a place on the device. Should they
@@ -129,10 +129,6 @@ class PrefillCore(WorkerCore):
         return self._common.writer.leased_for(service)
 
     @property
-    def num_leased_pages(self) -> int:
-        return len(self.leased_pages)
-
-    @property
     def num_preemptions(self) -> int:
         return self._step.num_preemptions
 
@@ -159,8 +155,3 @@ class PrefillCore(WorkerCore):
     def num_prefetched(self) -> int:
         """Return how many requests were prefetched from the pool for decode workers."""
         return self._buffers.num_prefetched
-
-    @property
-    def num_evicted_here(self) -> int:
-        """Return how many requests that had to leave a decode worker have come here."""
-        return self._buffers.num_evicted_here

@@ -59,7 +59,7 @@ class _RouterHands(NoHands):
             try:
                 tell(self._door, LauncherOrder(prefill=command.prefill, decode=command.decode, why=command.why))
             except OSError as error:
-                log.error("the launcher did not get the order to scale (%s): %s", command.why, error)
+                log.error("the launcher did not receive the order to scale (%s): %s", command.why, error)
             return None
         return super().perform(command) if self._side is None else self._side.perform(command)
 

@@ -1,4 +1,4 @@
-"""How much work there is for workers, and how near promises are to being missed, as the router sees it.
+"""Estimate the work that there is for workers, and how near promises are to being missed, as the router sees it.
 
     workers   figure    is the largest of
     prefill   load      the number of workers that have a prompt

@@ -31,7 +31,7 @@ class OpenRequests:
         return opened if opened is not None and opened.request.attempt == key[1] else None
 
     def is_unknown(self, key: Attempt) -> bool:
-        """Whether neither this attempt nor a later one is open."""
+        """Return whether neither this attempt nor a later one is open."""
         opened = self._all.get(key[0])
         return opened is None or opened.request.attempt < key[1]
 

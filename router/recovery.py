@@ -1,4 +1,4 @@
-"""What a router that has just started waits for before it places any request.
+"""Rebuild the knowledge of a router that has just started, before it places any request.
 
     start ── 2 heartbeats ──▶ announced ── every member says what it has ──▶ rebuilt
     (members register)        (the roll)   (Declare by owners, Holding by workers and pools)

@@ -94,6 +94,6 @@ class Roll:
 
 
 def _may_know(member: Member, other: Member) -> bool:
-    """Whether two members may know each other: a pool and a worker only where they share their node's memory."""
+    """Return whether two members may know each other: a pool and a worker only where they share their node's memory."""
     roles = {member.role, other.role}
     return member.node == other.node or Role.POOL not in roles or not roles.intersection(WORKERS)

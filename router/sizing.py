@@ -1,4 +1,4 @@
-"""How many workers of a kind the load needs: the router asks for more soon, and for fewer slowly.
+"""Compute how many workers of a kind the load needs: the router asks for more soon, and for fewer slowly.
 
     pressure   how near promises are to being missed; at 1 and above the workers miss some
     load       how much work there is, in workers
@@ -79,7 +79,7 @@ class Sizing:
         return Scale(counts.get(Role.PREFILL), counts.get(Role.DECODE), why)
 
     def retires(self, role: Role, left: int) -> None:
-        """Note that one worker of the role leaves, on whoever's request, and how many are left."""
+        """Note that one worker of the role leaves, whoever asked for that, and how many are left."""
         if role in self._kinds:
             self._kinds[role].wanted = left
 

@@ -157,7 +157,7 @@ class RouterCore:
 
     def _hear_heartbeat(self, member: Member, now: float) -> list[Command]:
         if member.incarnation <= self._dead.get(member.name, -1):
-            # The member was only frozen: it learns that it was given up from a roll that does not name it.
+            # The member was only frozen: a roll that does not name it tells it that it was given up.
             return [] if self._recovery.is_gathering else [self._roll.roll_for(member)]
         known = self._roll.get(member.name)
         if known is not None and known.incarnation > member.incarnation:
@@ -269,7 +269,6 @@ class RouterCore:
         return [*(self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []), *asked]
 
     def _is_line(self, request: Request) -> bool:
-        """Whether the request is a line of a batch job."""
         owner = self._roll.get(request.owner)
         return owner is not None and owner.role is Role.JOBS
 

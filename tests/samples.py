@@ -59,4 +59,4 @@ ROUTER_MEMBER, POOL_MEMBER, GATEWAY_MEMBER = member(ROUTER), member("pool-0"), m
 
 def but_reports(commands: Iterable[Command]) -> list[Command]:
     """Drop the decode worker's reports, which only repeat what other commands say."""
-    return [one for one in commands if not (isinstance(one, Send) and isinstance(one.message, Report))]
+    return [command for command in commands if not (isinstance(command, Send) and isinstance(command.message, Report))]

@@ -3,7 +3,8 @@
     python tools/draw_peers.py
 
 Every figure in the picture comes from a file in benchmarks/results. The chats are those of
-`python -m benchmarks.isolation --seconds 30`; a client that is not in the repository sent vLLM's server the same load.
+`python -m benchmarks.isolation --seconds 30`; vLLM's server got the same load, from a client of its own before
+`--url` of that benchmark sent it, with servers started as its help says.
 The engines are those of `python -m benchmarks.engine --peer-python PATH --peers vLLM`.
 """
 

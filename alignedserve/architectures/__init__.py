@@ -1,4 +1,4 @@
-"""What a model folder says of its model: shapes and weights; and where the folder of a model is.
+"""Read a model folder, which gives the shapes and weights of a model, and find the folder.
 
 config.py        what the engine needs to know of every model
 generic.py       the configuration of a model that transformers runs

@@ -1,4 +1,4 @@
-"""What the engine needs to know of every model, whatever its family."""
+"""The facts that the engine needs about every model, of any family."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from alignedserve.architectures.given import Given
 from alignedserve.errors import ConfigError, UnsupportedModel
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
-OUR_SHARES = ("num_heads", "num_kv_heads", "intermediate_size")  # fields that the ranks of our own modules divide
 
 
 class Activation(str, Enum):
@@ -84,7 +83,7 @@ class ModelConfig:
 
     @property
     def projects(self) -> bool:
-        """Whether K and V can be made anew from the layers' inputs."""
+        """Return whether K and V can be made anew from the layers' inputs."""
         return False
 
     @property
@@ -98,7 +97,7 @@ class ModelConfig:
             return self
         if not self.divided:
             raise ConfigError(
-                f"engine.tensor_parallel_size {ranks} needs a model with a module of our own: set it to 1"
+                f"engine.tensor_parallel_size {ranks} needs a model that AlignedServe implements itself: set it to 1"
             )
         sizes = {name: getattr(self, name) for name in self.divided}
         for name, size in sizes.items():
@@ -117,6 +116,21 @@ class ModelConfig:
                 f" {self.hidden_size} instead of {2 * self.kv_dim} for K and V together"
             )
         return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OurConfig(ModelConfig):
+    """The shapes of a model that a module of our own runs."""
+
+    intermediate_size: int
+
+    @property
+    def divided(self) -> tuple[str, ...]:
+        return ("num_heads", "num_kv_heads", "intermediate_size")
+
+    @property
+    def projects(self) -> bool:
+        return True
 
 
 def stored_dtype(given: Given, *parts: Given) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.architectures.config import OUR_SHARES, Activation, ModelConfig, activation, common, whole_head
+from alignedserve.architectures.config import Activation, OurConfig, activation, common, whole_head
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import THETA, Rope, read_rope, rope_section
 
 
 @dataclass(frozen=True, kw_only=True)
-class NeoxConfig(ModelConfig):
-    intermediate_size: int
+class NeoxConfig(OurConfig):
     norm_eps: float
     rope: Rope
     parallel: bool  # attention and MLP read the same input
@@ -22,14 +21,6 @@ class NeoxConfig(ModelConfig):
     @property
     def inner_size(self) -> int:
         return 2 * self.intermediate_size
-
-    @property
-    def divided(self) -> tuple[str, ...]:
-        return OUR_SHARES
-
-    @property
-    def projects(self) -> bool:
-        return True
 
 
 def read_gpt_neox(given: Given) -> NeoxConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.architectures.config import OUR_SHARES, Activation, ModelConfig, activation, common
+from alignedserve.architectures.config import Activation, OurConfig, activation, common
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import THETA, Rope, read_rope, rope_section
 
@@ -12,8 +12,7 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig(ModelConfig):
-    intermediate_size: int
+class LlamaConfig(OurConfig):
     norm_eps: float
     rope: Rope
     tied_embeddings: bool
@@ -25,14 +24,6 @@ class LlamaConfig(ModelConfig):
     @property
     def inner_size(self) -> int:
         return 3 * self.intermediate_size  # gate, up and their product
-
-    @property
-    def divided(self) -> tuple[str, ...]:
-        return OUR_SHARES
-
-    @property
-    def projects(self) -> bool:
-        return True
 
 
 def read_llama(given: Given) -> LlamaConfig:

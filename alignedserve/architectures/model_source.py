@@ -53,4 +53,4 @@ def _fetch(model: str) -> Path:
         why = "this cannot be a hub id"
     except Exception as error:  # errors of the hub's client, its HTTP library and the disk
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-    raise ModelError(f"{model} is no folder here and cannot be fetched: {why}")
+    raise ModelError(f"{model} is not a local folder and cannot be fetched: {why}")

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.architectures.config import OUR_SHARES, Activation, ModelConfig, activation, common, whole_head
+from alignedserve.architectures.config import Activation, OurConfig, activation, common, whole_head
 from alignedserve.architectures.given import Given
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptConfig(ModelConfig):
-    intermediate_size: int
+class OptConfig(OurConfig):
     embedding_dim: int  # size of word vectors; projected to hidden_size, and back for the logits, where it differs
     norm_first: bool
     final_norm: bool
@@ -22,14 +21,6 @@ class OptConfig(ModelConfig):
     @property
     def inner_size(self) -> int:
         return 2 * self.intermediate_size
-
-    @property
-    def divided(self) -> tuple[str, ...]:
-        return OUR_SHARES
-
-    @property
-    def projects(self) -> bool:
-        return True
 
 
 def read_opt(given: Given) -> OptConfig:

@@ -53,7 +53,7 @@ def _count_in(path: Path) -> int:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
             if not 0 < length <= min(_MOST_HEADER, os.fstat(file.fileno()).st_size):
-                raise ValueError("it has no header of safetensors")
+                raise ValueError("it has no safetensors header")
             tensors: dict[str, Any] = json.loads(file.read(length))
         named = [tensor for name, tensor in tensors.items() if name != "__metadata__"]
         return sum(math.prod(tensor["shape"]) for tensor in named if tensor["dtype"] in _FLOATS)

@@ -7,7 +7,6 @@ doctor.py         `alignedserve doctor`: what this machine has for serving, what
 fuzz.py           `alignedserve fuzz`: injects faults into simulated deployments and checks their invariants
 main.py           the entry: parses the command line, runs the command, reports errors in one line
 profile.py        `alignedserve profile`: measures what steps take here, and writes the cost model
-profile_plot.py   draws predicted against measured step times: a dot for each step
 serving.py        the flags of serve, presets, key, doctor and profile; prints the configuration
 simulate.py       `alignedserve simulate`: runs workloads in virtual time, prints and writes the figures
 simulate_once.py  turns what users write (preset, workload, cluster, profile) into one simulated run

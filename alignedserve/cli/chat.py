@@ -178,7 +178,7 @@ class ChatApi:
             if text:
                 yield text
         if not ended:
-            raise ChatError(f"{self.url} broke its answer off")
+            raise ChatError(f"{self.url} ended its answer early")
 
     def _first_model(self) -> str:
         try:

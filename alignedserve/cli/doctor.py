@@ -35,8 +35,8 @@ _PAGE = 256  # tokens; as kernels/dispatch/paged_libraries.py has it, which impo
 _MB = 1 << 20
 _SHM = Path("/dev/shm")
 
-# In a process of its own: importing torch takes seconds, and may fail in ways that end a process. So may the kernels,
-# hence a line of its own for each.
+# This runs in another process: importing torch takes seconds, and may end the process. So may importing the kernels:
+# each prints a line of its own.
 _TRY_TORCH = """
 import json, torch
 cuda = torch.cuda

@@ -39,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if error.errno != errno.ENOSPC:
             raise
         _say_no_more()
-        print(f"alignedserve: what it says cannot be written: {error.strerror}", file=sys.stderr)
+        print(f"alignedserve: the output cannot be written: {error.strerror}", file=sys.stderr)
         return 2
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil, floor, log10
 from pathlib import Path
 
 from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.model_source import resolve
-from alignedserve.cli.profile_plot import draw
 from alignedserve.config.config import Config, DeviceKind
 from alignedserve.cost.fit import Point, spread
-from alignedserve.cost.model import Kind
+from alignedserve.cost.model import CostModel, Kind
 from alignedserve.cost.profile import Profile, save
 from alignedserve.errors import ConfigError, ProfileError, SimulateError
 from alignedserve.machine.capacity import capacity
+from alignedserve.simulator.reports.plots import KIND_COLOURS, new_figure, save_figure
 
 _HELD_OUT = 20  # steps of a kind
 _SEED = 1
@@ -38,7 +39,7 @@ def run(options: ProfileOptions) -> int:
     _print(profile, held_out)
     print(f"\n{options.out}: the profile")
     try:
-        draw(profile.model, held_out, profile.subject.device, picture)
+        _draw(profile.model, held_out, profile.subject.device, picture)
     except SimulateError as error:  # the profile is good without its picture
         print(f"no picture of it: {error}")
     else:
@@ -102,3 +103,28 @@ def _errors(profile: Profile, points: Sequence[Point]) -> str:
         return f"{'-':>14}{'-':>12}"
     off = spread([abs(profile.model.seconds(point.shape) / point.seconds - 1) for point in points])
     return f"{off.median:>14.1%}{off.p90:>12.1%}"
+
+
+_SIDE = 6  # inches
+_BAND = 1.25  # as a factor: the shaded part
+
+
+def _draw(model: CostModel, points: Sequence[Point], title: str, path: Path) -> None:
+    """Draw predicted against measured times, a dot per step; raise SimulateError if matplotlib or the file fails."""
+    figure = new_figure(_SIDE, _SIDE)
+    axes = figure.subplots()
+    pairs = [(point.seconds * 1e3, model.seconds(point.shape) * 1e3, point.shape.kind) for point in points]
+    times = [time for measured, predicted, _ in pairs for time in (measured, predicted) if time > 0] or [1.0]
+    low = floor(log10(min(times)))
+    ends = [10.0**low, 10.0 ** max(ceil(log10(max(times))), low + 1)]
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="measured", ylabel="predicted", aspect="equal")
+    axes.grid(color="#cccccc")
+    axes.fill_between(ends, [end / _BAND for end in ends], [end * _BAND for end in ends], color="#eeeeee", zorder=0)
+    axes.plot(ends, ends, color="#888888", linewidth=1)
+    for kind, colour in KIND_COLOURS.items():
+        dots = [(measured, predicted) for measured, predicted, of_step in pairs if of_step is kind]
+        measured, predicted = [dot[0] for dot in dots], [dot[1] for dot in dots]
+        axes.scatter(measured, predicted, s=10, color=colour, alpha=0.7, label=kind.value)
+    axes.legend()
+    figure.suptitle(f"{title}: milliseconds of held-out steps; shaded: within 25 %", fontsize="medium")
+    save_figure(figure, path)

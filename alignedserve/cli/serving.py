@@ -97,7 +97,7 @@ def config_of(args: argparse.Namespace) -> Config:
     given = {path: value for path, value in vars(args).items() if path in settings()}
     set_ = read_settings(getattr(args, "set", ()), "--set", every_setting())
     if twice := sorted(given.keys() & set_.keys()):
-        raise ConfigError(f"--set {twice[0]} and {settings()[twice[0]].flags[0]} say the same setting twice")
+        raise ConfigError(f"--set {twice[0]} and {settings()[twice[0]].flags[0]} set the same setting twice")
     return load(given | set_, os.environ, args.config)
 
 

@@ -46,7 +46,6 @@ _ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
 
 
 def run_once(trial: SimulationTrial, on_progress: OnProgress) -> RunRecord:
-    """Run the trial and return its record."""
     return _run(Simulation(settings_of(trial)), on_progress)
 
 
@@ -179,5 +178,5 @@ def device_of(trial: SimulationTrial) -> Hardware:
         return hardware.from_gpu(name)
     if not Path(name).is_file():
         near = hint(name, gpu_truth.names())
-        raise SimulateError(f"--profile {name!r:.60} is no file, and none of {', '.join(gpu_truth.names())}{near}")
+        raise SimulateError(f"--profile {name!r:.60} is neither a file nor one of {', '.join(gpu_truth.names())}{near}")
     return hardware.from_profile(Path(name), trial.seed)

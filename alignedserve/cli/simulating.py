@@ -185,7 +185,7 @@ def _simulate(args: argparse.Namespace) -> int:
 
 def _simulate_saved(args: argparse.Namespace, mode: str) -> int:
     if others := sorted(given(args) - {mode}):
-        raise ConfigError(f"{mode} goes with no other flag, such as {others[0]}: a saved run says what was run")
+        raise ConfigError(f"{mode} takes no other flag, such as {others[0]}: a saved run says what was run")
     with LeavesAtOnce():
         from alignedserve.cli.simulate import diff, replay
 

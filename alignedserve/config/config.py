@@ -55,7 +55,7 @@ class Launcher(str, Enum):
 
 
 class TransportName(str, Enum):
-    AUTO = "auto"  # the best transport that the machines have (transport/choice.py)
+    AUTO = "auto"  # the best transport that the machines have (transport/opening.py)
     HOST = "host"
     COLLECTIVE = "collective"
     IPC = "ipc"
@@ -74,7 +74,7 @@ class DeviceKind(str, Enum):
 
 
 class Graphs(str, Enum):
-    """Whether decode steps are captured as CUDA graphs and replayed."""
+    """The choice of whether decode steps are captured as CUDA graphs and replayed."""
 
     AUTO = "auto"  # where the device and the model allow it
     ON = "on"  # the start is refused where they do not
@@ -82,7 +82,7 @@ class Graphs(str, Enum):
 
 
 class LookAhead(str, Enum):
-    """How many steps are planned while the step before them runs."""
+    """The number of steps that are planned while the step before them runs."""
 
     AUTO = "auto"  # one on a GPU, none on a CPU
     NONE = "0"
@@ -251,7 +251,7 @@ class SloConfig:
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """How requests are scheduled: a preset says it, and these settings change parts of it.
+    """The schedule of requests: a preset chooses it, and these settings change parts of it.
 
     Each is a field of Policy and has its default from there.
     """
@@ -345,7 +345,7 @@ class ScheduleConfig:
 
 @dataclass(frozen=True)
 class ScaleConfig:
-    """How many workers there are: as many as the load takes, between two numbers."""
+    """The number of workers: as many as the load needs, between two limits."""
 
     prefill: Range | None = common(
         None, "least and most prefill workers, such as 1-4; by default their number stays as it is"
@@ -468,7 +468,6 @@ class Config:
 
 
 def _check_together(config: Config) -> None:
-    """Refuse settings that do not go together."""
     _check_sizes(config)
     _check_policy(config)
     _check_transport(config)
@@ -504,7 +503,7 @@ def _check_policy(config: Config) -> None:
     if engine.look_ahead is LookAhead.ONE and policy.pairs.why_not_ahead is not None:
         raise ConfigError(f"engine.look_ahead cannot be 1: {policy.pairs.why_not_ahead}: set it to 0")
     if config.schedule.predictor is Predictor.ORACLE:
-        raise ConfigError("schedule.predictor oracle is the simulator's, which knows all lengths: set hash, or minilm")
+        raise ConfigError("schedule.predictor oracle works in the simulator only: set hash or minilm")
 
 
 def _check_transport(config: Config) -> None:
@@ -519,7 +518,7 @@ def _check_transport(config: Config) -> None:
     if config.why_host is not None:
         raise ConfigError(f"transport cannot be {transport.value}: {config.why_host}: set it to host")
     if transport is TransportName.IPC and config.ray.address is not None:
-        raise ConfigError("transport ipc is within one machine: with ray.address it is collective, or host")
+        raise ConfigError("transport ipc works within one machine only: with ray.address set it to collective or host")
 
 
 def _check_scale(config: Config) -> None:
@@ -533,18 +532,18 @@ def _check_scale(config: Config) -> None:
         ("decode", scale.decode, topology.decode_workers),
     ):
         if between is not None and count not in between:
-            raise ConfigError(f"scale.{name} {between}: topology {topology} begins with {count}, which is not in that")
+            raise ConfigError(f"scale.{name} {between}: topology {topology} begins with {count}, outside that range")
 
 
 def _check_ray(config: Config) -> None:
     ray, ranks = config.ray, config.engine.tensor_parallel_size
     if ranks > 1 and 0 < ray.gpus_per_worker < 1:
         raise ConfigError(
-            f"ray.gpus_per_worker is of each rank, and NCCL refuses two on one GPU: with engine.tensor_parallel_size "
-            f"{ranks} it is 1, or 0 on CPUs, not {ray.gpus_per_worker:g}"
+            f"ray.gpus_per_worker counts for each rank, and NCCL refuses two ranks on one GPU: with"
+            f" engine.tensor_parallel_size {ranks} it is 1, or 0 on CPUs, not {ray.gpus_per_worker:g}"
         )
     if ray.address is not None and config.launcher is not Launcher.RAY:
-        raise ConfigError("ray.address is for launcher ray: set that too, or neither")
+        raise ConfigError("ray.address needs launcher ray: set both or neither")
     if ray.address is None and ray != RayConfig():
         raise ConfigError("ray: its settings are for the nodes of a cluster: set ray.address too, or none of them")
 

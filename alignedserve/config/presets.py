@@ -116,7 +116,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "fcfs": Preset(
             "first come, first served: decodes, and chunks of prompts beside them; memory for the longest output", _FCFS
         ),
-        # PagedAttention (SOSP 23) §4.5: all of the newest gives way first, and recomputation where prompts are short.
+        # PagedAttention (SOSP 23) §4.5: the newest request gives up all its memory first, and is recomputed later.
         "vllm-fcfs": Preset(
             "vLLM without chunked prefill (its V0): whole prompts alone whenever one fits, else decodes",
             {**_FCFS, **_GROWING, "schedule.chunking": "none", "engine.max_step_tokens": 8192},
@@ -173,7 +173,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             | {"engine.max_step_tokens": 8192},
             source="text-generation-inference, waiting_served_ratio and max_waiting_tokens",
         ),
-        # ALISE and FastServe compare with it: the request served most is recomputed where it should be swapped.
+        # ALISE and FastServe compare with it; they swap the request served most, here it is recomputed.
         "mlfq": Preset(
             "five levels by tokens already served, no prediction; the request served most is recomputed",
             {**_FCFS, **_GROWING, **_NEW, "schedule.packing": "mlfq"},

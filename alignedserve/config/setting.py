@@ -1,4 +1,4 @@
-"""What a setting is: its names, its type, its range, and how it is reached.
+"""The declaration of a setting: its names, its type, its range, and how it is reached.
 
 A setting has one home, a field of the dataclasses in config.py. The loader, the command line, the checks and the
 reference page (tools/settings_page.py) read type, default, range and help text from there. Its names follow from its
@@ -143,5 +143,5 @@ def leaves(part: Any, above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def is_section(declared: Field[Any]) -> bool:
-    """Whether the field holds a section: `setting` did not make it."""
+    """Return whether the field holds a section: `setting` did not make it."""
     return not declared.metadata

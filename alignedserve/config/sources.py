@@ -58,7 +58,7 @@ def _json_object(path: Path, text: str, pairs: list[tuple[str, Any]]) -> dict[st
     for key, times in Counter(key for key, _ in pairs).items():
         if times > 1:
             _refuse_repeated_keys_of_json(text, path)
-            raise ConfigError(f"{path}: {key} is there {'twice' if times == 2 else f'{times} times'} in one object")
+            raise ConfigError(f"{path}: {key} is given {'twice' if times == 2 else f'{times} times'} in one object")
     return dict(pairs)
 
 
@@ -72,11 +72,11 @@ def _refuse_repeated_keys_of_json(text: str, path: Path) -> None:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _refuse_repeated_keys(node: Any, path: Path) -> None:
-    """Refuse a key that is there twice: PyYAML would keep the last and drop all that the first section says."""
+    """Refuse a key that is given twice: PyYAML would keep the last and drop all that the first section says."""
     kind = getattr(node, "id", None)
     if kind == "sequence":
         for item in node.value:
@@ -86,7 +86,7 @@ def _refuse_repeated_keys(node: Any, path: Path) -> None:
     seen = set()
     for key, value in node.value:
         if str(key.value) in seen:
-            raise ConfigError(f"{path}: {key.value} is there twice, again in line {key.start_mark.line + 1}")
+            raise ConfigError(f"{path}: {key.value} is given twice, again in line {key.start_mark.line + 1}")
         seen.add(str(key.value))
         _refuse_repeated_keys(value, path)
 
@@ -129,7 +129,7 @@ def read_environment(env: Mapping[str, str], settings: Settings) -> dict[str, An
 
 
 def _is_service_link(variable: str, text: str) -> bool:
-    """Whether Kubernetes has set the variable, as it does in every pod for a Service whose name begins like ours."""
+    """Return whether Kubernetes set the variable, as it does in every pod for Services whose names begin like ours."""
     if re.search(r"_SERVICE_HOST$|_SERVICE_PORT(_.*)?$|_PORT_\d+_(TCP|UDP|SCTP)(_.*)?$", variable):
         return True
     return variable.endswith("_PORT") and re.match(r"(tcp|udp|sctp)://", text) is not None
@@ -154,7 +154,7 @@ def read_settings(texts: Iterable[str], flag: str, settings: Settings) -> dict[s
             raise ConfigError(f"{flag} {text!r:.60} must be a setting and its value, such as schedule.room=growing")
         setting = _known(path, flag, settings)
         if path in values:
-            raise ConfigError(f"{flag} {path} is there twice")
+            raise ConfigError(f"{flag} {path} is given twice")
         values[path] = read_value(setting, value, f"{flag} {path}")
     return values
 

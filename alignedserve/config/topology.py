@@ -1,4 +1,4 @@
-"""How many workers of each kind a deployment has."""
+"""The number of workers of each kind in a deployment."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Topology:
 
     @property
     def colocated(self) -> bool:
-        """Whether decode workers run the prompts too."""
+        """Return whether decode workers run the prompts too."""
         return self.prefill_workers == 0
 
 

@@ -1,4 +1,4 @@
-"""How long a step takes: the cost model, how it is fitted, measured and stored.
+"""The cost model, which predicts how long a step takes; how it is fitted, measured and stored.
 
 fit.py      finds the coefficients of the cost model, from a profile and from every step that runs
 model.py    the cost model: how long a step or a copy will take

@@ -46,7 +46,7 @@ _EAGER = 64  # the first steps of a kind are all learned from,
 _EVERY = 32  # and one in so many of the later ones; the speed follows every step
 _RETELL = 8  # the model takes up a new speed after so many steps
 _STRIDE, _LEAST_ERROR = 0.1, 0.005
-# Least uncertainties: no machine has shown everything yet, and predictions leave out a token's way to its client.
+# The least uncertainties: few steps were measured, and predictions leave out a token's way to its client.
 _LEAST_P90, _LEAST_TAIL = 0.1, 0.15
 _SEEN, _ENOUGH = 1024, 50  # long steps whose errors are kept, and how many are needed to know the tail
 _DECADES = 2.0  # from one in a hundred to one in ten thousand
@@ -298,7 +298,7 @@ class _Learner:
 
 
 class _Tail:
-    """How much longer than predicted the longest steps take, about one in ten thousand.
+    """The share by which the longest steps, about one in ten thousand, take longer than predicted.
 
     This is measured, and not derived from the usual errors: what makes a step late (another process, a page fault) is
     not what makes it a little longer. A thousand steps do not show one in ten thousand, so the tail is extrapolated

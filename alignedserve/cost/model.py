@@ -39,7 +39,7 @@ class Kind(str, Enum):
 
 
 class Shape(NamedTuple):
-    """What a step's time depends on. All are whole numbers, so the order of adding does not matter."""
+    """The numbers that a step's time depends on. All are whole numbers, so the order of adding does not matter."""
 
     chunks: int = 0
     chunk_tokens: int = 0
@@ -107,7 +107,7 @@ _TAIL_OF_P90 = 2.90  # the 99.99 % quantile / the 90 % quantile of normally dist
 
 @dataclass(frozen=True, slots=True)
 class Uncertainty:
-    """How far predictions for one kind of step are off: |measured / predicted - 1|."""
+    """The error of predictions for one kind of step: |measured / predicted - 1|."""
 
     median: float = 0.0
     p90: float = 0.0
@@ -296,7 +296,7 @@ def _seconds(
 
 
 class Route(str, Enum):
-    """Where KV travels; a copy takes its bytes over the bandwidth of the route."""
+    """A route that KV travels; a copy takes its bytes over the bandwidth of the route."""
 
     ARENA_TO_DEVICE = "arena_to_device"
     DEVICE_TO_ARENA = "device_to_arena"
@@ -315,14 +315,10 @@ class Link:
 
 @dataclass(frozen=True)
 class Transfers:
-    """How long copies take (AlignedServe §3.2)."""
+    """The times that copies take (AlignedServe §3.2)."""
 
     links: Mapping[Route, Link] = field(default_factory=dict)
     overlaps: bool = False  # whether copies run beside steps, as on a GPU's side stream
 
     def seconds(self, route: Route, num_bytes: int) -> float:
         return self.links[route].seconds(num_bytes)
-
-    def step_seconds(self, exec_s: float, swap_s: float) -> float:
-        """Return T_step: the longer of execution and copies where they overlap (BROS §4.1), else their sum."""
-        return max(exec_s, swap_s) if self.overlaps else exec_s + swap_s

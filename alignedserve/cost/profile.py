@@ -31,7 +31,7 @@ _FORMAT = 3
 
 @dataclass(frozen=True)
 class Subject:
-    """What was measured: a profile holds for this subject only."""
+    """The model, device and software that were measured: a profile is valid for this subject only."""
 
     model: str  # fingerprint of the model folder
     device: str
@@ -211,9 +211,9 @@ def _coefficients(tree: Mapping[str, Any]) -> Coefficients:
 def _point(row: list[Any]) -> Point:
     *shape, seconds = row
     if len(shape) != len(Shape._fields) or not all(type(count) is int and count >= 0 for count in shape):
-        raise ValueError(f"a point with {shape!r:.80}")
+        raise ValueError(f"a point with the invalid shape {shape!r:.80}")
     if not _number(seconds):
-        raise ValueError("a point that took no time")
+        raise ValueError("a point without a duration")
     return Point(Shape(*shape), float(seconds))
 
 

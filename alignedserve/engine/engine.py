@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from alignedserve.architectures.generic import GenericConfig
 from alignedserve.architectures.model_config import read_config
@@ -98,7 +99,7 @@ class Engine:
         began = time.perf_counter()
         linears: list[Linear] = []
 
-        def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
+        def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
             linears.append(self._kernels.linear(weight, bias))
             return linears[-1]
 
@@ -116,7 +117,7 @@ class Engine:
         self._graphs: DecodeGraphs | None = None
         self._checker = Checker(self.config, num_pairs, self.block_size)
 
-    def new_cache(self, num_pairs: int) -> torch.Tensor:
+    def new_cache(self, num_pairs: int) -> Tensor:
         """Return a device cache of zeros. On a CPU it takes memory only once written, so an idle worker stays small."""
         shape = (self.config.num_layers, 2 * num_pairs, self.block_size, self.config.kv_dim)
         if self.device.type == "cpu":
@@ -135,7 +136,7 @@ class Engine:
         return None if self._kernels.captures else f"attention of {self._kernels.name} looks at tables on the CPU"
 
     def rehearse(self) -> None:
-        """On a GPU, compile the kernels, and measure them where there is a choice, so that no step waits for that.
+        """Compile the kernels on a GPU, and measure them where there is a choice, so that no step waits for that.
 
         The cache is only read.
         """
@@ -199,7 +200,7 @@ class Engine:
         self._before = Before.from_result(result)
         return Done(result)
 
-    def _read_later(self, plan: StepPlan, wanted: Sequence[NextToken], logits: torch.Tensor) -> DrawnStep:
+    def _read_later(self, plan: StepPlan, wanted: Sequence[NextToken], logits: Tensor) -> DrawnStep:
         drawn = self._sampler.draw(logits[: len(wanted)], wanted)
         self.ranks.hand_on(drawn.tokens)
         requests = [token.request for token in wanted]
@@ -241,7 +242,7 @@ class Engine:
         """Return the token that the step before sampled for the request."""
         return self._before.token(request)
 
-    def _logits(self, plan: StepPlan, runs: Sequence[Run], unread: Mapping[str, int]) -> torch.Tensor:
+    def _logits(self, plan: StepPlan, runs: Sequence[Run], unread: Mapping[str, int]) -> Tensor:
         """Run the model and return the logits of the tokens that `result_of` needs."""
         ordered = sorted(runs, key=lambda run: run.is_hidden)
         lies = [self._lie(run) for run in ordered if not run.is_hidden]
@@ -263,7 +264,7 @@ class Engine:
         positions = torch.cat((spans.positions, *hidden)) if hidden else spans.positions
         return self._model.forward(inputs.placed(self.device), on_device(positions, self.device), rows, attention)
 
-    def _decode(self, tokens: torch.Tensor, spans: StaticSpans) -> torch.Tensor:
+    def _decode(self, tokens: Tensor, spans: StaticSpans) -> Tensor:
         """Return the logits of a decode step: one token per request."""
         attention = attention_of((), spans, self.cache, self.config, self._kernels, self._model)
         return self._model.forward(tokens, spans.positions, None, attention)

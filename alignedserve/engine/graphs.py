@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from alignedserve.engine.device.memory import out_of_memory
 from alignedserve.engine.inputs import Inputs
@@ -37,9 +38,9 @@ _EACH = 8  # distance between sizes, from 8 on
 _FIRST = (1, 2, 4)
 _MIB = 1 << 20
 
-Step: TypeAlias = Callable[[], torch.Tensor]  # from its buffers to logits, [size, vocabulary]
+Step: TypeAlias = Callable[[], Tensor]  # from its buffers to logits, [size, vocabulary]
 Capture: TypeAlias = Callable[[Step], Step]  # captures a step and returns the function that replays it
-Forward: TypeAlias = Callable[[torch.Tensor, StaticSpans], torch.Tensor]  # from tokens and their spans to logits
+Forward: TypeAlias = Callable[[Tensor, StaticSpans], Tensor]  # from tokens and their spans to logits
 
 
 def sizes(most: int) -> list[int]:
@@ -51,7 +52,7 @@ def sizes(most: int) -> list[int]:
 @dataclass(frozen=True)
 class _Graph:
     spans: StaticSpans
-    tokens: torch.Tensor
+    tokens: Tensor
     replay: Step
 
 
@@ -110,7 +111,7 @@ class DecodeGraphs:
                 "decode steps of up to %d requests are captured, in %d sizes", max(self._graphs), len(self._graphs)
             )
 
-    def logits(self, lies: Sequence[Lie], inputs: Inputs) -> torch.Tensor | None:
+    def logits(self, lies: Sequence[Lie], inputs: Inputs) -> Tensor | None:
         """Return the logits of a step of these decodes, valid until the next call; None if the size is not captured."""
         graph = self._graphs.get(self._size_for(len(lies)))
         if graph is None:
@@ -151,7 +152,7 @@ class CudaCapture:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):  # other threads may copy
             logits = step()
 
-        def replay() -> torch.Tensor:
+        def replay() -> Tensor:
             graph.replay()
             return logits
 

@@ -58,7 +58,7 @@ class InOrder:
         self._add(work, post)
 
     def do(self, begin_aside: Callable[[], bool], work: Callable[[], None], post: Post) -> None:
-        """Queue other work. What `begin_aside` takes over goes on beside the steps: it touches nothing of theirs."""
+        """Queue other work. Work that `begin_aside` takes over runs beside the steps and shares no memory with them."""
 
         def in_turn() -> None:
             if not begin_aside():

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from alignedserve.core import StepResult
 from alignedserve.errors import PlanError
@@ -22,7 +23,7 @@ from alignedserve.kernels.common.placing import on_device, put
 class Unread:
     """Sampled tokens that only the device has, one row per request; below 0 where no token could be sampled."""
 
-    tokens: torch.Tensor
+    tokens: Tensor
     rows: Mapping[str, int]  # request -> its row
 
 
@@ -38,7 +39,7 @@ class Before:
         return cls(dict(result.tokens), result.unsampled)
 
     @classmethod
-    def from_device(cls, tokens: torch.Tensor, requests: Sequence[str]) -> Before:
+    def from_device(cls, tokens: Tensor, requests: Sequence[str]) -> Before:
         """Build it from tokens that are not read yet: one row per request, in this order."""
         return cls({}, (), Unread(tokens, {request: row for row, request in enumerate(requests)}))
 
@@ -47,7 +48,7 @@ class Before:
         return None if self._unread is None else self._unread.rows.get(request)
 
     def ended(self, request: str) -> bool:
-        """Whether the request has ended because no token could be sampled: decodes planned ahead for it are dropped."""
+        """Return whether the request has ended because no token could be sampled: its planned decodes are dropped."""
         return request in self._unsampled
 
     def token(self, request: str) -> int:
@@ -71,16 +72,16 @@ NOTHING = Before({})
 class Inputs:
     tokens: Sequence[int]
     rows: Mapping[int, int]  # place among the tokens -> row of `unread`
-    unread: torch.Tensor | None
+    unread: Tensor | None
 
-    def put(self, out: torch.Tensor) -> None:
+    def put(self, out: Tensor) -> None:
         """Write the tokens to `out` without waiting for the device."""
         put(out, torch.tensor(self.tokens, dtype=torch.long))
         if self.rows and self.unread is not None:
             places, rows = on_device(torch.tensor([[*self.rows], [*self.rows.values()]]), out.device)
             out.index_copy_(0, places, self.unread.index_select(0, rows).clamp(min=0))
 
-    def placed(self, device: torch.device) -> torch.Tensor:
+    def placed(self, device: torch.device) -> Tensor:
         """Return the tokens as a tensor on the device."""
         if device.type == "cpu" and not self.rows:
             return torch.tensor(self.tokens, dtype=torch.long)

@@ -280,7 +280,7 @@ def _kv_bytes(engine: Engine) -> int:
 
 
 def still_holds(profile: Profile, meter: Meter, bounds: Bounds) -> bool:
-    """Whether the cached profile is right for this worker: measure the middle step of each kind again."""
+    """Return whether the cached profile is right for this worker: measure the middle step of each kind again."""
     measured, wanted_limits = profile.memory.limits, bounds.limits
     if measured.max_step_tokens < wanted_limits.max_step_tokens or measured.max_batch < wanted_limits.max_batch:
         log.info("the cached cost profile covers smaller steps than this worker runs: it is measured anew")

@@ -1,4 +1,4 @@
-"""How a worker's process performs the commands of its core on the engine.
+"""The code by which a worker's process performs the commands of its core on the engine.
 
 building.py        One rank of a worker: its engine, its pace, its transport and its hands.
 copies.py          Copies between the device and the pool's arena, and within the device.
@@ -6,6 +6,5 @@ device_loss.py     End the process when its device computes nothing any more.
 hands.py           The hands of a worker: steps, transfers and copies, at once or beside later work.
 leading.py         Rank 0 tells the other ranks what it does; they follow.
 loading.py         Load the engine: threads, device, device cache, captured steps.
-rank_process.py    Another rank of a worker as a process.
-worker_process.py  A worker as a process: core, shell and engine.
+worker_process.py  A worker's ranks as processes: rank 0 with core, shell and engine; the others follow it.
 """

@@ -1,4 +1,4 @@
-"""What one rank of a worker is built of: its engine, its pace, its transport, and the hands that use them."""
+"""Build one rank of a worker: its engine, its pace, its transport, and the hands that use them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ log = logging.getLogger("alignedserve.engine")
 
 
 class PoolCopies:
-    """Copies on behalf of one rank. Without a pool they come to nothing, and their results say so."""
+    """Copies on behalf of one rank. Without a pool nothing is copied, and the results say so."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class PoolCopies:
         self._aside.add(copy, post)
 
     def perform(self, command: Copying) -> Event | None:
-        """Perform the copy and return its result. What was read counts only if every rank could read its own part."""
+        """Perform the copy and return its result. A read counts only if every rank could read its own part."""
         agree = self._engine.ranks.agree
         match command:
             case CopyOut(number):

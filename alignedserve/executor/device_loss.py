@@ -1,4 +1,4 @@
-"""What a process does when its device computes nothing any more."""
+"""End the process when its device computes nothing any more."""
 
 from __future__ import annotations
 

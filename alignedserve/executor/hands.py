@@ -21,20 +21,10 @@ from alignedserve.engine.sampling.reading import Begun
 from alignedserve.executor.copies import PoolCopies
 from alignedserve.executor.leading import Say, say_nothing
 from alignedserve.kernels.common.failing import noticing_loss
-from alignedserve.protocol.commands import (
-    Command,
-    CompressPage,
-    CopyIn,
-    CopyOut,
-    CopySlots,
-    ProjectKv,
-    ReceiveKv,
-    RunStep,
-    SendKv,
-)
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import Event, Post, StepDone
 from alignedserve.protocol.messages import Member
-from alignedserve.protocol.rank_orders import Meet, Order, PartFrom
+from alignedserve.protocol.rank_orders import Copying, Meet, Order, PartFrom
 from alignedserve.transport.transport import ThroughTheArena, Transport
 
 log = logging.getLogger("alignedserve.engine")
@@ -146,9 +136,9 @@ class EngineHands:
                     result = self._engine.step(plan)
                 _warn(plan, result)
                 return StepDone(result, perf_counter() - began)
-            case CopyOut() | CopySlots() | ProjectKv() | CopyIn() | CompressPage():
-                self._say(command)
-                return self._copies.perform(command)
+        if isinstance(command, Copying):
+            self._say(command)
+            return self._copies.perform(command)
         raise TypeError(f"a worker cannot perform {command}")
 
     # --- Another rank

@@ -18,7 +18,8 @@ from alignedserve.engine.device.ranks import Team
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.sampling.reading import Begun
 from alignedserve.protocol.commands import RunStep
-from alignedserve.protocol.rank_orders import Order, decode, encode, without_histories
+from alignedserve.protocol.rank_orders import Order, decode, without_histories
+from alignedserve.protocol.wire import pack
 
 Say = Callable[[Order], None]
 
@@ -29,7 +30,7 @@ def say_nothing(order: Order) -> None:
 
 def saying_to(team: Team) -> Say:
     """Return what tells an order to all other ranks."""
-    return lambda order: team.say(encode(order))
+    return lambda order: team.say(pack(order))
 
 
 class LeadingEngine(Engine):

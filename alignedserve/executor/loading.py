@@ -31,7 +31,7 @@ _FEW_CORES = 2
 def use_threads(threads: int | None, workers: int) -> None:
     """Set the compute threads of this worker: its share of the cores, less a core that the other processes share.
 
-    Of two cores none is left out: it would be half of them, and the other processes use a tenth of a core.
+    With two cores none is left out: it would be half of them, and the other processes use a tenth of a core.
     """
     cores = int(usable_cores())
     torch.set_num_threads(threads or max(1, (cores if cores <= _FEW_CORES else cores - 1) // workers))

@@ -1,4 +1,4 @@
-"""A worker as a process: rank 0 of it, with its core, its shell and its engine."""
+"""A worker's ranks as processes: rank 0 with its core, its shell and its engine; the others do what rank 0 does."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from alignedserve.engine.device.devices import finish
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.executor.building import build_rank
-from alignedserve.executor.leading import LeadingEngine, say_nothing, saying_to
+from alignedserve.executor.leading import LeadingEngine, follow, say_nothing, saying_to
 from alignedserve.executor.loading import capture_decodes
 from alignedserve.machine.capacity import Capacity
-from alignedserve.shell.part import OnStart, Part
+from alignedserve.protocol.wire import MOST_FRAME_BYTES
+from alignedserve.shell.part import OnStart, Part, Place
 from alignedserve.shell.turn import Core
 from alignedserve.worker.setup import WorkerSetup
 
@@ -59,10 +60,17 @@ def _known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None
     one after the other."""
     profile_s, given = part.config.engine.profile_s, part.config.cache_directory
     if not profile_s:
-        log.info("nothing is known of what steps take until some have run: engine.profile_s is 0")
+        log.info("the durations of steps are unknown until some have run, because engine.profile_s is 0")
         return None
     folder = Path(given) if given else cache_directory()
     subject, bounds = subject_of(engine, part.folder), Bounds(room.limits, room.max_model_len)
     meter = Meter(engine, synchronize=lambda: finish(engine.device))
     with one_at_a_time(folder):
         return start_profile(meter, bounds, subject, part.shared_memory, folder, profile_s)
+
+
+def run_rank(place: Place) -> None:
+    """Follow rank 0 for as long as it lives; RankLost when it has gone."""
+    with build_rank(place, Engine) as built:
+        assert built.team is not None, "a worker's only rank is rank 0"
+        follow(built.team, built.hands(), MOST_FRAME_BYTES)

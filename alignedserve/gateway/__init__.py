@@ -7,7 +7,6 @@ files.py       The routes of /v1/files: the files that batch jobs read and write
 generation.py  Runs the requests of one body and reads their tokens as they are delivered.
 openapi.py     Our own OpenAPI document: every route with its parameters, body and answers.
 settings.py    The settings of a gateway's HTTP application.
-sse.py         Writes answers as server-sent events.
 streaming.py   Sends answers to clients that may leave at any time.
 tokenising.py  Converts prompts to tokens and back: /tokenize and /detokenize.
 """

@@ -1,15 +1,18 @@
 """Send answers to clients that may leave at any time.
 
-When a client leaves, its requests are cancelled. Whether Starlette reports that depends on the server's version. So
+When a client leaves, its requests are cancelled. It depends on the server's version if Starlette reports that. So
 here every wait for tokens and every stream is raced against the end of its connection.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
 from contextlib import aclosing
+from json.encoder import encode_basestring_ascii
 from typing import Any, TypeVar
 
 from starlette.responses import Response
@@ -21,7 +24,41 @@ from alignedserve.gateway.http.metrics import RequestMeter
 from alignedserve.gateway.openai.errors import ClientGone, api_error
 from alignedserve.gateway.openai.reading import AnswerPiece, join_pieces
 from alignedserve.gateway.openai.shapes import AnswerShape
-from alignedserve.gateway.sse import DONE, Chunks, event
+
+DONE = b"data: [DONE]\n\n"
+_MARK = secrets.token_hex(16)  # stands for the text where a chunk is split; no client can have sent it
+
+
+def event(body: dict[str, Any]) -> bytes:
+    """Return the body as an event in ASCII: some clients split lines at U+2028 or U+0085, which JSON may contain."""
+    return f"data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
+
+
+class Chunks:
+    """Encodes the chunks of one answer as server-sent events.
+
+    Most chunks differ from the chunk before in their text only. So the bytes before and after the text of a choice's
+    first such chunk are kept, and of each later chunk only the text is encoded.
+    """
+
+    def __init__(self, shape: AnswerShape) -> None:
+        self._shape = shape
+        self._around: dict[int, tuple[str, str]] = {}  # choice -> what stands before and after the text of its chunks
+
+    def event(self, number: int, piece: AnswerPiece) -> bytes | None:
+        """Return the event of a piece, or None if the piece needs no chunk."""
+        around = self._around.get(number)
+        if around is not None and piece.is_text_alone:
+            self._shape.count(number, piece)
+            return f"{around[0]}{encode_basestring_ascii(piece.text)[1:-1]}{around[1]}".encode()
+        chunk = self._shape.chunk(number, piece)
+        if chunk is None:
+            return None
+        if around is None and (like := self._shape.chunk_of_text(number, _MARK)) is not None:
+            before, _, after = event(like).decode().rpartition(_MARK)
+            self._around[number] = before, after
+        return event(chunk)
+
 
 _log = logging.getLogger("alignedserve.gateway")
 

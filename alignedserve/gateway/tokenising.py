@@ -50,7 +50,6 @@ class DetokenizeRequest(Strict):
 
 
 def tokenize(body: TokenizeRequest, text: TextModel, max_model_len: int) -> dict[str, Any]:
-    """Return the answer of /tokenize."""
     texts = [*all_texts([body.prompt, [message.shown for message in body.messages or ()]])]
     most_tokens = MOST_CONTEXTS * max_model_len
     check_length(texts, text, max_model_len, most_tokens, "messages" if body.messages else "prompt")

@@ -28,6 +28,7 @@ from alignedserve.jobs.lines import (
     BatchLine,
     FileVerdict,
     LineAnswer,
+    LinePlaces,
     LineRules,
     RawLine,
     answered_line,
@@ -59,7 +60,6 @@ from alignedserve.jobs.messages import (
     SaveJob,
     StoreResult,
 )
-from alignedserve.jobs.places import LinePlaces
 from alignedserve.jobs.state import RETRIES, RunnerCore
 from alignedserve.owner.client import GivenUp, Overloaded
 from alignedserve.owner.shell import Halt, Owner

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterator
+from array import array
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 from uuid import uuid4
@@ -172,7 +174,6 @@ class LineAnswer:
 
 
 def answered_line(number: int, custom_id: str, answer: LineAnswer) -> LineResult:
-    """Return the result of a line that has an answer."""
     response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
     text = _format_line(custom_id, response, None)
     usage = answer.body.get("usage") or {}
@@ -194,3 +195,31 @@ def lost_line(number: int, message: str) -> LineResult:
 def _format_line(custom_id: str | None, response: dict[str, Any] | None, error: dict[str, str] | None) -> str:
     line = {"id": f"batch_req_{uuid4().hex}", "custom_id": custom_id, "response": response, "error": error}
     return json.dumps(line, separators=(",", ":"))
+
+
+class LinePlaces:
+    """The places in a file of the lines that must still run: 16 bytes each, since every open job holds all of them."""
+
+    def __init__(self) -> None:
+        self._lines, self._offsets, self._sizes = array("I"), array("Q"), array("I")
+
+    @classmethod
+    def from_lines(cls, lines: Iterable[RawLine]) -> LinePlaces:
+        """Return the places of these lines, which come in the order of their numbers."""
+        places = cls()
+        for line in lines:
+            places._lines.append(line.number)
+            places._offsets.append(line.offset)
+            places._sizes.append(len(line.data))
+        return places
+
+    @property
+    def lines(self) -> Sequence[int]:
+        return self._lines
+
+    def find(self, number: int) -> tuple[int, int]:
+        """Return a line's offset and size in bytes; raise LookupError if the line has no place."""
+        at = bisect_left(self._lines, number)
+        if at == len(self._lines) or self._lines[at] != number:
+            raise LookupError(f"line {number} has no place")
+        return self._offsets[at], self._sizes[at]

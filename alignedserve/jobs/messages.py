@@ -17,12 +17,12 @@ from alignedserve.store.job import Forecast, Job, JobStatus, LineResult, Problem
 
 @dataclass(frozen=True)
 class LeaseTaken:
-    """This job runner has become the active one."""
+    """The event that this job runner has become the active one."""
 
 
 @dataclass(frozen=True)
 class LeaseLost:
-    """Another job runner is the active one, or it cannot be known."""
+    """The event that another job runner is the active one, or that this cannot be known."""
 
 
 @dataclass(frozen=True)

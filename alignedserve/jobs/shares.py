@@ -20,7 +20,7 @@ LEAST_LEFT_S = 1.0  # the least time that a need is computed with, also past the
 
 @dataclass(frozen=True)
 class JobDemand:
-    """What a job with unfinished lines needs."""
+    """The demand of a job with unfinished lines."""
 
     job: str
     deadline: float

@@ -175,7 +175,7 @@ class RunnerCore:
 
     @property
     def held(self) -> dict[str, int]:
-        """What the core holds now; all zero when no job is open."""
+        """Return the counts of what the core holds now; all are zero when no job is open."""
         return {"jobs": len(self._jobs), "lines": self.num_open}
 
     # --- Jobs
@@ -338,7 +338,7 @@ class RunnerCore:
         return [PublishForecasts(forecasts)] if forecasts else []
 
     def _is_late(self, opened: _OpenJob, finish_at: float | None, now: float) -> bool:
-        """Whether the job has looked late for some time: the first lines take long, and little is known then.
+        """Return whether the job has looked late for some time: the first lines take long, and little is known then.
 
         A job without an expected end is late if none of its lines has ended for a good part of its window: then the
         system has no room for it."""

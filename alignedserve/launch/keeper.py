@@ -184,7 +184,7 @@ class Keeper(ABC):
                 self._finish_retiring(ended)
             return None
         quick_deaths = self._quick_deaths(life, ended)
-        # If it ran before, the obstacle may pass: memory that other processes have just now, a disk.
+        # A part that ran before may run again: other processes may free memory or space on a disk.
         is_hopeless = quick_deaths >= MOST_QUICK_DEATHS or (life.is_first and bool(ended.failure))
         if life.spec.worker in self._added and is_hopeless:
             self._leave_out(life, ended)
@@ -284,8 +284,8 @@ class Keeper(ABC):
         self._events.put(_PartTask(spec.name, spec.incarnation or 0, act))
 
     def _is_news(self, ended: _PartEnded | _PartOverdue | _PartTask) -> bool:
-        """Whether the event is about the present life of a part. A rank that was ended with its worker has a new life
-        already."""
+        """Return whether the event is about the present life of a part. A rank that was ended with its worker has a new
+        life already."""
         life = self._lives.get(ended.part)
         return life is not None and life.spec.incarnation == ended.incarnation
 

@@ -1,4 +1,4 @@
-"""Which nodes a cluster may get beside its present nodes: the node types in the file that `ray up` was given.
+"""The nodes that a cluster may get beside its present nodes: the node types in the file that `ray up` was given.
 
 Ray's autoscaler starts a node for a part that waits for a place. A part that fits no present node can wait for a new
 node only if it is known what new nodes have: Ray does not say, and its file does.

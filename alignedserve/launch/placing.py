@@ -1,4 +1,4 @@
-"""Which nodes of a cluster have room for which parts; or, in words, why none has.
+"""Choose the nodes of a cluster for all parts, or say in words why they do not fit.
 
 The router and the gateway run where the deployment was started: users and parts know their addresses. All other parts
 are in groups, each on one node: workers that share a pool share the memory of its node, and a decode worker gets a
@@ -40,7 +40,7 @@ class ClusterNode:
 
 @dataclass
 class _NodeRoom:
-    """What a node has left while parts are placed there."""
+    """The resources that a node has left while parts are placed there."""
 
     resources: dict[str, float]
     group: dict[str, Resources] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Placing:
 
     @property
     def has_pools(self) -> bool:
-        """Whether there may be several pools, each on a node of its own."""
+        """Return whether there may be several pools, each on a node of its own."""
         at_most_one = all(node.total.get(NAMED[Role.POOL], 0.0) <= 1 for node in self._all)
         return self.may_travel and at_most_one and bool(self.needs(Role.POOL).get(NAMED[Role.POOL]))
 
@@ -160,7 +160,7 @@ class Placing:
 
 
 def fit_one(group: Group, available: Sequence[ClusterNode]) -> bool:
-    """Whether a node has room for the whole group."""
+    """Return whether a node has room for the whole group."""
     return any(_fits(_sum(group.values()), node.total) for node in available)
 
 

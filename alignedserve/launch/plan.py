@@ -1,4 +1,4 @@
-"""Which parts a deployment has; and on one machine what each part has for itself: a device, a port where ranks meet."""
+"""List the parts of a deployment; on one machine, also the device and the port where ranks meet of each part."""
 
 from __future__ import annotations
 

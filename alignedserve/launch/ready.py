@@ -40,7 +40,7 @@ def announce_when_ready(config: Config, give_up: Callable[[], None]) -> None:
 
 
 def is_ready(config: Config) -> bool:
-    """Whether the gateway answers that the deployment takes requests."""
+    """Return whether the gateway answers that the deployment takes requests."""
     address = urlsplit(url_of(config))
     assert address.hostname is not None
     if address.scheme == "https":

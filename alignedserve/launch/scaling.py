@@ -1,4 +1,4 @@
-"""Which workers `alignedserve scale` starts, and which it retires."""
+"""Choose the workers that `alignedserve scale` starts, and those that it retires."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def start(spec: PartSpec, on_start: OnStart) -> None:
     # Only the process of a role imports what the role needs: torch and FastAPI are heavy.
     _wait_calmly()
     if spec.rank:
-        from alignedserve.executor.rank_process import run_rank
+        from alignedserve.executor.worker_process import run_rank
 
         run_rank(Place(spec))
         return

@@ -1,4 +1,4 @@
-"""How many block pairs and pages the given memory holds, and the longest request."""
+"""Compute how many block pairs and pages the given memory holds, and the longest request."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _holds_longest(path: str, given_mb: int, tokens: int, longest: int) -> None:
     if tokens < longest:
         shorter = f", or lower engine.max_model_len to {tokens}" if tokens else ""
         raise ConfigError(
-            f"{path} {given_mb} holds {tokens} tokens, one request may have {longest}: raise {path}{shorter}"
+            f"{path} {given_mb} holds {tokens} tokens, but one request may have {longest}: raise {path}{shorter}"
         )
 
 
@@ -92,6 +92,6 @@ def _holds_longest_beside_reserve(config: Config, num_pages: int, longest: int) 
     if left * config.page_size < longest:
         raise ConfigError(
             f"kvpool.memory_mb {pool.memory_mb} less kvpool.rt_reserve {pool.rt_reserve:g} holds"
-            f" {left * config.page_size} tokens, one request may have {longest}: raise kvpool.memory_mb,"
+            f" {left * config.page_size} tokens, but one request may have {longest}: raise kvpool.memory_mb,"
             " or lower kvpool.rt_reserve"
         )

@@ -30,7 +30,7 @@ class MemoryDemand:
         return self.weights + self.cache + self.step
 
     def __str__(self) -> str:
-        weights, cache, step = (-(-one // _MIB) for one in (self.weights, self.cache, self.step))
+        weights, cache, step = (-(-size // _MIB) for size in (self.weights, self.cache, self.step))
         return f"{weights} MB of weights as {self.dtype}, {cache} of KV and {step} for a step"
 
 
@@ -84,35 +84,35 @@ def check_machine(config: Config, model: ModelConfig, room: Capacity, folder: Pa
     _check(config, demand(config, model, room, folder), workers, pool, checkpoints)
 
 
-def _check(config: Config, one: MemoryDemand, workers: int, pool: int, checkpoints: int = 0) -> None:
+def _check(config: Config, rank: MemoryDemand, workers: int, pool: int, checkpoints: int = 0) -> None:
     """Raise MemoryTooSmall where the demand exceeds memory; `checkpoints` are bytes of all workers."""
     found = memory()
-    needed = workers * one.total + pool + checkpoints
+    needed = workers * rank.total + pool + checkpoints
     if found is None or needed <= found.available:
         return
-    who = "rank" if config.engine.tensor_parallel_size > 1 else "worker"
-    each = f"a {who} takes" if workers == 1 else f"each of {workers} {who}s takes"
+    noun = "rank" if config.engine.tensor_parallel_size > 1 else "worker"
+    each = f"a {noun} takes" if workers == 1 else f"each of {workers} {noun}s takes"
     and_pool = f", the KV pool {pool // _MIB}" if pool else ""
     and_more = f", checkpoints {checkpoints // _MIB}" if checkpoints else ""
     raise MemoryTooSmall(
         f"{found.available // _MIB} MB of memory are available, {-(-needed // _MIB)} are needed:"
-        f" {each} {one}{and_pool}{and_more}: {_advice(config, one, workers, found.available, pool, checkpoints)}"
+        f" {each} {rank}{and_pool}{and_more}: {_advice(config, rank, workers, found.available, pool, checkpoints)}"
     )
 
 
-def _advice(config: Config, one: MemoryDemand, workers: int, available: int, pool: int, checkpoints: int) -> str:
-    if checkpoints and workers * one.total + pool <= available:
-        fitting = config.schedule.checkpoints * (available - workers * one.total - pool) / checkpoints
+def _advice(config: Config, rank: MemoryDemand, workers: int, available: int, pool: int, checkpoints: int) -> str:
+    if checkpoints and workers * rank.total + pool <= available:
+        fitting = config.schedule.checkpoints * (available - workers * rank.total - pool) / checkpoints
         return f"lower schedule.checkpoints from {config.schedule.checkpoints:g} to {int(100 * fitting) / 100:g}"
     share = (available - pool) // workers  # of each worker
-    fitting = (share - one.weights - one.step) // _MIB
+    fitting = (share - rank.weights - rank.step) // _MIB
     if fitting > 0:
         return f"lower engine.kv_memory_mb from {config.engine.cache_mb} to {fitting}"
-    smaller_pool = (available - workers * one.total) // _MIB
+    smaller_pool = (available - workers * rank.total) // _MIB
     if pool and smaller_pool > 0:
         return f"lower kvpool.memory_mb from {config.kvpool.memory_mb} to {smaller_pool}"
-    if one.weights + one.step > share >= one.weights:
+    if rank.weights + rank.step > share >= rank.weights:
         return f"lower engine.max_step_tokens from {config.engine.max_step_tokens}, and engine.kv_memory_mb"
-    if one.dtype == "float32" and one.weights // 2 < share:
+    if rank.dtype == "float32" and rank.weights // 2 < share:
         return "set engine.dtype to bfloat16, which halves the weights, or take a smaller model"
     return "take a smaller model or fewer workers"

@@ -46,7 +46,7 @@ class OwnerClient(Protocol):
 
     @property
     def ready(self) -> bool:
-        """Whether a request opened now could run."""
+        """Return whether a request opened now could run."""
 
     @property
     def lacks_s(self) -> float:
@@ -62,6 +62,6 @@ class OwnerClient(Protocol):
     def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
         """Yield the request's deliveries; the last has a finish.
 
-        To close the generator before that, or to cancel the task that waits for the next delivery, cancels the
-        request everywhere. Raises Overloaded before the first delivery if the request is not accepted.
+        If the generator is closed before that, or the task that waits for the next delivery is cancelled, the request
+        is cancelled everywhere. Raises Overloaded before the first delivery if the request is not accepted.
         """

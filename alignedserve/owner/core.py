@@ -91,7 +91,7 @@ class OwnerCore:
 
     @property
     def ready(self) -> bool:
-        """Whether a request that is opened now could run."""
+        """Return whether a request that is opened now could run."""
         return self._needed <= {member.role for member in self._members.values()}
 
     def lacks_s(self, now: float) -> float:

@@ -61,7 +61,7 @@ class Owner(NoHands):
             if isinstance(error, CastOut):
                 log.error("%s", error)
                 os._exit(ExitCode.CAST_OUT)
-            log.exception("the owner of the requests broke")
+            log.exception("the owner of the requests has failed")
             os._exit(ExitCode.BROKEN)  # without it no request would ever end; the launcher starts another process
 
     @property

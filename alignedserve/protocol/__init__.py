@@ -1,4 +1,4 @@
-"""What the parts of a deployment say to each other, and what a shell and its core say to each other.
+"""The messages between the parts of a deployment, and the events and commands between a shell and its core.
 
 commands.py     Orders of a core to its shell, in the imperative; they stay within one process.
 events.py       Facts that a shell tells its core, in the past tense; they stay within one process.

@@ -193,7 +193,7 @@ class Reject:
     is_given_up: bool = False  # it was tried, and another try would fail too
 
 
-# What takes a worker's time: one piece after the other.
+# Commands that take a worker's time: it performs them one after the other.
 Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | ProjectKv | CompressPage
 Transfer: TypeAlias = SendKv | ReceiveKv  # begins in its turn, as work does, and goes on beside later work
 Command: TypeAlias = (

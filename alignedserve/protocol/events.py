@@ -38,7 +38,7 @@ class LinkGap:
 
 @dataclass(frozen=True, slots=True)
 class Unsent:
-    """No frame can hold this message: to send it again is of no use."""
+    """No frame can hold this message: sending it again would not help."""
 
     to: str
     message: Message

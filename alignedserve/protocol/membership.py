@@ -1,4 +1,4 @@
-"""What a process learns from the frames that reach it: which members came or went, and which frames were lost.
+"""Learn from the frames that reach a process which members came or went, and which frames were lost.
 
 The turn loop, the links and the simulator share this file; it does no IO.
 """
@@ -45,7 +45,7 @@ class Membership:
         return events
 
     def admits(self, event: Received) -> bool:
-        """Whether the core may hear this event now; otherwise the event is kept until its sender is announced."""
+        """Return whether the core may hear this event now; otherwise it is kept until its sender is announced."""
         if ROUTER in (self._me, event.sender):
             return True
         member = self._members.get(event.sender)

@@ -62,16 +62,16 @@ def holder(name: str, incarnation: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """From the router, at every change: all members that the receiver deals with, and the receiver itself."""
+    """The router tells at every change all members that the receiver deals with, and the receiver itself."""
 
     members: tuple[Member, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """To the router, from a thread of its own: a worker in a long step is not dead.
+    """A member tells the router that it lives, from a thread of its own: a worker in a long step is not dead.
 
-    It says everything about its sender: the first heartbeat registers the sender, and a router that has
+    The heartbeat says everything about its sender: the first heartbeat registers the sender, and a router that has
     just started knows all members after one interval.
     """
 
@@ -80,7 +80,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """From a launcher that saw the process end."""
+    """A launcher tells that it saw the process end."""
 
     name: str
     incarnation: int
@@ -88,7 +88,7 @@ class Died:
 
 @dataclass(frozen=True, slots=True)
 class Retire:
-    """From a launcher to the router, and on to the worker: it gets no new requests, and ends when it has none left."""
+    """A launcher retires a worker through the router: it gets no new requests, and ends when it has none left."""
 
     name: str
     incarnation: int
@@ -105,7 +105,7 @@ class Submit:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """From the owner or the router: drop this attempt at the request, and all before it."""
+    """The owner or the router orders to drop this attempt at the request, and all before it."""
 
     request: str
     attempt: int
@@ -113,7 +113,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """From the router: the request was not accepted."""
+    """The router tells the owner that the request was not accepted."""
 
     request: str
     attempt: int
@@ -123,7 +123,7 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class AttemptLost:
-    """From the router to the owner, which starts the next attempt."""
+    """The router tells the owner that the attempt is lost; the owner starts the next one."""
 
     request: str
     attempt: int
@@ -131,7 +131,7 @@ class AttemptLost:
 
 @dataclass(frozen=True, slots=True)
 class Prefill:
-    """From the router to a worker: run the prompt."""
+    """The router orders a worker to run the prompt."""
 
     request: Request
     decode: str = ""  # the decode worker with most room: the request goes there if it cannot wait in the pool
@@ -139,7 +139,7 @@ class Prefill:
 
 @dataclass(frozen=True, slots=True)
 class Expect:
-    """From the router to the part that has the request: the predicted length of its output. A part that has handed the
+    """The router tells the part that has the request the predicted length of its output. A part that has handed the
     request on hands this on too."""
 
     request: str
@@ -163,14 +163,14 @@ class Output:
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class Tokens:
-    """From a worker to an owner: the tokens that one step emitted for the owner's requests."""
+    """A worker sends an owner the tokens that one step emitted for the owner's requests."""
 
     outputs: tuple[Output, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Resend:
-    """From an owner that missed tokens: send the output again, from `index` on."""
+    """An owner that missed tokens asks for the output again, from `index` on."""
 
     request: str
     attempt: int
@@ -179,7 +179,7 @@ class Resend:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """From an owner that has the whole output: the worker may forget it."""
+    """An owner tells that it has the whole output: the worker may forget it."""
 
     requests: tuple[str, ...]
 
@@ -198,13 +198,13 @@ class Backlog:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """From a worker or pool to the router: attempts that have reached another stage."""
+    """A worker or pool tells the router which attempts have reached another stage."""
 
     committed: tuple[Attempt, ...] = ()  # the pool has their KV
     joined: tuple[Attempt, ...] = ()  # they run on the sending decode worker
     ended: tuple[Attempt, ...] = ()
     lengths: tuple[int, ...] = ()  # of the outputs of `ended`, tokens of earlier attempts included
-    lost: tuple[Attempt, ...] = ()  # their KV is not to be had: the owner starts the next attempt
+    lost: tuple[Attempt, ...] = ()  # their KV is lost: the owner starts the next attempt
     unknown: tuple[Attempt, ...] = ()  # the router inquired about them, and they are not here
     returned: tuple[Attempt, ...] = ()  # from the sending decode worker to the pool
     free_pairs: int = 0
@@ -213,7 +213,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """From a decode worker to the router, every few steps and when it is idle: the last report counts."""
+    """A decode worker reports its load to the router, every few steps and when it is idle: the last report counts."""
 
     num_running: int = 0  # requests whose KV is on its device
     band: tuple[int, int] | None = None  # the shortest and the longest prefix in the running batch
@@ -229,7 +229,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Declare:
-    """From an owner to a router that has just started: all open requests, some in each frame."""
+    """An owner tells a router that has just started all its open requests, some in each frame."""
 
     requests: tuple[Request, ...]
     is_last: bool = True  # no frame follows
@@ -237,7 +237,7 @@ class Declare:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """From a worker or pool to a router that has just started, or missed frames: the attempts that it holds."""
+    """A worker or pool tells a router that has just started, or missed frames, which attempts it holds."""
 
     attempts: tuple[Attempt, ...]
     free_pairs: int = 0
@@ -249,7 +249,7 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Inquire:
-    """Ask whether attempts are still there. From an owner to the router, and from it to the parts that have them.
+    """An owner asks the router, and the router the parts, whether these attempts are still there.
 
     The router answers AttemptLost for what it does not know, others answer with Progress(unknown); a decode
     worker answers the pool with Release.
@@ -271,7 +271,7 @@ SPARE = ServiceClass.BE  # of spare pages, for either class: they are not taken 
 
 @dataclass(frozen=True, slots=True)
 class AskPages:
-    """From a worker: lease it so many free pages to write to, and take back all its other pages but the kept ones.
+    """A worker asks the pool for free pages to write to, and returns all its other pages but the kept ones.
 
     So each ask repairs what a lost frame left behind. It replaces the ask before it. Each class has its own leases,
     asks and numbers: an ask that waits for best-effort pages does not block an ask for real-time pages.
@@ -287,7 +287,7 @@ class AskPages:
 
 @dataclass(frozen=True, slots=True)
 class LeasePages:
-    """From the pool: these pages are the worker's until it commits them, asks without keeping them, or is gone."""
+    """The pool leases pages to a worker until it commits them, asks without keeping them, or is gone."""
 
     pages: tuple[int, ...]
     number: int = 0  # of the ask that this answers
@@ -299,13 +299,13 @@ class LeasePages:
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
-    """From the pool: another worker waits for pages. The receiver asks for none, keeps the pages that it writes to, and
-    then asks anew."""
+    """The pool asks for spare pages back: another worker waits for pages. The receiver keeps only the pages that it
+    writes to, and then asks anew."""
 
 
 @dataclass(frozen=True, slots=True)
 class AskPrefix:
-    """From a prefill worker: hold for this attempt the cached pages of its beginning, which have these names."""
+    """A prefill worker asks the pool to hold the cached pages with these names, the beginning of this attempt."""
 
     request: str
     attempt: int
@@ -325,14 +325,14 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Spoiled:
-    """From a worker: these pages do not hold what their names say. The pool hands them out no more."""
+    """A worker tells that these pages do not hold what their names say. The pool hands them out no more."""
 
     pages: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Compress:
-    """From the pool: when nothing else is due, write the KV of these full pages to the pages `into`, as int8.
+    """The pool orders to write the KV of these full pages to the pages `into`, as int8, when nothing else is due.
 
     A worker has at most one such order, and the pages are leased to it until it has answered. A later order has a
     larger number; an order that comes again asks for the answer again.
@@ -353,9 +353,9 @@ class Compressed:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """From a worker: the entry's pages are written, and the pool owns them now. Pages that it keeps already come first.
+    """A worker hands the entry's pages, now written, to the pool. Pages that the pool keeps already come first.
 
-    From a decode worker: the request has to leave the device, and waits again.
+    A decode worker commits a request that has to leave the device, and waits again.
     """
 
     entry: Entry
@@ -366,9 +366,9 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """From a prefill worker to a decode worker that it can send KV to: a prompt is done, and its KV lies here.
+    """A prefill worker offers a prompt that is done, whose KV it has, to a decode worker that it can send KV to.
 
-    It is sent again until the receiver answers: with Pull as soon as it has room for the request, or with Decline.
+    It sends the offer again until the receiver answers: with Pull once it has room for the request, or with Decline.
     """
 
     entry: Entry  # without pages
@@ -378,8 +378,8 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """From a decode worker: it has no room, or the KV did not come. The prefill worker hands the request to the
-    pool."""
+    """A decode worker declines an offer: it has no room, or the KV did not come. The prefill worker hands the request
+    to the pool."""
 
     request: str
     attempt: int
@@ -388,7 +388,7 @@ class Decline:
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """From a decode worker, which waits for it (ReceiveKv): send the KV of an attempt that was offered."""
+    """A decode worker asks for the KV of an attempt that was offered, and waits for it (ReceiveKv)."""
 
     number: int  # of the transfer; numbers rise between two lives of workers, in each direction
     request: str
@@ -397,7 +397,7 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Prefetch:
-    """From a decode worker to a prefill worker that can send it KV: these requests will join, in this order.
+    """A decode worker tells a prefill worker that can send it KV which requests will join, in their order.
 
     The prefill worker copies their KV from the pool's pages, as far as it has room, and keeps it until it is pulled or
     cancelled. The pool keeps it, too.
@@ -409,7 +409,7 @@ class Prefetch:
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """From a decode worker to a prefill worker: this request has to leave its device.
+    """A decode worker tells a prefill worker that this request has to leave its device.
 
     A receiver that has room for its KV pulls it (Pull, with a number of its own), and holds it like prefetched KV; the
     pool does not have it. The decode worker keeps all else of the request, and can compute the KV anew.
@@ -429,14 +429,14 @@ class Prefetched:
 
 @dataclass(frozen=True, slots=True)
 class LetGo:
-    """From a prefill worker: it has no room, or no more room, for these; their KV is only in the pool, if anywhere."""
+    """A prefill worker has no room, or no more room, for these attempts; their KV is only in the pool, if anywhere."""
 
     attempts: tuple[Attempt, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """From the pool to the decode worker that has the request already: its KV lies in these pages too."""
+    """The pool tells the decode worker that has the request already that these pages hold its KV too."""
 
     request: str
     attempt: int
@@ -446,7 +446,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """From a decode worker: a Release, and these full pages hold the tokens after the first `num_known` pages."""
+    """A decode worker releases the request, whose tokens after the first `num_known` pages these full pages hold."""
 
     request: str
     attempt: int
@@ -457,7 +457,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class AskBatch:
-    """From a decode worker: hand it requests to run, as many as fit. It replaces the ask before; an ask for none
+    """A decode worker asks for requests to run, as many as fit. The ask replaces the one before; an ask for none
     withdraws it."""
 
     pairs: int  # free block pairs
@@ -476,7 +476,7 @@ class AskBatch:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """From the pool to the decode worker that asked: its next batch, or candidate requests, which join before the
+    """The pool hands the decode worker that asked its next batch, or candidate requests, which join before the
     batch."""
 
     entries: tuple[Entry, ...]
@@ -486,7 +486,7 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """From a worker: the request has left the worker; its pages are free."""
+    """A worker tells that the request has left it; its pages are free."""
 
     request: str
     attempt: int
@@ -504,7 +504,7 @@ class Stages:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """From a pool or a worker to the router, which hands it to the gateways for their metrics, and adds its own."""
+    """A pool or a worker sends figures to the router, which hands them and its own to the gateways for metrics."""
 
     usage: Usage | None = None  # of a pool
     num_refused: int = 0  # copies from the pool, in a worker's life, that found a wrong page

@@ -1,5 +1,5 @@
-"""What rank 0 of a worker orders the other ranks: they do on their devices and arenas what it does on its own. And what
-they tell rank 0 of transfers, which go on beside that work.
+"""The orders of a worker's rank 0 to the other ranks, which do on their devices and arenas what rank 0 does on its own;
+and their reports to rank 0 on transfers, which go on beside that work.
 """
 
 from __future__ import annotations
@@ -44,18 +44,9 @@ _ENDED: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Ended
 _Part = typing.TypeVar("_Part", Chunk, Decode)
 
 
-def encode(order: Order) -> bytes:
-    return wire.pack(order)
-
-
 def decode(frame: bytes) -> Order:
     """Return the order in this frame; raises WireError if there is none."""
     return typing.cast(Order, wire.unpack(frame, _KINDS))
-
-
-def encode_ended(ended: Ended) -> bytes:
-    """Encode the end of a transfer, as this rank saw it."""
-    return wire.pack(ended)
 
 
 def decode_ended(frame: bytes) -> Ended:

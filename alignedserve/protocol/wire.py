@@ -133,7 +133,7 @@ def _check_version(frame: bytes) -> None:
     try:
         read = msgspec.msgpack.decode(frame)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, TypeError) as error:
-        raise WireError(f"a frame is no msgpack: {error!s:.100}") from error
+        raise WireError(f"a frame is not msgpack: {error!s:.100}") from error
     version = read[0] if isinstance(read, list) and read else "none"
     if type(version) is not int or version != VERSION:
         raise WireError(f"a frame has version {version!r:.40}, this process speaks {VERSION}")

@@ -5,7 +5,6 @@ lengths.py        the expected length of a request's output
 levels.py         priority levels by predicted or served steps (ALISE §3.1)
 orders.py         the orders in which requests are served: one class per order, one table
 policy.py         the policies of a deployment, and which of them go together
-precedence.py     how real-time and best-effort requests stand to each other where memory is given
 promise.py        what a request was promised: its dues and its place in the order
 sketch.py         a prompt as small integers, by which the length predictor compares prompts
 slo.py            deadlines, slack and the order of service

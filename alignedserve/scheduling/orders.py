@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 class Order(str, Enum):
-    """Which request goes first, wherever some have to wait."""
+    """The rule for which request goes first, wherever some have to wait."""
 
     SLACK = "slack"  # by promises: slo.in_order
     FCFS = "fcfs"  # by arrival
@@ -42,7 +42,7 @@ class Ordering(ABC):
         return by_standing(requests, standing_of, times, late)
 
     def puts_first(self, service: ServiceClass) -> bool:
-        """Whether requests of this class are served before those of the other."""
+        """Return whether requests of this class are served before those of the other."""
         return False
 
 
@@ -54,10 +54,7 @@ class ByArrival(Ordering):
     ) -> Iterable[_T]:
         return requests
 
-    def line(
-        self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
-    ) -> Iterable[_T]:
-        return requests
+    line = sort
 
 
 class ByPromises(Ordering):
@@ -77,7 +74,7 @@ class ByKey(Ordering):
 
     @abstractmethod
     def key(self, standing: Standing) -> float:
-        """Return what requests are ordered by: the least goes first. Of equal ones, the first that came goes first."""
+        """Return the number by which requests are ordered, the least first; equal ones go by arrival."""
 
     def sort(
         self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late

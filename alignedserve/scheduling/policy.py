@@ -6,15 +6,55 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
+from alignedserve.core import Slo
 from alignedserve.scheduling.levels import AGE_S
 from alignedserve.scheduling.orders import ORDERINGS, ByKey, Ordering
 from alignedserve.scheduling.orders import Order as Order
-from alignedserve.scheduling.precedence import Precedence, RealTimeFirst
 from alignedserve.scheduling.slo import Late
 
 
+class Precedence:
+    """The precedence between real-time and best-effort requests where a step is chosen; here they are equal."""
+
+    lines: tuple[bool | None, ...] = (None,)  # of waiting prompts: of both classes, or each of one (True: real-time)
+
+    def may_displace(self, is_rt: bool) -> bool:
+        """Return whether a request of this class may take the seat and the memory of best-effort requests."""
+        return False
+
+    def may_replace(self, is_rt: bool) -> bool:
+        """Return whether a decode of this class may take the place in a step of a real-time decode that has slack."""
+        return False
+
+    def holds_up_all(self, is_rt: bool) -> bool:
+        """Return whether a request of this class that waits for memory holds up requests of both classes."""
+        return True
+
+    def worth_s(self, pending_s: float) -> float:
+        """Return what it is worth to serve a best-effort request that has been pending for so long."""
+        return pending_s
+
+
+class RealTimeFirst(Precedence):
+    """Best-effort requests run in what real-time ones leave, and give their memory up for them (BROS §4.2)."""
+
+    lines = (True, False)  # best-effort prompts that find no memory hold up no real-time one
+
+    def may_displace(self, is_rt: bool) -> bool:
+        return is_rt
+
+    def may_replace(self, is_rt: bool) -> bool:
+        return not is_rt
+
+    def holds_up_all(self, is_rt: bool) -> bool:
+        return is_rt
+
+    def worth_s(self, pending_s: float) -> float:
+        return min(pending_s, Slo().tbt_s)
+
+
 class Chunking(str, Enum):
-    """How much of the prompts one step runs."""
+    """The rule for how much of the prompts one step runs."""
 
     NONE = "none"  # whole prompts, in separate steps before all decodes; a prompt longer than a step is cut
     FIXED = "fixed"  # chunks beside the decodes, up to a fixed number of tokens
@@ -22,7 +62,7 @@ class Chunking(str, Enum):
 
 
 class PromptChoice(str, Enum):
-    """Which prompts fill a step, among those that are not urgent."""
+    """The rule for which prompts fill a step, among those that are not urgent."""
 
     IN_ORDER = "in_order"  # one after the other
     MULTI_RESOURCE = (
@@ -31,7 +71,7 @@ class PromptChoice(str, Enum):
 
 
 class Room(str, Enum):
-    """How much device memory a request gets when it is seated."""
+    """The rule for how much device memory a request gets when it is seated."""
 
     WHOLE = "whole"  # for its longest possible output, so that no request is preempted
     GROWING = "growing"  # for its present tokens, then block by block; without room a request is preempted (Packing)
@@ -39,7 +79,7 @@ class Room(str, Enum):
 
 
 class Packing(str, Enum):
-    """Which seated requests a decode worker runs in a step, and which it preempts without memory."""
+    """The rule for which seated requests a decode worker runs in a step, and which it preempts when memory is short."""
 
     FCFS = "fcfs"  # by arrival; the newest is preempted
     LONGEST = "longest"  # by arrival; the longest of the old batch is preempted (AlignedServe §3.4)
@@ -51,19 +91,19 @@ class Packing(str, Enum):
 
     @property
     def takes_turns(self) -> bool:
-        """Whether requests run by their class or by what they were served, whatever they were promised."""
+        """Return whether requests run by their class or by what they were served, whatever they were promised."""
         return self in (Packing.ROUND_ROBIN, Packing.MLFQ, Packing.SKIP_JOIN, Packing.KNAPSACK)
 
 
 class Grouping(str, Enum):
-    """Which requests that wait in the pool decode together."""
+    """The rule for which requests that wait in the pool decode together."""
 
     ALIGNED = "aligned"  # requests with prefixes of about one length
     FCFS = "fcfs"  # the next requests, whatever their lengths
 
 
 class Compression(str, Enum):
-    """When full pages of waiting requests become int8."""
+    """The rule for when full pages of waiting requests become int8."""
 
     OFF = "off"
     AUTO = "auto"  # while free pages are few: longest expected wait first
@@ -71,7 +111,7 @@ class Compression(str, Enum):
 
 
 class Predictor(str, Enum):
-    """How output lengths are predicted. What a request says itself outweighs a prediction (lengths.py)."""
+    """The way in which output lengths are predicted. A length that the request states outweighs it (lengths.py)."""
 
     OFF = "off"  # every output is taken to be as long as it may be
     CONSTANT = "constant"  # every output is taken to be `expected_output` long
@@ -81,21 +121,21 @@ class Predictor(str, Enum):
 
 
 class Layout(str, Enum):
-    """Which requests' tokens a block pair holds."""
+    """The rule for which requests' tokens a block pair holds."""
 
     PLAIN = "plain"  # those of one request
     BIDIRECTIONAL = "bidirectional"  # a real-time request from the left, a best-effort one from the right (BROS §5)
 
 
 class Cache(str, Enum):
-    """What a decode worker keeps of a request's tokens on its device."""
+    """The form in which a decode worker keeps a request's tokens on its device."""
 
     KV = "kv"
     HYBRID = "hybrid"  # KV, or for some requests hidden vectors: half the memory, and time in every step
 
 
 class PlainPairs:
-    """How a decode worker uses its block pairs: each holds the KV of one request."""
+    """The plain use of block pairs on a decode worker: each holds the KV of one request."""
 
     why_not_ahead: str | None = None  # why no step can be planned while the one before it runs
     why_not_direct: str | None = None  # why no KV can come from device to device
@@ -221,17 +261,16 @@ class Policy:
 
     @cached_property  # read at every step
     def ordering(self) -> Ordering:
-        """Return the rules of the order."""
         return ORDERINGS[self.order]
 
     @property
     def grows(self) -> bool:
-        """Whether a decode gets its memory block by block."""
+        """Return whether a decode gets its memory block by block."""
         return self.room is not Room.WHOLE
 
     @cached_property  # read at every step
     def is_plain(self) -> bool:
-        """Whether requests are served as they come, with nothing to choose: neither promises nor the cost model count.
+        """Return whether requests are served as they come: neither promises nor the cost model count.
 
         worker/step/selection.py chooses by it how steps are put together.
         """

@@ -1,4 +1,4 @@
-"""What a request was promised, as its worker or pool reckons with it: its dues, its place in the order, its bound."""
+"""The promise to a request, as its worker or pool uses it: its dues, its place in the order, its bound."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Promise(ABC):
     """The promise of one request. The part that has the request tells it what has happened."""
 
     __slots__ = ("request",)
-    # The step selection reads these of many requests at every step, without a call:
+    # Plain attributes, because the step selection reads them of many requests at every step:
     dues: TokenDues | None = None  # set for a real-time request
     is_rt: ClassVar[bool] = False
 

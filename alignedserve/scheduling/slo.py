@@ -31,7 +31,7 @@ MOST_MISSES = 4  # misses in a row that count
 
 
 class Late(str, Enum):
-    """How a request that has missed a due is treated, so that it does not make others late."""
+    """The treatment of a request that has missed a due, so that it does not make others late."""
 
     DECAY = "decay"  # its next due is later from miss to miss
     DROP_LAST = "drop_last"  # it goes behind all requests that are in time
@@ -72,7 +72,7 @@ class RecentSteps:
 
 
 class TokenDues:
-    """When the next token of an RT request is due.
+    """The times at which the tokens of an RT request are due.
 
     With groups of g tokens the first group is due at arrival + ttft + (g - 1) tbt, and each later group g tbt after the
     end of the group before: tokens may come in bursts as long as each group is in time (BROS §4.1). Preemptions move no
@@ -134,7 +134,7 @@ class TokenDues:
 
 
 class StepDues:
-    """When the next step of a BE request is due: a plan of n steps over its completion window.
+    """The times at which the steps of a BE request are due: a plan of n steps over its completion window.
 
     The last due is the end of the window and never moves. A new prediction of the length spaces the remaining steps
     over the remaining time.
@@ -200,7 +200,7 @@ def token_slack_s(due_at: float, now: float, work: Work, times: StepTimes) -> fl
 def step_slack_s(due_at: float, now: float, times: StepTimes) -> float:
     """Return the slack of a BE request: at 0 or below, the request is behind its plan.
 
-    What preemptions take of the slack is too little to count (docs/how/deadlines.md).
+    Preemptions take too little of the slack to count (docs/how/deadlines.md).
     """
     return due_at - now - times.most_s
 

@@ -1,6 +1,5 @@
-"""What runs a core as a process: the turn loop, links between processes, the clock and logs.
+"""The shell, which runs a core as a process: the turn loop, links between processes, the clock and logs.
 
-clock.py      The clock that a shell reads and hands to its core.
 control.py    How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.
 exit_code.py  How a part's process says, as it ends, whether to start it again.
 journal.py    Log lines that say where a request goes next; they never quote its text.

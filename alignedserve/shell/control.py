@@ -1,4 +1,4 @@
-"""How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.
+"""The socket by which a user commands a running deployment: `alignedserve stop`, `alignedserve scale`.
 
 The launcher listens at a socket in the file system, in a folder that only its user can open. A connection carries one
 line of JSON, the order, and lines of text, the answer. It ends when the order is done; after `stop`, with the
@@ -112,8 +112,8 @@ def door_of(port: int) -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ControlError(f"{folder} is not a folder of yours alone: remove it, or set TMPDIR")
+        raise ControlError(f"{folder} is not a folder that only you can use: remove it, or set TMPDIR")
     door = folder / f"{port}.sock"
     if len(os.fsencode(door)) > _MOST_PATH:
-        raise ControlError(f"{door} is too long a name for a socket: set TMPDIR to a folder with a shorter one")
+        raise ControlError(f"{door} is too long for the name of a socket: set TMPDIR to a folder with a shorter one")
     return door

@@ -1,4 +1,4 @@
-"""How a part's process says, as it ends, whether to start it again."""
+"""The exit codes by which a part's process says whether to start it again."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """After every code but STOPPED and USER_ERROR the launcher, if it still lives, starts the part again."""
+    """An exit code. The launcher, if it still runs, starts the part again after all but STOPPED and USER_ERROR."""
 
     STOPPED = 0
     BROKEN = 1  # an error that was not expected: Python itself ends with this code

@@ -20,10 +20,9 @@ from alignedserve.machine.capacity import Capacity, capacity
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Member, rank_suffix
 from alignedserve.protocol.wire import MOST_FRAME_BYTES
-from alignedserve.shell.clock import Clock
 from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.links import Links, Pulse
-from alignedserve.shell.shell import BeginAside, Shell
+from alignedserve.shell.shell import BeginAside, Clock, Shell
 from alignedserve.shell.turn import Core, Hands
 
 
@@ -66,7 +65,7 @@ def lock_name(deployment: str, holder: str, rank: int = 0) -> str:
 
 
 class Place:
-    """Where a part is and what it works on, as its spec says."""
+    """The place of a part: its files, keys and settings, as its spec says."""
 
     def __init__(self, spec: PartSpec) -> None:
         self.spec = spec

@@ -39,7 +39,7 @@ class Core(Protocol):
 
 
 class Hands(Protocol):
-    """What a part can do beside sending messages and setting timers."""
+    """The actions of a part beside sending messages and setting timers."""
 
     def meet(self, member: Member) -> None:
         """Prepare for a member that has joined; the core hears of it next."""

@@ -31,7 +31,7 @@ Encode = Callable[[Sequence[int]], Sketch | None]  # how a gateway makes a sketc
 
 @dataclass(frozen=True)
 class Knowledge:
-    """How a deployment encodes prompts, and which lengths it has learnt before the run."""
+    """The encoder of a deployment's prompts, and the lengths that it has learnt before the run."""
 
     encode: Encode
     encoder: Callable[[], Encoder]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from alignedserve.config.topology import Topology
 from alignedserve.core import Role, WorkerLimits
@@ -14,7 +14,7 @@ from alignedserve.router.placing.admission import Queues
 from alignedserve.router.sizing import Sizes
 from alignedserve.scheduling.policy import Policy
 from alignedserve.simulator.machines.engine import Costs, Timing
-from alignedserve.simulator.machines.faults import Fault, draw_faults
+from alignedserve.simulator.machines.faults import Fault
 from alignedserve.simulator.machines.world import NetworkDelays
 from alignedserve.simulator.workload import Mixture, Workload
 
@@ -76,9 +76,3 @@ def node_of(name: str, role: Role, settings: Settings) -> str:
 
 def gateways_of(settings: Settings) -> tuple[str, ...]:
     return tuple(f"gateway-{number}" for number in range(settings.num_gateways))
-
-
-def with_faults(settings: Settings, count: int, start_at: float, end_at: float) -> Settings:
-    """Return the settings with this many faults, drawn from their seed."""
-    faults = draw_faults(settings.seed, list(members_of(settings)), count, start_at, end_at)
-    return replace(settings, faults=faults)

@@ -46,7 +46,7 @@ class Endpoint(str, Enum):
 
 @dataclass(frozen=True)
 class Problem:
-    """Why a job failed, and in which line of its file, counted from 1."""
+    """The reason why a job failed, and the line of its file, counted from 1."""
 
     code: str
     message: str

@@ -138,7 +138,7 @@ class SqliteStore:
         def remove() -> bool:
             if not self._execute("DELETE FROM files WHERE id = ? AND owner = ?", id, owner).rowcount:
                 return False
-            # As if begun long ago, so that any process may sweep it.
+            # The row says that the file was begun long ago, so that any process may sweep it.
             self._execute("INSERT OR REPLACE INTO begun VALUES (?, '', 0, 0)", id)
             return True
 

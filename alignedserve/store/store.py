@@ -66,7 +66,7 @@ class Listing(Generic[Record]):
 
 @dataclass(frozen=True)
 class OwnerUsage:
-    """What an owner has in the store, or may have at most."""
+    """The amounts that an owner has in the store, or may have at most."""
 
     files: int = 0
     bytes: int = 0

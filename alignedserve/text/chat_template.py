@@ -54,7 +54,7 @@ def encode(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[in
 
 @dataclass(frozen=True)
 class Rendering:
-    """What a template receives besides the messages."""
+    """The inputs of a template besides the messages."""
 
     tools: tuple[dict[str, Any], ...] = ()
     opens_answer: bool = True  # whether the prompt ends where the assistant's answer begins
@@ -177,7 +177,7 @@ def _cut_after(rendered: str, content: str) -> str:
 
 
 def _overlap(literal: str, special: str) -> bool:
-    """Whether the special token could begin or end inside the literal."""
+    """Return whether the special token could begin or end inside the literal."""
     tails = [literal[at:] for at in range(len(literal))]
     heads = [literal[: at + 1] for at in range(len(literal))]
     begins = any(tail.startswith(special) or special.startswith(tail) for tail in tails)

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 class StopStrings:
     """The stop strings of one output, and the end of its text while that may still become a stop string.
 
-    Of several stop strings, the first to be complete ends the output; of those that end together, the longest.
+    The first stop string to be complete ends the output, and the longest of those that end together.
     Text that may begin a stop string is held back until that is decided.
     """
 
     def __init__(self, stops: Sequence[str], include: bool = False) -> None:
-        """With `include`, the text ends after the stop string, and otherwise before it."""
+        """Watch for `stops`; with `include` the text ends after the stop string, otherwise before it."""
         self._stops, self._include = stops, include
         self._held = ""
         self.found = False  # once it is true, no more text follows

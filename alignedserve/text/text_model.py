@@ -94,7 +94,7 @@ class TextModel:
         return encode(self.tokenizer, text, add_special_tokens=False)
 
     def surely_exceeds(self, texts: Iterable[str], most: int) -> bool:
-        """Whether the texts surely have more than `most` tokens.
+        """Return whether the texts surely have more than `most` tokens.
 
         Texts are tokenised slice by slice: megabytes at once would take gigabytes of memory. Each slice counts without
         the tokens that cutting may have added, so that no text is refused wrongly."""

@@ -1,7 +1,6 @@
 """The transports by which KV travels from device to device.
 
 channel.py    one direction between two workers, and its transfers one after the other
-choice.py     the choice of the transport, from what was asked for and what the machine has
 direct.py     transfers over groups of torch.distributed, or from mapped memory
 frames.py     the frames of a transfer
 ipc.py        both ends of a transfer from mapped memory

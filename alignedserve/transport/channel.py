@@ -54,7 +54,7 @@ T = TypeVar("T", SendKv, ReceiveKv)
 
 @dataclass(frozen=True)
 class ChannelSettings:
-    """What all channels of a worker share."""
+    """The settings that all channels of a worker share."""
 
     blocks: DeviceBlocks
     pace: CopyPace
@@ -129,7 +129,7 @@ class Channel(ABC, Generic[T]):
             task.ordered.go_behind()
             self._finish(number, self._perform(task.transfer))
         except GivenUpByPeer:
-            log.info("%s: the other end gave transfer %d up", self.name, number)
+            log.info("%s: the other end gave up transfer %d", self.name, number)
             self._finish(number, False)
             self._meeting.give_up(number + 1)
         except (BrokenGroup, NotOurs) as error:

@@ -127,7 +127,7 @@ def seal(chunk: memoryview, number: int, index: int, is_checked: bool) -> None:
 
 
 def is_sealed(chunk: memoryview, number: int, index: int, is_checked: bool) -> bool:
-    """Whether this is the chunk of that number, and it arrived unchanged."""
+    """Return whether this is the chunk of that number, and it arrived unchanged."""
     body = chunk[:-TAIL_BYTES]
     transfer, at, checksum = _TAIL.unpack_from(chunk, len(body))
     return (transfer, at) == (number, index) and (not is_checked or checksum == zlib.crc32(body))

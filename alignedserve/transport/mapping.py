@@ -20,19 +20,20 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, alone, fill, remove_stale, unlink
 
 
 class NotMapped(Exception):
-    """This process cannot map the other worker's device cache."""
+    """Raised where this process cannot map the other worker's device cache."""
 
 
 class Maps(Protocol):
-    def handle(self, cache: torch.Tensor) -> bytes:
+    def handle(self, cache: Tensor) -> bytes:
         """Return a handle, once for each process that maps the cache."""
 
-    def map(self, handle: bytes) -> torch.Tensor:
+    def map(self, handle: bytes) -> Tensor:
         """Return the cache that the handle names, mapped as long as the tensor lives. Raises NotMapped."""
 
     def close(self) -> None:
@@ -47,7 +48,7 @@ class CacheFile:
         self._directory, self._prefix, self._name = directory, prefix, name
         self._fd: int | None = None
 
-    def zeros(self, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    def zeros(self, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         """Make the file, with all of its memory allocated, as for the arena."""
         path, size = self._directory / self._name, math.prod(shape) * dtype.itemsize
         with alone(self._directory):
@@ -60,10 +61,10 @@ class CacheFile:
             raise
         return torch.frombuffer(mmap.mmap(self._fd, size), dtype=dtype).view(shape)
 
-    def handle(self, cache: torch.Tensor) -> bytes:
+    def handle(self, cache: Tensor) -> bytes:
         return _packed(cache, file=self._name)
 
-    def map(self, handle: bytes) -> torch.Tensor:
+    def map(self, handle: bytes) -> Tensor:
         shape, dtype, says = _unpacked(handle)
         name, size = str(says.get("file", "")), math.prod(shape) * dtype.itemsize
         if not name.startswith(self._prefix) or "/" in name:
@@ -94,13 +95,13 @@ class CudaMaps:
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
-    def handle(self, cache: torch.Tensor) -> bytes:
+    def handle(self, cache: Tensor) -> bytes:
         _, handle, size, offset, counter, counter_at, event, awaits = cache.untyped_storage()._share_cuda_()
         said: dict[str, Any] = {"size": size, "offset": offset, "counter_at": counter_at, "awaits": awaits}
         said |= {"handle": handle.hex(), "counter": counter.hex(), "event": event.hex(), "gpu": self._gpu}
         return _packed(cache, **said, first=cache.storage_offset())
 
-    def map(self, handle: bytes) -> torch.Tensor:
+    def map(self, handle: bytes) -> Tensor:
         shape, dtype, says = _unpacked(handle)
         if says.get("gpu") != self._gpu:
             raise NotMapped(f"the other worker's device cache is on GPU {says.get('gpu')}, ours on {self._gpu}")
@@ -128,7 +129,7 @@ def remove_earlier(directory: Path, prefix: str) -> None:
         remove_stale(directory, prefix)
 
 
-def _packed(cache: torch.Tensor, **more: Any) -> bytes:
+def _packed(cache: Tensor, **more: Any) -> bytes:
     if not cache.is_contiguous():
         raise AssertionError("a device cache is one piece")
     return json.dumps({"shape": list(cache.shape), "dtype": str(cache.dtype).removeprefix("torch."), **more}).encode()

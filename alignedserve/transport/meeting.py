@@ -111,7 +111,7 @@ class Meeting:
         """Meet the end whose store is at `peer`; chunks are on `device`."""
         self._rendezvous, self._peer, self._direction, self._device = rendezvous, peer, direction, device
         self._rank, self._timeout_s = (0 if is_source else 1), timeout_s
-        self._mine, self._theirs = ("source", "to") if is_source else ("to", "source")
+        self._own_side, self._other_side = ("source", "to") if is_source else ("to", "source")
         self._inbox: TCPStore | None = None
         self._outbox: TCPStore | None = None
         self._num_read = self._num_posted = self._num_offers = 0
@@ -149,7 +149,7 @@ class Meeting:
     def wake(self) -> None:
         """End a wait of the channel's thread; any other thread may call this. The meeting is of no use afterwards."""
         for number in (self._num_read, self._num_read + 1):  # the thread may be between the two
-            self._rendezvous.leave(self._key(self._mine, number), Note(NoteKind.WAKE, 0))
+            self._rendezvous.leave(self._key(self._own_side, number), Note(NoteKind.WAKE, 0))
 
     def _hear(self, note: Note) -> None:
         if note.says is NoteKind.PAST:
@@ -161,21 +161,21 @@ class Meeting:
         if number < self._past:
             raise GivenUpByPeer
 
-    def _key(self, whose: str, number: int) -> str:
-        return f"{self._direction}/{whose}/{number}"
+    def _key(self, side: str, number: int) -> str:
+        return f"{self._direction}/{side}/{number}"
 
     def _post(self, note: Note) -> None:
         try:
             if self._outbox is None:
                 self._outbox = _connect(self._peer, self._timeout_s)
-            self._outbox.set(self._key(self._theirs, self._num_posted), note.pack())
+            self._outbox.set(self._key(self._other_side, self._num_posted), note.pack())
         except (RuntimeError, OSError) as error:
             self._outbox = None
             raise BrokenGroup(f"{self._direction}: the store at {self._peer} cannot be reached") from error
         self._num_posted += 1
 
     def _read(self, deadline: float) -> Note:
-        key, left = self._key(self._mine, self._num_read), deadline - time.monotonic()
+        key, left = self._key(self._own_side, self._num_read), deadline - time.monotonic()
         if left <= 0:
             raise BrokenGroup(f"{self._direction}: no answer within {self._timeout_s:g} s")
         try:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from alignedserve.core import units_for
 from alignedserve.engine.device.devices import CPU
@@ -27,8 +28,8 @@ _ALIGNMENT = 256  # bytes
 class PayloadChunk(NamedTuple):
     """Three views of the same memory."""
 
-    body: torch.Tensor
-    whole: torch.Tensor  # the body and its tail
+    body: Tensor
+    whole: Tensor  # the body and its tail
     view: memoryview | None  # view of `whole`; None on a GPU
 
     def seal(self, number: int, index: int, is_checked: bool) -> None:
@@ -44,7 +45,7 @@ class PayloadChunk(NamedTuple):
         view = self.view if self.view is not None else self._copy(is_checked).numpy().data
         return is_sealed(view, number, index, is_checked)
 
-    def _copy(self, is_checked: bool) -> torch.Tensor:
+    def _copy(self, is_checked: bool) -> Tensor:
         """Return a copy in the CPU's memory: the whole chunk if it is checked, else only the tail."""
         return (self.whole if is_checked else self.whole[-TAIL_BYTES:]).cpu()
 
@@ -75,21 +76,21 @@ def _memory(num_bytes: int) -> memoryview:
 class DeviceBlocks:
     """The device cache of a worker, as transfers see it."""
 
-    def __init__(self, cache: torch.Tensor) -> None:
+    def __init__(self, cache: Tensor) -> None:
         self._cache = cache
         self._layers, blocks, self._block_size, self._kv_dim = cache.shape
         self._num_pairs = blocks // 2
         self._kernels = choose(cache.device, cache.dtype).kernels
 
     @property
-    def cache(self) -> torch.Tensor:
+    def cache(self) -> Tensor:
         return self._cache
 
     @property
     def device(self) -> torch.device:
         return self._cache.device
 
-    def mapped(self, cache: torch.Tensor) -> DeviceBlocks:
+    def mapped(self, cache: Tensor) -> DeviceBlocks:
         """Wrap another worker's cache of the same model and block size. Raises PlanError for another one."""
         if (len(cache), *cache.shape[2:], cache.dtype) != (
             *(self._layers, self._block_size, self._kv_dim),
@@ -121,17 +122,17 @@ class DeviceBlocks:
         """Return how many pairs so many tokens take."""
         return units_for(num_tokens, self._block_size)
 
-    def slots(self, pairs: Sequence[int], num_tokens: int, from_right: Collection[int] = ()) -> torch.Tensor:
+    def slots(self, pairs: Sequence[int], num_tokens: int, from_right: Collection[int] = ()) -> Tensor:
         """Return the slots of the tokens' vectors; the slots of V follow from those of K."""
         rights = torch.tensor([pair in from_right for pair in pairs], dtype=torch.bool)
         return slots_of(torch.tensor(pairs, dtype=torch.long), rights, self._block_size)[:num_tokens]
 
-    def gather(self, slots: torch.Tensor, into: torch.Tensor) -> None:
+    def gather(self, slots: Tensor, into: Tensor) -> None:
         """Copy the vectors into `into`, a chunk without its tail."""
         self._kernels.gather(self._cache, slots, self._rows(into, len(slots)))
 
-    def scatter(self, slots: torch.Tensor, chunk: torch.Tensor) -> None:
+    def scatter(self, slots: Tensor, chunk: Tensor) -> None:
         self._kernels.scatter(self._cache, slots, self._rows(chunk, len(slots)))
 
-    def _rows(self, chunk: torch.Tensor, tokens: int) -> torch.Tensor:
+    def _rows(self, chunk: Tensor, tokens: int) -> Tensor:
         return chunk.view(self._cache.dtype).view(self._layers, 2, tokens, self._kv_dim)

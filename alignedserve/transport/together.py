@@ -20,7 +20,8 @@ from alignedserve.errors import RankLost
 from alignedserve.protocol.commands import SendKv
 from alignedserve.protocol.events import KvReceived, KvSent
 from alignedserve.protocol.messages import Member
-from alignedserve.protocol.rank_orders import decode_ended, encode_ended
+from alignedserve.protocol.rank_orders import decode_ended
+from alignedserve.protocol.wire import pack
 from alignedserve.transport.transport import Outcome, Post, Transfer, Transport
 
 log = logging.getLogger("alignedserve.transport")
@@ -34,17 +35,11 @@ def together(own: Transport, team: Team) -> Transport:
     return FirstRank(own, addresses, line) if team.rank == 0 else OtherRank(own, line)
 
 
-class FirstRank:
-    """The transport of rank 0, which stands for the worker."""
+class _RankTransport:
+    """The transport of a rank as far as all ranks do the same."""
 
-    def __init__(self, own: Transport, addresses: list[str], line: RankLine) -> None:
-        self._own, self._line, self._size = own, line, len(addresses)
-        self.address = " ".join(addresses)
-        self._changed = threading.Lock()
-        self._posts: dict[_Key, Post] = {}
-        self._ended: defaultdict[_Key, list[Outcome]] = defaultdict(list)
-        for rank in range(1, self._size):
-            threading.Thread(target=self._listen, args=(rank,), name=f"line-{rank}", daemon=True).start()
+    def __init__(self, own: Transport, line: RankLine) -> None:
+        self._own, self._line = own, line
 
     @property
     def num_failed(self) -> int:
@@ -56,13 +51,26 @@ class FirstRank:
     def part_from(self, member: Member) -> None:
         self._own.part_from(member)
 
+    def close(self) -> None:
+        self._own.close()
+
+
+class FirstRank(_RankTransport):
+    """The transport of rank 0, which stands for the worker."""
+
+    def __init__(self, own: Transport, addresses: list[str], line: RankLine) -> None:
+        super().__init__(own, line)
+        self.address, self._size = " ".join(addresses), len(addresses)
+        self._changed = threading.Lock()
+        self._posts: dict[_Key, Post] = {}
+        self._ended: defaultdict[_Key, list[Outcome]] = defaultdict(list)
+        for rank in range(1, self._size):
+            threading.Thread(target=self._listen, args=(rank,), name=f"line-{rank}", daemon=True).start()
+
     def start(self, transfer: Transfer, post: Post) -> None:
         with self._changed:
             self._posts[_key_of(transfer)] = post
         self._own.start(transfer, self._end)
-
-    def close(self) -> None:
-        self._own.close()
 
     def _listen(self, rank: int) -> None:
         try:
@@ -83,36 +91,23 @@ class FirstRank:
         post(next((end for end in ended if not _went_well(end)), outcome))
 
 
-class OtherRank:
+class OtherRank(_RankTransport):
     """The transport of another rank, which tells rank 0 how its transfers ended."""
 
     address = ""
 
     def __init__(self, own: Transport, line: RankLine) -> None:
-        self._own, self._line = own, line
+        super().__init__(own, line)
         self._ended: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
         threading.Thread(target=self._tell, name="line", daemon=True).start()
-
-    @property
-    def num_failed(self) -> int:
-        return self._own.num_failed
-
-    def meet(self, member: Member) -> None:
-        self._own.meet(member)
-
-    def part_from(self, member: Member) -> None:
-        self._own.part_from(member)
 
     def start(self, transfer: Transfer, post: Post) -> None:
         self._own.start(transfer, self._ended.put)
 
-    def close(self) -> None:
-        self._own.close()
-
     def _tell(self) -> None:
         try:
             while True:
-                self._line.tell(encode_ended(self._ended.get()))
+                self._line.tell(pack(self._ended.get()))
         except RankLost as error:
             log.info("rank 0 does not listen any more: %s", error)
 

@@ -40,7 +40,7 @@ class StepsInFlight:
 
     @property
     def runs_in_vain(self) -> bool:
-        """Whether nothing of the step that runs will count."""
+        """Return whether nothing of the step that runs will count."""
         return self.running is not None and self.running.number == self._void
 
     @property

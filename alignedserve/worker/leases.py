@@ -17,7 +17,7 @@ from alignedserve.protocol.messages import AskPages, LeasePages
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """What is needed of pages at this moment."""
+    """The pages that a worker needs at this moment."""
 
     pages: int = 0  # without which no request can go on
     kept: int = 0  # of the pages at hand, those that are spoken for
@@ -35,7 +35,7 @@ class Lease:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the pool is to be asked again some time if it does not answer."""
+        """Return whether the pool is to be asked again some time if it does not answer."""
         return self._asked is not None or self._handed_on
 
     @property
@@ -70,7 +70,7 @@ class Lease:
         return self._ask(need.pages, need.pages, in_copies, most=need.most)
 
     def ask_if_any(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
-        """Return an ask for up to so many pages, if they can be had at once; None while another ask is not answered.
+        """Return an ask for up to so many pages, if they are free at once; None while another ask is not answered.
 
         No request waits for them, and they keep no other worker waiting.
         """
@@ -79,8 +79,8 @@ class Lease:
         return self._ask(0, 0, in_copies, most=wanted - len(self.pages))
 
     def ask_for_spare(self, wanted: int, in_copies: Sequence[int]) -> AskPages | None:
-        """Return an ask to have so many pages at hand. What the pool had is enough, until some were used or more are
-        wanted."""
+        """Return an ask to have so many pages at hand; None if the pool's last answer is enough, as until some pages
+        are used or more are wanted."""
         if (self._had if self._asked is None else self._asked) >= wanted:
             return None
         is_anew = self._asked == -1

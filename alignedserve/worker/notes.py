@@ -1,10 +1,11 @@
-"""What a worker has to tell the router: which requests have moved on, how long outputs were, what is left to run."""
+"""Collect what a worker has to tell the router: requests that moved on, lengths of outputs, the work left, faults."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from alignedserve.protocol.messages import Attempt, Backlog, Progress
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.messages import ROUTER, Attempt, Backlog, Figures, Progress
 from alignedserve.worker.step.running import Running
 
 
@@ -36,3 +37,26 @@ class Notes:
         self._moved.clear()
         self._lengths.clear()
         return Progress(**stages, lengths=lengths, free_pairs=free_pairs, backlog=ahead)
+
+
+class Faults:
+    """Copies and transfers that went wrong on a worker, as it counts them for the router."""
+
+    def __init__(self) -> None:
+        self.num_refused = 0  # copies from the pool that were not intact
+        self.num_failed_transfers = 0  # of KV from device to device
+
+    def count_refused(self) -> Command:
+        """Count a copy from the pool that failed its check, and tell the router."""
+        self.num_refused += 1
+        return self._figures
+
+    def count_failed_transfer(self) -> Command:
+        """Count a transfer that failed, and tell the router."""
+        self.num_failed_transfers += 1
+        return self._figures
+
+    @property
+    def _figures(self) -> Command:
+        """Both numbers each time: the router goes by the last message."""
+        return Send(ROUTER, Figures(num_refused=self.num_refused, num_failed_transfers=self.num_failed_transfers))

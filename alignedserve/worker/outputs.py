@@ -1,4 +1,4 @@
-"""What a worker has emitted: sent to the owners once a step, kept until they have it.
+"""The tokens that a worker has emitted: sent to the owners once a step, kept until they have them.
 
 All tokens of a step that go to the same owner travel in one frame. Where a frame is lost, the owner sees the gap and
 asks again; so a request's tokens stay here until the owner acknowledges the last one.

@@ -1,6 +1,6 @@
-"""How fast a worker is, as far as it knows: the time of steps, the size of chunks, and the tokens that a step may have.
+"""The speed of a worker, as it knows it: the time of steps, the size of chunks, and the tokens that a step may have.
 
-A step that finds too little memory has changed nothing: smaller steps follow (step_room.py).
+A step that finds too little memory has changed nothing: smaller steps follow (StepRoom).
 """
 
 from __future__ import annotations
@@ -15,7 +15,32 @@ from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.coming import Coming
 from alignedserve.worker.step.limits import Moment, rules_of
 from alignedserve.worker.step.running import Running
-from alignedserve.worker.step_room import StepRoom
+
+_PATIENCE = 16  # steps that go well before a larger step is tried
+
+
+class StepRoom:
+    """Limits the tokens of a step: fewer after a step that found too little memory, then more again, step by step."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.tokens = most
+        self._went_well = 0
+
+    def shrink(self, tokens: int) -> bool:
+        """Shrink after a step of so many tokens found too little memory; return whether a smaller one can be tried."""
+        self._went_well = 0
+        self.tokens = max(1, min(self.tokens, tokens) // 2)
+        return tokens > 1
+
+    def grow(self) -> None:
+        """Count a step that went well, and grow after enough of them."""
+        if self.tokens == self._most:
+            return
+        self._went_well += 1
+        if self._went_well == _PATIENCE:
+            self.tokens, self._went_well = min(self._most, 2 * self.tokens), 0
+
 
 _CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
 
@@ -74,7 +99,7 @@ class Pace:
 
 
 def _says_what_fits(chunk: Chunk, plan: StepPlan, find: Callable[[str], Running | None]) -> bool:
-    """Whether the size of a chunk that was cut says how large chunks are.
+    """Return whether the size of a chunk that was cut says how large chunks are.
 
     The last chunk of a prompt says nothing of it. Neither does what real-time requests leave for a best-effort prompt:
     by a few tokens at a time, real-time prompts would seem to take for ever.

@@ -1,4 +1,4 @@
-"""What a worker writes to the pool: the pages that it has leased, the copies to them, and their names.
+"""Write a worker's KV to the pool: the pages that it has leased, the copies to them, and their names.
 
     ask ──▶ at hand ──▶ in a copy ──▶ handed on to the pool (Commit, Keep)
                ▲  │         ▲  └── not wanted any more: at hand again
@@ -72,7 +72,7 @@ class PageWriter:
         return (*self._leases[service].pages, *self._in_copies(service))
 
     def is_awaited(self, service: ServiceClass) -> bool:
-        """Whether an ask of this class is not answered yet."""
+        """Return whether an ask of this class is not answered yet."""
         return self._leases[service].is_unanswered
 
     def num_at_hand(self, service: ServiceClass) -> int:
@@ -91,8 +91,8 @@ class PageWriter:
         return pool if pool is not None and self.may_write(pool) else None
 
     def may_write(self, pool: Member) -> bool:
-        """Whether all copies that began before this pool was lost and came back have ended: their pages may be leased
-        to others by now."""
+        """Return whether all copies that began before this pool was lost and came back have ended: their pages may be
+        leased to others by now."""
         return pool.holder not in self._copies_before.values()
 
     def pages_for(self, running: Running, tokens: int) -> int:
@@ -171,7 +171,7 @@ class PageWriter:
         return len(self._written[running].pages) if running in self._written else 0
 
     def is_writing(self, running: Running) -> bool:
-        """Whether a part of the request is under way: what comes after it waits for that."""
+        """Return whether a part of the request is under way: what comes after it waits for that."""
         return any(part.running is running for part in self._parts.values())
 
     def begin_part(self, running: Running, pool: Member, count: int, service: ServiceClass) -> CopyOut:
@@ -216,8 +216,8 @@ class PageWriter:
         self._leases[copy.lease].pages += copy.pages
 
     def drop(self, request: str, attempt: int) -> list[Running]:
-        """Return the requests of copies that are not wanted any more. Of a request that had ended, the copy is wanted
-        still."""
+        """Return the requests whose copies are not wanted any more. The copy of a request that had ended is still
+        wanted."""
         dropped = [copy for copy in self._copies.values() if copy.running.is_of(request, attempt)]
         dropped = [copy for copy in dropped if not copy.has_ended]
         for copy in dropped:

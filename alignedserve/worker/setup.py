@@ -1,4 +1,4 @@
-"""What a worker's core is made with, and how it takes a request in."""
+"""The setup of a worker's core, and how the core takes a request in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from alignedserve.worker.step.running import Running
 
 @dataclass(frozen=True)
 class WorkerSetup:
-    """What a worker's core is made with."""
+    """The limits, the policy and the knowledge that a worker's core is made with."""
 
     limits: WorkerLimits
     policy: Policy = DEFAULT_POLICY

@@ -3,10 +3,12 @@
 batches.py       a client of files and batches
 chats.py         chats beside documents, with two backends: a deployment over HTTP, and the simulator
 engine_parts.py  where the time of an engine's step goes
-gpu_kernels.py   single kernels on a GPU
-gpu_shapes.py    models that GPUs are measured with, and how work on a GPU is timed
+gpu_shapes.py    models that GPUs are measured with, how work on a GPU is timed, and attention of mixed lengths
 machines.py      workers whose steps were measured, as profiles for the simulator
 models.py        random weights of usual sizes
 predictor_simulated.py  what predictions of lengths buy in a simulated deployment
+requests.py      requests for cores, and lengths of real conversations
 serving.py       deployments: started, asked for a stream of tokens, and their processes
+simulating.py    simulated runs, of which each must end without a problem
+timing.py        work that is timed in turns
 """

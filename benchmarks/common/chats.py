@@ -23,8 +23,6 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, Protocol
 
-import yaml
-
 from alignedserve.cli.simulate_once import settings_of
 from alignedserve.core import ServiceClass
 from alignedserve.cost.model import Uncertainty
@@ -37,7 +35,8 @@ from alignedserve.simulator.run import Simulation
 from benchmarks.common.batches import ENDED, Batches, jsonl
 from benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from benchmarks.common.models import VOCAB, llama160m
-from benchmarks.common.serving import NAME, Answer, ask, serve, with_tokenizer
+from benchmarks.common.serving import NAME, Answer, ask, serve
+from benchmarks.common.simulating import recorded, save_load
 from benchmarks.report import several
 
 SEED, HEAD_START_S, APART_S = 11, 5.0, 10.0
@@ -117,8 +116,9 @@ class Backend(Protocol):
 
 
 class Served:
-    def __init__(self, url: str, vocabulary: int = VOCAB) -> None:
+    def __init__(self, url: str, vocabulary: int = VOCAB, priority: int | None = None) -> None:
         self.url, self._vocabulary = url, vocabulary
+        self._best_effort = {"service_tier": "flex"} | ({} if priority is None else {"priority": priority})
 
     def run(self, load: Load, promise: Promise | None) -> Run:
         return asyncio.run(self.play(load, promise))
@@ -137,7 +137,7 @@ class Served:
     async def _documents(self, ended: list[Answer], draw: Random, ends_at: float) -> None:
         while perf_counter() < ends_at:
             size, most = draw.randint(*DOCUMENT), draw.randint(*SUMMARY)
-            ended.append(await ask(self.url, self.prompt(draw, size), most, service_tier="flex"))
+            ended.append(await ask(self.url, self.prompt(draw, size), most, **self._best_effort))
 
     async def chats(self, rate: float, promise: Promise | None, at: float, ends_at: float) -> list[Answer]:
         draw, tasks = Random(SEED), list[asyncio.Task[Answer]]()
@@ -214,18 +214,12 @@ class Simulated:
 
     def _of_seed(self, load: Load, promise: Promise | None, seed: int) -> Run:
         as_lines = self._is_batch and load.documents
-        workload = self._profile.with_name("load.yaml")
         streams = [_chats(load, promise)] if promise or as_lines else []
         streams += [_documents(load)] if load.documents and not as_lines else []
-        workload.write_text(yaml.safe_dump({"first_s": load.seconds, "streams": streams}), encoding="utf-8")
-        trial = SimulationTrial(
-            self._preset, str(workload), seed=seed, profile=str(self._profile), gateway_ms=GATEWAY_MS
-        )
+        workload = save_load(self._profile.with_name("load.yaml"), load.seconds, *streams)
+        trial = SimulationTrial(self._preset, workload, seed=seed, profile=str(self._profile), gateway_ms=GATEWAY_MS)
         settings, jobs = settings_of(trial), [Submission("batch", LINES, int(load.seconds))]
-        simulation = JobsSimulation(settings, jobs) if as_lines else Simulation(settings)
-        simulation.run()
-        record = simulation.record(0.0)
-        assert not record.problems, record.problems[:3]
+        record = recorded(JobsSimulation(settings, jobs) if as_lines else Simulation(settings))
         chats = [request for request in record.requests if promise and request.service is ServiceClass.RT]
         documents = [request for request in record.requests if request.service is ServiceClass.BE]
         since, until = (record.began_at + share * load.seconds for share in (COUNTED_FROM, 1.0))
@@ -261,10 +255,12 @@ def _answer(request: RequestRecord) -> Answer:
 def add_backend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--backend", choices=("real", "simulated"), default="real", help="default: %(default)s")
     parser.add_argument("--model", type=Path, help="real: a model folder with a tokenizer, in place of random weights")
-    parser.add_argument("--machine", choices=MACHINES, default="zen4", help="simulated (default: %(default)s)")
+    parser.add_argument("--url", help="real: measure a server that runs, whose model is named measured")
+    parser.add_argument("--priority", type=int, help="real: field that vLLM's server orders requests by, of documents")
+    parser.add_argument("--machine", choices=MACHINES, default="zen4", help="simulated")
     parser.add_argument("--speed", type=float, default=1.0, help="simulated: times that steps take")
     parser.add_argument("--off", type=several(float), help="simulated: how far predictions are off, such as 0.04,0.12")
-    parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="simulated (default: %(default)s)")
+    parser.add_argument("--seeds", type=several(int), default=[0, 1, 2], help="simulated")
     parser.add_argument("flags", nargs="*", help="real: more flags for `alignedserve serve`, after --")
 
 
@@ -279,7 +275,11 @@ def backend(args: argparse.Namespace, *, is_batch: bool) -> Iterator[Backend]:
             save_profile(folder / "steps.json", machine, speed=args.speed)
             yield Simulated(folder / "steps.json", args.seeds, is_batch=is_batch)
             return
-        model = args.model or with_tokenizer(llama160m(folder / "model"))
+        if args.url:
+            asyncio.run(ask(args.url, [3] * 20, 4))
+            yield (ServedBatch if is_batch else Served)(args.url, priority=args.priority)
+            return
+        model = args.model or llama160m(folder / "model")
         with serve(model, "--jobs-directory", str(folder / "jobs"), *args.flags) as deployment:
             asyncio.run(ask(deployment.url, [3] * 20, 4))  # what a first request warms up
             yield (ServedBatch if is_batch else Served)(deployment.url)

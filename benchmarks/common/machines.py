@@ -56,11 +56,6 @@ MACHINES: Mapping[str, Machine] = MappingProxyType(
 )
 
 
-def small_worker(path: Path) -> None:
-    """Write the profile of the usual machine."""
-    save_profile(path, MACHINES["usual"])
-
-
 def save_profile(path: Path, machine: Machine, hidden_s: float = HIDDEN_S, speed: float = 1.0) -> None:
     """Write the profile of a worker whose steps take `speed` times as long as this machine's."""
     token = tuple(speed * value for value in machine.step.token)

@@ -1,12 +1,21 @@
-"""Random models of the sizes that benchmarks compare engines on: nobody's weights are needed to time them."""
+"""Random models of the sizes that benchmarks compare engines on: nobody's weights are needed to time them.
+
+    python -m benchmarks.common.models llama160m FOLDER    # writes one
+
+Their tokenizer is the demo model's: prompts are token ids, so any tokenizer will do.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import torch
+
+from alignedserve.architectures.model_source import DEMO_FOLDER
 
 VOCAB = 8_000  # prompts draw from the first so many tokens
 POSITIONS = {"llama160m": 4096, "opt125m": 2048, "gqa500m": 4096}
@@ -67,4 +76,10 @@ def _saved(kind: Any, config: Any, folder: Path) -> Path:
             parameter.fill_(1) if "norm" in name and name.endswith("weight") else parameter.normal_(0, 0.02)
     model.tie_weights()
     model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        copyfile(DEMO_FOLDER / name, folder / name)
     return folder
+
+
+if __name__ == "__main__":
+    MAKERS[sys.argv[1]](Path(sys.argv[2]))

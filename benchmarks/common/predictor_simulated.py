@@ -15,7 +15,7 @@ from random import Random
 import numpy as np
 
 from alignedserve.cli.simulate_once import settings_of
-from alignedserve.core import Request, Sampling, ServiceClass, Sketch, Slo
+from alignedserve.core import Sampling, ServiceClass, Sketch
 from alignedserve.protocol.commands import Learn
 from alignedserve.router.prediction.predictor import HashEncoder
 from alignedserve.scheduling.policy import Grouping, Order, Policy, Predictor, PromptChoice, Room
@@ -28,6 +28,8 @@ from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.simulator.workload import Arrival
+from benchmarks.common.requests import request
+from benchmarks.common.simulating import recorded
 
 _CHATS = ("oasst", "gsm8k", "humaneval")
 _NUM_REQUESTS = 400
@@ -37,8 +39,11 @@ _MINILM = 384
 
 
 @dataclass(frozen=True)
-class Played:
+class Said:
+    """A prompt and the length of an answer to it."""
+
     source: str
+    text: str
     prompt: tuple[int, ...]
     num_output: int
 
@@ -64,7 +69,7 @@ REGIMES = (
 
 
 def simulated(
-    past: Sequence[Played], asked: Sequence[Played], minilm: Mapping[tuple[int, ...], bytes], seeds: range, named: str
+    past: Sequence[Said], asked: Sequence[Said], minilm: Mapping[tuple[int, ...], bytes], seeds: range, named: str
 ) -> Iterator[dict[str, object]]:
     predictors = [Predictor.OFF, Predictor.CONSTANT, Predictor.HASH, Predictor.ORACLE]
     predictors += [Predictor.MINILM] if minilm else []
@@ -83,9 +88,7 @@ def _settings(regime: Regime, predictor: Predictor, seed: int) -> Settings:
     return replace(usual, limits=limits, policy=replace(regime.policy, predictor=predictor))
 
 
-def _knowledge(
-    predictor: Predictor, past: Sequence[Played], minilm: Mapping[tuple[int, ...], bytes]
-) -> Knowledge | None:
+def _knowledge(predictor: Predictor, past: Sequence[Said], minilm: Mapping[tuple[int, ...], bytes]) -> Knowledge | None:
     if predictor is Predictor.MINILM:
         learnt = tuple(Learn(Sketch(minilm[played.prompt]), len(played.prompt), played.num_output) for played in past)
         return Knowledge(lambda prompt: Sketch(minilm[tuple(prompt)]), lambda: HashEncoder(_MINILM), learnt)
@@ -96,42 +99,29 @@ def _knowledge(
 
 
 def _line(
-    regime: Regime, predictor: Predictor, seed: int, asked: Sequence[Played], known: Knowledge | None
+    regime: Regime, predictor: Predictor, seed: int, asked: Sequence[Said], known: Knowledge | None
 ) -> dict[str, object]:
     settings = _settings(regime, predictor, seed)
-    simulation = Simulation(settings, list(_arrivals(asked, regime.rate, seed)), known)
-    simulation.run()
-    record = simulation.record(0.0)
-    assert not record.problems, record.problems[:3]
+    record = recorded(Simulation(settings, list(_arrivals(asked, regime.rate, seed)), known))
     figures, done = RunFigures.from_record(record), finished(record.requests)
-    chats = [request for request in done if request.service is ServiceClass.RT]
-    documents = [request for request in done if request.service is ServiceClass.BE]
+    chats = [ended for ended in done if ended.service is ServiceClass.RT]
+    documents = [ended for ended in done if ended.service is ServiceClass.BE]
     line: dict[str, object] = {"name": "predictor/simulated", "regime": regime.name, "predictor": predictor.value}
     line |= {"seed": seed, "requests": len(record.requests), "rate": regime.rate}
     for name, requests in (("all", done), ("rt", chats), ("be", documents)):
-        seconds = [end_to_end_s(request) for request in requests]
+        seconds = [end_to_end_s(ended) for ended in requests]
         line |= {f"{name}_mean_s": float(np.mean(seconds)), f"{name}_p99_s": float(np.percentile(seconds, 99))}
     line |= {"rt_attainment": figures.rt.attainment, "be_tokens_per_s": figures.be.tokens_per_s}
     return line | {"duration_s": figures.duration_s, "preemptions": figures.requests.preemptions}
 
 
-def _arrivals(asked: Sequence[Played], rate: float, seed: int) -> Iterator[Arrival]:
+def _arrivals(asked: Sequence[Said], rate: float, seed: int) -> Iterator[Arrival]:
     draw = Random(f"{seed}/played")
     at = FIRST_ARRIVAL_AT
     for number, played in enumerate(draw.sample(asked, _NUM_REQUESTS)):
         at += draw.expovariate(rate)
         is_chat = played.source.startswith(_CHATS)
-        request = Request(
-            id=f"{played.source}-{number}",
-            owner="gateway-0",
-            attempt=0,
-            prompt=played.prompt,
-            emitted=(),
-            sampling=Sampling(seed=number),
-            max_tokens=_MOST,
-            stop_tokens=(STOP,),
-            service=ServiceClass.RT if is_chat else ServiceClass.BE,
-            slo=Slo(),
-            arrival_at=at,
-        )
-        yield Arrival(request, played.num_output, None)
+        fields = {"service": ServiceClass.RT if is_chat else ServiceClass.BE, "sampling": Sampling(seed=number)}
+        name = f"{played.source}-{number}"
+        asked_now = request(name, played.prompt, _MOST, stop_tokens=(STOP,), arrival_at=at, **fields)
+        yield Arrival(asked_now, played.num_output, None)

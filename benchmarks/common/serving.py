@@ -12,14 +12,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from shutil import copyfile
 from time import perf_counter
 from typing import Any
 from urllib.parse import urlparse
 
 import httpx
-
-from alignedserve.architectures.model_source import DEMO_FOLDER
 
 NAME = "measured"  # of the model in the API
 _PATIENCE_S = 600.0
@@ -47,13 +44,6 @@ def serve(model: Path | str, *flags: str, environment: Mapping[str, str] | None 
             yield Deployment(url, launcher.pid, perf_counter() - began)
         finally:
             launcher.send_signal(signal.SIGINT)
-
-
-def with_tokenizer(model: Path) -> Path:
-    """Give random weights the demo model's tokenizer: prompts are token ids, so any tokenizer will do."""
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        copyfile(DEMO_FOLDER / name, model / name)
-    return model
 
 
 # --- A request

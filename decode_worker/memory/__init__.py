@@ -7,5 +7,4 @@ slot_copies.py     The copies of single tokens' vectors that are due before a st
 hidden.py          Memory that keeps some requests as hidden vectors (Apt-Serve §4.3).
 worth.py           What a request is best kept as: KV, hidden vectors, or nothing (Apt-Serve §4.2, §5).
 packed_seating.py  What a choice may take of a device where real-time requests displace best-effort ones.
-table.py           The table of memories: which one a policy has.
 """

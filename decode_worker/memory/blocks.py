@@ -53,7 +53,7 @@ class SlotOwner(Protocol):
 
 @dataclass(slots=True)
 class SlotCounts:
-    """What has happened to slots so far."""
+    """The counts of what has happened to slots so far."""
 
     num_preempted: int = 0  # pairs that a real-time request has entered where a best-effort one was alone
     num_checkpoints: int = 0  # tokens, as the numbers below
@@ -70,7 +70,7 @@ class _SlotHolding:
     pairs: list[int] = field(default_factory=list)
     num_tokens: int = 0  # that it has claimed
     kept: dict[int, int] = field(default_factory=dict)  # number of its pair -> how many of its first slots are left
-    places: dict[int, int] = field(default_factory=dict)  # token -> where its vectors are, for want of a slot
+    places: dict[int, int] = field(default_factory=dict)  # token -> where its vectors are, for lack of a slot
     num_alone: int = 0  # of a best-effort request: pairs that no real-time one is in
 
 
@@ -84,7 +84,7 @@ class _PairPart:
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """How many of a part's first slots are left after a claim."""
+    """The number of a part's first slots that are left after a claim."""
 
     part: _PairPart
     kept: int
@@ -137,7 +137,7 @@ class SharedBlocks(Blocks):
         return True
 
     def _grows_alone(self, holding: _SlotHolding, tokens: int) -> bool:
-        """Whether at most a slot more in its last pair is claimed, which no other request is in: most claims are so."""
+        """Claim slots of the last pair if no other request is in it, as most claims do; return whether they suffice."""
         if tokens > holding.num_tokens:
             others = self._right if holding.side is Side.LEFT else self._left
             if tokens > len(holding.pairs) * self._block_size or holding.pairs[-1] in others:
@@ -146,20 +146,20 @@ class SharedBlocks(Blocks):
         return True
 
     def fits(self, side: Side, tokens: int) -> bool:
-        """Whether a new request could claim so many tokens."""
+        """Return whether a new request could claim so many tokens."""
         new = _SlotHolding(_NO_OWNER, side)
         if side is Side.LEFT:
             return self._plan_left(new, tokens) is not None
         return self._plan_right(new, tokens) is not None
 
     def is_whole(self, owner: SlotOwner, tokens: int) -> bool:
-        """Whether the request has all slots of so many tokens."""
+        """Return whether the request has all slots of so many tokens."""
         holding = self._holdings.get(owner)
         return holding is not None and not holding.kept and tokens <= holding.num_tokens
 
     @property
     def have_lost(self) -> bool:
-        """Whether some request misses slots."""
+        """Return whether some request misses slots."""
         return bool(self._losers)
 
     def has_lost(self, owner: SlotOwner) -> bool:
@@ -174,7 +174,7 @@ class SharedBlocks(Blocks):
         return tuple(self._holdings[owner].places.items())
 
     def is_shared(self, owner: SlotOwner) -> bool:
-        """Whether another request is in one of its pairs."""
+        """Return whether another request is in one of its pairs."""
         holding = self._holdings[owner]
         others = self._right if holding.side is Side.LEFT else self._left
         return any(pair in others for pair in holding.pairs)

@@ -61,7 +61,7 @@ class HybridSeating(PackedSeating):
 
 
 class HiddenMemory(PlainMemory):
-    """Keeps requests as KV or as hidden vectors; what it answers at a moment goes by what `_begin` noted of it."""
+    """Keeps requests as KV or as hidden vectors; its answers follow from what `_begin` noted at that moment."""
 
     def __init__(
         self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy, order: ServingOrder
@@ -121,7 +121,7 @@ class HiddenMemory(PlainMemory):
         """Choose which requests keep memory and which waiting ones get some, each as what it is worth most as
         (Apt-Serve §5).
 
-        KV becomes hidden only by being computed anew: the request waits until then. What is hidden becomes KV later."""
+        KV becomes hidden only by being computed anew: the request waits until then. Hidden vectors become KV later."""
         self._begin(waiting, now)
         commands, decodes = list[Command](), list(self._here.residents.values())
         for running, kind in zip(decodes, self._stay_as(decodes), strict=True):

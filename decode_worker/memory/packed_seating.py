@@ -1,4 +1,4 @@
-"""What a choice may take of a device where real-time requests displace best-effort ones (BROS §4.2)."""
+"""The memory that a choice may take where real-time requests displace best-effort ones (BROS §4.2)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ RECALL_S = 30.0  # in which what real-time requests needed counts half: to recom
 
 
 class RecentNeed:
-    """What real-time requests needed of a device lately: more of them will come."""
+    """The memory that real-time requests needed of a device lately: more of them will come."""
 
     def __init__(self) -> None:
         self._pairs, self._at = 0.0, 0.0
@@ -26,7 +26,7 @@ class RecentNeed:
 
 @dataclass(slots=True)
 class PackedSeating(Seating):
-    """Real-time requests find also the memory of best-effort ones, and a seat."""
+    """Offers real-time requests also the memory and the seats of best-effort ones."""
 
     best_effort: Sequence[Running] = ()  # that are seated
     spare: int = 0  # free pairs that best-effort requests are not seated on, beside others of them

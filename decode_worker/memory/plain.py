@@ -1,7 +1,7 @@
 """The interface of a decode worker's memory. As it stands it is plain: each block pair holds the KV of one request.
 
 With Room.WHOLE a request gets the pairs for its whole possible length when it is seated, so that a resident never has
-to leave for want of memory, but best-effort ones for real-time prompts. Otherwise it gets them block by block; where
+to leave for lack of memory, but best-effort ones for real-time prompts. Otherwise it gets them block by block; where
 none is free a request leaves (packing/):
 
     resident ── pages at hand ──▶ evicted to the pool (writing.py)
@@ -33,7 +33,7 @@ from alignedserve.worker.step.waiting import Waiting
 
 
 class Preempts(Protocol):
-    """What takes memory from requests, and gives prompts their seats."""
+    """The part that takes memory from requests, and gives prompts their seats."""
 
     def preempt(self, running: Running, now: float) -> list[Command]:
         """Let a request that may be in a step leave: to the pool where there are pages at hand, else to wait."""
@@ -66,7 +66,7 @@ class PlainMemory(DeviceMemory):
         return room_for(running.request, len(running.output), self._policy, self.limits.num_tokens)
 
     def has_long(self) -> bool:
-        """Whether a long prompt is unfinished here."""
+        """Return whether a long prompt is unfinished here."""
         here = self._here
         unfinished = rules_of(self._policy).unfinished(here.prompts.values(), here.residents.values())
         return any(running.num_tokens >= self._policy.long_prompt for running in unfinished)
@@ -138,7 +138,7 @@ class PlainMemory(DeviceMemory):
 
     def assign(self, types: TypeChoice, preempts: Preempts, waiting: Waiting, now: float) -> list[Command]:
         """Choose which requests have memory, by what they are worth."""
-        raise AssertionError("only a hybrid cache weighs requests (memory/table.py)")
+        raise AssertionError("only a hybrid cache weighs requests (stores.memory_for)")
 
     def runnable(self) -> tuple[Sequence[Running], Sequence[Running]]:
         """Return the decodes and the prompts that have all their memory."""
@@ -164,7 +164,7 @@ class PlainMemory(DeviceMemory):
     # --- Where two requests may be in one pair
 
     def lacking(self) -> list[Running]:
-        """Return the best-effort requests that are here and cannot run for want of slots: they come before others."""
+        """Return the best-effort requests that are here and cannot run for lack of slots: they come before others."""
         return []
 
     def copies(self) -> Sequence[Command]:
@@ -176,7 +176,7 @@ class PlainMemory(DeviceMemory):
         return ()
 
     def is_shared(self, running: Running) -> bool:
-        """Whether another request is in one of its pairs."""
+        """Return whether another request is in one of its pairs."""
         return False
 
     def hold(self, running: Running) -> None:

@@ -5,7 +5,7 @@ Before a step, and between two:
     1. real-time requests that decode claim a slot more: free pairs, else what best-effort ones have
     2. best-effort ones that miss nothing claim theirs, of what is free
     3. the step is chosen among the requests that have all their slots; real-time prompts that join preempt as in 1
-    4. a request that has lost a slot to them is left out of the step, and none in it loses one before it has ended
+    4. a request that has lost a slot to them is left out of the step; no request in it loses a slot before it ends
     5. requests that miss slots get them back where there is room now, and run in the next step
 
 No request leaves for a real-time one as long as best-effort ones have slots that it can take. No best-effort request
@@ -91,7 +91,7 @@ class SharedMemory(PlainMemory):
     # --- The next step
 
     def grow(self, preempts: Preempts, now: float) -> list[Command]:
-        """Real-time requests take what best-effort ones have; where that is not enough, a request leaves."""
+        """Let real-time requests take the slots of best-effort ones; where these are too few, a request leaves."""
         here, commands = self._here, list[Command]()
         self._begin()
         for running in [resident for resident in here.residents.values() if resident.promise.is_rt]:
@@ -125,7 +125,7 @@ class SharedMemory(PlainMemory):
 
     @property
     def _is_plentiful(self) -> bool:
-        """Whether no request lacks anything."""
+        """Return whether no request lacks anything."""
         return not self._short and not self.slots.have_lost
 
     def settle(self, selection: Selection, now: float) -> tuple[Selection, Sequence[Command]]:

@@ -1,4 +1,4 @@
-"""What a request is best kept as on the device: KV, hidden vectors, or nothing (Apt-Serve §4.2, §5).
+"""Choose how a request is best kept on the device: as KV, as hidden vectors, or not at all (Apt-Serve §4.2, §5).
 
 Hidden vectors take half of the memory, and in every step K and V are made of them anew, which delays all requests that
 are here. Scheduling request i is worth p, the time that it has been pending; as hidden p - N·ρ·m, where N requests are
@@ -25,7 +25,7 @@ from alignedserve.core import CacheKind
 
 @dataclass(frozen=True, slots=True)
 class MemoryWish:
-    """What a request is worth, and the memory that it takes."""
+    """The worth of a request, and the memory that it takes."""
 
     value: float  # p, in seconds, less if it is late
     kv: int  # memory that it takes as KV, in whatever unit
@@ -53,7 +53,7 @@ class _Gain(NamedTuple):
 
 
 def assign(wishes: Sequence[MemoryWish], memory: int) -> list[CacheKind | None]:
-    """Return what each request is kept as. Of equal gains the earlier goes first, so older requests come first."""
+    """Return the form in which each request is kept. Equal gains go by position, so older requests come first."""
     kinds: list[CacheKind | None] = [CacheKind.HIDDEN if wish.is_sure else None for wish in wishes]
     left = memory - sum(wish.hidden for wish in wishes if wish.is_sure)
     gains = [(number, gain) for number, wish in enumerate(wishes) for gain in _gains(number, wish, left)]
@@ -90,7 +90,7 @@ def _gains(number: int, wish: MemoryWish, memory: int) -> list[_Gain]:
 
 
 def pays_as_hidden(wish: MemoryWish) -> bool:
-    """Whether the first half brings at least as much for its memory as the second (p/m >= 2Nρ)."""
+    """Return whether the first half brings at least as much for its memory as the second (p/m >= 2Nρ)."""
     more = wish.kv - wish.hidden
     return more > 0 and (wish.value - wish.penalty) * more >= wish.penalty * wish.hidden
 

@@ -1,8 +1,8 @@
-"""How a decode worker packs a step: a file for each kind of packing, and the table of all of them.
+"""Pack the steps of a decode worker: a file for each kind of packing, and the table of all of them.
 
 packer.py    The interface of a packing. As it stands it is first come, first served.
 table.py     The table of packings.
-longest.py   AlignedServe's packing: the longest request leaves for want of memory.
+longest.py   AlignedServe's packing: the longest request leaves for lack of memory.
 turns.py     Decodes take turns: real-time with best-effort requests, or decodes with prompts.
 levels.py    By levels of service: the requests that were served least run first.
 knapsack.py  Apt-Serve's packing: before each step it is chosen which requests have memory.

@@ -9,7 +9,7 @@ request that must end with that token is left out; one that turns out to have en
 that is dropped, and its pairs are free when N + 1 has ended. A request whose next token the host has a say in
 (penalties, a grammar: all that have a History) sits out one step.
 
-Everything else, prompts, requests that join, leave for want of memory or are paused, is decided as ever: with no step
+Everything else, prompts, requests that join, leave for lack of memory or are paused, is decided as ever: with no step
 in flight. Then nothing is planned ahead, and the device waits once.
 """
 

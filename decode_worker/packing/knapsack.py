@@ -33,7 +33,7 @@ class Knapsack(Packer):
 
     @property
     def takes_prompts(self) -> bool:
-        """Whether prompts may be seated for the next step."""
+        """Return whether prompts may be seated for the next step."""
         return self._is_prefill or not self._has_types
 
     def runnable(self, decodes: Sequence[Running], prompts: Sequence[Running]) -> Runnable:

@@ -1,4 +1,4 @@
-"""AlignedServe's packing (§3.4, case 3): the longest request leaves for want of memory."""
+"""AlignedServe's packing (§3.4, case 3): the longest request leaves for lack of memory."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from alignedserve.worker.step.running import Running
 
 
 class LongestLeaves(Packer):
-    """Requests run by arrival; the longest leaves. While a batch takes the place of another, the old one's leave.
+    """Requests run by arrival; the longest leaves. While a batch replaces another, the longest of the old one leaves.
 
-    That frees the most memory, and the old batch is gone the sooner.
+    That frees the most memory, and the old batch ends sooner.
     """
 
     def __init__(self, setup: PackingSetup) -> None:

@@ -44,9 +44,8 @@ class ServingOrder:
     def first_to_leave(self, requests: Sequence[Running], now: float) -> Running:
         """Return the request of one class that leaves first.
 
-        While a batch takes the place of another, it is a request of the old one. Of best-effort requests it is the one
-        with the longest wait (ALISE §3.2), and of two with equal waits the longer; of real-time ones, the one with most
-        slack."""
+        While a batch takes the place of another, it is a request of the old one: the best-effort request with the
+        longest wait (ALISE §3.2), and the longer of two with equal waits; or the real-time request with most slack."""
         line = self.in_order(self._batch.old_of(requests), now)
         if line[-1].promise.is_rt:
             return line[-1]

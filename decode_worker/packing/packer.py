@@ -1,7 +1,7 @@
 """The interface of a packing. As it stands it is first come, first served: every seated request runs.
 
 A packing says which of the seated requests run in the next step, which request is seated next, and which request leaves
-for want of memory. A resident is a request that has memory on the device; the step batch is those residents that run
+for lack of memory. A resident is a request that has memory on the device; the step batch is those residents that run
 now. Residents that are not in a step keep their memory: they are paused, never evicted for that.
 """
 
@@ -30,11 +30,11 @@ class TypeChoice(Protocol):
 
     @property
     def takes_prompts(self) -> bool:
-        """Whether prompts may be seated for the next step."""
+        """Return whether prompts may be seated for the next step."""
 
 
 class MemoryGiver(Protocol):
-    """What gives residents memory before a step is chosen."""
+    """The part that gives residents memory before a step is chosen."""
 
     def grow(self, now: float) -> list[Command]:
         """Give each decode a place for its next token; where there is none, a request leaves."""
@@ -45,7 +45,7 @@ class MemoryGiver(Protocol):
 
 @dataclass(frozen=True)
 class PackingSetup:
-    """What a packing is built from."""
+    """The policy, the limit and the batch that a packing is built from."""
 
     policy: Policy
     most: int  # requests in a step that the engine takes
@@ -54,7 +54,7 @@ class PackingSetup:
 
 
 class Packer:
-    """First come, first served: every seated request runs; the newest leaves for want of memory."""
+    """First come, first served: every seated request runs; the newest leaves for lack of memory."""
 
     def __init__(self, setup: PackingSetup) -> None:
         self._most = setup.most
@@ -65,7 +65,7 @@ class Packer:
         return self._most
 
     def has_seat(self, num_seated: int) -> bool:
-        """Whether a prompt may be seated beside so many requests, where the step's choice does not seat it."""
+        """Return whether a prompt may be seated beside so many requests, where the step's choice does not seat it."""
         return num_seated < self._most
 
     def first(self, waiting: Waiting) -> Running:
@@ -81,7 +81,7 @@ class Packer:
         return decodes, prompts
 
     def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running], now: float) -> Running:
-        """Return the seated request that leaves for want of memory; both are in the order of their seats."""
+        """Return the seated request that leaves for lack of memory; both are in the order of their seats."""
         return (prompts or decodes)[-1]
 
     def planned(self, selection: Selection) -> None:

@@ -12,7 +12,7 @@ FIRST_BATCH = 128  # B_curr to begin with, where the engine takes as many (BROS 
 
 
 class GrowingBatch(Packer):
-    """B_curr doubles when a choice did not end for want of time, and returns to its start when it did.
+    """B_curr doubles when a choice did not end for lack of time, and returns to its start when it did.
 
     Best-effort requests run in what real-time ones leave. They leave so that real-time requests find memory: the one
     that has longest to wait leaves first.

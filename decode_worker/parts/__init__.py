@@ -11,7 +11,7 @@ seats.py        The seats of a decode worker: waiting prompts are seated, and re
 stepping.py     How a decode worker plans a step, and a step ahead of the one in flight.
 ending.py       What a step brings to requests: tokens, their end, or the loss of an attempt.
 keeping.py      The answers of requests that have ended: the pool keeps their full pages.
-preempting.py   How a request that may be in a step leaves for want of memory, by whatever rule it was chosen.
+preempting.py   How a request that may be in a step leaves for lack of memory, by whatever rule it was chosen.
 leaving.py      Requests that have to leave a decode worker, to a prefill worker that can send their KV back.
 writing.py      What a decode worker writes to the pool: requests that have to leave, and answers.
 asking.py       What a decode worker asks the pool for: requests that it has room for, and pages to have at hand.

@@ -1,4 +1,4 @@
-"""What a decode worker asks the pool for: requests that it has room for, and pages to have at hand."""
+"""Ask the pool for requests that the decode worker has room for, and for pages to have at hand."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class BatchAsks(CorePart):
 
     @property
     def _withdraws(self) -> bool:
-        """Whether the pool is to hear that there is less room than it knows of."""
+        """Return whether the pool is to hear that there is less room than it knows of."""
         if self._asked is None:
             return False
         is_closed = self._here.had_shortage or self._retirement.is_retiring
@@ -108,9 +108,9 @@ def _offers(room: AskBatch) -> bool:
 
 
 class PageAsks:
-    """Asks for the pages that would be written of a resident that leaves, or ends, with its next token.
+    """Asks for the pages that a resident would be written to if it left, or ended, with its next token.
 
-    As many are asked for as the resident needs of which most would be written."""
+    The number of pages is that of the resident that would need most."""
 
     def __init__(self, stores: Stores, writing: PageWriting, taking_in: TakingIn) -> None:
         self._page_size, self._policy = stores.limits.page_size, stores.policy

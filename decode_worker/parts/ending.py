@@ -1,4 +1,4 @@
-"""What a step brings to the requests of a decode worker: tokens, their end, or the loss of an attempt."""
+"""Give the requests of a decode worker what a step brought them: tokens, their end, or the loss of an attempt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How candidates come to a decode worker: from the pool in a batch, or offered by a prefill worker."""
+"""Take candidates in: from the pool in a batch, or offered by a prefill worker."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class Intake(CorePart):
         return [*self.attempts(), *(transfer.running.key for transfer in self._here.transfers.wanted)]
 
     def _has_room_beyond(self, entry: Entry) -> bool:
-        """Whether there is room for this entry and for all candidates that wait already."""
+        """Return whether there is room for this entry and for all candidates that wait already."""
         here, waiting = self._here, self._candidates
         if self._queue.waiting or here.had_shortage or here.num_seated + len(waiting) >= self._limits.max_batch:
             return False

@@ -1,4 +1,4 @@
-"""How candidates join the requests that decode: in their order, as soon as there is a seat and memory."""
+"""Let candidates join the requests that decode: in their order, as soon as there is a seat and memory."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Joining(CorePart):
         return None if self._queue.waiting and not (first.is_pinned or first.is_rt) else first
 
     def cannot_wait(self, candidate: JoinCandidate, now: float) -> bool:
-        """Whether the candidate cannot wait for memory that comes free by itself: it was pinned for that, or its slack
-        has run out since."""
+        """Return whether the candidate cannot wait for memory that comes free by itself: it was pinned for that, or its
+        slack has run out since."""
         if not self._pace.policy.precedence.may_displace(candidate.is_rt):
             return False
         return candidate.is_pinned or self._line.is_urgent(candidate, now)

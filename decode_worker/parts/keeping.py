@@ -60,7 +60,7 @@ class AnswerKeeping:
         return commands
 
     def _has_time_for(self, tokens: int, now: float) -> bool:
-        """Whether so many tokens can be copied between the step in flight and the next."""
+        """Return whether so many tokens can be copied between the step in flight and the next."""
         if self._steps.running is None:
             return True
         ends_at = now + 2 * self._steps.running.predicted_s + tokens * self._pace.copy_token_s
@@ -68,6 +68,5 @@ class AnswerKeeping:
         return all(promise.due_at(now) >= ends_at for promise in promises if promise.is_rt)
 
     def _is_in_step(self, running: Running) -> bool:
-        """Whether the request is in the step in flight."""
         parts = () if self._steps.running is None else self._steps.running.parts
         return any(part.request == running.request.id and running.is_at(part) for part in parts)

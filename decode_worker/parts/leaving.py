@@ -63,7 +63,7 @@ class Leaving(CorePart):
 
     @property
     def is_on(self) -> bool:
-        """Whether requests leave ahead of need."""
+        """Return whether requests leave ahead of need."""
         policy = self._pace.policy
         allows = policy.evict and policy.prefetch and policy.grows
         return bool(self._candidates.peers) and allows and not self._here.prompts
@@ -89,7 +89,7 @@ class Leaving(CorePart):
         return commands
 
     def has_room_for(self, steps: int) -> bool:
-        """Whether the decodes can go on for so many steps before a request has to leave ahead of need."""
+        """Return whether the decodes can go on for so many steps before a request has to leave ahead of need."""
         return not self.is_on or self._pairs_needed(steps) <= self._memory.num_free
 
     def _pairs_needed(self, steps: int) -> int:

@@ -1,4 +1,4 @@
-"""How the parts of a decode worker are made: each with the stores, and with the parts that it works with."""
+"""Make the parts of a decode worker: each with the stores, and with the parts that it works with."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class DecodeParts:
         queue, prompts = stores.queue, stores.here.prompts
         self.queue, self.owners, self.pool = queue, stores.owners, stores.pool
         self.retirement = stores.retirement
-        # What requests occupy, and how they leave it
+        # Seats and memory of requests, and the ways to leave
         self.seats, self.writing = Seats(stores), PageWriting(stores)
         self.preempting = Preempting(stores, self.seats, self.writing)
         self.leaving = Leaving(stores, self.preempting)
-        # How requests come
+        # Ways for requests to come
         self.intake, self.prefetching = Intake(stores), Prefetching(stores)
         self.joining = Joining(stores, self.seats, self.preempting)
         self.taking_in = TakingIn(stores, self.writing)
@@ -46,7 +46,7 @@ class DecodeParts:
         self.stepping = Stepping(stores, self.joining, self.preempting, self.leaving)
         self.keeping = AnswerKeeping(stores, self.writing)
         self.step_end = StepEnd(stores, queue, StepOutcome(stores, self.keeping))
-        # What others are asked and told
+        # Messages to the pool, the router and owners
         self.asking = BatchAsks(stores, self.joining)
         self.pages = PageAsks(stores, self.writing, self.taking_in)
         self.compression, self.repeats, self.reporting = PageCompression(stores), Repeats(stores), Reporting(stores)
@@ -71,7 +71,7 @@ class DecodeParts:
 
 @dataclass(frozen=True)
 class DecodeCounts:
-    """What has happened on a decode worker so far."""
+    """The counts of what has happened on a decode worker so far."""
 
     preemptions: int  # requests that left for others
     evictions: int  # of them, requests that did not lose their KV

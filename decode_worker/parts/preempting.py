@@ -1,4 +1,4 @@
-"""How a request that may be in a step leaves for want of memory, by whatever rule it was chosen.
+"""Preempt a request that may be in a step where memory is short, by whatever rule it was chosen.
 
 resident ── pages at hand ──▶ evicted: copied to the pool, where it waits again (writing.py)
    └── none ──▶ waiting, and what it had is computed anew

@@ -1,4 +1,4 @@
-"""What becomes of KV that has come from a prefill worker's device, or should have."""
+"""Let a request go on when the transfer of its KV from a prefill worker's device has ended, well or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a decode worker reports to the router about its load, every few steps."""
+"""Report the load of a decode worker to the router, every few steps."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Seats(CorePart):
             yield self._order.packer.first(waiting)
 
     def has_seat(self, running: Running) -> bool:
-        """Whether there is a seat for the request; it may have that of a best-effort request that it displaces."""
+        """Return whether there is a seat for the request, free or of a best-effort request that it may displace."""
         if self._here.num_seated < self._limits.max_batch:
             return True
         displaces = self._policy.precedence.may_displace(running.promise.is_rt)

@@ -1,4 +1,4 @@
-"""How a decode worker plans a step: memory for the next tokens, the choice, and a step ahead of the one in flight."""
+"""Plan a step of a decode worker: memory for the next tokens, the choice, and a step ahead of the one in flight."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Stepping:
             return self._plan_ahead(self._steps.running, now)
         before = self._order.packer.prepare(self, now)
         selection = self._choose(before, now)
-        # A request that had left and that the pool knows is seated with one choice, and computed anew with the next.
+        # A request that had left, and that the pool knows, is seated by one choice and computed anew by the next.
         while not selection.chunks and not selection.decodes:
             if not selection.seated and not self._make_room(before, now):
                 break
@@ -65,7 +65,7 @@ class Stepping:
         return self._memory.assign(types, self._preempting, self._queue.waiting, now)
 
     def _make_room(self, before: list[Command], now: float) -> bool:
-        """Make room where nothing can run; return whether there is some. What that takes is added to `before`."""
+        """Make room where nothing can run; return whether there is some. Commands for that are added to `before`."""
         commands = self._memory.make_room(self._preempting, now)
         before += commands or ()
         return commands is not None
@@ -73,7 +73,7 @@ class Stepping:
     # --- The choice
 
     def _choose(self, before: list[Command], now: float) -> Selection:
-        """Choose what runs in the next step. What is to be done before it is added to `before`."""
+        """Choose what runs in the next step. Commands that must come before it are added to `before`."""
         seats = 0 if self._joining.next_candidate(now) is not None else self._limits.max_batch - self._here.num_seated
         packer, waiting = self._order.packer, self._queue.waiting
         decodes, prompts = packer.runnable(*self._memory.runnable())
@@ -113,7 +113,7 @@ class Stepping:
         return begin_step(self._steps, selection, tuple(ahead.decodes))
 
     def _is_settled(self, running: StepPlan, now: float) -> bool:
-        """Whether every request that is here decodes in it, or has joined since, and has memory to go on."""
+        """Return whether every request that is here decodes in it, or has joined since, and has memory to go on."""
         has_prompts = running.chunks or self._queue.waiting or self._here.prompts
         if has_prompts or self._steps.runs_in_vain or not self._all_run:
             return False
@@ -123,7 +123,7 @@ class Stepping:
         return self._leaving.has_room_for(AHEAD_STEPS + 1)
 
     def _is_in_time(self, ahead: StepAhead, running_s: float, ahead_s: float, now: float) -> bool:
-        """Whether no gap is longer than was promised, and no new request waits for two steps longer than for one."""
+        """Return whether no gap is longer than promised, and no new request waits for two steps longer than for one."""
         if not rules_of(self._pace.policy).bounds_steps(self._pace.policy):
             return True
         at = self._order.moment(now)

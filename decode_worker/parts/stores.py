@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from alignedserve.core import WorkerLimits
+from alignedserve.decode_worker.memory.hidden import HiddenMemory
 from alignedserve.decode_worker.memory.plain import PlainMemory
-from alignedserve.decode_worker.memory.table import memory_for
+from alignedserve.decode_worker.memory.shared import SharedMemory
 from alignedserve.decode_worker.packing.order import ServingOrder
 from alignedserve.decode_worker.requests.band import RunningBatch
 from alignedserve.decode_worker.requests.candidates import CandidateLists
 from alignedserve.decode_worker.requests.line import CandidateOrder
 from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.decode_worker.requests.pool_holds import PoolHolds
+from alignedserve.scheduling.policy import Cache, Layout, Packing, Policy
 from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.pace import Pace
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.setup import WorkerSetup
@@ -30,3 +34,17 @@ class Stores(Common):
         """Make the memory, and the order of service that it goes by; the pace is known by now."""
         self.order = ServingOrder(self.limits, self.pace, self.here, self.batch)
         return memory_for(self.limits, self.pace, steps, self.here, self.order)
+
+
+def memory_for(
+    limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy, order: ServingOrder
+) -> PlainMemory:
+    return _kind_for(pace.policy)(limits, pace, steps, here, order)
+
+
+def _kind_for(policy: Policy) -> type[PlainMemory]:
+    if policy.blocks is Layout.BIDIRECTIONAL:
+        return SharedMemory
+    if policy.cache is Cache.HYBRID or policy.packing is Packing.KNAPSACK:  # a knapsack weighs requests as KV, too
+        return HiddenMemory
+    return PlainMemory

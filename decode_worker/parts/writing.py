@@ -1,4 +1,4 @@
-"""What a decode worker writes to the pool: requests that have to leave, and the answers of those that have ended.
+"""Write to the pool: requests that have to leave, and the answers of requests that have ended.
 
     resident ── pages at hand ──▶ evicted (pairs to pages) ──▶ Commit: it waits in the pool again
        └── ended ──▶ kept (its answer to pages) ──▶ Keep: for a request that goes on from there
@@ -46,7 +46,7 @@ class PageWriting(CorePart):
         return self.writer.target(self._pool.member)
 
     def has_pages(self, running: Running) -> bool:
-        """Whether there are pages at hand for all that the pool lacks of the request."""
+        """Return whether there are pages at hand for all that the pool lacks of the request."""
         if self.target is None:
             return False
         return self.writer.pages_for(running, running.prefix) <= self.writer.num_at_hand(SPARE)
@@ -108,5 +108,5 @@ class PageWriting(CorePart):
 
 
 def is_writable(running: Running) -> bool:
-    """Whether what is kept of it on the device is what its pages hold."""
+    """Return whether what is kept of it on the device is what its pages hold."""
     return not running.blocks

@@ -1,4 +1,4 @@
-"""Which requests are on a decode worker: stores with one owner for each fact, that decide nothing by themselves.
+"""The requests that are on a decode worker: stores with one owner for each fact, which decide nothing.
 
 occupancy.py   Residents, prompts, and requests that join or have ended: which requests occupy a decode worker.
 candidates.py  The requests that join as soon as there is room: candidate requests, then the candidate batch.

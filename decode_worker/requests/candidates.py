@@ -55,7 +55,7 @@ class JoinCandidate:
         return self.entry.request.id, self.entry.request.attempt
 
     def is_of(self, request: str, attempt: int) -> bool:
-        """Whether it is this request, up to this attempt."""
+        """Return whether it is this request, up to this attempt."""
         return self.entry.request.id == request and self.entry.request.attempt <= attempt
 
     def as_running(self, policy: Policy, page_size: int) -> Running:
@@ -108,7 +108,7 @@ class CandidateLists:
         return any(candidate.is_rt for candidate in self.waiting)
 
     def is_starving(self, now: float) -> bool:
-        """Whether the candidate batch has waited for half of the time that its most urgent member had."""
+        """Return whether the candidate batch has waited for half of the time that its most urgent member had."""
         first = min(self._batch, key=lambda member: member.due_at, default=None)
         return first is not None and now - first.since > (first.due_at - first.since) / 2
 

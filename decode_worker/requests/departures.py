@@ -19,7 +19,7 @@ class Departure:
 
     @property
     def is_unpulled(self) -> bool:
-        """Whether it is wanted and its receiver has not pulled it yet."""
+        """Return whether it is wanted and its receiver has not pulled it yet."""
         return self.is_wanted and self.number is None
 
 

@@ -46,7 +46,7 @@ class CandidateOrder:
         return candidate.promise.standing(now, work, self._pace.times)
 
     def is_urgent(self, candidate: JoinCandidate, now: float) -> bool:
-        """Whether the candidate is real-time and its slack has run out."""
+        """Return whether the candidate is real-time and its slack has run out."""
         return self._standing(candidate, now).rank(self._pace.times, self._pace.policy.late) is Rank.URGENT_RT
 
     def _in_line(self, candidate: JoinCandidate, now: float) -> InLine:

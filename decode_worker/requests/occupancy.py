@@ -1,4 +1,4 @@
-"""Which requests occupy a decode worker: the one owner of residents, prompts, and requests that join or have ended.
+"""The requests that occupy a decode worker: residents, prompts, and requests that join or have ended.
 
 residents  decode, or are about to: all their tokens but the last have KV here
 prompts    have pairs, and run chunk by chunk
@@ -28,7 +28,7 @@ class Occupancy:
         self.kept: list[Running] = []
         self.transfers = IncomingTransfers()
         self.departures = Departures()
-        self._short_at = 0  # so many were seated when a request last went to the pool for want of memory; 0: forgotten
+        self._short_at = 0  # so many were seated when a request last went to the pool for lack of memory; 0: forgotten
 
     # --- Which requests there are
 
@@ -65,7 +65,7 @@ class Occupancy:
 
     @property
     def is_changing(self) -> bool:
-        """Whether some request has pairs and is on its way here, or leaves them."""
+        """Return whether some request has pairs and is on its way here, or leaves them."""
         return bool(self.joining or self.transfers.occupants or self.departures)
 
     def pairs_needed(self, steps: int, block_size: int) -> int:
@@ -93,17 +93,17 @@ class Occupancy:
     # --- A shortage of memory
 
     def note_shortage(self) -> None:
-        """Note that a request leaves for want of memory: none is asked for before another one has ended."""
+        """Note that a request leaves for lack of memory: none is asked for before another one has ended."""
         self._short_at = self.num_seated
 
     @property
     def had_shortage(self) -> bool:
-        """Whether a request has left for want of memory, and that is not forgotten yet."""
+        """Return whether a request has left for lack of memory, and that is not forgotten yet."""
         return self._short_at > 0
 
     @property
     def is_short(self) -> bool:
-        """Whether as many requests are seated as when one left for want of memory."""
+        """Return whether as many requests are seated as when one left for lack of memory."""
         return 0 < self._short_at <= self.num_seated
 
     def forget_shortage(self) -> None:

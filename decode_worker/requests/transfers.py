@@ -76,7 +76,6 @@ class IncomingTransfers:
         return transfer
 
     def end(self, source: str, number: int, intact: bool) -> IncomingTransfer:
-        """Return the transfer that has ended."""
         transfer = self._transfers.pop((source, number), None)
         assert transfer is not None, "a transfer ended that was not begun"
         if intact:
@@ -86,11 +85,11 @@ class IncomingTransfers:
         return transfer
 
     def has_come(self, attempt: Attempt) -> bool:
-        """Whether this attempt was received, whatever has become of it since."""
+        """Return whether this attempt was received, whatever has become of it since."""
         return attempt in self._had
 
     def is_under_way(self, source: str, attempt: Attempt) -> bool:
-        """Whether this attempt is being received from this member, wanted or not."""
+        """Return whether this attempt is being received from this member, wanted or not."""
         return any(
             transfer.running.key == attempt and transfer.source.name == source for transfer in self._transfers.values()
         )

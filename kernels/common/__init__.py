@@ -1,6 +1,5 @@
 """Shared by all kernels: the torch reference, shapes, and linear layers.
 
-best_first.py       Find the likeliest tokens of each row of logits, in order, without sorting whole rows.
 decoder.py          Describe the layers of a decoder for kernels that run all of them at once.
 drawing.py          Draw a token from each row of logits, and log-probabilities, in torch: the reference.
 failing.py          Replace a kernel that fails while it runs, unless the fault is not its own.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import torch
+from torch import Tensor
 
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.spans import Spans
@@ -13,8 +13,8 @@ from alignedserve.kernels.common.spans import Spans
 
 @dataclass(frozen=True)
 class Norm:
-    weight: torch.Tensor | None
-    bias: torch.Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
     eps: float
     centred: bool  # LayerNorm; else RMSNorm
 
@@ -23,8 +23,8 @@ class Norm:
 class DecoderLayer:
     attention_norm: Norm
     qkv: Linear
-    query_norm: torch.Tensor | None  # RMSNorm of each head, with the eps of attention_norm
-    k_norm: torch.Tensor | None
+    query_norm: Tensor | None  # RMSNorm of each head, with the eps of attention_norm
+    k_norm: Tensor | None
     out: Linear
     mlp_norm: Norm
     up: Linear  # gate and up where it is gated
@@ -42,7 +42,7 @@ class DecoderLayer:
 class Paged:
     """The places of K and V of a step's tokens."""
 
-    cache: torch.Tensor  # [layers, 2 * pairs, block_size, kv_dim]
+    cache: Tensor  # [layers, 2 * pairs, block_size, kv_dim]
     spans: Spans
 
 
@@ -50,5 +50,5 @@ class Decoder(Protocol):
     def takes(self, rows: int) -> bool:
         """Return whether so many tokens run as fast this way as layer by layer."""
 
-    def run(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, paged: Paged) -> None:
+    def run(self, x: Tensor, angles: tuple[Tensor, Tensor] | None, paged: Paged) -> None:
         """Run x [rows, hidden] through all layers, in place; `angles`: cos and sin of its rows where heads rotate."""

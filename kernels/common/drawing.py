@@ -2,7 +2,7 @@
 
     greedy          the largest logit; of equal ones the lowest token
     temperature, min_p
-    top_k, top_p    over tokens by falling logit, of equal ones the lower first (best_first.py)
+    top_k, top_p    over tokens by falling logit, of equal ones the lower first (best_first)
     the draw        by inverse transform: in that order where there is a top_k or top_p, else by token
 
 Each row is computed by itself. No row is sorted whole: top-k and top-p look only at tokens that are likely enough to
@@ -16,9 +16,52 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple, Protocol
 
 import torch
+from torch import Tensor
 
-from alignedserve.kernels.common.best_first import best_first, floor_of_top
-from alignedserve.kernels.common.row_blocks import best, drawn, place, sums
+from alignedserve.kernels.common.row_blocks import WIDTH, best, drawn, maxima, place, sums
+
+_LEAST = torch.finfo(torch.float32).min  # impossible tokens (-inf) lie below
+
+
+@dataclass(frozen=True)
+class BestFirst:
+    """The tokens of each row, [rows, longest row]; a shorter row repeats token 0 behind its `count`."""
+
+    tokens: Tensor
+    count: Tensor  # [rows]
+
+    @property
+    def places(self) -> Tensor:
+        return torch.arange(self.tokens.shape[1], device=self.tokens.device)
+
+    def pick(self, rows: Tensor) -> Tensor:
+        """Return the numbers of `rows` at these tokens, and 0 behind the last token."""
+        return rows.gather(1, self.tokens).masked_fill(self.places >= self.count[:, None], 0)
+
+
+def best_first(logits: Tensor, floor: Tensor) -> BestFirst:
+    """Return all possible tokens whose logit is at least `floor` [rows]."""
+    row, token = (logits >= floor.clamp(min=_LEAST)[:, None]).nonzero(as_tuple=True)
+    count = torch.bincount(row, minlength=len(logits))
+    place = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row]
+    shape = (len(logits), max(1, int(count.max())))
+    values = logits.new_full(shape, -torch.inf)
+    tokens = row.new_zeros(shape)
+    values[row, place], tokens[row, place] = logits[row, token], token
+    order = torch.sort(values, dim=1, descending=True, stable=True).indices  # tokens already rise along a row
+    return BestFirst(tokens.gather(1, order), count)
+
+
+def floor_of_top(logits: Tensor, k: Tensor) -> Tensor:
+    """Return [rows] a bound that each row's `k` largest logits reach and few others: the k-th largest block maximum."""
+    most = int(k.max())
+    width = WIDTH
+    while width > 1 and logits.shape[1] < 4 * most * width:
+        width //= 2
+    of_blocks = maxima(logits, width)
+    largest = of_blocks.topk(min(most, of_blocks.shape[1])).values
+    return largest.gather(1, (k - 1).clamp(max=largest.shape[1] - 1)[:, None]).squeeze(1)
+
 
 NONE = -1  # stands for a token where no token is possible or the logits are not finite
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-30, 1e38  # fp32 has no numbers beyond them
@@ -48,24 +91,21 @@ class DrawWish(Protocol):
 class Likeliest(NamedTuple):
     """Log-probabilities of one token of each row and of the row's likeliest tokens."""
 
-    of_token: torch.Tensor  # [rows]
-    tokens: torch.Tensor  # [rows, most that any row asks for]; valid up to the row's count, as `values` are
-    values: torch.Tensor
-    counts: torch.Tensor  # [rows]: the number that was asked for, or fewer where fewer are possible
+    of_token: Tensor  # [rows]
+    tokens: Tensor  # [rows, most that any row asks for]; valid up to the row's count, as `values` are
+    values: Tensor
+    counts: Tensor  # [rows]: the number that was asked for, or fewer where fewer are possible
 
 
-def greedy(logits: torch.Tensor) -> torch.Tensor:
+def greedy(logits: Tensor) -> Tensor:
     """Return [rows] the likeliest token of each row; NONE where the largest logit is not finite or a logit is NaN."""
     largest, token = best(logits)
     return torch.where(largest.isfinite(), token, NONE)
 
 
 def draw(
-    logits: torch.Tensor,
-    wishes: Sequence[DrawWish],
-    numbers: Sequence[float],
-    greedy: Callable[[torch.Tensor], torch.Tensor] = greedy,
-) -> torch.Tensor:
+    logits: Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float], greedy: Callable[[Tensor], Tensor] = greedy
+) -> Tensor:
     """Return [rows] a token of each row, by its wish and a random number in [0, 1); the logits are overwritten."""
     tokens = greedy(logits)
     if not any(wish.temperature > 0 for wish in wishes):
@@ -79,9 +119,7 @@ def draw(
     return tokens
 
 
-def _drawn(
-    logits: torch.Tensor, likeliest: torch.Tensor, wishes: Sequence[DrawWish], numbers: torch.Tensor
-) -> torch.Tensor:
+def _drawn(logits: Tensor, likeliest: Tensor, wishes: Sequence[DrawWish], numbers: Tensor) -> Tensor:
     """Return a token of each row, where all rows are sampled; the logits are overwritten."""
     temperatures = torch.tensor([wish.temperature for wish in wishes], dtype=torch.double)
     temperatures = temperatures.clamp(LEAST_TEMPERATURE, MOST_TEMPERATURE).to(logits)
@@ -105,7 +143,7 @@ def _drawn(
     return tokens
 
 
-def _leave_out_unlikely(shares: torch.Tensor, largest: torch.Tensor, wishes: Sequence[DrawWish]) -> None:
+def _leave_out_unlikely(shares: Tensor, largest: Tensor, wishes: Sequence[DrawWish]) -> None:
     """Apply min_p: set the share of tokens that are too far below the likeliest to zero."""
     least = [wish.min_p for wish in wishes]
     if any(least):
@@ -116,21 +154,21 @@ def _leave_out_unlikely(shares: torch.Tensor, largest: torch.Tensor, wishes: Seq
 class _Rows:
     """The rows that top_k, top_p or both cut."""
 
-    scaled: torch.Tensor  # [rows, vocabulary]: logits by temperature, the largest of which is 0
-    shares: torch.Tensor  # [rows, vocabulary]: probabilities, without what min_p leaves out
-    largest: torch.Tensor  # [rows]: of the shares
-    top_k: torch.Tensor  # [rows]; the whole vocabulary where there is none
-    top_p: torch.Tensor  # [rows]
-    numbers: torch.Tensor  # [rows], random
+    scaled: Tensor  # [rows, vocabulary]: logits by temperature, the largest of which is 0
+    shares: Tensor  # [rows, vocabulary]: probabilities, without what min_p leaves out
+    largest: Tensor  # [rows]: of the shares
+    top_k: Tensor  # [rows]; the whole vocabulary where there is none
+    top_p: Tensor  # [rows]
+    numbers: Tensor  # [rows], random
 
-    def at(self, rows: torch.Tensor) -> _Rows:
+    def at(self, rows: Tensor) -> _Rows:
         return _Rows(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     @property
-    def has_top_k(self) -> torch.Tensor:
+    def has_top_k(self) -> Tensor:
         return self.top_k < self.scaled.shape[1]
 
-    def floor(self, share: float | None) -> torch.Tensor:
+    def floor(self, share: float | None) -> Tensor:
         """Return [rows] the floor of the tokens to look at: all that a top_k can keep, else tokens with such a share.
 
         None takes the share at which nothing is missed: tokens below it have less together than top_p leaves out.
@@ -143,12 +181,12 @@ class _Rows:
         return torch.where(self.has_top_k, floor_of_top(self.scaled, self.top_k.clamp(max=most)), by_share)
 
     @property
-    def whole(self) -> torch.Tensor:
+    def whole(self) -> Tensor:
         """Return [rows] the sum of the shares: 1, except for rounding and min_p."""
         return sums(self.shares).cumsum(-1)[:, -1]
 
 
-def _drawn_of_best(rows: _Rows) -> torch.Tensor:
+def _drawn_of_best(rows: _Rows) -> Tensor:
     """Return a token of each row; look at more tokens where the first look does not reach top_p."""
     tokens = torch.zeros_like(rows.top_k)
     left = torch.arange(len(tokens), device=tokens.device)
@@ -161,7 +199,7 @@ def _drawn_of_best(rows: _Rows) -> torch.Tensor:
     return tokens
 
 
-def _drawn_above(rows: _Rows, floor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _drawn_above(rows: _Rows, floor: Tensor) -> tuple[Tensor, Tensor]:
     """Return a token of each row from the tokens at or above its floor, and whether there were enough of them."""
     found = best_first(rows.scaled, floor)
     shares = found.pick(rows.shares).double().masked_fill(found.places >= rows.top_k[:, None], 0.0)
@@ -177,7 +215,7 @@ def _drawn_above(rows: _Rows, floor: torch.Tensor) -> tuple[torch.Tensor, torch.
     return found.tokens.gather(1, chosen[:, None]).squeeze(1), enough
 
 
-def logprobs(logits: torch.Tensor, tokens: torch.Tensor, tops: Sequence[int]) -> Likeliest:
+def logprobs(logits: Tensor, tokens: Tensor, tops: Sequence[int]) -> Likeliest:
     """Return log-probabilities of `tokens` [rows] and of each row's likeliest `tops`, of equal ones the lower first."""
     whole = logits.logsumexp(-1, keepdim=True)
     of_token = (logits.gather(1, tokens.clamp(min=0)[:, None]) - whole).squeeze(1)

@@ -18,6 +18,7 @@ from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from alignedserve.kernels.library import DTYPES, Library
 
@@ -47,7 +48,7 @@ class LayerShape:
     dtype: torch.dtype
 
     @classmethod
-    def from_weight(cls, weight: torch.Tensor) -> LayerShape:
+    def from_weight(cls, weight: Tensor) -> LayerShape:
         out, inputs = weight.shape
         return cls(out, inputs, weight.dtype)
 
@@ -78,14 +79,14 @@ def _ranges(ways: tuple[Way, ...]) -> Iterator[str]:
 class LinearPath(Protocol):
     """A linear layer that is computed in one of the ways."""
 
-    def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
+    def __call__(self, x: Tensor, /) -> Tensor: ...
 
-    def add_to(self, x: torch.Tensor, residual: torch.Tensor, /) -> None: ...
+    def add_to(self, x: Tensor, residual: Tensor, /) -> None: ...
 
-    def wide(self, x: torch.Tensor, out: torch.Tensor | None, /) -> torch.Tensor: ...
+    def wide(self, x: Tensor, out: Tensor | None, /) -> Tensor: ...
 
 
-Total = Callable[[torch.Tensor], None]  # sums a tensor in place over all ranks that have a share of it
+Total = Callable[[Tensor], None]  # sums a tensor in place over all ranks that have a share of it
 
 
 class Linear:
@@ -95,11 +96,7 @@ class Linear:
     """
 
     def __init__(
-        self,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None = None,
-        library: Library | None = None,
-        shared: bool = False,
+        self, weight: Tensor, bias: Tensor | None = None, library: Library | None = None, shared: bool = False
     ) -> None:
         self.memory = weight.detach().contiguous()  # the weight as it lies in memory: row-major or packed
         self.bias = None if bias is None else bias.detach().to(weight.dtype).contiguous()
@@ -110,14 +107,14 @@ class Linear:
         self._total: Total | None = None
         self.use(Tuning())
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         return self._paths[(x.shape[0] - 1).bit_length()](x)
 
-    def add_to(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+    def add_to(self, x: Tensor, residual: Tensor) -> None:
         """Add the output to the residual, in place. The sum is rounded once, except by torch with a bias."""
         self._paths[(x.shape[0] - 1).bit_length()].add_to(x, residual)
 
-    def wide(self, x: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def wide(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """Return the output in fp32, in `out` where that is given; our kernels do not round it before."""
         return self._paths[(x.shape[0] - 1).bit_length()].wide(x, out)
 
@@ -126,7 +123,7 @@ class Linear:
         return self.in_c is not None and bool(self.in_c.packed)
 
     @property
-    def weight(self) -> torch.Tensor:
+    def weight(self) -> Tensor:
         """Return the weight row-major: a copy where it is packed."""
         if not self.packed:
             return self.memory
@@ -135,7 +132,7 @@ class Linear:
         copy.pack(back=True)
         return copy.memory
 
-    def rows(self, tokens: torch.Tensor) -> torch.Tensor:
+    def rows(self, tokens: Tensor) -> Tensor:
         """Return rows of the weight, for an embedding that is the output head too."""
         if not self.packed:
             return F.embedding(tokens, self.memory)
@@ -216,37 +213,37 @@ class _SummedPath:
     def __init__(self, share: LinearPath, total: Total) -> None:
         self._share, self._total = share, total
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         out = self._share(x)
         self._total(out)
         return out
 
-    def add_to(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+    def add_to(self, x: Tensor, residual: Tensor) -> None:
         residual.add_(self(x))
 
-    def wide(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    def wide(self, x: Tensor, out: Tensor | None) -> Tensor:
         return _widened(self(x), out)
 
 
 class _TorchPath:
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self._weight, self._bias = weight, bias
         self._transposed = weight.t()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self._weight, self._bias)
 
-    def add_to(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+    def add_to(self, x: Tensor, residual: Tensor) -> None:
         if self._bias is None:
             residual.addmm_(x, self._transposed)
         else:
             residual.add_(self(x))
 
-    def wide(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    def wide(self, x: Tensor, out: Tensor | None) -> Tensor:
         return _widened(self(x), out)
 
 
-def _widened(made: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+def _widened(made: Tensor, out: Tensor | None) -> Tensor:
     return made.float() if out is None else out.copy_(made)
 
 
@@ -263,25 +260,25 @@ class CLayer(Structure):
     )
 
     @classmethod
-    def from_tensors(cls, weight: torch.Tensor, bias: torch.Tensor | None) -> CLayer:
+    def from_tensors(cls, weight: Tensor, bias: Tensor | None) -> CLayer:
         out, inputs = weight.shape
         return cls(weight.data_ptr(), None if bias is None else bias.data_ptr(), inputs, out, DTYPES[weight.dtype], 0)
 
 
 class _NativePath:
-    def __init__(self, library: Library, weight: torch.Tensor, bias: torch.Tensor | None, layer: CLayer) -> None:
+    def __init__(self, library: Library, weight: Tensor, bias: Tensor | None, layer: CLayer) -> None:
         self._alive = weight, bias, layer  # C++ has only addresses of them
         self._dtype = weight.dtype
         self._out, self._inputs = weight.shape
         self._at = addressof(layer)
         self._linear = library.kernel("linear", c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         out = x.new_empty((x.shape[0], self._out))
         self._write(out, x, _Into.ROUNDED)
         return out
 
-    def wide(self, x: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    def wide(self, x: Tensor, out: Tensor | None) -> Tensor:
         if out is None:
             out = x.new_empty((x.shape[0], self._out), dtype=torch.float32)
         elif out.shape != (x.shape[0], self._out) or not out.is_contiguous() or out.dtype is not torch.float32:
@@ -289,12 +286,12 @@ class _NativePath:
         self._write(out, x, _Into.WIDE)
         return out
 
-    def add_to(self, x: torch.Tensor, residual: torch.Tensor) -> None:
+    def add_to(self, x: Tensor, residual: Tensor) -> None:
         if residual.shape != (x.shape[0], self._out) or not residual.is_contiguous() or residual.dtype is not x.dtype:
             raise ValueError(f"the residual is {tuple(residual.shape)} {residual.dtype}, not {x.shape[0]}x{self._out}")
         self._write(residual, x, _Into.ADDED)
 
-    def _write(self, out: torch.Tensor, x: torch.Tensor, into: _Into) -> None:
+    def _write(self, out: Tensor, x: Tensor, into: _Into) -> None:
         rows, inputs = x.shape
         if inputs != self._inputs or x.dtype is not self._dtype:
             raise ValueError(f"rows of {inputs} {x.dtype} do not fit a layer of {self._inputs} {self._dtype}")

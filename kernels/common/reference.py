@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from alignedserve.errors import NotFinite
 from alignedserve.kernels.common import drawing
@@ -42,7 +43,7 @@ class Reference:
     def identity(self) -> str:
         return f"{self.name}, torch {torch.__version__}"
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Return a layer with the weight [out, inputs] and the bias [out]; linear.py defines it."""
         return Linear(weight, bias)
 
@@ -51,16 +52,14 @@ class Reference:
 
     # --- Attention over paged blocks
 
-    def write(self, cache: torch.Tensor, spans: Spans, k: torch.Tensor, v: torch.Tensor) -> None:
+    def write(self, cache: Tensor, spans: Spans, k: Tensor, v: Tensor) -> None:
         """Put the K and V vectors of the step's tokens, [rows, kv_dim], into their slots of a layer's cache."""
         vectors = cache.view(-1, cache.shape[-1])
         slots = spans.new_slots.to(cache.device)
         vectors[slots] = k
         vectors[slots + cache.shape[1]] = v
 
-    def attend(
-        self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scale: float, window: int | None = None
-    ) -> torch.Tensor:
+    def attend(self, query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int | None = None) -> Tensor:
         """Causal attention of each span's queries over its own tokens; query and result are [rows, heads, head_dim].
 
         With a window, a query sees that many tokens, itself included.
@@ -77,39 +76,35 @@ class Reference:
 
     # --- Hidden vectors take single blocks: a token's vector lies in the first numbers of one slot
 
-    def write_hidden(self, cache: torch.Tensor, slots: torch.Tensor, vectors: torch.Tensor) -> None:
+    def write_hidden(self, cache: Tensor, slots: Tensor, vectors: Tensor) -> None:
         """Put vectors, [tokens, hidden_size] with hidden_size <= kv_dim, into these slots of a layer's cache."""
         cache.view(-1, cache.shape[-1])[slots.to(cache.device), : vectors.shape[-1]] = vectors
 
-    def read_hidden(self, cache: torch.Tensor, slots: torch.Tensor, hidden_size: int) -> torch.Tensor:
+    def read_hidden(self, cache: Tensor, slots: Tensor, hidden_size: int) -> Tensor:
         """Return the vectors of these slots: [tokens, hidden_size]."""
         return cache.view(-1, cache.shape[-1])[slots.to(cache.device), :hidden_size]
 
     # --- Elementwise: each token by itself
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return the RMSNorm over the last dimension of any shape; in fp32, rounded where transformers rounds."""
         wide = x.float()
         return weight * (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
 
-    def add_rms_norm(self, x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(self, x: Tensor, more: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Add `more` to x in place, and return the norm of x."""
         x += more
         return self.rms_norm(x, weight, eps)
 
-    def layer_norm(
-        self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-    ) -> torch.Tensor:
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
 
-    def add_layer_norm(
-        self, x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-    ) -> torch.Tensor:
+    def add_layer_norm(self, x: Tensor, more: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         """Add `more` to x in place, and return the norm of x."""
         x += more
         return self.layer_norm(x, weight, bias, eps)
 
-    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Apply rotary positions in place: heads [rows, heads, head_dim], cos and sin [rows, rotary_dim / 2] in fp32.
 
         The halves of the first rotary_dim of a head's vector are the two axes of each rotation; the rest stays. cos and
@@ -121,24 +116,24 @@ class Reference:
         heads[..., :half] = left * cos - right * sin
         heads[..., half : 2 * half] = right * cos + left * sin
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
         """Return silu of the left half of each row, times its right half."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
 
     # --- From logits to tokens: drawing.py
 
-    def draw(self, logits: torch.Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> torch.Tensor:
+    def draw(self, logits: Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> Tensor:
         """Return a token of each row, [rows]; NONE where no token is possible. The logits are overwritten."""
         return drawing.draw(logits, wishes, numbers)
 
-    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, tops: Sequence[int]) -> Likeliest:
+    def logprobs(self, logits: Tensor, tokens: Tensor, tops: Sequence[int]) -> Likeliest:
         """Return the log-probabilities of a token of each row, [rows], and of its likeliest `tops`."""
         return drawing.logprobs(logits, tokens, tops)
 
     # --- Between the device and pages
 
-    def gather(self, cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
+    def gather(self, cache: Tensor, slots: Tensor, out: Tensor) -> None:
         """Copy the vectors of all layers at these slots to `out`: K at the slot, V a block later.
 
         The cache is [layers, 2 * pairs, block_size, kv_dim]; `out` is [layers, 2, tokens, kv_dim] and may be a strided
@@ -149,7 +144,7 @@ class Reference:
         both = torch.stack((slots, slots + cache.shape[2])).to(cache.device)
         out.copy_(vectors[:, both])
 
-    def scatter(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    def scatter(self, cache: Tensor, slots: Tensor, rows: Tensor) -> None:
         """Copy rows [layers, 2, tokens, kv_dim] to the slots: the inverse of `gather`."""
         vectors = cache.view(len(cache), -1, cache.shape[-1])
         both = torch.cat((slots, slots + cache.shape[2])).to(cache.device)
@@ -157,7 +152,7 @@ class Reference:
 
     # --- int8, per channel
 
-    def quantise(self, rows: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor) -> None:
+    def quantise(self, rows: Tensor, q: Tensor, least: Tensor, step: Tensor) -> None:
         """Quantise rows [groups, tokens, channels] to uint8 `q` of that shape: x is about least + step * q.
 
         least and step are fp32, [groups, channels]: each channel of a group has its own.
@@ -179,21 +174,19 @@ class Reference:
         least.copy_(low)
         step.copy_(apart)
 
-    def dequantise(self, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor, out: torch.Tensor) -> None:
+    def dequantise(self, q: Tensor, least: Tensor, step: Tensor, out: Tensor) -> None:
         """Write least + step * q to `out` [groups, tokens, channels], rounded to its dtype."""
         half_way = step[:, None] * (q.float() * 0.5)  # added in two steps, so that no sum overflows
         out.copy_((least[:, None] + half_way + half_way).clamp(-LARGEST, LARGEST))
 
-    def expand(
-        self, cache: torch.Tensor, slots: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor
-    ) -> None:
+    def expand(self, cache: Tensor, slots: Tensor, q: Tensor, least: Tensor, step: Tensor) -> None:
         """Dequantise a page into the slots: q [layers, 2, tokens, kv_dim], least and step [layers, 2, kv_dim]."""
         rows = torch.empty(q.shape, dtype=cache.dtype, device=q.device)
         self.dequantise(q.flatten(0, 1), least.flatten(0, 1), step.flatten(0, 1), rows.flatten(0, 1))
         self.scatter(cache, slots, rows)
 
 
-def _attend(query: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
+def _attend(query: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
     queries, tokens = query.shape[0], k.shape[0]
     mask = torch.ones(queries, tokens, dtype=torch.bool, device=query.device).tril(tokens - queries)
     if window is not None:

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor
 
 Kept = TypeVar("Kept")
 
@@ -59,23 +60,23 @@ class Spans:
         return self._rows[-1]
 
     @cached_property
-    def rows(self) -> torch.Tensor:
+    def rows(self) -> Tensor:
         return _tensor(self._rows)
 
     @cached_property
-    def tokens(self) -> torch.Tensor:
+    def tokens(self) -> Tensor:
         return _tensor(self._tokens)
 
     @cached_property
-    def starts(self) -> torch.Tensor:
+    def starts(self) -> Tensor:
         return _tensor(self._starts)
 
     @cached_property
-    def pairs(self) -> torch.Tensor:
+    def pairs(self) -> Tensor:
         return _tensor(self._pairs)
 
     @cached_property
-    def from_right(self) -> torch.Tensor:
+    def from_right(self) -> Tensor:
         """Return 1 for each pair that is filled from its right end, 0 for the others."""
         return _tensor(self._from_right)
 
@@ -87,7 +88,7 @@ class Spans:
         return self._table.buffer_info()[0]
 
     @cached_property
-    def positions(self) -> torch.Tensor:
+    def positions(self) -> Tensor:
         """Return the position of each row's token in its request, int64."""
         positions: list[int] = []
         for queries, tokens in zip(self._queries(), self._tokens, strict=True):
@@ -95,7 +96,7 @@ class Spans:
         return torch.tensor(positions, dtype=torch.int64)
 
     @cached_property
-    def new_slots(self) -> torch.Tensor:
+    def new_slots(self) -> Tensor:
         """Return the K slot of each row's token."""
         queries = torch.tensor([*self._queries()], dtype=torch.long)
         places = self.starts[:-1].long().repeat_interleave(queries) + self.positions // self.block_size
@@ -110,7 +111,7 @@ class Spans:
         kept: Kept = self._kept[key]
         return kept
 
-    def slots(self, span: int) -> torch.Tensor:
+    def slots(self, span: int) -> Tensor:
         """Return the K slots of all tokens of a span, in order. A token's V lies `block_size` slots after its K."""
         of = slice(self._starts[span], self._starts[span + 1])
         pairs, from_right = self.pairs[of].long(), self.from_right[of].bool()
@@ -120,13 +121,13 @@ class Spans:
         return (end - start for start, end in pairwise(self._rows))
 
 
-def slots_of(pairs: torch.Tensor, from_right: torch.Tensor, block_size: int) -> torch.Tensor:
+def slots_of(pairs: Tensor, from_right: Tensor, block_size: int) -> Tensor:
     """Return the K slots of the places in these pairs, each pair from the end that it is filled from."""
     offsets = torch.arange(block_size)
     within = torch.where(from_right[:, None], block_size - 1 - offsets, offsets)
     return (2 * pairs[:, None] * block_size + within).flatten()
 
 
-def _tensor(values: array[int]) -> torch.Tensor:
+def _tensor(values: array[int]) -> Tensor:
     """Return a tensor of the same memory."""
     return torch.frombuffer(values, dtype=torch.int32) if values else torch.empty(0, dtype=torch.int32)

@@ -2,83 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import TypeAlias
 
 import torch
 
-from alignedserve.kernels.common.decoder import Decoder, DecoderLayer
-from alignedserve.kernels.common.drawing import DrawWish, Likeliest
 from alignedserve.kernels.common.failing import guard
-from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.reference import Reference
-from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.dispatch.probing import KERNELS, broken, replace, working_libraries
 from alignedserve.kernels.library import DTYPES, Library, NoLibrary
 from alignedserve.kernels.native.kernels import Native
 
-
-class Kernels(Protocol):
-    """The kernels of a device; reference.py defines each method. Tensors may be strided but in the last dimension."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def identity(self) -> str:
-        """Return the name, and what distinguishes these kernels from another build."""
-
-    @property
-    def captures(self) -> bool: ...
-
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear: ...
-
-    def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
-        """Return a decoder that runs all layers in one call, or None where these kernels have none."""
-
-    def write(self, cache: torch.Tensor, spans: Spans, k: torch.Tensor, v: torch.Tensor) -> None: ...
-
-    def attend(
-        self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scale: float, window: int | None = None
-    ) -> torch.Tensor: ...
-
-    def write_hidden(self, cache: torch.Tensor, slots: torch.Tensor, vectors: torch.Tensor) -> None: ...
-
-    def read_hidden(self, cache: torch.Tensor, slots: torch.Tensor, hidden_size: int) -> torch.Tensor: ...
-
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
-
-    def add_rms_norm(self, x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
-
-    def layer_norm(
-        self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-    ) -> torch.Tensor: ...
-
-    def add_layer_norm(
-        self, x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-    ) -> torch.Tensor: ...
-
-    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None: ...
-
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor: ...
-
-    def draw(self, logits: torch.Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> torch.Tensor: ...
-
-    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, tops: Sequence[int]) -> Likeliest: ...
-
-    def gather(self, cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None: ...
-
-    def scatter(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None: ...
-
-    def quantise(self, rows: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor) -> None: ...
-
-    def dequantise(self, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor, out: torch.Tensor) -> None: ...
-
-    def expand(
-        self, cache: torch.Tensor, slots: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor
-    ) -> None: ...
+Kernels: TypeAlias = Reference  # of a device: the reference, or kernels that do some or all of it faster
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from alignedserve.kernels.common.failing import fault_of_kernel
 from alignedserve.kernels.common.spans import Spans
@@ -75,14 +76,7 @@ class PagedKernels(TritonKernels):
         self._libraries, self._fastest = list(libraries), fastest or Fastest()
 
     def _attend_some(
-        self,
-        query: torch.Tensor,
-        cache: torch.Tensor,
-        spans: Spans,
-        out: torch.Tensor,
-        scale: float,
-        window: int | None,
-        decodes: bool,
+        self, query: Tensor, cache: Tensor, spans: Spans, out: Tensor, scale: float, window: int | None, decodes: bool
     ) -> None:
         ours = partial(super()._attend_some, query, cache, spans, out, scale, window, decodes)
         able_to = fits(query, cache, spans) and not isinstance(
@@ -115,10 +109,10 @@ def _kind(requests: PagedRequests, decodes: bool) -> str:
 
 def _attended_by(
     library: PagedLibrary,
-    query: torch.Tensor,
-    cache: torch.Tensor,
+    query: Tensor,
+    cache: Tensor,
     requests: PagedRequests,
-    out: torch.Tensor,
+    out: Tensor,
     scale: float,
     window: int | None,
 ) -> None:

@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.spans import Spans
@@ -30,11 +31,11 @@ _DTYPES = (torch.bfloat16, torch.float16)
 class PagedRequests:
     """A step's decodes, or all its other requests, in the form that these libraries take: tensors on the device."""
 
-    rows: torch.Tensor | None  # rows of these requests' queries; None for all rows
-    starts: torch.Tensor  # compressed rows of their queries, int32
-    tokens: torch.Tensor  # of each, int32
-    reached: torch.Tensor  # compressed rows of their tokens, int32
-    table: torch.Tensor  # [requests, most pages of any]: a request's pages, then arbitrary ones
+    rows: Tensor | None  # rows of these requests' queries; None for all rows
+    starts: Tensor  # compressed rows of their queries, int32
+    tokens: Tensor  # of each, int32
+    reached: Tensor  # compressed rows of their tokens, int32
+    table: Tensor  # [requests, most pages of any]: a request's pages, then arbitrary ones
     most_queries: int
     most_tokens: int
 
@@ -69,7 +70,7 @@ def _requests(spans: Spans, device: torch.device, decodes: bool) -> PagedRequest
     )
 
 
-def _sums(counts: Sequence[int]) -> torch.Tensor:
+def _sums(counts: Sequence[int]) -> Tensor:
     return torch.tensor([0, *counts]).cumsum(0).to(torch.int32)
 
 
@@ -93,14 +94,8 @@ class PagedLibrary(Protocol):
         """Return why the library cannot attend for decodes or for chunks, or None where it can."""
 
     def attend(
-        self,
-        query: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        requests: PagedRequests,
-        scale: float,
-        window: int | None,
-    ) -> torch.Tensor:
+        self, query: Tensor, k: Tensor, v: Tensor, requests: PagedRequests, scale: float, window: int | None
+    ) -> Tensor:
         """Return the causal attention of these requests' queries, as reference.py defines it."""
 
 
@@ -114,14 +109,8 @@ class FlashAttn:
         return None
 
     def attend(
-        self,
-        query: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        requests: PagedRequests,
-        scale: float,
-        window: int | None,
-    ) -> torch.Tensor:
+        self, query: Tensor, k: Tensor, v: Tensor, requests: PagedRequests, scale: float, window: int | None
+    ) -> Tensor:
         common = {
             "softmax_scale": scale,
             "causal": True,
@@ -129,9 +118,9 @@ class FlashAttn:
             "block_table": requests.table,
         }
         if requests.most_queries == 1:  # only there does it split long requests
-            out: torch.Tensor = self._decode(query[:, None], k, v, cache_seqlens=requests.tokens, **common)
+            out: Tensor = self._decode(query[:, None], k, v, cache_seqlens=requests.tokens, **common)
             return out[:, 0]
-        attended: torch.Tensor = self._chunks(
+        attended: Tensor = self._chunks(
             *(query, k, v),
             cu_seqlens_q=requests.starts,
             cu_seqlens_k=requests.reached,
@@ -145,7 +134,7 @@ class FlashAttn:
 class TorchVarlen:
     """Attention of torch.nn.attention.varlen, which takes page tables from torch 2.12 on."""
 
-    def __init__(self, varlen_attn: Callable[..., torch.Tensor], version: str = "") -> None:
+    def __init__(self, varlen_attn: Callable[..., Tensor], version: str = "") -> None:
         self.name = _varlen_of(version)
         self._varlen_attn = varlen_attn
 
@@ -155,14 +144,8 @@ class TorchVarlen:
         return None
 
     def attend(
-        self,
-        query: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        requests: PagedRequests,
-        scale: float,
-        window: int | None,
-    ) -> torch.Tensor:
+        self, query: Tensor, k: Tensor, v: Tensor, requests: PagedRequests, scale: float, window: int | None
+    ) -> Tensor:
         return self._varlen_attn(
             *(query, k, v, requests.starts, requests.reached, requests.most_queries, requests.most_tokens),
             scale=scale,
@@ -179,7 +162,7 @@ def _window(window: int | None, right: int) -> tuple[int, int]:
     return (-1, right) if window is None else (window - 1, 0)
 
 
-def pages_of(cache: torch.Tensor, head_dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+def pages_of(cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
     """Return K and V of a layer's cache as views, [pairs, block_size, heads, head_dim]."""
     blocks, block_size, kv_dim = cache.shape
     both = cache.view(blocks // 2, 2, block_size, kv_dim // head_dim, head_dim)
@@ -195,7 +178,7 @@ def misfit(dtype: torch.dtype, block_size: int) -> str | None:
     return None
 
 
-def fits(query: torch.Tensor, cache: torch.Tensor, spans: Spans) -> bool:
+def fits(query: Tensor, cache: Tensor, spans: Spans) -> bool:
     head_dim = query.shape[-1]
     if misfit(cache.dtype, cache.shape[1]) is not None or head_dim > _MOST_HEAD_DIM:
         return False

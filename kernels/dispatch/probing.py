@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from alignedserve.kernels.common.failing import in_a_line
 from alignedserve.kernels.common.reference import Reference
@@ -99,13 +100,13 @@ def replace(kernels: Reference, names: Iterable[str]) -> None:
         setattr(kernels, name, getattr(Reference(), name))
 
 
-Trial = Callable[[Reference, Callable[..., torch.Tensor]], torch.Tensor]
+Trial = Callable[[Reference, Callable[..., Tensor]], Tensor]
 
 
 def _fault(
     trial: Trial, kernels: Reference, reference: Reference, device: torch.device, dtype: torch.dtype
 ) -> str | None:
-    def run(one: Reference) -> torch.Tensor:
+    def run(one: Reference) -> Tensor:
         generator = torch.Generator().manual_seed(0)
         return trial(one, lambda *shape: torch.randn(shape, generator=generator).to(device, dtype)).float().cpu()
 
@@ -120,47 +121,47 @@ def _spans() -> Spans:
     return Spans([Lie(1, 30, (2, 0), (0,)), Lie(5, 21, (1, 3))], _BLOCK_SIZE)
 
 
-def _cache(made: Callable[..., torch.Tensor]) -> torch.Tensor:
+def _cache(made: Callable[..., Tensor]) -> Tensor:
     return made(8, _BLOCK_SIZE, _SIZE)
 
 
-def _in_place(x: torch.Tensor, change: Callable[[torch.Tensor], Any]) -> torch.Tensor:
+def _in_place(x: Tensor, change: Callable[[Tensor], Any]) -> Tensor:
     change(x)
     return x
 
 
-def _gathered(kernels: Reference, made: Callable[..., torch.Tensor]) -> torch.Tensor:
+def _gathered(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     out = torch.empty(1, 2, 3, _SIZE, dtype=made(1).dtype)
     kernels.gather(_cache(made)[None], torch.tensor([3, 40, 70]), out)
     return out
 
 
-def _levels(kernels: Reference, made: Callable[..., torch.Tensor], *, back: bool) -> torch.Tensor:
+def _levels(kernels: Reference, made: Callable[..., Tensor], *, back: bool) -> Tensor:
     rows = made(2, 5, _SIZE)
     q = torch.empty(rows.shape, dtype=torch.uint8, device=rows.device)
     least, step = torch.empty((2, 2, _SIZE), dtype=torch.float32, device=rows.device)
     (Reference() if back else kernels).quantise(rows, q, least, step)
     if not back:
-        mean: torch.Tensor = least + q.float().mean(1) * step
+        mean: Tensor = least + q.float().mean(1) * step
         return mean
     out = torch.empty_like(rows)
     kernels.dequantise(q, least, step, out)
     return out
 
 
-def _sampled(kernels: Reference, made: Callable[..., torch.Tensor]) -> torch.Tensor:
+def _sampled(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     """Return tokens that are drawn in each way."""
     logits = 3 * made(len(_WISHES), 1000).float()
     return kernels.draw(logits, _WISHES, [0.1 + 0.2 * number for number in range(len(_WISHES))])
 
 
-def _logprobs(kernels: Reference, made: Callable[..., torch.Tensor]) -> torch.Tensor:
+def _logprobs(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     logits = made(3, 300).float()
     told = kernels.logprobs(logits, torch.tensor([5, 0, 299], device=logits.device), [4, 4, 4])
     return torch.cat([told.of_token[:, None], told.tokens, told.values, told.counts[:, None]], dim=1)
 
 
-def _expanded(kernels: Reference, made: Callable[..., torch.Tensor]) -> torch.Tensor:
+def _expanded(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     cache = _cache(made)[None]
     levels = made(1, 2, 3, _SIZE).abs().mul(50).clamp(0, 255).to(torch.uint8)
     kernels.expand(cache, _AT, levels, made(1, 2, _SIZE).float(), made(1, 2, _SIZE).float().abs() / 100)

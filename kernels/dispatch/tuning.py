@@ -14,6 +14,7 @@ from statistics import median
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Linear, LinearPath, Tuning, Way
 
@@ -31,7 +32,7 @@ _WORTH = 0.95
 # since all layers then run in one call at any number of rows; and one of four measurements may be disturbed.
 _PACKED_ROWS = (1, 8, 32, 512)
 
-Evict = Callable[[torch.Tensor], None]
+Evict = Callable[[Tensor], None]
 
 
 def tune(linears: Iterable[Linear], seconds: float = 0.4) -> Tuning:
@@ -93,7 +94,7 @@ def _copy(layer: Linear, rows: int) -> Linear:
 
 
 def _measured(
-    paths: dict[Way, LinearPath], x: torch.Tensor, weights: Sequence[torch.Tensor], evict: Evict, seconds: float
+    paths: dict[Way, LinearPath], x: Tensor, weights: Sequence[Tensor], evict: Evict, seconds: float
 ) -> dict[Way, float]:
     """Return the least time of each way, measured in turns; weights come from memory as in a model."""
     for path in paths.values():
@@ -127,5 +128,5 @@ def _evict(layer: Linear) -> Evict:
     return lambda weight: evict(weight.data_ptr(), weight.nbytes)
 
 
-def _stay(_: torch.Tensor) -> None:
+def _stay(_: Tensor) -> None:
     pass

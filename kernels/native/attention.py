@@ -5,6 +5,7 @@ from __future__ import annotations
 from ctypes import c_float, c_int, c_int64, c_void_p
 
 import torch
+from torch import Tensor
 
 from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.library import DTYPES, Library
@@ -21,7 +22,7 @@ class NativeAttention(NativeLibrary):
         self._write = library.kernel("write", c_int, *cache, pointer, c_int64, pointer, c_int64)
         self._attend = library.kernel("attend", c_int, pointer, *(c_int64,) * 4, *cache, c_float, c_int64, pointer)
 
-    def write(self, cache: torch.Tensor, spans: Spans, k: torch.Tensor, v: torch.Tensor) -> None:
+    def write(self, cache: Tensor, spans: Spans, k: Tensor, v: Tensor) -> None:
         dtype = cache.dtype
         if k.dtype is not dtype or v.dtype is not dtype:
             raise TypeError(f"K and V are {k.dtype} and {v.dtype}, the cache {dtype}: they must be the same")
@@ -34,9 +35,7 @@ class NativeAttention(NativeLibrary):
         )
         return None
 
-    def attend(
-        self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scale: float, window: int | None = None
-    ) -> torch.Tensor:
+    def attend(self, query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int | None = None) -> Tensor:
         dtype = cache.dtype
         if query.dtype is not dtype:
             raise TypeError(f"queries are {query.dtype}, the cache {dtype}: they must be the same")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ctypes import Structure, byref, c_int, c_int64, c_void_p
 
 import torch
+from torch import Tensor
 
 from alignedserve.errors import NotFinite
 from alignedserve.kernels.library import DTYPES, Library
@@ -32,13 +33,13 @@ class NativeCopies(NativeLibrary):
 
     # --- Between the device and pages
 
-    def gather(self, cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
+    def gather(self, cache: Tensor, slots: Tensor, out: Tensor) -> None:
         where = _block_rows(cache, slots, out)
         slots = slots.contiguous()
         if self._gather(byref(where), slots.data_ptr(), cache.data_ptr(), out.data_ptr()):
             raise _outside(cache)
 
-    def scatter(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    def scatter(self, cache: Tensor, slots: Tensor, rows: Tensor) -> None:
         where = _block_rows(cache, slots, rows)
         slots = slots.contiguous()
         if self._scatter(byref(where), slots.data_ptr(), cache.data_ptr(), rows.data_ptr()):
@@ -46,22 +47,20 @@ class NativeCopies(NativeLibrary):
 
     # --- int8, per channel
 
-    def quantise(self, rows: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor) -> None:
+    def quantise(self, rows: Tensor, q: Tensor, least: Tensor, step: Tensor) -> None:
         odd = self._quantise(
-            *(DTYPES[rows.dtype], rows.data_ptr(), rows.stride(0), rows.stride(1)),
-            *_levels(rows, q, least, step),
+            *(DTYPES[rows.dtype], rows.data_ptr(), rows.stride(0), rows.stride(1)), *_levels(rows, q, least, step)
         )
         if odd:
             raise NotFinite("numbers that are to be quantised are not finite: their page stays as it is")
 
-    def dequantise(self, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor, out: torch.Tensor) -> None:
+    def dequantise(self, q: Tensor, least: Tensor, step: Tensor, out: Tensor) -> None:
         self._dequantise(
-            *(DTYPES[out.dtype], out.data_ptr(), out.stride(0), out.stride(1)),
-            *_levels(out, q, least, step),
+            *(DTYPES[out.dtype], out.data_ptr(), out.stride(0), out.stride(1)), *_levels(out, q, least, step)
         )
 
 
-def _levels(rows: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor) -> tuple[int, ...]:
+def _levels(rows: Tensor, q: Tensor, least: Tensor, step: Tensor) -> tuple[int, ...]:
     """Return the arguments that quantise and dequantise share."""
     groups, tokens, channels = rows.shape
     _check(tokens > 0 and rows.stride(2) == 1, "rows have at least one token, and their channels side by side")
@@ -74,7 +73,7 @@ def _levels(rows: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torc
     return q.data_ptr(), least.data_ptr(), step.data_ptr(), groups, tokens, channels
 
 
-def _block_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> _BlockRows:
+def _block_rows(cache: Tensor, slots: Tensor, rows: Tensor) -> _BlockRows:
     layers, _, block_size, kv_dim = cache.shape
     vectors = cache.view(layers, -1, kv_dim)
     _check(slots.dtype == torch.int64 and slots.dim() == 1, "slots are a list of int64")
@@ -87,7 +86,7 @@ def _block_rows(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) ->
     )
 
 
-def _outside(cache: torch.Tensor) -> IndexError:
+def _outside(cache: Tensor) -> IndexError:
     return IndexError(f"a copy names a slot outside the {cache.shape[1]} blocks of the cache")
 
 

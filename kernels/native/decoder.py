@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from ctypes import Structure, addressof, byref, c_float, c_int32, c_int64, c_void_p
 
 import torch
+from torch import Tensor
 
 from alignedserve.kernels.common.decoder import Decoder, DecoderLayer, Norm, Paged
 from alignedserve.kernels.common.linear import Linear
@@ -76,7 +77,7 @@ class NativeDecoder:
         """Return whether C++ is the fastest way of every linear layer."""
         return all(linear.native_to >= rows for linear in self._linears)
 
-    def run(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, paged: Paged) -> None:
+    def run(self, x: Tensor, angles: tuple[Tensor, Tensor] | None, paged: Paged) -> None:
         cache, spans = paged.cache, paged.spans
         self._check(x, angles, paged)
         cos, sin = (None, None) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr())
@@ -84,7 +85,7 @@ class NativeDecoder:
         step = CStep(x.data_ptr(), x.shape[0], cos, sin, cache.data_ptr(), apart, spans.table)
         self._run(self._table, len(self._table), byref(step))
 
-    def _check(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor] | None, paged: Paged) -> None:
+    def _check(self, x: Tensor, angles: tuple[Tensor, Tensor] | None, paged: Paged) -> None:
         """Raise ValueError for faults that C++ would not notice."""
         cache, rows = paged.cache, x.shape[0]
         if x.shape[1] != self._hidden or not x.is_contiguous() or rows != paged.spans.num_rows:
@@ -136,5 +137,5 @@ def _norm(norm: Norm) -> CNorm:
     return CNorm(_address(norm.weight), _address(norm.bias), norm.eps, norm.centred)
 
 
-def _address(tensor: torch.Tensor | None) -> int | None:
+def _address(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()

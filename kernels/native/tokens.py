@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
 
 import torch
+from torch import Tensor
 
 from alignedserve.kernels.common import drawing
 from alignedserve.kernels.common.drawing import DrawWish
@@ -24,13 +25,13 @@ class NativeTokens(NativeLibrary):
         self._silu_mul = library.kernel("silu_mul", c_int, pointer, pointer, *(c_int64,) * 3)
         self._likeliest = library.kernel("likeliest", pointer, *(c_int64,) * 3, pointer)
 
-    def linear(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         return Linear(weight, bias, self.library)
 
-    def draw(self, logits: torch.Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> torch.Tensor:
+    def draw(self, logits: Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> Tensor:
         return drawing.draw(logits, wishes, numbers, self._greedy)
 
-    def _greedy(self, logits: torch.Tensor) -> torch.Tensor:
+    def _greedy(self, logits: Tensor) -> Tensor:
         rows, width = logits.shape
         row, within = logits.stride()
         if logits.dtype is not torch.float32 or (within != 1 and width > 1) or not width:
@@ -39,7 +40,7 @@ class NativeTokens(NativeLibrary):
         self._likeliest(logits.data_ptr(), row, rows, width, out.data_ptr())
         return out
 
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dim() == 3:
             return self._rms_norm_of_heads(x, weight, eps)
         if not _plain_rows(x) or weight.dtype is not x.dtype:
@@ -50,7 +51,7 @@ class NativeTokens(NativeLibrary):
         self._rms_norm(DTYPES[x.dtype], x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), *where, eps)
         return out
 
-    def _rms_norm_of_heads(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def _rms_norm_of_heads(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         row, head, within = x.stride()
         if within != 1 or x.dtype not in DTYPES or weight.dtype is not x.dtype:
             return super().rms_norm(x, weight, eps)
@@ -59,7 +60,7 @@ class NativeTokens(NativeLibrary):
         self._rms_norm(DTYPES[x.dtype], x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), *where, eps)
         return out
 
-    def add_rms_norm(self, x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(self, x: Tensor, more: Tensor, weight: Tensor, eps: float) -> Tensor:
         dtype = x.dtype
         if not _addable(x, more) or weight.dtype is not dtype:
             return super().add_rms_norm(x, more, weight, eps)
@@ -69,28 +70,19 @@ class NativeTokens(NativeLibrary):
         self._rms_norm(DTYPES[dtype], x.data_ptr(), more.data_ptr(), weight.data_ptr(), out.data_ptr(), *where, eps)
         return out
 
-    def layer_norm(
-        self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-    ) -> torch.Tensor:
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         if not _plain_rows(x) or not _all_of(x.dtype, weight, bias):
             return super().layer_norm(x, weight, bias, eps)
         return self._layer_normed(x, None, weight, bias, eps)
 
-    def add_layer_norm(
-        self, x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-    ) -> torch.Tensor:
+    def add_layer_norm(self, x: Tensor, more: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         if not _addable(x, more) or not _all_of(x.dtype, weight, bias):
             return super().add_layer_norm(x, more, weight, bias, eps)
         return self._layer_normed(x, more, weight, bias, eps)
 
     def _layer_normed(
-        self,
-        x: torch.Tensor,
-        more: torch.Tensor | None,
-        weight: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        eps: float,
-    ) -> torch.Tensor:
+        self, x: Tensor, more: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> Tensor:
         rows, width = x.shape
         out = torch.empty_like(x)
         where = (rows, width, x.stride(0), 0 if more is None else more.stride(0))
@@ -99,7 +91,7 @@ class NativeTokens(NativeLibrary):
         self._layer_norm(DTYPES[x.dtype], *pointers, *where, eps)
         return out
 
-    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
         half = cos.shape[-1]
         row, head, within = heads.stride()
         angles = cos.is_contiguous() and sin.is_contiguous() and cos.dtype is sin.dtype is torch.float32
@@ -110,7 +102,7 @@ class NativeTokens(NativeLibrary):
         self._rotate(DTYPES[heads.dtype], *pointers, rows, num_heads, half, row, head)
         return None
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
         if not _plain_rows(gate_up):
             return super().silu_mul(gate_up)
         rows, both = gate_up.shape
@@ -119,14 +111,14 @@ class NativeTokens(NativeLibrary):
         return out
 
 
-def _plain_rows(x: torch.Tensor) -> bool:
+def _plain_rows(x: Tensor) -> bool:
     """Return whether x is [rows, width] of a known dtype, with the numbers of a row side by side."""
     return x.dim() == 2 and x.stride(1) == 1 and x.dtype in DTYPES
 
 
-def _addable(x: torch.Tensor, more: torch.Tensor) -> bool:
+def _addable(x: Tensor, more: Tensor) -> bool:
     return _plain_rows(x) and more.shape == x.shape and more.stride(1) == 1 and more.dtype is x.dtype
 
 
-def _all_of(dtype: torch.dtype, *tensors: torch.Tensor | None) -> bool:
+def _all_of(dtype: torch.dtype, *tensors: Tensor | None) -> bool:
     return all(tensor is None or tensor.dtype is dtype for tensor in tensors)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 import triton
 import triton.language as tl
@@ -130,14 +131,7 @@ def _attend(
 
 @triton.jit
 def _merge(
-    partial,
-    weights,
-    out,
-    merges,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
+    partial, weights, out, merges, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr
 ):
     merge = merges + tl.program_id(0) * 4
     head_of_k = tl.program_id(1)
@@ -183,7 +177,7 @@ class TritonAttention:
         """Return whether steps can be captured: not where torch replaces this attention and reads tables on the CPU."""
         return isinstance(getattr(self.attend, "__self__", self), TritonAttention)
 
-    def write(self, cache: torch.Tensor, spans: Spans, k: torch.Tensor, v: torch.Tensor) -> None:
+    def write(self, cache: Tensor, spans: Spans, k: Tensor, v: Tensor) -> None:
         if k.dtype is not cache.dtype or v.dtype is not cache.dtype:
             raise TypeError(f"K and V are {k.dtype} and {v.dtype}, the cache {cache.dtype}: they must be the same")
         k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (k, v))
@@ -194,9 +188,7 @@ class TritonAttention:
             width = power_of_2(kv_dim)
             _write[(rows,)](cache, slots, k, k.stride(0), v, v.stride(0), block_size, KV_DIM=kv_dim, WIDTH=width)
 
-    def attend(
-        self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scale: float, window: int | None = None
-    ) -> torch.Tensor:
+    def attend(self, query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int | None = None) -> Tensor:
         if query.dtype is not cache.dtype:
             raise TypeError(f"queries are {query.dtype}, the cache {cache.dtype}: they must be the same")
         if query.stride(-1) != 1:
@@ -211,14 +203,7 @@ class TritonAttention:
         return out
 
     def _attend_some(
-        self,
-        query: torch.Tensor,
-        cache: torch.Tensor,
-        spans: Spans,
-        out: torch.Tensor,
-        scale: float,
-        window: int | None,
-        decodes: bool,
+        self, query: Tensor, cache: Tensor, spans: Spans, out: Tensor, scale: float, window: int | None, decodes: bool
     ) -> None:
         """Attend for the spans with one query, or for all others, and write their rows of `out`."""
         kv_heads = cache.shape[-1] // query.shape[-1]
@@ -256,9 +241,9 @@ class TritonAttention:
     def _run(
         self,
         placed: _Placed | _PlacedAgain,
-        query: torch.Tensor,
-        cache: torch.Tensor,
-        out: torch.Tensor,
+        query: Tensor,
+        cache: Tensor,
+        out: Tensor,
         scale: float,
         window: int | None,
         rows: int,

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 import triton
 import triton.language as tl
@@ -162,18 +163,18 @@ def _expand(
 
 
 class TritonCopies:
-    def write_hidden(self, cache: torch.Tensor, slots: torch.Tensor, vectors: torch.Tensor) -> None:
+    def write_hidden(self, cache: Tensor, slots: Tensor, vectors: Tensor) -> None:
         vectors = vectors.to(cache.device)
         if vectors.stride(-1) != 1:
             vectors = vectors.contiguous()
         _hidden(cache, slots, vectors, to_cache=True)
 
-    def read_hidden(self, cache: torch.Tensor, slots: torch.Tensor, hidden_size: int) -> torch.Tensor:
+    def read_hidden(self, cache: Tensor, slots: Tensor, hidden_size: int) -> Tensor:
         out = cache.new_empty((len(slots), hidden_size))
         _hidden(cache, slots, out, to_cache=False)
         return out
 
-    def gather(self, cache: torch.Tensor, slots: torch.Tensor, out: torch.Tensor) -> None:
+    def gather(self, cache: Tensor, slots: Tensor, out: Tensor) -> None:
         if out.device == cache.device and out.stride(-1) == 1:
             _moved(cache, slots, out, to_cache=False)
             return
@@ -181,11 +182,11 @@ class TritonCopies:
         _moved(cache, slots, rows, to_cache=False)
         out.copy_(rows, non_blocking=out.is_contiguous())  # else torch copies through a buffer and waits for it
 
-    def scatter(self, cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor) -> None:
+    def scatter(self, cache: Tensor, slots: Tensor, rows: Tensor) -> None:
         rows = rows.to(cache.device, non_blocking=True)
         _moved(cache, slots, rows if rows.stride(-1) == 1 else rows.contiguous(), to_cache=True)
 
-    def quantise(self, rows: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor) -> None:
+    def quantise(self, rows: Tensor, q: Tensor, least: Tensor, step: Tensor) -> None:
         groups, tokens, channels = rows.shape
         width = min(_CHANNELS, power_of_2(channels))
         odd = torch.empty((groups, channels), dtype=torch.int32, device=rows.device)
@@ -200,7 +201,7 @@ class TritonCopies:
         if odd.any():
             raise NotFinite("numbers that are to be quantised are not finite: their page stays as it is")
 
-    def dequantise(self, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor, out: torch.Tensor) -> None:
+    def dequantise(self, q: Tensor, least: Tensor, step: Tensor, out: Tensor) -> None:
         groups, tokens, channels = q.shape
         width = min(_CHANNELS, power_of_2(channels))
         _dequantise[(groups, tokens, triton.cdiv(channels, width))](
@@ -209,9 +210,7 @@ class TritonCopies:
             WIDTH=width,
         )
 
-    def expand(
-        self, cache: torch.Tensor, slots: torch.Tensor, q: torch.Tensor, least: torch.Tensor, step: torch.Tensor
-    ) -> None:
+    def expand(self, cache: Tensor, slots: Tensor, q: Tensor, least: Tensor, step: Tensor) -> None:
         layers, halves, tokens, size = q.shape
         if tokens:
             _expand[(tokens, layers, halves)](
@@ -223,7 +222,7 @@ class TritonCopies:
             )
 
 
-def _hidden(cache: torch.Tensor, slots: torch.Tensor, vectors: torch.Tensor, *, to_cache: bool) -> None:
+def _hidden(cache: Tensor, slots: Tensor, vectors: Tensor, *, to_cache: bool) -> None:
     count, size = vectors.shape
     if count:
         _move_hidden[(count,)](
@@ -234,7 +233,7 @@ def _hidden(cache: torch.Tensor, slots: torch.Tensor, vectors: torch.Tensor, *, 
         )
 
 
-def _moved(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, *, to_cache: bool) -> None:
+def _moved(cache: Tensor, slots: Tensor, rows: Tensor, *, to_cache: bool) -> None:
     layers, halves, tokens, size = rows.shape
     if tokens:
         _move[(tokens, layers, halves)](

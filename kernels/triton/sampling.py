@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 import triton
 import triton.language as tl
@@ -242,7 +243,7 @@ def _logprobs(logits, stride, columns, tokens, tops, of_token, likeliest, values
 
 
 class TritonSampling:
-    def draw(self, logits: torch.Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> torch.Tensor:
+    def draw(self, logits: Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> Tensor:
         logits = _readable(logits)
         tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
         if len(tokens):
@@ -253,7 +254,7 @@ class TritonSampling:
             _draw[(len(tokens),)](logits, logits.stride(0), most, on_there, len(tokens), tokens)
         return tokens
 
-    def logprobs(self, logits: torch.Tensor, tokens: torch.Tensor, tops: Sequence[int]) -> Likeliest:
+    def logprobs(self, logits: Tensor, tokens: Tensor, tops: Sequence[int]) -> Likeliest:
         logits = _readable(logits)
         rows, width = len(logits), min(max(tops, default=0), logits.shape[1])
         most = on_device(torch.tensor(tops, dtype=torch.long).clamp(max=width), logits.device)
@@ -272,7 +273,7 @@ def _usual(temperature: float) -> float:
     return min(max(temperature, LEAST_TEMPERATURE), MOST_TEMPERATURE) if temperature > 0 else 0.0
 
 
-def _readable(logits: torch.Tensor) -> torch.Tensor:
+def _readable(logits: Tensor) -> Tensor:
     """Return the logits in fp32, with the numbers of a row side by side."""
     logits = logits.float()
     return logits if logits.stride(-1) == 1 else logits.contiguous()

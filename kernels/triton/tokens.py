@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 import triton
 import triton.language as tl
@@ -100,23 +101,19 @@ _SILU_WIDTH = 1024
 
 
 class TritonTokens:
-    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return _normed(x, None, weight, None, eps, centred=False)
 
-    def add_rms_norm(self, x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    def add_rms_norm(self, x: Tensor, more: Tensor, weight: Tensor, eps: float) -> Tensor:
         return _normed(x, more, weight, None, eps, centred=False)
 
-    def layer_norm(
-        self, x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-    ) -> torch.Tensor:
+    def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         return _normed(x, None, weight, bias, eps, centred=True)
 
-    def add_layer_norm(
-        self, x: torch.Tensor, more: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, eps: float
-    ) -> torch.Tensor:
+    def add_layer_norm(self, x: Tensor, more: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
         return _normed(x, more, weight, bias, eps, centred=True)
 
-    def rotate(self, heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    def rotate(self, heads: Tensor, cos: Tensor, sin: Tensor) -> None:
         rows, count, _ = heads.shape
         if heads.stride(-1) != 1 or cos.stride() != sin.stride() or cos.stride(-1) != 1:
             raise ValueError("a head's numbers must lie side by side, and so must the cosines and sines of a row")
@@ -127,7 +124,7 @@ class TritonTokens:
                 heads, *strides, cos, sin, cos.stride(0), HEADS=count, HALF=half, WIDTH=power_of_2(half)
             )
 
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
         gate_up = _rows_apart(gate_up)
         rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
         out = gate_up.new_empty((rows, inner))
@@ -138,14 +135,8 @@ class TritonTokens:
 
 
 def _normed(
-    x: torch.Tensor,
-    more: torch.Tensor | None,
-    weight: torch.Tensor | None,
-    bias: torch.Tensor | None,
-    eps: float,
-    *,
-    centred: bool,
-) -> torch.Tensor:
+    x: Tensor, more: Tensor | None, weight: Tensor | None, bias: Tensor | None, eps: float, *, centred: bool
+) -> Tensor:
     """Return the norm over the last dimension of any shape; a sum is written in place, so x must allow that."""
     by_head = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
     if by_head.stride(-1) != 1:
@@ -172,6 +163,6 @@ def _normed(
     return out
 
 
-def _rows_apart(x: torch.Tensor) -> torch.Tensor:
+def _rows_apart(x: Tensor) -> Tensor:
     """Return x as [rows, columns], with the columns side by side."""
     return x if x.stride(-1) == 1 else x.contiguous()

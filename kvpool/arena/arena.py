@@ -54,7 +54,7 @@ _WORD_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a page's header says of the page, for a reader that looks for certain tokens."""
+    """The fields of a page's header, for a reader that looks for certain tokens."""
 
     kind: PageKind
     length: int  # in tokens
@@ -114,7 +114,7 @@ class _ArenaLayout:
             raise ArenaError(f"{path} has layout {version}, this AlignedServe has {_VERSION}: restart the pool")
         layout = cls(incarnation, page_size, Extents(*facts[:3]), PageBytes(*facts[3:]))
         if os.fstat(fd).st_size != layout.size:
-            raise ArenaError(f"{path} does not have the {layout.size} bytes that its header tells of")
+            raise ArenaError(f"{path} does not have the {layout.size} bytes that its header names")
         return layout
 
 
@@ -204,7 +204,6 @@ class Arena:
 
     @property
     def page_size(self) -> int:
-        """Return the tokens of a page."""
         return self._layout.page_size
 
     @property
@@ -301,7 +300,7 @@ class Arena:
         return self._is_whole(page, header) and found == (expected.kind, expected.length, expected.token_hash)
 
     def _is_whole(self, page: int, header: Header) -> bool:
-        """Whether a worker of this pool has written the page, and no page of another kind was written there since."""
+        """Return whether a worker of this pool has written the page, and no page of another kind lies there now."""
         whole = header.generation > 0 and header.generation % 2 == 0 and header.incarnation == self.incarnation
         return whole and header.extent == self._extent(self._place(page)[0])
 

@@ -27,7 +27,7 @@ MEMORY_PAGE, LINE = 4096, 64  # bytes
 
 
 class PageKind(IntEnum):
-    """What a page holds; 0 is a page that was never written."""
+    """The kind of contents of a page; 0 is a page that was never written."""
 
     KV = 1
     KV_INT8 = 2  # a full page of KV in at most half of its room; engine/copying/int8_pages.py
@@ -114,7 +114,6 @@ class PageBytes:
         return -(-self.payload(kind) // align) * align
 
     def extent(self, extents: Extents) -> int:
-        """Return the bytes of an extent."""
         return extents.kv * self.stride(PageKind.KV)
 
     def divide(self, pages: int) -> Extents:

@@ -33,15 +33,15 @@ def best_place(sysfs: Path = SYSFS, usable: frozenset[int] | None = None) -> Num
     None where there is nothing to choose, or where this process may not run on that node.
     """
     usable = frozenset(os.sched_getaffinity(0)) if usable is None else usable
-    mine = {node: cpus & usable for node, cpus in _nodes(sysfs).items()}
-    if len(mine) < 2:
+    nodes = {node: cpus & usable for node, cpus in _nodes(sysfs).items()}
+    if len(nodes) < 2:
         return None
     of_gpus = _gpu_nodes(sysfs)
-    if len(of_gpus) == 1 and of_gpus <= mine.keys():
+    if len(of_gpus) == 1 and of_gpus <= nodes.keys():
         node, why = of_gpus.pop(), "the GPUs are there"
     else:
-        node, why = max(mine, key=lambda node: (len(mine[node]), -node)), "most CPUs of this process are there"
-    return NumaPlace(node, mine[node], why) if mine[node] else None
+        node, why = max(nodes, key=lambda node: (len(nodes[node]), -node)), "most CPUs of this process are there"
+    return NumaPlace(node, nodes[node], why) if nodes[node] else None
 
 
 @contextmanager

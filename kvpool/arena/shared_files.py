@@ -44,7 +44,7 @@ class HolderLock:
 
 
 def is_held(directory: Path, name: str) -> bool:
-    """Whether the process that took the holder's lock still lives."""
+    """Return whether the process that took the holder's lock still lives."""
     with alone(directory):
         fd = open_file(_lock_path(directory, name))
         if fd is None:
@@ -62,7 +62,7 @@ def remove_stale(directory: Path, prefix: str) -> tuple[Path, ...]:
 
 
 class Use(NamedTuple):
-    """What the memory is for, in words, and the flag that asks for less."""
+    """The use of the memory, in words, and the flag that asks for less."""
 
     what: str
     flag: str
@@ -116,7 +116,7 @@ def alone(directory: Path) -> Iterator[None]:
     try:
         fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except (FileNotFoundError, NotADirectoryError):
-        raise ArenaError(f"{directory} is not there: the KV pool needs a directory in shared memory") from None
+        raise ArenaError(f"{directory} does not exist: the KV pool needs a directory in shared memory") from None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""Which nodes' pools have the beginning of a prompt, as far as the router knows: prompts that begin so went there.
+"""Find the nodes whose pools have the beginning of a prompt, as far as the router knows: such prompts went there.
 
 Each piece of a prompt is named by its tokens, all tokens before them and the salt, as pages are
 (protocol/page_names.py). A pool may have given up since what it had: then the prompt is computed there as it would be

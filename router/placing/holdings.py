@@ -1,4 +1,4 @@
-"""How much memory open requests will hold together, as predicted.
+"""Predict how much memory open requests will hold together.
 
 A request that gets memory block by block (room: growing) holds its prompt and its output so far. Few requests are at
 their longest at the same time, so together they hold less than the sum of what each holds at its end. The router takes

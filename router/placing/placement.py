@@ -1,4 +1,4 @@
-"""Which worker runs a prompt, and which decode worker the request should go on to.
+"""Choose the worker that runs a prompt, and the decode worker that the request should go on to.
 
 A prompt goes to the worker with the earliest predicted first token, behind the prompts that run before it there. Where
 promises decide the order, only real-time prompts run before a real-time one. Workers do not compute again what their
@@ -23,8 +23,7 @@ from alignedserve.core import WORKERS, Request, Role, ServiceClass
 from alignedserve.protocol.messages import Backlog, Member, Report
 from alignedserve.router.placing.admission import WorkAhead
 from alignedserve.router.placing.beginnings import Beginnings
-from alignedserve.router.placing.loads import Loads
-from alignedserve.router.placing.rooms import Rooms
+from alignedserve.router.placing.rooms import Loads, Rooms
 from alignedserve.scheduling.lengths import expected
 from alignedserve.scheduling.policy import Grouping, Policy
 
@@ -124,7 +123,7 @@ class Placement:
         return sum(1 for name, its_role in self._roles.items() if its_role is role and self._num_at[name])
 
     def decodes_only_elsewhere(self, node: str) -> bool:
-        """Whether there are decode workers, but none on this node."""
+        """Return whether there are decode workers, but none on this node."""
         nodes = {self._node[name] for name, role in self._roles.items() if role is Role.DECODE}
         return bool(nodes) and node not in nodes
 
@@ -155,7 +154,7 @@ class Placement:
         return WorkAhead(self._wait_s(worker, request.service), prompt_s, self._token_s(worker), memory, num_workers)
 
     def runs_prompts(self, pools: Pools) -> bool:
-        """Whether any worker runs prompts: a prefill worker, or a decode worker where there is no pool."""
+        """Return whether any worker runs prompts: a prefill worker, or a decode worker where there is no pool."""
         return bool(self._num_workers[Role.PREFILL] or (self._num_workers[Role.DECODE] and not pools))
 
     def worker_for(self, request: Request, pools: Pools) -> str | None:
@@ -227,7 +226,7 @@ class Placement:
         return self._beginnings.tokens_at(request) if self._tells_apart(pools) else _NOWHERE
 
     def _tells_apart(self, pools: Pools) -> bool:
-        """Whether nodes differ in what they have of a prompt."""
+        """Return whether nodes differ in what they have of a prompt."""
         return len(pools) > 1 and self._policy.reuse
 
     def _decodes_at(self, node: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which decode worker a prompt should go on to: the worker with room whose batch has about the prompt's length.
+"""Choose the decode worker that a prompt should go on to: the one with room whose batch has about the prompt's length.
 
 A worker's room is what it told last, less what has been sent its way since. Bands are kept in the order of their
 middles, so that the router looks only at the few nearest ones, however many workers there are.
@@ -6,12 +6,41 @@ middles, so that the router looks only at the few nearest ones, however many wor
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.protocol.messages import Report
-from alignedserve.router.placing.loads import Loads
+
+Load = tuple[float, int, str]  # (predicted seconds, number of requests, name of the worker)
+_SLACK = 64
+
+
+class Loads:
+    """A heap in which a worker may have several entries; only the entry with its present load counts."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, Load] = {}
+        self._heap: list[Load] = []
+
+    def put(self, load: Load) -> None:
+        name = load[2]
+        if self._now.get(name) == load:
+            return
+        self._now[name] = load
+        heapq.heappush(self._heap, load)
+        if len(self._heap) > 4 * len(self._now) + _SLACK:
+            self._heap = sorted(self._now.values())
+
+    def remove(self, name: str) -> None:
+        self._now.pop(name, None)
+
+    def least(self) -> str | None:
+        while self._heap and self._now.get(self._heap[0][2]) != self._heap[0]:
+            heapq.heappop(self._heap)
+        return self._heap[0][2] if self._heap else None
+
 
 _LOOKED_AT = 8  # nearest bands to each side of a length that are looked at
 
@@ -48,7 +77,7 @@ class Rooms:
 
     @property
     def is_any(self) -> bool:
-        """Whether there is any worker."""
+        """Return whether there is any worker."""
         return bool(self._rooms)
 
     @property

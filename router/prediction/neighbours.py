@@ -1,4 +1,4 @@
-"""Past prompts, the lengths of their outputs, and the past prompts most similar to another prompt (ALISE §3.1).
+"""Store prompts with the lengths of their outputs, and find those most similar to another prompt (ALISE §3.1).
 
 A prompt is a vector of small integers. Products of such vectors are sums of integers below 2^24, which float32 holds
 exactly: so the fast routine gives the same bits on every machine, in whatever order it adds. Equal prompts share one
@@ -24,7 +24,7 @@ MOST_EXACT = 1 << 24  # float32 holds integers below this exactly
 
 @dataclass(frozen=True)
 class Similar:
-    """For each prompt the entries most similar to it, best first; -1 where there are fewer."""
+    """The entries most similar to each prompt, best first; -1 where there are fewer."""
 
     entries: Ints  # [asked, k]
     similarity: Floats  # cosine, [asked, k]
@@ -83,7 +83,7 @@ class PastPrompts:
         self._vectors[row] = vector
         squares = int((vector.astype(np.int64) ** 2).sum())
         if squares >= MOST_EXACT:
-            raise ValueError(f"a prompt's vector must be of smaller integers: {squares} is the sum of its squares")
+            raise ValueError(f"the integers of a prompt's vector are too large: the sum of their squares is {squares}")
         self._norms[row] = max(1, squares) ** 0.5
         self.num_prompt[row], self.serial[row] = num_prompt, self._num_ever
         self.num_seen[row] = self.total[row] = 0

@@ -66,7 +66,7 @@ class HashEncoder:
 
 @dataclass(frozen=True)
 class _Fitted:
-    """What the held-out prompts have shown."""
+    """The calibration that the held-out prompts have given."""
 
     least_similarity: float = FIRST_SIMILARITY
     network_mean: float = 1.0  # mean of outputs / mean of the network's answers
@@ -194,7 +194,7 @@ class LengthModel:
         if vectors.dtype != np.int8 or vectors.shape != (lengths.shape[1], self._encoder.dimensions):
             raise ValueError("the vectors have another shape")
         if lengths.dtype != np.int64 or len(lengths) != 4 or (len(vectors) and lengths.min() < 1):
-            raise ValueError("the lengths are no lengths")
+            raise ValueError("the lengths are not valid")
 
 
 def _in_steps(past: PastPrompts, asked: Vectors) -> Generator[None, None, Similar]:

@@ -29,7 +29,7 @@ MOST_TOGETHER = 64  # predictions in one pass
 
 
 class Service:
-    """What the process does, apart from its pipes. It saves what it has learnt at `path`, if one is given."""
+    """The work of the process, apart from its pipes. It saves what it has learnt at `path`, if one is given."""
 
     def __init__(self, model: LengthModel, path: Path | None) -> None:
         self._model, self._path = model, path

@@ -78,9 +78,9 @@ def test_a_hub_id_is_fetched_without_other_formats(monkeypatch: pytest.MonkeyPat
     assert resolve("org/name-7b.v2") == tmp_path
     [request] = asked
     wanted = ["config.json", "tokenizer.json", "model.safetensors", "model.safetensors.index.json", "a.jinja"]
-    others = ["pytorch_model.bin", "a.gguf", "a.pth", "original/model.safetensors", "README.md", "a.py"]
+    unwanted = ["pytorch_model.bin", "a.gguf", "a.pth", "original/model.safetensors", "README.md", "a.py"]
     filters = {name: request[name] for name in ("allow_patterns", "ignore_patterns")}
-    assert list(filter_repo_objects([*wanted, *others], **filters)) == wanted
+    assert list(filter_repo_objects([*wanted, *unwanted], **filters)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -104,4 +104,5 @@ def test_offline_the_real_client_is_refused_in_one_line(tmp_path: Path) -> None:
     env = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("alignedserve.errors.ModelError: org/name is no folder here and cannot be fetched: the hub")
+    beginning = "alignedserve.errors.ModelError: org/name is not a local folder and cannot be fetched: the hub"
+    assert last.startswith(beginning)

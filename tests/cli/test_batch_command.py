@@ -138,7 +138,7 @@ def test_looked_at_listed_and_cancelled(server: Server, capsys: pytest.CaptureFi
     line = "batch_1  in_progress  0 done, 0 failed, 2 in all  window 24h"
     said = capsys.readouterr().out.splitlines()
     assert said[:3] == [line, line, "predicted finish: unknown, too late"]
-    assert [one.split()[1] for one in said[3:]] == ["completed", "completed", "failed", "validating"]
+    assert [line.split()[1] for line in said[3:]] == ["completed", "completed", "failed", "validating"]
 
 
 def test_nothing_to_download_yet(server: Server, tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_an_unknown_command_is_not_sent(script: Script, talk: Any) -> None:
         ([_piece("Hal"), '{"error": {"message": "lost"}}'], "the server gave up: lost"),
         ([_piece("Hal"), "{no json"], "the server sent no JSON object but {no json"),
         ([_piece("Hal"), "7"], "the server sent no JSON object but 7"),
-        ([_piece("Hal")], "broke its answer off"),
+        ([_piece("Hal")], "ended its answer early"),
     ],
 )
 def test_the_chat_goes_on_after_an_error_as_if_the_turn_had_not_been(
@@ -226,10 +226,10 @@ def test_control_characters_of_an_answer_do_not_reach_the_terminal(script: Scrip
 
 def test_ctrl_c_interrupts_the_answer_and_keeps_what_came(script: Script) -> None:
     script.replies = [[_piece("Half an"), HOLD, _piece(" answer")], _answer("fine")]
-    ours, theirs = pty.openpty()
+    ours, terminal = pty.openpty()
     command = [sys.executable, "-m", "alignedserve.cli.main", "chat", "--url", script.url]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
+    process = subprocess.Popen(command, cwd=ROOT, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
     screen = _Screen(ours)
     try:
         screen.wait_for("Chatting with first")

@@ -236,4 +236,4 @@ def test_a_full_disk_is_said_in_one_line() -> None:
         command = [sys.executable, "-m", "alignedserve", "doctor"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
-    assert done.stderr == "alignedserve: what it says cannot be written: No space left on device\n"
+    assert done.stderr == "alignedserve: the output cannot be written: No space left on device\n"

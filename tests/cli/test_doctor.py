@@ -36,7 +36,7 @@ def sound(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def _found(name: str) -> Finding:
-    return next(one for one in doctor.findings() if one.name == name)
+    return next(finding for finding in doctor.findings() if finding.name == name)
 
 
 def test_a_sound_machine_can_serve(capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +57,7 @@ def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     assert doctor.run(as_json=True) == 0
     read = json.loads(capsys.readouterr().out)
     assert read["can_serve"] is True
-    states = {one["name"]: one["state"] for one in read["findings"]}
+    states = {finding["name"]: finding["state"] for finding in read["findings"]}
     assert states["torch"] == "found"
     assert states["gpu"] == "absent"
     assert {"python", "cores", "memory", "/dev/shm", "ray", "triton", "flash-attn", "redis", "demo model"} <= set(
@@ -149,7 +149,7 @@ def test_torch_is_tried_in_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch)
     assert isinstance(tried.kernels, FoundKernels)
     chosen = choose(torch.device("cpu"), torch.bfloat16)
     assert tried.kernels.what == f"{chosen.kernels.name}: {chosen.why}"
-    assert any(one.startswith("varlen_attn of torch") for one in (*tried.kernels.paged, *tried.kernels.lacking))
+    assert any(name.startswith("varlen_attn of torch") for name in (*tried.kernels.paged, *tried.kernels.lacking))
     assert len(tried.kernels.pools) == 1, "the kernels bring no second pool of threads"
     monkeypatch.setattr(doctor, "_TRY_TORCH", "raise ImportError('no libcudart')")
     assert doctor._try_torch() == "ImportError: no libcudart"

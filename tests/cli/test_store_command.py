@@ -56,7 +56,11 @@ def test_an_export_has_every_record(data: str, tmp_path: Path) -> None:
     out = tmp_path / "export.jsonl"
     assert cli.main(["store", "export", str(out), "--jobs-directory", data]) == 0
     records = [json.loads(line) for line in out.read_text().splitlines()]
-    assert [(one["kind"], one["id"]) for one in records] == [("file", "file-1"), ("file", "file-2"), ("job", "batch_1")]
+    assert [(record["kind"], record["id"]) for record in records] == [
+        ("file", "file-1"),
+        ("file", "file-2"),
+        ("job", "batch_1"),
+    ]
 
 
 def test_a_damaged_store_is_told(data: str, capsys: pytest.CaptureFixture[str]) -> None:

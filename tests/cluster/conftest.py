@@ -35,8 +35,10 @@ class Nodes:
         }
         self._mark = secrets.token_hex(8)
         set_for_all = {MARK: self._mark, "SPT_NOENV": "1"}  # the same as in tests/end_to_end/deployment.py
-        given = [one.replace("FOLDER", self._files.name) for one in command]
-        others = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
+        given = [word.replace("FOLDER", self._files.name) for word in command]
+        inherited = {
+            name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))
+        }
         self.config = Path(self._files.name, CONFIG)
         start = partial(
             subprocess.Popen,
@@ -44,7 +46,7 @@ class Nodes:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=others | self.environment | set_for_all,
+            env=inherited | self.environment | set_for_all,
         )
         self._process: subprocess.Popen[str] = start()
         try:

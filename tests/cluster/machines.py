@@ -77,8 +77,8 @@ def machines(folder: Path, addresses: Sequence[str]) -> Iterator[Machines]:
         for network in networks:
             _ip("netns", "add", network)
             stack.callback(_ip, "netns", "del", network)
-        one, other = networks
-        _ip("link", "add", "wire", "netns", one, "type", "veth", "peer", "name", "wire", "netns", other)
+        first, second = networks
+        _ip("link", "add", "wire", "netns", first, "type", "veth", "peer", "name", "wire", "netns", second)
         for network, address in zip(networks, addresses, strict=True):
             _ip("-n", network, "address", "add", f"{address}/24", "dev", "wire")
             for device in ("lo", "wire"):

@@ -22,9 +22,9 @@ def main() -> None:
         resources = json.loads(text)
         return {"num_cpus": resources.pop("CPU"), "resources": resources, "object_store_memory": STORE_BYTES}
 
-    head, *others = sys.argv[1:]
+    head, *workers = sys.argv[1:]
     cluster = Cluster(initialize_head=True, head_node_args=arguments(head) | {"include_dashboard": False})
-    nodes = [cluster.head_node, *(cluster.add_node(**arguments(one)) for one in others)]
+    nodes = [cluster.head_node, *(cluster.add_node(**arguments(worker)) for worker in workers)]
     print(cluster.address, flush=True)
     try:
         for line in sys.stdin:

@@ -32,11 +32,11 @@ def read(path: Path) -> Any:
 
 def manifests() -> list[dict[str, Any]]:
     names = read(K8S / "kustomization.yaml")["resources"]
-    return [one for name in names for one in yaml.safe_load_all((K8S / name).read_text())]
+    return [manifest for name in names for manifest in yaml.safe_load_all((K8S / name).read_text())]
 
 
 def ray_cluster() -> dict[str, Any]:
-    (found,) = [one for one in manifests() if one["kind"] == "RayCluster"]
+    (found,) = [manifest for manifest in manifests() if manifest["kind"] == "RayCluster"]
     return found
 
 
@@ -69,19 +69,19 @@ def test_ray_takes_the_files_of_clouds(name: str) -> None:
 
 @pytest.mark.parametrize("name", CLOUDS)
 def test_clouds_install_and_start_what_machines_of_ones_own_do(name: str) -> None:
-    ours, theirs = read(ROOT / "cluster.yaml"), read(DEPLOY / name)
+    ours, of_cloud = read(ROOT / "cluster.yaml"), read(DEPLOY / name)
     for key in ("file_mounts", "head_start_ray_commands"):
-        assert theirs[key] == ours[key]
+        assert of_cloud[key] == ours[key]
     started = re.findall(r"~/alignedserve/(deploy/[\w.]+)", (DEPLOY / name).read_text())
     assert started
-    assert [one for one in started if not (ROOT / one).is_file()] == []
+    assert [path for path in started if not (ROOT / path).is_file()] == []
 
 
 @pytest.mark.parametrize("name", CLOUDS)
 def test_clouds_have_room_for_what_they_serve_where_there_is_but_a_head(name: str) -> None:
     coming = may_come(node_types(str(DEPLOY / name)), [])
     groups = Placing([ClusterNode("head", {"CPU": 0.0})], 1.0, may_travel=False, may_come=coming).groups(
-        *([one for role, one in parts_of(served(DEPLOY / "serve.yaml")) if role is kind] for kind in WORKERS)
+        *([part for role, part in parts_of(served(DEPLOY / "serve.yaml")) if role is kind] for kind in WORKERS)
     )
     assert [set(group) for group in groups] == [{"pool-0", "prefill-0", "decode-0"}]
 
@@ -92,9 +92,9 @@ def test_clouds_have_room_for_what_they_serve_where_there_is_but_a_head(name: st
 def test_kubernetes_takes_the_manifests() -> None:
     import kubernetes_validate
 
-    for one in manifests():
-        if one["kind"] != "RayCluster":
-            kubernetes_validate.validate(one, KUBERNETES, strict=True)
+    for manifest in manifests():
+        if manifest["kind"] != "RayCluster":
+            kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
     for role, template in pods().items():
         pod = {"apiVersion": "v1", "kind": "Pod", **template}
         pod["metadata"] = {"name": role, **template["metadata"]}
@@ -109,10 +109,10 @@ def test_each_pod_has_probes_a_token_and_shared_memory() -> None:
     for template in pods().values():
         (container,) = template["spec"]["containers"]
         assert {"startupProbe", "readinessProbe", "livenessProbe"} <= set(container)
-        environment = {one["name"]: one for one in container["env"]}
+        environment = {variable["name"]: variable for variable in container["env"]}
         assert environment["RAY_AUTH_MODE"]["value"] == "token"
         assert "secretKeyRef" in environment["RAY_AUTH_TOKEN"]["valueFrom"]
-        (shared,) = [one for one in template["spec"]["volumes"] if one["name"] == "shared-memory"]
+        (shared,) = [volume for volume in template["spec"]["volumes"] if volume["name"] == "shared-memory"]
         assert shared["emptyDir"]["medium"] == "Memory"
         assert {"name": "shared-memory", "mountPath": "/dev/shm"} in container["volumeMounts"]
 
@@ -120,13 +120,13 @@ def test_each_pod_has_probes_a_token_and_shared_memory() -> None:
 def test_what_selects_pods_finds_some() -> None:
     labels = [template["metadata"]["labels"] for template in pods().values()]
     selectors = []
-    for one in manifests():
-        spec = one["spec"]
-        if one["kind"] == "Service":
+    for manifest in manifests():
+        spec = manifest["spec"]
+        if manifest["kind"] == "Service":
             selectors.append(spec["selector"])
-        elif one["kind"] == "PodDisruptionBudget":
+        elif manifest["kind"] == "PodDisruptionBudget":
             selectors.append(spec["selector"]["matchLabels"])
-        elif one["kind"] == "NetworkPolicy":
+        elif manifest["kind"] == "NetworkPolicy":
             selectors.append(spec["podSelector"]["matchLabels"])
     assert len(selectors) == 4
     assert all(any(selector.items() <= each.items() for each in labels) for selector in selectors)
@@ -134,7 +134,7 @@ def test_what_selects_pods_finds_some() -> None:
 
 def test_the_pool_fits_the_shared_memory_of_its_pod() -> None:
     config = served(K8S / "serve.yaml")
-    (shared,) = [one for one in pods()["worker"]["spec"]["volumes"] if one["name"] == "shared-memory"]
+    (shared,) = [volume for volume in pods()["worker"]["spec"]["volumes"] if volume["name"] == "shared-memory"]
     assert config.kvpool.memory_mb < int(shared["emptyDir"]["sizeLimit"].removesuffix("Gi")) * 1024
     assert (config.launcher, config.ray.address, config.server.port) == (Launcher.RAY, "auto", 8000)
 
@@ -143,7 +143,7 @@ def test_kustomize_names_the_configuration_of_this_content() -> None:
     if shutil.which("kubectl") is None:
         pytest.skip("kubectl is missing: no kustomize")
     built = subprocess.run(["kubectl", "kustomize", K8S], capture_output=True, text=True, check=True).stdout
-    made = {one["kind"]: one for one in yaml.safe_load_all(built)}
+    made = {manifest["kind"]: manifest for manifest in yaml.safe_load_all(built)}
     head = made["RayCluster"]["spec"]["headGroupSpec"]["template"]["spec"]
     assert head["volumes"][0]["configMap"]["name"] == made["ConfigMap"]["metadata"]["name"]
     assert head["containers"][0]["image"] == "alignedserve:cuda"
@@ -160,7 +160,7 @@ def test_compose_takes_the_file() -> None:
     whole = read(ROOT / "compose.yaml")
     jsonschema.validate(whole, schema("compose.json"))
     assert set(whole["services"]) == {"gateway", "redis", "prometheus"}
-    volumes = [volume.split(":") for one in whole["services"].values() for volume in one.get("volumes", ())]
+    volumes = [volume.split(":") for service in whole["services"].values() for volume in service.get("volumes", ())]
     assert all(
         (ROOT / volume[0]).is_file() if volume[0].startswith("./") else volume[0] in whole["volumes"]
         for volume in volumes
@@ -191,7 +191,7 @@ def test_images_are_made_of_what_is_there() -> None:
     made = [name for _, name in stages]
     assert made == ["wheel", "base", "cpu", "cuda"]
     assert all(base in made[:at] or base.startswith("python:") for at, (base, _) in enumerate(stages))
-    assert all(one in made for one in re.findall(r"from=(\w+)", "\n".join(lines)))
+    assert all(stage in made for stage in re.findall(r"from=(\w+)", "\n".join(lines)))
     known = {"ARG", "FROM", "RUN", "WORKDIR", "COPY", "ENV", "EXPOSE", "ENTRYPOINT", "CMD", "USER"}
     assert {line.split()[0] for line in lines if line and not line.startswith("#")} <= known
     torch = re.search(r"^TORCH := torch==(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)

@@ -27,7 +27,7 @@ def served_while(deployment: Deployment, wanted: list[Wanted], act: Callable[[],
     async def serve() -> list[list[int]]:
         before = deployment.metric("generation_tokens_total")
         async with client(deployment.url) as http:
-            answers = [asyncio.create_task(tokens_of(http, one)) for one in wanted]
+            answers = [asyncio.create_task(tokens_of(http, request)) for request in wanted]
             while await asyncio.to_thread(deployment.metric, "generation_tokens_total") < before + 5 * len(wanted):
                 await asyncio.sleep(0.02)
             await asyncio.to_thread(act)

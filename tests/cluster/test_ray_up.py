@@ -76,7 +76,7 @@ def test_up_ends_with_a_served_endpoint_and_down_leaves_nothing(two: Machines) -
     lines.write_text("".join(json.dumps(each | {"custom_id": f"line-{n}", "body": chat}) + "\n" for n in range(3)))
     run(two, VENV / "bin" / "alignedserve", "batch", "submit", lines, "--wait", "--out", results)
     answers = [json.loads(line) for line in results.read_text().splitlines()]
-    said = {one["custom_id"]: one["response"]["body"]["choices"][0]["message"]["content"] for one in answers}
+    said = {answer["custom_id"]: answer["response"]["body"]["choices"][0]["message"]["content"] for answer in answers}
     assert said == {f"line-{n}": "3, 4, 5, 6, 7, 8, 9, 10, 11, 12" for n in range(3)}
 
     run(two, ray, "exec", cluster, "alignedserve stop")

@@ -97,8 +97,8 @@ def test_a_file_may_leave_everything_out(tmp_path: Path, text: str) -> None:
         ("zzzz: 1", "zzzz is not a setting"),
         ("1: 1", "1 is not a setting"),
         ("server.port: 1", "'server.port' is not a setting: a file names them by section, without dots"),
-        ("log: {}\nlog: {}", "log is there twice, again in line 2"),
-        ("log:\n  level: info\n  level: error", "level is there twice, again in line 3"),
+        ("log: {}\nlog: {}", "log is given twice, again in line 2"),
+        ("log:\n  level: info\n  level: error", "level is given twice, again in line 3"),
         ("server: {port: '8000'}", "server.port must be an integer, not the text '8000'"),
         ("server: {port: true}", "server.port must be an integer, not true"),
         ("server: {port: 80.5}", "server.port must be an integer, not the number 80.5"),
@@ -273,12 +273,12 @@ def test_a_wrong_flag_is_named() -> None:
         ),
         (
             {"engine.tensor_parallel_size": 2, "launcher": "ray", "ray.gpus_per_worker": 0.5},
-            "ray.gpus_per_worker is of each rank, and NCCL refuses two on one GPU: with engine.tensor_parallel_size 2"
-            " it is 1, or 0 on CPUs, not 0.5",
+            "ray.gpus_per_worker counts for each rank, and NCCL refuses two ranks on one GPU: with"
+            " engine.tensor_parallel_size 2 it is 1, or 0 on CPUs, not 0.5",
         ),
         (
             {"transport": "ipc", "topology": "1+1", "launcher": "ray", "ray.address": "auto"},
-            "transport ipc is within one machine: with ray.address it is collective, or host",
+            "transport ipc works within one machine only: with ray.address set it to collective or host",
         ),
         (
             {"launcher": "ray", "ray.place_s": 5.0},
@@ -290,7 +290,7 @@ def test_a_wrong_flag_is_named() -> None:
         ),
         (
             {"schedule.predictor": "oracle"},
-            "schedule.predictor oracle is the simulator's, which knows all lengths: set hash, or minilm",
+            "schedule.predictor oracle works in the simulator only: set hash or minilm",
         ),
     ],
 )
@@ -342,10 +342,10 @@ def test_what_is_no_topology(text: str) -> None:
 
 def test_no_two_settings_share_a_name() -> None:
     every = settings().values()
-    flags = [flag for one in every for flag in one.flags]
+    flags = [flag for setting in every for flag in setting.flags]
     assert len(set(flags)) == len(flags)
-    assert len({one.variable for one in every}) == len(every)
-    assert all(one.help for one in every)
+    assert len({setting.variable for setting in every}) == len(every)
+    assert all(setting.help for setting in every)
 
 
 _names = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.strip)
@@ -421,7 +421,7 @@ def test_a_launcher_hands_its_processes_the_very_same_configuration(config: Conf
 
 _plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 _keys = st.sampled_from(["server", "port", "log", "level", "model", "topology"]) | st.text()
-_trees = st.recursive(_plain, lambda one: st.lists(one, max_size=2) | st.dictionaries(_keys, one, max_size=3))
+_trees = st.recursive(_plain, lambda tree: st.lists(tree, max_size=2) | st.dictionaries(_keys, tree, max_size=3))
 
 
 def _parsed(tree: dict[str, Any]) -> Config | ConfigError:

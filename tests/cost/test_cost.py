@@ -142,8 +142,6 @@ def test_copies_take_their_bytes_over_the_bandwidth() -> None:
     swap = transfers.seconds(Route.ARENA_TO_DEVICE, 10**6)
     assert swap == pytest.approx(1.1e-3)
     assert transfers.seconds(Route.ARENA_TO_DEVICE, 0) == 0
-    assert transfers.step_seconds(0.01, swap) == 0.01
-    assert Transfers(transfers.links).step_seconds(0.01, swap) == 0.01 + swap
 
 
 # --- Fitting
@@ -204,8 +202,17 @@ def test_hidden_projection_comes_from_its_own_measurement() -> None:
 def all_coefficients(model: CostModel) -> list[float]:
     return [
         number
-        for one in model.coefficients.values()
-        for number in (one.fixed, *one.token, one.work, one.chunk, one.cached, one.decode, one.prefix, one.bubble)
+        for coefficients in model.coefficients.values()
+        for number in (
+            coefficients.fixed,
+            *coefficients.token,
+            coefficients.work,
+            coefficients.chunk,
+            coefficients.cached,
+            coefficients.decode,
+            coefficients.prefix,
+            coefficients.bubble,
+        )
     ]
 
 
@@ -385,7 +392,7 @@ def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
     save(profile(), path)
     assert load(path) == profile()
     assert profile().online().model == profile().model
-    assert [one.name for one in tmp_path.iterdir()] == ["profile.json"]
+    assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
 
 
 def test_the_cache_holds_what_was_stored(tmp_path: Path) -> None:
@@ -400,10 +407,10 @@ def test_the_cache_holds_what_was_stored(tmp_path: Path) -> None:
 def test_a_foreign_or_broken_profile_in_the_cache_counts_as_absent(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    other = Subject("xyz", "some cpu, 1 thread", "bfloat16", 1, "0.1.0", "C++, amx")
-    save(profile(), tmp_path / other.file_name)
+    another = Subject("xyz", "some cpu, 1 thread", "bfloat16", 1, "0.1.0", "C++, amx")
+    save(profile(), tmp_path / another.file_name)
     (tmp_path / SUBJECT.file_name).write_text('{"format": 1}')
-    assert cached(tmp_path, other) is None
+    assert cached(tmp_path, another) is None
     assert cached(tmp_path, SUBJECT) is None
     assert [record.message.endswith("it is measured anew") for record in caplog.records] == [True, True]
 

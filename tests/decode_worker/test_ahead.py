@@ -46,8 +46,8 @@ class Bench:
         self.worker.handle(MemberJoined(POOL_MEMBER), 0.0)
 
     def _take(self, commands: Sequence[Command]) -> None:
-        for one in commands:
-            match one:
+        for command in commands:
+            match command:
                 case RunStep(plan):
                     self.plans.append(plan)
                 case Send(message=Tokens(outputs)):
@@ -55,7 +55,9 @@ class Bench:
 
     def joins(self, *some: Request) -> None:
         self._take(
-            self.worker.handle(said("pool-0", Batch(tuple(entry(one, (n,)) for n, one in enumerate(some)))), 0.0)
+            self.worker.handle(
+                said("pool-0", Batch(tuple(entry(request, (n,)) for n, request in enumerate(some)))), 0.0
+            )
         )
         for _ in some:
             self._num_copies += 1
@@ -92,13 +94,13 @@ class Bench:
 
 
 def names(plan: StepPlan | None) -> list[str]:
-    return [] if plan is None else [one.request for one in plan.decodes]
+    return [] if plan is None else [decode.request for decode in plan.decodes]
 
 
 def test_the_next_step_names_the_token_that_the_one_before_samples() -> None:
     bench = Bench(policy=Policy(reuse=False, room=Room.WHOLE))
     bench.joins(A)
-    [pairs] = {one.pairs for plan in bench.plans for one in plan.decodes}
+    [pairs] = {decode.pairs for plan in bench.plans for decode in plan.decodes}
     assert [plan.decodes for plan in bench.plans] == [
         (Decode("a", 7, 3, pairs, Sampling(), 1),),
         (Decode("a", None, 4, pairs, Sampling(), 2),),
@@ -106,7 +108,7 @@ def test_the_next_step_names_the_token_that_the_one_before_samples() -> None:
     bench.ends(("a", 9))
     assert bench.last.decodes == (Decode("a", None, 5, pairs, Sampling(), 3),)
     bench.ends(("a", 8))
-    assert [(one.index, one.tokens) for one in bench.outputs] == [(1, (9,)), (2, (8,))]
+    assert [(output.index, output.tokens) for output in bench.outputs] == [(1, (9,)), (2, (8,))]
 
 
 def test_nobody_goes_on_beyond_the_limit() -> None:
@@ -161,8 +163,8 @@ def test_whose_next_token_depends_on_what_it_said_sits_out_a_step() -> None:
         bench.ends(*((name, 9) for name in bench.running))
     assert [names(plan) for plan in bench.plans] == [["a"], ["a"], ["a", "b"], ["a"], ["a", "b"], ["a"]]
     of_b = [plan.decodes[1] for plan in bench.plans if len(plan.decodes) > 1]
-    assert [one.token for one in of_b] == [7, 9]
-    assert all(one.history is not None for one in of_b)
+    assert [output.token for output in of_b] == [7, 9]
+    assert all(output.history is not None for output in of_b)
 
 
 def test_who_joins_meanwhile_is_in_the_next_step() -> None:
@@ -170,7 +172,7 @@ def test_who_joins_meanwhile_is_in_the_next_step() -> None:
     bench.joins(request("a", max_tokens=8))
     bench.joins(B)
     bench.ends(("a", 9))
-    assert [(one.request, one.token) for one in bench.last.decodes] == [("a", None), ("b", 7)]
+    assert [(decode.request, decode.token) for decode in bench.last.decodes] == [("a", None), ("b", 7)]
 
 
 def test_with_a_prompt_before_it_nothing_is_planned_ahead() -> None:
@@ -261,8 +263,8 @@ _TENTHS = CostModel({kind: Coefficients(decode=0.1) for kind in OnlineCost(()).m
 def test_nobody_s_gap_becomes_longer_than_was_promised(tbt_s: float, is_ahead: bool) -> None:
     worker = DecodeCore(WorkerSetup(LIMITS, Policy(reuse=False), Slow(), look_ahead=1))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
-    one = replace(A, slo=Slo(tbt_s=tbt_s), service=ServiceClass.RT)
-    worker.handle(said("pool-0", Batch((entry(one, (0,)),))), 0.0)
+    request = replace(A, slo=Slo(tbt_s=tbt_s), service=ServiceClass.RT)
+    worker.handle(said("pool-0", Batch((entry(request, (0,)),))), 0.0)
     commands = worker.handle(CopiedIn(1, intact=True), 0.0)
     assert sum(isinstance(command, RunStep) for command in commands) == 1 + is_ahead
 

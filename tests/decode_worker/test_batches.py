@@ -34,8 +34,8 @@ ONE_SEAT = replace(LIMITS, max_batch=1)
 
 
 def document(name: str, page: int, jct_s: float = 1e5) -> Entry:
-    one = replace(request(name), service=ServiceClass.BE, slo=Slo(jct_s=jct_s))
-    return entry(one, (page,))
+    new_request = replace(request(name), service=ServiceClass.BE, slo=Slo(jct_s=jct_s))
+    return entry(new_request, (page,))
 
 
 def chat(name: str, page: int) -> Entry:
@@ -43,8 +43,8 @@ def chat(name: str, page: int) -> Entry:
 
 
 def document_of(name: str, prefix: int) -> Entry:
-    one = request(name, prompt=prefix)
-    return entry(replace(one, service=ServiceClass.BE, slo=Slo(jct_s=1e5)), tuple(range(prefix)))
+    new_request = request(name, prompt=prefix)
+    return entry(replace(new_request, service=ServiceClass.BE, slo=Slo(jct_s=1e5)), tuple(range(prefix)))
 
 
 D1, D2, D3, D4 = (document(f"d{number}", 10 + number) for number in range(1, 5))
@@ -62,7 +62,7 @@ class Worker:
 
     def hears(self, event: object) -> list[Command]:
         commands = self.core.handle(event, self.now)  # type: ignore[arg-type]
-        self.joined += [one.pages[0] for one in commands if isinstance(one, CopyIn)]
+        self.joined += [command.pages[0] for command in commands if isinstance(command, CopyIn)]
         return commands
 
     def gets(self, *entries: Entry, is_pinned: bool = False, is_dynamic: bool = False) -> list[Command]:
@@ -82,7 +82,7 @@ def of_many_seats() -> Worker:
 
 
 def sent(commands: Sequence[Command], to: str) -> list[Message]:
-    return [one.message for one in commands if isinstance(one, Send) and one.to == to]
+    return [command.message for command in commands if isinstance(command, Send) and command.to == to]
 
 
 @pytest.fixture
@@ -103,8 +103,8 @@ class TestOrder:
     def test_of_candidate_requests_who_has_least_to_wait(self, worker: Worker) -> None:
         """Predicted lengths decide; a request that has waited for an age in its level comes first (ALISE)."""
         long, short, old = (
-            replace(one, request=replace(one.request, max_tokens=400, estimate=Estimate(tokens, 400)))
-            for one, tokens in zip((D2, D3, D4), (200, 20, 300), strict=True)
+            replace(waiting, request=replace(waiting.request, max_tokens=400, estimate=Estimate(tokens, 400)))
+            for waiting, tokens in zip((D2, D3, D4), (200, 20, 300), strict=True)
         )
         worker.core.stores.pace.learn(StepPlan(0, (), (), 0.0), EMPTY, 1.0, lambda _: None)
         worker.gets(D1)
@@ -146,7 +146,7 @@ class TestOrder:
 
 class TestAsks:
     def asks(self, commands: Sequence[Command]) -> list[AskBatch]:
-        return [one for one in sent(commands, "pool-0") if isinstance(one, AskBatch)]
+        return [message for message in sent(commands, "pool-0") if isinstance(message, AskBatch)]
 
     def test_the_next_batch_before_there_is_room_for_it_and_only_one(self, worker: Worker) -> None:
         [ask] = self.asks(worker.gets(D1))
@@ -188,7 +188,7 @@ class TestAsks:
         worker = Worker()
         worker.core = DecodeCore(WorkerSetup(replace(LIMITS, max_batch=2, num_pairs=1000)))
         worker.hears(MemberJoined(POOL_MEMBER))
-        worker.gets(*(replace(one, request=replace(one.request, max_tokens=1000)) for one in (D1, D2)))
+        worker.gets(*(replace(waiting, request=replace(waiting.request, max_tokens=1000)) for waiting in (D1, D2)))
         worker.gets(D3, is_dynamic=True)
         worker.hears(CopiedIn(1, intact=True))
         worker.hears(CopiedIn(2, intact=True))
@@ -239,11 +239,13 @@ class TestPrefetching:
     def test_what_has_come_is_pulled(self, waiting: Worker) -> None:
         assert sent(self.come(waiting, "d2"), "prefill-0") == []
         commands = waiting.next_joins()
-        assert [one.source for one in commands if isinstance(one, ReceiveKv)] == ["prefill-0.1"]
+        assert [command.source for command in commands if isinstance(command, ReceiveKv)] == ["prefill-0.1"]
         messages = sent(commands, "prefill-0")
         assert messages[0] == Pull(1, "d2", 0)
-        assert [one.entries for one in messages if isinstance(one, Prefetch)] == [(D3,)], "its place is another's"
-        assert any(isinstance(one, RunStep) for one in waiting.hears(KvReceived(1, "prefill-0.1", True)))
+        assert [message.entries for message in messages if isinstance(message, Prefetch)] == [(D3,)], (
+            "its place is another's"
+        )
+        assert any(isinstance(command, RunStep) for command in waiting.hears(KvReceived(1, "prefill-0.1", True)))
         assert waiting.core.counts.prefetched == 1
 
     def test_what_has_not_come_joins_from_the_pool(self, waiting: Worker) -> None:
@@ -261,7 +263,7 @@ class TestPrefetching:
     def test_and_what_was_lost_with_the_prefill_worker(self, waiting: Worker) -> None:
         self.come(waiting, "d2")
         commands = waiting.hears(MemberLost(PREFILL))
-        assert not any(one.lost for one in sent(commands, ROUTER) if isinstance(one, Progress))
+        assert not any(message.lost for message in sent(commands, ROUTER) if isinstance(message, Progress))
         waiting.next_joins()
         assert waiting.joined == [11, 12]
 
@@ -274,10 +276,10 @@ class TestPrefetching:
     def test_it_outlives_the_pool(self, waiting: Worker) -> None:
         self.come(waiting, "d2")
         commands = waiting.hears(MemberLost(POOL_MEMBER))
-        assert [one.lost for one in sent(commands, ROUTER) if isinstance(one, Progress)] == [(("d3", 0),)]
-        assert any(isinstance(one, ReceiveKv) for one in waiting.next_joins())
+        assert [message.lost for message in sent(commands, ROUTER) if isinstance(message, Progress)] == [(("d3", 0),)]
+        assert any(isinstance(command, ReceiveKv) for command in waiting.next_joins())
         commands = waiting.hears(KvReceived(1, "prefill-0.1", False))
-        assert [one.lost for one in sent(commands, ROUTER) if isinstance(one, Progress)] == [(("d2", 0),)]
+        assert [message.lost for message in sent(commands, ROUTER) if isinstance(message, Progress)] == [(("d2", 0),)]
 
     def test_who_leaves_is_not_wanted_there(self, waiting: Worker) -> None:
         commands = waiting.hears(said(ROUTER, Cancel("d2", 0)))

@@ -97,14 +97,14 @@ class Anything(RuleBasedStateMachine):
     def step(self, data: st.DataObject) -> None:
         order = data.draw(st.permutations(self.owners))
         more = data.draw(st.lists(st.integers(0, 3), min_size=len(order), max_size=len(order)))
-        claims = [(one, one.prefix + some) for one, some in zip(order, more, strict=True) if one.prefix + some]
+        claims = [(claim, claim.prefix + some) for claim, some in zip(order, more, strict=True) if claim.prefix + some]
         blocks, first = self.sharing.blocks, data.draw(st.integers(0, len(claims)))
-        growing = [one for one in claims[:first] if one[0].side is RT or not blocks.has_lost(one[0])]
+        growing = [claim for claim in claims[:first] if claim[0].side is RT or not blocks.has_lost(claim[0])]
         runs = self.claimed(growing)
         blocks.unpin()  # before a step is chosen: later claims may take what the earlier claims have taken
         runs |= self.claimed(claims[first:])
-        self.claimed([(one, tokens) for one, tokens in claims if blocks.has_lost(one)])
-        self.sharing.run(*(one for one in runs.items() if blocks.is_whole(*one)))
+        self.claimed([(claimed, tokens) for claimed, tokens in claims if blocks.has_lost(claimed)])
+        self.sharing.run(*(run for run in runs.items() if blocks.is_whole(*run)))
 
     def claimed(self, claims: list[tuple[Owner, int]]) -> dict[Owner, int]:
         """Return the claims that succeeded, and check that a failed claim leaves the request's slots as they were."""
@@ -217,13 +217,13 @@ class TestRealTime:
 
     def test_has_somebody_in_the_step_step_aside(self) -> None:
         sharing, best_effort, chat = Sharing(2, 4, 100), be(), rt()
-        other = rt("other")
-        sharing.runs(other, 8 - 4)
+        second_chat = rt("other")
+        sharing.runs(second_chat, 8 - 4)
         sharing.runs(best_effort, 2)
         sharing.runs(chat, 2)
         shared = chat.pairs
         assert shared == best_effort.pairs
-        sharing.blocks.release(other)
+        sharing.blocks.release(second_chat)
         assert sharing.claim(best_effort, 2)
         assert sharing.claim(chat, 3)
         assert best_effort.pairs != shared
@@ -276,11 +276,11 @@ class TestBestEffort:
         assert (copies.checkpoints, len(copies.restores), copies.moves) == ((), 2, ())
 
     def test_or_moves_with_its_share_to_a_free_pair(self) -> None:
-        sharing, best_effort, chat, other = Sharing(2, 4, 100), be(), rt(), rt("other")
-        sharing.runs(other, 4)
+        sharing, best_effort, chat, second_chat = Sharing(2, 4, 100), be(), rt(), rt("other")
+        sharing.runs(second_chat, 4)
         sharing.runs(best_effort, 3)
         sharing.runs(chat, 3)
-        sharing.blocks.release(other)
+        sharing.blocks.release(second_chat)
         sharing.runs(best_effort, 4)
         assert not set(best_effort.pairs) & set(chat.pairs)
         counts = sharing.blocks.counts
@@ -302,11 +302,11 @@ class TestBestEffort:
         assert best_effort.pairs == emptier.pairs
 
     def test_that_is_checkpointed_and_wanted_in_one_round_moves(self) -> None:
-        sharing, best_effort, chat, other = Sharing(2, 4, 100), be(), rt(), rt("other")
-        sharing.runs(other, 4)
+        sharing, best_effort, chat, second_chat = Sharing(2, 4, 100), be(), rt(), rt("other")
+        sharing.runs(second_chat, 4)
         sharing.runs(best_effort, 3)
         assert sharing.claim(chat, 3)
-        sharing.blocks.release(other)
+        sharing.blocks.release(second_chat)
         assert sharing.claim(best_effort, 3)
         copies = sharing.blocks.copies()
         assert copies is not None

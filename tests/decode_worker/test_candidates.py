@@ -41,21 +41,23 @@ RECEIVES = ReceiveKv(1, "prefill-0.1", (0, 1), (1, 2, 3))
 @pytest.fixture
 def worker() -> DecodeCore:
     core = DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.WHOLE), direct=True))
-    for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
-        core.handle(MemberJoined(one), 0.0)
+    for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
+        core.handle(MemberJoined(neighbour), 0.0)
     return core
 
 
 def sent(commands: Sequence[Command], to: str) -> list[Message]:
-    return [one.message for one in commands if isinstance(one, Send) and one.to == to]
+    return [command.message for command in commands if isinstance(command, Send) and command.to == to]
 
 
 def progress(commands: Sequence[Command], stage: str) -> list[tuple[str, int]]:
-    return [key for one in sent(commands, ROUTER) if isinstance(one, Progress) for key in getattr(one, stage)]
+    return [
+        key for message in sent(commands, ROUTER) if isinstance(message, Progress) for key in getattr(message, stage)
+    ]
 
 
-def offered(worker: DecodeCore, one: Entry, is_pinned: bool = False) -> list[Command]:
-    return worker.handle(said("prefill-0", Offer(one, is_pinned)), 0.0)
+def offered(worker: DecodeCore, entry: Entry, is_pinned: bool = False) -> list[Command]:
+    return worker.handle(said("prefill-0", Offer(entry, is_pinned)), 0.0)
 
 
 def received(worker: DecodeCore, number: int = 1, intact: bool = True) -> list[Command]:
@@ -66,7 +68,7 @@ def test_what_is_offered_is_pulled_and_decoded(worker: DecodeCore) -> None:
     commands = offered(worker, IN_A)
     assert commands[:2] == [RECEIVES, Send("prefill-0", Pull(1, "a", 0))]
     assert progress(commands, "joined") == [("a", 0)]
-    assert [type(one) for one in received(worker)][:1] == [RunStep]
+    assert [type(command) for command in received(worker)][:1] == [RunStep]
     worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
     assert worker.held["requests"] == 0
 
@@ -87,7 +89,7 @@ def test_without_room_it_is_declined_but_for_the_pinned(worker: DecodeCore) -> N
     assert sorted(worker.attempts) == [(name, 0) for name in "abcd"], "both ends list them"
     commands = received(worker, 1, intact=False)
     assert Pull(3, "d", 0) in sent(commands, "prefill-0")
-    assert not any(one.requests for one in sent(commands, "pool-0") if isinstance(one, AskBatch))
+    assert not any(message.requests for message in sent(commands, "pool-0") if isinstance(message, AskBatch))
 
 
 def test_nothing_is_taken_of_who_cannot_be_reached() -> None:
@@ -99,21 +101,21 @@ def test_nothing_is_taken_of_who_cannot_be_reached() -> None:
 def test_nothing_comes_beside_the_steps_where_pairs_are_shared() -> None:
     """Another request might take slots of the pairs that it comes to. What the pool pins still comes before others."""
     core = DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL), direct=True))
-    for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
-        core.handle(MemberJoined(one), 0.0)
+    for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
+        core.handle(MemberJoined(neighbour), 0.0)
     assert sent(offered(core, IN_A, is_pinned=True), "prefill-0") == [Decline("a", 0)]
     pinned = Batch((replace(IN_B, pages=(7,)),), is_pinned=True)
-    (copy,) = [one for one in core.handle(said("pool-0", pinned), 0.0) if isinstance(one, CopyIn)]
+    (copy,) = [command for command in core.handle(said("pool-0", pinned), 0.0) if isinstance(command, CopyIn)]
     assert copy.pages == (7,)
 
 
 def test_a_pinned_one_of_the_pool_comes_before_others_of_it(worker: DecodeCore) -> None:
-    batch = tuple(replace(one, pages=(page,)) for one, page in ((IN_A, 4), (IN_B, 5), (IN_C, 6)))
+    batch = tuple(replace(entry, pages=(page,)) for entry, page in ((IN_A, 4), (IN_B, 5), (IN_C, 6)))
     worker.handle(said("pool-0", Batch(batch)), 0.0)
     pinned = replace(entry(request("d"), ()), pages=(7,))
     assert not sent(worker.handle(said("pool-0", Batch((pinned,), is_pinned=True)), 0.0), "pool-0")
     worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
-    copies = [one.pages for one in worker.handle(CopiedIn(2, intact=True), 0.0) if isinstance(one, CopyIn)]
+    copies = [command.pages for command in worker.handle(CopiedIn(2, intact=True), 0.0) if isinstance(command, CopyIn)]
     assert copies in ([(7,)], []), "its seat may have been taken at once"
     assert ("c", 0) in worker.attempts
 
@@ -167,13 +169,13 @@ class TestThePoolKeepsItToo:
         commands = received(worker, intact=False)
         assert CopyIn(1, "pool-0.1", (5,), (0, 1), (1, 2, 3)) in commands
         assert sent(commands, ROUTER)[0] == Figures(num_failed_transfers=1)
-        assert [type(one) for one in worker.handle(CopiedIn(1, intact=True), 0.0)][:1] == [RunStep]
+        assert [type(command) for command in worker.handle(CopiedIn(1, intact=True), 0.0)][:1] == [RunStep]
 
     def test_so_is_what_the_pool_hands_out_meanwhile(self, worker: DecodeCore) -> None:
         """The prefill worker had no memory to keep the request, so the pool hands it out."""
         offered(worker, IN_A)
         worker.handle(said("pool-0", Batch((replace(IN_A, pages=(5,)),), is_pinned=True)), 0.0)
-        assert any(isinstance(one, CopyIn) for one in received(worker, intact=False))
+        assert any(isinstance(command, CopyIn) for command in received(worker, intact=False))
 
 
 class TestFailures:
@@ -192,8 +194,8 @@ class TestFailures:
         assert worker.held == NOTHING_HELD
 
     def test_who_waits_is_lost_with_its_source(self, worker: DecodeCore) -> None:
-        for one in (IN_A, IN_B, IN_C):
-            offered(worker, one, is_pinned=True)
+        for waiting_entry in (IN_A, IN_B, IN_C):
+            offered(worker, waiting_entry, is_pinned=True)
         assert progress(worker.handle(MemberLost(PREFILL), 0.0), "lost") == [("c", 0)]
 
     def test_cancelled_its_pairs_wait_for_the_end_of_the_transfer(self, worker: DecodeCore) -> None:
@@ -211,8 +213,8 @@ class TestWhoCannotWait:
 
     def busy(self, policy: Policy = DEFAULT_POLICY, limits: WorkerLimits = SMALL) -> DecodeCore:
         core = DecodeCore(WorkerSetup(limits, policy, direct=True))
-        for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
-            core.handle(MemberJoined(one), 0.0)
+        for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
+            core.handle(MemberJoined(neighbour), 0.0)
         core.handle(
             said("pool-0", Batch(tuple(self.document(name, page) for name, page in (("d1", 1), ("d2", 2))))), 0.0
         )
@@ -232,8 +234,8 @@ class TestWhoCannotWait:
         commands = self.stepped(core, 1)
         assert sent(commands, "prefill-0") == [Pull(1, "a", 0)]
         assert core.counts.preemptions == 1
-        (step,) = [one for one in commands if isinstance(one, RunStep)]
-        assert [one.request for one in step.plan.decodes] == ["d1"], "its KV comes beside the steps"
+        (step,) = [command for command in commands if isinstance(command, RunStep)]
+        assert [decode.request for decode in step.plan.decodes] == ["d1"], "its KV comes beside the steps"
 
     def test_gets_a_place_where_documents_have_all_and_nobody_leaves(self) -> None:
         core = self.busy(limits=replace(self.SMALL, num_pairs=8))

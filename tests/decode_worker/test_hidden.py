@@ -47,10 +47,10 @@ class Worker:
                 self.work.append(command)
 
     def asked(self, name: str, prompt: int, max_tokens: int = 8, service: ServiceClass = ServiceClass.RT) -> Request:
-        one = replace(request(name, prompt, max_tokens), service=service, arrival_at=self.now)
-        self.stories[name] = story_from(one, max_tokens)
-        self.hears(said(ROUTER, Prefill(one)))
-        return one
+        new_request = replace(request(name, prompt, max_tokens), service=service, arrival_at=self.now)
+        self.stories[name] = story_from(new_request, max_tokens)
+        self.hears(said(ROUTER, Prefill(new_request)))
+        return new_request
 
     def works(self) -> None:
         """Do one piece of work."""

@@ -36,8 +36,8 @@ D2 = ("d2", 0)
 
 
 def document(name: str, page: int) -> Entry:
-    one = replace(request(name, max_tokens=20), service=ServiceClass.BE, slo=Slo(jct_s=1e5))
-    return entry(one, (page,))
+    new_request = replace(request(name, max_tokens=20), service=ServiceClass.BE, slo=Slo(jct_s=1e5))
+    return entry(new_request, (page,))
 
 
 class Worker:
@@ -47,40 +47,40 @@ class Worker:
         self.core = DecodeCore(WorkerSetup(LIMITS, policy, direct=True))
         self.plan = RunStep(None)  # type: ignore[arg-type]
         self.chunks = list[Chunk]()  # chunks that ran
-        for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
-            self.hears(MemberJoined(one))
+        for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
+            self.hears(MemberJoined(neighbour))
         self.hears(said("pool-0", Batch(entries or (document("d1", 11), document("d2", 12)))))
         self.hears(CopiedIn(1, intact=True))
         self.hears(CopiedIn(2, intact=True))
 
     def hears(self, event: object) -> list[Command]:
         commands = self.core.handle(event, 0.0)  # type: ignore[arg-type]
-        for one in commands:
-            if isinstance(one, RunStep):
-                self.plan = one
-                self.chunks += one.plan.chunks
+        for command in commands:
+            if isinstance(command, RunStep):
+                self.plan = command
+                self.chunks += command.plan.chunks
         return commands
 
     def steps(self) -> list[Command]:
         plan = self.plan.plan
-        sampled = tuple((one.request, 7) for one in plan.parts if one.sampling is not None)
+        sampled = tuple((part.request, 7) for part in plan.parts if part.sampling is not None)
         return self.hears(StepDone(StepResult(plan.number, sampled), 0.01))
 
     @property
     def runs(self) -> list[str]:
-        return [one.request for one in self.plan.plan.parts]
+        return [part.request for part in self.plan.plan.parts]
 
     def cancels(self, name: str) -> list[Command]:
         return self.hears(said(ROUTER, Cancel(name, 0)))
 
     def send_d2(self) -> SendKv:
         """Evict D2 up to the point where its KV is being sent, and return the order to send it."""
-        [sends] = [one for one in self.hears(said("prefill-0", Pull(1, *D2))) if isinstance(one, SendKv)]
+        [sends] = [command for command in self.hears(said("prefill-0", Pull(1, *D2))) if isinstance(command, SendKv)]
         return sends
 
 
 def sent(commands: Sequence[Command], to: str) -> list[Message]:
-    return [one.message for one in commands if isinstance(one, Send) and one.to == to]
+    return [command.message for command in commands if isinstance(command, Send) and command.to == to]
 
 
 @pytest.fixture
@@ -107,15 +107,17 @@ def test_it_goes_beside_the_steps_and_is_pulled_when_there_is_room_again(worker:
     assert len(sends.pairs) == 1
     commands = worker.hears(KvSent(1, "prefill-0.1", ok=True))
     assert worker.core.free_share > free
-    assert not any(isinstance(one, ReceiveKv) for one in commands), "who has just left does not come back at once"
+    assert not any(isinstance(command, ReceiveKv) for command in commands), (
+        "who has just left does not come back at once"
+    )
     assert worker.hears(said("prefill-0", Prefetched((D2,)))) == [], "we know"
     assert sorted(worker.core.attempts) == [("d1", 0), D2], "it is ours all the time"
     worker.steps()
     commands = worker.cancels("d1")
-    [receives] = [one for one in commands if isinstance(one, ReceiveKv)]
+    [receives] = [command for command in commands if isinstance(command, ReceiveKv)]
     assert receives.tokens == (1, 2, 3)
     assert sent(commands, "prefill-0") == [Pull(1, *D2)]
-    assert not [one for one in sent(commands, ROUTER) if isinstance(one, Progress) and one.joined]
+    assert not [message for message in sent(commands, ROUTER) if isinstance(message, Progress) and message.joined]
     worker.steps()
     worker.hears(KvReceived(1, "prefill-0.1", intact=True))
     [decode] = worker.plan.plan.decodes
@@ -124,7 +126,7 @@ def test_it_goes_beside_the_steps_and_is_pulled_when_there_is_room_again(worker:
 
 def test_it_stays_where_there_is_no_room_for_it_and_is_not_sent_there_again_soon(worker: Worker) -> None:
     worker.hears(said("prefill-0", LetGo((D2,))))
-    assert not [one for one in sent(worker.steps(), "prefill-0") if isinstance(one, Evict)]
+    assert not [message for message in sent(worker.steps(), "prefill-0") if isinstance(message, Evict)]
     assert worker.runs == ["d1", "d2"]
     assert worker.core.counts.preemptions == 0, "it has not left"
 
@@ -142,11 +144,11 @@ def test_and_where_the_prefill_worker_is_lost_before_or_while_it_is_sent(worker:
     worker.hears(KvSent(1, "prefill-0.1", ok=True))
     worker.steps()
     assert worker.runs == ["d1", "d2"]
-    other = Worker()
-    other.steps()
-    other.hears(MemberLost(PREFILL))
-    other.steps()
-    assert other.runs == ["d1", "d2"]
+    spared = Worker()
+    spared.steps()
+    spared.hears(MemberLost(PREFILL))
+    spared.steps()
+    assert spared.runs == ["d1", "d2"]
 
 
 @pytest.mark.parametrize("how", ["let go", "lost", "not intact"])
@@ -211,9 +213,9 @@ def test_nobody_leaves_this_way_where_it_is_off(policy: Policy) -> None:
 
 def test_who_has_longest_to_wait_leaves() -> None:
     """Waiting times follow from predicted lengths."""
-    other = Worker()
-    other.hears(said(ROUTER, Expect("d1", 0, Estimate(19, 19))))
-    other.hears(said(ROUTER, Expect("d2", 0, Estimate(3, 3))))
-    [evict] = sent(other.steps(), "prefill-0")
+    told_worker = Worker()
+    told_worker.hears(said(ROUTER, Expect("d1", 0, Estimate(19, 19))))
+    told_worker.hears(said(ROUTER, Expect("d2", 0, Estimate(3, 3))))
+    [evict] = sent(told_worker.steps(), "prefill-0")
     assert isinstance(evict, Evict)
     assert evict.entry.request.id == "d1"

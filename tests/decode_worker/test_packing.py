@@ -42,8 +42,8 @@ LIMITS = WorkerLimits(num_pairs=16, block_size=4, page_size=8, max_step_tokens=6
 
 
 def make_request(name: str, service: ServiceClass, prompt: int = 4, tokens: int = 8, at: float = 0.0) -> Request:
-    one = request(name, prompt=prompt, max_tokens=tokens)
-    return replace(one, service=service, slo=Slo(ttft_s=1.0, tbt_s=0.2, jct_s=1000.0), arrival_at=at)
+    new_request = request(name, prompt=prompt, max_tokens=tokens)
+    return replace(new_request, service=service, slo=Slo(ttft_s=1.0, tbt_s=0.2, jct_s=1000.0), arrival_at=at)
 
 
 class Device:
@@ -57,8 +57,8 @@ class Device:
         self.said_at: dict[str, list[float]] = {}
 
     def ask(self, *requests: Request) -> None:
-        for one in requests:
-            self._take(self.worker.handle(Received(ROUTER, Prefill(one)), self.now))
+        for new_request in requests:
+            self._take(self.worker.handle(Received(ROUTER, Prefill(new_request)), self.now))
 
     def _take(self, commands: Iterable[Command]) -> None:
         self.plans += [command.plan for command in commands if isinstance(command, RunStep)]
@@ -75,7 +75,10 @@ class Device:
         assert plan is not None, "nothing runs"
         self.now += self._step_s
         self._next += 1
-        names = [*(one.request for one in plan.chunks if one.sampling is not None), *(d.request for d in plan.decodes)]
+        names = [
+            *(chunk.request for chunk in plan.chunks if chunk.sampling is not None),
+            *(d.request for d in plan.decodes),
+        ]
         for name in names:
             self.said[name] += 1
             self.said_at.setdefault(name, []).append(self.now)
@@ -283,16 +286,16 @@ class TestRealTimeFirst:
 class TestTheSizeOfAStep:
     @given(st.integers(1, 5000), st.lists(st.booleans(), max_size=20))
     def test_it_doubles_until_time_ends_a_choice(self, most: int, on_time: list[bool]) -> None:
-        one = packer(PackingSetup(Policy(), most))
+        batch_packer = packer(PackingSetup(Policy(), most))
         expected = min(FIRST_BATCH, most)
-        assert one.batch == expected
+        assert batch_packer.batch == expected
         for stopped in on_time:
-            one.planned(Selection((), (), EMPTY, 0.0, stopped_on_time=stopped))
+            batch_packer.planned(Selection((), (), EMPTY, 0.0, stopped_on_time=stopped))
             expected = min(FIRST_BATCH, most) if stopped else min(2 * expected, most)
-            assert one.batch == expected
+            assert batch_packer.batch == expected
 
     def test_nobody_else_knows_one(self) -> None:
-        assert all(packer(PackingSetup(one, 500)).batch == 500 for one in (PLAIN, ROUND))
+        assert all(packer(PackingSetup(policy, 500)).batch == 500 for policy in (PLAIN, ROUND))
 
     def test_those_that_do_not_fit_are_paused(self) -> None:
         decodes = [chat("c", 0.9, output=3), *(document(f"d{number}", output=3) for number in range(5))]
@@ -326,17 +329,17 @@ crowds = st.lists(
 @settings(deadline=None)
 def test_documents_make_no_chat_late_and_a_step_is_never_empty(crowd: list[Running], batch: int) -> None:
     """Every chat that could run is in this step or, by the cost model, has time for this step and its own after it."""
-    for number, one in enumerate(crowd):
-        one.request = one.promise.request = replace(one.request, id=f"r{number}")
+    for number, running in enumerate(crowd):
+        running.request = running.promise.request = replace(running.request, id=f"r{number}")
     found = select(crowd, [], [], at(batch))
-    names = {one.request.id for one in found.decodes}
+    names = {decode.request.id for decode in found.decodes}
     assert 1 <= len(names) <= batch
-    runs_be = any(not one.promise.is_rt for one in found.decodes)
-    for one in crowd:
-        if one.promise.is_rt and runs_be and len(names) > 1:
-            left_s = one.promise.due_at(NOW) - NOW
+    runs_be = any(not decode.promise.is_rt for decode in found.decodes)
+    for running in crowd:
+        if running.promise.is_rt and runs_be and len(names) > 1:
+            left_s = running.promise.due_at(NOW) - NOW
             assert found.predicted_s <= left_s
-            if one.request.id not in names and len([o for o in crowd if o.promise.is_rt]) <= batch:
+            if running.request.id not in names and len([o for o in crowd if o.promise.is_rt]) <= batch:
                 assert left_s - found.predicted_s >= TIMES.mean_s - 1e-9
 
 
@@ -376,8 +379,8 @@ def test_a_long_document_is_served_among_short_ones_that_never_end() -> None:
         return documents(f"short{number}", most=20)
 
     def documents(name: str, most: int) -> Running:
-        one = replace(request(name, prompt=8, max_tokens=most), service=BE, slo=Slo(jct_s=1e6), arrival_at=now)
-        return Running(one, promise(one, policy, 1), [7], (0,), 8)
+        new_request = replace(request(name, prompt=8, max_tokens=most), service=BE, slo=Slo(jct_s=1e6), arrival_at=now)
+        return Running(new_request, promise(new_request, policy, 1), [7], (0,), 8)
 
     decodes = [documents("long", most=900), short(0)]
     for number in range(1, 600):

@@ -115,10 +115,10 @@ class Scheduling(RuleBasedStateMachine):
         self.prefilled: dict[ServiceClass, tuple[str, bool]] = {}
         self.num_asks = 0
         self.now = 0.0
-        for one in (DECODE, PREFILL, ROUTER_MEMBER, GATEWAY_MEMBER):
-            self.tell(POOL_MEMBER.name, MemberJoined(one))
-        for one in (POOL_MEMBER, ROUTER_MEMBER, GATEWAY_MEMBER):
-            self.tell(DECODE.name, MemberJoined(one))
+        for neighbour in (DECODE, PREFILL, ROUTER_MEMBER, GATEWAY_MEMBER):
+            self.tell(POOL_MEMBER.name, MemberJoined(neighbour))
+        for neighbour in (POOL_MEMBER, ROUTER_MEMBER, GATEWAY_MEMBER):
+            self.tell(DECODE.name, MemberJoined(neighbour))
 
     def _hands(self, num_pairs: int) -> CheckedHands:
         hands = CheckedHands(self.stories, Costs(), num_pairs, LIMITS.block_size, lambda _: self.arena)
@@ -182,7 +182,7 @@ class Scheduling(RuleBasedStateMachine):
     def _client(self, is_rt: bool, prompt: int, output: int, priority: int) -> Request:
         number = len(self.clients)
         slo = Slo(ttft_s=1.0, tbt_s=0.2) if is_rt else Slo(jct_s=100.0)
-        one = replace(
+        new_request = replace(
             request(f"r{number}", prompt, MOST_OUTPUT),
             prompt=tuple(range(1 + number, 1 + number + prompt)),
             service=ServiceClass.RT if is_rt else ServiceClass.BE,
@@ -191,9 +191,9 @@ class Scheduling(RuleBasedStateMachine):
             priority=priority,
             sampling=Sampling(seed=number),
         )
-        self.stories[one.id] = story = story_from(one, output)
-        self.clients[one.id] = Client(one, story, [])
-        return one
+        self.stories[new_request.id] = story = story_from(new_request, output)
+        self.clients[new_request.id] = Client(new_request, story, [])
+        return new_request
 
     @rule(
         is_rt=st.booleans(),
@@ -215,8 +215,8 @@ class Scheduling(RuleBasedStateMachine):
         service = ServiceClass.RT if is_rt else ServiceClass.BE
         if service in self.prefilled:
             return
-        one = self._client(is_rt, prompt, output, 0)
-        self.prefilled[service] = (one.id, is_pinned and is_rt)
+        submitted = self._client(is_rt, prompt, output, 0)
+        self.prefilled[service] = (submitted.id, is_pinned and is_rt)
         self.num_asks += 1
         self.say(
             PREFILL.name,

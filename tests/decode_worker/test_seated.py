@@ -35,11 +35,11 @@ class Kept(RuleBasedStateMachine):
         self.seated, self.decodes, self.number = Seated(self.policy), list[Running](), 0
         self.now, self.times = NOW, TIMES[0]
 
-    def _join(self, one: Running) -> None:
+    def _join(self, running: Running) -> None:
         self.number += 1
-        one.request = replace(one.request, id=f"r{self.number}")
-        one.promise = promise(one.request, self.policy, len(one.output))
-        self.decodes.append(one)
+        running.request = replace(running.request, id=f"r{self.number}")
+        running.promise = promise(running.request, self.policy, len(running.output))
+        self.decodes.append(running)
 
     @rule(left_s=st.floats(-0.5, 1.0), priority=st.sampled_from((0, 0, 1)))
     def a_chat_joins(self, left_s: float, priority: int) -> None:
@@ -56,20 +56,20 @@ class Kept(RuleBasedStateMachine):
 
     @rule(data=st.data(), after_s=st.floats(0.0, 0.3), fails=st.booleans())
     def a_step_runs(self, data: st.DataObject, after_s: float, fails: bool) -> None:
-        ran = [one for one in self.decodes if data.draw(st.booleans())]
+        ran = [running for running in self.decodes if data.draw(st.booleans())]
         self.seated.note_run(ran)
         self.now += after_s
-        for one in ran if not fails else ():
-            one.output.append(7)
-            one.prefix += 1
-            one.promise.emitted(self.now, len(one.output))
+        for running in ran if not fails else ():
+            running.output.append(7)
+            running.prefix += 1
+            running.promise.emitted(self.now, len(running.output))
 
     @rule(data=st.data(), tokens=st.integers(1, 300))
     def a_length_is_predicted(self, data: st.DataObject, tokens: int) -> None:
         if self.decodes:
-            one = data.draw(st.sampled_from(self.decodes))
-            one.expect(Estimate(tokens, 2 * tokens), self.policy, self.now)
-            self.seated.refile(one)
+            running = data.draw(st.sampled_from(self.decodes))
+            running.expect(Estimate(tokens, 2 * tokens), self.policy, self.now)
+            self.seated.refile(running)
 
     @rule(times=st.sampled_from(TIMES))
     def steps_take_longer(self, times: StepTimes) -> None:
@@ -86,10 +86,10 @@ class Kept(RuleBasedStateMachine):
     @invariant()
     def the_order_is_the_one_made_anew(self) -> None:
         self.seated.refresh(self.decodes, self.now, self.times)
-        standings = [one.promise.standing(self.now, one.work(1), self.times) for one in self.decodes]
-        if any(abs(one.slack_s - self.times.most_s) < ROUNDING_S for one in standings):
+        standings = [running.promise.standing(self.now, running.work(1), self.times) for running in self.decodes]
+        if any(abs(standing.slack_s - self.times.most_s) < ROUNDING_S for standing in standings):
             return  # slack is kept as an instant: within the rounding error a request may count as urgent or not
-        kept, named = [key[-1] for key, _ in self.ranked()], {one.id: one for one in standings}
+        kept, named = [key[-1] for key, _ in self.ranked()], {standing.id: standing for standing in standings}
         assert sorted(kept) == sorted(named)
         anew = in_order(standings, self.times, self.policy.late)
         assert [self._place(named[id]) for id in kept] == list(map(self._place, anew))
@@ -97,9 +97,9 @@ class Kept(RuleBasedStateMachine):
             standing = running.promise.standing(self.now, running.work(1), self.times)
             assert key[0] == standing.rank(self.times, self.policy.late)
 
-    def _place(self, one: Standing) -> tuple[float, ...]:
+    def _place(self, standing: Standing) -> tuple[float, ...]:
         """Return the request's place, without the tie-break among equal slacks, which rounding decides."""
-        key = one.key(self.times, self.policy.late)
+        key = standing.key(self.times, self.policy.late)
         return tuple(round(part, 6) for part in (key if key[0] is Rank.BE else key[:-1]))
 
     @invariant()
@@ -108,8 +108,8 @@ class Kept(RuleBasedStateMachine):
         self.seated.refresh(self.decodes, self.now, self.times)
         at = Moment(self.now, COST, self.times, 2048, 16, 256, self.policy, 256)
         dropped = self.policy.late is Late.DROP_LAST
-        real_time = [one for one in self.decodes if one.promise.is_rt]
-        counted = [one for one in real_time if not (dropped and one.promise.is_late(self.now))]
+        real_time = [running for running in self.decodes if running.promise.is_rt]
+        counted = [running for running in real_time if not (dropped and running.promise.is_late(self.now))]
         kept_s = step_bounds(self.decodes, (), Waiting(self.policy), at, self.seated).all_s
         assert kept_s == pytest.approx(step_bounds(counted, (), Waiting(self.policy), at).all_s, abs=ROUNDING_S)
 
@@ -132,5 +132,7 @@ def test_whom_it_has_not_ordered_it_does_not_keep() -> None:
     for number in range(100):
         seated.refile(chat(f"moved-{number}", 1.0, output=3))
         seated.forget()
-    kept = [one for one in gc.get_objects() if type(one) is Running and one.request.id.startswith("moved-")]
+    kept = [
+        running for running in gc.get_objects() if type(running) is Running and running.request.id.startswith("moved-")
+    ]
     assert len(kept) <= 1

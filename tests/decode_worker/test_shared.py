@@ -39,13 +39,13 @@ class Worker:
         self.ordered += (new := self.core.handle(event, self.now))  # type: ignore[arg-type]
         return new
 
-    def asked(self, one: Request) -> list[Command]:
-        return self.hears(said(ROUTER, Prefill(replace(one, arrival_at=self.now))))
+    def asked(self, request: Request) -> list[Command]:
+        return self.hears(said(ROUTER, Prefill(replace(request, arrival_at=self.now))))
 
     @property
     def step(self) -> RunStep:
         """Return the newest step that was ordered."""
-        return next(one for one in reversed(self.ordered) if isinstance(one, RunStep))
+        return next(command for command in reversed(self.ordered) if isinstance(command, RunStep))
 
     def steps(self) -> list[Command]:
         """End the newest step, and return the commands that follow."""
@@ -68,7 +68,7 @@ def with_a_document(policy: Policy = SHARED) -> Worker:
 
 
 def copies(commands: list[Command]) -> list[CopySlots]:
-    return [one for one in commands if isinstance(one, CopySlots)]
+    return [command for command in commands if isinstance(command, CopySlots)]
 
 
 class TestAChat:
@@ -82,7 +82,7 @@ class TestAChat:
         assert worker.core.shared is not None
         assert worker.core.shared.counts.num_preempted == 1
         assert worker.core.counts.preemptions == 0
-        assert [type(one) for one in first if isinstance(one, CopySlots | RunStep)][-1] is RunStep
+        assert [type(command) for command in first if isinstance(command, CopySlots | RunStep)][-1] is RunStep
 
     def test_and_the_document_run_together_until_they_meet(self) -> None:
         worker = with_a_document()

@@ -242,8 +242,8 @@ class TestCancel:
 
     def test_of_a_waiting_prompt(self) -> None:
         worker = DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.WHOLE)))
-        for one in (A, B, C):
-            worker.handle(said(ROUTER, Prefill(one)), 0.0)
+        for new_request in (A, B, C):
+            worker.handle(said(ROUTER, Prefill(new_request)), 0.0)
         worker.handle(said(ROUTER, Cancel("c", 0)), 0.0)
         assert worker.held["requests"] == 2
 
@@ -382,16 +382,16 @@ class TestGrowingRoom:
     def run(self, worker: DecodeCore, prompts: Sequence[Request]) -> dict[str, list[int]]:
         """Run all prompts to their ends, on an engine that always samples token 7."""
         said_tokens: dict[str, list[int]] = {}
-        work = [command for one in prompts for command in worker.handle(said(ROUTER, Prefill(one)), 0.0)]
+        work = [command for prompt in prompts for command in worker.handle(said(ROUTER, Prefill(prompt)), 0.0)]
         while work:
             command = work.pop(0)
             match command:
                 case RunStep(plan):
                     slots = [pair for ran in plan.parts for pair in ran.pairs]
                     assert len(set(slots)) == len(slots)
-                    assert all(one.start < len(one.pairs) * LIMITS.block_size for one in plan.decodes)
-                    sampling = [one.request for one in plan.chunks if one.sampling is not None]
-                    sampled = [*sampling, *(one.request for one in plan.decodes)]
+                    assert all(decode.start < len(decode.pairs) * LIMITS.block_size for decode in plan.decodes)
+                    sampling = [chunk.request for chunk in plan.chunks if chunk.sampling is not None]
+                    sampled = [*sampling, *(decode.request for decode in plan.decodes)]
                     result = StepResult(plan.number, tuple((name, 7) for name in sampled))
                     work += worker.handle(StepDone(result), 0.0)
                 case Send(_, Tokens(outputs)):
@@ -445,9 +445,9 @@ def test_the_router_gets_a_report_every_few_steps_and_when_there_are_none(worker
     for number in range(1, 20):
         token = 0 if number == 19 else 9
         reports += [
-            (number, one.message)
-            for one in worker.handle(StepDone(StepResult(number, (("a", token),)), seconds=0.5), 0.0)
-            if isinstance(one, Send) and isinstance(one.message, Report)
+            (number, command.message)
+            for command in worker.handle(StepDone(StepResult(number, (("a", token),)), seconds=0.5), 0.0)
+            if isinstance(command, Send) and isinstance(command.message, Report)
         ]
     assert [number for number, _ in reports] == [7, 15, 19]
     while_it_runs, when_it_has_ended = reports[1][1], reports[2][1]

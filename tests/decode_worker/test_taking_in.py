@@ -45,8 +45,8 @@ class Worker:
         self.core = DecodeCore(WorkerSetup(LIMITS, Policy(), direct=True))
         self.plan = RunStep(None)  # type: ignore[arg-type]
         self.asked = AskPages(0)  # the newest ask for pages
-        for one in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
-            self.hears(MemberJoined(one))
+        for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
+            self.hears(MemberJoined(neighbour))
         for number, name in enumerate("ab", 1):
             self.is_offered(document(name))
             self.hears(KvReceived(number, "prefill-0.1", intact=True))
@@ -54,19 +54,21 @@ class Worker:
 
     def hears(self, event: object) -> list[Command]:
         commands = self.core.handle(event, 0.0)  # type: ignore[arg-type]
-        self.plan = next((one for one in commands if isinstance(one, RunStep)), self.plan)
-        self.asked = next((one for one in sent(commands, "pool-0") if isinstance(one, AskPages)), self.asked)
+        self.plan = next((command for command in commands if isinstance(command, RunStep)), self.plan)
+        self.asked = next(
+            (message for message in sent(commands, "pool-0") if isinstance(message, AskPages)), self.asked
+        )
         return commands
 
-    def is_offered(self, one: Entry, has_pool: bool = False) -> list[Command]:
-        return self.hears(said("prefill-0", Offer(one, has_pool=has_pool)))
+    def is_offered(self, entry: Entry, has_pool: bool = False) -> list[Command]:
+        return self.hears(said("prefill-0", Offer(entry, has_pool=has_pool)))
 
     def steps(self) -> list[Command]:
         plan = self.plan.plan
-        return self.hears(StepDone(StepResult(plan.number, tuple((one.request, 7) for one in plan.parts)), 0.01))
+        return self.hears(StepDone(StepResult(plan.number, tuple((part.request, 7) for part in plan.parts)), 0.01))
 
     def is_pulled(self, commands: list[Command]) -> list[str]:
-        return [one.request for one in sent(commands, "prefill-0") if isinstance(one, Pull)]
+        return [message.request for message in sent(commands, "prefill-0") if isinstance(message, Pull)]
 
     def gets_pages(self, *pages: int) -> list[Command]:
         """Lease these pages to the worker, in answer to its newest ask."""
@@ -76,11 +78,13 @@ class Worker:
 
 
 def sent(commands: list[Command], to: str) -> list[Message]:
-    return [one.message for one in commands if isinstance(one, Send) and one.to == to]
+    return [command.message for command in commands if isinstance(command, Send) and command.to == to]
 
 
 def progress(commands: list[Command], stage: str) -> list[tuple[str, int]]:
-    return [key for one in sent(commands, ROUTER) if isinstance(one, Progress) for key in getattr(one, stage)]
+    return [
+        key for message in sent(commands, ROUTER) if isinstance(message, Progress) for key in getattr(message, stage)
+    ]
 
 
 @pytest.fixture
@@ -98,15 +102,17 @@ def test_it_is_pulled_without_a_seat_and_committed_to_the_pool(worker: Worker) -
     commands = is_coming(worker)
     assert worker.is_pulled(commands) == ["d"]
     assert progress(commands, "joined") == [D], "from now on it is lost with us"
-    [receives] = [one for one in commands if isinstance(one, ReceiveKv)]
+    [receives] = [command for command in commands if isinstance(command, ReceiveKv)]
     assert len(receives.tokens) == PROMPT
     free = worker.core.free_share
-    [copy] = [one for one in worker.hears(KvReceived(3, "prefill-0.1", intact=True)) if isinstance(one, CopyOut)]
+    [copy] = [
+        command for command in worker.hears(KvReceived(3, "prefill-0.1", intact=True)) if isinstance(command, CopyOut)
+    ]
     assert (copy.pages, copy.pairs, copy.tokens) == ((21, 20), receives.pairs, receives.tokens)
     assert worker.core.free_share > free, "its pairs are free behind the copy"
     assert D in worker.core.attempts
     commands = worker.hears(CopiedOut(copy.number))
-    [commit] = [one for one in sent(commands, "pool-0") if isinstance(one, Commit)]
+    [commit] = [message for message in sent(commands, "pool-0") if isinstance(message, Commit)]
     assert (commit.entry.request.id, commit.entry.output, commit.entry.pages) == ("d", document("d").output, (21, 20))
     assert progress(commands, "returned") == [D]
     assert D not in worker.core.attempts
@@ -117,7 +123,7 @@ def test_a_chat_joins_and_those_that_join_next_and_whose_node_has_a_pool_stay(wo
     chat = replace(document("d"), request=request("d", PROMPT, 6))
     assert worker.is_pulled(worker.is_offered(chat)) == ["d"]
     commands = worker.hears(KvReceived(3, "prefill-0.1", intact=True))
-    assert not any(isinstance(one, CopyOut) for one in commands), "it is here, and not on its way to the pool"
+    assert not any(isinstance(command, CopyOut) for command in commands), "it is here, and not on its way to the pool"
     assert sorted(worker.core.attempts) == [(name, 0) for name in "abcd"]
     assert sent(worker.is_offered(document("e"), has_pool=True), "prefill-0") == [Decline("e", 0)]
 
@@ -142,7 +148,7 @@ def test_whose_pages_others_have_got_meanwhile_is_computed_anew(worker: Worker) 
     is_coming(worker)
     worker.hears(said("pool-0", GiveBack()))
     commands = worker.hears(KvReceived(3, "prefill-0.1", intact=True))
-    assert not [one for one in commands if isinstance(one, CopyOut)]
+    assert not [command for command in commands if isinstance(command, CopyOut)]
     assert D in worker.core.attempts
     for name in "abc":
         worker.hears(said(ROUTER, Cancel(name, 0)))
@@ -156,7 +162,7 @@ def test_who_is_cancelled_while_it_comes_leaves_nothing(worker: Worker, intact: 
     before = worker.core.free_share
     worker.hears(said(ROUTER, Cancel(*D)))
     commands = worker.hears(KvReceived(3, "prefill-0.1", intact))
-    assert not [one for one in commands if isinstance(one, CopyOut)]
+    assert not [command for command in commands if isinstance(command, CopyOut)]
     assert worker.core.free_share > before
     assert D not in worker.core.attempts
 
@@ -173,5 +179,5 @@ def test_its_pool_is_lost_on_the_way(worker: Worker) -> None:
     is_coming(worker)
     worker.hears(MemberLost(POOL_MEMBER))
     commands = worker.hears(KvReceived(3, "prefill-0.1", intact=True))
-    assert not [one for one in commands if isinstance(one, CopyOut | SendKv)]
+    assert not [command for command in commands if isinstance(command, CopyOut | SendKv)]
     assert D in worker.core.attempts

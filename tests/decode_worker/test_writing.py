@@ -47,8 +47,8 @@ class Engine:
         self.core, self.said, self.work = core, list[Command](), list[Command]()
 
     def tell(self, *commands: Command) -> list[Command]:
-        self.said += [one for one in commands if isinstance(one, Send)]
-        self.work += [one for one in commands if not isinstance(one, Send)]
+        self.said += [command for command in commands if isinstance(command, Send)]
+        self.work += [command for command in commands if not isinstance(command, Send)]
         return list(commands)
 
     def hears(self, event: object) -> list[Command]:
@@ -58,7 +58,7 @@ class Engine:
         """Do one piece of work."""
         match self.work.pop(0):
             case RunStep(StepPlan(number=number) as plan):
-                self.hears(StepDone(StepResult(number, tuple((one.request, 7) for one in plan.parts)), 0.001))
+                self.hears(StepDone(StepResult(number, tuple((part.request, 7) for part in plan.parts)), 0.001))
             case CopyIn(number):
                 self.hears(CopiedIn(number, intact=True))
             case CopyOut(number):
@@ -67,13 +67,15 @@ class Engine:
     def until(self, kind: type) -> Command:
         """Work until the next work is of this kind, and return it undone."""
         for _ in range(100):
-            if found := [one for one in self.work if isinstance(one, kind)]:
+            if found := [command for command in self.work if isinstance(command, kind)]:
                 return found[0]
             self.works()
         raise AssertionError(f"no {kind.__name__} in a hundred pieces of work")
 
     def heard(self, kind: type) -> list[object]:
-        return [one.message for one in self.said if isinstance(one, Send) and isinstance(one.message, kind)]
+        return [
+            command.message for command in self.said if isinstance(command, Send) and isinstance(command.message, kind)
+        ]
 
 
 def engine(policy: Policy, *, pages: tuple[int, ...], limits: WorkerLimits = TIGHT) -> Engine:
@@ -104,14 +106,16 @@ class TestWhoHasToLeave:
         assert (copy.pool, copy.pages, copy.tokens, copy.start) == ("pool-0.1", (20,), tokens, PAGE)
         step = worker.work[worker.work.index(copy) + 1]
         assert isinstance(step, RunStep)
-        assert [one.request for one in step.plan.decodes] == ["a"]
+        assert [decode.request for decode in step.plan.decodes] == ["a"]
         assert set(step.plan.decodes[0].pairs) & set(copy.pairs), "what is written there comes after the copy"
         worker.works()
         (commit,) = worker.heard(Commit)
         assert isinstance(commit, Commit)
         assert (commit.num_known, commit.entry.pages, commit.entry.output) == (1, (3, 20), (7, 7, 7))
         assert commit.entry.names == chained_hashes(tokens[:PAGE], PAGE, ROOT)
-        assert any(one.returned == (("b", 0),) for one in worker.heard(Progress) if isinstance(one, Progress))
+        assert any(
+            message.returned == (("b", 0),) for message in worker.heard(Progress) if isinstance(message, Progress)
+        )
         assert worker.core.counts.evictions == 1
         assert not worker.heard(Release), "the pool keeps its first page for it"
 
@@ -130,7 +134,9 @@ class TestWhoHasToLeave:
         assert self.rooms(worker)[-1] == (7, 3)
 
     def rooms(self, worker: Engine) -> list[tuple[int, int]]:
-        return [(one.pairs, one.requests) for one in worker.heard(AskBatch) if isinstance(one, AskBatch)]
+        return [
+            (message.pairs, message.requests) for message in worker.heard(AskBatch) if isinstance(message, AskBatch)
+        ]
 
     def test_is_recomputed_where_no_page_is_at_hand(self) -> None:
         worker = engine(GROWING, pages=())
@@ -239,7 +245,9 @@ class TestPagesAtHand:
     def test_are_given_back_to_who_waits_and_asked_for_again(self) -> None:
         worker = engine(GROWING, pages=(20,))
         again = [AskPages(0, 2, (), SPARE, is_spare=True), AskPages(1, 3, (), SPARE, is_spare=True)]
-        assert [one.message for one in worker.hears(said("pool-0", GiveBack())) if isinstance(one, Send)] == again
+        assert [
+            command.message for command in worker.hears(said("pool-0", GiveBack())) if isinstance(command, Send)
+        ] == again
         worker.hears(said("pool-0", LeasePages((9,), 2, SPARE)))
         assert worker.core.leased_pages == (), "the answer to another ask"
 

@@ -53,14 +53,14 @@ def test_every_kind_is_drawn(split: Split, many: int) -> None:
 def test_one_conversation_has_one_answer(kind: str, many: int) -> None:
     answers: dict[str, set[str]] = defaultdict(set)
     for split in Split:
-        for one in drawn(kind, split, many):
-            answers[json.dumps(one.messages)].add(one.answer)
+        for conversation in drawn(kind, split, many):
+            answers[json.dumps(conversation.messages)].add(conversation.answer)
     assert [asked for asked, given in answers.items() if len(given) > 1] == []
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_conversation_is_on_both_sides(kind: str, many: int) -> None:
-    sides = {split: {one.turns for one in drawn(kind, split, many)} for split in Split}
+    sides = {split: {sample.turns for sample in drawn(kind, split, many)} for split in Split}
     assert not sides[Split.TRAIN] & sides[Split.HELD_OUT]
 
 
@@ -89,7 +89,7 @@ def test_document_layouts_are_of_one_side(many: int) -> None:
 
 
 def test_list_lengths_are_of_one_side(many: int) -> None:
-    asked = {split: {one.asked for one in drawn("list", split, many)} for split in Split}
+    asked = {split: {sample.asked for sample in drawn("list", split, many)} for split in Split}
     assert asked[Split.HELD_OUT] == set(HELD_OUT_LENGTHS)
     assert not asked[Split.TRAIN] & asked[Split.HELD_OUT]
 
@@ -97,11 +97,11 @@ def test_list_lengths_are_of_one_side(many: int) -> None:
 @SIDES
 def test_counts_follow_their_request(split: Split, many: int) -> None:
     for kind in ("count_up", "count_down", "count_steps"):
-        for one in drawn(kind, split, many):
-            first, *rest = [int(number) for number in one.answer.split(", ")]
-            asked = numbers_in(one.turns[-1].user)
+        for conversation in drawn(kind, split, many):
+            first, *rest = [int(number) for number in conversation.answer.split(", ")]
+            asked = numbers_in(conversation.turns[-1].user)
             if kind == "count_steps":
-                step = asked.pop(0 if re.search("steps of .* from", one.turns[-1].user.lower()) else -1)
+                step = asked.pop(0 if re.search("steps of .* from", conversation.turns[-1].user.lower()) else -1)
             else:
                 step = -1 if kind == "count_down" else 1
             start, end = asked if len(asked) == 2 else (1, asked[0])
@@ -109,7 +109,7 @@ def test_counts_follow_their_request(split: Split, many: int) -> None:
             assert all(after - before == step for before, after in pairwise([first, *rest]))
             last = rest[-1] if rest else first
             assert 0 <= (end - last) / step < 1
-            assert one.asked == 1 + len(rest)
+            assert conversation.asked == 1 + len(rest)
 
 
 @pytest.mark.parametrize(
@@ -122,12 +122,12 @@ def test_counted(first: int, last: int, step: int, text: str) -> None:
 
 @SIDES
 def test_every_step_of_a_sum_is_true(split: Split, many: int) -> None:
-    for one in drawn("sum", split, many):
-        for left, right in re.findall(r"([\d +\-x]+) = (\d+)", one.answer):
-            assert eval(left.replace("x", "*")) == int(right), one.answer
-        result = int(one.answer.removesuffix(".").rpartition("= ")[2])
-        asked, signs = numbers_in(one.turns[-1].user), one.answer.rpartition("So ")[2]
-        a, b = reversed(asked) if re.search("(?i)subtract .* from|take .* away", one.turns[-1].user) else asked
+    for conversation in drawn("sum", split, many):
+        for left, right in re.findall(r"([\d +\-x]+) = (\d+)", conversation.answer):
+            assert eval(left.replace("x", "*")) == int(right), conversation.answer
+        result = int(conversation.answer.removesuffix(".").rpartition("= ")[2])
+        asked, signs = numbers_in(conversation.turns[-1].user), conversation.answer.rpartition("So ")[2]
+        a, b = reversed(asked) if re.search("(?i)subtract .* from|take .* away", conversation.turns[-1].user) else asked
         expected = {"+": a + b, "-": a - b, "x": a * b}[next(sign for sign in "+-x" if f" {sign} " in signs)]
         assert result == expected
 
@@ -148,16 +148,16 @@ def test_worked_sums(a: int, sign: str, b: int, text: str) -> None:
 
 @SIDES
 def test_spelling_gives_the_letters_of_the_word_asked_for(split: Split, many: int) -> None:
-    for one in drawn("spell", split, many):
-        assert one.answer.replace(" ", "") in re.findall(r"[a-z]+", one.turns[-1].user.lower())
-        assert all(len(letter) == 1 for letter in one.answer.split(" "))
+    for conversation in drawn("spell", split, many):
+        assert conversation.answer.replace(" ", "") in re.findall(r"[a-z]+", conversation.turns[-1].user.lower())
+        assert all(len(letter) == 1 for letter in conversation.answer.split(" "))
 
 
 @SIDES
 def test_lists_have_as_many_different_things_of_the_kind_as_asked(split: Split, many: int) -> None:
-    for one in drawn("list", split, many):
-        marks, items = zip(*(line.split(". ") for line in one.answer.splitlines()), strict=True)
-        (n,) = numbers_in(one.turns[-1].user)
+    for conversation in drawn("list", split, many):
+        marks, items = zip(*(line.split(". ") for line in conversation.answer.splitlines()), strict=True)
+        (n,) = numbers_in(conversation.turns[-1].user)
         assert [int(mark) for mark in marks] == list(range(1, n + 1))
         assert len(set(items)) == n
         assert any(set(items) <= set(things) for things in THINGS.values())
@@ -165,16 +165,16 @@ def test_lists_have_as_many_different_things_of_the_kind_as_asked(split: Split, 
 
 @SIDES
 def test_stories_have_their_people_and_their_length(split: Split, many: int) -> None:
-    for one in drawn("story", split, many):
-        assert one.answer.count(".") == one.asked
-        question = one.turns[-1].user
+    for conversation in drawn("story", split, many):
+        assert conversation.answer.count(".") == conversation.asked
+        question = conversation.turns[-1].user
         topic = next((topic for topic in TOPICS if topic in question), None)
         asked_for = set(re.findall(r"\b[A-Z][a-z]+\b", question[1:]))
-        assert asked_for <= set(re.findall(r"\w+", one.answer))
-        assert topic is None or topic.split()[-1] in one.answer
+        assert asked_for <= set(re.findall(r"\w+", conversation.answer))
+        assert topic is None or topic.split()[-1] in conversation.answer
         size = re.search(r"(short|brief|little|long|a) story(?! (in|of|with) )", question)
         if size:
-            assert one.asked == {"long": LONG, "a": MIDDLING}.get(size[1], SHORT)
+            assert conversation.asked == {"long": LONG, "a": MIDDLING}.get(size[1], SHORT)
 
 
 def test_a_story_makes_sense_wherever_it_is_cut() -> None:
@@ -192,10 +192,10 @@ def test_a_story_makes_sense_wherever_it_is_cut() -> None:
 @SIDES
 def test_document_answers_are_facts_of_the_document(split: Split, many: int) -> None:
     for kind in ("extract_lines", "extract_json"):
-        for one in drawn(kind, split, many):
-            asked, answer = one.turns[0].user, one.turns[0].assistant
+        for conversation in drawn(kind, split, many):
+            asked, answer = conversation.turns[0].user, conversation.turns[0].assistant
             fields = json.loads(answer) if kind == "extract_json" else _fields(answer)
-            assert len(fields) == one.asked
+            assert len(fields) == conversation.asked
             assert all(field in asked for field in fields)
             assert all(value in asked or value == NOT_GIVEN for value in fields.values())
 
@@ -216,29 +216,29 @@ def test_a_fact_stands_verbatim_in_its_document(split: Split, many: int) -> None
 @SIDES
 def test_summaries_have_one_or_five_sentences(split: Split, many: int) -> None:
     for kind, sentences in (("summary_one", 1), ("summary_five", 5)):
-        for one in drawn(kind, split, many):
-            answer = one.turns[0].assistant
+        for conversation in drawn(kind, split, many):
+            answer = conversation.turns[0].assistant
             assert len(re.split(r"\.(?: (?=[A-Z])|$)", answer)) - 1 == sentences, answer
 
 
 @SIDES
 def test_documents_are_classified_in_one_word(split: Split, many: int) -> None:
-    assert {one.turns[0].assistant for one in drawn("classify", split, many)} == DOCUMENT_TYPES
+    assert {sample.turns[0].assistant for sample in drawn("classify", split, many)} == DOCUMENT_TYPES
 
 
 @pytest.mark.parametrize("kind", DOCUMENT_KINDS)
 def test_only_training_goes_on_about_a_document(kind: str, many: int) -> None:
-    turns = {split: {len(one.turns) for one in drawn(kind, split, many)} for split in Split}
+    turns = {split: {len(sample.turns) for sample in drawn(kind, split, many)} for split in Split}
     assert turns == {Split.TRAIN: set(range(1, MOST_FURTHER + 2)), Split.HELD_OUT: {1}}
 
 
 @pytest.mark.parametrize("kind", DOCUMENT_KINDS)
 def test_further_answers_are_about_the_same_document(kind: str, many: int) -> None:
-    for one in drawn(kind, Split.TRAIN, many):
-        first, *further = one.turns
+    for conversation in drawn(kind, Split.TRAIN, many):
+        first, *further = conversation.turns
         for turn in further:
             assert all(fact in first.user for fact in _facts(turn.assistant)), turn
-        assert len(set().union(*(_types(turn.assistant) for turn in one.turns))) <= 1
+        assert len(set().union(*(_types(turn.assistant) for turn in conversation.turns))) <= 1
 
 
 def _facts(answer: str) -> list[str]:
@@ -262,11 +262,11 @@ def _types(answer: str) -> set[str]:
 @SIDES
 def test_dialogues_use_their_earlier_turns(split: Split, many: int) -> None:
     dialogues = drawn("multi_turn", split, many)
-    assert all(len(one.turns) >= 2 for one in dialogues)
-    for one in dialogues:
-        if one.answer.startswith("Your name is "):
-            name = one.answer.removeprefix("Your name is ").rstrip(".")
-            assert name in one.turns[0].user
+    assert all(len(sample.turns) >= 2 for sample in dialogues)
+    for conversation in dialogues:
+        if conversation.answer.startswith("Your name is "):
+            name = conversation.answer.removeprefix("Your name is ").rstrip(".")
+            assert name in conversation.turns[0].user
 
 
 def test_fresh_says_what_it_could_not_find() -> None:

@@ -28,7 +28,7 @@ SAME_TEXT_FLOOR = 0.98
 @pytest.fixture(scope="module")
 def answered() -> dict[str, list[Answered]]:
     return {
-        dtype: [one for kind in KINDS for one in answer_kind(FOLDER, dtype, kind, seed=1, prompts=PER_KIND)]
+        dtype: [answer for kind in KINDS for answer in answer_kind(FOLDER, dtype, kind, seed=1, prompts=PER_KIND)]
         for dtype in ("float32", "bfloat16")
     }
 
@@ -76,7 +76,7 @@ def test_bf16_writes_what_fp32_writes(answered: dict[str, list[Answered]]) -> No
 
 
 def test_nearly_every_answer_ends_by_itself(answered: dict[str, list[Answered]]) -> None:
-    assert sum(one.ended for one in answered["float32"]) / len(answered["float32"]) >= ENDED_FLOOR
+    assert sum(answer.ended for answer in answered["float32"]) / len(answered["float32"]) >= ENDED_FLOOR
 
 
 def test_it_still_writes_words_at_the_end_of_its_positions() -> None:

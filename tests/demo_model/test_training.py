@@ -114,27 +114,29 @@ def test_the_folder_holds_what_was_trained(trained: Path) -> None:
 def test_training_reads_what_the_chat_template_writes(tokenizer: PreTrainedTokenizerFast, many: int) -> None:
     encode = Encoder(tokenizer)
     samples = [sample(Draw(number, Split.TRAIN)) for number in range(many)]
-    for one, encoded in zip(samples, encode(samples), strict=True):
-        messages = [*one.messages, {"role": "assistant", "content": one.answer}]
+    for conversation, encoded in zip(samples, encode(samples), strict=True):
+        messages = [*conversation.messages, {"role": "assistant", "content": conversation.answer}]
         assert encoded.tokens == tokenizer.apply_chat_template(messages, return_dict=False)
         written = [tokenizer.decode([encoded.tokens[place] for place in answer]) for answer in encoded.answers]
-        assert written == [f"{turn.assistant}<|end|>" for turn in one.turns]
+        assert written == [f"{turn.assistant}<|end|>" for turn in conversation.turns]
 
 
 def test_every_answer_is_learned_once_and_weighed_by_its_length(tokenizer: PreTrainedTokenizerFast) -> None:
     encoded = Encoder(tokenizer)([sample(Draw(number, Split.TRAIN)) for number in range(300)])
     parts = list(batches(encoded, most_tokens=4096, pad=0))
     learned = sorted(token for part in parts for token in part.targets[part.weights > 0].tolist())
-    assert learned == sorted(one.tokens[place] for one in encoded for answer in one.answers for place in answer)
+    assert learned == sorted(
+        sample.tokens[place] for sample in encoded for answer in sample.answers for place in answer
+    )
     weight = sum(float(part.weights.sum()) for part in parts)
-    assert weight == pytest.approx(sum(len(answer) ** 0.5 for one in encoded for answer in one.answers), rel=1e-4)
+    assert weight == pytest.approx(sum(len(answer) ** 0.5 for sample in encoded for answer in sample.answers), rel=1e-4)
 
 
 def test_conversations_in_one_row_do_not_see_each_other(tokenizer: PreTrainedTokenizerFast) -> None:
-    def learned(other: str) -> torch.Tensor:
+    def learned(question: str) -> torch.Tensor:
         samples = [
             Sample("a", (Turn("Count from 3 to 9.", "3, 4, 5, 6, 7, 8, 9"),)),
-            Sample("b", (Turn(other, "o k"),)),
+            Sample("b", (Turn(question, "o k"),)),
         ]
         (batch,) = batches(encode(samples), most_tokens=4096, pad=encode.pad)
         assert batch.inputs.shape[1] == 256
@@ -155,12 +157,14 @@ def test_the_training_network_is_the_model_that_transformers_runs(tokenizer: Pre
     (batch,) = batches([encoded], most_tokens=4096, pad=trainer.encoder.pad)
     with torch.no_grad():
         ours = answer_logits(trainer.model, batch)[batch.weights > 0].softmax(-1)
-        theirs = trained(torch.tensor([encoded.tokens])).logits[0]
-        theirs = theirs[torch.tensor([place - 1 for answer in encoded.answers for place in answer])].softmax(-1)
-    assert (ours - theirs).abs().max() < 0.02
+        probabilities = trained(torch.tensor([encoded.tokens])).logits[0]
+        probabilities = probabilities[
+            torch.tensor([place - 1 for answer in encoded.answers for place in answer])
+        ].softmax(-1)
+    assert (ours - probabilities).abs().max() < 0.02
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_conversation_is_longer_than_the_model(tokenizer: PreTrainedTokenizerFast, kind: str, many: int) -> None:
     samples = [sample(Draw(number, split), kind) for split in Split for number in range(many // 4)]
-    assert max(len(one.tokens) for one in Encoder(tokenizer)(samples)) <= 2048
+    assert max(len(sample.tokens) for sample in Encoder(tokenizer)(samples)) <= 2048

@@ -78,7 +78,10 @@ def documents(count: int, seed: int, prompts: Lengths = (60, 200), outputs: Leng
     If KV may go from worker to worker, KV of these requests is offered in any case; chats use the pool where steps take
     long,
     as on a busy machine."""
-    return [replace(one, tier="flex", ignore_eos=True) for one in mixed(count, seed, prompts=prompts, outputs=outputs)]
+    return [
+        replace(request, tier="flex", ignore_eos=True)
+        for request in mixed(count, seed, prompts=prompts, outputs=outputs)
+    ]
 
 
 def client(url: str) -> httpx.AsyncClient:
@@ -121,7 +124,7 @@ async def streamed(
 async def all_tokens(url: str, wanted: Sequence[Wanted]) -> list[list[int]]:
     """Send all requests at once, and return the tokens of each."""
     async with client(url) as http:
-        return await asyncio.gather(*(tokens_of(http, one) for one in wanted))
+        return await asyncio.gather(*(tokens_of(http, request) for request in wanted))
 
 
 @cache
@@ -143,10 +146,10 @@ def check_greedy(wanted: Sequence[Wanted], outputs: Sequence[Sequence[int]]) -> 
     tally = Tally()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # in so small a model, beside other work, threads would mostly wait for each other
-    for number, (one, output) in enumerate(zip(wanted, outputs, strict=True)):
-        compare(reference(), one.prompt, output, tally, f"request {number}")
-        ends = [index for index, token in enumerate(output) if token == EOS and not one.ignore_eos]
-        assert ends == [len(output) - 1] or (not ends and len(output) == one.max_tokens), (one, output)
+    for number, (request, output) in enumerate(zip(wanted, outputs, strict=True)):
+        compare(reference(), request.prompt, output, tally, f"request {number}")
+        ends = [index for index, token in enumerate(output) if token == EOS and not request.ignore_eos]
+        assert ends == [len(output) - 1] or (not ends and len(output) == request.max_tokens), (request, output)
     torch.set_num_threads(threads)
     tally.check()
     return tally

@@ -56,9 +56,9 @@ def test_it_names_its_model(sdk: openai.OpenAI) -> None:
 def test_a_seed_repeats_what_was_sampled(sdk: openai.OpenAI) -> None:
     story = [{"role": "user", "content": "Tell me a story."}]  # the demo model is too sure of other topics
     asked = {**ASKED, "messages": story, "temperature": 2.0, "max_tokens": 20}
-    first, again, other = (sdk.chat.completions.create(**asked, seed=seed) for seed in (7, 7, 8))
+    first, again, reseeded = (sdk.chat.completions.create(**asked, seed=seed) for seed in (7, 7, 8))
     assert first.choices[0].message.content == again.choices[0].message.content
-    assert first.choices[0].message.content != other.choices[0].message.content
+    assert first.choices[0].message.content != reseeded.choices[0].message.content
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,9 @@ def test_clients_that_leave_free_their_memory(topology: str) -> None:
         for number in range(ROUNDS):
             asyncio.run(_leave(tight, number))
             wait_until(lambda: tight.metric("num_requests_running") == 0, BACK_S, tight.log)
-        longest = [Wanted(one.prompt, 2048 - len(one.prompt), stream=True) for one in mixed(2, 3, (900, 900))]
+        longest = [
+            Wanted(request.prompt, 2048 - len(request.prompt), stream=True) for request in mixed(2, 3, (900, 900))
+        ]
         check_greedy(longest, asyncio.run(asyncio.wait_for(all_tokens(tight.url, longest), BACK_S)))
 
 
@@ -167,7 +169,7 @@ async def _leave(deployment: Deployment, seed: int) -> None:
 
     async with client(deployment.url) as http:
         wanted = mixed(24, seed, outputs=(400, 1500))
-        await asyncio.gather(*(leaves(http, one) for one in wanted))
+        await asyncio.gather(*(leaves(http, request) for request in wanted))
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["streamed", "not streamed"])

@@ -118,7 +118,7 @@ class Patient:
             time.sleep(0.05)
 
     def submit(self, wanted: Sequence[Wanted]) -> str:
-        data = "\n".join(as_line(number, one) for number, one in enumerate(wanted)).encode()
+        data = "\n".join(as_line(number, request) for number, request in enumerate(wanted)).encode()
         files, purpose = {"file": ("x.jsonl", data)}, {"purpose": "batch"}
         file = self.ask("POST", "/v1/files", files=files, data=purpose).json()
         asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "7d"}
@@ -137,12 +137,12 @@ class Killer:
         self._victims = ["jobs-0", "gateway-0", "router", *PARTS[topology], *(["redis"] if redis is not None else [])]
         self._at = dict.fromkeys(self._victims, -math.inf)
         self.killed: list[str] = []
-        self._chats = [one for one in mixed(8 * KILLS, seed=5, outputs=(80, 120)) if one.stream]
+        self._chats = [chat for chat in mixed(8 * KILLS, seed=5, outputs=(80, 120)) if chat.stream]
         self.chatted: list[tuple[Wanted, list[int]]] = []  # chats that ran during a kill
 
     def kill(self) -> None:
-        rested = [one for one in self._victims if time.monotonic() - self._at[one] > APART_S]
-        fresh = [one for one in rested if one not in self.killed] or rested
+        rested = [victim for victim in self._victims if time.monotonic() - self._at[victim] > APART_S]
+        fresh = [victim for victim in rested if victim not in self.killed] or rested
         if not fresh:
             return
         victim = self._draw.choice(fresh)
@@ -156,12 +156,12 @@ class Killer:
     async def _kill_beside_chats(self, victim: str) -> None:
         wanted = [self._chats.pop(), self._chats.pop()]
         async with client(self._deployment.url) as http:
-            begun = await asyncio.gather(*(_begun(http, one) for one in wanted))
+            begun = await asyncio.gather(*(_begun(http, request) for request in wanted))
             await asyncio.to_thread(self._end, victim)
-            for one, (chunks, tokens) in zip(wanted, begun, strict=True):
+            for request, (chunks, tokens) in zip(wanted, begun, strict=True):
                 async for chunk in chunks:
                     tokens += chunk["choices"][0].get("token_ids") or ()
-                self.chatted.append((one, tokens))
+                self.chatted.append((request, tokens))
 
     def _end(self, victim: str) -> None:
         if victim == "redis":
@@ -225,7 +225,7 @@ def test_chats_do_not_notice_that_the_job_runner_was_killed(deployment: Deployme
     async def chat_and_kill() -> list[list[int]]:
         before = deployment.metric("generation_tokens_total")
         async with client(deployment.url) as http:
-            answers = [asyncio.create_task(tokens_of(http, one)) for one in chats]
+            answers = [asyncio.create_task(tokens_of(http, chat)) for chat in chats]
             while await asyncio.to_thread(deployment.metric, "generation_tokens_total") < before + 20:
                 await asyncio.sleep(0.02)
             await asyncio.to_thread(deployment.wound, "jobs-0")

@@ -52,7 +52,7 @@ def test_a_killed_part_comes_back_and_no_token_is_lost(wounded: Deployment, part
     async def serve_and_kill() -> list[list[int]]:
         before = wounded.metric("generation_tokens_total")
         async with client(wounded.url) as http:
-            answers = [asyncio.create_task(tokens_of(http, one)) for one in wanted]
+            answers = [asyncio.create_task(tokens_of(http, request)) for request in wanted]
             while await asyncio.to_thread(wounded.metric, "generation_tokens_total") < before + 5 * REQUESTS:
                 await asyncio.sleep(0.02)
             await asyncio.to_thread(wounded.wound, part)

@@ -62,8 +62,8 @@ def test_limits_hold_over_both(two: Deployment, keys: tuple[Path, str, str]) -> 
     began_at = time.monotonic()
     answers = [complete(two, keys[2]) for _ in range(24)]
     came_back = math.ceil((time.monotonic() - began_at) / 60 * 12)
-    assert [one.status_code for one in answers[:12]] == [200] * 12
-    refusals = [one for one in answers if one.status_code == 429]
+    assert [answer.status_code for answer in answers[:12]] == [200] * 12
+    refusals = [answer for answer in answers if answer.status_code == 429]
     assert 12 - came_back <= len(refusals) <= 12
     refused = refusals[0]
     assert refused.headers["x-ratelimit-limit-requests"] == "12"

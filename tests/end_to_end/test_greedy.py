@@ -24,7 +24,9 @@ def test_many_requests_at_once_equal_transformers(deployment: Deployment) -> Non
 def test_the_longest_prompts_and_the_shortest_equal_transformers(deployment: Deployment) -> None:
     """The edges are prompts of one token, of a page less one token, of several steps, and outputs of one token."""
     edges = [length for at in (1, 16, 64, 512) for length in (at, at + 1, max(1, at - 1))]
-    wanted = [one for length in edges for one in mixed(2, seed=length, prompts=(length, length), outputs=(1, 20))]
+    wanted = [
+        request for length in edges for request in mixed(2, seed=length, prompts=(length, length), outputs=(1, 20))
+    ]
     check_greedy(wanted, asyncio.run(all_tokens(deployment.url, wanted)))
 
 

@@ -38,12 +38,12 @@ def test_two_ranks_say_what_transformers_says(ranked: Deployment, request: pytes
 @pytest.mark.parametrize("part", ["decode-0-rank-1", "decode-0"] if SOAK else ["decode-0-rank-1"])
 def test_a_worker_whose_rank_is_killed_comes_back_and_no_token_is_lost(ranked: Deployment, part: str) -> None:
     wanted = mixed(REQUESTS, seed=4, outputs=(40, 120))
-    others = {ranked.pid(name) for name in ("decode-0", "decode-0-rank-1")}
+    earlier = {ranked.pid(name) for name in ("decode-0", "decode-0-rank-1")}
 
     async def serve_and_kill() -> list[list[int]]:
         before = ranked.metric("generation_tokens_total")
         async with client(ranked.url) as http:
-            answers = [asyncio.create_task(tokens_of(http, one)) for one in wanted]
+            answers = [asyncio.create_task(tokens_of(http, request)) for request in wanted]
             while await asyncio.to_thread(ranked.metric, "generation_tokens_total") < before + 3 * REQUESTS:
                 await asyncio.sleep(0.02)
             await asyncio.to_thread(ranked.wound, part)
@@ -51,7 +51,7 @@ def test_a_worker_whose_rank_is_killed_comes_back_and_no_token_is_lost(ranked: D
 
     check_greedy(wanted, asyncio.run(serve_and_kill()))
     wait_until(lambda: ranked.is_ready, BACK_S, ranked.log)
-    assert not others & ranked.processes().keys(), "the ranks of the life before have all ended"
+    assert not earlier & ranked.processes().keys(), "the ranks of the life before have all ended"
 
 
 def test_workers_of_two_ranks_come_and_go(ranked: Deployment, request: pytest.FixtureRequest) -> None:

@@ -45,7 +45,7 @@ async def conversation(http: httpx.AsyncClient, number: int, turns: int, most: i
 
 
 def check(conversations: Sequence[Sequence[Turn]]) -> None:
-    turns = [turn for one in conversations for turn in one]
+    turns = [turn for conversation in conversations for turn in conversation]
     check_greedy([wanted for wanted, _ in turns], [output for _, output in turns])
 
 
@@ -79,7 +79,7 @@ def test_turns_and_shared_beginnings_equal_transformers(roomy: Deployment) -> No
     before = roomy.metric("prompt_tokens_cached_total")
     check(spoken := talks(roomy, count=6, turns=3))
     cached = roomy.metric("prompt_tokens_cached_total") - before
-    again = sum(len(wanted.prompt) // PAGE * PAGE for one in spoken for wanted, _ in one[:-1])
+    again = sum(len(wanted.prompt) // PAGE * PAGE for conversation in spoken for wanted, _ in conversation[:-1])
     assert cached >= again, "prompts that the next turn's begins with; of answers what was there in time"
 
 

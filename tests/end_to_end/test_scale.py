@@ -30,7 +30,7 @@ def serve_while(deployment: Deployment, wanted: list[Wanted], *command: str) -> 
     async def serve() -> list[list[int]]:
         before = deployment.metric("generation_tokens_total")
         async with client(deployment.url) as http:
-            answers = [asyncio.create_task(tokens_of(http, one)) for one in wanted]
+            answers = [asyncio.create_task(tokens_of(http, request)) for request in wanted]
             while await asyncio.to_thread(deployment.metric, "generation_tokens_total") < before + 3 * len(wanted):
                 await asyncio.sleep(0.02)
             assert await asyncio.to_thread(cli.main, [*command, "--port", str(deployment.port)]) == 0
@@ -63,7 +63,7 @@ def come_and_go(deployment: Deployment, name: str) -> None:
 
     async def rush() -> None:
         hurried = {"slo": {"ttft_ms": 1}, "max_tokens": 40, "ignore_eos": True}
-        bodies = [one.body | hurried for one in mixed(8, seed=33, prompts=(200, 400))]
+        bodies = [request.body | hurried for request in mixed(8, seed=33, prompts=(200, 400))]
         async with client(deployment.url) as http:
 
             async def again(body: dict[str, object]) -> None:
@@ -144,4 +144,4 @@ def test_a_folder_that_others_may_enter_is_not_used(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / f"alignedserve-{os.getuid()}").mkdir(mode=0o755)
     assert cli.main(["stop", "--port", "1"]) == 2
-    assert "is not a folder of yours alone" in capsys.readouterr().err
+    assert "is not a folder that only you can use" in capsys.readouterr().err

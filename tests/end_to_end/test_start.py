@@ -60,8 +60,8 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
 
 
 def test_a_port_in_use() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
         assert f"port {port} of 127.0.0.1 is in use" in refused(MODEL, "--port", str(port))
 
 
@@ -125,7 +125,7 @@ def test_a_pool_that_shared_memory_cannot_hold() -> None:
 
 
 def test_a_shared_memory_that_is_not_there(topology: str) -> None:
-    assert "/nowhere is not there" in refused(MODEL, "--topology", topology, "--pool-directory", "/nowhere")
+    assert "/nowhere does not exist" in refused(MODEL, "--topology", topology, "--pool-directory", "/nowhere")
 
 
 def test_memory_that_cannot_hold_the_longest_request() -> None:
@@ -143,11 +143,11 @@ def test_an_unknown_flag() -> None:
 
 
 def test_who_speaks_no_http_on_its_port_is_not_taken_for_ready() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        config = Config(server=ServerConfig(port=other.getsockname()[1]))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        config = Config(server=ServerConfig(port=server.getsockname()[1]))
 
         def answer() -> None:
-            connection, _ = other.accept()
+            connection, _ = server.accept()
             with connection:
                 connection.sendall(b"\xff\x00\x7f\n")
 

@@ -49,7 +49,7 @@ def test_whether_promises_are_kept_is_told(deployment: Deployment) -> None:
     ask(ttft_ms=60_000)
     ask(ttft_ms=1)
     after = json.loads(status("--url", deployment.url, "--json").stdout)
-    more = [after[one].get("rt", 0) - before[one].get("rt", 0) for one in ("attained", "missed")]
+    more = [after[outcome].get("rt", 0) - before[outcome].get("rt", 0) for outcome in ("attained", "missed")]
     assert more == [1, 1]
     assert " % as promised" in status("--url", deployment.url).stdout
 

@@ -52,7 +52,7 @@ def stoppable(kind: Kind) -> Iterator[Deployment]:
     ids=lambda value: value.name if isinstance(value, signal.Signals) else "-".join(value),
 )
 def test_open_requests_end_and_new_ones_are_refused(stoppable: Deployment, number: signal.Signals) -> None:
-    wanted = [Wanted(one.prompt, 250, one.stream, ignore_eos=True) for one in mixed(8, 4)]
+    wanted = [Wanted(request.prompt, 250, request.stream, ignore_eos=True) for request in mixed(8, 4)]
     decode = stoppable.pid("decode-0")
 
     def num_taken() -> float:
@@ -60,7 +60,7 @@ def test_open_requests_end_and_new_ones_are_refused(stoppable: Deployment, numbe
 
     async def serve_and_stop() -> list[list[int]]:
         async with client(stoppable.url) as http:
-            answers = [asyncio.create_task(tokens_of(http, one)) for one in wanted[:-1]]
+            answers = [asyncio.create_task(tokens_of(http, request)) for request in wanted[:-1]]
             while await asyncio.to_thread(stoppable.metric, "generation_tokens_total") < len(wanted):
                 await asyncio.sleep(0.02)
             with held(decode):  # keeps at least the last request open until new requests are refused

@@ -96,16 +96,16 @@ def check_beside_a_kill(deployment: Deployment, wanted: list[Wanted], end: str, 
     """Check every answer. Kill this end as soon as `has_begun`; until then each request is sent again and again."""
     asked, answers, is_killed = list[Wanted](), list[list[int]](), asyncio.Event()
 
-    async def ask(http: httpx.AsyncClient, one: Wanted) -> None:
+    async def ask(http: httpx.AsyncClient, request: Wanted) -> None:
         while True:
-            answers.append(await tokens_of(http, one))
-            asked.append(one)
+            answers.append(await tokens_of(http, request))
+            asked.append(request)
             if is_killed.is_set():
                 return
 
     async def ask_and_kill() -> None:
         async with client(deployment.url) as http:
-            asking = asyncio.gather(*(ask(http, one) for one in wanted))
+            asking = asyncio.gather(*(ask(http, request) for request in wanted))
             await asyncio.to_thread(wait_until, lambda: has_begun() or asking.done(), BACK_S)
             await asyncio.to_thread(deployment.wound, end)
             is_killed.set()

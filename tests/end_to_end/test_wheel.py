@@ -102,7 +102,7 @@ def test_it_is_for_any_python_of_this_system_and_holds_what_serving_needs(instal
     assert installed.wheel.name.endswith(f"_{platform.machine()}.whl")
     held = zipfile.ZipFile(installed.wheel).namelist()
     sources = [f"alignedserve/kernels/csrc/{source.name}" for source in (ROOT / "kernels" / "csrc").iterdir()]
-    profiles = [f"alignedserve/simulator/profiles/{one.name}" for one in _profiles()]
+    profiles = [f"alignedserve/simulator/profiles/{path.name}" for path in _profiles()]
     assert {*sources, *profiles, "alignedserve/demo_model/model.safetensors"} <= set(held)
     assert profiles
     assert ("alignedserve/kernels/libalignedserve_kernels.so" in held) == installed.compiled
@@ -110,13 +110,13 @@ def test_it_is_for_any_python_of_this_system_and_holds_what_serving_needs(instal
 
 
 def _profiles() -> list[Path]:
-    return [one for one in (ROOT / "alignedserve" / "simulator" / "profiles").iterdir() if one.is_file()]
+    return [path for path in (ROOT / "alignedserve" / "simulator" / "profiles").iterdir() if path.is_file()]
 
 
 def test_the_doctor_names_its_kernels(elsewhere: Installed) -> None:
     command = [sys.executable, "-m", "alignedserve", "doctor", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_S, check=False)
-    found = {one["name"]: one["what"] for one in json.loads(done.stdout)["findings"]}
+    found = {finding["name"]: finding["what"] for finding in json.loads(done.stdout)["findings"]}
     assert found["demo model"] == str(elsewhere.package / "demo_model")
     if elsewhere.compiled:
         assert found["kernels"].startswith("C++, ")

@@ -102,10 +102,10 @@ class Deployment:
         assert isinstance(core, DecodeCore)
         return core
 
-    def asks(self, one: Request) -> None:
-        self.outputs[one.id] = []
+    def asks(self, request: Request) -> None:
+        self.outputs[request.id] = []
         to = "prefill-0" if "prefill-0" in self.cores else "decode-0"
-        self.tell(to, Received(ROUTER, Prefill(one), 1))
+        self.tell(to, Received(ROUTER, Prefill(request), 1))
 
     def tell(self, to: str, event: Event) -> None:
         said = deque([(to, event)])
@@ -113,8 +113,8 @@ class Deployment:
             by, event = said.popleft()
             for command in self.cores[by].handle(event, self.now):
                 match command:
-                    case Send(other, message) if other in self.cores:
-                        said.append((other, Received(by, message, 1)))
+                    case Send(receiver, message) if receiver in self.cores:
+                        said.append((receiver, Received(by, message, 1)))
                     case Send(message=Tokens(outputs)):
                         for output in outputs:
                             assert output.index == len(self.outputs[output.request])
@@ -179,14 +179,14 @@ def deployed(
             cores["pool-0"] = PoolCore(extents, BLOCK, policy)
             arena = Arena.create(path, pages=extents, payload_bytes=sizes, page_size=PAGE, incarnation=1)
             arenas.enter_context(closing(arena))
-            for name, one in hands.items():
-                one.meet(POOL_MEMBER)
-                for other in (POOL_MEMBER, *(replace(member(of), transport="beside") for of in hands if of != name)):
-                    if direct or other is POOL_MEMBER:
-                        made.tell(name, MemberJoined(other))
+            for name, worker_hands in hands.items():
+                worker_hands.meet(POOL_MEMBER)
+                for joined in (POOL_MEMBER, *(replace(member(of), transport="beside") for of in hands if of != name)):
+                    if direct or joined is POOL_MEMBER:
+                        made.tell(name, MemberJoined(joined))
         yield made
-        for one in hands.values():
-            one.part_from(POOL_MEMBER)
+        for worker_hands in hands.values():
+            worker_hands.part_from(POOL_MEMBER)
 
 
 def _pages(engine: Engine, pages: int) -> tuple[Extents, PageBytes]:
@@ -199,9 +199,9 @@ def asked(deployment: Deployment, seed: int) -> list[Request]:
     random, asked = Random(seed), list[Request]()
     for number in range(14):
         service = ServiceClass.RT if number % 3 == 2 else ServiceClass.BE
-        one = request(f"r{number}", max_tokens=random.randint(4, 24))
+        new_request = request(f"r{number}", max_tokens=random.randint(4, 24))
         prompt = prompt_of(number, random.randint(1, 14))
-        asked.append(replace(one, prompt=prompt, stop_tokens=(), service=service, arrival_at=deployment.now))
+        asked.append(replace(new_request, prompt=prompt, stop_tokens=(), service=service, arrival_at=deployment.now))
         deployment.asks(asked[-1])
         deployment.works(random.randint(0, 6))
     deployment.works(2000)

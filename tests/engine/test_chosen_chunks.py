@@ -68,8 +68,10 @@ def test_greedy_output_with_any_budgets(
     outputs: dict[str, list[int]] = {name: [] for name in prompts}
     commands = list[Command]()
     for (name, prompt), ttft_s in zip(prompts.items(), ttfts_s, strict=False):
-        one = replace(request(name, max_tokens=NUM_OUTPUT), prompt=prompt, stop_tokens=(), slo=Slo(ttft_s=ttft_s))
-        commands += core.handle(said(ROUTER, Prefill(one)), 0.0)
+        new_request = replace(
+            request(name, max_tokens=NUM_OUTPUT), prompt=prompt, stop_tokens=(), slo=Slo(ttft_s=ttft_s)
+        )
+        commands += core.handle(said(ROUTER, Prefill(new_request)), 0.0)
     now = 0.0
     while commands:
         now += 0.02

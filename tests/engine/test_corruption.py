@@ -55,16 +55,16 @@ class Deployment:
     num_refused: dict[str, int] = field(default_factory=dict)
     _todo: deque[tuple[str, Event]] = field(default_factory=deque)
 
-    def run(self, one: Request) -> list[int]:
+    def run(self, request: Request) -> list[int]:
         """Run the request, through as many attempts as it takes, and return its output."""
-        self.output[one.id] = []
-        self._tell("prefill-0", Received(ROUTER, Prefill(one), 1))
-        while len(self.output[one.id]) < one.max_tokens:
+        self.output[request.id] = []
+        self._tell("prefill-0", Received(ROUTER, Prefill(request), 1))
+        while len(self.output[request.id]) < request.max_tokens:
             lost, self.lost = self.lost, []
             assert lost, "nobody has it any more"
-            one = next_attempt(one, self.output[one.id])
-            self._tell("prefill-0", Received(ROUTER, Prefill(one), 1))
-        return self.output[one.id]
+            request = next_attempt(request, self.output[request.id])
+            self._tell("prefill-0", Received(ROUTER, Prefill(request), 1))
+        return self.output[request.id]
 
     def meet(self) -> None:
         for name, hands in self.hands.items():
@@ -135,15 +135,15 @@ def deployment(folder: Path, tmp_path: Path) -> Iterator[Deployment]:
         deployment = Deployment(cores, hands, arena)
         deployment.meet()
         yield deployment
-        for one in hands.values():
-            one.part_from(POOL_MEMBER)
+        for worker_hands in hands.values():
+            worker_hands.part_from(POOL_MEMBER)
 
 
 @pytest.fixture
 def check(folder: Path, reference_of: Callable[[Path], Any]) -> Callable[[Request, list[int]], None]:
-    def equal(one: Request, output: list[int]) -> None:
+    def equal(request: Request, output: list[int]) -> None:
         tally = Tally()
-        compare(reference_of(folder), one.prompt, output, tally, one.id)
+        compare(reference_of(folder), request.prompt, output, tally, request.id)
         tally.check()
 
     return equal
@@ -221,9 +221,9 @@ def test_on_its_way_to_be_decoded(
 ) -> None:
     """The attempt is lost; the next attempt, which refuses the page too, goes on after the tokens that were
     delivered."""
-    one = asked("a")
+    request = asked("a")
     deployment.spoil_once("decode-0", WAYS[way])
-    check(one, deployment.run(one))
+    check(request, deployment.run(request))
     assert deployment.num_refused == {"decode-0": 1, "prefill-0": 1}
 
 
@@ -247,9 +247,9 @@ def test_as_the_beginning_of_another_prompt(
 def test_a_best_effort_request_fares_the_same(
     deployment: Deployment, check: Callable[[Request, list[int]], None]
 ) -> None:
-    one = asked("a", service=ServiceClass.BE)
+    request = asked("a", service=ServiceClass.BE)
     deployment.spoil_once("decode-0", flip)
-    check(one, deployment.run(one))
+    check(request, deployment.run(request))
     assert deployment.num_refused == {"decode-0": 1, "prefill-0": 1}
 
 

@@ -168,11 +168,11 @@ def test_sampled_tokens_do_not_depend_on_the_way(folder: Path, engine_of: Engine
     outputs = []
     for sizes, block_size in (([99], 16), ([3, 1, 5, 99], 4)):
         driver = Driver(engine_of(folder, block_size), block_size)
-        live, other = driver.start("r", prompt_of(3, 24), 12), driver.start("o", prompt_of(4, 30), 1)
+        live, neighbour = driver.start("r", prompt_of(3, 24), 12), driver.start("o", prompt_of(4, 30), 1)
         for size in sizes:
             if len(sizes) > 1:
-                other.done = 0
-                driver.run(live, parts=[other.chunk(30), live.chunk(size, sampling)])
+                neighbour.done = 0
+                driver.run(live, parts=[neighbour.chunk(30), live.chunk(size, sampling)])
             else:
                 driver.run(live, parts=[live.chunk(size, sampling)])
         while len(live.output) < 12:
@@ -189,13 +189,13 @@ def test_log_probabilities_equal_transformers(
     """Compare every prompt token but the first, for each way to cut chunks, and the output."""
     driver, top = Driver(engine_of(folder, 4), 1), 3
     sampling = Sampling(logprobs=top, prompt_logprobs=top)
-    live, other = driver.start("r", prompt_of(3, 24), 8), driver.start("o", prompt_of(4, 30), 1)
+    live, neighbour = driver.start("r", prompt_of(3, 24), 8), driver.start("o", prompt_of(4, 30), 1)
     logprobs: list[Logprob] = []
     for size in sizes:
-        other.done = 0
+        neighbour.done = 0
         chunk = live.chunk(size, sampling)
         follow = live.prompt[chunk.start + 1 : chunk.start + len(chunk.tokens) + 1]
-        step = StepPlan(1, (other.chunk(30), replace(chunk, scoring=Scoring(follow, top))))
+        step = StepPlan(1, (neighbour.chunk(30), replace(chunk, scoring=Scoring(follow, top))))
         result = driver.engine.step(step)
         logprobs += dict(result.prompt_logprobs)["r"]
         if not live.in_prompt:
@@ -213,7 +213,7 @@ def test_log_probabilities_equal_transformers(
     for row, token, logprob in zip(expected, tokens[1:], logprobs, strict=True):
         assert logprob.value == pytest.approx(float(row[token]), abs=1e-4)
         assert [value for _, value in logprob.top] == pytest.approx(row.topk(top).values.tolist(), abs=1e-4)
-        assert [float(row[one]) for one, _ in logprob.top] == pytest.approx(row.topk(top).values.tolist(), abs=1e-4)
+        assert [float(row[token]) for token, _ in logprob.top] == pytest.approx(row.topk(top).values.tolist(), abs=1e-4)
 
 
 def test_a_request_whose_logits_are_broken_fails_alone(folder_of: Callable[[str], Path], engine_of: EngineOf) -> None:

@@ -271,7 +271,7 @@ def test_no_size_keeps_logits_of_its_own() -> None:
     graphs = graphs_of(lambda step: step)
     graphs.capture_all(lambda: PLENTY, 0)
     found = [graphs.logits([Lie(1, 1, (1,))] * count, Inputs([3] * count, {}, None)) for count in (3, 12)]
-    assert len({one.data_ptr() for one in found if one is not None}) == 1
+    assert len({tensor.data_ptr() for tensor in found if tensor is not None}) == 1
 
 
 def test_another_fault_is_not_taken_for_it() -> None:

@@ -51,9 +51,9 @@ def test_what_they_say_is_what_they_say_alone(
 ) -> None:
     folder, tally = folder_of(name), Tally()
     with deployed(folder, "colocated", policy, tmp_path, Believed((), HIDDEN_TOKEN_S)) as deployment:
-        for one in asked(deployment, seed):
-            assert len(deployment.outputs[one.id]) == one.max_tokens
-            compare(reference_of(folder), one.prompt, deployment.outputs[one.id], tally, f"{name}, {policy}")
+        for request in asked(deployment, seed):
+            assert len(deployment.outputs[request.id]) == request.max_tokens
+            compare(reference_of(folder), request.prompt, deployment.outputs[request.id], tally, f"{name}, {policy}")
         tally.check()
         held, hybrid = deployment.decodes.held, deployment.decodes.hybrid
         assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)

@@ -78,7 +78,7 @@ class Deployment(Simulation):
         self.outputs: dict[str, list[int]] = {}
         self.num_compressed, self.copied_in = 0, tuple[int, ...]()
         self._made: Arena | None = None
-        asked = [Arrival(one, OUTPUT, None) for one in requests()]
+        asked = [Arrival(request, OUTPUT, None) for request in requests()]
         settings = Settings(
             topology=Topology.parse("1+1"),
             limits=LIMITS,

@@ -31,7 +31,7 @@ def test_the_next_is_of_the_same_memory_once_nobody_holds_the_last(kept: KeptMem
 
 def test_what_is_held_keeps_its_numbers(kept: KeptMemory) -> None:
     held = [kept.empty((1024, 2), torch.float32).fill_(number) for number in range(3)]
-    assert [one.unique().tolist() for one in held] == [[0], [1], [2]]
+    assert [tensor.unique().tolist() for tensor in held] == [[0], [1], [2]]
 
 
 def test_a_larger_one_has_memory_of_its_own(kept: KeptMemory) -> None:

@@ -53,8 +53,8 @@ class Worker:
         self._events: queue.Queue[Event | Exception] = queue.Queue()
 
     def serve(self, some: Sequence[Request]) -> dict[str, list[int]]:
-        for one in some:
-            self._tell(Received(ROUTER, Prefill(one), 1))
+        for new_request in some:
+            self._tell(Received(ROUTER, Prefill(new_request), 1))
         while self.core.held["pairs"]:
             event = self._events.get(timeout=DEADLINE_S)
             assert not isinstance(event, Exception), event
@@ -90,23 +90,23 @@ def test_all_say_the_same(
 ) -> None:
     """Requests are greedy, drawn or penalised; one request ends with a token that is unknown when the next step
     begins."""
-    folder, ones = folder_of("gqa-untied"), some_requests()
-    plain = Worker(folder, tmp_path, 0, False).serve(ones)
+    folder, requests = folder_of("gqa-untied"), some_requests()
+    plain = Worker(folder, tmp_path, 0, False).serve(requests)
     ends_with = plain["r1"][4]
-    ones[1] = replace(ones[1], stop_tokens=(ends_with,))
+    requests[1] = replace(requests[1], stop_tokens=(ends_with,))
     worker = Worker(folder, tmp_path, 1, reads_later)
-    ahead = worker.serve(ones)
+    ahead = worker.serve(requests)
     until = plain["r1"].index(ends_with) + 1
     assert ahead == plain | {"r1": plain["r1"][:until]}
-    compare(reference_of(folder), ones[0].prompt, ahead["r0"], tally, "look-ahead")
+    compare(reference_of(folder), requests[0].prompt, ahead["r0"], tally, "look-ahead")
     assert worker.core.counts.ahead_steps > 5
 
 
 @pytest.mark.parametrize("reads_later", [False, True])
 def test_two_ranks_say_the_same(folder_of: FolderOf, tmp_path: Path, reads_later: bool) -> None:
     """The second rank gets by name what rank 0 has read, and otherwise what rank 0 sends it."""
-    folder, ones, store = folder_of("gqa-untied"), some_requests(), HashStore()
-    plain = Worker(folder, tmp_path, 0, False).serve(ones)
+    folder, requests, store = folder_of("gqa-untied"), some_requests(), HashStore()
+    plain = Worker(folder, tmp_path, 0, False).serve(requests)
     orders: queue.Queue[Order | None] = queue.Queue()
 
     def made(kind: type[AnEngine], rank: int) -> AnEngine:
@@ -114,12 +114,12 @@ def test_two_ranks_say_the_same(folder_of: FolderOf, tmp_path: Path, reads_later
         return kind(folder, num_pairs=LIMITS.num_pairs, block_size=4, dtype="float32", ranks=team)
 
     def follow() -> list[bool]:
-        other, named = made(Engine, 1), list[bool]()
-        other.reads_later = reads_later
+        engine, named = made(Engine, 1), list[bool]()
+        engine.reads_later = reads_later
         for order in iter(orders.get, None):
             assert isinstance(order, RunStep)
-            named += [one.token is not None for one in order.plan.decodes]
-            assert not other.step(order.plan).tokens
+            named += [decode.token is not None for decode in order.plan.decodes]
+            assert not engine.step(order.plan).tokens
         return named
 
     with ThreadPoolExecutor(1) as thread:
@@ -128,7 +128,7 @@ def test_two_ranks_say_the_same(folder_of: FolderOf, tmp_path: Path, reads_later
             leading = made(LeadingEngine, 0)
             leading.say = lambda order: orders.put(order)
             worker = Worker(folder, tmp_path, 1, reads_later, leading)
-            assert worker.serve(ones) == plain
+            assert worker.serve(requests) == plain
         finally:
             orders.put(None)
         assert all(following.result(DEADLINE_S)) is not reads_later
@@ -142,9 +142,9 @@ def test_a_whole_deployment_says_the_same(
     folder, tally = folder_of("gqa-untied"), Tally()
     policy = Policy(candidate_share=1.0)
     with deployed(folder, "1+1", policy, tmp_path, None, True, 40, PAGES, look_ahead=1) as deployment:
-        for one in asked(deployment, 2):
-            assert len(deployment.outputs[one.id]) == one.max_tokens
-            compare(reference_of(folder), one.prompt, deployment.outputs[one.id], tally, one.id)
+        for request in asked(deployment, 2):
+            assert len(deployment.outputs[request.id]) == request.max_tokens
+            compare(reference_of(folder), request.prompt, deployment.outputs[request.id], tally, request.id)
         tally.check()
         held = deployment.decodes.held
         assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)
@@ -196,8 +196,8 @@ def test_a_step_that_goes_on_from_one_that_failed_fails_too() -> None:
         in_order.step(plan, begin, posts)
     done = [posts.next() for _ in range(4)]
     in_order.close()
-    assert all(isinstance(one, StepDone) for one in done)
-    failures = [one.result.failure for one in done if isinstance(one, StepDone)]
+    assert all(isinstance(event, StepDone) for event in done)
+    failures = [event.result.failure for event in done if isinstance(event, StepDone)]
     assert [failure is not None for failure in failures] == [True, True, False, False]
     assert begun == [1, 3, 4]
 

@@ -63,17 +63,17 @@ def logits_of(
         return model.forward(torch.tensor(tokens), spans.positions, None, attention)
 
 
-def furthest(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def furthest(ours: torch.Tensor, expected: torch.Tensor) -> float:
     """Return the largest difference, relative to the largest logit."""
-    return float((ours - theirs).abs().max() / theirs.abs().max())
+    return float((ours - expected).abs().max() / expected.abs().max())
 
 
 @pytest.mark.parametrize("name", [*MODELS, *STORED, *OPTIONS])
 def test_logits_are_those_of_transformers(name: str, folder_of: FolderOf, reference_of: ReferenceOf) -> None:
     folder, tokens = folder_of(name), prompt_of(1, TOKENS)
     with torch.inference_mode():
-        theirs = reference_of(folder)(torch.tensor([tokens])).logits[0]
-    assert furthest(logits_of(folder, tokens), theirs) < CLOSE
+        expected = reference_of(folder)(torch.tensor([tokens])).logits[0]
+    assert furthest(logits_of(folder, tokens), expected) < CLOSE
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -87,10 +87,10 @@ def test_narrow_types_stay_within_their_rounding(
     narrow = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     with torch.inference_mode():
         exact = reference_of(folder)(torch.tensor([tokens])).logits[0]
-        theirs = narrow(torch.tensor([tokens])).logits[0].float()
+        rounded = narrow(torch.tensor([tokens])).logits[0].float()
     off = furthest(logits_of(folder, tokens, dtype), exact)
     assert off < 20 * BF16_STEP
-    assert off < 2 * furthest(theirs, exact)
+    assert off < 2 * furthest(rounded, exact)
 
 
 @pytest.mark.skipif(not PACKING, reason="no kernel for packed weights: it takes AVX512-bf16")
@@ -130,8 +130,8 @@ def test_late_positions_turn_by_the_reference_s_angles(kind: str, tmp_path: Path
     assert isinstance(config, LlamaConfig)
     rotation = Rotation(config.rope)
     for positions in (torch.tensor([0, 1, 999]), torch.tensor([0, 1, 999, 100_000, 131_071])):
-        theirs = rotary(torch.empty(0), positions[None])
-        for ours, both_halves in zip(rotation.at(positions), theirs, strict=True):
+        expected = rotary(torch.empty(0), positions[None])
+        for ours, both_halves in zip(rotation.at(positions), expected, strict=True):
             assert torch.equal(ours.repeat(1, 2), both_halves[0])
 
 

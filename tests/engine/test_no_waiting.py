@@ -56,44 +56,50 @@ class Waits(AssertionError):
 class There(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        tensors = [one for one in _flat((args, kwargs.values())) if isinstance(one, torch.Tensor)]
+        tensors = [value for value in _flat((args, kwargs.values())) if isinstance(value, torch.Tensor)]
         is_there = any(map(_is_there, tensors))
         if is_there and func in ASKS:
             raise Waits(f"{func.__name__} waits for the device")
         if is_there and func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__) and _picks(args[1]):
             raise Waits("a mask or a list of indices waits for the device")
-        if func in COPIES and not _is_there(args[0]) and any(isinstance(one, torch.device) for one in _flat(args[1:])):
+        if (
+            func in COPIES
+            and not _is_there(args[0])
+            and any(isinstance(value, torch.device) for value in _flat(args[1:]))
+        ):
             raise Waits("a copy from memory that is not pinned waits for the device")
         if func is torch.Tensor.copy_ and _is_there(args[0]) and not _is_there(args[1]):
             raise Waits("a copy from memory that is not pinned waits for the device")
         made = func(*args, **kwargs)
         if is_there:
-            for one in _flat([made]):
-                put_there(one)
+            for value in _flat([made]):
+                put_there(value)
         return made
 
 
 def _flat(values: Any) -> Iterator[Any]:
-    for one in values:
-        if isinstance(one, (list, tuple)):
-            yield from _flat(one)
+    for value in values:
+        if isinstance(value, (list, tuple)):
+            yield from _flat(value)
         else:
-            yield one
+            yield value
 
 
 def _picks(index: Any) -> bool:
     parts = index if isinstance(index, tuple) else (index,)
-    return any(isinstance(one, list) or (isinstance(one, torch.Tensor) and one.dtype is torch.bool) for one in parts)
+    return any(
+        isinstance(index, list) or (isinstance(index, torch.Tensor) and index.dtype is torch.bool) for index in parts
+    )
 
 
 def _is_there(tensor: torch.Tensor) -> bool:
     return getattr(tensor, "is_there", False)
 
 
-def put_there(one: Any) -> Any:
-    if isinstance(one, torch.Tensor):
-        one.is_there = True  # type: ignore[attr-defined]
-    return one
+def put_there(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        value.is_there = True  # type: ignore[attr-defined]
+    return value
 
 
 class Opaque(Reference):

@@ -88,11 +88,11 @@ def test_what_they_say_is_what_they_say_alone(
     folder, tally, direct = folder_of(name), Tally(), topology == "1+1" and policy.pairs.why_not_direct is None
     cost = Believed() if policy.pairs.keeps_hidden else None
     with deployed(folder, topology, policy, tmp_path, cost, direct, PREFILL_PAIRS, pages) as deployment:
-        ones = asked(deployment, seed)
-        assert len({one.service for one in ones}) == 2
-        for one in ones:
-            assert len(deployment.outputs[one.id]) == one.max_tokens
-            compare(reference_of(folder), one.prompt, deployment.outputs[one.id], tally, f"{name}, {policy}")
+        requests = asked(deployment, seed)
+        assert len({request.service for request in requests}) == 2
+        for request in requests:
+            assert len(deployment.outputs[request.id]) == request.max_tokens
+            compare(reference_of(folder), request.prompt, deployment.outputs[request.id], tally, f"{name}, {policy}")
         tally.check()
         held = deployment.decodes.held
         assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)

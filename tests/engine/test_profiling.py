@@ -193,8 +193,8 @@ def test_a_cached_profile_that_is_off_is_measured_anew(
 
 def test_a_profile_of_something_else_is_not_taken(engine: Engine, tmp_path: Path) -> None:
     first = profiled(engine, tmp_path / "cache", tmp_path)
-    other = profiled(engine, tmp_path / "cache", tmp_path, tick=0.003, subject=replace(SUBJECT, dtype="bfloat16"))
-    assert other[0].seconds == pytest.approx(3 * first[0].seconds)
+    of_bfloat16 = profiled(engine, tmp_path / "cache", tmp_path, tick=0.003, subject=replace(SUBJECT, dtype="bfloat16"))
+    assert of_bfloat16[0].seconds == pytest.approx(3 * first[0].seconds)
     assert len(list((tmp_path / "cache").iterdir())) == 2
 
 
@@ -202,7 +202,9 @@ def test_a_broken_profile_is_measured_anew(engine: Engine, tmp_path: Path) -> No
     first = profiled(engine, tmp_path / "cache", tmp_path)
     (path,) = (tmp_path / "cache").iterdir()
     path.write_text("{}")
-    assert [one.shape for one in profiled(engine, tmp_path / "cache", tmp_path)] == [one.shape for one in first]
+    assert [sample.shape for sample in profiled(engine, tmp_path / "cache", tmp_path)] == [
+        sample.shape for sample in first
+    ]
     assert len(load(path).points) == len(first)
 
 

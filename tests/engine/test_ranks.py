@@ -62,8 +62,8 @@ def said(engine: Any, sampling: Sampling) -> list[list[int]]:
     lives = [driver.start_either_way(f"r{seed}", prompt_of(seed, length), TOKENS) for seed, length in PROMPTS]
     for live in lives:
         while live.in_prompt:
-            others = [one.decode(sampling) for one in lives if one.output and len(one.output) < TOKENS]
-            driver.run(*lives, parts=[live.chunk(9, sampling), *others])
+            decodes = [live.decode(sampling) for live in lives if live.output and len(live.output) < TOKENS]
+            driver.run(*lives, parts=[live.chunk(9, sampling), *decodes])
     while going := [live for live in lives if len(live.output) < TOKENS]:
         driver.run(*going, parts=[live.decode(sampling) for live in going])
     return [live.output for live in lives]
@@ -91,8 +91,8 @@ def test_log_probabilities_are_of_the_whole_vocabulary(
     (shared,), (alone,) = ([logprob for _, logprob in result.logprobs] for result in results)
     assert [token for token, _ in shared.top] == [token for token, _ in alone.top]
     (_, shared_prompt), (_, alone_prompt) = (result.prompt_logprobs[0] for result in results)
-    for one, other in zip((shared, *shared_prompt), (alone, *alone_prompt), strict=True):
-        assert one.value == pytest.approx(other.value, abs=1e-4)
+    for got, expected in zip((shared, *shared_prompt), (alone, *alone_prompt), strict=True):
+        assert got.value == pytest.approx(expected.value, abs=1e-4)
 
 
 def test_each_rank_has_its_share_of_weights_and_cache(

@@ -76,7 +76,7 @@ def test_nor_does_it_where_rows_have_many_blocks(seed: int, vocabulary: int, ord
         (Sampling(order.choice([0.0, 0.5, 1.0, 3.0]), order.choice([0, 1, 40, 400]), order.choice([0.3, 0.95, 1.0])), 5)
         for _ in rows
     ]
-    expected = [alone(row, *one) for row, one in zip(rows, wanted, strict=True)]
+    expected = [alone(row, *wish) for row, wish in zip(rows, wanted, strict=True)]
     places = order.sample(range(6), 6)
     assert choose(rows[places], [wanted[place] for place in places]) == [expected[place] for place in places]
 
@@ -365,7 +365,7 @@ def test_with_edits_too_a_token_does_not_depend_on_its_batch(
     logits = random_logits(seed, len(rows))
     wanted = [asked(*row, name=str(number)) for number, row in enumerate(rows)]
     single = [
-        Sampler(VOCABULARY).sample(logits[number : number + 1].clone(), [one])[0] for number, one in enumerate(wanted)
+        Sampler(VOCABULARY).sample(logits[number : number + 1].clone(), [wish])[0] for number, wish in enumerate(wanted)
     ]
     places = order.sample(range(len(rows)), len(rows))
     together = Sampler(VOCABULARY).sample(logits[places], [wanted[place] for place in places])
@@ -512,4 +512,4 @@ def test_only_who_asks_gets_them() -> None:
     logits = random_logits(3, 3)
     samplings = [Sampling(), Sampling(logprobs=0), Sampling(1.0)]
     chosen = Sampler(VOCABULARY).sample(logits, [NextToken(sampling, 0) for sampling in samplings])
-    assert [one.logprob is not None for one in chosen] == [False, True, False]
+    assert [token.logprob is not None for token in chosen] == [False, True, False]

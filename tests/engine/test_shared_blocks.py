@@ -48,9 +48,9 @@ def test_what_they_say_is_what_they_say_alone(
     deployment: Deployment, folder: Path, reference_of: Callable[[Path], Any], topology: str, policy: Policy, seed: int
 ) -> None:
     tally = Tally()
-    for one in asked(deployment, seed):
-        assert len(deployment.outputs[one.id]) == one.max_tokens
-        compare(reference_of(folder), one.prompt, deployment.outputs[one.id], tally, f"{folder.name}, {policy}")
+    for request in asked(deployment, seed):
+        assert len(deployment.outputs[request.id]) == request.max_tokens
+        compare(reference_of(folder), request.prompt, deployment.outputs[request.id], tally, f"{folder.name}, {policy}")
     tally.check()
     held = deployment.decodes.held
     assert (held["requests"], held["pairs"], held["pages"], held["places"]) == (0, 0, 0, 0)

@@ -80,11 +80,11 @@ def _references(schema: Any) -> Iterator[str]:
 def _bare(schema: Any, is_names: bool = False) -> Any:
     """Return the schema without descriptions. `is_names`: its keys are names of properties, and so all of them stay."""
     if isinstance(schema, list):
-        return [_bare(one) for one in schema]
+        return [_bare(part) for part in schema]
     if not isinstance(schema, dict):
         return schema
-    kept = {name: one for name, one in schema.items() if is_names or name not in _SAYS_NOTHING}
-    return {name: _bare(one, is_names=name == "properties" and not is_names) for name, one in kept.items()}
+    kept = {name: part for name, part in schema.items() if is_names or name not in _SAYS_NOTHING}
+    return {name: _bare(part, is_names=name == "properties" and not is_names) for name, part in kept.items()}
 
 
 if __name__ == "__main__":

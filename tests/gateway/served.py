@@ -84,9 +84,9 @@ def read_all(connection: socket.socket) -> bytes:
 
 @contextmanager
 def served(app: ASGIApp, most_connections: int = 100) -> Iterator[Served]:
-    one = Served(app, most_connections)
-    one.start()
+    server = Served(app, most_connections)
+    server.start()
     try:
-        yield one
+        yield server
     finally:
-        one.stop()
+        server.stop()

@@ -42,7 +42,9 @@ def gateway(text: TextModel) -> Gateway:
 
 def choices_of(answer: Any) -> list[tuple[int, str]]:
     choices = answer.json()["choices"]
-    return [(one["index"], one["message"]["content"] if "message" in one else one["text"]) for one in choices]
+    return [
+        (choice["index"], choice["message"]["content"] if "message" in choice else choice["text"]) for choice in choices
+    ]
 
 
 def streamed(answer: Any) -> dict[int, str]:
@@ -57,10 +59,10 @@ def streamed(answer: Any) -> dict[int, str]:
 def test_a_prompt_has_several_choices(gateway: Gateway) -> None:
     answer = gateway.chat(n=3, temperature=1, seed=5)
     assert choices_of(answer) == [*enumerate(WORDS[:3])]
-    first, *others = gateway.owner.opened
+    first, *further = gateway.owner.opened
     assert len({request.id for request in gateway.owner.opened}) == 3
-    assert [request.sampling.seed for request in (first, *others)] == [5, 6, 7], "each draws by itself"
-    assert {request.prompt for request in others} == {first.prompt}
+    assert [request.sampling.seed for request in (first, *further)] == [5, 6, 7], "each draws by itself"
+    assert {request.prompt for request in further} == {first.prompt}
     usage = answer.json()["usage"]
     assert usage["prompt_tokens"] == len(first.prompt), "a prompt counts once"
     outputs = [len(ids_of(gateway.text, word)) + 1 for word in WORDS[:3]]
@@ -175,7 +177,7 @@ def test_a_body_is_answered_without_a_client(text: TextModel, kind: Any, body: b
     }
     gateway = Gateway(text, OwnOwner(text))
     delivered = [asyncio.run(_all(gateway.owner, request)) for request in requests]
-    pieces = [AnswerReader.from_body(asked, text).read(one) for one in delivered]
+    pieces = [AnswerReader.from_body(asked, text).read(delivery) for delivery in delivered]
     answer = make_shape(asked, requests, "flex", text).whole(pieces)
     usual = gateway.ask("POST", f"/v1/{'chat/' * (kind is ChatRequest)}completions", content=body).json()
     assert answer["choices"] == usual["choices"]
@@ -224,7 +226,7 @@ class TestAnOutputThatFillsTheContext:
 
     def test_says_so_with_the_last_chunk_of_a_stream(self, gateway: Gateway) -> None:
         choices = [chunk["choices"][0] for chunk in data_lines(gateway.chat(stream=True))[:-1]]
-        assert [one["finish_reason"] for one in choices if "finish_message" in one] == ["length"]
+        assert [choice["finish_reason"] for choice in choices if "finish_message" in choice] == ["length"]
 
     def test_says_nothing_where_the_client_has_named_the_length(self, gateway: Gateway) -> None:
         assert "finish_message" not in gateway.chat(max_tokens=3).json()["choices"][0]

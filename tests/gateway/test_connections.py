@@ -41,10 +41,10 @@ def gateway(text: TextModel) -> Gateway:
 
 @pytest.fixture
 def server(gateway: Gateway) -> Iterator[Served]:
-    with served(gateway.app, most_connections=MOST) as one:
-        yield one
-        until(lambda: one.num_connections == 0)
-        assert works(one)
+    with served(gateway.app, most_connections=MOST) as server:
+        yield server
+        until(lambda: server.num_connections == 0)
+        assert works(server)
 
 
 @pytest.fixture
@@ -170,7 +170,7 @@ def test_an_upgrade_is_passed_over_and_no_body_is_lost_by_it(server: Served) -> 
 
 def test_connections_are_bounded(server: Served) -> None:
     with server.connect() as first:
-        others = [server.connect() for _ in range(MOST - 1)]
+        connections = [server.connect() for _ in range(MOST - 1)]
         until(lambda: server.num_connections == MOST)
         answer = server.say()
         error = error_in(answer, 503)
@@ -178,8 +178,8 @@ def test_connections_are_bounded(server: Served) -> None:
         assert b"retry-after: 1" in answer.lower()
         first.shutdown(socket.SHUT_WR)
         assert read_all(first) == b""
-        for other in others:
-            other.close()
+        for connection in connections:
+            connection.close()
 
 
 def test_who_leaves_halfway_has_left(text: TextModel) -> None:
@@ -254,7 +254,7 @@ def test_all_bodies_together_are_bounded(text: TextModel, monkeypatch: pytest.Mo
             refused = await client.post("/v1/completions", content=b" " * 500)
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             go_on.set()
-            assert [(await one).status_code for one in slow_ones] == [200, 200]
+            assert [(await answer).status_code for answer in slow_ones] == [200, 200]
             assert (await client.post("/v1/completions", content=b" " * 900 + BODY)).status_code == 200
 
     asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
@@ -272,8 +272,8 @@ NAMES = st.sampled_from(["prompt", "messages", "max_tokens", "stop", "n", "seed"
 
 @pytest.fixture(scope="module")
 def lasting(text: TextModel) -> Iterator[Served]:
-    with served(Gateway(text, FakeOwner((5,), (2,))).app) as one:
-        yield one
+    with served(Gateway(text, FakeOwner((5,), (2,))).app) as server:
+        yield server
 
 
 class TestWhateverIsSent:

@@ -79,7 +79,7 @@ def test_a_name_is_given_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     made(capsys, "ann", "--file", str(path))
     before = path.read_text()
     assert cli.main(["key", "ann", "--file", str(path)]) == 2
-    assert f"{path}: the name of key ann is there twice" in capsys.readouterr().err
+    assert f"{path}: the name of key ann is given twice" in capsys.readouterr().err
     assert path.read_text() == before
     assert [file.name for file in tmp_path.iterdir()] == ["keys.yaml"]
 
@@ -113,7 +113,7 @@ def test_a_hash_may_stand_for_the_key_of_the_setting() -> None:
         (f"keys: [{{name: a, hash: '{DIGEST}', scopes: []}}]", "keys[0]: scopes must be"),
         (f"keys: [{{name: a, hash: '{DIGEST}', most_open: 0}}]", "keys[0]: most_open must be a whole number"),
         (f"keys: [{{name: a, hash: '{DIGEST}', most_open: true}}]", "keys[0]: most_open must be a whole number"),
-        (f"keys: [{{name: a, hash: '{DIGEST}'}}, {{name: b, hash: '{DIGEST}'}}]", "the hash of key b is there twice"),
+        (f"keys: [{{name: a, hash: '{DIGEST}'}}, {{name: b, hash: '{DIGEST}'}}]", "the hash of key b is given twice"),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_by_its_line(tmp_path: Path, text: str, said: str) -> None:

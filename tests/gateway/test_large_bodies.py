@@ -78,7 +78,7 @@ def test_large_ones_are_taken_apart_one_after_the_other_and_small_ones_meanwhile
                 await asyncio.sleep(0.001)
             assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
             go_on.set()
-            assert [(await one).status_code for one in waiting] == [200] * 4
+            assert [(await answer).status_code for answer in waiting] == [200] * 4
 
     asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
     assert most == [1]

@@ -211,5 +211,5 @@ def test_pages_of_others_are_let_in_only_where_so_configured(text: TextModel) ->
         assert asked.headers.get("access-control-allow-origin") == origin
         refused = gateway.get("/v1/models", headers=page)
         assert (refused.status_code, refused.headers.get("access-control-allow-origin")) == (401, origin)
-    other = opened.get("/v1/models", headers={"Origin": "https://other.example"})
-    assert "access-control-allow-origin" not in other.headers
+    answer = opened.get("/v1/models", headers={"Origin": "https://other.example"})
+    assert "access-control-allow-origin" not in answer.headers

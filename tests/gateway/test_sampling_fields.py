@@ -155,7 +155,7 @@ def test_a_streamed_table_goes_on_where_it_was(gateway: Gateway) -> None:
     for fields in ({"logprobs": 2}, {"logprobs": 0, "echo": True}):
         whole = gateway.complete(**fields).json()["choices"][0]["logprobs"]
         tables = [chunk["choices"][0]["logprobs"] for chunk in data_lines(gateway.complete(**fields, stream=True))[:-1]]
-        assert {name: [one for table in tables for one in table[name]] for name in whole} == whole
+        assert {name: [value for table in tables for value in table[name]] for name in whole} == whole
 
 
 def test_what_is_next_to_impossible_is_json(text: TextModel) -> None:

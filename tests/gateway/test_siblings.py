@@ -30,7 +30,7 @@ def test_all_are_told_once_by_each_that_lives() -> None:
 
     async def told() -> list[bytes]:
         gateways = [
-            Siblings(deployment, name, [other for other in NAMES if other != name], partial(bytes, series(at)))
+            Siblings(deployment, name, [sibling for sibling in NAMES if sibling != name], partial(bytes, series(at)))
             for at, name in enumerate(NAMES)
         ]
         for gateway in gateways[:2]:  # the third gateway has not started yet

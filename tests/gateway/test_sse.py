@@ -12,7 +12,7 @@ from alignedserve.core import FinishReason
 from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.shapes import AnswerShape, make_shape
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
-from alignedserve.gateway.sse import Chunks, event
+from alignedserve.gateway.streaming import Chunks, event
 from alignedserve.text.text_model import TextModel
 from tests.samples import request
 

@@ -338,8 +338,8 @@ def test_tokens_for_single_bytes_are_those_bytes() -> None:
 @settings(deadline=None)
 @given(st.lists(st.text(max_size=300), max_size=3), st.integers(1, 400), st.integers(1, 40))
 def test_no_text_is_wrongly_called_too_long(text: TextModel, texts: list[str], most: int, times: int) -> None:
-    texts = [one * times for one in texts]
-    exceeds = sum(len(text.answer_ids(one)) for one in texts) > most
+    texts = [text * times for text in texts]
+    exceeds = sum(len(text.answer_ids(asked_text)) for asked_text in texts) > most
     assert exceeds or not text.surely_exceeds(texts, most)
 
 
@@ -347,9 +347,9 @@ def test_of_a_text_that_is_far_too_long_little_is_tokenised(text: TextModel, mon
     seen: list[int] = []
     encode = TextModel.answer_ids
 
-    def noted(self: TextModel, one: str) -> list[int]:
-        seen.append(len(one))
-        return encode(self, one)
+    def noted(self: TextModel, answer: str) -> list[int]:
+        seen.append(len(answer))
+        return encode(self, answer)
 
     monkeypatch.setattr(TextModel, "answer_ids", noted)
     assert text.surely_exceeds(["7 " * (1 << 20)], 100)

@@ -176,8 +176,8 @@ def test_a_call_may_be_demanded_of_any_model(text: TextModel, choice: Any, possi
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
     assert all(map(follows, possible))
-    others = ['{"name": "odd", "parameters": {}}', '{"name": "weather", "parameters": {"city": 5}}', "Let me see."]
-    assert not any(map(follows, others))
+    broken = ['{"name": "odd", "parameters": {}}', '{"name": "weather", "parameters": {"city": 5}}', "Let me see."]
+    assert not any(map(follows, broken))
     assert follows(possible[-1]) is (len(possible) > 2 or choice != "required")
 
 

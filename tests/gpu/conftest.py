@@ -37,5 +37,5 @@ def by_triton(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     """Fail a test in which a kernel failed: torch would replace it and give the right result, which would hide the
     failure."""
     yield
-    failed = [one.getMessage() for one in caplog.get_records("call") if "takes its place" in one.getMessage()]
+    failed = [record.getMessage() for record in caplog.get_records("call") if "takes its place" in record.getMessage()]
     assert not failed

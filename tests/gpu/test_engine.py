@@ -187,8 +187,8 @@ def test_pages_that_are_under_way_at_once_arrive(tmp_path: Path) -> None:
     with beside_steps(GPU):
         copier.copy_out(here, range(6), tokens)
         assert copier.copy_in(range(6), there, tokens)
-    for one, other in zip(here[:-1], there[:-1], strict=True):
-        assert torch.equal(engine.cache[:, 2 * one : 2 * one + 2], engine.cache[:, 2 * other : 2 * other + 2])
+    for before, after in zip(here[:-1], there[:-1], strict=True):
+        assert torch.equal(engine.cache[:, 2 * before : 2 * before + 2], engine.cache[:, 2 * after : 2 * after + 2])
     unpin()
     copier.close()
 
@@ -206,6 +206,6 @@ def test_kv_comes_back_from_pages_as_it_went(tmp_path: Path) -> None:
     copier.copy_out(pairs, (0, 1), tokens)
     elsewhere = driver.units_for(2 * PAGE)
     assert copier.copy_in((0, 1), elsewhere, tokens)
-    for one, other in zip(pairs, elsewhere, strict=True):
-        assert torch.equal(engine.cache[:, 2 * one : 2 * one + 2], engine.cache[:, 2 * other : 2 * other + 2])
+    for before, after in zip(pairs, elsewhere, strict=True):
+        assert torch.equal(engine.cache[:, 2 * before : 2 * before + 2], engine.cache[:, 2 * after : 2 * after + 2])
     copier.close()

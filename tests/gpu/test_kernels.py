@@ -68,12 +68,12 @@ def test_vectors_go_to_a_page_and_back_bit_by_bit(dtype: torch.dtype) -> None:
 def test_int8_is_what_the_reference_makes_of_it(dtype: torch.dtype) -> None:
     rows, kernels = torch.randn(4, 64, 1024).to(dtype), choose(GPU, dtype).kernels
     levels = (torch.empty(rows.shape, dtype=torch.uint8), torch.empty(4, 1024), torch.empty(4, 1024))
-    on_gpu = tuple(one.to(GPU) for one in levels)
+    on_gpu = tuple(tensor.to(GPU) for tensor in levels)
     REFERENCE.quantise(rows, *levels)
     kernels.quantise(rows.to(GPU), *on_gpu)
     assert (on_gpu[0].cpu().int() - levels[0].int()).abs().max() <= 1
     out, expected = torch.empty_like(rows, device=GPU), torch.empty_like(rows)
-    q, least, step = (one.to(GPU) for one in levels)
+    q, least, step = (tensor.to(GPU) for tensor in levels)
     kernels.dequantise(q, least, step, out)
     REFERENCE.dequantise(*levels, expected)
     torch.testing.assert_close(out.cpu(), expected)

@@ -20,11 +20,11 @@ from tests.models import MODELS
 def test_no_step_waits_until_something_is_measured(tmp_path: Path) -> None:
     engine = Engine(MODELS["gqa-untied"](tmp_path / "model"), num_pairs=90, dtype="bfloat16", device=GPU)
     engine.rehearse()
-    known = [len(one.cache) for one in (_attend, _draw, _logprobs)]
+    known = [len(kernel.cache) for kernel in (_attend, _draw, _logprobs)]
     assert all(known)
     assert known[0] >= 2, "decodes and chunks"
     driver = Driver(engine, 1)
     live = driver.start("r", prompt_of(1, 40), 20)
     driver.run(live, parts=[live.chunk(40)])
     driver.run(live, parts=[live.decode(Sampling(0.8, top_k=5, top_p=0.9, logprobs=3))])
-    assert [len(one.cache) for one in (_attend, _draw, _logprobs)] == known
+    assert [len(kernel.cache) for kernel in (_attend, _draw, _logprobs)] == known

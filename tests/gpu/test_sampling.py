@@ -74,7 +74,7 @@ def test_nothing_waits_for_the_gpu_before_the_tokens_are_read() -> None:
         Sampling(0.8, top_k=12, top_p=0.9, repetition_penalty=1.3, presence_penalty=0.4, logit_bias=((3, 4.0),)),
         Sampling(1.2, min_p=0.1, min_tokens=9, allowed_tokens=tuple(range(2, 400))),
     ]
-    wanted = [NextToken(one, 3, f"r{row}", history, 11) for row, one in enumerate(samplings)]
+    wanted = [NextToken(sampling, 3, f"r{row}", history, 11) for row, sampling in enumerate(samplings)]
     logits = torch.randn(3, 32_000, generator=torch.Generator().manual_seed(0))
     kernels = choose(GPU, torch.bfloat16).kernels
     for mode in ("default", "error"):  # kernels are compiled the first time
@@ -86,4 +86,4 @@ def test_nothing_waits_for_the_gpu_before_the_tokens_are_read() -> None:
         finally:
             torch.cuda.set_sync_debug_mode("default")
     expected = Sampler(32_000).sample(logits, wanted)
-    assert [one.token for one in drawn.read()] == [one.token for one in expected]
+    assert [drawing.token for drawing in drawn.read()] == [drawing.token for drawing in expected]

@@ -60,8 +60,8 @@ def test_what_is_sent_is_there(by_ipc: bool) -> None:
     if not by_ipc and torch.cuda.device_count() < 2:
         pytest.skip("one GPU: NCCL needs one for each process")
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    peer = context.Process(target=serve, args=(theirs, 0, by_ipc), daemon=True)
+    ours, far_end = context.Pipe()
+    peer = context.Process(target=serve, args=(far_end, 0, by_ipc), daemon=True)
     peer.start()
     transport, cache = worker("decode-0", 0 if by_ipc else 1, by_ipc)
     try:
@@ -87,8 +87,8 @@ def test_what_is_sent_is_there(by_ipc: bool) -> None:
 
 def test_a_peer_that_is_killed_fails_what_is_outstanding() -> None:
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    peer = context.Process(target=serve, args=(theirs, 0, True), daemon=True)
+    ours, far_end = context.Pipe()
+    peer = context.Process(target=serve, args=(far_end, 0, True), daemon=True)
     peer.start()
     transport, _ = worker("decode-0", 0, True)
     try:

@@ -34,7 +34,7 @@ def test_openais_client_drives_it_from_end_to_end(service: Service) -> None:
             file = await client.files.create(file=("ä.jsonl", line("a") + b"\n" + line("b")), purpose="batch")
             assert (file.filename, file.bytes, file.purpose) == ("ä.jsonl", len(line("a")) * 2 + 1, "batch")
             assert await client.files.retrieve(file.id) == file
-            assert [one.id async for one in client.files.list(purpose="batch")] == [file.id]
+            assert [listed.id async for listed in client.files.list(purpose="batch")] == [file.id]
             batch = await client.batches.create(
                 input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"for": "ann"}
             )
@@ -56,7 +56,7 @@ def test_openais_client_drives_it_from_end_to_end(service: Service) -> None:
                 answer = openai.types.chat.ChatCompletion.model_validate(row["response"]["body"])
                 assert (row["response"]["status_code"], row["error"]) == (200, None)
                 assert answer.choices[0].message.content == HELLO
-            assert [one.id async for one in client.batches.list()] == [batch.id]
+            assert [listed.id async for listed in client.batches.list()] == [batch.id]
             assert (await client.files.delete(file.id)).deleted
             with pytest.raises(openai.NotFoundError):
                 await client.files.retrieve(file.id)
@@ -70,7 +70,7 @@ def test_an_invalid_file_fails_as_a_whole_with_line_numbers(service: Service) ->
             data = b"\n".join([line("a"), b"{", line("a"), line("c", stream=True)])
             batch = await ended(client, (await submit(client, data))["id"])
             assert batch["status"] == "failed"
-            assert [(one["line"], one["code"]) for one in batch["errors"]["data"]] == [
+            assert [(problem["line"], problem["code"]) for problem in batch["errors"]["data"]] == [
                 (2, "invalid_json"),
                 (3, "duplicate_custom_id"),
                 (4, "stream_not_supported"),
@@ -116,7 +116,7 @@ def test_lines_that_fail_are_in_the_error_file_and_cost_no_other_its_answer(
             assert batch["request_counts"] == {"total": 4, "completed": 1, "failed": 3}
             assert [row["custom_id"] for row in await rows(client, batch["output_file_id"])] == ["good"]
             errors = {row["custom_id"]: row["response"] for row in await rows(client, batch["error_file_id"])}
-            assert {name: one["status_code"] for name, one in errors.items()} == {
+            assert {name: error["status_code"] for name, error in errors.items()} == {
                 "lost": 503,
                 "broken": 500,
                 "bad": 400,
@@ -154,7 +154,7 @@ def test_a_cancelled_batch_keeps_what_is_done(text: TextModel, hello: tuple[int,
         data = b"\n".join([line("fast"), line("slow-1", "slow"), line("slow-2", "slow")])
         async with service.client() as client, service.running():
             batch = await submit(client, data)
-            await until(client, batch["id"], lambda one: one["request_counts"]["completed"] == 1)
+            await until(client, batch["id"], lambda state: state["request_counts"]["completed"] == 1)
             cancelling = (await client.post(f"/v1/batches/{batch['id']}/cancel")).json()
             assert cancelling["status"] == "cancelling"
             batch = await ended(client, batch["id"])
@@ -197,7 +197,7 @@ def test_a_batch_that_has_ended_is_kept_as_long_as_its_files_and_then_goes_with_
                 await storage.store.save_job(replace(job, kept_until=1))
                 assert (await client.get(f"/v1/batches/{job.id}")).status_code == 404
                 assert (await client.post(f"/v1/batches/{job.id}/cancel")).status_code == 404
-            assert [one["id"] for one in (await client.get("/v1/batches")).json()["data"]] == [jobs[2].id]
+            assert [listed["id"] for listed in (await client.get("/v1/batches")).json()["data"]] == [jobs[2].id]
             async with service.running():
                 while await storage.store.job("ann", jobs[1].id):
                     await asyncio.sleep(0.02)
@@ -223,8 +223,8 @@ def test_a_batch_whose_bytes_somebody_removes_ends_all_the_same(
             await asyncio.to_thread(storage.blobs.remove, fresh["input_file_id"])
             async with service.running():
                 failed = await ended(client, fresh["id"])
-                assert [one["code"] for one in failed["errors"]["data"]] == ["file_not_found"]
-                await until(client, begun["id"], lambda one: one["request_counts"]["completed"] == 1)
+                assert [problem["code"] for problem in failed["errors"]["data"]] == ["file_not_found"]
+                await until(client, begun["id"], lambda state: state["request_counts"]["completed"] == 1)
                 await asyncio.to_thread(storage.blobs.remove, begun["input_file_id"])
                 await client.post(f"/v1/batches/{begun['id']}/cancel")
                 batch = await ended(client, begun["id"])
@@ -251,13 +251,13 @@ def test_lines_whose_bytes_are_gone_end_with_that_and_no_other_batch_waits(
             storage = await service.storage()
             await asyncio.to_thread(storage.blobs.remove, begun["input_file_id"])
             gate.set()
-            other = await ended(client, (await submit(client, line("a")))["id"])
-            assert other["request_counts"]["completed"] == 1
+            second = await ended(client, (await submit(client, line("a")))["id"])
+            assert second["request_counts"]["completed"] == 1
             batch = await ended(client, begun["id"])
             assert batch["status"] == "completed"
             assert batch["request_counts"] == {"total": 5, "completed": 2, "failed": 3}
             errors = await rows(client, batch["error_file_id"])
-            assert [(one["custom_id"], one["error"]["code"]) for one in errors] == [(None, "file_not_found")] * 3
+            assert [(error["custom_id"], error["error"]["code"]) for error in errors] == [(None, "file_not_found")] * 3
 
     service.run(check)
 
@@ -309,7 +309,7 @@ def test_files_as_no_editor_makes_them(service: Service) -> None:
         async with service.client() as client, service.running():
             wrong = b"\n".join([line("a"), b"\0" * 9, long, b'{"custom_id": "\xff"}', line("z")])
             failed = await ended(client, (await submit(client, wrong))["id"])
-            assert [(one["line"], one["code"]) for one in failed["errors"]["data"]] == [
+            assert [(problem["line"], problem["code"]) for problem in failed["errors"]["data"]] == [
                 (2, "invalid_json"),
                 (3, "line_too_long"),
                 (4, "invalid_json"),
@@ -333,7 +333,7 @@ def test_an_expired_batch_keeps_what_is_done(text: TextModel, hello: tuple[int, 
         async with service.client() as client:
             batch = await submit(client, data)
             async with service.running():
-                await until(client, batch["id"], lambda one: one["request_counts"]["completed"] == 1)
+                await until(client, batch["id"], lambda state: state["request_counts"]["completed"] == 1)
                 await expire((await service.storage()).store, batch["id"])
                 batch = await ended(client, batch["id"])
             assert batch["status"] == "expired"
@@ -355,7 +355,7 @@ def test_a_runner_that_starts_anew_goes_on_where_the_last_one_was(
             lines = [line("fast"), *(line(f"slow-{number}", "slow") for number in range(20))]
             batch = await submit(client, b"\n".join(lines))
             async with service.running():
-                await until(client, batch["id"], lambda one: one["request_counts"]["completed"] == 1)
+                await until(client, batch["id"], lambda state: state["request_counts"]["completed"] == 1)
             gate.set()
             async with service.running():
                 batch = await ended(client, batch["id"])
@@ -394,10 +394,10 @@ def test_nobody_sees_anything_of_anothers(service: Service) -> None:
                 ("GET", f"/v1/batches/{batch['id']}"),
                 ("POST", f"/v1/batches/{batch['id']}/cancel"),
             ):
-                theirs = await bob.request(method, path)
+                of_another = await bob.request(method, path)
                 nobodys = await bob.request(method, path.replace(file, "file-0").replace(batch["id"], "batch_0"))
-                assert theirs.status_code == nobodys.status_code == 404
-                same = theirs.text.replace(file, "file-0").replace(batch["id"], "batch_0")
+                assert of_another.status_code == nobodys.status_code == 404
+                same = of_another.text.replace(file, "file-0").replace(batch["id"], "batch_0")
                 assert same == nobodys.text
             for path in ("/v1/files", "/v1/batches"):
                 assert (await bob.get(path)).json()["data"] == []

@@ -36,15 +36,15 @@ def test_lists_have_pages_and_quotas_hold(
         async with service.client() as client:
             batches = [await submit(client, line(str(number))) for number in range(3)]
             first = (await client.get("/v1/batches", params={"limit": 2})).json()
-            assert [one["id"] for one in first["data"]] == [batches[2]["id"], batches[1]["id"]]
+            assert [listed["id"] for listed in first["data"]] == [batches[2]["id"], batches[1]["id"]]
             assert (first["has_more"], first["last_id"]) == (True, batches[1]["id"])
             rest = (await client.get("/v1/batches", params={"after": first["last_id"]})).json()
-            assert [one["id"] for one in rest["data"]] == [batches[0]["id"]]
+            assert [listed["id"] for listed in rest["data"]] == [batches[0]["id"]]
             assert rest["has_more"] is False
             for params in ({"limit": 0}, {"limit": 101}, {"limit": "9" * 5_000}, {"order": "up"}):
                 assert (await client.get("/v1/batches", params=params)).status_code == 400
             ordered = (await client.get("/v1/files", params={"order": "asc", "purpose": "batch"})).json()
-            assert [one["id"] for one in ordered["data"]] == [batch["input_file_id"] for batch in batches]
+            assert [listed["id"] for listed in ordered["data"]] == [batch["input_file_id"] for batch in batches]
             assert (await client.get("/v1/files", params={"purpose": "vision"})).json()["data"] == []
             file = (await upload(client, line("more"))).json()
             asked = {"input_file_id": file["id"], "endpoint": URL, "completion_window": "24h"}
@@ -68,13 +68,13 @@ def test_quotas_hold_where_several_come_at_once(
     async def check() -> None:
         async with service.client() as client:
             uploads = await asyncio.gather(*(upload(client, b"x" * 400_000) for _ in range(4)))
-            assert sorted(one.status_code for one in uploads) == [200, 200, 413, 413]
-            files = [one.json()["id"] for one in uploads if one.status_code == 200]
+            assert sorted(upload.status_code for upload in uploads) == [200, 200, 413, 413]
+            files = [upload.json()["id"] for upload in uploads if upload.status_code == 200]
             storage = await service.storage()
             assert sorted(await asyncio.to_thread(storage.blobs.sizes)) == sorted(files)
             asked = {"input_file_id": files[0], "endpoint": URL, "completion_window": "24h"}
             made = await asyncio.gather(*(client.post("/v1/batches", json=asked) for _ in range(4)))
-            assert sorted(one.status_code for one in made) == [200, 200, 429, 429]
+            assert sorted(answer.status_code for answer in made) == [200, 200, 429, 429]
 
     service.run(check)
 
@@ -148,13 +148,13 @@ def test_bytes_of_an_upload_that_was_killed_are_swept_at_the_next_start(service:
                 writing.write(b"x" * 1_000_000)
                 if number:
                     writing.commit()
-            others = await open_storage(service.config.jobs, Holder("another gateway", 1))
-            await others.begin("file-now")  # this holder is still uploading
+            other_storage = await open_storage(service.config.jobs, Holder("another gateway", 1))
+            await other_storage.begin("file-now")  # this holder is still uploading
             again = LazyStorage(service.config.jobs, Holder("gateway", 2))
             await again()
             assert set(await asyncio.to_thread(storage.blobs.sizes)) == {kept["id"], "file-now.part"}
-            assert await others.store.orphans(Holder("gateway", 3), 0.0) == []
-            await others.close()
+            assert await other_storage.store.orphans(Holder("gateway", 3), 0.0) == []
+            await other_storage.close()
             await (await again()).close()
 
     service.run(check)

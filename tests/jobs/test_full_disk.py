@@ -39,7 +39,7 @@ def test_an_upload_that_finds_no_room_is_refused_and_leaves_nothing(service: Ser
                 assert "no space is left" in refused.json()["error"]["message"]
                 disk.make_room()
                 assert list(await asyncio.to_thread(storage.blobs.sizes)) == [kept["id"]]
-            assert [one["id"] for one in (await client.get("/v1/files")).json()["data"]] == [kept["id"]]
+            assert [listed["id"] for listed in (await client.get("/v1/files")).json()["data"]] == [kept["id"]]
             assert (await client.get(f"/v1/files/{kept['id']}/content")).content == line("a")
             assert (await upload(client, b"x" * 1_000_000)).status_code == 200
 
@@ -56,7 +56,7 @@ def test_a_job_waits_for_room_and_has_every_line_once(
         async with service.client() as client:
             batch = await submit(client, b"\n".join(map(line, ids)))
             async with service.running():
-                await until(client, batch["id"], lambda one: one["request_counts"]["completed"] > 0)
+                await until(client, batch["id"], lambda state: state["request_counts"]["completed"] > 0)
                 disk.fill()
                 while "no space is left" not in caplog.text:
                     await asyncio.sleep(0.02)

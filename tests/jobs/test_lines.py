@@ -65,7 +65,7 @@ def test_however_lines_end(end: bytes, mark: bytes, last: bytes) -> None:
 )
 def test_one_wrong_line_is_named_and_no_line_is_valid_alone(wrong: bytes, code: str, said: str) -> None:
     verdict = checked(line("first"), wrong, line("last"))
-    assert [(one.code, one.line) for one in verdict.problems] == [(code, 2)]
+    assert [(problem.code, problem.line) for problem in verdict.problems] == [(code, 2)]
     assert said in verdict.problems[0].message
 
 
@@ -76,7 +76,7 @@ def test_a_line_may_be_as_long_as_is_allowed() -> None:
     for file in (padded, padded + b"\n", padded + b"\r\n" + line("z")):
         assert check_file(io.BytesIO(file), RULES).problems == ()
     longer = padded.replace(b"y", b"yy", 1)
-    assert [one.code for one in checked(longer, line("z")).problems] == ["line_too_long"]
+    assert [problem.code for problem in checked(longer, line("z")).problems] == ["line_too_long"]
 
 
 def test_no_more_problems_are_told_than_one_would_read() -> None:
@@ -85,9 +85,9 @@ def test_no_more_problems_are_told_than_one_would_read() -> None:
 
 
 def test_an_empty_file_and_one_with_too_many_lines() -> None:
-    assert [one.code for one in checked(b"", b"  ").problems] == ["empty_file"]
+    assert [problem.code for problem in checked(b"", b"  ").problems] == ["empty_file"]
     many = [line(str(number)) for number in range(101)]
-    assert [(one.code, one.line) for one in checked(*many).problems] == [("too_many_requests", 101)]
+    assert [(problem.code, problem.line) for problem in checked(*many).problems] == [("too_many_requests", 101)]
 
 
 def test_lines_of_ten_megabytes_are_not_held_in_memory() -> None:
@@ -96,7 +96,10 @@ def test_lines_of_ten_megabytes_are_not_held_in_memory() -> None:
     verdict = check_file(file, RULES)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert [(one.code, one.line) for one in verdict.problems] == [("line_too_long", 1), ("line_too_long", 3)]
+    assert [(problem.code, problem.line) for problem in verdict.problems] == [
+        ("line_too_long", 1),
+        ("line_too_long", 3),
+    ]
     assert peak < 1_000_000
 
 
@@ -104,7 +107,7 @@ def test_lines_of_ten_megabytes_are_not_held_in_memory() -> None:
 def test_whatever_bytes_there_are_they_are_read_as_python_splits_them(data: bytes, most_bytes: int) -> None:
     found = {raw.number: raw for raw in raw_lines(io.BytesIO(data), most_bytes)}
     lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    filled = {number for number, one in enumerate(lines, 1) if one.strip(b" \t\r\n")}
+    filled = {number for number, line in enumerate(lines, 1) if line.strip(b" \t\r\n")}
     assert {number for number, raw in found.items() if not raw.is_cut} <= filled
     for number, raw in found.items():
         assert data[raw.offset : raw.offset + len(raw.data)] == raw.data

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.jobs.lines import raw_lines
-from alignedserve.jobs.places import LinePlaces
+from alignedserve.jobs.lines import LinePlaces, raw_lines
 
 LINES = st.lists(st.binary(max_size=30).map(lambda data: data.replace(b"\n", b"").replace(b"\r", b"")), max_size=20)
 

@@ -14,7 +14,7 @@ from alignedserve.jobs.shares import JobDemand, finishes, shares
 from alignedserve.jobs.window import FIRST, LineWindow
 
 DEMANDS = st.lists(st.tuples(st.floats(1, 1e5), st.floats(0.01, 100), st.floats(1, 1e7)), min_size=1, max_size=8).map(
-    lambda all: [JobDemand(str(number), one[0], one[0] * 0.9, *one[1:]) for number, one in enumerate(all)]
+    lambda all: [JobDemand(str(number), drawn[0], drawn[0] * 0.9, *drawn[1:]) for number, drawn in enumerate(all)]
 )
 
 
@@ -25,14 +25,14 @@ def test_all_is_shared_and_where_all_can_be_kept_all_are(demands: list[JobDemand
     assert min(share.values()) >= 0
     through = finishes(demands, tokens_per_s, 0.0)
     if _can_be(demands, tokens_per_s):  # otherwise the policy may give up an early job for several jobs that come later
-        assert all(through[one.job] <= one.deadline * 1.000001 for one in demands)
+        assert all(through[demand.job] <= demand.deadline * 1.000001 for demand in demands)
 
 
 @given(DEMANDS, st.floats(0.1, 1e6))
 def test_as_many_are_kept_as_can_be(demands: list[JobDemand], tokens_per_s: float) -> None:
     """No choice of jobs that can all finish in time, one after the other, has more jobs."""
     through = finishes(demands, tokens_per_s, 0.0)
-    in_time = sum(through[one.job] <= one.deadline * 1.000001 for one in demands)
+    in_time = sum(through[demand.job] <= demand.deadline * 1.000001 for demand in demands)
     most = max(
         number
         for number in range(len(demands) + 1)
@@ -43,9 +43,9 @@ def test_as_many_are_kept_as_can_be(demands: list[JobDemand], tokens_per_s: floa
 
 def _can_be(chosen: Sequence[JobDemand], tokens_per_s: float) -> bool:
     tokens = 0.0
-    for one in sorted(chosen, key=lambda one: one.deadline):
-        tokens += one.tokens_left
-        if tokens > tokens_per_s * one.deadline:
+    for demand in sorted(chosen, key=lambda demand: demand.deadline):
+        tokens += demand.tokens_left
+        if tokens > tokens_per_s * demand.deadline:
             return False
     return True
 

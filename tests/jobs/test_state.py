@@ -101,47 +101,47 @@ class System:
         match order:
             case SetTimer(name, at):
                 self.timers[name] = at
-            case CheckJob(one):
+            case CheckJob(job):
                 self.told(
-                    JobCommandFailed(one.id) if self.goes_wrong() else JobChecked(one.id, self.lines[one.id], "demo")
+                    JobCommandFailed(job.id) if self.goes_wrong() else JobChecked(job.id, self.lines[job.id], "demo")
                 )
-            case IndexJob(one):
-                lines = [line for line in range(1, self.lines[one.id] + 1) if line not in self.results[one.id]]
-                self.told(JobCommandFailed(one.id) if self.goes_wrong() else JobIndexed(one.id, tuple(lines)))
-            case SaveJob(one):
-                self.save(one)
-            case AssembleJob(one, status):
-                self.save(one.move(status, self.now))
+            case IndexJob(job):
+                lines = [line for line in range(1, self.lines[job.id] + 1) if line not in self.results[job.id]]
+                self.told(JobCommandFailed(job.id) if self.goes_wrong() else JobIndexed(job.id, tuple(lines)))
+            case SaveJob(job):
+                self.save(job)
+            case AssembleJob(job, status):
+                self.save(job.move(status, self.now))
             case RunLine():
                 assert order.line not in self.results[order.job.id], "a line that has a result runs again"
                 self.ran.append(order)
                 self.waiting.append(order)
                 self.most_open = max(self.most_open, self.core.num_open)
-            case StoreResult(name, one):
-                assert one.line not in self.results[name], "a line has two results"
-                self.results[name][one.line] = one
-                self.told(ResultsStored(name, (one.line,)))
+            case StoreResult(name, result):
+                assert result.line not in self.results[name], "a line has two results"
+                self.results[name][result.line] = result
+                self.told(ResultsStored(name, (result.line,)))
             case DropLines(name):
                 self.waiting = [run for run in self.waiting if run.job.id != name]
                 self.ends_at = {key: at for key, at in self.ends_at.items() if key[0] != name}
             case PublishForecasts(forecasts):
                 self.forecasts |= forecasts
 
-    def save(self, one: Job) -> None:
-        if self.goes_wrong() or self.jobs[one.id].revision != one.revision:
-            return self.told(JobCommandFailed(one.id))
-        self.jobs[one.id] = replace(one, revision=one.revision + 1)
-        return self.told(JobSaved(self.jobs[one.id]))
+    def save(self, job: Job) -> None:
+        if self.goes_wrong() or self.jobs[job.id].revision != job.revision:
+            return self.told(JobCommandFailed(job.id))
+        self.jobs[job.id] = replace(job, revision=job.revision + 1)
+        return self.told(JobSaved(self.jobs[job.id]))
 
     def cancel(self, name: str) -> None:
-        one = self.jobs[name].move(JobStatus.CANCELLING, self.now)
-        self.jobs[name] = replace(one, revision=one.revision + 1)
+        job = self.jobs[name].move(JobStatus.CANCELLING, self.now)
+        self.jobs[name] = replace(job, revision=job.revision + 1)
 
     def step(self, seconds: float = 0.25) -> None:
         self.now += seconds
         if self.goes_wrong():
             self.start()
-        self.told(OpenJobsRead(tuple(one for one in self.jobs.values() if one.is_open)))
+        self.told(OpenJobsRead(tuple(job for job in self.jobs.values() if job.is_open)))
         for name in [name for name, at in self.timers.items() if at <= self.now]:
             del self.timers[name]
             self.told(TimerFired(name))
@@ -163,11 +163,11 @@ class System:
             self.told(LineEnded(name, line, LineOutcome.DONE, result(line)))
 
     def run(self, until: float) -> None:
-        while self.now < until and any(one.is_open for one in self.jobs.values()):
+        while self.now < until and any(job.is_open for job in self.jobs.values()):
             self.step()
 
     def statuses(self) -> dict[str, str]:
-        return {name: one.status.value for name, one in self.jobs.items()}
+        return {name: job.status.value for name, job in self.jobs.items()}
 
 
 @settings(max_examples=60)
@@ -185,14 +185,14 @@ def test_whatever_goes_wrong_every_line_has_one_result(seed: int, trouble: float
 
 def test_a_job_passes_its_states_and_an_invalid_one_fails_as_a_whole() -> None:
     core = RunnerCore(64, 2)
-    one = job("a")
-    assert core.handle(OpenJobsRead((one,)), 0.0) == []  # without the lease the core does nothing
+    new_job = job("a")
+    assert core.handle(OpenJobsRead((new_job,)), 0.0) == []  # without the lease the core does nothing
     core.handle(LeaseTaken(), 0.0)
-    assert CheckJob(one) in core.handle(OpenJobsRead((one,)), 0.0)
+    assert CheckJob(new_job) in core.handle(OpenJobsRead((new_job,)), 0.0)
     problems = (Problem("invalid_json", "no", 3),)
     failed = core.handle(JobChecked("a", 5, None, problems), 1.0)
-    assert failed == [SaveJob(one.move(JobStatus.FAILED, 1.0, problems=problems))]
-    core.handle(JobSaved(one.move(JobStatus.FAILED, 1.0)), 1.0)
+    assert failed == [SaveJob(new_job.move(JobStatus.FAILED, 1.0, problems=problems))]
+    core.handle(JobSaved(new_job.move(JobStatus.FAILED, 1.0)), 1.0)
     assert core.held == {"jobs": 0, "lines": 0}
 
 
@@ -268,7 +268,7 @@ def test_a_line_that_keeps_failing_ends_with_its_error_and_the_others_go_on() ->
     system.run(until=60)
     assert system.statuses() == {"a": "completed"}
     assert Counter(run.line for run in system.ran)[3] == 3
-    assert [line for line, one in system.results["a"].items() if not one.is_ok] == [3]
+    assert [line for line, result in system.results["a"].items() if not result.is_ok] == [3]
 
 
 def test_a_refusal_is_no_try() -> None:
@@ -282,7 +282,7 @@ def test_a_refusal_is_no_try() -> None:
     system.add(job("a"))
     system.run(until=300)
     assert system.statuses() == {"a": "completed"}
-    assert all(one.is_ok for one in system.results["a"].values())
+    assert all(result.is_ok for result in system.results["a"].values())
     assert len(system.ran) < 200  # the core asked again, but not all the time
 
 

@@ -66,10 +66,10 @@ def function_of(kernel: Any) -> Any:
     return kernel.fn if hasattr(kernel, "configs") else kernel  # a tuned kernel wraps its function
 
 
-def compiled(kernel: Any, constants: Mapping[str, Any], others: Mapping[str, str], arch: int, dtype: str) -> Any:
+def compiled(kernel: Any, constants: Mapping[str, Any], dtypes_of: Mapping[str, str], arch: int, dtype: str) -> Any:
     function = function_of(kernel)
     kinds = {name: NAMED.get(name, WHOLE) for name in function.arg_names} | {
-        name: kind or f"*{dtype}" for name, kind in others.items()
+        name: kind or f"*{dtype}" for name, kind in dtypes_of.items()
     }
     source = ASTSource(
         function,
@@ -92,11 +92,11 @@ def main() -> None:
     parser.add_argument("--kernels", nargs="+", help="the names of some")
     options = parser.parse_args()
     for arch in options.archs:
-        for kernel, constants, others in all_kernels():
+        for kernel, constants, kinds in all_kernels():
             if options.kernels and function_of(kernel).__name__ not in options.kernels:
                 continue
-            for dtype in options.dtypes if "" in others.values() else ("fp32",):
-                function, made = compiled(kernel, constants, others, arch, dtype)
+            for dtype in options.dtypes if "" in kinds.values() else ("fp32",):
+                function, made = compiled(kernel, constants, kinds, arch, dtype)
                 told = {"kernel": function.__name__, "arch": arch, "dtype": dtype, "shared": made.metadata.shared}
                 print(json.dumps(told | {"bytes": len(made.asm["cubin"])}), flush=True)
 

@@ -203,12 +203,12 @@ def test_what_does_not_fit_is_refused(kernels: Native) -> None:
     paged, x, angles = paged_of(layers, torch.float32, [3]), torch.zeros(3, 24), (torch.zeros(3, 4),) * 2
     bad_x = [torch.zeros(2, 24), torch.zeros(3, 25), torch.zeros(24, 3).t()]
     bad_angles: list[Angles] = [None, (torch.zeros(3, 4), torch.zeros(3, 5)), (torch.zeros(3, 4).double(),) * 2]
-    for one in bad_x:
+    for wrong_x in bad_x:
         with pytest.raises(ValueError, match="rows of 24"):
-            decoder.run(one, angles, paged)
-    for other in bad_angles:
+            decoder.run(wrong_x, angles, paged)
+    for wrong_angles in bad_angles:
         with pytest.raises(ValueError, match="cosines and sines"):
-            decoder.run(x, other, paged)
+            decoder.run(x, wrong_angles, paged)
     with pytest.raises(ValueError, match="2 layers"):
         decoder.run(x, angles, replace(paged, cache=paged.cache[:1]))
     with pytest.raises(TypeError, match="bfloat16"):

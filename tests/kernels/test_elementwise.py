@@ -123,11 +123,11 @@ def test_silu_of_extremes(kernels: Kernels) -> None:
 
 
 def _each(kernels: Kernels) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    ones = torch.ones(66, dtype=torch.bfloat16)
+    weight = torch.ones(66, dtype=torch.bfloat16)
     return {
-        "rms_norm": lambda x: kernels.rms_norm(x, ones, EPS),
-        "add_rms_norm": lambda x: kernels.add_rms_norm(x.clone(), x, ones, EPS),
-        "layer_norm": lambda x: kernels.layer_norm(x, ones, ones, EPS),
+        "rms_norm": lambda x: kernels.rms_norm(x, weight, EPS),
+        "add_rms_norm": lambda x: kernels.add_rms_norm(x.clone(), x, weight, EPS),
+        "layer_norm": lambda x: kernels.layer_norm(x, weight, weight, EPS),
         "silu_mul": kernels.silu_mul,
     }
 
@@ -137,11 +137,11 @@ def test_a_row_that_is_no_number_spoils_no_other(kernels: Kernels) -> None:
     clean = packed(torch.Generator().manual_seed(3), torch.bfloat16, 5, 66)
     spoilt = clean.clone()
     spoilt[2] = float("nan")
-    others = [0, 1, 3, 4]
+    clean_rows = [0, 1, 3, 4]
     for name, run in _each(kernels).items():
         got = run(spoilt)
         assert got[2].isnan().all(), name
-        assert torch.equal(got[others], run(clean)[others]), name
+        assert torch.equal(got[clean_rows], run(clean)[clean_rows]), name
 
 
 @on_all_kernels

@@ -125,8 +125,8 @@ def test_a_row_that_is_no_number_spoils_no_other() -> None:
         x[1] = float("nan")
         spoilt = linear(x)
         assert spoilt[1].isnan().all()
-        others = [row for row in range(rows) if row != 1]
-        assert torch.equal(spoilt[others], clean[others])
+        clean_rows = [row for row in range(rows) if row != 1]
+        assert torch.equal(spoilt[clean_rows], clean[clean_rows])
 
 
 @needs_packing

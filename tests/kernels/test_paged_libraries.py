@@ -99,7 +99,7 @@ class FakeFlashAttn:
         assert causal
         self.calls.append("decode")
         rows = zip(q, block_table, cache_seqlens.tolist(), strict=True)
-        made = [attended(one, k_cache, v_cache, own, n, softmax_scale, (window_size[0], 0)) for one, own, n in rows]
+        made = [attended(query, k_cache, v_cache, own, n, softmax_scale, (window_size[0], 0)) for query, own, n in rows]
         return torch.stack(made)
 
     def flash_attn_varlen_func(
@@ -175,8 +175,10 @@ def fake_varlen_attn(
 
 def test_the_stand_in_has_the_arguments_of_this_torch() -> None:
     there = import_module("torch.nn.attention.varlen").varlen_attn
-    theirs, ours = (inspect.signature(one).parameters for one in (there, fake_varlen_attn))
-    assert [(one.name, one.kind) for one in theirs.values()] == [(one.name, one.kind) for one in ours.values()]
+    expected, ours = (inspect.signature(function).parameters for function in (there, fake_varlen_attn))
+    assert [(parameter.name, parameter.kind) for parameter in expected.values()] == [
+        (parameter.name, parameter.kind) for parameter in ours.values()
+    ]
 
 
 class _Case:
@@ -312,7 +314,7 @@ def test_at_the_start_it_is_said_which_are_used_and_why_not() -> None:
     def told(dtype: torch.dtype, block_size: int | None, *libraries: PagedLibrary) -> tuple[list[str], list[str]]:
         found = FoundLibraries(libraries, ("something else is not installed",))
         working, why_not = working_libraries(CPU, dtype, block_size, found)
-        return [one.name for one in working], why_not
+        return [library.name for library in working], why_not
 
     names, why_not = told(torch.bfloat16, 512, flash, torchs, wrong)
     assert names == ["flash-attn 2.8", "varlen_attn of torch 2.13"]

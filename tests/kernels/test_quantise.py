@@ -86,7 +86,7 @@ def test_a_constant_channel_and_every_least_number_come_back_as_they_were(kernel
 @settings(deadline=None)
 def test_results_are_the_reference_s_bit_by_bit(kernels: Kernels, rows: torch.Tensor) -> None:
     own, meant = quantised(kernels, rows), quantised(Reference(), rows)
-    assert all(torch.equal(mine, theirs) for mine, theirs in zip(own, meant, strict=True))
+    assert all(torch.equal(mine, expected) for mine, expected in zip(own, meant, strict=True))
     for dtype in DTYPES:
         assert torch.equal(back(kernels, own, dtype), back(Reference(), own, dtype))
 

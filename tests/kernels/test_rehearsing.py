@@ -78,4 +78,4 @@ def test_what_does_not_fit_is_not_measured() -> None:
     prune = attention._attend.early_config_prune
     for dtype, fitting in ((torch.float32, [32]), (torch.bfloat16, [32, 128])):
         left = prune(list(sizes), {"cache": torch.empty(0, dtype=dtype)})
-        assert [one.kwargs["TOKENS"] for one in left] == fitting
+        assert [config.kwargs["TOKENS"] for config in left] == fitting

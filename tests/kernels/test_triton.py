@@ -183,8 +183,8 @@ def test_rotate(heads: int, half: int, rest: int, dtype: torch.dtype) -> None:
     REFERENCE.rotate(expected[:, 1 : 1 + heads], angles.cos(), angles.sin())
     torch.testing.assert_close(fused, expected, rtol=2 * _rounding(dtype), atol=4 * _rounding(dtype))
     assert torch.equal(fused[..., 2 * half :], expected[..., 2 * half :]), "partial rotary leaves the rest"
-    for other in (slice(0, 1), slice(1 + heads, None)):
-        assert torch.equal(fused[:, other], expected[:, other])
+    for heads_beside in (slice(0, 1), slice(1 + heads, None)):
+        assert torch.equal(fused[:, heads_beside], expected[:, heads_beside])
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -195,10 +195,10 @@ def test_silu_mul(width: int, dtype: torch.dtype) -> None:
 
 
 def _each() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-    ones = torch.ones(66, dtype=torch.bfloat16)
+    weight = torch.ones(66, dtype=torch.bfloat16)
     return {
-        "rms_norm": lambda x: KERNELS.rms_norm(x, ones, EPS),
-        "layer_norm": lambda x: KERNELS.layer_norm(x, ones, ones, EPS),
+        "rms_norm": lambda x: KERNELS.rms_norm(x, weight, EPS),
+        "layer_norm": lambda x: KERNELS.layer_norm(x, weight, weight, EPS),
         "silu_mul": KERNELS.silu_mul,
     }
 
@@ -207,11 +207,11 @@ def test_a_row_that_is_no_number_spoils_no_other() -> None:
     clean = packed(torch.Generator().manual_seed(3), torch.bfloat16, 5, 66)
     spoilt = clean.clone()
     spoilt[2] = float("nan")
-    others = [0, 1, 3, 4]
+    clean_rows = [0, 1, 3, 4]
     for name, run in _each().items():
         got = run(spoilt)
         assert got[2].isnan().all(), name
-        assert torch.equal(got[others], run(clean)[others]), name
+        assert torch.equal(got[clean_rows], run(clean)[clean_rows]), name
 
 
 # --- Between the device and pages, and int8
@@ -264,8 +264,8 @@ def test_int8_is_what_the_reference_makes_of_it(shape: tuple[int, int, int], dty
     got, expected = _levels(rows), _levels(rows)
     KERNELS.quantise(rows, *got)
     REFERENCE.quantise(rows, *expected)
-    for one, other in zip(got[1:], expected[1:], strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+    for drawn, wanted in zip(got[1:], expected[1:], strict=True):
+        torch.testing.assert_close(drawn, wanted, rtol=1e-6, atol=0)
     assert (got[0].int() - expected[0].int()).abs().max() <= 1, "a level in the middle may round either way"
     back, as_it_was = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
     KERNELS.dequantise(*expected, back)

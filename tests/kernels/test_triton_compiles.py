@@ -34,8 +34,8 @@ def test_kernels_compile_for_gpus() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     told = [json.loads(line) for line in done.stdout.splitlines()]
-    others = {"_merge", "_write", "_logprobs", "_expand", "_norm"} if SOAK else set()
-    assert {one["kernel"] for one in told} >= {"_attend", "_draw"} | others
-    for one in told:
-        assert one["bytes"] > 0
-        assert one["shared"] <= LEAST_SHARED, one
+    further = {"_merge", "_write", "_logprobs", "_expand", "_norm"} if SOAK else set()
+    assert {kernel["kernel"] for kernel in told} >= {"_attend", "_draw"} | further
+    for kernel in told:
+        assert kernel["bytes"] > 0
+        assert kernel["shared"] <= LEAST_SHARED, kernel

@@ -79,15 +79,17 @@ def by_torch(row: torch.Tensor, wish: Wish, number: float) -> set[int]:
         [replace(wish, top_p=min(1.0, wish.top_p * by)) for by in (1 - off, 1, 1 + off)] if wish.top_p < 1 else [wish]
     )
     near = [min(max(number + by, 0.0), 1 - 2**-53) for by in (-off, 0.0, off)]
-    both = [(one, other) for one in wishes for other in near]
-    tokens = drawing.draw(row.repeat(len(both), 1), [one for one, _ in both], [other for _, other in both])
+    both = [(near_wish, near_number) for near_wish in wishes for near_number in near]
+    tokens = drawing.draw(
+        row.repeat(len(both), 1), [near_wish for near_wish, _ in both], [near_number for _, near_number in both]
+    )
     return set(tokens.tolist())
 
 
 @given(row=rows(), wishes=st.lists(st.tuples(WISHES, NUMBERS), min_size=1, max_size=4))
 @few
 def test_each_way_of_drawing_draws_what_torch_draws(row: torch.Tensor, wishes: list[tuple[Wish, float]]) -> None:
-    got = KERNELS.draw(row.repeat(len(wishes), 1), [one for one, _ in wishes], [number for _, number in wishes])
+    got = KERNELS.draw(row.repeat(len(wishes), 1), [wish for wish, _ in wishes], [number for _, number in wishes])
     for token, (wish, number) in zip(got.tolist(), wishes, strict=True):
         assert token in by_torch(row, wish, number), (wish, number)
 
@@ -120,13 +122,13 @@ def test_what_cannot_be_is_not_drawn() -> None:
         ]
 
 
-@given(row=rows(), others=st.lists(rows(), max_size=2), wish=WISHES, number=NUMBERS)
+@given(row=rows(), rows_beside=st.lists(rows(), max_size=2), wish=WISHES, number=NUMBERS)
 @few
 def test_a_token_does_not_depend_on_its_batch(
-    row: torch.Tensor, others: list[torch.Tensor], wish: Wish, number: float
+    row: torch.Tensor, rows_beside: list[torch.Tensor], wish: Wish, number: float
 ) -> None:
     alone = KERNELS.draw(row[None], [wish], [number])
-    beside = [torch.nn.functional.pad(one, (0, len(row)), value=-INF)[: len(row)] for one in others]
+    beside = [torch.nn.functional.pad(row_beside, (0, len(row)), value=-INF)[: len(row)] for row_beside in rows_beside]
     together = torch.stack([*beside, row])
     assert KERNELS.draw(together, [wish] * len(together), [number] * len(together))[-1:].tolist() == alone.tolist()
 
@@ -162,19 +164,19 @@ ASKED = [
 
 def wanted() -> list[NextToken]:
     history = History(prompt=(1, 2, 3, 3, 7), output=[4, 5], stop_tokens=(2, 3))
-    return [NextToken(one, 3, f"r{row}", history, 11) for row, one in enumerate(ASKED)]
+    return [NextToken(sampling, 3, f"r{row}", history, 11) for row, sampling in enumerate(ASKED)]
 
 
 def test_a_sampler_on_these_kernels_says_what_one_on_torch_says() -> None:
     logits = torch.randn(len(ASKED), VOCABULARY, generator=torch.Generator().manual_seed(0))
     got = Sampler(VOCABULARY, kernels=KERNELS).sample(logits.clone(), wanted())
     expected = Sampler(VOCABULARY).sample(logits, wanted())
-    assert [one.token for one in got] == [one.token for one in expected]
-    for one, other in zip(got, expected, strict=True):
-        assert (one.logprob is None) == (other.logprob is None)
-        if one.logprob is not None and other.logprob is not None:
-            assert one.logprob.value == pytest.approx(other.logprob.value, abs=1e-5)
-            assert [token for token, _ in one.logprob.top] == [token for token, _ in other.logprob.top]
+    assert [token.token for token in got] == [token.token for token in expected]
+    for drawn, reference in zip(got, expected, strict=True):
+        assert (drawn.logprob is None) == (reference.logprob is None)
+        if drawn.logprob is not None and reference.logprob is not None:
+            assert drawn.logprob.value == pytest.approx(reference.logprob.value, abs=1e-5)
+            assert [token for token, _ in drawn.logprob.top] == [token for token, _ in reference.logprob.top]
 
 
 class _Elsewhere(Reference):

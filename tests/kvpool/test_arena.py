@@ -100,12 +100,12 @@ def arena(tmp_path: Path) -> Iterator[Arena]:
 
 def test_what_one_writes_another_reads(arena: Arena) -> None:
     write(arena)
-    other = Arena.attach(arena.path, incarnation=7)
+    attached = Arena.attach(arena.path, incarnation=7)
     copied: list[bytes] = []
-    assert other.read(1, CONTENTS, lambda payload: copied.append(bytes(payload[: len(TEXT)])))
+    assert attached.read(1, CONTENTS, lambda payload: copied.append(bytes(payload[: len(TEXT)])))
     assert copied == [TEXT]
-    assert (other.num_pages, other.payload_bytes, other.page_size, other.incarnation) == (3, 5000, 64, 7)
-    other.close()
+    assert (attached.num_pages, attached.payload_bytes, attached.page_size, attached.incarnation) == (3, 5000, 64, 7)
+    attached.close()
 
 
 def test_payloads_lie_apart_and_aligned(arena: Arena) -> None:
@@ -368,7 +368,7 @@ def test_too_little_space_is_said_before_a_file_is_made(tmp_path: Path) -> None:
 
 
 def test_a_missing_directory(tmp_path: Path) -> None:
-    with pytest.raises(ArenaError, match="is not there"):
+    with pytest.raises(ArenaError, match="does not exist"):
         check_space(tmp_path / "shm", 1)
 
 

@@ -277,7 +277,11 @@ def say(pool: PoolCore, worker: str, message: Message) -> list[Command]:
 def asks(pool: PoolCore, worker: str, pages: int, service: ServiceClass, number: int = 1, most: int = 0) -> list[int]:
     """Ask for pages, and return the numbers of pages that workers are leased in answer."""
     commands = say(pool, worker, AskPages(pages, number, (), service, most))
-    return [len(one.message.pages) for one in commands if isinstance(one, Send) and isinstance(one.message, LeasePages)]
+    return [
+        len(command.message.pages)
+        for command in commands
+        if isinstance(command, Send) and isinstance(command.message, LeasePages)
+    ]
 
 
 def test_best_effort_waits_where_real_time_goes_on(pool: PoolCore) -> None:
@@ -318,7 +322,9 @@ def idle(pool: PoolCore, *names: int) -> None:
 
 
 def held(pool: PoolCore, name: str, names: tuple[int, ...], service: ServiceClass) -> int:
-    (answer,) = [one for one in say(pool, "prefill-0", AskPrefix(name, 0, names, service)) if isinstance(one, Send)]
+    (answer,) = [
+        command for command in say(pool, "prefill-0", AskPrefix(name, 0, names, service)) if isinstance(command, Send)
+    ]
     assert isinstance(answer.message, Prefix)
     return len(answer.message.pages)
 

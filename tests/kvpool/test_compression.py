@@ -46,7 +46,11 @@ def stores(pool: PoolCore, name: str, pages: int, names: tuple[int, ...] = (), n
 
 
 def orders(commands: list[Command]) -> dict[str, Compress]:
-    return {one.to: one.message for one in commands if isinstance(one, Send) and isinstance(one.message, Compress)}
+    return {
+        command.to: command.message
+        for command in commands
+        if isinstance(command, Send) and isinstance(command.message, Compress)
+    }
 
 
 def answers(pool: PoolCore, order: Compress, *done: bool, worker: str = "prefill-0") -> list[Command]:
@@ -55,7 +59,9 @@ def answers(pool: PoolCore, order: Compress, *done: bool, worker: str = "prefill
 
 def takes(pool: PoolCore) -> Batch:
     commands = pool.handle(said("decode-0", AskBatch(pairs=99, requests=1)), 1.0)
-    (batch,) = [one.message for one in commands if isinstance(one, Send) and isinstance(one.message, Batch)]
+    (batch,) = [
+        command.message for command in commands if isinstance(command, Send) and isinstance(command.message, Batch)
+    ]
     return batch
 
 
@@ -202,9 +208,9 @@ def test_the_counts_are_told_with_the_pool_s_figures() -> None:
     answers(pool, order, True, False)
     takes(pool)
     (told,) = [
-        one.message
-        for one in pool.handle(TimerFired("refresh"), 5.0)
-        if isinstance(one, Send) and isinstance(one.message, Figures)
+        command.message
+        for command in pool.handle(TimerFired("refresh"), 5.0)
+        if isinstance(command, Send) and isinstance(command.message, Figures)
     ]
     assert (told.num_compressed, told.num_incompressible) == (1, 1)
 
@@ -233,7 +239,7 @@ def test_a_lost_worker_may_still_write_until_its_lock_is_free() -> None:
     assert kinds(pool, "a") == [PageKind.KV] * 3
     again = orders(pool.handle(HolderGone(PREFILL.holder), 11.0))
     assert kinds(pool, "a") == [PageKind.KV] * 3
-    assert pool.num_lent_pages == sum(len(one.into) for one in again.values())
+    assert pool.num_lent_pages == sum(len(order.into) for order in again.values())
 
 
 def test_one_that_was_only_taken_for_dead_goes_on() -> None:

@@ -130,8 +130,8 @@ class Machine(RuleBasedStateMachine):
         }
         extents = {EXTENTS.place(page)[0]: EXTENTS.kind_of(page) for page in busy}
         kv = sum(1 for page in busy if EXTENTS.kind_of(page) is PageKind.KV)
-        others = sum(1 for kind in extents.values() if kind is PageKind.KV_INT8)
-        assert self.pages.num_free == EXTENTS.kv * (EXTENTS.count - others) - kv
+        compressed = sum(1 for kind in extents.values() if kind is PageKind.KV_INT8)
+        assert self.pages.num_free == EXTENTS.kv * (EXTENTS.count - compressed) - kv
 
     @invariant()
     def each_holder_has_its_own_tokens(self) -> None:

@@ -30,8 +30,8 @@ def entry_of(name: str, prefix: int, service: ServiceClass = ServiceClass.BE) ->
 
 
 def waiting(name: str, prefix: int, service: ServiceClass = ServiceClass.BE, since: float = 0.0) -> WaitingEntry:
-    one = entry_of(name, prefix, service)
-    return WaitingEntry(one, promise(one.request, POLICY, len(one.output), one.due), since)
+    entry = entry_of(name, prefix, service)
+    return WaitingEntry(entry, promise(entry.request, POLICY, len(entry.output), entry.due), since)
 
 
 def ask(
@@ -45,7 +45,7 @@ def ask(
 
 
 def names(taken: Sequence[WaitingEntry]) -> list[str]:
-    return [one.id for one in taken]
+    return [waiting.id for waiting in taken]
 
 
 def handed(pool: Aligned, worker: str, room: AskBatch, now: float = 0.0) -> list[WaitingEntry]:
@@ -82,7 +82,7 @@ def test_a_batch_is_of_one_length_however_they_came(pool: Aligned) -> None:
         pool.add(waiting(f"short{number}", 20))
         pool.add(waiting(f"long{number}", 300))  # both lengths together are more than a batch may be
     room = ask(requests=LEAST, all_pairs=7_000)
-    lengths = [{one.entry.prefix for one in handed(pool, "decode-0", room)} for _ in range(2)]
+    lengths = [{waiting.entry.prefix for waiting in handed(pool, "decode-0", room)} for _ in range(2)]
     assert sorted(lengths, key=min) == [{20}, {300}]
     assert not len(pool)
 
@@ -178,8 +178,8 @@ def first_of(pool: Aligned) -> str:
     fill(pool, "many", 20, 50)
     pool.add(waiting("chat", 3000, ServiceClass.RT))
     first = names(handed(pool, "decode-1", ask(requests=1, band=(10, 30))))[0]
-    for one in list(pool):
-        pool.remove(one.id)
+    for left_over in list(pool):
+        pool.remove(left_over.id)
     return first
 
 
@@ -262,7 +262,7 @@ class Machine(RuleBasedStateMachine):
         self.out[worker] += taken
 
     def _pairs(self, some: Sequence[WaitingEntry]) -> int:
-        return sum(-(-one.entry.request.most_tokens // BLOCK) for one in some)
+        return sum(-(-waiting.entry.request.most_tokens // BLOCK) for waiting in some)
 
     @rule(worker=st.sampled_from(["decode-0", "decode-1"]))
     def is_lost(self, worker: str) -> None:
@@ -284,7 +284,7 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def all_that_wait_are_here(self) -> None:
-        assert {one.id for one in self.pool} == self.here
+        assert {waiting.id for waiting in self.pool} == self.here
 
     def teardown(self) -> None:
         """Check that a worker with all its room gets all requests in the end."""

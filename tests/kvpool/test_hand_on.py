@@ -42,11 +42,11 @@ def pool() -> PoolCore:
 
 
 def sent(commands: Sequence[Command], to: str) -> list[Message]:
-    return [one.message for one in commands if isinstance(one, Send) and one.to == to]
+    return [command.message for command in commands if isinstance(command, Send) and command.to == to]
 
 
-def committed(pool: PoolCore, one: Entry, to: str, is_there: bool = False) -> list[Command]:
-    return pool.handle(said("prefill-0", Commit(one, 0, to, is_there)), 0.0)
+def committed(pool: PoolCore, entry: Entry, to: str, is_there: bool = False) -> list[Command]:
+    return pool.handle(said("prefill-0", Commit(entry, 0, to, is_there)), 0.0)
 
 
 class TestWhoCannotWait:
@@ -61,7 +61,9 @@ class TestWhoCannotWait:
 
     @pytest.mark.parametrize("to", ["", "decode-7"])
     def test_to_whoever_asks_next_where_nobody_is_named(self, pool: PoolCore, to: str) -> None:
-        assert not any(isinstance(one, Send) and isinstance(one.message, Batch) for one in committed(pool, IN_A, to))
+        assert not any(
+            isinstance(command, Send) and isinstance(command.message, Batch) for command in committed(pool, IN_A, to)
+        )
         asked = pool.handle(said("decode-0", AskBatch(8, 1, times=SLOW)), 0.0)
         assert sent(asked, "decode-0") == [Batch((IN_A,), is_pinned=True)]
 
@@ -75,9 +77,9 @@ class TestWhoCannotWait:
     def test_who_could_goes_there_when_its_slack_has_run_out(self, pool: PoolCore) -> None:
         """The request is due at 2 s; waiting for a batch takes half a second, and a step takes as long."""
         (timer,) = [
-            one
-            for one in committed(pool, replace(IN_A, due=Due(2.0)), "decode-1")
-            if isinstance(one, SetTimer) and one.name == "look"
+            command
+            for command in committed(pool, replace(IN_A, due=Due(2.0)), "decode-1")
+            if isinstance(command, SetTimer) and command.name == "look"
         ]
         assert 0.0 < timer.at < 2.0 - SLOW.most_s
         early = timer.at - 0.01
@@ -86,7 +88,7 @@ class TestWhoCannotWait:
         (batch,) = sent(pool.handle(TimerFired("look"), timer.at), "decode-1")
         assert isinstance(batch, Batch)
         assert batch.is_pinned
-        assert [one.request.id for one in batch.entries] == ["a"]
+        assert [entry.request.id for entry in batch.entries] == ["a"]
 
     def test_nor_where_nobody_is_pinned(self) -> None:
         pool = pool_with(Policy(grouping=Grouping.FCFS))

@@ -57,7 +57,7 @@ def test_a_node_on_which_the_process_may_not_run_is_not_chosen(tmp_path: Path) -
 
 def test_the_thread_is_there_and_comes_back() -> None:
     before = os.sched_getaffinity(0)
-    one = frozenset({min(before)})
-    with running_on(NumaPlace(0, one, "")):
-        assert os.sched_getaffinity(0) == one
+    cpus = frozenset({min(before)})
+    with running_on(NumaPlace(0, cpus, "")):
+        assert os.sched_getaffinity(0) == cpus
     assert os.sched_getaffinity(0) == before

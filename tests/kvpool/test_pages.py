@@ -64,10 +64,10 @@ class PagesMachine(RuleBasedStateMachine):
         self.pages.give_back(holder, pages)
         self.free(pages)
 
-    @rule(holder=HOLDERS, data=st.data(), others=st.lists(st.integers(-1, NUM_PAGES)))
-    def keep_only(self, holder: str, data: st.DataObject, others: list[int]) -> None:
+    @rule(holder=HOLDERS, data=st.data(), pages=st.lists(st.integers(-1, NUM_PAGES)))
+    def keep_only(self, holder: str, data: st.DataObject, pages: list[int]) -> None:
         """Name pages of others, or free pages, among the kept: they do not become the holder's."""
-        kept = [*self.some_of(holder, data), *others]
+        kept = [*self.some_of(holder, data), *pages]
         self.pages.keep_only(holder, kept)
         self.free([page for page in self.owned("holder", holder) if page not in kept])
 

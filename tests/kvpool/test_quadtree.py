@@ -49,18 +49,18 @@ class Pool(RuleBasedStateMachine):
     @rule(length=LENGTHS, slack=st.floats(0.1, 200.0))
     def insert(self, length: int, slack: float) -> None:
         self.number += 1
-        one = Waiting(f"r{self.number}", length, blocks_of(length), self.now + slack)
-        self.plain.append(one)
-        self.tree.insert(one.id, one.length, one.blocks, one.due, self.now)
+        waiting = Waiting(f"r{self.number}", length, blocks_of(length), self.now + slack)
+        self.plain.append(waiting)
+        self.tree.insert(waiting.id, waiting.length, waiting.blocks, waiting.due, self.now)
 
     @precondition(lambda self: self.plain)
     @rule(data=st.data())
     def remove(self, data: st.DataObject) -> None:
         self.take_out(data.draw(st.sampled_from(self.plain)))
 
-    def take_out(self, one: Waiting) -> None:
-        self.plain.remove(one)
-        self.tree.remove(one.id)
+    def take_out(self, waiting: Waiting) -> None:
+        self.plain.remove(waiting)
+        self.tree.remove(waiting.id)
 
     @rule(seconds=st.floats(0.0, 40.0))
     def wait(self, seconds: float) -> None:
@@ -81,55 +81,59 @@ class Pool(RuleBasedStateMachine):
         taken = [self.waiting_request(member.id) for member in window.members(self.tree)]
         check(window, taken, self.plain, wanted, starving)
         self.tree.yielded(window.taken, self.now)
-        for one in taken:
-            self.take_out(one)
+        for waiting in taken:
+            self.take_out(waiting)
 
     def waiting_request(self, request: str) -> Waiting:
-        return next(one for one in self.plain if one.id == request)
+        return next(waiting for waiting in self.plain if waiting.id == request)
 
     @invariant()
     def counters_equal_contents(self) -> None:
         assert len(self.tree) == len(self.plain)
         for depth in range(DEPTHS + 1):
             nodes: dict[int, list[Waiting]] = {}
-            for one in self.plain:
-                nodes.setdefault(one.leaf >> 2 * (DEPTHS - depth), []).append(one)
+            for waiting in self.plain:
+                nodes.setdefault(waiting.leaf >> 2 * (DEPTHS - depth), []).append(waiting)
             for index, inside in nodes.items():
                 assert self.tree.num(TreeNode(depth, index)) == len(inside)
-                assert self.tree.blocks(TreeNode(depth, index)) == sum(one.blocks for one in inside)
+                assert self.tree.blocks(TreeNode(depth, index)) == sum(waiting.blocks for waiting in inside)
         filled = list(self.tree.filled(ROOT.leaves))
-        assert filled == sorted({one.leaf for one in self.plain}) == list(self.tree.filled_down(ROOT.leaves))[::-1]
+        assert (
+            filled == sorted({waiting.leaf for waiting in self.plain}) == list(self.tree.filled_down(ROOT.leaves))[::-1]
+        )
 
     @invariant()
     def within_a_length_the_most_urgent_is_first(self) -> None:
-        for leaf in {one.leaf for one in self.plain}:
-            inside = sorted((one for one in self.plain if one.leaf == leaf), key=lambda one: one.due)
-            assert [member.id for member in self.tree.members(leaf)] == [one.id for one in inside]
+        for leaf in {waiting.leaf for waiting in self.plain}:
+            inside = sorted(
+                (waiting for waiting in self.plain if waiting.leaf == leaf), key=lambda waiting: waiting.due
+            )
+            assert [member.id for member in self.tree.members(leaf)] == [waiting.id for waiting in inside]
 
 
 def check(
     window: BatchWindow, taken: list[Waiting], plain: list[Waiting], wanted: BatchBounds, starving: int | None
 ) -> None:
     assert window.num == len(taken) <= wanted.most
-    assert window.blocks == sum(one.blocks for one in taken)
+    assert window.blocks == sum(waiting.blocks for waiting in taken)
     assert window.blocks <= (wanted.most_blocks if len(taken) > 1 else wanted.room)
     if not taken:
-        fits = [one for one in plain if one.blocks <= wanted.room]
+        fits = [waiting for waiting in plain if waiting.blocks <= wanted.room]
         assert not fits or starving is not None, "a worker idles though somebody fits"
         return
-    low, high = min(one.leaf for one in taken), max(one.leaf for one in taken)
-    between = [one for one in plain if low < one.leaf < high]
-    assert all(one in taken for one in between), "contiguous in length"
+    low, high = min(waiting.leaf for waiting in taken), max(waiting.leaf for waiting in taken)
+    between = [waiting for waiting in plain if low < waiting.leaf < high]
+    assert all(waiting in taken for waiting in between), "contiguous in length"
     for edge in {low, high}:
-        inside = sorted((one for one in plain if one.leaf == edge), key=lambda one: one.due)
-        chosen = [one for one in inside if one in taken]
+        inside = sorted((waiting for waiting in plain if waiting.leaf == edge), key=lambda waiting: waiting.due)
+        chosen = [waiting for waiting in inside if waiting in taken]
         assert chosen == inside[: len(chosen)], "of the outermost lengths the most urgent"
     if starving is not None:
         assert low <= starving <= high
     if len(taken) < min(wanted.least, len(plain)):
-        left = [one for one in plain if one not in taken]
-        smallest = min(one.blocks for one in left)
-        assert window.blocks + max(one.blocks for one in left) > wanted.most_blocks or smallest == 0, (
+        left = [waiting for waiting in plain if waiting not in taken]
+        smallest = min(waiting.blocks for waiting in left)
+        assert window.blocks + max(waiting.blocks for waiting in left) > wanted.most_blocks or smallest == 0, (
             "fewer than N_min only where the next would not fit"
         )
 
@@ -167,7 +171,7 @@ def test_no_window_near_it_is_tighter_by_much(lengths: list[int], most: int) -> 
     window = find_batch(tree, BatchBounds(most, most, 36, 64), None, 0.0)
     ordered = sorted(lengths)
     windows = [ordered[i : i + window.num] for i in range(len(ordered) - window.num + 1)]
-    fitting = [one for one in windows if sum(map(blocks_of, one)) <= most]
+    fitting = [window for window in windows if sum(map(blocks_of, window)) <= most]
     assert window.spread <= spread(ordered)
     if len(lengths) <= 60:  # the whole tree is then within two levels of where the search ends, or nearly
         assert window.spread <= 3 * min(map(spread, fitting)) + 64
@@ -181,7 +185,7 @@ def test_on_average_the_spread_is_within_three_tenths_of_the_least() -> None:
         window = find_batch(tree, BatchBounds(2000, 4000, 36, 64), None, 0.0)
         ordered = sorted(lengths)
         windows = (ordered[i : i + window.num] for i in range(len(ordered) - window.num + 1))
-        best += min(spread(one) for one in windows if sum(map(blocks_of, one)) <= window.blocks)
+        best += min(spread(run) for run in windows if sum(map(blocks_of, run)) <= window.blocks)
         found += window.spread
     assert found <= 1.3 * best
 

@@ -39,15 +39,17 @@ LATER = replace(OUT, output=(7,) * 8, names=(*NAMES, 103))  # 26 tokens have KV:
 def leased(pool: PoolCore, worker: str, pages: int, number: int = 1, *, is_spare: bool = True) -> tuple[int, ...]:
     ask = AskPages(pages, number, (), SPARE, is_spare=True) if is_spare else AskPages(pages, number)
     commands = pool.handle(said(worker, ask), 0.0)
-    return next((one.message.pages for one in to(worker, commands) if isinstance(one.message, LeasePages)), ())
+    return next(
+        (command.message.pages for command in to(worker, commands) if isinstance(command.message, LeasePages)), ()
+    )
 
 
 def to(member: str, commands: list[Command]) -> list[Send]:
-    return [one for one in commands if isinstance(one, Send) and one.to == member]
+    return [command for command in commands if isinstance(command, Send) and command.to == member]
 
 
 def messages(member: str, commands: list[Command]) -> list[Message]:
-    return [one.message for one in to(member, commands)]
+    return [command.message for command in to(member, commands)]
 
 
 @pytest.fixture

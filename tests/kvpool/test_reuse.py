@@ -155,10 +155,10 @@ def test_a_page_that_was_held_again_stays_longer() -> None:
     pages.free_entry("a")
     pages.hold("b", (1,))
     pages.free_entry("b")
-    others = [stored(pages, f"c{name}", name)[0] for name in (7, 8, 9)]
+    stored_pages = [stored(pages, f"c{name}", name)[0] for name in (7, 8, 9)]
     for name in (7, 8, 9):
         pages.free_entry(f"c{name}")
-    assert pages.lease("worker", 4) == (*others, *again)
+    assert pages.lease("worker", 4) == (*stored_pages, *again)
 
 
 def test_the_protected_are_bounded() -> None:

@@ -58,8 +58,8 @@ def committed(*names: str) -> Command:
 
 
 def commit_all(pool: PoolCore) -> None:
-    for one in (IN_A, IN_B, IN_C):
-        assert pool.handle(said("prefill-0", Commit(one)), 0.0) == [committed(one.request.id)]
+    for waiting_entry in (IN_A, IN_B, IN_C):
+        assert pool.handle(said("prefill-0", Commit(waiting_entry)), 0.0) == [committed(waiting_entry.request.id)]
 
 
 def test_pages_are_leased_in_the_order_of_asking(pool: PoolCore) -> None:
@@ -197,8 +197,8 @@ def test_a_later_life_is_another_holder(pool: PoolCore) -> None:
 
 def test_what_a_lost_decode_worker_had_is_first_in_the_next_batch(pool: PoolCore) -> None:
     pool.handle(said("decode-0", AskBatch(8, 1)), 0.0)
-    for one in (IN_A, IN_B):
-        pool.handle(said("prefill-0", Commit(one)), 0.0)
+    for waiting_entry in (IN_A, IN_B):
+        pool.handle(said("prefill-0", Commit(waiting_entry)), 0.0)
     assert pool.handle(MemberLost(member("decode-0")), 0.0) == [WatchHolder("decode-0.1")]
     assert pool.handle(said("decode-1", AskBatch(8, 2)), 0.0) == [Send("decode-1", Batch((IN_A, IN_B)))]
 
@@ -277,7 +277,7 @@ def test_the_way_to_the_device_counts_in_who_is_urgent() -> None:
     core = PoolCore(8, 4, Policy(grouping=Grouping.FCFS, room=Room.WHOLE))
     asks(core, "prefill-0", 8)
     short, long = entry(request("a", prompt=2), (0,)), entry(request("b", prompt=20), (1, 2, 3))
-    for one in (short, long):
-        core.handle(said("prefill-0", Commit(one)), 0.0)
+    for waiting_entry in (short, long):
+        core.handle(said("prefill-0", Commit(waiting_entry)), 0.0)
     room = AskBatch(pairs=99, requests=1, times=StepTimes(0.001, 0.002), copy_token_s=0.001)
     assert Send("decode-0", Batch((long,))) in core.handle(said("decode-0", room), 0.0)

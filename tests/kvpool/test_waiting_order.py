@@ -47,8 +47,8 @@ def waiting(name: str, service: ServiceClass = BE, since: float = 0.0, max_token
     return WaitingEntry(Entry(request, (5,), ()), promise(request, Policy(), 1), since)
 
 
-def names(order: WaitingOrder, *those: WaitingEntry, now: float) -> list[str]:
-    return [one.id for one in order.longest_first(those, now)]
+def names(order: WaitingOrder, *entries: WaitingEntry, now: float) -> list[str]:
+    return [entry.id for entry in order.longest_first(entries, now)]
 
 
 def heard(policy: Policy) -> WaitingOrder:
@@ -59,8 +59,8 @@ def heard(policy: Policy) -> WaitingOrder:
 
 def test_last_in_the_order_of_arrival_waits_longest() -> None:
     order = heard(Policy(order=Order.FCFS))
-    those = [waiting(str(number), RT, since=float(number)) for number in range(4)]
-    assert names(order, *those, now=4.0) == ["3", "2", "1", "0"]
+    entries = [waiting(str(number), RT, since=float(number)) for number in range(4)]
+    assert names(order, *entries, now=4.0) == ["3", "2", "1", "0"]
 
 
 def test_best_effort_waits_for_real_time_until_it_is_old() -> None:
@@ -73,5 +73,5 @@ def test_best_effort_waits_for_real_time_until_it_is_old() -> None:
 
 @pytest.mark.parametrize("policy", [Policy(), Policy(order=Order.FCFS)])
 def test_everybody_has_one_place(policy: Policy) -> None:
-    those = [waiting(str(number), (BE, RT)[number % 2], float(number)) for number in range(9)]
-    assert sorted(names(heard(policy), *those, now=20.0)) == sorted(one.id for one in those)
+    entries = [waiting(str(number), (BE, RT)[number % 2], float(number)) for number in range(9)]
+    assert sorted(names(heard(policy), *entries, now=20.0)) == sorted(entry.id for entry in entries)

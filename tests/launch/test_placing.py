@@ -108,7 +108,7 @@ def test_whatever_is_placed_is_placed_once_and_fits(nodes: list[dict[str, int]],
     assert len(placed) == len(set(placed))
     assert {*names("prefill", prefill), *names("decode", decode)} <= set(placed)
     for group in groups:
-        needs = {resource: sum(one.get(resource, 0) for one in group.values()) for resource in nodes[0]}
+        needs = {resource: sum(part.get(resource, 0) for part in group.values()) for resource in nodes[0]}
         assert any(all(node[resource] >= number for resource, number in needs.items()) for node in nodes)
         assert any(part.startswith("decode") for part in group) == any(part.startswith("pool") for part in group)
 

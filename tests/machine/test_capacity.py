@@ -85,12 +85,12 @@ def test_what_just_fits_and_what_just_does_not() -> None:
     with pytest.raises(ConfigError) as refused:
         capacity(split(engine__kv_memory_mb=31), MODEL)
     assert str(refused.value) == (
-        "engine.kv_memory_mb 31 holds 3968 tokens, one request may have 4096: "
+        "engine.kv_memory_mb 31 holds 3968 tokens, but one request may have 4096: "
         "raise engine.kv_memory_mb, or lower engine.max_model_len to 3968"
     )
     with pytest.raises(ConfigError) as refused:
         capacity(split(kvpool__memory_mb=31), MODEL)
-    assert str(refused.value).startswith("kvpool.memory_mb 31 holds 3968 tokens, one request may have 4096: raise")
+    assert str(refused.value).startswith("kvpool.memory_mb 31 holds 3968 tokens, but one request may have 4096: raise")
 
 
 def test_the_advice_of_the_error_works() -> None:
@@ -104,7 +104,7 @@ def test_the_longest_request_fits_beside_the_reserve() -> None:
     with pytest.raises(ConfigError) as refused:
         capacity(split(kvpool__memory_mb=35), MODEL)
     assert str(refused.value) == (
-        "kvpool.memory_mb 35 less kvpool.rt_reserve 0.1 holds 4032 tokens, one request may have 4096: "
+        "kvpool.memory_mb 35 less kvpool.rt_reserve 0.1 holds 4032 tokens, but one request may have 4096: "
         "raise kvpool.memory_mb, or lower kvpool.rt_reserve"
     )
 

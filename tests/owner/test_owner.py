@@ -61,18 +61,18 @@ def test_tokens_are_delivered_once_and_in_order(owner: OwnerCore) -> None:
 
 def test_log_probabilities_are_delivered_with_their_tokens(owner: OwnerCore) -> None:
     """Log-probabilities come once and in order, those of the prompt first, despite a lost frame and a next attempt."""
-    ones, of_prompt = tuple(Logprob(-float(index)) for index in range(5)), (Logprob(-9.0),)
+    logprobs, of_prompt = tuple(Logprob(-float(index)) for index in range(5)), (Logprob(-9.0),)
 
     def hears(index: int, count: int, attempt: int = 0) -> list[Command]:
         tokens, prompt = tuple(range(10 + index, 10 + index + count)), of_prompt if index == 0 else ()
-        output = Output("r", attempt, index, tokens, None, ones[index : index + count], prompt)
+        output = Output("r", attempt, index, tokens, None, logprobs[index : index + count], prompt)
         return owner.handle(said("decode-0", Tokens((output,))), 0.0)
 
     assert hears(1, 1) == [Send("decode-0", Resend("r", 0, 0)), SetTimer("r", RESEND_S)]
-    assert hears(0, 2) == [Deliver("r", (10, 11), None, ones[:2], of_prompt)]
-    assert hears(0, 3) == [Deliver("r", (12,), None, ones[2:3])]
+    assert hears(0, 2) == [Deliver("r", (10, 11), None, logprobs[:2], of_prompt)]
+    assert hears(0, 3) == [Deliver("r", (12,), None, logprobs[2:3])]
     owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0)
-    assert hears(3, 2, attempt=1) == [Deliver("r", (13, 14), None, ones[3:])]
+    assert hears(3, 2, attempt=1) == [Deliver("r", (13, 14), None, logprobs[3:])]
 
 
 def test_what_the_pool_had_is_told_once_by_the_attempt_of_the_first_token(owner: OwnerCore) -> None:
@@ -185,11 +185,11 @@ def test_a_request_that_no_frame_can_hold_is_rejected_at_once(owner: OwnerCore) 
 
 
 def test_of_requests_that_do_not_go_into_a_frame_together_each_is_declared_alone(owner: OwnerCore) -> None:
-    other = replace(FIRST, id="other")
-    owner.handle(Opened(other), 0.0)
-    alone = owner.handle(Unsent(ROUTER, Declare((FIRST, other)), "too long"), 0.0)
-    assert alone == [Send(ROUTER, Declare((FIRST,), is_last=False)), Send(ROUTER, Declare((other,)))]
-    commands = owner.handle(Unsent(ROUTER, Declare((other,)), "too long"), 0.0)
+    second = replace(FIRST, id="other")
+    owner.handle(Opened(second), 0.0)
+    alone = owner.handle(Unsent(ROUTER, Declare((FIRST, second)), "too long"), 0.0)
+    assert alone == [Send(ROUTER, Declare((FIRST,), is_last=False)), Send(ROUTER, Declare((second,)))]
+    commands = owner.handle(Unsent(ROUTER, Declare((second,)), "too long"), 0.0)
     assert commands[0] == Send(ROUTER, Declare(())), "the router waits for the last one"
     assert owner.num_open == 1, "the one that can be sent goes on"
 
@@ -218,12 +218,16 @@ def test_a_new_router_is_told_what_is_open(owner: OwnerCore) -> None:
 def test_many_open_requests_are_declared_in_several_frames(owner: OwnerCore) -> None:
     """The prompts of all requests together might be larger than a frame may be."""
     requests = [FIRST, *(request(f"r{number}") for number in range(2 * MOST_DECLARED))]
-    for one in requests[1:]:
-        owner.handle(Opened(one), 0.0)
+    for later in requests[1:]:
+        owner.handle(Opened(later), 0.0)
     declared = [sent.message for sent in owner.handle(MemberJoined(NEXT_ROUTER), 0.0) if isinstance(sent, Send)]
-    assert [len(one.requests) for one in declared if isinstance(one, Declare)] == [MOST_DECLARED, MOST_DECLARED, 1]
-    assert [each for one in declared if isinstance(one, Declare) for each in one.requests] == requests
-    assert [one.is_last for one in declared if isinstance(one, Declare)] == [False, False, True]
+    assert [len(command.requests) for command in declared if isinstance(command, Declare)] == [
+        MOST_DECLARED,
+        MOST_DECLARED,
+        1,
+    ]
+    assert [each for command in declared if isinstance(command, Declare) for each in command.requests] == requests
+    assert [command.is_last for command in declared if isinstance(command, Declare)] == [False, False, True]
 
 
 class TestLostFrames:

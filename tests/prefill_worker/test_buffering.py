@@ -57,8 +57,8 @@ IN_A, IN_B, IN_C = waits("a", page=5), waits("b", page=7), waits("c", page=9)  #
 @pytest.fixture
 def worker() -> PrefillCore:
     core = PrefillCore(WorkerSetup(LIMITS, HALF, direct=True))
-    for one in (POOL_MEMBER, ROUTER_MEMBER, DECODE):
-        core.handle(MemberJoined(one), 0.0)
+    for neighbour in (POOL_MEMBER, ROUTER_MEMBER, DECODE):
+        core.handle(MemberJoined(neighbour), 0.0)
     return core
 
 
@@ -68,11 +68,11 @@ def prefetched(worker: PrefillCore, *entries: Entry, now: float = 0.0) -> list[C
 
 
 def sent(commands: Sequence[Command], to: str = "decode-0") -> list[Message]:
-    return [one.message for one in commands if isinstance(one, Send) and one.to == to]
+    return [command.message for command in commands if isinstance(command, Send) and command.to == to]
 
 
 def copies(commands: Sequence[Command]) -> list[CopyIn]:
-    return [one for one in commands if isinstance(one, CopyIn)]
+    return [command for command in commands if isinstance(command, CopyIn)]
 
 
 def come(worker: PrefillCore, *entries: Entry) -> None:
@@ -136,14 +136,14 @@ def test_a_decode_worker_that_is_lost_needs_nothing_any_more(worker: PrefillCore
     assert sent(prefetched(worker, IN_C)) == [LetGo((("c", 0),))], "it cannot be reached"
 
 
-def evicted(worker: PrefillCore, one: Entry) -> list[Command]:
-    return worker.handle(said("decode-0", Evict(replace(one, pages=()), 3.0)), 0.0)
+def evicted(worker: PrefillCore, entry: Entry) -> list[Command]:
+    return worker.handle(said("decode-0", Evict(replace(entry, pages=()), 3.0)), 0.0)
 
 
 class TestEvicted:
     def test_it_is_pulled_held_and_sent_back(self, worker: PrefillCore) -> None:
         commands = evicted(worker, IN_A)
-        [receives] = [one for one in commands if isinstance(one, ReceiveKv)]
+        [receives] = [command for command in commands if isinstance(command, ReceiveKv)]
         assert (receives.number, receives.source, len(receives.pairs)) == (1, "decode-0.1", 2)
         assert sent(commands) == [Pull(1, "a", 0)]
         assert sent(worker.handle(KvReceived(1, "decode-0.1", intact=True), 0.0)) == [Prefetched((("a", 0),))]
@@ -186,7 +186,7 @@ class TestEvicted:
     def test_a_copy_of_before_it_ran_gives_way(self, worker: PrefillCore) -> None:
         come(worker, IN_A)
         longer = replace(IN_A, output=(7, 7))
-        [receives] = [one for one in evicted(worker, longer) if isinstance(one, ReceiveKv)]
+        [receives] = [command for command in evicted(worker, longer) if isinstance(command, ReceiveKv)]
         assert len(receives.tokens) == 9
         assert worker.held["buffers"] == 1
 
@@ -200,8 +200,8 @@ class Machine(RuleBasedStateMachine):
         self.pending: list[Event] = []  # events that end the work that is under way
         self.numbers = self.pulls = self.pages = 0
         self.names: list[str] = []
-        for one in (POOL_MEMBER, ROUTER_MEMBER, DECODE):
-            self.hears(MemberJoined(one))
+        for neighbour in (POOL_MEMBER, ROUTER_MEMBER, DECODE):
+            self.hears(MemberJoined(neighbour))
 
     def hears(self, event: Event) -> None:
         for command in self.core.handle(event, 0.0):
@@ -215,7 +215,7 @@ class Machine(RuleBasedStateMachine):
                 case SendKv(number, to):
                     self.pending.append(KvSent(number, to, ok=bool(number % 4)))
                 case RunStep(plan):
-                    sampled = tuple((one.request, 7) for one in plan.parts if one.sampling is not None)
+                    sampled = tuple((part.request, 7) for part in plan.parts if part.sampling is not None)
                     self.pending.append(StepDone(StepResult(plan.number, sampled)))
                 case Send("pool-0", AskPages() as ask) if not ask.is_spare:
                     pages = tuple(range(100 + self.pages, 100 + self.pages + ask.pages))
@@ -224,10 +224,10 @@ class Machine(RuleBasedStateMachine):
 
     @rule(prompt=st.integers(1, 12), count=st.integers(1, 4))
     def prefetch(self, prompt: int, count: int) -> None:
-        some = [waits(f"e{self.numbers + one}", prompt) for one in range(count)]
+        some = [waits(f"e{self.numbers + index}", prompt) for index in range(count)]
         self.numbers += count
-        self.names += [one.request.id for one in some]
-        self.hears(said("decode-0", Prefetch(tuple(some), tuple(float(one) for one in range(count)))))
+        self.names += [entry.request.id for entry in some]
+        self.hears(said("decode-0", Prefetch(tuple(some), tuple(float(index) for index in range(count)))))
 
     @rule(prompt=st.integers(1, 12))
     def evict(self, prompt: int) -> None:

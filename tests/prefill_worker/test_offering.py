@@ -38,13 +38,13 @@ IN_A: Entry = entry(A, ())
 @pytest.fixture
 def worker() -> PrefillCore:
     core = PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False), direct=True))
-    for one in (POOL_MEMBER, ROUTER_MEMBER, DECODE):
-        core.handle(MemberJoined(one), 0.0)
+    for neighbour in (POOL_MEMBER, ROUTER_MEMBER, DECODE):
+        core.handle(MemberJoined(neighbour), 0.0)
     return core
 
 
 def sent(commands: Sequence[Command], to: str = "") -> list[Message]:
-    return [one.message for one in commands if isinstance(one, Send) and one.to.startswith(to)]
+    return [command.message for command in commands if isinstance(command, Send) and command.to.startswith(to)]
 
 
 def through(worker: PrefillCore, decode: str = "decode-0") -> list[Command]:
@@ -83,8 +83,8 @@ def test_who_names_nobody_that_can_be_reached_goes_to_the_pool(worker: PrefillCo
 
 def test_without_a_link_nothing_is_offered() -> None:
     core = PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False)))
-    for one in (POOL_MEMBER, DECODE):
-        core.handle(MemberJoined(one), 0.0)
+    for neighbour in (POOL_MEMBER, DECODE):
+        core.handle(MemberJoined(neighbour), 0.0)
     assert not sent(through(core), "decode-0")
 
 
@@ -111,7 +111,7 @@ def test_a_chat_has_its_pages_when_it_is_through(worker: PrefillCore) -> None:
     assert AskPages(0, 1, most=1) in sent(asked, "pool-0")
     leased(worker, 1, 5)
     commands = worker.handle(StepDone(StepResult(1, (("a", 7),)), seconds=A.slo.tbt_s), 0.0)
-    assert [type(one) for one in commands if isinstance(one, CopyOut | RunStep)] == [CopyOut, RunStep]
+    assert [type(command) for command in commands if isinstance(command, CopyOut | RunStep)] == [CopyOut, RunStep]
 
 
 def test_what_is_declined_is_committed(worker: PrefillCore) -> None:
@@ -181,7 +181,7 @@ class TestWrittenBeside:
     def test_what_is_cancelled_gives_its_pages_back(self, worker: PrefillCore) -> None:
         self.written(worker)
         worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
-        assert (is_empty(worker), worker.num_leased_pages) == (True, 0)
+        assert (is_empty(worker), len(worker.leased_pages)) == (True, 0)
 
 
 class TestFailures:
@@ -191,34 +191,38 @@ class TestFailures:
         commands = worker.handle(KvSent(1, "decode-0.1", ok=False), 0.0)
         assert sent(commands, ROUTER) == [Figures(num_failed_transfers=1)]
         commands = worker.handle(said("decode-0", Decline("a", 0, is_failed=True)), 0.0)
-        assert any(isinstance(one, AskPages) and one.pages == 1 for one in sent(commands))
+        assert any(isinstance(message, AskPages) and message.pages == 1 for message in sent(commands))
 
     def test_declined_before_it_is_over_its_pairs_wait(self, worker: PrefillCore) -> None:
         through(worker)
         pulled(worker)
         worker.handle(said("decode-0", Decline("a", 0, is_failed=True)), 0.0)
-        assert not any(isinstance(one, CopyOut) for one in leased(worker, 1))
+        assert not any(isinstance(command, CopyOut) for command in leased(worker, 1))
         commands = worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
-        assert any(isinstance(one, AskPages) and one.pages == 1 for one in sent(commands)), "it is still here"
+        assert any(isinstance(message, AskPages) and message.pages == 1 for message in sent(commands)), (
+            "it is still here"
+        )
 
     def test_what_was_sent_and_did_not_come_is_lost(self, worker: PrefillCore) -> None:
         through(worker)
         pulled(worker)
         worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
         commands = worker.handle(said("decode-0", Decline("a", 0, is_failed=True)), 0.0)
-        assert [one.lost for one in sent(commands, ROUTER) if isinstance(one, Progress)] == [(("a", 0),)]
+        assert [message.lost for message in sent(commands, ROUTER) if isinstance(message, Progress)] == [(("a", 0),)]
 
     def test_the_decode_worker_is_lost(self, worker: PrefillCore) -> None:
         through(worker)
         commands = worker.handle(MemberLost(DECODE), 0.0)
-        assert any(isinstance(one, AskPages) and one.pages == 1 for one in sent(commands))
+        assert any(isinstance(message, AskPages) and message.pages == 1 for message in sent(commands))
 
     def test_in_mid_transfer(self, worker: PrefillCore) -> None:
         through(worker)
         pulled(worker)
-        assert not any(isinstance(one, AskPages) and one.pages for one in sent(worker.handle(MemberLost(DECODE), 0.0)))
+        assert not any(
+            isinstance(message, AskPages) and message.pages for message in sent(worker.handle(MemberLost(DECODE), 0.0))
+        )
         commands = worker.handle(KvSent(1, "decode-0.1", ok=False), 0.0)
-        assert any(isinstance(one, AskPages) and one.pages == 1 for one in sent(commands))
+        assert any(isinstance(message, AskPages) and message.pages == 1 for message in sent(commands))
 
     def test_cancelled_while_it_is_sent_its_pairs_wait_for_the_end(self, worker: PrefillCore) -> None:
         through(worker)
@@ -255,28 +259,32 @@ class TestChunkByChunk:
         flex = replace(request("a", prompt=19), service=BE)
         worker.handle(said(ROUTER, Prefill(flex)), 0.0)
         worker.handle(said("pool-0", LeasePages((1, 2, 3), 1, BE)), 0.0)
-        first = [one for one in worker.handle(StepDone(StepResult(1, ())), 0.0) if isinstance(one, CopyOut)]
-        assert [(one.tokens, one.start, one.aside) for one in first] == [(flex.prompt[:8], 0, True)]
-        second = [one for one in worker.handle(StepDone(StepResult(2, ())), 0.0) if isinstance(one, CopyOut)]
-        assert [(one.tokens, one.start) for one in second] == [(flex.prompt[:16], 8)]
+        first = [command for command in worker.handle(StepDone(StepResult(1, ())), 0.0) if isinstance(command, CopyOut)]
+        assert [(copy.tokens, copy.start, copy.aside) for copy in first] == [(flex.prompt[:8], 0, True)]
+        second = [
+            command for command in worker.handle(StepDone(StepResult(2, ())), 0.0) if isinstance(command, CopyOut)
+        ]
+        assert [(copy.tokens, copy.start) for copy in second] == [(flex.prompt[:16], 8)]
         worker.handle(CopiedOut(first[0].number), 0.0)
         through = worker.handle(StepDone(StepResult(3, (("a", 7),))), 0.0)
-        assert not [one for one in through if isinstance(one, CopyOut)], "a part of it is still being written"
+        assert not [command for command in through if isinstance(command, CopyOut)], (
+            "a part of it is still being written"
+        )
         (last,) = worker.handle(CopiedOut(second[0].number), 0.0)
         assert isinstance(last, CopyOut)
         assert (last.tokens, last.start, last.aside) == (flex.prompt, 16, False)
         (commit,) = sent(worker.handle(CopiedOut(last.number), 0.0), "pool-0")
         assert isinstance(commit, Commit)
         assert commit.entry.pages == (*first[0].pages, *second[0].pages, *last.pages)
-        assert worker.num_leased_pages == 0
+        assert len(worker.leased_pages) == 0
 
     def test_a_real_time_one_asks_for_pages_and_waits_for_none(self, worker: PrefillCore) -> None:
         chat = request("a", prompt=19)
         worker.handle(said(ROUTER, Prefill(chat)), 0.0)
         commands = worker.handle(StepDone(StepResult(1, ())), 0.0)
         assert AskPages(0, 1, most=3) in sent(commands, "pool-0")
-        copies = [one for one in leased(worker, 1, 4) if isinstance(one, CopyOut)]
-        assert [one.pages for one in copies] == [(4,)], "there is one"
+        copies = [command for command in leased(worker, 1, 4) if isinstance(command, CopyOut)]
+        assert [copy.pages for copy in copies] == [(4,)], "there is one"
         worker.handle(StepDone(StepResult(2, ())), 0.0)
         worker.handle(CopiedOut(copies[0].number), 0.0)
         commands = worker.handle(StepDone(StepResult(3, (("a", 7),))), 0.0)
@@ -292,13 +300,17 @@ class TestChunkByChunk:
         commands = worker.handle(StepDone(StepResult(2, (("a", 7),))), 0.0)
         assert AskPages(2, 2) in sent(commands, "pool-0")
         for number in (3, 4):
-            assert not any(isinstance(one, CopyOut) for one in worker.handle(StepDone(StepResult(number, ())), 0.0))
+            assert not any(
+                isinstance(command, CopyOut) for command in worker.handle(StepDone(StepResult(number, ())), 0.0)
+            )
 
     def test_of_what_is_cancelled_the_pages_go_back_when_they_are_written(self, worker: PrefillCore) -> None:
         flex = replace(request("a", prompt=19), service=BE)
         worker.handle(said(ROUTER, Prefill(flex)), 0.0)
         worker.handle(said("pool-0", LeasePages((1, 2, 3), 1, BE)), 0.0)
-        (copy,) = [one for one in worker.handle(StepDone(StepResult(1, ())), 0.0) if isinstance(one, CopyOut)]
+        (copy,) = [
+            command for command in worker.handle(StepDone(StepResult(1, ())), 0.0) if isinstance(command, CopyOut)
+        ]
         asks = sent(worker.handle(said(ROUTER, Cancel("a", 0)), 0.0), "pool-0")
         assert asks == [AskPages(0, 2, copy.pages, BE)]
         assert worker.handle(CopiedOut(copy.number), 0.0) == []

@@ -135,7 +135,10 @@ def test_with_the_pool_go_the_pages_and_not_what_was_fetched(worker: PrefillCore
     committing(worker)
     worker.handle(MemberLost(POOL_MEMBER), 0.0)
     again = worker.handle(MemberJoined(POOL_MEMBER), 0.0)
-    assert any(isinstance(one, Send) and isinstance(one.message, AskPages) and one.message.pages == 3 for one in again)
+    assert any(
+        isinstance(command, Send) and isinstance(command.message, AskPages) and command.message.pages == 3
+        for command in again
+    )
 
 
 # --- The pool's side
@@ -195,7 +198,7 @@ def test_who_waits_for_pages_gets_those_that_are_only_held(pool: PoolCore) -> No
 
 def test_a_commit_whose_beginning_was_taken_back_is_lost_and_frees_only_its_own(pool: PoolCore) -> None:
     held(pool)
-    (lease,) = [one for one in pool.handle(said("prefill-0", AskPages(1, 2)), 0.0) if isinstance(one, Send)]
+    (lease,) = [command for command in pool.handle(said("prefill-0", AskPages(1, 2)), 0.0) if isinstance(command, Send)]
     assert isinstance(lease.message, LeasePages)
     pool.handle(said("prefill-0", AskPages(2, 3, kept=lease.message.pages)), 0.0)
     pool.handle(said("prefill-0", AskPages(3, 4, kept=lease.message.pages)), 0.0)
@@ -217,6 +220,6 @@ def test_spoiled_pages_are_nobodys_beginning(pool: PoolCore) -> None:
 
 def test_another_salt_has_nothing_in_common(worker: PrefillCore) -> None:
     salted: Request = replace(LONG, salt="tenant")
-    (ask,) = [one for one in worker.handle(said(ROUTER, Prefill(salted)), 0.0) if isinstance(one, Send)][:1]
+    (ask,) = [command for command in worker.handle(said(ROUTER, Prefill(salted)), 0.0) if isinstance(command, Send)][:1]
     assert isinstance(ask.message, AskPrefix)
     assert not set(ask.message.names) & set(NAMES)

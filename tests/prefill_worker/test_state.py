@@ -132,7 +132,9 @@ def test_pages_are_asked_for_one_request_at_a_time(worker: PrefillCore) -> None:
     worker.handle(said(ROUTER, Prefill(A)), 0.0)
     worker.handle(said(ROUTER, Prefill(request("c", prompt=5))), 0.0)
     assert asks(1, 2) in stepped(worker, 1, ("z", 7))
-    assert not any(isinstance(one, Send) and isinstance(one.message, AskPages) for one in stepped(worker, 2, ("a", 7)))
+    assert not any(
+        isinstance(command, Send) and isinstance(command.message, AskPages) for command in stepped(worker, 2, ("a", 7))
+    )
     assert leased(worker, 2, 5)[:2] == [CopyOut(1, "pool-0.1", (0,), (5,), (1, 2)), asks(1, 3, 5)]
 
 
@@ -141,7 +143,7 @@ def test_pages_that_came_too_late_go_back(worker: PrefillCore) -> None:
     assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0) == []
     assert leased(worker, 1, 5) == [asks(0, 2)]
     assert worker.held == NOTHING_HELD
-    assert worker.num_leased_pages == 0
+    assert len(worker.leased_pages) == 0
     assert leased(worker, 2) == []
 
 
@@ -149,8 +151,8 @@ def test_an_ask_keeps_the_pages_of_copies_and_gives_back_all_others() -> None:
     """Two workers that each kept a few pages and waited for more would wait for ever."""
     worker = PrefillCore(WorkerSetup(LIMITS, Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, reuse=False)))
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
-    for one in (request("z", prompt=1), A, request("long", prompt=9)):
-        worker.handle(said(ROUTER, Prefill(one)), 0.0)
+    for prompt in (request("z", prompt=1), A, request("long", prompt=9)):
+        worker.handle(said(ROUTER, Prefill(prompt)), 0.0)
     stepped(worker, 1, ("z", 7))
     stepped(worker, 2, ("a", 7))
     stepped(worker, 3, ("long", 7))
@@ -158,9 +160,9 @@ def test_an_ask_keeps_the_pages_of_copies_and_gives_back_all_others() -> None:
     worker.handle(said(ROUTER, Cancel("z", 0)), 0.0)
     assert leased(worker, 3, 6) == [copy_out(2, page=6, pairs=(1,)), asks(2, 4, 5, 6)]
     assert worker.handle(CopiedOut(1), 0.0) == [], "its page is kept for now"
-    assert worker.num_leased_pages == 2
+    assert len(worker.leased_pages) == 2
     assert worker.handle(said("pool-0", Missed()), 0.0) == [asks(2, 5, 6)]
-    assert worker.num_leased_pages == 1
+    assert len(worker.leased_pages) == 1
 
 
 def test_a_larger_ask_takes_the_place_of_the_one_before(worker: PrefillCore) -> None:
@@ -171,7 +173,7 @@ def test_a_larger_ask_takes_the_place_of_the_one_before(worker: PrefillCore) -> 
     stepped(worker, 3, ("long", 7))
     assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0) == [asks(2, 2)]
     assert leased(worker, 1, 5) == []
-    assert worker.num_leased_pages == 0
+    assert len(worker.leased_pages) == 0
     long = CopyOut(1, "pool-0.1", (1, 2, 3), (6, 5), tuple(range(1, 10)))
     assert leased(worker, 2, 5, 6) == [long]
 
@@ -256,7 +258,7 @@ class TestAbandonedCopies:
         worker.handle(MemberLost(POOL_MEMBER), 0.0)
         assert worker.handle(MemberJoined(member("pool-0", 2)), 0.0) == [asks(0, 2)]
         assert worker.handle(CopiedOut(1), 0.0) == []
-        assert (worker.held, worker.num_leased_pages) == (NOTHING_HELD, 0)
+        assert (worker.held, len(worker.leased_pages)) == (NOTHING_HELD, 0)
 
     def test_a_pool_that_is_back_hears_that_its_pages_are_not_wanted(self, worker: PrefillCore) -> None:
         """The lease was lost on the way, and the request has left: nothing else would ever give the page back."""
@@ -284,9 +286,9 @@ class TestCancel:
         prefilled(worker)
         leased(worker, 1, 5)
         assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0) == []
-        assert (worker.held, worker.num_leased_pages) == (NOTHING_HELD | {"pairs": 1}, 1)
+        assert (worker.held, len(worker.leased_pages)) == (NOTHING_HELD | {"pairs": 1}, 1)
         assert worker.handle(CopiedOut(1), 0.0) == [asks(0, 2)]
-        assert (worker.held, worker.num_leased_pages) == (NOTHING_HELD, 0)
+        assert (worker.held, len(worker.leased_pages)) == (NOTHING_HELD, 0)
 
     def test_of_an_older_attempt_does_not_touch_the_next(self, worker: PrefillCore) -> None:
         worker.handle(said(ROUTER, Prefill(next_attempt(A))), 0.0)
@@ -298,7 +300,7 @@ def test_a_lost_pool_takes_its_pages_along_and_the_next_is_asked_anew(worker: Pr
     prefilled(worker)
     leased(worker, 1, 5)
     assert worker.handle(MemberLost(POOL_MEMBER), 0.0) == []
-    assert worker.num_leased_pages == 0
+    assert len(worker.leased_pages) == 0
     assert worker.handle(CopiedOut(1), 0.0) == []
     assert worker.handle(MemberJoined(POOL_MEMBER), 0.0) == [asks(1, 2)]
     assert leased(worker, 1, 5) == [], "the answer of the pool before"

@@ -26,10 +26,9 @@ from alignedserve.protocol.rank_orders import (
     PartFrom,
     decode,
     decode_ended,
-    encode,
-    encode_ended,
     without_histories,
 )
+from alignedserve.protocol.wire import pack
 
 POOL = Member("pool-0", Role.POOL, "local", 7, "tcp://127.0.0.1:1")
 SAMPLING = Sampling(temperature=0.5, seed=2**40, logit_bias=((3, -1.5),), grammar=Choice(((1, 2),)), logprobs=2)
@@ -61,14 +60,14 @@ PLAN = StepPlan(
     ids=lambda order: type(order).__name__,
 )
 def test_an_order_arrives_as_it_was_given(order: Order) -> None:
-    assert decode(encode(order)) == order
+    assert decode(pack(order)) == order
 
 
 @pytest.mark.parametrize("ended", [KvSent(3, "decode-0.7", ok=False), KvReceived(4, "prefill-0.7", intact=True)])
 def test_how_a_transfer_ended_arrives_too(ended: Ended) -> None:
-    assert decode_ended(encode_ended(ended)) == ended
+    assert decode_ended(pack(ended)) == ended
     with pytest.raises(WireError):
-        decode_ended(encode(Meet(POOL)))
+        decode_ended(pack(Meet(POOL)))
 
 
 def test_histories_stay_with_rank_0_which_alone_samples() -> None:

@@ -54,9 +54,11 @@ KNOWN = {  # in the order in which members are named
 
 def roll(to: str, *there: tuple[str, int]) -> Members:
     """Return the roll that the member hears when these are there: the members that it works with, and itself."""
-    members = [member(*one) for one in there]
-    known = [one for role in KNOWN[member(to).role] for one in members if one.role is role and one.name != to]
-    return Members((ROUTER_MEMBER, *known, *(one for one in members if one.name == to)))
+    members = [member(*name) for name in there]
+    known = [
+        member for role in KNOWN[member(to).role] for member in members if member.role is role and member.name != to
+    ]
+    return Members((ROUTER_MEMBER, *known, *(member for member in members if member.name == to)))
 
 
 def announcement(*there: tuple[str, int], to: Sequence[str] | None = None) -> list[Command]:

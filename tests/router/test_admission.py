@@ -21,8 +21,8 @@ NOW = 100.0
 
 
 def rt(name: str, prompt: int = 100, upper: int = 100, ttft_s: float = 1.0) -> Request:
-    one = request(name, prompt=prompt, max_tokens=upper)
-    return replace(one, service=ServiceClass.RT, slo=Slo(ttft_s=ttft_s), estimate=Estimate(upper // 2, upper))
+    new_request = request(name, prompt=prompt, max_tokens=upper)
+    return replace(new_request, service=ServiceClass.RT, slo=Slo(ttft_s=ttft_s), estimate=Estimate(upper // 2, upper))
 
 
 def be(name: str, prompt: int = 100) -> Request:
@@ -34,13 +34,13 @@ def admission(policy: Policy = POLICY, most_open: int = 1000, queues: Queues = O
 
 
 def take_in(into: Admission, *some: Request) -> None:
-    for one in some:
-        into.opened(one)
-        into.queued(one)
+    for new_request in some:
+        into.opened(new_request)
+        into.queued(new_request)
 
 
-def refused(by: Admission, one: Request, ahead: WorkAhead = IDLE) -> Refusal:
-    refusal = by.refusal(one, ahead, NOW)
+def refused(by: Admission, request: Request, ahead: WorkAhead = IDLE) -> Refusal:
+    refusal = by.refusal(request, ahead, NOW)
     assert refusal is not None
     return refusal
 
@@ -242,10 +242,10 @@ def test_what_is_counted_is_what_is_there(steps: list[tuple[str, int, int, bool]
                 found.closed(there.pop(name))
         assert found.num_open == len(there)
         for new in (rt("new", ttft_s=1e9), be("new")):
-            sizes = [len(one.prompt) for one in waits.values() if one.service is new.service]
+            sizes = [len(request.prompt) for request in waits.values() if request.service is new.service]
             fits = len(sizes) < 3 and (not sizes or sum(sizes) + 100 <= 120)
             assert (found.refusal(new, WorkAhead(), NOW) is None) is fits
-    wanted = 200 + sum(len(one.prompt) + 100 for one in there.values() if one.service is ServiceClass.RT)
+    wanted = 200 + sum(len(request.prompt) + 100 for request in there.values() if request.service is ServiceClass.RT)
     freed = rt("freed")
     take_in(found, freed)
     found.ended(freed, NOW)

@@ -71,7 +71,7 @@ class TestInquiries:
         router.handle(said("pool-0", Progress(committed=(("a", 0), ("b", 0)))), 3.1)
         router.handle(said("decode-0", Progress(joined=(("a", 0),))), 3.2)
         asked = [inquiry("decode-0", "a"), inquiry("pool-0", "b"), inquiry("prefill-0", "c")]
-        told = Send(name, roll(name, *((one, 1) for one in NAMES)))
+        told = Send(name, roll(name, *((member, 1) for member in NAMES)))
         assert router.handle(said(name, Missed()), 3.3) == [told, *asked]
         assert router.handle(LinkGap(name), 3.4) == [Send(name, Missed()), told, *asked]
 
@@ -94,4 +94,4 @@ class TestInquiries:
     def refresh(self, router: RouterCore, now: float) -> list[Command]:
         """Fire the refresh timer, and return the inquiries that follow."""
         commands = router.handle(TimerFired("refresh"), now)
-        return [one for one in commands if isinstance(one, Send) and isinstance(one.message, Inquire)]
+        return [command for command in commands if isinstance(command, Send) and isinstance(command.message, Inquire)]

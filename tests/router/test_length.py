@@ -41,8 +41,8 @@ def router() -> RouterCore:
     return serving()
 
 
-def submit(router: RouterCore, one: Request = A, sketch: Sketch | None = SKETCH) -> list[Command]:
-    return router.handle(said("gateway-0", Submit(one, sketch)), 3.0)
+def submit(router: RouterCore, request: Request = A, sketch: Sketch | None = SKETCH) -> list[Command]:
+    return router.handle(said("gateway-0", Submit(request, sketch)), 3.0)
 
 
 def ended(router: RouterCore, num_output: int, attempt: int = 0, by: str = "decode-0") -> list[Command]:

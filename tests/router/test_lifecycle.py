@@ -32,22 +32,22 @@ def opened(state: State = State.WAITING) -> OpenRequest:
 
 @pytest.mark.parametrize(("before", "fact", "after"), list(product(State, Fact, State)))
 def test_a_request_goes_where_the_table_says_and_nowhere_else(before: State, fact: Fact, after: State) -> None:
-    one = opened(before)
+    request = opened(before)
     if after in TRANSITIONS[before].get(fact, ()):
-        one.becomes(after, fact, "x")
-        assert (one.state, one.at) == (after, "x")
+        request.becomes(after, fact, "x")
+        assert (request.state, request.at) == (after, "x")
         return
     with pytest.raises(IllegalTransition):
-        one.becomes(after, fact, "x")
-    assert one.state is before
+        request.becomes(after, fact, "x")
+    assert request.state is before
 
 
 def test_an_illegal_transition_tells_the_story() -> None:
-    one = opened()
-    one.becomes(State.PREFILL, Fact.PLACED, "prefill-0")
-    one.becomes(State.DECODE, Fact.ARRIVED, "decode-0")
+    request = opened()
+    request.becomes(State.PREFILL, Fact.PLACED, "prefill-0")
+    request.becomes(State.DECODE, Fact.ARRIVED, "decode-0")
     with pytest.raises(IllegalTransition) as raised:
-        one.becomes(State.PREFILL, Fact.PLACED, "prefill-1")
+        request.becomes(State.PREFILL, Fact.PLACED, "prefill-1")
     assert str(raised.value) == (
         "request a, attempt 0, is in DECODE at decode-0 and cannot be placed -> PREFILL at prefill-1; "
         "its story: placed -> PREFILL at prefill-0, arrived -> DECODE at decode-0"
@@ -92,13 +92,13 @@ MOVES = st.lists(st.sampled_from([(role, fact) for role in PLACES for fact in (F
 @given(MOVES)
 def test_counts_by_place_follow_the_moves(moves: list[tuple[Role, Fact]]) -> None:
     """A refused move changes no count; after the end the request is not counted."""
-    requests, one = OpenRequests(), opened()
-    requests.add(one)
+    requests, request = OpenRequests(), opened()
+    requests.add(request)
     for role, fact in moves:
-        before = one.state
+        before = request.state
         if PLACES[role] not in TRANSITIONS[before].get(fact, ()):
             continue
-        requests.move(one, member(f"{role.value}-0"), fact, 1.0)
-        assert astuple(requests.stages(one.request.service)) == tuple(int(state is one.state) for state in OPEN)
-    requests.remove(one, State.ENDED, Fact.ENDED)
-    assert set(astuple(requests.stages(one.request.service))) == {0}
+        requests.move(request, member(f"{role.value}-0"), fact, 1.0)
+        assert astuple(requests.stages(request.request.service)) == tuple(int(state is request.state) for state in OPEN)
+    requests.remove(request, State.ENDED, Fact.ENDED)
+    assert set(astuple(requests.stages(request.request.service))) == {0}

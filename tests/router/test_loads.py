@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.router.placing.loads import Loads
+from alignedserve.router.placing.rooms import Loads
 
 WORKERS = st.sampled_from(["decode-0", "decode-1", "decode-2"])
 PUT = st.tuples(st.sampled_from([0.0, 0.5, 1.0]), st.integers(0, 3), WORKERS)

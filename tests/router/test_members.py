@@ -141,9 +141,9 @@ class TestLostMembers:
         router.handle(said("gateway-0", Submit(A)), 3.0)
         if stage is not None:
             router.handle(said(*stage), 3.1)
-        for other in ("prefill-0", "pool-0", "decode-0"):
-            if other != holder:
-                lost = router.handle(said(other, beat(other, 2)), 3.2)
+        for name in ("prefill-0", "pool-0", "decode-0"):
+            if name != holder:
+                lost = router.handle(said(name, beat(name, 2)), 3.2)
                 assert Send("gateway-0", AttemptLost("a", 0)) not in lost
         lost = router.handle(said("launcher", Died(holder, 1)), 3.3)
         assert Send("gateway-0", AttemptLost("a", 0)) in lost
@@ -182,4 +182,4 @@ class TestLostMembers:
         gone = router.handle(said("launcher", Died("pool-0", 1)), 3.3)
         assert lost_to_owner("b") in gone
         assert lost_to_owner("a") not in gone
-        assert not any(isinstance(one, Send) and isinstance(one.message, Inquire) for one in gone)
+        assert not any(isinstance(command, Send) and isinstance(command.message, Inquire) for command in gone)

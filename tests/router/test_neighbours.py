@@ -18,26 +18,26 @@ def vector(*numbers: int) -> np.ndarray:
     return np.array(numbers, dtype=np.int8)
 
 
-def squared(one: list[int], other: list[int]) -> Fraction:
+def squared(first: list[int], second: list[int]) -> Fraction:
     """Return the square of the cosine as an exact fraction: none of these numbers is negative."""
-    norms = max(1, sum(a * a for a in one)) * max(1, sum(b * b for b in other))
-    return Fraction(sum(a * b for a, b in zip(one, other, strict=True)) ** 2, norms)
+    norms = max(1, sum(a * a for a in first)) * max(1, sum(b * b for b in second))
+    return Fraction(sum(a * b for a, b in zip(first, second, strict=True)) ** 2, norms)
 
 
 @given(vectors=VECTORS, asked=VECTORS, k=st.integers(1, 9))
 @settings(deadline=None)
 def test_the_most_similar_of_all(vectors: list[list[int]], asked: list[list[int]], k: int) -> None:
     past = PastPrompts(6)
-    for one in vectors:
-        past.add(vector(*one), 1, 1)
+    for numbers in vectors:
+        past.add(vector(*numbers), 1, 1)
     known = [list(map(int, row)) for row in past.vectors]
     found = past.similar(np.array(asked, dtype=np.int8), k)
-    for row, one in enumerate(asked):
-        best = sorted((squared(one, other) for other in known), reverse=True)[:k]
+    for row, numbers in enumerate(asked):
+        best = sorted((squared(numbers, stored) for stored in known), reverse=True)[:k]
         entries = [int(entry) for entry in found.entries[row] if entry >= 0]
         assert len(entries) == len(set(entries)) == min(k, len(known))
-        assert sorted((squared(one, known[entry]) for entry in entries), reverse=True) == best
-        assert found.similarity[row, : len(entries)] == pytest.approx([float(one) ** 0.5 for one in best])
+        assert sorted((squared(numbers, known[entry]) for entry in entries), reverse=True) == best
+        assert found.similarity[row, : len(entries)] == pytest.approx([float(square) ** 0.5 for square in best])
 
 
 def test_of_two_that_are_as_similar_the_older_comes_first() -> None:

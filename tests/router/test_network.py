@@ -61,5 +61,5 @@ def test_its_sums_are_exact() -> None:
 def test_training_in_another_order_of_sums_gives_the_same_bits() -> None:
     """Rows with another layout in memory are added in another order."""
     inputs, wanted = _task(512, 33)
-    one, other = _trained(inputs, wanted, 4), _trained(np.asfortranarray(inputs), wanted, 4)
-    assert one(inputs).tobytes() == other(inputs).tobytes()
+    by_rows, by_columns = _trained(inputs, wanted, 4), _trained(np.asfortranarray(inputs), wanted, 4)
+    assert by_rows(inputs).tobytes() == by_columns(inputs).tobytes()

@@ -243,12 +243,12 @@ class TestBeginnings:
         assert found.worker_for(rt(1000), POOLS) == "prefill-0"
 
     def test_what_begins_so_and_goes_on_otherwise_is_known_as_far_as_that(self) -> None:
-        known, one = Beginnings(), rt(1000)
-        known.came(one, "n0")
-        known.came(replace(one, prompt=one.prompt[:300] + (7,) * 700), "n1")
-        assert known.tokens_at(one) == {"n0": 768, "n1": 256}
+        known, request = Beginnings(), rt(1000)
+        known.came(request, "n0")
+        known.came(replace(request, prompt=request.prompt[:300] + (7,) * 700), "n1")
+        assert known.tokens_at(request) == {"n0": 768, "n1": 256}
         known.forget("n0")
-        assert known.tokens_at(one) == {"n1": 256}
+        assert known.tokens_at(request) == {"n1": 256}
 
     def test_what_is_remembered_is_bounded_and_the_oldest_leaves(self) -> None:
         known = Beginnings(most=4)

@@ -37,7 +37,7 @@ def taught(count: int, seed: int = 0, model: LengthModel | None = None) -> Lengt
 
 
 def said(model: LengthModel, *prompts: tuple[int, ...]) -> list[Estimate | None]:
-    return model.predict([sketch_of(one) for one in prompts], [len(one) for one in prompts])
+    return model.predict([sketch_of(prompt) for prompt in prompts], [len(prompt) for prompt in prompts])
 
 
 @pytest.fixture(scope="module")
@@ -48,16 +48,16 @@ def model() -> LengthModel:
 def test_new_prompts_are_predicted_by_their_like(model: LengthModel) -> None:
     draw = Random("new")
     asked = [ask(draw) for _ in range(300)]
-    found = [one for one in said(model, *(prompt for prompt, _ in asked)) if one is not None]
-    error = np.mean([abs(one.mean - length) for one, (_, length) in zip(found, asked, strict=True)])
+    found = [estimate for estimate in said(model, *(prompt for prompt, _ in asked)) if estimate is not None]
+    error = np.mean([abs(estimate.mean - length) for estimate, (_, length) in zip(found, asked, strict=True)])
     assert error < 0.5 * np.mean([abs(length - np.mean([length for _, length in asked])) for _, length in asked])
 
 
 def test_nine_of_ten_are_no_longer_than_the_upper_estimate(model: LengthModel) -> None:
     draw = Random("upper")
     asked = [ask(draw) for _ in range(500)]
-    found = [one for one in said(model, *(prompt for prompt, _ in asked)) if one is not None]
-    covered = np.mean([length <= one.upper for one, (_, length) in zip(found, asked, strict=True)])
+    found = [estimate for estimate in said(model, *(prompt for prompt, _ in asked)) if estimate is not None]
+    covered = np.mean([length <= estimate.upper for estimate, (_, length) in zip(found, asked, strict=True)])
     assert 0.84 <= covered <= 0.96
 
 
@@ -99,7 +99,7 @@ class TestRestart:
             mine, its = getattr(again.past, name)[: len(again.past)], getattr(model.past, name)[model.past.in_order()]
             assert mine.tolist() == its.tolist()
         assert again.past.vectors.tobytes() == model.past.vectors[model.past.in_order()].tobytes()
-        assert [one.name for one in (tmp_path / "folder").iterdir()] == ["kept.npz"]
+        assert [path.name for path in (tmp_path / "folder").iterdir()] == ["kept.npz"]
 
     def test_a_file_that_is_not_there_is_no_news(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         model = LengthModel(HashEncoder())

@@ -38,14 +38,14 @@ class TestRooms:
 def test_workers_with_a_transport_are_told_of_each_other() -> None:
     roll = Roll(ROUTER_MEMBER)
     with_one = [replace(member(name), transport="there") for name in ("prefill-0", "decode-0")]
-    for one in (*with_one, member("prefill-1"), member("decode-1")):
-        roll.add(one)
-    told = {one.to: one.message for one in roll.announce_all() if isinstance(one, Send)}
+    for command in (*with_one, member("prefill-1"), member("decode-1")):
+        roll.add(command)
+    told = {command.to: command.message for command in roll.announce_all() if isinstance(command, Send)}
 
     def peers(of: str) -> list[str]:
         members = told[of]
         assert isinstance(members, Members)
-        workers = [one.name for one in members.members if one.role in (Role.PREFILL, Role.DECODE)]
+        workers = [member.name for member in members.members if member.role in (Role.PREFILL, Role.DECODE)]
         return sorted(name for name in workers if name != of)
 
     assert {name: peers(name) for name in told if name != "router"} == {
@@ -54,7 +54,7 @@ def test_workers_with_a_transport_are_told_of_each_other() -> None:
         "prefill-1": [],
         "decode-1": [],
     }
-    news = [one.to for one in roll.announce_change(with_one[0]) if isinstance(one, Send)]
+    news = [command.to for command in roll.announce_change(with_one[0]) if isinstance(command, Send)]
     assert sorted(news) == ["decode-0", "prefill-0"]
 
 
@@ -67,14 +67,14 @@ def test_a_pool_and_workers_know_each_other_on_one_node_only() -> None:
         for number in range(2)
     }
     prefill = replace(member("prefill-0"), node="n2", transport="there")
-    for one in (*of_nodes[0], *of_nodes[1], prefill):
-        roll.add(one)
+    for worker in (*of_nodes[0], *of_nodes[1], prefill):
+        roll.add(worker)
 
     def told(of: Member) -> set[str]:
         sent = roll.roll_for(of)
         assert isinstance(sent, Send)
         assert isinstance(sent.message, Members)
-        return {one.name for one in sent.message.members} - {"router", of.name}
+        return {member.name for member in sent.message.members} - {"router", of.name}
 
     for pool, decode in of_nodes.values():
         assert told(pool) == {decode.name}

@@ -64,8 +64,8 @@ class _Counting(HashEncoder):
 
 def served(service: Service, *orders: PredictorOrder) -> list[list[object]]:
     arrived: queue.SimpleQueue[PredictorOrder | None] = queue.SimpleQueue()
-    for one in (*orders, None):
-        arrived.put(one)
+    for order in (*orders, None):
+        arrived.put(order)
     said = io.BytesIO()
     serve(service, arrived, said)
     return list(frames(io.BytesIO(said.getvalue())))
@@ -77,7 +77,7 @@ def test_predictions_that_have_come_together_are_made_together() -> None:
     service.perform(PAST)
     encoder.sizes.clear()
     said = served(service, asked(1), asked(2), asked(3), PAST[0], asked(4))
-    assert [one[0] for one in said] == ["r1", "r2", "r3", "r4"]
+    assert [answer[0] for answer in said] == ["r1", "r2", "r3", "r4"]
     assert encoder.sizes == [3, 1, 1]
 
 
@@ -111,7 +111,7 @@ def test_where_nothing_can_be_kept_it_goes_on_and_says_so(tmp_path: Path, caplog
     (tmp_path / "file").touch()
     service = Service(LengthModel(HashEncoder()), tmp_path / "file" / "kept.npz")
     said = served(service, *PAST, Retrain(), asked(1))
-    assert [one[0] for one in said] == ["r1"]
+    assert [answer[0] for answer in said] == ["r1"]
     assert "cannot be saved" in caplog.text
 
 
@@ -130,8 +130,8 @@ class TestProcess:
     def test_it_answers_and_keeps_what_it_has_learnt(
         self, side: SideProcess, said: queue.Queue[Event], tmp_path: Path
     ) -> None:
-        for one in [*ORDERS_OF_PAST, asked(1)]:
-            assert side.perform(one) is None
+        for order in [*ORDERS_OF_PAST, asked(1)]:
+            assert side.perform(order) is None
         answer = said.get(timeout=PATIENCE_S)
         assert isinstance(answer, Predicted)
         assert (answer.request, answer.attempt) == ("r1", 0)
@@ -141,8 +141,8 @@ class TestProcess:
         assert len(model.past) == len(PAST)
 
     def test_another_life_has_what_was_kept(self, side: SideProcess, said: queue.Queue[Event]) -> None:
-        for one in [*ORDERS_OF_PAST, Retrain(), asked(1)]:
-            side.perform(one)
+        for order in [*ORDERS_OF_PAST, Retrain(), asked(1)]:
+            side.perform(order)
         said.get(timeout=PATIENCE_S)
         pid = side.pid
         assert pid is not None

@@ -153,7 +153,9 @@ class TestPredictedPlaces:
 
     def where(self, router: RouterCore, name: str, prompt: int = 3) -> str:
         submitted = router.handle(said("gateway-0", Submit(request(name, prompt=prompt))), 3.0)
-        [to] = [one.to for one in submitted if isinstance(one, Send) and isinstance(one.message, Prefill)]
+        [to] = [
+            command.to for command in submitted if isinstance(command, Send) and isinstance(command.message, Prefill)
+        ]
         return to
 
     def test_the_worker_that_is_through_first_gets_it(self, router: RouterCore) -> None:
@@ -170,11 +172,11 @@ class TestPredictedPlaces:
     def test_who_has_waited_for_a_worker_goes_by_urgency(self) -> None:
         router = serving(("gateway-0", "pool-0", "decode-0"))
         calm, urgent = request("a"), replace(request("b"), slo=Slo(ttft_s=0.1))
-        for one in (calm, urgent):
-            router.handle(said("gateway-0", Submit(one)), 3.0)
+        for new_request in (calm, urgent):
+            router.handle(said("gateway-0", Submit(new_request)), 3.0)
         placed = router.handle(said("prefill-0", beat("prefill-0")), 3.0)
-        sent = [one.message for one in placed if isinstance(one, Send)]
-        assert [one.request.id for one in sent if isinstance(one, Prefill)] == ["b", "a"]
+        sent = [command.message for command in placed if isinstance(command, Send)]
+        assert [message.request.id for message in sent if isinstance(message, Prefill)] == ["b", "a"]
 
     def test_the_more_wait_for_a_worker_the_more_work_is_none_of_them(self) -> None:
         """Function calls are counted: the hundredth request costs what the second does, as no worker is there."""

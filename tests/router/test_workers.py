@@ -43,7 +43,9 @@ def test_a_worker_that_retires_gets_nothing_new() -> None:
     assert router.handle(said("launcher", retire), RECOVERED_AT) == [Send("prefill-0", retire)]
     for name in "abc":
         placed = router.handle(said("gateway-0", Submit(request(name))), RECOVERED_AT)
-        assert [one.to for one in placed if isinstance(one, Send) and isinstance(one.message, Prefill)] == ["prefill-1"]
+        assert [
+            command.to for command in placed if isinstance(command, Send) and isinstance(command.message, Prefill)
+        ] == ["prefill-1"]
 
 
 def test_prompts_wait_where_all_workers_retire_until_another_comes() -> None:
@@ -52,7 +54,9 @@ def test_prompts_wait_where_all_workers_retire_until_another_comes() -> None:
         router.handle(said("launcher", Retire(name, 1)), RECOVERED_AT)
     assert router.handle(said("gateway-0", Submit(A)), RECOVERED_AT) == []
     met = router.handle(said("prefill-2", beat("prefill-2")), RECOVERED_AT)
-    assert [one.to for one in met if isinstance(one, Send) and isinstance(one.message, Prefill)] == ["prefill-2"]
+    assert [command.to for command in met if isinstance(command, Send) and isinstance(command.message, Prefill)] == [
+        "prefill-2"
+    ]
 
 
 def test_the_last_one_that_decodes_on_a_node_takes_what_is_in_its_pool_along() -> None:
@@ -80,7 +84,9 @@ def test_a_new_router_hears_of_those_that_retire() -> None:
     router.handle(TimerFired("recovered"), RECOVERED_AT)
     for name in "abc":
         placed = router.handle(said("gateway-0", Submit(request(name))), RECOVERED_AT)
-        assert [one.to for one in placed if isinstance(one, Send) and isinstance(one.message, Prefill)] == ["prefill-1"]
+        assert [
+            command.to for command in placed if isinstance(command, Send) and isinstance(command.message, Prefill)
+        ] == ["prefill-1"]
 
 
 def test_who_may_not_have_heard_that_it_retires_is_told_again() -> None:
@@ -96,7 +102,9 @@ def test_gateways_hear_where_requests_are_when_that_has_changed() -> None:
 
     def shown(at: float) -> list[Figures]:
         told = router.handle(TimerFired("look"), at)
-        return [one.message for one in told if isinstance(one, Send) and isinstance(one.message, Figures)]
+        return [
+            command.message for command in told if isinstance(command, Send) and isinstance(command.message, Figures)
+        ]
 
     assert shown(3.0) == [Figures(rt=Stages(), be=Stages(), member="router")]
     submit(router, "a", "b")
@@ -118,7 +126,7 @@ def test_as_many_workers_are_asked_for_as_the_load_takes() -> None:
     submit(router, "a", now=2.5)
 
     def asked(at: float) -> list[Command]:
-        return [one for one in router.handle(TimerFired("look"), at) if isinstance(one, Scale)]
+        return [command for command in router.handle(TimerFired("look"), at) if isinstance(command, Scale)]
 
     assert asked(3.0) == asked(4.0) == []
     [scale] = asked(5.0)

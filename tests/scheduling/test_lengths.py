@@ -84,10 +84,10 @@ class TestPromises:
     DOCUMENT = replace(ONE, service=ServiceClass.BE, slo=Slo(jct_s=100.0))
 
     def remaining(self, of: Request, *, told_later: bool, num_output: int = 0) -> float:
-        one = promise(replace(of, estimate=None) if told_later else of, POLICY, num_output)
+        kept = promise(replace(of, estimate=None) if told_later else of, POLICY, num_output)
         if told_later:
-            one.expect(of, POLICY, 0.0)
-        return one.standing(0.0, Work(), self.TIMES).remaining
+            kept.expect(of, POLICY, 0.0)
+        return kept.standing(0.0, Work(), self.TIMES).remaining
 
     @pytest.mark.parametrize("told_later", [False, True])
     @pytest.mark.parametrize("of", [ONE, DOCUMENT], ids=["chat", "document"])
@@ -97,15 +97,15 @@ class TestPromises:
         assert self.remaining(told(30, 70, of), told_later=told_later, num_output=40) == 20, "60 in all"
 
     def test_a_plan_is_spaced_anew(self) -> None:
-        one = promise(self.DOCUMENT, POLICY)
-        assert one.due_at(0.0) == pytest.approx(1.0)
-        one.expect(told(10, 20, self.DOCUMENT), POLICY, 0.0)
-        assert one.due_at(0.0) == pytest.approx(10.0)
+        kept = promise(self.DOCUMENT, POLICY)
+        assert kept.due_at(0.0) == pytest.approx(1.0)
+        kept.expect(told(10, 20, self.DOCUMENT), POLICY, 0.0)
+        assert kept.due_at(0.0) == pytest.approx(10.0)
 
     def test_the_end_of_a_plan_stays(self) -> None:
-        one = promise(self.DOCUMENT, POLICY)
-        one.expect(told(1, 2, self.DOCUMENT), POLICY, 0.0)
-        assert one.due_at(0.0) == pytest.approx(100.0)
+        kept = promise(self.DOCUMENT, POLICY)
+        kept.expect(told(1, 2, self.DOCUMENT), POLICY, 0.0)
+        assert kept.due_at(0.0) == pytest.approx(100.0)
 
     def test_the_pool_reckons_with_it(self) -> None:
         assert tokens_left(told(30, 70), POLICY, 10) == 20

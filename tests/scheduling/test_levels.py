@@ -32,8 +32,8 @@ def test_who_was_served_goes_on_where_the_bounds_above_are_used_up() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(0, 10_000))
-def test_levels_are_monotone(one: int, other: int) -> None:
-    low, high = sorted((one, other))
+def test_levels_are_monotone(left: int, right: int) -> None:
+    low, high = sorted((left, right))
     assert 0 <= level_of(low) <= level_of(high) < LEVELS
     assert 0 <= level_served(low) <= level_served(high) < LEVELS
 
@@ -66,31 +66,31 @@ def test_served_it_falls_back() -> None:
 class TestOfARequest:
     POLICY = Policy(expected_output=40, age_s=5.0)
 
-    def level(self, one: object, now: float) -> int:
-        standing = one.standing(now, Work(), StepTimes(0.01, 0.02))  # type: ignore[attr-defined]
+    def level(self, kept: object, now: float) -> int:
+        standing = kept.standing(now, Work(), StepTimes(0.01, 0.02))  # type: ignore[attr-defined]
         return int(standing.level)
 
     def test_the_prediction_and_age(self) -> None:
-        one = promise(BE, self.POLICY)
-        assert [self.level(one, now) for now in (100.0, 105.1)] == [1, 0]
+        kept = promise(BE, self.POLICY)
+        assert [self.level(kept, now) for now in (100.0, 105.1)] == [1, 0]
 
     def test_what_is_left_counts(self) -> None:
-        one = promise(BE, self.POLICY)
+        kept = promise(BE, self.POLICY)
         for number in range(1, 10):
-            one.emitted(100.0, number)
-        assert self.level(one, 100.0) == 0
+            kept.emitted(100.0, number)
+        assert self.level(kept, 100.0) == 0
 
     def test_who_outlives_it_drops_one_below_the_new_one(self) -> None:
-        one = promise(BE, self.POLICY)
+        kept = promise(BE, self.POLICY)
         for number in range(1, 41):
-            one.emitted(100.0, number)
-        assert self.level(one, 100.0) == level_of(40) + 1
+            kept.emitted(100.0, number)
+        assert self.level(kept, 100.0) == level_of(40) + 1
 
     @pytest.mark.parametrize("way", ["emitted", "served"])
     def test_being_served_ends_the_wait(self, way: str) -> None:
-        one = promise(BE, self.POLICY)
-        one.emitted(120.0, 1) if way == "emitted" else one.served(120.0)
-        assert self.level(one, 124.0) == level_of(40)
+        kept = promise(BE, self.POLICY)
+        kept.emitted(120.0, 1) if way == "emitted" else kept.served(120.0)
+        assert self.level(kept, 124.0) == level_of(40)
 
     def test_real_time_ones_have_none(self) -> None:
         assert self.level(promise(replace(BE, service=ServiceClass.RT), self.POLICY), 500.0) == 0

@@ -56,4 +56,8 @@ def test_a_new_order_needs_a_class_alone(monkeypatch: pytest.MonkeyPatch) -> Non
         asked = request(name, prompt=tokens)
         waiting.add(Running(asked, promise(asked, policy), []))
     waiting.refresh(0.0, TIMES, chunk=4)
-    assert [running.request.id for _, running in waiting.in_order(0.0, TIMES.most_s)] == ["long", "middle", "short"]
+    assert [running.request.id for _, running in waiting.line.in_order(0.0, TIMES.most_s)] == [
+        "long",
+        "middle",
+        "short",
+    ]

@@ -36,28 +36,28 @@ def test_the_slack_of_a_prompt_counts_its_chunks() -> None:
 
 
 def test_a_document_has_a_due_for_every_step() -> None:
-    one = promise(DOCUMENT, POLICY)
-    assert slack_s(one, 10.0) == pytest.approx(1.0 - TIMES.most_s)
-    one.chunk_ran()
-    assert slack_s(one, 10.0) == pytest.approx(2.0 - TIMES.most_s)
-    one.emitted(11.5, 1)
-    assert slack_s(one, 11.5) == pytest.approx(1.5 - TIMES.most_s)
+    kept = promise(DOCUMENT, POLICY)
+    assert slack_s(kept, 10.0) == pytest.approx(1.0 - TIMES.most_s)
+    kept.chunk_ran()
+    assert slack_s(kept, 10.0) == pytest.approx(2.0 - TIMES.most_s)
+    kept.emitted(11.5, 1)
+    assert slack_s(kept, 11.5) == pytest.approx(1.5 - TIMES.most_s)
 
 
 def test_chunks_of_another_size_than_planned_shift_no_due_of_a_token() -> None:
-    one = promise(DOCUMENT, POLICY)
+    kept = promise(DOCUMENT, POLICY)
     for _ in range(7):
-        one.chunk_ran()
-    one.emitted(20.0, 1)
-    assert slack_s(one, 20.0) == slack_s(promise(DOCUMENT, POLICY, num_output=1), 20.0)
+        kept.chunk_ran()
+    kept.emitted(20.0, 1)
+    assert slack_s(kept, 20.0) == slack_s(promise(DOCUMENT, POLICY, num_output=1), 20.0)
 
 
 def test_who_outlives_the_expectation_gets_closer_dues() -> None:
     """Half of the window is left at 60 s for what is now expected: 100 more tokens."""
-    one = promise(DOCUMENT, POLICY)
+    kept = promise(DOCUMENT, POLICY)
     for number in range(1, 101):
-        one.emitted(60.5, number)
-    assert slack_s(one, 60.5) == pytest.approx(50.5 / 100 - TIMES.most_s)
+        kept.emitted(60.5, number)
+    assert slack_s(kept, 60.5) == pytest.approx(50.5 / 100 - TIMES.most_s)
 
 
 def test_who_ends_before_is_not_expected_to_go_on() -> None:
@@ -78,5 +78,5 @@ def test_of_documents_of_a_level_who_is_restored_sooner_goes_first() -> None:
     )
     away = long.standing(10.0, Work(transfer_s=0.1), TIMES), short.standing(10.0, Work(transfer_s=0.2), TIMES)
     here = long.standing(10.0, Work(), TIMES), short.standing(10.0, Work(), TIMES)
-    assert [one.id for one in in_order(away, TIMES)] == ["long", "short"]
-    assert [one.id for one in in_order(here, TIMES)] == ["short", "long"]
+    assert [standing.id for standing in in_order(away, TIMES)] == ["long", "short"]
+    assert [standing.id for standing in in_order(here, TIMES)] == ["short", "long"]

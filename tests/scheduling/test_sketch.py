@@ -31,12 +31,12 @@ def test_it_is_the_same_on_every_machine() -> None:
 
 
 def test_prompts_of_the_same_words_are_more_alike_than_others() -> None:
-    one, other, foreign = counts([*range(50)]), counts([*range(45), *range(900, 905)]), counts([*range(2000, 2050)])
+    first, similar, foreign = counts([*range(50)]), counts([*range(45), *range(900, 905)]), counts([*range(2000, 2050)])
 
     def similarity(a: np.ndarray, b: np.ndarray) -> float:
         return float(a @ b / np.sqrt((a @ a) * (b @ b)))
 
-    assert similarity(one, other) > 0.8 > 0.4 > similarity(one, foreign)
+    assert similarity(first, similar) > 0.8 > 0.4 > similarity(first, foreign)
 
 
 def test_the_order_of_words_counts() -> None:

@@ -164,8 +164,8 @@ class TestRecentSteps:
     @given(st.lists(short, max_size=200))
     def test_the_most_is_that_of_the_window(self, took: list[float]) -> None:
         steps = RecentSteps(StepTimes(0.05, 0.1))
-        for one in took:
-            steps.add(one)
+        for seconds in took:
+            steps.add(seconds)
         window = [0.1, *took][-RecentSteps.WINDOW :]
         assert steps.now.most_s == max(window)
 
@@ -197,7 +197,7 @@ standings = st.builds(
 
 
 class TestOrder:
-    @given(st.lists(standings, unique_by=lambda one: one.id), st.sampled_from(Late), st.randoms())
+    @given(st.lists(standings, unique_by=lambda standing: standing.id), st.sampled_from(Late), st.randoms())
     def test_it_is_total(self, given_: list[Standing], late: Late, random: object) -> None:
         """The order is the same whatever the order of its input."""
         shuffled = given_[:]
@@ -208,12 +208,12 @@ class TestOrder:
     def test_classes_go_before_each_other_and_real_time_is_never_behind_best_effort(
         self, given_: list[Standing], late: Late
     ) -> None:
-        ranks = [one.rank(TIMES, late) for one in in_order(given_, TIMES, late)]
+        ranks = [standing.rank(TIMES, late) for standing in in_order(given_, TIMES, late)]
         assert ranks == sorted(ranks)
 
     @given(st.lists(standings))
     def test_dropped_last_a_late_one_is_behind_all_that_are_in_time(self, given_: list[Standing]) -> None:
-        marks = [one.is_late for one in in_order(given_, TIMES, Late.DROP_LAST)]
+        marks = [standing.is_late for standing in in_order(given_, TIMES, Late.DROP_LAST)]
         assert marks == sorted(marks)
 
     @given(st.lists(standings))
@@ -221,9 +221,11 @@ class TestOrder:
         """A lower priority, a level or a cache hit may rank requests first, but only among those that can wait."""
         ordered = in_order(given_, TIMES, Late.DECAY)
         for urgent in (Rank.URGENT_RT, Rank.URGENT_BE):
-            slacks = [one.slack_s for one in ordered if one.rank(TIMES, Late.DECAY) is urgent]
+            slacks = [standing.slack_s for standing in ordered if standing.rank(TIMES, Late.DECAY) is urgent]
             assert slacks == sorted(slacks)
-        calm = [(one.priority, one.slack_s) for one in ordered if one.rank(TIMES, Late.DECAY) is Rank.RT]
+        calm = [
+            (standing.priority, standing.slack_s) for standing in ordered if standing.rank(TIMES, Late.DECAY) is Rank.RT
+        ]
         assert calm == sorted(calm)
 
     def test_as_a_worked_example(self) -> None:
@@ -233,7 +235,14 @@ class TestOrder:
         favoured, low = Standing("favoured", rt, 5.0, 0.0, priority=-1), Standing("low", be, 50.0, 0.0, level=1)
         high = Standing("high", be, 60.0, 0.0, level=0, remaining=900.0)
         given_ = [low, high, favoured, soon, behind, urgent]
-        assert [one.id for one in in_order(given_, TIMES)] == ["urgent", "behind", "favoured", "soon", "high", "low"]
+        assert [standing.id for standing in in_order(given_, TIMES)] == [
+            "urgent",
+            "behind",
+            "favoured",
+            "soon",
+            "high",
+            "low",
+        ]
 
 
 class TestStepRoom:

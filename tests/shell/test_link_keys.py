@@ -68,21 +68,21 @@ def test_launchers_and_heartbeats_too(start: Start) -> None:
 )
 def test_a_stranger_is_not_let_in(start: Start, keys: LinkKeys | None, server: str | None) -> None:
     router, worker = start(ROUTER, keys=OURS), start("worker", 5, keys=OURS)
-    other = stranger(keys, server)
-    assert refused(router, other)
+    intruder = stranger(keys, server)
+    assert refused(router, intruder)
     worker.send(ROUTER, AskPages(1))
     assert wait_for(router, 1) == [Received("worker", AskPages(1), 5)], "those who may still speak"
 
 
 def test_a_frame_that_a_stranger_sends_is_never_read(start: Start) -> None:
     router, worker = start(ROUTER, keys=OURS), start("worker", 5, keys=OURS)
-    other = stranger(LinkKeys.new(), OURS.public)
-    other.connect(router.address)
-    other.send(encode(Envelope("worker", 6, UNNUMBERED, AskPages(666))))
+    intruder = stranger(LinkKeys.new(), OURS.public)
+    intruder.connect(router.address)
+    intruder.send(encode(Envelope("worker", 6, UNNUMBERED, AskPages(666))))
     assert refused(router, stranger(LinkKeys.new(), OURS.public))  # gives the first stranger as much time to be heard
     worker.send(ROUTER, AskPages(1))
     assert wait_for(router, 1) == [Received("worker", AskPages(1), 5)]
-    other.close()
+    intruder.close()
 
 
 def test_without_keys_nobody_enters_a_guarded_inbox(start: Start) -> None:

@@ -66,10 +66,10 @@ GAP = LinkGap("worker")
 
 
 def test_messages_arrive_in_order(start: Start) -> None:
-    router, worker, other = start(ROUTER), start("worker", 5), start("other", 6)
+    router, worker, second_worker = start(ROUTER), start("worker", 5), start("other", 6)
     for pages in range(500):
         worker.send(ROUTER, AskPages(pages))
-        other.send(ROUTER, AskPages(pages))
+        second_worker.send(ROUTER, AskPages(pages))
     events = wait_for(router, 1000)
     for name, incarnation in (("worker", 5), ("other", 6)):
         from_one = [event for event in events if isinstance(event, Received) and event.sender == name]
@@ -130,8 +130,8 @@ def test_garbage_is_logged_and_survived(start: Start, raw: Raw, caplog: pytest.L
     with caplog.at_level(logging.WARNING, logger="alignedserve.links"):
         logging.getLogger("alignedserve").propagate = True
         raw(links, frame(1, 1))
-        for one in garbage:
-            raw(links, one)
+        for frames in garbage:
+            raw(links, frames)
         raw(links, frame(2, 2))
         assert wait_for(links, 2) == [got(1), got(2)]
     assert len(caplog.messages) == len(garbage)
@@ -155,13 +155,13 @@ def test_a_frame_above_the_limit_is_refused_and_the_connection_lives(
 
 def test_a_frame_beyond_the_cut_off_ends_its_connection_and_nothing_else(start: Start, raw: Raw) -> None:
     """The frame is never received as a whole: a few such frames would fill the memory."""
-    links, other = start(ROUTER), start("other", 6)
-    other.send(ROUTER, AskPages(1))
+    links, worker = start(ROUTER), start("other", 6)
+    worker.send(ROUTER, AskPages(1))
     raw(links, frame(1, 1))
     assert {event.sender for event in wait_for(links, 2)} == {"other", "worker"}
     raw(links, bytes(CUT_OFF * MOST_BYTES + 1))
     assert raw.is_cut_off(within_s=DEADLINE_S)
-    other.send(ROUTER, AskPages(2))
+    worker.send(ROUTER, AskPages(2))
     start("late", 7).send(ROUTER, AskPages(3))
     arrived = wait_for(links, 2)
     assert sorted(arrived, key=lambda event: event.sender) == [got(3, "late", 7), got(2, "other", 6)]

@@ -25,9 +25,8 @@ from alignedserve.protocol.events import (
     Unsent,
 )
 from alignedserve.protocol.messages import ROUTER, AskPages, Heartbeat, Member, Members
-from alignedserve.shell.clock import Clock
 from alignedserve.shell.links import Links, Pulse
-from alignedserve.shell.shell import BeginAside, Shell
+from alignedserve.shell.shell import BeginAside, Clock, Shell
 from alignedserve.shell.turn import Hands, NoHands
 from tests.shell.conftest import DEADLINE_S, Start, wait_for
 
@@ -135,26 +134,26 @@ class Met(NoHands):
 
 
 def test_the_hands_meet_and_part_from_members_before_the_core_hears(start: Start, router: Links, worker: Links) -> None:
-    other, hands = start("pool-0", 7), Met()
-    bench = Bench(worker, last=MemberLost(member(other)), hands=hands)
+    pool, hands = start("pool-0", 7), Met()
+    bench = Bench(worker, last=MemberLost(member(pool)), hands=hands)
     hands.happened = bench.happened
-    for members in (roll(worker), roll(worker, other), roll(worker)):
+    for members in (roll(worker), roll(worker, pool), roll(worker)):
         router.send(worker.name, members)
     assert bench.run() == [
         *(("meet", member(worker)), MemberJoined(member(worker))),
-        *(("meet", member(other)), MemberJoined(member(other))),
-        *(("part from", member(other)), MemberLost(member(other))),
+        *(("meet", member(pool)), MemberJoined(member(pool))),
+        *(("part from", member(pool)), MemberLost(member(pool))),
     ]
 
 
 def test_who_is_not_announced_any_more_was_cast_out_and_ends(start: Start, router: Links, worker: Links) -> None:
-    other = start("pool-0", 7)
+    pool = start("pool-0", 7)
     bench = Bench(worker)
-    router.send(worker.name, roll(worker, other))
-    router.send(worker.name, roll(other))
+    router.send(worker.name, roll(worker, pool))
+    router.send(worker.name, roll(pool))
     with pytest.raises(CastOut):
         bench.run()
-    assert bench.happened == [MemberJoined(member(worker)), MemberJoined(member(other))]
+    assert bench.happened == [MemberJoined(member(worker)), MemberJoined(member(pool))]
 
 
 def test_a_later_life_is_not_who_was_announced(router: Links, worker: Links) -> None:

@@ -39,8 +39,8 @@ def duplicated_token(patch: pytest.MonkeyPatch) -> None:
     arrived = OwnerCore._arrived
 
     def one_less(owner: OwnerCore, output: Output) -> Output:
-        one = owner._open.get(output.request)
-        if one is not None and 0 < len(one.output) - output.index <= len(output.tokens):
+        owned = owner._open.get(output.request)
+        if owned is not None and 0 < len(owned.output) - output.index <= len(output.tokens):
             return replace(output, index=output.index + 1)
         return output
 

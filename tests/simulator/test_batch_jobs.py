@@ -12,7 +12,7 @@ from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
 from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.store.job import JobStatus
-from benchmarks.common.machines import small_worker
+from benchmarks.common.machines import MACHINES, save_profile
 
 CHATS_S = 6.9  # 60 % of what this worker serves where chats are all that it has: `python -m benchmarks.windows`
 short = partial(Submission, prompt=(64, 128), output=(16, 48))
@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> JobsSimulation:
     """
     folder = tmp_path_factory.mktemp("jobs")
     profile, workload = folder / "steps.json", folder / "chats.yaml"
-    small_worker(profile)
+    save_profile(profile, MACHINES["usual"])
     chats = {"name": "chat", "kind": "sizes", "prompt": "32-256", "output": "16-96", "max_tokens": 96}
     promised = {"rate": CHATS_S, "ttft_s": 1.0, "tbt_s": 0.1875}
     workload.write_text(yaml.safe_dump({"first_s": 75.0, "streams": [chats | promised]}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import permutations
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,9 +20,12 @@ from alignedserve.simulator.machines.faults import (
     Fault,
     Freeze,
     Kill,
+    LinkFault,
     LowMemory,
+    MemberFault,
     Mute,
     Reorder,
+    Resize,
     Skew,
     Slow,
     SlowWorker,
@@ -31,7 +34,7 @@ from alignedserve.simulator.machines.faults import (
 from alignedserve.simulator.machines.process import Frame
 from alignedserve.simulator.machines.world import World
 from alignedserve.simulator.run import Simulation, Summary, simulate
-from alignedserve.simulator.settings import Settings, members_of, with_faults
+from alignedserve.simulator.settings import Settings, members_of
 from alignedserve.simulator.workload import Workload
 from tests.conftest import SOAK
 
@@ -108,6 +111,12 @@ def sent_in(of: Settings) -> list[Sent]:
 def test_any_schedule_of_faults(data: st.DataObject, seed: int, topology: str) -> None:
     without = deployment(seed, topology)
     check(replace(without, faults=data.draw(schedules(without))))
+
+
+def with_faults(settings: Settings, count: int, start_at: float, end_at: float) -> Settings:
+    """Return the settings with this many faults, drawn from their seed."""
+    faults = draw_faults(settings.seed, list(members_of(settings)), count, start_at, end_at)
+    return replace(settings, faults=faults)
 
 
 @generated
@@ -207,7 +216,7 @@ def test_every_kind_of_fault_is_drawn_for_every_member_and_link() -> None:
     names = list(members_of(deployment(1, "1+1")))
     # A seed that draws LowMemory (a third of seeds do), BreakTransfer (half) and Resize (a fifth).
     faults = draw_faults(45, names, 2000, FROM_S, TO_S)
-    assert {type(fault) for fault in faults} == set(get_args(Fault))
+    assert {type(fault) for fault in faults} == {*MemberFault.__subclasses__(), *LinkFault.__subclasses__(), Resize}
     assert {(fault.sender, fault.to) for fault in faults if isinstance(fault, DropFrames)} == set(
         permutations(names, 2)
     )

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from itertools import combinations
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
@@ -27,7 +26,7 @@ from alignedserve.simulator.fuzzing.recording import Difference, first_differenc
 from alignedserve.simulator.fuzzing.scenario import Scenario, from_tree, lines, to_tree
 from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
 from alignedserve.simulator.fuzzing.shrink import shrink, smallest
-from alignedserve.simulator.machines.faults import Fault, Kill
+from alignedserve.simulator.machines.faults import Kill, LinkFault, MemberFault, Resize
 from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.run import Simulation
 from tests.conftest import SOAK
@@ -47,17 +46,19 @@ def test_all_holds_in_every_seed(part: int) -> None:
 
 def test_the_seeds_are_of_every_kind() -> None:
     scenarios = [draw_scenario(seed) for seed in range(NUM_SEEDS)]
-    faults = Counter(type(fault) for one in scenarios for fault in one.faults)
-    assert set(faults) == set(get_args(Fault))
+    faults = Counter(type(fault) for scenario in scenarios for fault in scenario.faults)
+    assert set(faults) == {*MemberFault.__subclasses__(), *LinkFault.__subclasses__(), Resize}
     assert min(faults.values()) > NUM_SEEDS / 5
-    deaths = Counter((one.seed, fault.at) for one in scenarios for fault in one.faults if isinstance(fault, Kill))
+    deaths = Counter(
+        (scenario.seed, fault.at) for scenario in scenarios for fault in scenario.faults if isinstance(fault, Kill)
+    )
     assert max(deaths.values()) > 2, "at the same time"
-    assert {one.topology for one in scenarios} == {"colocated", "1+1", "2+1", "1+2", "2+2"}
-    assert {one.num_gateways for one in scenarios} == {1, 2}
-    assert {one.look_ahead for one in scenarios} == {0, 1}
-    assert {ask.service for one in scenarios for ask in one.asks} == set(ServiceClass)
-    assert any(ask.leaves_after_s is not None for one in scenarios for ask in one.asks)
-    assert any(ask.after is not None for one in scenarios for ask in one.asks)
+    assert {scenario.topology for scenario in scenarios} == {"colocated", "1+1", "2+1", "1+2", "2+2"}
+    assert {scenario.num_gateways for scenario in scenarios} == {1, 2}
+    assert {scenario.look_ahead for scenario in scenarios} == {0, 1}
+    assert {ask.service for scenario in scenarios for ask in scenario.asks} == set(ServiceClass)
+    assert any(ask.leaves_after_s is not None for scenario in scenarios for ask in scenario.asks)
+    assert any(ask.after is not None for scenario in scenarios for ask in scenario.asks)
 
 
 class _Said(Witness):
@@ -172,8 +173,10 @@ class TestPlanted:
 
 class TestShrinking:
     def test_only_what_the_failure_needs_is_left(self) -> None:
-        scenario = next(one for one in map(draw_scenario, range(100)) if _kills(one, "router") and len(one.asks) > 5)
-        small = smallest(scenario, lambda one: _kills(one, "router") and len(one.asks) > 1, budget=1000)
+        scenario = next(
+            drawn for drawn in map(draw_scenario, range(100)) if _kills(drawn, "router") and len(drawn.asks) > 5
+        )
+        small = smallest(scenario, lambda shrunk: _kills(shrunk, "router") and len(shrunk.asks) > 1, budget=1000)
         assert [(type(fault), fault.at) for fault in small.faults] == [(Kill, small.faults[0].at)]
         assert [(ask.num_prompt, ask.length, ask.leaves_after_s) for ask in small.asks] == [(1, 1, None)] * 2
         assert small.topology in ("colocated", "1+1")
@@ -202,37 +205,37 @@ def _kills(scenario: Scenario, member: str) -> bool:
 class TestSavedRuns:
     @pytest.mark.parametrize("name", ["run.jsonl", "run.jsonl.gz"])
     def test_a_run_is_saved_byte_for_byte_and_read_again(self, tmp_path: Path, name: str) -> None:
-        one, other = tmp_path / name, tmp_path / f"other-{name}"
-        assert record(draw_scenario(3), one) == record(draw_scenario(3), other) == attempt(draw_scenario(3))
-        assert one.read_bytes() == other.read_bytes()
-        assert read_scenario(one) == draw_scenario(3)
+        first, second = tmp_path / name, tmp_path / f"other-{name}"
+        assert record(draw_scenario(3), first) == record(draw_scenario(3), second) == attempt(draw_scenario(3))
+        assert first.read_bytes() == second.read_bytes()
+        assert read_scenario(first) == draw_scenario(3)
 
     def test_the_first_difference_is_found_with_what_came_before(self, tmp_path: Path) -> None:
-        one, other = tmp_path / "one", tmp_path / "other"
-        record(draw_scenario(3), one)
-        written = one.read_text().splitlines(keepends=True)
-        other.write_text("".join([*written[:20], written[20].replace("[", "[1", 1), *written[21:]]))
-        found = first_difference(one, other)
+        first, second = tmp_path / "one", tmp_path / "other"
+        record(draw_scenario(3), first)
+        written = first.read_text().splitlines(keepends=True)
+        second.write_text("".join([*written[:20], written[20].replace("[", "[1", 1), *written[21:]]))
+        found = first_difference(first, second)
         assert isinstance(found, Difference)
         assert found.number == 20
         assert len(found.before) == 5
         assert found.left != found.right
-        assert first_difference(one, one) == len(written) - 2, "all but the scenario and the end"
+        assert first_difference(first, first) == len(written) - 2, "all but the scenario and the end"
 
     def test_a_run_that_ends_earlier_differs_there(self, tmp_path: Path) -> None:
-        one, other = tmp_path / "one", tmp_path / "other"
-        record(draw_scenario(3), one)
-        written = one.read_text().splitlines(keepends=True)
-        other.write_text("".join(written[:10]))
-        found = first_difference(one, other)
+        first, second = tmp_path / "one", tmp_path / "other"
+        record(draw_scenario(3), first)
+        written = first.read_text().splitlines(keepends=True)
+        second.write_text("".join(written[:10]))
+        found = first_difference(first, second)
         assert isinstance(found, Difference)
         assert (found.number, found.right) == (10, "(nothing: this run is shorter)")
 
-    @pytest.mark.parametrize("other", ['"NoSuchKind",[1]', '"SetTimer",[1,2,3]'])
-    def test_a_run_of_another_version_differs(self, tmp_path: Path, other: str) -> None:
+    @pytest.mark.parametrize("number", ['"NoSuchKind",[1]', '"SetTimer",[1,2,3]'])
+    def test_a_run_of_another_version_differs(self, tmp_path: Path, number: str) -> None:
         record(draw_scenario(3), tmp_path / "one")
         first, second, *rest = (tmp_path / "one").read_text().splitlines(keepends=True)
-        (tmp_path / "other").write_text("".join([first, f'[0.0,"router.1","",{other}]\n', *rest]))
+        (tmp_path / "other").write_text("".join([first, f'[0.0,"router.1","",{number}]\n', *rest]))
         found = first_difference(tmp_path / "one", tmp_path / "other")
         assert isinstance(found, Difference)
         assert (found.number, second in found.right) == (1, False)
@@ -241,10 +244,10 @@ class TestSavedRuns:
         record(draw_scenario(3), tmp_path / "one")
         written = (tmp_path / "one").read_text().splitlines(keepends=True)
         (tmp_path / "cut").write_text("".join([*written[:4], written[4][:7]]))
-        with pytest.raises(FuzzError, match=r"cut is no saved run: line 5 is not valid JSON"):
+        with pytest.raises(FuzzError, match=r"cut is not a saved run: line 5 is not valid JSON"):
             first_difference(tmp_path / "one", tmp_path / "cut")
         (tmp_path / "older").write_text('{"format": 1, "scenario": {}}')
-        with pytest.raises(FuzzError, match=r"older: this is no scenario of this version"):
+        with pytest.raises(FuzzError, match=r"older: this is not a scenario of this version"):
             read_scenario(tmp_path / "older")
 
     @pytest.mark.parametrize(
@@ -252,7 +255,7 @@ class TestSavedRuns:
     )
     def test_what_is_no_run_is_told_in_one_line(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "run").write_text(content)
-        with pytest.raises(FuzzError, match="is no "):
+        with pytest.raises(FuzzError, match="is not a "):
             read_scenario(tmp_path / "run")
         with pytest.raises(FuzzError, match="cannot be opened: No such file"):
             read_scenario(tmp_path / "none")
@@ -328,14 +331,14 @@ class TestCommand:
         assert "they differ first in line " in capsys.readouterr().out
 
     def test_one_seed_saved_and_compared(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-        one, other = str(tmp_path / "one"), str(tmp_path / "other")
-        assert cli.main(["fuzz", "--seed", "4", "--save", one]) == 0
+        first, second = str(tmp_path / "one"), str(tmp_path / "other")
+        assert cli.main(["fuzz", "--seed", "4", "--save", first]) == 0
         shown = capsys.readouterr().out.splitlines()
-        assert shown[-1] == f"saved to {one}"
+        assert shown[-1] == f"saved to {first}"
         assert shown[:-2] == lines(draw_scenario(4))
-        assert cli.main(["fuzz", "--seed", "5", "--save", other]) == 0
-        assert cli.main(["fuzz", "--diff", one, one]) == 0
-        assert cli.main(["fuzz", "--diff", one, other]) == 1
+        assert cli.main(["fuzz", "--seed", "5", "--save", second]) == 0
+        assert cli.main(["fuzz", "--diff", first, first]) == 0
+        assert cli.main(["fuzz", "--diff", first, second]) == 1
         assert "they differ first in line 1:" in capsys.readouterr().out
 
     def test_jobs_do_not_change_what_is_said(self, capsys: pytest.CaptureFixture[str]) -> None:
@@ -360,8 +363,8 @@ class TestCommand:
             ("--save=", "argument --save: must be the name of a file"),
             ("--save nowhere/run", "nowhere/run cannot be written: nowhere is not a folder"),
             ("--seed 1 --save /", "/ is a folder: name a file"),
-            ("--seed 1 --seed 2", "--seed is there twice"),
-            ("--until-failure --until-failure", "--until-failure is there twice"),
+            ("--seed 1 --seed 2", "--seed is given twice"),
+            ("--until-failure --until-failure", "--until-failure is given twice"),
         ],
     )
     def test_what_cannot_be_is_one_line(
@@ -394,9 +397,9 @@ class TestCommand:
         ("--seed", "--save"),
     )
 
-    @pytest.mark.parametrize(("one", "other"), list(combinations(EACH, 2)))
+    @pytest.mark.parametrize(("flag", "second_flag"), list(combinations(EACH, 2)))
     def test_two_flags_both_count_or_are_refused(
-        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, one: str, other: str
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, flag: str, second_flag: str
     ) -> None:
         ran: list[fuzz_command.FuzzOptions] = []
 
@@ -405,13 +408,13 @@ class TestCommand:
             return 0
 
         monkeypatch.setattr(fuzz_command, "run", run)
-        status = cli.main(["fuzz", one, *self.EACH[one].split(), other, *self.EACH[other].split()])
+        status = cli.main(["fuzz", flag, *self.EACH[flag].split(), second_flag, *self.EACH[second_flag].split()])
         out, err = capsys.readouterr()
-        if (one, other) in self.TOGETHER:
+        if (flag, second_flag) in self.TOGETHER:
             assert (status, len(ran), err) == (0, 1, "")
         else:
             assert (status, ran, out, err.count("\n")) == (2, [], "", 1)
-            assert one in err or other in err
+            assert flag in err or second_flag in err
 
     def test_where_nothing_fails_it_says_that_nothing_is_saved(
         self, capsys: pytest.CaptureFixture[str], tmp_path: Path

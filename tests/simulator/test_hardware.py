@@ -39,8 +39,8 @@ class TestRecordedProfiles:
 
     def test_the_same_seed_is_the_same_device(self) -> None:
         again = ProfileTruth(CostModel(KNOWN.coefficients, dict.fromkeys(Kind, OFF)), seed=1)
-        other = ProfileTruth(CostModel(KNOWN.coefficients, dict.fromkeys(Kind, OFF)), seed=2)
-        assert off_by(again, 50) == off_by(self.TRUTH, 50) != off_by(other, 50)
+        reseeded = ProfileTruth(CostModel(KNOWN.coefficients, dict.fromkeys(Kind, OFF)), seed=2)
+        assert off_by(again, 50) == off_by(self.TRUTH, 50) != off_by(reseeded, 50)
 
     @pytest.mark.parametrize("known", [Uncertainty(), Uncertainty(1.0, 1.0)], ids=["exact", "never measured"])
     def test_where_nothing_is_known_of_that_they_are_as_the_model_says(self, known: Uncertainty) -> None:

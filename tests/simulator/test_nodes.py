@@ -40,7 +40,11 @@ def test_documents_of_a_node_without_a_pool_are_taken_in_by_those_that_have_one(
         scenario = on_nodes(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         assert not simulation.run().problems
-        taken += sum(one.core.counts.taken_in for one in simulation.world.processes if isinstance(one.core, DecodeCore))
+        taken += sum(
+            process.core.counts.taken_in
+            for process in simulation.world.processes
+            if isinstance(process.core, DecodeCore)
+        )
     assert taken >= 3
 
 
@@ -59,10 +63,12 @@ def test_the_next_turn_of_a_conversation_goes_where_the_one_before_was() -> None
         said = tuple(draw.randrange(10, 5000) for _ in range(2100))
         for turn in range(2):
             at = FIRST_ARRIVAL_AT + 0.05 * number + turn * (3.0 + draw.random())
-            one = replace(request(f"{number}-{turn}", max_tokens=30), prompt=said[: 1800 + 300 * turn], arrival_at=at)
-            asked.append(Arrival(one, 30, None))
+            new_request = replace(
+                request(f"{number}-{turn}", max_tokens=30), prompt=said[: 1800 + 300 * turn], arrival_at=at
+            )
+            asked.append(Arrival(new_request, 30, None))
     settings = replace(settings_of(SimulationTrial("aligned", "chat", cluster="3+2")), nodes=2, direct=True)
     simulation = Simulation(settings, asked)
     assert not simulation.run().problems
-    workers = [one.core for one in simulation.world.processes if isinstance(one.core, PrefillCore)]
-    assert sum(one.num_reused_tokens for one in workers) >= 0.8 * 20 * 1800
+    workers = [process.core for process in simulation.world.processes if isinstance(process.core, PrefillCore)]
+    assert sum(core.num_reused_tokens for core in workers) >= 0.8 * 20 * 1800

@@ -33,10 +33,14 @@ class Said(Witness):
         self.commands.append(command)
 
     def messages(self, kind: type) -> list[Any]:
-        return [one.message for one in self.commands if isinstance(one, Send) and isinstance(one.message, kind)]
+        return [
+            command.message
+            for command in self.commands
+            if isinstance(command, Send) and isinstance(command.message, kind)
+        ]
 
     def of_kind(self, kind: type) -> list[Any]:
-        return [one for one in self.commands if isinstance(one, kind)]
+        return [command for command in self.commands if isinstance(command, kind)]
 
 
 def ran(settings: Settings, knowledge: Knowledge | None = None) -> tuple[Said, Simulation]:
@@ -52,15 +56,15 @@ def by(predictor: Predictor, **policy: Any) -> Settings:
 
 def test_past_prompts_predict_and_every_request_is_told_of() -> None:
     said, _ = ran(by(Predictor.HASH))
-    asked = {one.request for one in said.of_kind(Predict)}
+    asked = {message.request for message in said.of_kind(Predict)}
     assert len(asked) == 12
-    assert {one.request for one in said.messages(Expect)} == asked
+    assert {message.request for message in said.messages(Expect)} == asked
     assert len(said.of_kind(Learn)) == 12
 
 
 def test_the_oracle_knows() -> None:
     said, simulation = ran(by(Predictor.ORACLE))
-    told = {one.request.id: one.request.estimate for one in said.messages(Prefill)}
+    told = {message.request.id: message.request.estimate for message in said.messages(Prefill)}
     lengths = {name: len(client.story.output) for name, client in simulation.clients.kept.items()}
     assert told == {name: Estimate(length, length) for name, length in lengths.items()}
     assert not said.of_kind(Predict)

@@ -43,12 +43,12 @@ def most_requests(of: RunRecord) -> int:
 
 
 def recomputes(of: RunRecord) -> bool:
-    return any(one.num_preempted for one in of.requests)
+    return any(request.num_preempted for request in of.requests)
 
 
 def share_of_prompts_run(of: RunRecord) -> float:
     """Return prompt tokens run per prompt token asked; more than 1 where some prompts are computed again."""
-    return sum(step.shape.chunk_tokens for step in of.steps) / sum(one.num_prompt for one in of.requests)
+    return sum(step.shape.chunk_tokens for step in of.steps) / sum(request.num_prompt for request in of.requests)
 
 
 def num_sizes(of: RunRecord) -> int:
@@ -69,14 +69,18 @@ def mean_decodes_before_prompts(of: RunRecord) -> float:
 
 def share_of_one_class(of: RunRecord) -> float:
     """Return the share of steps with tokens of a single class, among steps that made tokens."""
-    classes = {one.id: one.service for one in of.requests}
+    classes = {request.id: request.service for request in of.requests}
     found = [{classes[name] for name in step.emitted} for step in of.steps if step.emitted]
-    return sum(len(one) == 1 for one in found) / len(found)
+    return sum(len(classes_in_step) == 1 for classes_in_step in found) / len(found)
 
 
 def chats_in_time(of: RunRecord) -> float:
-    chats = [one for one in of.requests if one.service is ServiceClass.RT]
-    in_time = [one for one in chats if one.token_at and one.token_at[0] - one.arrival_at <= one.slo.ttft_s]
+    chats = [request for request in of.requests if request.service is ServiceClass.RT]
+    in_time = [
+        request
+        for request in chats
+        if request.token_at and request.token_at[0] - request.arrival_at <= request.slo.ttft_s
+    ]
     return len(in_time) / len(chats)
 
 

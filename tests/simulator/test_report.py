@@ -118,8 +118,8 @@ def test_a_comparison_as_text() -> None:
 
 def test_presets_take_turns_in_going_first() -> None:
     planned = trials(SimulationTrial("x", cluster="1+1"), ["a", "b"], [1, 2], [])
-    assert [(one.preset, one.seed) for one in planned] == [("a", 1), ("b", 1), ("b", 2), ("a", 2)]
-    assert {one.cluster for one in planned} == {"1+1"}
+    assert [(trial.preset, trial.seed) for trial in planned] == [("a", 1), ("b", 1), ("b", 2), ("a", 2)]
+    assert {trial.cluster for trial in planned} == {"1+1"}
 
 
 # --- Sweeps
@@ -146,8 +146,8 @@ def test_beyond_what_was_measured_there_is_a_bound_or_nothing() -> None:
 def test_a_sweep_is_over_the_seeds_in_the_order_of_rates() -> None:
     runs = [run("a", seed, rate, kept) for rate, seed, kept in ((4.0, 1, 1), (4.0, 2, 3), (2.0, 1, 4), (2.0, 2, 4))]
     (found,) = sweeps(runs)
-    assert [(one.rate, one.attainment) for one in found.points] == [(2.0, Cell(1.0, 0.0)), (4.0, Cell(0.5, 0.25))]
-    assert [one.rate for one in found.effective] == [pytest.approx(2.4), pytest.approx(3.6)]
+    assert [(point.rate, point.attainment) for point in found.points] == [(2.0, Cell(1.0, 0.0)), (4.0, Cell(0.5, 0.25))]
+    assert [point.rate for point in found.effective] == [pytest.approx(2.4), pytest.approx(3.6)]
     text = comparison_text(runs)
     assert "highest rate at 90%" in text
     assert text.index("2/s, seeds 1, 2") < text.index("4/s, seeds 1, 2")
@@ -202,10 +202,10 @@ def test_a_row_for_each_run() -> None:
 
 
 def test_text_json_and_csv_say_the_same() -> None:
-    one = TrialRun.from_record(SimulationTrial("a", "chat", rate=2.0), MIXED)
-    [row] = csv.DictReader(StringIO(runs_csv([one])))
-    [told] = json.loads(document([one]))["runs"]
-    lines = [line.split() for line in summary(one).splitlines()]
+    run = TrialRun.from_record(SimulationTrial("a", "chat", rate=2.0), MIXED)
+    [row] = csv.DictReader(StringIO(runs_csv([run])))
+    [told] = json.loads(document([run]))["runs"]
+    lines = [line.split() for line in summary(run).splitlines()]
     for number in NUMBERS:
         value = told["figures"]
         for name in number.path.split("."):
@@ -218,10 +218,10 @@ def test_text_json_and_csv_say_the_same() -> None:
 def test_what_is_no_finite_number_is_left_out() -> None:
     """A run that took no time at all has no rates."""
     at_once = replace(MIXED, ended_at=MIXED.began_at, wall_s=5e-324)
-    one = TrialRun.from_record(SimulationTrial("a"), at_once)
-    json.loads(document([one, one]), parse_constant=pytest.fail)
-    assert not {"inf", "nan", "-inf"} & set(runs_csv([one]).replace("\n", ",").split(","))
-    assert " inf" not in summary(one)
+    run = TrialRun.from_record(SimulationTrial("a"), at_once)
+    json.loads(document([run, run]), parse_constant=pytest.fail)
+    assert not {"inf", "nan", "-inf"} & set(runs_csv([run]).replace("\n", ",").split(","))
+    assert " inf" not in summary(run)
 
 
 # --- The record as a file
@@ -272,13 +272,13 @@ class TestPlots:
     def test_titles_name_what_was_run(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         titles: list[str] = []
         monkeypatch.setattr("matplotlib.figure.Figure.suptitle", lambda _, text, **__: titles.append(text))
-        one, other = (
+        first, second = (
             replace(run("a", seed, rate, 4), trial=SimulationTrial("a", "coserve", "2+2", seed, rate, "gpu"))
             for seed, rate in ((1, 2.0), (2, 4.0))
         )
-        plots.plot_run(MIXED, one.trial.title, tmp_path / "run.svg")
-        plots.plot_comparison([one], tmp_path / "compare.svg")
-        plots.plot_sweep([one, other], tmp_path / "sweep.svg")
+        plots.plot_run(MIXED, first.trial.title, tmp_path / "run.svg")
+        plots.plot_comparison([first], tmp_path / "compare.svg")
+        plots.plot_sweep([first, second], tmp_path / "sweep.svg")
         assert titles == [
             "a, 2/s, seed 1: 2+2, workload coserve, profile gpu",
             "2+2, workload coserve, profile gpu\n2/s, seed 1",

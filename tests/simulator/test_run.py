@@ -81,8 +81,8 @@ def test_output_depends_on_the_request_alone() -> None:
     """The summary's check of tokens needs this: batches differ between topologies, tokens must not."""
     drawn = list(arrivals(Workload(num_requests=5), ("gateway-0",), seed=3, start_at=0.0))
     again = list(arrivals(Workload(num_requests=5), ("gateway-1",), seed=3, start_at=9.0))
-    for one, other in zip(drawn, again, strict=True):
-        assert story_from(one.request, one.length).output == story_from(other.request, other.length).output
+    for arrival, same in zip(drawn, again, strict=True):
+        assert story_from(arrival.request, arrival.length).output == story_from(same.request, same.length).output
 
 
 class TestEngine:
@@ -97,8 +97,8 @@ class TestEngine:
 
     @pytest.fixture
     def engine(self, arena: TaggedArena) -> CheckedHands:
-        other = replace(request("b", max_tokens=9), prompt=(6, 5, 4, 3, 2, 1))  # other words, so other KV
-        stories = {"a": story_from(self.A, 9), "b": story_from(other, 9)}
+        second = replace(request("b", max_tokens=9), prompt=(6, 5, 4, 3, 2, 1))  # other words, so other KV
+        stories = {"a": story_from(self.A, 9), "b": story_from(second, 9)}
         engine = CheckedHands(stories, Costs(), num_pairs=4, block_size=4, arena=lambda _: arena)
         engine.meet(POOL_MEMBER)
         engine.finish(RunStep(StepPlan(1, (self.PROMPT,))), 0.0)

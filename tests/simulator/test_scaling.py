@@ -61,8 +61,8 @@ def served(settings: Settings, calm: float = 0.7, rush: float = 6.0) -> tuple[Si
     simulation = Simulation(settings, chats(calm, rush))
     simulation.run()
     assert simulation.problems == []
-    rushed = [one for one in simulation.record(0.0).requests if RUSH_AT + 14 < one.arrival_at < CALM_AT]
-    in_time = [bool(one.token_at) and one.token_at[0] - one.arrival_at <= SLO.ttft_s for one in rushed]
+    rushed = [request for request in simulation.record(0.0).requests if RUSH_AT + 14 < request.arrival_at < CALM_AT]
+    in_time = [bool(request.token_at) and request.token_at[0] - request.arrival_at <= SLO.ttft_s for request in rushed]
     return simulation, sum(in_time) / len(in_time)
 
 

@@ -104,7 +104,7 @@ def _without_speed(record: RunRecord) -> object:
 
 def test_a_gpu_profile_sets_what_steps_take() -> None:
     trial = SimulationTrial("fcfs", SMALL, profile="rtx4090-llama-3.1-8b-tp1")
-    slow, quick = (run_once(one, lambda _ended, _of: None) for one in (trial, replace(trial, profile=None)))
+    slow, quick = (run_once(of_trial, lambda _ended, _of: None) for of_trial in (trial, replace(trial, profile=None)))
     assert RunFigures.from_record(slow).steps.seconds.p50 > 1.4 * RunFigures.from_record(quick).steps.seconds.p50
 
 
@@ -123,7 +123,7 @@ def test_flags_become_trials(asked: list[SimulationTrial]) -> None:
     assert asked[0] == SimulationTrial(
         "a", "w", "8+8", 1, 5.0, "p", options=("schedule.room=growing", "schedule.reuse=false")
     )
-    assert {(one.preset, one.seed, one.rate) for one in asked} == {
+    assert {(trial.preset, trial.seed, trial.rate) for trial in asked} == {
         (preset, seed, rate) for preset in "ab" for seed in (1, 2) for rate in (5.0, 2.5)
     }
 
@@ -232,11 +232,11 @@ def test_what_the_simulation_found_wrong_is_said(
         ("--timeline-limit 3", "--timeline-limit goes only with --timeline or --out"),
         ("--seed 0 --seeds 1,2", "--seed and --seeds exclude each other"),
         ("--preset fcfs --compare fcfs aligned", "--preset and --compare exclude each other"),
-        ("--seed 1 --seed 2", "--seed is there twice"),
+        ("--seed 1 --seed 2", "--seed is given twice"),
         ("--compare fcfs", "--compare takes two presets or more, such as fcfs aligned: 'fcfs' alone is --preset"),
         ("--compare fcfs aligned fcfs", "--compare fcfs aligned fcfs names a preset twice"),
-        ("--profile nowhere.json", "--profile 'nowhere.json' is no file"),
-        ("--profile rtx4090", f"--profile 'rtx4090' is no file, and none of {', '.join(gpu_truth.names())}"),
+        ("--profile nowhere.json", "--profile 'nowhere.json' is neither a file"),
+        ("--profile rtx4090", f"--profile 'rtx4090' is neither a file nor one of {', '.join(gpu_truth.names())}"),
         ("--seeds 1,2 --timeline t.json", "--timeline takes a single run, these are 2"),
         ("--plot run.gif", "a plot is a .png or an .svg"),
         ("--json /nowhere/at/all.json", "/nowhere/at/all.json cannot be written"),
@@ -286,25 +286,25 @@ EACH = MappingProxyType(
 
 
 @pytest.mark.usefixtures("asked")
-@pytest.mark.parametrize(("one", "other"), list(combinations(EACH, 2)))
+@pytest.mark.parametrize(("flag", "second_flag"), list(combinations(EACH, 2)))
 def test_two_flags_both_count_or_are_refused(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one: str, other: str
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flag: str, second_flag: str
 ) -> None:
     for name in ("check", "plot_run", "plot_comparison", "plot_sweep"):
         monkeypatch.setattr(f"alignedserve.simulator.reports.plots.{name}", lambda *_: None)
     monkeypatch.chdir(tmp_path)
     several = {"--compare", "--seeds", "--rates"}
     refused = (
-        {one, other} in ({"--preset", "--compare"}, {"--seed", "--seeds"})
-        or ("--timeline-limit" in (one, other) and not {one, other} & {"--timeline", "--out"})
-        or ({one, other} & several and {one, other} & {"--timeline", "--record", "--save"})
-        or {one, other} & {"--replay", "--diff"}
+        {flag, second_flag} in ({"--preset", "--compare"}, {"--seed", "--seeds"})
+        or ("--timeline-limit" in (flag, second_flag) and not {flag, second_flag} & {"--timeline", "--out"})
+        or ({flag, second_flag} & several and {flag, second_flag} & {"--timeline", "--record", "--save"})
+        or {flag, second_flag} & {"--replay", "--diff"}
     )
-    status = cli.main(["simulate", one, *EACH[one].split(), other, *EACH[other].split()])
+    status = cli.main(["simulate", flag, *EACH[flag].split(), second_flag, *EACH[second_flag].split()])
     out, err = capsys.readouterr()
     if refused:
         assert (status, out, err.count("\n"), list(tmp_path.iterdir())) == (2, "", 1, [])
-        assert one in err or other in err
+        assert flag in err or second_flag in err
     else:
         assert (status, err) == (0, "")
 
@@ -437,11 +437,11 @@ def test_what_was_left_out_and_what_was_cut_is_said_once(tmp_path: Path, capsys:
 
 def test_what_a_gateway_takes_comes_before_the_first_token_and_nowhere_else() -> None:
     at_once, later = (run_once(SimulationTrial("fcfs", LONE, gateway_ms=ms), lambda *_: None) for ms in (0.0, 7.0))
-    for one, other in zip(at_once.requests, later.requests, strict=True):
-        gaps = [[after - before for before, after in pairwise(each.token_at)] for each in (one, other)]
-        assert other.arrival_at == one.arrival_at
+    for early, late in zip(at_once.requests, later.requests, strict=True):
+        gaps = [[after - before for before, after in pairwise(each.token_at)] for each in (early, late)]
+        assert late.arrival_at == early.arrival_at
         assert gaps[1] == pytest.approx(gaps[0], abs=2e-3)
-        assert other.token_at[0] - one.token_at[0] == pytest.approx(7e-3, abs=3e-3)
+        assert late.token_at[0] - early.token_at[0] == pytest.approx(7e-3, abs=3e-3)
     assert "gateway 7 ms" in SimulationTrial("fcfs", gateway_ms=7.0).title
 
 
@@ -470,13 +470,13 @@ def _save(path: Path, *argv: str) -> None:
 
 
 def test_a_saved_run_comes_out_the_same_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl.gz"
-    _save(one, "--cluster", "1+1")
-    _save(other, "--cluster", "1+1")
+    first, second = tmp_path / "one.jsonl", tmp_path / "other.jsonl.gz"
+    _save(first, "--cluster", "1+1")
+    _save(second, "--cluster", "1+1")
     capsys.readouterr()
-    assert cli.main(["simulate", "--replay", str(other)]) == 0
-    assert cli.main(["simulate", "--diff", str(one), str(other)]) == 0
-    assert capsys.readouterr().out == 2 * f"the same: {len(one.read_text().splitlines()) - 2} commands\n"
+    assert cli.main(["simulate", "--replay", str(second)]) == 0
+    assert cli.main(["simulate", "--diff", str(first), str(second)]) == 0
+    assert capsys.readouterr().out == 2 * f"the same: {len(first.read_text().splitlines()) - 2} commands\n"
 
 
 def test_prompts_of_many_pages_are_saved_too(tmp_path: Path) -> None:

@@ -32,8 +32,10 @@ def test_they_read_as_they_were_noted(steps: list[tuple[str, float, float, float
     log, wanted = StepLog(BUDGET), list[StepRecord]()
     for worker, began_at, seconds, free_share, plan in steps:
         log.add(worker, began_at, seconds, free_share, plan)
-        emitted = [chunk.request for chunk in plan.chunks if chunk.sampling] + [one.request for one in plan.decodes]
-        shortest = min((one.start for one in plan.decodes), default=0)
+        emitted = [chunk.request for chunk in plan.chunks if chunk.sampling] + [
+            decode.request for decode in plan.decodes
+        ]
+        shortest = min((decode.start for decode in plan.decodes), default=0)
         told = (worker, began_at, seconds, plan.predicted_s, shape_of(plan), shortest, BUDGET, free_share)
         wanted.append(StepRecord(*told, emitted=tuple(emitted)))
     assert list(log) == wanted

@@ -30,7 +30,7 @@ def of_phase(trace: Trace, *phases: str) -> Trace:
 
 
 def test_every_process_and_track_has_a_name() -> None:
-    named = [(one["name"], one["args"]["name"]) for one in of_phase(events(timeline(MIXED)), "M")]
+    named = [(event["name"], event["args"]["name"]) for event in of_phase(events(timeline(MIXED)), "M")]
     assert named == [
         ("process_name", "requests"),
         ("process_name", "decode-0"),
@@ -40,7 +40,7 @@ def test_every_process_and_track_has_a_name() -> None:
 
 
 def test_a_step() -> None:
-    (step,) = [one for one in of_phase(events(timeline(MIXED)), "X") if one["ts"] == 2_500_000]
+    (step,) = [event for event in of_phase(events(timeline(MIXED)), "X") if event["ts"] == 2_500_000]
     assert (step["name"], step["dur"]) == ("decode", 100_000)
     assert step["args"] == {
         "tokens": 3,
@@ -54,17 +54,17 @@ def test_a_step() -> None:
 
 
 def test_a_copy_has_a_track_of_its_own() -> None:
-    copies = [one for one in of_phase(events(timeline(MIXED)), "X") if one["cat"] == "copy"]
-    assert [(one["name"], one["ts"], one["dur"], one["args"]) for one in copies] == [
+    copies = [event for event in of_phase(events(timeline(MIXED)), "X") if event["cat"] == "copy"]
+    assert [(event["name"], event["ts"], event["dur"], event["args"]) for event in copies] == [
         ("to device", 4_000_000, 500_000, {"tokens": 64}),
         ("from device", 5_000_000, 250_000, {"tokens": 32}),
     ]
-    assert {one["tid"] for one in copies} == {2}
+    assert {event["tid"] for event in copies} == {2}
 
 
 def test_a_request_begins_has_a_first_token_and_ends() -> None:
-    mine = [one for one in events(timeline(MIXED)) if one.get("id") == "late"]
-    assert [(one["ph"], one["name"], one["ts"]) for one in mine] == [
+    mine = [event for event in events(timeline(MIXED)) if event.get("id") == "late"]
+    assert [(event["ph"], event["name"], event["ts"]) for event in mine] == [
         ("b", "rt late", 1_000_000),
         ("n", "first token", 2_500_000),
         ("e", "rt late", 2_600_000),
@@ -73,15 +73,18 @@ def test_a_request_begins_has_a_first_token_and_ends() -> None:
 
 
 def test_who_is_still_open_ends_with_the_run() -> None:
-    (end,) = [one for one in events(timeline(MIXED)) if one.get("id") == "open" and one["ph"] == "e"]
+    (end,) = [event for event in events(timeline(MIXED)) if event.get("id") == "open" and event["ph"] == "e"]
     assert end["ts"] == 10_000_000
 
 
 def test_a_limit_leaves_out_what_begins_later_and_cuts_requests() -> None:
     trace = of_phase(events(timeline(MIXED, limit_s=2.4)), "X", "b", "n", "e")
-    assert all(one["ts"] <= 2_400_000 for one in trace)
-    assert [(one["ph"], one["ts"]) for one in trace if one.get("id") == "late"] == [("b", 1_000_000), ("e", 2_400_000)]
-    assert {one["id"] for one in of_phase(trace, "b")} == {"quick", "late", "halting", "soon", "slow"}
+    assert all(event["ts"] <= 2_400_000 for event in trace)
+    assert [(event["ph"], event["ts"]) for event in trace if event.get("id") == "late"] == [
+        ("b", 1_000_000),
+        ("e", 2_400_000),
+    ]
+    assert {event["id"] for event in of_phase(trace, "b")} == {"quick", "late", "halting", "soon", "slow"}
     assert len(of_phase(trace, "X")) == 4
 
 
@@ -93,18 +96,20 @@ def test_the_trace_of_a_real_run(topology: str) -> None:
     trace = events(timeline(simulation.record(wall_s=1.0)))
     _check_nesting(trace)
     assert len(of_phase(trace, "b")) == len(of_phase(trace, "e")) == 20
-    assert any(one["cat"] == "copy" for one in of_phase(trace, "X")) == (topology != "colocated")
+    assert any(event["cat"] == "copy" for event in of_phase(trace, "X")) == (topology != "colocated")
 
 
 def _check_nesting(trace: Trace) -> None:
     """Check that spans on a worker's track do not overlap, and that a request ends after its first token."""
-    spans = sorted(of_phase(trace, "X"), key=lambda one: (one["pid"], one["tid"], one["ts"]))
-    for _, track in groupby(spans, key=lambda one: (one["pid"], one["tid"])):
-        for one, after in pairwise(track):
-            assert one["dur"] >= 0
-            assert one["ts"] + one["dur"] <= after["ts"] + 1e-6
-    requests = sorted(of_phase(trace, "b", "n", "e"), key=lambda one: one["id"])  # a stable sort: in order of recording
-    for _, mine in groupby(requests, key=lambda one: one["id"]):
+    spans = sorted(of_phase(trace, "X"), key=lambda event: (event["pid"], event["tid"], event["ts"]))
+    for _, track in groupby(spans, key=lambda event: (event["pid"], event["tid"])):
+        for event, after in pairwise(track):
+            assert event["dur"] >= 0
+            assert event["ts"] + event["dur"] <= after["ts"] + 1e-6
+    requests = sorted(
+        of_phase(trace, "b", "n", "e"), key=lambda event: event["id"]
+    )  # a stable sort: in order of recording
+    for _, mine in groupby(requests, key=lambda event: event["id"]):
         whole = list(mine)
-        assert "".join(one["ph"] for one in whole) in ("be", "bne")
-        assert [one["ts"] for one in whole] == sorted(one["ts"] for one in whole)
+        assert "".join(event["ph"] for event in whole) in ("be", "bne")
+        assert [event["ts"] for event in whole] == sorted(event["ts"] for event in whole)

@@ -72,8 +72,8 @@ class Play:
         heap: list[tuple[float, int, Arrival, bool]] = []
 
         def expect(coming: list[Arrival]) -> None:
-            for one in coming:
-                heapq.heappush(heap, (one.request.arrival_at, next(serials), one, False))
+            for arrival in coming:
+                heapq.heappush(heap, (arrival.request.arrival_at, next(serials), arrival, False))
 
         expect(load.start(0.0))
         while heap:
@@ -99,7 +99,7 @@ class Play:
 
     @property
     def requests(self) -> dict[str, Request]:
-        return {one.request.id: one.request for one in self.arrived}
+        return {arrival.request.id: arrival.request for arrival in self.arrived}
 
 
 # --- Seeds
@@ -108,8 +108,13 @@ class Play:
 def digest(found: list[Arrival]) -> str:
     """Return a digest with times rounded to a microsecond: the last bit of a logarithm depends on the C library."""
     plain = [
-        (round(one.request.arrival_at, 6), replace(one.request, arrival_at=0.0), one.length, one.leaves_after_s is None)
-        for one in found
+        (
+            round(arrival.request.arrival_at, 6),
+            replace(arrival.request, arrival_at=0.0),
+            arrival.length,
+            arrival.leaves_after_s is None,
+        )
+        for arrival in found
     ]
     return blake2b(repr(plain).encode(), digest_size=8).hexdigest()
 
@@ -138,7 +143,7 @@ def test_another_seed_is_another_workload(seed: int) -> None:
 
 def test_a_stream_stays_the_same_whatever_is_beside_it() -> None:
     chat = Stream("chat", lengths=SMALL, span=Span(num_requests=20))
-    beside = [one for one in drawn(LOTS, chat, TALK) if one.request.id.startswith("chat")]
+    beside = [arrival for arrival in drawn(LOTS, chat, TALK) if arrival.request.id.startswith("chat")]
     assert beside == drawn(chat)
 
 
@@ -150,8 +155,10 @@ def test_two_streams_of_one_name_are_refused() -> None:
 def test_at_another_rate_the_same_requests_come_sooner() -> None:
     stream = Stream(arrivals=Gamma(2.0, 3.0), lengths=SMALL, span=Span(num_requests=30))
     slow, fast = drawn(stream), list(arrivals(Mixture((stream,)).at_rate(8.0), OWNERS, 1, 0.0))
-    assert [one.request.prompt for one in slow] == [one.request.prompt for one in fast]
-    assert [one.request.arrival_at / 4 for one in slow] == pytest.approx([one.request.arrival_at for one in fast])
+    assert [arrival.request.prompt for arrival in slow] == [arrival.request.prompt for arrival in fast]
+    assert [arrival.request.arrival_at / 4 for arrival in slow] == pytest.approx(
+        [arrival.request.arrival_at for arrival in fast]
+    )
 
 
 # --- Times of arrival
@@ -183,15 +190,17 @@ def test_bursts_come_at_the_end_of_each_period() -> None:
 
 def test_all_at_once() -> None:
     found = drawn(Stream(arrivals=AtOnce(), lengths=SMALL, span=Span(num_requests=9)), start_at=3.0)
-    assert [one.request.arrival_at for one in found] == [3.0] * 9
+    assert [arrival.request.arrival_at for arrival in found] == [3.0] * 9
 
 
 def test_a_trace_comes_as_it_was_recorded_at_any_speed() -> None:
     read = read_trace(DATA / "sharegpt300.csv")
     recorded, pairs = read.times, read.pairs
     found = list(arrivals(read_workload(f"trace:{DATA}/sharegpt300.csv,rate_scale=2"), OWNERS, 1, 5.0))
-    assert [one.request.arrival_at for one in found] == pytest.approx([5 + (at - recorded[0]) / 2 for at in recorded])
-    assert [(len(one.request.prompt), one.length) for one in found] == list(pairs)
+    assert [arrival.request.arrival_at for arrival in found] == pytest.approx(
+        [5 + (at - recorded[0]) / 2 for at in recorded]
+    )
+    assert [(len(arrival.request.prompt), arrival.length) for arrival in found] == list(pairs)
 
 
 def test_a_trace_at_a_rate() -> None:
@@ -222,9 +231,9 @@ def test_a_lot_begins_when_the_last_one_has_ended(seed: int, size: int, number: 
     assert len(play.arrived) == number
     assert max(play.num_open) == min(size, number)
     for first in range(size, number, size):
-        before = [one.request.id for one in play.arrived[first - size : first]]
+        before = [arrival.request.id for arrival in play.arrived[first - size : first]]
         lot = play.arrived[first : first + size]
-        assert {one.request.arrival_at for one in lot} == {max(play.ended_at[name] for name in before)}
+        assert {arrival.request.arrival_at for arrival in lot} == {max(play.ended_at[name] for name in before)}
 
 
 @quickly
@@ -234,9 +243,9 @@ def test_replaced_one_by_one_as_many_are_open_until_the_end(seed: int, size: int
         Mixture((replace(LOTS, arrivals=ClosedArrivals(size, replace=True), span=Span(first_s=20.0)),)), seed
     ).run()
     assert max(play.num_open) == size
-    assert max(one.request.arrival_at for one in play.arrived) > 15
+    assert max(arrival.request.arrival_at for arrival in play.arrived) > 15
     ends = sorted(at for at in play.ended_at.values() if at <= 20)
-    assert [one.request.arrival_at for one in play.arrived[size:]] == ends
+    assert [arrival.request.arrival_at for arrival in play.arrived[size:]] == ends
 
 
 def test_whoever_is_refused_does_not_come_back_at_once() -> None:
@@ -272,7 +281,7 @@ def test_a_turn_goes_on_from_all_that_was_said(seed: int) -> None:
 
 
 def test_conversations_share_their_system_prompt_and_nothing_else() -> None:
-    first = [one.request.prompt for one in drawn(replace(TALK, lengths=DrawnSizes(Fixed(20), Fixed(5))))]
+    first = [arrival.request.prompt for arrival in drawn(replace(TALK, lengths=DrawnSizes(Fixed(20), Fixed(5))))]
     assert len({prompt[:12] for prompt in first}) == 1
     assert len({prompt[:16] for prompt in first}) == 6
 
@@ -288,7 +297,9 @@ def test_what_was_not_answered_is_not_gone_on_with() -> None:
 
 def test_what_is_said_does_not_depend_on_when() -> None:
     closed = replace(TALK, arrivals=ClosedArrivals(2, replace=True))
-    prompts = [{name: one.prompt for name, one in Play(Mixture((s,))).run().requests.items()} for s in (TALK, closed)]
+    prompts = [
+        {name: request.prompt for name, request in Play(Mixture((s,))).run().requests.items()} for s in (TALK, closed)
+    ]
     assert prompts[0] == prompts[1]
 
 
@@ -296,13 +307,15 @@ def test_what_is_said_does_not_depend_on_when() -> None:
 
 
 def test_prompts_differ_from_their_first_tokens_on() -> None:
-    found = [one.request.prompt for one in drawn(Stream(span=Span(num_requests=500)))]
+    found = [arrival.request.prompt for arrival in drawn(Stream(span=Span(num_requests=500)))]
     assert len({prompt[:4] for prompt in found if len(prompt) >= 4}) == sum(len(prompt) >= 4 for prompt in found)
 
 
 def test_a_prompt_longer_than_the_tape() -> None:
-    (one,) = drawn(Stream(lengths=DrawnSizes(Fixed(200_000), Fixed(1)), clients=ClientLimits(300_000), span=Span(1)))
-    assert len(one.request.prompt) == 200_000
+    (arrival,) = drawn(
+        Stream(lengths=DrawnSizes(Fixed(200_000), Fixed(1)), clients=ClientLimits(300_000), span=Span(1))
+    )
+    assert len(arrival.request.prompt) == 200_000
 
 
 def test_what_is_longer_than_the_context_is_cut_and_said() -> None:
@@ -310,11 +323,13 @@ def test_what_is_longer_than_the_context_is_cut_and_said() -> None:
         lengths=RecordedLengths(((90, 5), (96, 5), (10, 500), (50, 50))), clients=ClientLimits(100), span=Span(4)
     )
     found = drawn(stream)
-    assert [one.is_cut for one in found] == [False, True, True, False]
-    assert all(len(one.request.prompt) + min(one.length, one.request.max_tokens) <= 100 for one in found)
+    assert [arrival.is_cut for arrival in found] == [False, True, True, False]
+    assert all(
+        len(arrival.request.prompt) + min(arrival.length, arrival.request.max_tokens) <= 100 for arrival in found
+    )
     load = Load(Mixture((stream,)), OWNERS, 1)
-    for one in load.start(0.0):
-        coming = [one]
+    for arrival in load.start(0.0):
+        coming = [arrival]
         while coming:
             coming = load.arrived(coming[0].request.id)
     assert load.notes == ("request: 2 of its requests were cut to a context of 100 tokens",)
@@ -323,8 +338,8 @@ def test_what_is_longer_than_the_context_is_cut_and_said() -> None:
 def test_lengths_are_drawn_from_a_file() -> None:
     pairs = read_trace(DATA / "sharegpt300.csv").pairs
     found = [
-        (len(one.request.prompt), one.length)
-        for one in drawn(Stream(lengths=Sampled(pairs), span=Span(num_requests=400)))
+        (len(arrival.request.prompt), arrival.length)
+        for arrival in drawn(Stream(lengths=Sampled(pairs), span=Span(num_requests=400)))
     ]
     assert set(found) <= set(pairs)
     assert len(set(found)) > 200
@@ -332,7 +347,7 @@ def test_lengths_are_drawn_from_a_file() -> None:
 
 def test_short_and_long_prompts_have_their_shares() -> None:
     found = drawn(Stream(lengths=ShortLong(0.7, output=Fixed(5)), span=Span(num_requests=1000)))
-    prompts = [len(one.request.prompt) for one in found]
+    prompts = [len(arrival.request.prompt) for arrival in found]
     assert fmean(prompt < 1000 for prompt in prompts) == pytest.approx(0.7, abs=0.04)
     assert max(prompts) > 7500
 
@@ -360,10 +375,12 @@ def test_promises_are_drawn_for_each_request() -> None:
     promise = StreamPromise(
         ServiceClass.BE, ttft_s=Fixed(2), tbt_s=Uniform(0.1, 0.2), slo_factor=Amount.parse("0.5|1|2")
     )
-    found = [one.request for one in drawn(Stream(lengths=SMALL, promise=promise, span=Span(num_requests=200)))]
-    assert {one.slo.ttft_s for one in found} == {1.0, 2.0, 4.0}
-    assert all(0.05 <= one.slo.tbt_s <= 0.4 and one.slo.jct_s == 43_200 * one.slo.ttft_s for one in found)
-    assert {one.service for one in found} == {ServiceClass.BE}
+    found = [arrival.request for arrival in drawn(Stream(lengths=SMALL, promise=promise, span=Span(num_requests=200)))]
+    assert {request.slo.ttft_s for request in found} == {1.0, 2.0, 4.0}
+    assert all(
+        0.05 <= request.slo.tbt_s <= 0.4 and request.slo.jct_s == 43_200 * request.slo.ttft_s for request in found
+    )
+    assert {request.service for request in found} == {ServiceClass.BE}
 
 
 def test_without_a_word_a_promise_is_the_usual_one() -> None:
@@ -372,22 +389,22 @@ def test_without_a_word_a_promise_is_the_usual_one() -> None:
 
 def test_no_request_outgrows_the_context() -> None:
     stream = Stream(lengths=DrawnSizes(Uniform(1, 400), Uniform(1, 300)), span=Span(num_requests=300))
-    for one in arrivals(Mixture((stream,)).within(200), OWNERS, 1, 0.0):
-        assert one.request.most_tokens <= 200
-        assert len(one.request.prompt) >= 1 <= one.request.max_tokens
+    for arrival in arrivals(Mixture((stream,)).within(200), OWNERS, 1, 0.0):
+        assert arrival.request.most_tokens <= 200
+        assert len(arrival.request.prompt) >= 1 <= arrival.request.max_tokens
 
 
 def test_some_ask_for_less_and_some_leave() -> None:
     clients = ClientLimits(max_tokens=50, limited_share=0.5, leaving_share=0.25, patience_s=2.0)
     found = drawn(Stream(lengths=SMALL, clients=clients, span=Span(num_requests=800)))
-    assert fmean(one.request.max_tokens < 50 for one in found) == pytest.approx(0.5, abs=0.06)
-    leaving = [one.leaves_after_s for one in found if one.leaves_after_s is not None]
+    assert fmean(arrival.request.max_tokens < 50 for arrival in found) == pytest.approx(0.5, abs=0.06)
+    leaving = [arrival.leaves_after_s for arrival in found if arrival.leaves_after_s is not None]
     assert len(leaving) / 800 == pytest.approx(0.25, abs=0.05)
     assert fmean(leaving) == pytest.approx(2.0, rel=0.15)
 
 
 def test_owners_take_turns() -> None:
-    assert [one.request.owner for one in drawn(LOTS)] == ["gateway-0", "gateway-1"] * 2
+    assert [arrival.request.owner for arrival in drawn(LOTS)] == ["gateway-0", "gateway-1"] * 2
 
 
 def test_a_trace_has_no_conversations() -> None:
@@ -423,4 +440,4 @@ def test_the_small_workload_is_one_poisson_stream() -> None:
     found = list(arrivals(Workload(num_requests=300, rate=50.0, limited_share=0.0), OWNERS, 3, 2.0))
     assert len(found) == 300
     assert found[-1].request.arrival_at - 2.0 == pytest.approx(6.0, rel=0.2)
-    assert {one.request.max_tokens for one in found} == {100}
+    assert {arrival.request.max_tokens for arrival in found} == {100}

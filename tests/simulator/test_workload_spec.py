@@ -99,8 +99,8 @@ def test_json_says_the_same(folder: Path) -> None:
     tree = {"streams": [{"kind": "trace", "path": "trace.csv", "service": "be"}], "rate_scale": 2}
     (folder / "workload.json").write_text(json.dumps(tree))
     found = list(arrivals(read_workload("workload.json"), ("gateway-0",), 1, 0.0))
-    assert [one.request.arrival_at for one in found] == [0.0, 0.5]
-    assert {one.request.service for one in found} == {ServiceClass.BE}
+    assert [arrival.request.arrival_at for arrival in found] == [0.0, 0.5]
+    assert {arrival.request.service for arrival in found} == {ServiceClass.BE}
 
 
 @pytest.mark.usefixtures("folder")
@@ -139,7 +139,7 @@ def test_what_is_named_is_not_changed_by_its_use() -> None:
         ("chat,rte=4", "stream chat: rte is not a key of sizes with arrivals gamma, which are prompt, output, rate"),
         ("chat,rte=4", "did you mean rate?"),
         ("chat,rate", "'rate' must be written KEY=VALUE"),
-        ("chat,cv=1,cv=2", "cv is there twice"),
+        ("chat,cv=1,cv=2", "cv is given twice"),
         ("chat,rate=-1", "rate must be 0.0001 or more, not -1"),
         ("chat,rate=fast", "rate must be a number, not the text 'fast'"),
         ("chat,rate=nan", "rate must be a finite number"),
@@ -154,8 +154,8 @@ def test_what_is_named_is_not_changed_by_its_use() -> None:
         ("diurnal,least=9", "least must be most 8 or less, not 9"),
         ("bursts,lasts_s=31", "lasts_s must be every_s 30 or less, not 31"),
         ("chat,service=best", "service must be one of rt, be, not the text 'best'"),
-        ("chat,think_s=3", "think_s means nothing without turns"),
-        ("chat,patience_s=3", "patience_s means nothing without leaving_share"),
+        ("chat,think_s=3", "think_s has no effect without turns"),
+        ("chat,patience_s=3", "patience_s has no effect without leaving_share"),
         ("chat,system=20000", "system must leave room in the context of 16384 tokens"),
         ("chat,name=a b", "a stream's name consists of letters, digits, - and _, not 'a b'"),
         ("chat,leaving_share=2", "leaving_share must be 1 or less"),
@@ -289,8 +289,8 @@ def test_a_file_that_is_no_text(folder: Path) -> None:
         ("streams: [{rate: .inf}]", "stream 1: rate must be a finite number, not inf"),
         ("streams: [{rate: 1e+300}]", "stream 1: rate must be 1000000.0 or less, not 1e+300"),
         ("streams: [{output: 1e+300}]", "stream 1: output must be tokens of an output, written 200"),
-        ("streams:\n  - name: a\n    rate: 1\n    rate: 2", "wrong.yaml: rate is there twice, again in line 4"),
-        ("first_s: 1\nstreams: [{name: a}]\nfirst_s: 2", "wrong.yaml: first_s is there twice, again in line 3"),
+        ("streams:\n  - name: a\n    rate: 1\n    rate: 2", "wrong.yaml: rate is given twice, again in line 4"),
+        ("first_s: 1\nstreams: [{name: a}]\nfirst_s: 2", "wrong.yaml: first_s is given twice, again in line 3"),
         ("streams: [{prompt: [1, 2]}]", "prompt must be tokens of a prompt"),
         ("streams: [{kind: lengths}]", "path is missing: CSV file with prompt_tokens"),
         ("streams: [{rate: 1}]\nlast_s: 3", "last_s is not a key of a workload, beside streams"),
@@ -312,9 +312,9 @@ def test_what_is_wrong_in_a_file_is_named_with_the_file(folder: Path, text: str,
         ('{"streams": [{"name": "a"},]}', "wrong.json is not valid JSON: "),
         ("streams: [{name: a}]", "wrong.json is not valid JSON: Expecting value: line 1 column 1"),
         ("", "wrong.json is not valid JSON: "),
-        ('{"streams": [{"rate": NaN}]}', "wrong.json is not valid JSON: NaN is no number of JSON"),
+        ('{"streams": [{"rate": NaN}]}', "wrong.json is not valid JSON: NaN is not a JSON number"),
         ('{"streams": [{"rate": 1e400}]}', "stream 1: rate must be a finite number, not inf"),
-        ('{"streams": [\n\t{"rate": 1,\n\t"rate": 2}]}', "wrong.json: rate is there twice, again in line 3"),
+        ('{"streams": [\n\t{"rate": 1,\n\t"rate": 2}]}', "wrong.json: rate is given twice, again in line 3"),
         ("[]", "wrong.json must hold settings by name, not a list"),
     ],
 )
@@ -350,7 +350,7 @@ def test_the_examples_of_the_docs_are_true() -> None:
 
 def test_the_docs_have_every_key_with_its_default() -> None:
     told = set(re.findall(r"^\| `(\w+)` \| `?([^|` ]+)`? \|", DOCS.read_text(), re.MULTILINE))
-    keys = [one for part in (*PARTS, Whole) for one in keys_of(part).values()]
+    keys = [key for part in (*PARTS, Whole) for key in keys_of(part).values()]
     for key in keys:
         assert [text for name, text in told if name == key.path and _is_default(text, key)], key.path
     assert {name for name, _ in told} == {key.path for key in keys}

@@ -127,12 +127,12 @@ def test_a_file_is_removed_once_and_is_taken_no_more(kind: Kind) -> None:
         await store.add_file(stored(1, expires_at=2_000))
         await store.add_file(stored(1, expires_at=2_000))  # repeated, as after an answer that was lost
         await store.add_file(stored(2, expires_at=3_000))
-        assert [one.id for one in await store.expired_files(2_000)] == ["file-1"]
+        assert [file.id for file in await store.expired_files(2_000)] == ["file-1"]
         assert ids(await store.files(ME, ListPage(1), Purpose.BATCH, now=2_000)) == ["file-2"]
         assert ids(await store.files(ME, ListPage(), now=1_999.5)) == ["file-2", "file-1"]
         assert [await store.remove_file(ME, "file-1") for _ in range(2)] == [True, False]
         assert await store.usage(ME) == OwnerUsage(1, 12, 0)
-        assert [one.id for one in await store.expired_files(9_000)] == ["file-2"]
+        assert [file.id for file in await store.expired_files(9_000)] == ["file-2"]
 
     kind.run(check)
 
@@ -166,7 +166,7 @@ def test_of_two_changes_to_one_revision_the_second_is_a_conflict(kind: Kind) -> 
         with pytest.raises(Conflict):
             await store.save_job(job(1).move(JobStatus.CANCELLING, 2))
         await store.save_job(first.move(JobStatus.CANCELLING, 2))
-        assert [one.status for one in await store.open_jobs()] == [JobStatus.CANCELLING]
+        assert [job.status for job in await store.open_jobs()] == [JobStatus.CANCELLING]
 
     kind.run(check)
 
@@ -187,7 +187,7 @@ def test_a_job_ends_together_with_its_files(kind: Kind) -> None:
         await store.save_job(ended, fence, outputs)
         assert await store.orphans(Holder("runner", 2), before=1.0) == []
         assert sorted(ids(await store.files(ME, ListPage()))) == ["file-5", "file-6"]
-        assert [one.id for one in await store.open_jobs()] == ["batch_2"]
+        assert [job.id for job in await store.open_jobs()] == ["batch_2"]
         assert (await store.usage(ME)).open_jobs == 1
 
     kind.run(check)
@@ -202,10 +202,10 @@ def test_a_line_has_one_result_and_counts_once(kind: Kind) -> None:
         assert await store.add_results("batch_1", many, fence) == 250
         again = [replace(result(7), text="another", is_ok=False), result(251)]
         assert await store.add_results("batch_1", again, fence) == 1
-        assert [one async for one in store.results("batch_1")] == [*reversed(many), result(251)]
+        assert [stored async for stored in store.results("batch_1")] == [*reversed(many), result(251)]
         assert await store.done_lines("batch_1") == frozenset(range(1, 252))
         assert await store.counts("batch_1") == LineCounts(168, 83, 2_510, 1_004, 753)
-        assert [one async for one in store.results("batch_2")] == []
+        assert [stored async for stored in store.results("batch_2")] == []
         assert await store.counts("batch_2") == LineCounts()
         await store.add_job(job(1))
         cancelling = await store.save_job(job(1).move(JobStatus.CANCELLING, 1))
@@ -251,15 +251,15 @@ def test_a_lease_that_is_not_renewed_ends(kind: Kind) -> None:
 
 def test_two_who_write_at_once_share_it(kind: Kind) -> None:
     async def check(store: Store) -> None:
-        other = await kind.open()
+        second_store = await kind.open()
         fence = await store.lease(RUNNER, 1_000)
         assert fence is not None
         lines = [[result(line)] for line in range(1, 41)]
-        writes = [(one, batch) for batch in lines for one in (store, other)]
-        new = await asyncio.gather(*(one.add_results("batch_1", batch, fence) for one, batch in writes))
+        writes = [(writer, batch) for batch in lines for writer in (store, second_store)]
+        new = await asyncio.gather(*(writer.add_results("batch_1", batch, fence) for writer, batch in writes))
         assert sum(new) == 40
-        assert await store.counts("batch_1") == await other.counts("batch_1") == LineCounts(40, 0, 400, 160, 120)
-        await other.close()
+        assert await store.counts("batch_1") == await second_store.counts("batch_1") == LineCounts(40, 0, 400, 160, 120)
+        await second_store.close()
 
     kind.run(check)
 
@@ -311,7 +311,7 @@ def test_a_job_that_is_kept_no_longer_is_in_no_list_and_forgotten(kind: Kind) ->
             await store.forget_jobs(5_000)
         assert await store.job(ME, "batch_1") is None
         assert ids(await store.jobs(ME, ListPage())) == ["batch_3", "batch_2"]
-        assert [one.id for one in await store.open_jobs()] == ["batch_3"]
+        assert [job.id for job in await store.open_jobs()] == ["batch_3"]
         assert await store.find_faults() == []
         assert {tree["id"] async for _, tree in store.records()} == {"batch_2", "batch_3"}
         await store.forget_jobs(9_000)

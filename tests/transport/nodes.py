@@ -98,5 +98,5 @@ class Node:
 
 def meet(*nodes: Node) -> None:
     for node in nodes:
-        for other in nodes:
-            node.transport.meet(other.member)
+        for neighbour in nodes:
+            node.transport.meet(neighbour.member)

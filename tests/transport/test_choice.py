@@ -14,8 +14,7 @@ from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.errors import ConfigError, TransportError
 from alignedserve.shell.part import Part, PartSpec
-from alignedserve.transport.choice import Means, choose, means_of
-from alignedserve.transport.opening import chosen_for, open_transport
+from alignedserve.transport.opening import Means, choose, chosen_for, means_of, open_transport
 from alignedserve.transport.transport import Transport
 
 ALL = Means("cpu", None, None)
@@ -122,9 +121,9 @@ def part(incarnation: int = 7, **kwargs: object) -> Part:
     )
 
 
-def opened(one: Part) -> tuple[Transport, torch.Tensor]:
-    chosen = chosen_for(one, torch.device("cpu"))
-    return open_transport(one, chosen, torch.zeros(2, 8, 4, 8), CopyPace(), None)
+def opened(part_of_worker: Part) -> tuple[Transport, torch.Tensor]:
+    chosen = chosen_for(part_of_worker, torch.device("cpu"))
+    return open_transport(part_of_worker, chosen, torch.zeros(2, 8, 4, 8), CopyPace(), None)
 
 
 def test_a_worker_opens_it_as_it_starts_and_says_which(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
@@ -136,26 +135,26 @@ def test_a_worker_opens_it_as_it_starts_and_says_which(caplog: pytest.LogCapture
         ("ipc", "ipc (asked for)", True),
         ("auto", "host (KV is in the memory of the CPU", False),
     ):
-        one = part(transport=TransportName(name), kvpool=pool)
-        transport, cache = opened(one)
+        worker_part = part(transport=TransportName(name), kvpool=pool)
+        transport, cache = opened(worker_part)
         assert transport.address.startswith("127.0.0.1:") is is_direct
         assert f"transport: {said}" in caplog.messages[-1]
         assert [path.name for path in tmp_path.iterdir()] == (["test-prefill-0.7.cache"] if name == "ipc" else [])
         assert not cache.count_nonzero()
         transport.close()
-        one.links.close()
+        worker_part.links.close()
     assert not list(tmp_path.iterdir())
-    one = part(topology=Topology())
-    assert opened(one)[0].address == "", "nobody to send to"
-    one.links.close()
+    worker_part = part(topology=Topology())
+    assert opened(worker_part)[0].address == "", "nobody to send to"
+    worker_part.links.close()
 
 
 def test_what_a_killed_life_of_a_worker_has_left_goes_with_the_next(tmp_path: Path) -> None:
     pool = PoolConfig(directory=str(tmp_path))
     for name in ("test-prefill-0.6.cache", "test-prefill-01.6.cache"):
         (tmp_path / name).touch()
-    one = part(transport=TransportName.IPC, kvpool=pool)
-    transport, _ = opened(one)
+    worker_part = part(transport=TransportName.IPC, kvpool=pool)
+    transport, _ = opened(worker_part)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["test-prefill-0.7.cache", "test-prefill-01.6.cache"]
     transport.close()
-    one.links.close()
+    worker_part.links.close()

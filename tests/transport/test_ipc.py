@@ -201,7 +201,7 @@ def test_a_handle_of_cuda_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
     assert torch.equal(there, memory.view(2, 3, 4))
     assert wants == [says]
     monkeypatch.setattr(CudaMaps, "_gpu", "GPU-2")
-    other = maps.handle(memory)
+    second = maps.handle(memory)
     monkeypatch.setattr(CudaMaps, "_gpu", "GPU-1")
     with pytest.raises(NotMapped, match="is on GPU GPU-2, ours on GPU-1"):
-        maps.map(other)
+        maps.map(second)

@@ -35,9 +35,9 @@ class Worker:
     def member(self) -> Member:
         return replace(self.ranks[0].member, transport=self.transports[0].address)
 
-    def meet(self, other: Worker) -> None:
+    def meet(self, other_worker: Worker) -> None:
         for transport in self.transports:
-            transport.meet(other.member)
+            transport.meet(other_worker.member)
 
     def start(self, transfer: SendKv | ReceiveKv) -> None:
         for transport in self.transports:
@@ -55,7 +55,7 @@ def pair(node_of: MakeNode) -> Iterator[tuple[Worker, Worker]]:
             store = HashStore()
             teams = list(pool.map(lambda rank: Team(store, rank, 2, "127.0.0.1", CPU), range(2)))
             ranks = [node_of(name, rank=rank) for rank in range(2)]
-            return Worker(ranks, list(pool.map(together, [one.transport for one in ranks], teams)), teams)
+            return Worker(ranks, list(pool.map(together, [rank.transport for rank in ranks], teams)), teams)
 
         source, to = worker("prefill-0"), worker("decode-0")
         source.meet(to)
@@ -65,17 +65,17 @@ def pair(node_of: MakeNode) -> Iterator[tuple[Worker, Worker]]:
 
 def test_each_rank_gets_what_is_its_own_and_it_is_said_once(pair: tuple[Worker, Worker]) -> None:
     source, to = pair
-    for number, (one, other) in enumerate(((source, to), (to, source)), 1):
-        send, receive = order(one.ranks[0], other.ranks[0], number)
-        other.start(receive)
-        one.start(send)
-        assert one.outcome() == KvSent(number, other.ranks[0].holder, ok=True)
-        assert other.outcome() == KvReceived(number, one.ranks[0].holder, intact=True)
+    for number, (sender, receiver) in enumerate(((source, to), (to, source)), 1):
+        send, receive = order(sender.ranks[0], receiver.ranks[0], number)
+        receiver.start(receive)
+        sender.start(send)
+        assert sender.outcome() == KvSent(number, receiver.ranks[0].holder, ok=True)
+        assert receiver.outcome() == KvReceived(number, sender.ranks[0].holder, intact=True)
         for rank in range(2):
-            got, sent = other.ranks[rank].of(THERE, len(TOKENS)), one.ranks[rank].of(HERE, len(TOKENS))
+            got, sent = receiver.ranks[rank].of(THERE, len(TOKENS)), sender.ranks[rank].of(HERE, len(TOKENS))
             assert torch.equal(got, sent)
-        assert one.outcomes.empty()
-        assert other.outcomes.empty()
+        assert sender.outcomes.empty()
+        assert receiver.outcomes.empty()
     assert not torch.equal(*(rank.of(HERE, len(TOKENS)) for rank in source.ranks)), "they have different parts"
 
 

@@ -114,8 +114,8 @@ def test_any_transfers_whoever_is_told_first(couples: dict[torch.dtype, tuple[No
     assert [to.outcome() for _ in plans] == [KvReceived(number, source.holder, intact=True) for number, *_ in plans]
     for length, sent, arrived in zip(case.lengths, here, there, strict=True):
         assert torch.equal(to.of(arrived, length), source.of(sent, length))
-    others = [pair for pair in range(NUM_PAIRS) if not any(pair in pairs for pairs in there)]
-    of_others = [2 * pair + half for pair in others for half in (0, 1)]
+    free_pairs = [pair for pair in range(NUM_PAIRS) if not any(pair in pairs for pairs in there)]
+    of_others = [2 * pair + half for pair in free_pairs for half in (0, 1)]
     assert torch.equal(to.cache.view(BITS[case.dtype])[:, of_others], untouched[:, of_others])
 
 
@@ -161,12 +161,12 @@ def test_between_blocks_that_are_filled_from_either_end() -> None:
     here.gather(here.slots(HERE, len(TOKENS), from_right={2}), chunk.body)
     there.scatter(there.slots(THERE, len(TOKENS), from_right={9, 1}), chunk.body)
     for place, token in ((0, 0), (5, 5), (10, 10)):
-        pair, other = HERE[place // BLOCK_SIZE], THERE[place // BLOCK_SIZE]
+        pair, to_pair = HERE[place // BLOCK_SIZE], THERE[place // BLOCK_SIZE]
         at, to = place % BLOCK_SIZE, place % BLOCK_SIZE
-        at, to = (BLOCK_SIZE - 1 - at if pair == 2 else at), (BLOCK_SIZE - 1 - to if other in (9, 1) else to)
+        at, to = (BLOCK_SIZE - 1 - at if pair == 2 else at), (BLOCK_SIZE - 1 - to if to_pair in (9, 1) else to)
         for half in (0, 1):
             sent = first.view(torch.int16)[:, 2 * pair + half, at]
-            assert torch.equal(second.view(torch.int16)[:, 2 * other + half, to], sent), token
+            assert torch.equal(second.view(torch.int16)[:, 2 * to_pair + half, to], sent), token
 
 
 def test_several_on_either_side(node_of: MakeNode) -> None:

@@ -76,7 +76,7 @@ def test_a_step_that_is_due_comes_first() -> None:
     worker.handle(MemberJoined(POOL_MEMBER), 0.0)
     worker.handle(said(ROUTER, Prefill(request("a"))), 0.0)
     worker.handle(StepDone(StepResult(1, (("a", 0),)), 0.2), 0.2)
-    assert any(isinstance(one, RunStep) for one in worker.handle(said(ROUTER, Prefill(request("b"))), 0.65))
+    assert any(isinstance(command, RunStep) for command in worker.handle(said(ROUTER, Prefill(request("b"))), 0.65))
     assert ordered(worker, now=0.65) == []
     after = worker.handle(StepDone(StepResult(2, (("b", 0),)), 0.2), 0.85)
     assert CompressPage(3, POOL, 7, 40) in after, "nobody waits for a token any more"

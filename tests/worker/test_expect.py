@@ -26,7 +26,7 @@ def told(name: str, mean: int, attempt: int = 0) -> Expect:
 
 
 def ran(commands: list[Command]) -> list[str]:
-    return [part.request for one in commands if isinstance(one, RunStep) for part in one.plan.parts]
+    return [part.request for command in commands if isinstance(command, RunStep) for part in command.plan.parts]
 
 
 class TestPrefillWorker:
@@ -36,8 +36,8 @@ class TestPrefillWorker:
         core = PrefillCore(WorkerSetup(replace(LIMITS, max_step_tokens=3), SHORTEST))
         core.handle(MemberJoined(POOL_MEMBER), 0.0)
         assert ran(core.handle(said("router", Prefill(request("first", max_tokens=1))), 0.0)) == ["first"]
-        for one in (A, B):
-            core.handle(said("router", Prefill(one)), 0.0)
+        for new_request in (A, B):
+            core.handle(said("router", Prefill(new_request)), 0.0)
         return core
 
     @pytest.mark.parametrize("which", ["a", "b"])
@@ -56,11 +56,17 @@ class TestPrefillWorker:
         worker.handle(said("router", told("a", 9)), 0.0)
         worker.handle(StepDone(StepResult(1, (("first", 0),))), 0.0)
         through = worker.handle(StepDone(StepResult(2, (("a", 5),))), 0.0)
-        [ask] = [one.message for one in through if isinstance(one, Send) and isinstance(one.message, AskPages)]
+        [ask] = [
+            command.message
+            for command in through
+            if isinstance(command, Send) and isinstance(command.message, AskPages)
+        ]
         leased = worker.handle(said("pool-0", LeasePages((0,), ask.number)), 0.0)
-        [copy] = [one for one in leased if isinstance(one, CopyOut)]
+        [copy] = [command for command in leased if isinstance(command, CopyOut)]
         copied = worker.handle(CopiedOut(copy.number), 0.0)
-        [commit] = [one.message for one in copied if isinstance(one, Send) and isinstance(one.message, Commit)]
+        [commit] = [
+            command.message for command in copied if isinstance(command, Send) and isinstance(command.message, Commit)
+        ]
         assert commit.entry.request.estimate == Estimate(9, 18)
 
 
@@ -69,17 +75,19 @@ class TestPool:
     def pool(self) -> PoolCore:
         core = PoolCore(4, 4, SHORTEST)
         core.handle(said("prefill-0", AskPages(4, 1)), 0.0)
-        for page, one in enumerate((A, B)):
-            core.handle(said("prefill-0", Commit(entry(one, (page,)))), 0.0)
+        for page, new_request in enumerate((A, B)):
+            core.handle(said("prefill-0", Commit(entry(new_request, (page,)))), 0.0)
         return core
 
     @pytest.mark.parametrize("which", ["a", "b"])
     def test_who_waits_is_ordered_anew(self, pool: PoolCore, which: str) -> None:
         estimate = told(which, 99)
         assert pool.handle(said("router", estimate), 0.0) == []
-        [batch] = [one for one in pool.handle(said("decode-0", AskBatch(1000, 1)), 0.0) if isinstance(one, Send)]
+        [batch] = [
+            command for command in pool.handle(said("decode-0", AskBatch(1000, 1)), 0.0) if isinstance(command, Send)
+        ]
         assert isinstance(batch.message, Batch)
-        assert [one.request.id for one in batch.message.entries] == [which], (
+        assert [entry.request.id for entry in batch.message.entries] == [which], (
             "the others are taken to say a hundred tokens"
         )
 
@@ -105,7 +113,7 @@ class TestDecodeWorker:
         assert worker.handle(said("pool-0", told("long", 120)), 0.0) == []
         [waiting] = worker.stores.candidates.waiting
         assert waiting.entry.request.estimate == Estimate(9, 18)
-        [running] = [one for one in worker.stores.roster.occupants() if one.request.id == "long"]
+        [running] = [occupant for occupant in worker.stores.roster.occupants() if occupant.request.id == "long"]
         assert running.request.estimate == Estimate(120, 240)
 
     def test_nobody_is_told_of_what_is_not_here(self, worker: DecodeCore) -> None:

@@ -39,7 +39,7 @@ def test_pages_are_shown_by_what_they_are_now() -> None:
     metrics.update_parts(Figures(Usage(free=21), member="pool-0"))
     metrics.update_parts(Figures(USAGE, member="pool-0"))
     states = {"rt": 3, "be": 2, "shared": 1, "idle": 4, "leased": 5, "free": 6}
-    assert {one: shown(metrics, f'kv_pool_pages{{pool="pool-0",state="{one}"}}') for one in states} == states
+    assert {state: shown(metrics, f'kv_pool_pages{{pool="pool-0",state="{state}"}}') for state in states} == states
 
 
 def test_what_became_int8_and_what_could_not_are_counted_for_each_pool() -> None:

@@ -20,7 +20,7 @@ def test_the_next_one_runs_when_the_one_before_has_ended() -> None:
     steps = begun(10, 11)
     assert steps.has_next
     ended = [steps.end(), steps.end()]
-    assert [(one.plan.number, one.shape, one.counts) for one in ended] == [
+    assert [(step.plan.number, step.shape, step.counts) for step in ended] == [
         (1, Shape.build(prefixes=[10]), True),
         (2, Shape.build(prefixes=[11]), True),
     ]

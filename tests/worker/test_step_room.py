@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alignedserve.worker.step_room import StepRoom
+from alignedserve.worker.pace import StepRoom
 
 
 def test_half_of_what_failed_and_no_less_than_one() -> None:

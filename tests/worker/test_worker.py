@@ -171,7 +171,7 @@ def test_where_one_token_is_too_much_the_attempt_is_lost(worker: AnyCore) -> Non
     while plan.num_tokens > 1:
         plan = planned(fails(worker, plan))
     commands, (lost,) = fails(worker, plan), plan.parts
-    assert [one.lost for one in progress_in(commands)] == [((lost.request, 0),)]
+    assert [message.lost for message in progress_in(commands)] == [((lost.request, 0),)]
     assert [part.request for part in planned(commands).parts] == ["b" if lost.request == "a" else "a"]
     assert sorted(worker.pairs) == list(range(8)), "no pair has gone, none is there twice"
 
@@ -254,11 +254,11 @@ def test_a_next_attempt_scores_no_prompt_and_tells_only_its_own(worker: AnyCore)
 def test_a_history_goes_with_what_is_sampled_where_it_is_needed(worker: AnyCore) -> None:
     plain = plan_of(worker.handle(said(ROUTER, Prefill(asks_for(SCORED))), 0.0))
     assert plain.chunks[0].history is None
-    other = type(worker)(WorkerSetup(LIMITS))
+    second = type(worker)(WorkerSetup(LIMITS))
     again = next_attempt(asks_for(Sampling(presence_penalty=1.0), prompt=7), (7, 8))
-    cut = plan_of(other.handle(said(ROUTER, Prefill(again)), 0.0))
+    cut = plan_of(second.handle(said(ROUTER, Prefill(again)), 0.0))
     assert cut.chunks[0].history is None, "nothing is sampled yet"
-    whole = plan_of(other.handle(StepDone(StepResult(1, ())), 0.0))
+    whole = plan_of(second.handle(StepDone(StepResult(1, ())), 0.0))
     assert whole.chunks[0].history == History((1, 2, 3, 4, 5, 6, 7), [7, 8], (0,))
 
 

@@ -1,4 +1,4 @@
-"""What commands share: flags, progress bars and Ctrl-C.
+"""The code that commands share: flags, progress bars and Ctrl-C.
 
 arguments.py  types of flags' values with errors that say what is wanted; checks which flags go together
 interrupt.py  ends the process at Ctrl-C while modules are imported

@@ -25,7 +25,7 @@ class Once(argparse.Action):
     ) -> None:
         assert flag is not None
         if flag in given(namespace):
-            raise ConfigError(f"{flag} is there twice")
+            raise ConfigError(f"{flag} is given twice")
         namespace.given = given(namespace) | {flag}
         setattr(namespace, self.dest, self.const if self.nargs == 0 else values)
 

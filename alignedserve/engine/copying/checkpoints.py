@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from alignedserve.core import units_for
 from alignedserve.engine.device import large_pages
@@ -20,7 +21,7 @@ from alignedserve.protocol.commands import CopySlots
 class Checkpoints:
     """The checkpoints of one worker: vectors of single tokens outside the device cache."""
 
-    def __init__(self, cache: torch.Tensor, num_places: int) -> None:
+    def __init__(self, cache: Tensor, num_places: int) -> None:
         """Make room for `num_places` tokens; memory is taken only once it is written."""
         layers, blocks, self._block_size, kv_dim = cache.shape
         self._cache, self._num_slots, self._num_places = cache, blocks // 2 * self._block_size, num_places
@@ -37,21 +38,21 @@ class Checkpoints:
         self._scatter(self._cache, [slot for _, slot in command.moves], self._num_slots, moved)
         self._scatter(self._cache, [slot for _, slot in command.restores], self._num_slots, restored)
 
-    def read(self, places: Sequence[int]) -> torch.Tensor:
+    def read(self, places: Sequence[int]) -> Tensor:
         """Return what the places hold: [layers, 2, tokens, kv_dim]."""
         return self._gathered(self._store, places, self._num_places)
 
-    def _gathered(self, memory: torch.Tensor, numbers: Sequence[int], end: int) -> torch.Tensor:
+    def _gathered(self, memory: Tensor, numbers: Sequence[int], end: int) -> Tensor:
         rows = memory.new_empty((len(memory), 2, len(numbers), memory.shape[-1]))
         if numbers:
             self._kernels[memory.device].gather(memory, self._slots(numbers, end), rows)
         return rows
 
-    def _scatter(self, memory: torch.Tensor, numbers: Sequence[int], end: int, rows: torch.Tensor) -> None:
+    def _scatter(self, memory: Tensor, numbers: Sequence[int], end: int, rows: Tensor) -> None:
         if numbers:
             self._kernels[memory.device].scatter(memory, self._slots(numbers, end), rows.to(memory.device))
 
-    def _slots(self, numbers: Sequence[int], end: int) -> torch.Tensor:
+    def _slots(self, numbers: Sequence[int], end: int) -> Tensor:
         """Return the slots of K, as kernels/common/reference.py numbers them."""
         if not all(0 <= number < end for number in numbers):
             raise PlanError(f"a copy names a slot or a place outside 0..{end - 1}")

@@ -28,6 +28,7 @@ from itertools import islice
 from types import MappingProxyType
 
 import torch
+from torch import Tensor
 
 from alignedserve.engine.copying.int8_pages import Int8Pages
 from alignedserve.engine.device.devices import finish
@@ -38,7 +39,7 @@ from alignedserve.kvpool.arena.arena import Arena, Contents, Header
 from alignedserve.kvpool.arena.extents import PageBytes, PageKind
 from alignedserve.protocol.page_names import chained_hashes
 
-EMPTY: Mapping[int, torch.Tensor] = MappingProxyType({})
+EMPTY: Mapping[int, Tensor] = MappingProxyType({})
 _GPU_TURN_BYTES = 128 << 20  # two or three milliseconds of a link: the overhead of a turn is small against that
 
 
@@ -53,14 +54,14 @@ class _PagePart:
 
     page: int
     contents: Contents
-    slots: torch.Tensor  # of its K vectors
+    slots: Tensor  # of its K vectors
     first: int = 0  # the request's first token in the page
 
 
 class PageCopier:
     """Copies between one device cache and one arena."""
 
-    def __init__(self, cache: torch.Tensor, arena: Arena, page_size: int, verify: bool) -> None:
+    def __init__(self, cache: Tensor, arena: Arena, page_size: int, verify: bool) -> None:
         self._cache = cache
         self._layers, blocks, self._block_size, self._kv_dim = cache.shape
         self._num_pairs = blocks // 2
@@ -80,7 +81,7 @@ class PageCopier:
         tokens: Sequence[int],
         start: int = 0,
         from_right: Collection[int] = (),
-        saved: Mapping[int, torch.Tensor] = EMPTY,
+        saved: Mapping[int, Tensor] = EMPTY,
     ) -> None:
         """Copy the KV of a request's first `tokens`, from `start` on, to pages that are leased to this worker."""
         for _ in self.pages_out(pairs, pages, tokens, start, from_right, saved):
@@ -93,7 +94,7 @@ class PageCopier:
         tokens: Sequence[int],
         start: int = 0,
         from_right: Collection[int] = (),
-        saved: Mapping[int, torch.Tensor] = EMPTY,
+        saved: Mapping[int, Tensor] = EMPTY,
     ) -> Iterator[bool]:
         """Copy out one turn at a time, whenever the next turn is asked for: one page, or several pages of a GPU.
 
@@ -176,7 +177,7 @@ class PageCopier:
         """Copy from the device to the page; from a GPU it may still be on its way when this returns."""
         self._kernels.gather(self._cache, part.slots, self._rows(part, payload))
 
-    def _put_saved(self, part: _PagePart, payload: memoryview, saved: Mapping[int, torch.Tensor]) -> None:
+    def _put_saved(self, part: _PagePart, payload: memoryview, saved: Mapping[int, Tensor]) -> None:
         rows = self._rows(part, payload)
         for token in range(part.first, part.first + part.contents.length):
             if token in saved:
@@ -189,7 +190,7 @@ class PageCopier:
         else:
             self._kernels.scatter(self._cache, part.slots, self._rows(part, payload))
 
-    def _rows(self, part: _PagePart, payload: memoryview) -> torch.Tensor:
+    def _rows(self, part: _PagePart, payload: memoryview) -> Tensor:
         """Return a view of the page's memory, [layers, 2, length, kv_dim]."""
         flat = torch.frombuffer(payload, dtype=self._cache.dtype)
         return flat.view(self._layers, 2, self._page_size, self._kv_dim)[:, :, : part.contents.length]
@@ -228,7 +229,7 @@ class PageCopier:
 
     def _check(self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int) -> None:
         if start % self._page_size or start > len(tokens):
-            raise PlanError(f"a copy of {len(tokens)} tokens is to start at {start}: that is no page's first token")
+            raise PlanError(f"a copy of {len(tokens)} tokens cannot start at {start}: no page starts there")
         if len(tokens) > len(pairs) * self._block_size:
             raise PlanError(f"{len(pairs)} block pairs are too few for the KV of {len(tokens)} tokens")
         if len(tokens) - start > len(pages) * self._page_size:

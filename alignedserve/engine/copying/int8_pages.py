@@ -9,6 +9,7 @@ finite, is not compressed.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from alignedserve.engine.device.devices import CPU
 from alignedserve.errors import NotFinite
@@ -23,19 +24,13 @@ class Int8Pages:
     """Pages of one model and page size; a group is the K or the V of one layer."""
 
     def __init__(
-        self,
-        groups: int,
-        tokens: int,
-        kv_dim: int,
-        dtype: torch.dtype,
-        kernels: Kernels,
-        device: torch.device = CPU,
+        self, groups: int, tokens: int, kv_dim: int, dtype: torch.dtype, kernels: Kernels, device: torch.device = CPU
     ) -> None:
         """`kernels` are those of the device, which compresses and expands; the pages themselves are on the CPU."""
         self._shape, self._dtype, self._kernels, self._device = (groups, tokens, kv_dim), dtype, kernels, device
         self.layout = Int8Layout(groups * kv_dim, tokens)
 
-    def compress(self, rows: torch.Tensor, payload: memoryview) -> bool:
+    def compress(self, rows: Tensor, payload: memoryview) -> bool:
         """Compress a page's rows, [groups, tokens, kv_dim], into another page; False if they cannot be compressed."""
         levels, least, step, wide = self._parts(payload)
         is_here = self._device.type == "cpu"
@@ -62,7 +57,7 @@ class Int8Pages:
         entries[:, 2] = exact_step.view(-1)[channels].view(torch.int32)
         return True
 
-    def expand(self, payload: memoryview, cache: torch.Tensor, slots: torch.Tensor) -> None:
+    def expand(self, payload: memoryview, cache: Tensor, slots: Tensor) -> None:
         """Expand a page into slots of a cache on the device, [layers, 2 * pairs, block_size, kv_dim].
 
         A GPU receives the page as it is; the page may still be on its way when this returns.
@@ -83,13 +78,13 @@ class Int8Pages:
             cache, slots, levels.view(groups // 2, 2, tokens, kv_dim), least.view(shape), step.view(shape)
         )
 
-    def _parts(self, payload: memoryview) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _parts(self, payload: memoryview) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return views of the page's memory: the levels, each channel's least and step, and the wide channels."""
         groups, _, kv_dim = self._shape
         layout = self.layout
         levels = torch.frombuffer(payload, dtype=torch.uint8, count=layout.least_at).view(self._shape)
 
-        def halves(offset: int) -> torch.Tensor:
+        def halves(offset: int) -> Tensor:
             return torch.frombuffer(payload, dtype=torch.float16, count=layout.channels, offset=offset)
 
         least, step = (halves(offset).view(groups, kv_dim) for offset in (layout.least_at, layout.step_at))

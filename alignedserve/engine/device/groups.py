@@ -30,6 +30,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from alignedserve.engine.device.devices import CPU
 
@@ -97,14 +98,14 @@ class Group:
 
     @property
     def asks_first(self) -> bool:
-        """Whether a chunk may be sent only after the other end has said that it waits for it."""
+        """Return whether a chunk may be sent only after the other end has said that it waits for it."""
         return self._nccl is not None
 
-    def send(self, data: torch.Tensor, tag: int) -> Flight:
+    def send(self, data: Tensor, tag: int) -> Flight:
         """Begin to send the tensor to the other end."""
         return self._begin("send", data, tag)
 
-    def receive(self, into: torch.Tensor, tag: int) -> Flight:
+    def receive(self, into: Tensor, tag: int) -> Flight:
         """Begin to receive a tensor of the other end."""
         return self._begin("recv", into, tag)
 
@@ -117,7 +118,7 @@ class Group:
             with suppress(RuntimeError):
                 self._nccl.abort()
 
-    def _begin(self, how: str, data: torch.Tensor, tag: int) -> Flight:
+    def _begin(self, how: str, data: Tensor, tag: int) -> Flight:
         backend = self._gloo if data.device.type == "cpu" else self._nccl
         try:
             work = getattr(backend, how)([data], self._peer, tag)
@@ -132,7 +133,7 @@ class Group:
             if self._is_closed:
                 raise RuntimeError("the group was closed")
             if time.monotonic() > deadline:
-                raise RuntimeError(f"nothing came or went within {limit.total_seconds():g} s")
+                raise RuntimeError(f"no data was sent or received within {limit.total_seconds():g} s")
             time.sleep(_LOOK_S)
         work.wait()  # orders this thread's stream behind the transfer, and raises its error
         if self._is_closed:  # work that was given up with the group counts as completed

@@ -15,6 +15,7 @@ import mmap
 import sys
 
 import torch
+from torch import Tensor
 
 _SLAB = 64 << 20
 _APART = 64  # bytes: a cache line
@@ -22,7 +23,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # as malloc.h numbers them
 _LARGEST_KEPT, _KEPT = 32 << 20, 512 << 20  # bytes of one piece (the most that glibc accepts), bytes of all pieces
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """Return zeros that take memory only once they are written."""
     count = math.prod(shape)
     return torch.frombuffer(_mapped(count * dtype.itemsize), dtype=dtype, count=count).view(shape)
@@ -35,7 +36,7 @@ class Slabs:
         self._slab: mmap.mmap | None = None
         self._used = 0
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return an uninitialised tensor, in the current piece if it fits there, else in a new piece."""
         count = math.prod(shape)
         size = -(-count * dtype.itemsize // _APART) * _APART
@@ -57,7 +58,7 @@ class KeptMemory:
         self._memory: mmap.mmap | None = None
         self._references = 0  # reference count of the memory while no tensor uses it
 
-    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Return an uninitialised tensor, in the kept memory if its size is within the limits."""
         count = math.prod(shape)
         size = count * dtype.itemsize

@@ -18,9 +18,10 @@ import socket
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from alignedserve.engine.device.groups import gloo_class, why_no_gloo
 from alignedserve.errors import ConfigError, RankLost
@@ -37,54 +38,34 @@ _NEVER = timedelta(days=365)  # an idle worker sends nothing
 _TOLD = 256  # bytes of a message to rank 0, its length included
 
 
-class RankLinks(Protocol):
-    """The ranks of a worker, as the engine of one rank sees them."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def size(self) -> int: ...
-
-    def total(self, x: torch.Tensor) -> None:
-        """Sum the tensor over all ranks, in place."""
-
-    def side_by_side(self, x: torch.Tensor) -> torch.Tensor:
-        """Join [rows, columns] of every rank, in order of rank, to [rows, size * columns]."""
-
-    def hand_on(self, x: torch.Tensor) -> None:
-        """Copy the tensor of rank 0 to all ranks."""
-
-    def agree(self, is_so: bool) -> bool:
-        """Whether it is so on every rank."""
-
-    def least(self, number: int) -> int:
-        """Return the smallest of the numbers of all ranks."""
-
-
-class Alone:
-    """A worker of one rank."""
+class RankLinks:
+    """The ranks of a worker, as the engine of one rank sees them; here there is this rank alone."""
 
     rank, size = 0, 1
 
-    def total(self, x: torch.Tensor) -> None: ...
+    def total(self, x: Tensor) -> None:
+        """Sum the tensor over all ranks, in place."""
 
-    def side_by_side(self, x: torch.Tensor) -> torch.Tensor:
+    def side_by_side(self, x: Tensor) -> Tensor:
+        """Join [rows, columns] of every rank, in order of rank, to [rows, size * columns]."""
         return x
 
-    def hand_on(self, x: torch.Tensor) -> None: ...
+    def hand_on(self, x: Tensor) -> None:
+        """Copy the tensor of rank 0 to all ranks."""
 
     def agree(self, is_so: bool) -> bool:
+        """Return whether it is so on every rank."""
         return is_so
 
     def least(self, number: int) -> int:
+        """Return the smallest of the numbers of all ranks."""
         return number
 
 
-ALONE = Alone()
+ALONE = RankLinks()
 
 
-class Team:
+class Team(RankLinks):
     """The ranks of one worker: all call the same methods in the same order.
 
     A method raises RankLost if another rank is lost or does not answer in time. On GPUs no CPU waits here: with a limit
@@ -99,20 +80,20 @@ class Team:
         self._said = _gloo(store, "said", rank, size, host)
         self._group = _nccl(store, rank, size) if device.type == "cuda" else _gloo(store, "tensors", rank, size, host)
 
-    def total(self, x: torch.Tensor) -> None:
+    def total(self, x: Tensor) -> None:
         _await(self._group.allreduce([x]), self._limit)
 
-    def side_by_side(self, x: torch.Tensor) -> torch.Tensor:
+    def side_by_side(self, x: Tensor) -> Tensor:
         x = x.contiguous()
         parts = [torch.empty_like(x) for _ in range(self.size)]
         _await(self._group.allgather([parts], [x]), self._limit)
         return torch.cat(parts, dim=1)
 
-    def hand_on(self, x: torch.Tensor) -> None:
+    def hand_on(self, x: Tensor) -> None:
         _await(self._group.broadcast(x, 0), self._limit)
 
     def agree(self, is_so: bool) -> bool:
-        """Whether it is so on every rank; wait without limit, since other ranks may be loading."""
+        """Return whether it is so on every rank; wait without limit, since other ranks may be loading."""
         disagreeing = torch.tensor([int(not is_so)], dtype=torch.int32)
         _await(self._said.allreduce([disagreeing]), _NEVER)
         return not disagreeing
@@ -128,9 +109,9 @@ class Team:
 
     def all_say(self, text: str) -> list[str]:
         """Exchange a text between all ranks and return the texts in order of rank."""
-        mine = _padded(text.encode())
-        parts = [torch.empty_like(mine) for _ in range(self.size)]
-        _await(self._said.allgather([parts], [mine]), _NEVER)
+        own = _padded(text.encode())
+        parts = [torch.empty_like(own) for _ in range(self.size)]
+        _await(self._said.allgather([parts], [own]), _NEVER)
         return [_unpadded(part).decode() for part in parts]
 
     def line(self) -> RankLine:
@@ -162,7 +143,7 @@ class Team:
             frame += bytes(rest.numpy())
         return frame
 
-    def _broadcast(self, data: torch.Tensor) -> None:
+    def _broadcast(self, data: Tensor) -> None:
         _await(self._said.broadcast(data, 0), _NEVER)
 
 
@@ -204,18 +185,18 @@ def _store(host: str, port: int, *, is_first: bool) -> Store:
     return TCPStore(host, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach())
 
 
-def _padded(frame: bytes) -> torch.Tensor:
+def _padded(frame: bytes) -> Tensor:
     if len(frame) > _TOLD - _LENGTH:
         raise AssertionError(f"{len(frame)} bytes are more than a rank sends to rank 0 in one message")
     return _tensor((len(frame).to_bytes(_LENGTH, "little") + frame).ljust(_TOLD, b"\0"))
 
 
-def _unpadded(told: torch.Tensor) -> bytes:
+def _unpadded(told: Tensor) -> bytes:
     read = bytes(told.numpy())
     return read[_LENGTH : _LENGTH + int.from_bytes(read[:_LENGTH], "little")]
 
 
-def _tensor(data: bytes) -> torch.Tensor:
+def _tensor(data: bytes) -> Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 

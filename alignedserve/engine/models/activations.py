@@ -7,15 +7,16 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from alignedserve.architectures.config import Activation
 
 
-def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
+def _quick_gelu(x: Tensor) -> Tensor:
     return x * torch.sigmoid(1.702 * x)
 
 
-ACTIVATIONS: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.RELU: torch.relu_,
     Activation.GELU: F.gelu,
     Activation.GELU_TANH: partial(F.gelu, approximate="tanh"),

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import torch
+from torch import Tensor
 
 from alignedserve.architectures.model_config import ModelConfig
 from alignedserve.core import units_for
@@ -22,12 +23,7 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 
 def attention_of(
-    runs: Sequence[Run],
-    spans: Spans,
-    cache: torch.Tensor,
-    config: ModelConfig,
-    kernels: Kernels,
-    model: Model,
+    runs: Sequence[Run], spans: Spans, cache: Tensor, config: ModelConfig, kernels: Kernels, model: Model
 ) -> Attention:
     """Return the step's attention. `runs` begin with requests of kind KV, and `spans` belong to exactly these."""
     hidden = [run for run in runs if run.is_hidden]
@@ -43,28 +39,16 @@ class _KVAttention:
     """Attention of requests whose K and V are kept."""
 
     def __init__(
-        self,
-        cache: torch.Tensor,
-        spans: Spans,
-        config: ModelConfig,
-        kernels: Kernels,
-        paged: Paged | None = None,
+        self, cache: Tensor, spans: Spans, config: ModelConfig, kernels: Kernels, paged: Paged | None = None
     ) -> None:
         self._cache, self._spans, self._config, self._kernels = cache, spans, config, kernels
         self.paged = paged  # of the whole step
 
     @cached_property
-    def _layers(self) -> Sequence[torch.Tensor]:  # not used where one call runs all layers
+    def _layers(self) -> Sequence[Tensor]:  # not used where one call runs all layers
         return self._cache.unbind(0)
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        hidden: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, query: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
         cache, config = self._layers[layer], self._config
         self._kernels.write(cache, self._spans, k, v)
         return self._kernels.attend(query, cache, self._spans, config.scale(layer), config.window(layer))
@@ -76,12 +60,7 @@ class _HiddenAttention:
     paged = None
 
     def __init__(
-        self,
-        runs: Sequence[Run],
-        layers: Sequence[torch.Tensor],
-        config: ModelConfig,
-        kernels: Kernels,
-        model: Model,
+        self, runs: Sequence[Run], layers: Sequence[Tensor], config: ModelConfig, kernels: Kernels, model: Model
     ) -> None:
         self._layers, self._config, self._kernels, self._model = layers, config, kernels, model
         block_size, lies, before, old, new = layers[0].shape[1], [], [], [], []
@@ -100,14 +79,7 @@ class _HiddenAttention:
         self._old_slots = torch.cat(old) if old else torch.empty(0)
         self._scratch = layers[0].new_empty(2 * first, block_size, config.kv_dim)
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        hidden: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, query: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
         assert hidden is not None, "a model that projects hands over the vectors that K and V are computed from"
         cache, config, kernels = self._layers[layer], self._config, self._kernels
         kernels.write_hidden(cache, self._new_slots, hidden)
@@ -126,14 +98,7 @@ class _MixedAttention:
     def __init__(self, for_kv: _KVAttention, for_hidden: _HiddenAttention, rows: int) -> None:
         self._for_kv, self._for_hidden, self._rows = for_kv, for_hidden, rows
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        hidden: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, query: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
         assert hidden is not None, "a model that projects hands over the vectors that K and V are computed from"
         rows = self._rows
         first = self._for_kv.attend(layer, query[:rows], k[:rows], v[:rows])
@@ -141,7 +106,7 @@ class _MixedAttention:
         return torch.cat((first, rest))
 
 
-def hidden_slots(blocks: Sequence[int], block_size: int, tokens: int) -> torch.Tensor:
+def hidden_slots(blocks: Sequence[int], block_size: int, tokens: int) -> Tensor:
     """Return the slots of a request's first tokens in single blocks that are filled from the left."""
     firsts = torch.tensor(blocks[: units_for(tokens, block_size)], dtype=torch.long) * block_size
     return (firsts[:, None] + torch.arange(block_size)).flatten()[:tokens]

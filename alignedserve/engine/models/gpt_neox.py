@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+from torch import Tensor
 
 from alignedserve.architectures.gpt_neox import NeoxConfig
 from alignedserve.engine.models.activations import ACTIVATIONS
@@ -57,9 +57,7 @@ class GptNeox:
         self._rotation = Rotation(config.rope, loader.device, config.max_positions)
         self._kv = KVProjections(fused, query_dim, query_dim)
 
-    def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, attention: Attention
-    ) -> torch.Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
         config, kernels, num_tokens = self._config, self._kernels, len(tokens)
         heads, query_dim = config.num_heads, config.query_dim
         x = self._embedding(tokens)
@@ -78,10 +76,10 @@ class GptNeox:
         last = x if rows is None else x.index_select(0, rows)
         return self._head(self._normed(last, self._norm))
 
-    def _normed(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    def _normed(self, x: Tensor, norm: Norm) -> Tensor:
         return self._kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)
 
-    def project(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         k, v = self._kv(layer, hidden)
         self._kernels.rotate(k.unflatten(1, (-1, self._config.head_dim)), *self._rotation.at(positions))
         return k, v

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import torch
+from torch import Tensor
 
 from alignedserve.architectures.llama import LlamaConfig
 from alignedserve.engine.models.loading import KVProjections, Loader
@@ -51,9 +51,7 @@ class Llama:
         self._rotation = Rotation(config.rope, loader.device, config.max_positions)
         self._kv = KVProjections(fused, config.query_dim, config.kv_dim)
 
-    def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, attention: Attention
-    ) -> torch.Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
         x = self._embedding(tokens)
         angles = self._rotation.at(positions)
         paged = attention.paged
@@ -64,7 +62,7 @@ class Llama:
         last = x if rows is None else x.index_select(0, rows)
         return self._head(self._kernels.rms_norm(last, self._norm, self._config.norm_eps))
 
-    def _layer_by_layer(self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attention: Attention) -> None:
+    def _layer_by_layer(self, x: Tensor, angles: tuple[Tensor, Tensor], attention: Attention) -> None:
         """Run all layers on `x`, in place."""
         config, kernels, eps = self._config, self._kernels, self._config.norm_eps
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -87,11 +85,11 @@ class Llama:
             gate_up = layer.up(self._normed(x, layer.mlp_norm))
             layer.down.add_to(kernels.silu_mul(gate_up), x)
 
-    def _normed(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    def _normed(self, x: Tensor, norm: Norm) -> Tensor:
         assert norm.weight is not None
         return self._kernels.rms_norm(x, norm.weight, norm.eps)
 
-    def project(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         k, v = self._kv(layer, hidden)
         by_head = k.unflatten(1, (-1, self._config.head_dim))
         norm = self._layers[layer].k_norm

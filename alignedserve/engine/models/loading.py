@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.large_pages import KeptMemory, Slabs
@@ -21,11 +22,11 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 class Embedding:
     """The vectors of tokens. If the head is tied to this table, the head's layer holds the table and may pack it."""
 
-    def __init__(self, table: torch.Tensor) -> None:
+    def __init__(self, table: Tensor) -> None:
         self.table = table
         self.head: Linear | None = None
 
-    def __call__(self, tokens: torch.Tensor) -> torch.Tensor:
+    def __call__(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.table) if self.head is None else self.head.rows(tokens)
 
 
@@ -54,7 +55,7 @@ class Loader:
         """Count weights that were not made here."""
         self._made.append(num_bytes)
 
-    def _empty(self, *shape: int) -> torch.Tensor:
+    def _empty(self, *shape: int) -> Tensor:
         if self.device.type == "cpu":
             out = self._slabs.empty(shape, self.dtype)
         else:
@@ -62,7 +63,7 @@ class Loader:
         self._made.append(out.nbytes)
         return out
 
-    def vector(self, name: str, *shape: int) -> torch.Tensor:
+    def vector(self, name: str, *shape: int) -> Tensor:
         """Return a whole tensor, of any shape."""
         out = self._empty(*shape)
         self.tensors.read_into(out, name)
@@ -104,7 +105,7 @@ class Loader:
 
     def stacked(
         self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias of layers stacked into one: of each layer this rank's rows."""
         weight = self._empty(sum(outputs), inputs)
         biases = self._empty(sum(outputs)) if bias else None
@@ -127,7 +128,7 @@ class Loader:
             self.tensors.read_into(biases.view(3, heads, head_dim).transpose(0, 1), f"{name}.bias", (outputs,), cut)
         return self.make_linear(weight, biases)
 
-    def head(self, name: str, embedding: Embedding, tied: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    def head(self, name: str, embedding: Embedding, tied: bool) -> Callable[[Tensor], Tensor]:
         """Return the layer from the last hidden vectors to logits in fp32.
 
         Each rank computes the logits of its part of the vocabulary; the last rank may have fewer.
@@ -155,7 +156,7 @@ class Head:
     def __init__(self, linear: Linear) -> None:
         self._linear, self._logits = linear, KeptMemory()
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         if self._linear.library is None:
             return self._linear.wide(x)
         return self._linear.wide(x, self._logits.empty((x.shape[0], self._linear.shape.out), torch.float32))
@@ -167,7 +168,7 @@ class SharedHead:
     def __init__(self, share: Linear, words: int, per_rank: int, ranks: RankLinks) -> None:
         self._share, self._words, self._per_rank, self._ranks = share, words, per_rank, ranks
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         logits = self._share(x)
         whole = self._ranks.side_by_side(F.pad(logits, (0, self._per_rank - logits.shape[1])))
         return whole[:, : self._words].float().contiguous()  # if they are fp32 already, `float` returns a view
@@ -183,7 +184,7 @@ class KVProjections:
         self._fused, self._query_dim, self._kv_dim = fused, query_dim, kv_dim
         self._made: dict[int, Linear] = {}
 
-    def __call__(self, layer: int, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, layer: int, hidden: Tensor) -> tuple[Tensor, Tensor]:
         if layer not in self._made:
             self._made[layer] = self._fused[layer].below(self._query_dim)
         k, v = self._made[layer](hidden).split(self._kv_dim, dim=1)

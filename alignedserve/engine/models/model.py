@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-import torch
+from torch import Tensor
 
 from alignedserve.kernels.common.decoder import Paged
 from alignedserve.kernels.common.linear import Linear
@@ -22,14 +22,7 @@ class Attention(Protocol):
     def paged(self) -> Paged | None:
         """Return the places of the step's K and V, if all its requests are of kind KV: then kernels may attend."""
 
-    def attend(
-        self,
-        layer: int,
-        query: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        hidden: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend(self, layer: int, query: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
         """Keep the step's K and V, [rows, kv_dim], attend with query [rows, heads, head_dim], and return that shape.
 
         `hidden`, [rows, hidden_size], are the vectors from which k and v were computed; requests of kind HIDDEN keep
@@ -40,19 +33,17 @@ class Attention(Protocol):
 class Model(Protocol):
     """A model with its weights."""
 
-    def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, attention: Attention
-    ) -> torch.Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
         """Return the logits, in fp32, of the tokens at `rows`, or of all tokens if `rows` is None.
 
         `positions` holds the position of each token in its request. Layers are numbered as in the device cache.
         """
 
-    def project(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return K and V, [tokens, kv_dim] each, of tokens at these positions, from their hidden vectors.
 
         It is called only if the model's configuration has no `why_not_hidden`.
         """
 
 
-MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], Linear]  # from a weight [outputs, inputs] and a bias
+MakeLinear = Callable[[Tensor, Tensor | None], Linear]  # from a weight [outputs, inputs] and a bias

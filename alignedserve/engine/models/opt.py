@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from alignedserve.architectures.config import Activation
 from alignedserve.architectures.opt import OptConfig
@@ -64,9 +64,7 @@ class Opt:
         self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
         self._kv = KVProjections(fused, query_dim, query_dim)
 
-    def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, attention: Attention
-    ) -> torch.Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
         x = self._embedding(tokens)
         if self._project_in is not None:
             x = self._project_in(x)
@@ -85,24 +83,24 @@ class Opt:
             last = self._project_out(last)
         return self._head(last)
 
-    def _norm_first(self, number: int, layer: DecoderLayer, x: torch.Tensor, attention: Attention) -> torch.Tensor:
+    def _norm_first(self, number: int, layer: DecoderLayer, x: Tensor, attention: Attention) -> Tensor:
         layer.out.add_to(self._attended(number, layer, self._normed(x, layer.attention_norm), attention), x)
         layer.down.add_to(self._activation(layer.up(self._normed(x, layer.mlp_norm))), x)
         return x
 
-    def _norm_last(self, number: int, layer: DecoderLayer, x: torch.Tensor, attention: Attention) -> torch.Tensor:
+    def _norm_last(self, number: int, layer: DecoderLayer, x: Tensor, attention: Attention) -> Tensor:
         layer.out.add_to(self._attended(number, layer, x, attention), x)
         x = self._normed(x, layer.attention_norm)
         layer.down.add_to(self._activation(layer.up(x)), x)
         return self._normed(x, layer.mlp_norm)
 
-    def _attended(self, number: int, layer: DecoderLayer, x: torch.Tensor, attention: Attention) -> torch.Tensor:
+    def _attended(self, number: int, layer: DecoderLayer, x: Tensor, attention: Attention) -> Tensor:
         query, k, v = layer.qkv(x).split(self._config.query_dim, dim=1)
         by_head = query.unflatten(1, (-1, self._config.head_dim))
         return attention.attend(number, by_head, k, v, x).view(query.shape)
 
-    def _normed(self, x: torch.Tensor, norm: Norm) -> torch.Tensor:
+    def _normed(self, x: Tensor, norm: Norm) -> Tensor:
         return self._kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)
 
-    def project(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self._kv(layer, hidden)

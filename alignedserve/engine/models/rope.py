@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from alignedserve.architectures.rope import LinearScaling, Llama3, Proportional, Rope, Yarn
 from alignedserve.engine.device.devices import CPU
@@ -28,7 +29,7 @@ class Rotation:
         if device.type != "cpu":  # all positions at once: the CPU must not wait for the device to learn which are used
             self._grow(max_positions)
 
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin of the positions, [tokens, rotated numbers / 2] each."""
         if self._device.type == "cpu":
             try:
@@ -39,7 +40,7 @@ class Rotation:
             positions = on_device(positions, self._device)
         return self._selected(positions)
 
-    def _selected(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _selected(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
     def _grow(self, count: int) -> None:
@@ -47,7 +48,7 @@ class Rotation:
         self._cos, self._sin = ((table * self._scale).to(self._device) for table in (angles.cos(), angles.sin()))
 
 
-def frequencies(rope: Rope) -> torch.Tensor:
+def frequencies(rope: Rope) -> Tensor:
     """Return the angle by which each pair of numbers rotates from one position to the next."""
     scaling = rope.scaling
     if isinstance(scaling, Proportional):
@@ -62,13 +63,13 @@ def frequencies(rope: Rope) -> torch.Tensor:
     return plain
 
 
-def _proportional(rope: Rope, scaling: Proportional) -> torch.Tensor:
+def _proportional(rope: Rope, scaling: Proportional) -> Tensor:
     turning = int(scaling.share * rope.dim // 2)
     turned = 1.0 / rope.theta ** (torch.arange(0, 2 * turning, 2).float() / rope.dim)
     return torch.cat((turned, torch.zeros(rope.dim // 2 - turning))) / scaling.factor
 
 
-def _llama3(plain: torch.Tensor, scaling: Llama3) -> torch.Tensor:
+def _llama3(plain: Tensor, scaling: Llama3) -> Tensor:
     """Divide low frequencies by the factor, keep high frequencies, and interpolate those between the two bounds."""
     low, high, original = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_positions
     wavelength = 2 * math.pi / plain
@@ -79,7 +80,7 @@ def _llama3(plain: torch.Tensor, scaling: Llama3) -> torch.Tensor:
     return torch.where(is_between, between, slowed)
 
 
-def _yarn(rope: Rope, scaling: Yarn) -> torch.Tensor:
+def _yarn(rope: Rope, scaling: Yarn) -> Tensor:
     """Scale as Llama 3 does, but with a linear ramp over the pairs between the two bounds."""
     low, high = _dim_of_turns(rope, scaling, scaling.beta_fast), _dim_of_turns(rope, scaling, scaling.beta_slow)
     if scaling.truncate:

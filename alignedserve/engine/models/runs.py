@@ -91,5 +91,5 @@ class Checker:
 
 
 def _within(numbers: Sequence[int], end: int) -> bool:
-    """Whether all numbers are in 0..end - 1; by min and max, as a step may have tens of thousands of tokens."""
+    """Return whether all numbers are in 0..end - 1; by min and max, as a step may have tens of thousands of tokens."""
     return not numbers or (min(numbers) >= 0 and max(numbers) < end)

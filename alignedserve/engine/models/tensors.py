@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from alignedserve.architectures.weight_files import INDEX, WEIGHTS, tensor_places, weight_files
 from alignedserve.errors import ModelError, UnsupportedModel
@@ -40,9 +41,7 @@ class Tensors:
     def __contains__(self, name: str) -> bool:
         return self._stored(name) in self._places
 
-    def read_into(
-        self, out: torch.Tensor, name: str, shape: tuple[int, ...] | None = None, cut: Cut | None = None
-    ) -> None:
+    def read_into(self, out: Tensor, name: str, shape: tuple[int, ...] | None = None, cut: Cut | None = None) -> None:
         """Read a tensor into `out` and convert it to the dtype of `out`.
 
         The stored shape must be that of `out`, or `shape` with as many numbers; with a `cut`, this is the shape of the
@@ -73,10 +72,10 @@ class Tensors:
         return name if name in self._places else name.partition(".")[2]
 
 
-def _read(file: Any, stored: str, shape: tuple[int, ...], cut: Cut | None) -> tuple[tuple[int, ...], torch.Tensor]:
+def _read(file: Any, stored: str, shape: tuple[int, ...], cut: Cut | None) -> tuple[tuple[int, ...], Tensor]:
     """Return the stored shape, and the tensor or its part."""
     if cut is None:
-        tensor: torch.Tensor = file.get_tensor(stored)
+        tensor: Tensor = file.get_tensor(stored)
         return tuple(tensor.shape), tensor
     part = file.get_slice(stored)
     rows = slice(cut.start, cut.start + shape[cut.dim])

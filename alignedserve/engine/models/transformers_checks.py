@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from alignedserve.architectures.generic import GenericConfig
 from alignedserve.engine.models.attention import attention_of
@@ -50,7 +51,7 @@ _CLOSE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 _HARMLESS = {"position_ids", "position_embeddings", "use_cache", "cache_position", "sliding_window", "layer_idx"}
 _UNSET = (None, False, 0.0)
 
-Rule = Callable[..., torch.Tensor]
+Rule = Callable[..., Tensor]
 
 
 def load_transformers(
@@ -101,7 +102,7 @@ class _Probe:
         self.windows: list[int | None] = []
         self.scales: list[float] = []
 
-    def answer(self, call: Call) -> torch.Tensor:
+    def answer(self, call: Call) -> Tensor:
         why = self._why_not(call)
         if why is not None:
             layer = f"layer {len(self.layers)} ({self._network.name_of(call.module)})"
@@ -161,14 +162,14 @@ def _seen(rule: Rule, at: int, positions: int) -> range:
 
 
 def _is_unset(value: Any) -> bool:
-    return not isinstance(value, torch.Tensor) and value in _UNSET
+    return not isinstance(value, Tensor) and value in _UNSET
 
 
-def _shape(vectors: torch.Tensor) -> str:
+def _shape(vectors: Tensor) -> str:
     return f"{vectors.shape[1]} x {vectors.shape[3]} for each of {vectors.shape[2]} tokens"
 
 
-def _prompt(config: GenericConfig) -> torch.Tensor:
+def _prompt(config: GenericConfig) -> Tensor:
     return torch.randint(config.vocab_size, (PROMPT,), generator=torch.Generator().manual_seed(0))
 
 
@@ -198,13 +199,13 @@ def _compare(
 
 
 def _in_two_steps(
-    model: TransformersModel, prompt: torch.Tensor, config: GenericConfig, dtype: torch.dtype, kernels: Kernels
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    model: TransformersModel, prompt: Tensor, config: GenericConfig, dtype: torch.dtype, kernels: Kernels
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the logits of a prompt's two chunks, and of a shorter prompt that runs beside the second chunk."""
     shape, device = (config.num_layers, 2 * 5, _BLOCK_SIZE, config.kv_dim), prompt.device
     cache = torch.full(shape, float("nan"), dtype=dtype, device=device)
 
-    def step(tokens: torch.Tensor, lies: list[Lie]) -> torch.Tensor:
+    def step(tokens: Tensor, lies: list[Lie]) -> Tensor:
         spans = Spans(lies, _BLOCK_SIZE)
         attention = attention_of([], spans, cache, config, kernels, model)
         rows = torch.arange(len(tokens), device=device)
@@ -218,7 +219,7 @@ def _in_two_steps(
     return first, second, other
 
 
-def _off(ours: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype) -> float:
+def _off(ours: Tensor, reference: Tensor, dtype: torch.dtype) -> float:
     """Return how far the tokens' logits are off: the largest error in fp32, the median error in half precision."""
     spread = reference.std(-1)
     errors = (ours - reference).square().mean(-1).sqrt() / spread

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from alignedserve.architectures.generic import GenericConfig
 from alignedserve.engine.device.memory import out_of_memory
@@ -41,9 +42,9 @@ class Call:
     """A layer's call for attention. Query is [1, heads, rows, head_dim], K and V are [1, kv_heads, rows, head_dim]."""
 
     module: torch.nn.Module
-    query: torch.Tensor
-    key: torch.Tensor
-    value: torch.Tensor
+    query: Tensor
+    key: Tensor
+    value: Tensor
     mask: Any  # the mask that our mask function returned, as the model passes it on
     scale: float
     options: dict[str, Any]  # all other arguments of the layer
@@ -53,14 +54,14 @@ class Calls:
     """Routes the calls of one model's layers to the function that answers them during one pass."""
 
     def __init__(self) -> None:
-        self._answer: Callable[[Call], torch.Tensor] | None = None
+        self._answer: Callable[[Call], Tensor] | None = None
 
-    def answer(self, call: Call) -> torch.Tensor:
+    def answer(self, call: Call) -> Tensor:
         assert self._answer is not None, "layers run only within a pass"
         return self._answer(call)
 
     @contextmanager
-    def answered_by(self, answer: Callable[[Call], torch.Tensor]) -> Iterator[None]:
+    def answered_by(self, answer: Callable[[Call], Tensor]) -> Iterator[None]:
         self._answer = answer
         try:
             yield
@@ -89,24 +90,18 @@ class HfNetwork:
     def name_of(self, module: torch.nn.Module) -> str:
         return next((name for name, found in self.model.named_modules() if found is module), type(module).__name__)
 
-    def run(
-        self,
-        tokens: torch.Tensor,
-        positions: torch.Tensor,
-        rows: torch.Tensor | None,
-        answer: Callable[[Call], torch.Tensor],
-    ) -> torch.Tensor:
+    def run(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, answer: Callable[[Call], Tensor]) -> Tensor:
         """Return the logits, in fp32, of the tokens at `rows`, or of all tokens if `rows` is None."""
         kept = {"logits_to_keep": rows} if rows is not None and self._takes_rows else {}
         with self._calls.answered_by(answer):
             outputs = self.model(input_ids=tokens[None], position_ids=positions[None], use_cache=False, **kept)
-        logits: torch.Tensor = outputs.logits[0]
+        logits: Tensor = outputs.logits[0]
         return (logits if kept or rows is None else logits[rows]).float()
 
-    def run_plainly(self, tokens: torch.Tensor) -> torch.Tensor:
+    def run_plainly(self, tokens: Tensor) -> Tensor:
         """Return the logits, in fp32, of all tokens of one request, as transformers computes them without us."""
         self.attend_by(EAGER)
-        logits: torch.Tensor = self.model(input_ids=tokens[None], use_cache=False).logits[0]
+        logits: Tensor = self.model(input_ids=tokens[None], use_cache=False).logits[0]
         return logits.float()
 
     def attend_by(self, name: str) -> None:
@@ -120,17 +115,15 @@ class TransformersModel:
         """`layers` maps each module that attends to its layer of the device cache, whose vectors have dtype `dtype`."""
         self._network, self._layers, self._dtype = network, layers, dtype
 
-    def forward(
-        self, tokens: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None, attention: Attention
-    ) -> torch.Tensor:
-        def answer(call: Call) -> torch.Tensor:
+    def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
+        def answer(call: Call) -> Tensor:
             query, key, value = (x[0].transpose(0, 1).to(self._dtype) for x in (call.query, call.key, call.value))
             attended = attention.attend(self._layers[call.module], query, key.flatten(1), value.flatten(1))
             return attended[None].to(call.query.dtype)
 
         return self._network.run(tokens, positions, rows, answer)
 
-    def project(self, layer: int, hidden: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         raise UnsupportedModel(f"K and V of {self._network.kind} cannot be computed from hidden vectors")
 
 
@@ -146,7 +139,7 @@ def read_network(
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModel(f"{folder}: {config.architecture} is not supported: it counts positions by itself")
     num_bytes = sum(parameter.nbytes for parameter in model.parameters())
-    log.info("%s of transformers read in %.1f s", type(model).__name__, time.perf_counter() - began)
+    log.info("%s, run by transformers, was read in %.1f s", type(model).__name__, time.perf_counter() - began)
     return HfNetwork(model.eval().requires_grad_(False).to(device)), num_bytes
 
 
@@ -230,13 +223,13 @@ def register(folder: Path, config: GenericConfig) -> None:
 
 def _attention(
     module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
     attention_mask: Any = None,
     scaling: float | None = None,
     **options: Any,
-) -> tuple[torch.Tensor, None]:
+) -> tuple[Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     call = Call(module, query, key, value, attention_mask, scale, options)
     calls: Calls = getattr(module, _MEMBER)
@@ -247,7 +240,7 @@ def _no_mask(**_: Any) -> None:
     return None
 
 
-def _named_mask(*, q_length: int, kv_length: int, mask_function: Any, **_: Any) -> torch.Tensor:
+def _named_mask(*, q_length: int, kv_length: int, mask_function: Any, **_: Any) -> Tensor:
     """Return a causal mask that carries the rule by which transformers would have made the real mask."""
     mask = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool).tril()
     mask.rule = mask_function  # type: ignore[attr-defined]

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import torch
+from torch import Tensor
 
 from alignedserve.core import History, Sampling
 from alignedserve.engine.sampling.grammar import make_grammar
@@ -38,7 +39,7 @@ class Edits:
         self.stop_tokens = torch.tensor(stop_tokens, dtype=torch.long)
         self._allowed = _mask(sampling.allowed_tokens, vocab_size) if sampling.allowed_tokens else None
         self._grammar = make_grammar(sampling, stop_tokens, vocab_size, syntaxes)
-        self._by_grammar: torch.Tensor | None = None  # the mask of the grammar now
+        self._by_grammar: Tensor | None = None  # the mask of the grammar now
         self._num_followed = 0  # tokens of the output that are taken into account
 
     def follow(self, index: int, newest: int | None) -> bool:
@@ -62,8 +63,8 @@ class Edits:
         return True
 
     @property
-    def mask(self) -> torch.Tensor | None:
-        """[vocabulary]: whether each token may come; None if there is no limit."""
+    def mask(self) -> Tensor | None:
+        """Return whether each token of the vocabulary may come; None if there is no limit."""
         if self._by_grammar is None:
             return self._allowed
         return self._by_grammar if self._allowed is None else self._by_grammar & self._allowed
@@ -82,11 +83,11 @@ class _Seen:
         self._room[0, : len(self._places)] = torch.tensor([*self._places], dtype=torch.long)
 
     @property
-    def tokens(self) -> torch.Tensor:
+    def tokens(self) -> Tensor:
         return self._room[0, : len(self._places)]
 
     @property
-    def counts(self) -> torch.Tensor:
+    def counts(self) -> Tensor:
         return self._room[1, : len(self._places)]
 
     def add(self, token: int) -> None:
@@ -97,7 +98,7 @@ class _Seen:
         self._room[1, place] += 1
 
 
-def edit_logits(logits: torch.Tensor, rows: Sequence[int], edits: Sequence[Edits]) -> None:
+def edit_logits(logits: Tensor, rows: Sequence[int], edits: Sequence[Edits]) -> None:
     """Edit each of these rows in place by the edits of its request."""
     edited = [*zip(rows, edits, strict=True)]
     for row, edit in edited:
@@ -115,12 +116,10 @@ def edit_logits(logits: torch.Tensor, rows: Sequence[int], edits: Sequence[Edits
         flat.index_fill_(0, _places(logits, held_back)[0], -torch.inf)
 
 
-def _penalise(
-    values: torch.Tensor, counts: torch.Tensor, samplings: Sequence[Sampling], group: torch.Tensor
-) -> torch.Tensor:
+def _penalise(values: Tensor, counts: Tensor, samplings: Sequence[Sampling], group: Tensor) -> Tensor:
     """Return the penalised values: `group` is the number of a value's sampling."""
 
-    def each(penalties: list[float]) -> torch.Tensor:
+    def each(penalties: list[float]) -> Tensor:
         return _like(values, torch.tensor(penalties))[group]
 
     repetition = each([sampling.repetition_penalty for sampling in samplings])
@@ -130,7 +129,7 @@ def _penalise(
     return values - each([sampling.presence_penalty for sampling in samplings]) * (counts > 0)
 
 
-def _places(logits: torch.Tensor, groups: Sequence[tuple[int, torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+def _places(logits: Tensor, groups: Sequence[tuple[int, Tensor]]) -> tuple[Tensor, Tensor]:
     """Return the places of the logits of all groups (row, tokens), group after group, and the group of each place."""
     lengths = torch.tensor([len(tokens) for _, tokens in groups])
     group = torch.arange(len(groups)).repeat_interleave(lengths)
@@ -139,12 +138,12 @@ def _places(logits: torch.Tensor, groups: Sequence[tuple[int, torch.Tensor]]) ->
     return on_device(at, logits.device), on_device(group, logits.device)
 
 
-def _like(values: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
+def _like(values: Tensor, numbers: Tensor) -> Tensor:
     """Return the numbers with the dtype of the values and on their device, without waiting for the device."""
     return on_device(numbers.to(values.dtype), values.device)
 
 
-def _mask(tokens: Sequence[int], vocab_size: int) -> torch.Tensor:
+def _mask(tokens: Sequence[int], vocab_size: int) -> Tensor:
     mask = torch.zeros(vocab_size, dtype=torch.bool)
     mask[list(tokens)] = True
     return mask

@@ -7,27 +7,19 @@ state follows from these alone: on another worker it is made again and gets the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from alignedserve.core import Sampling
 from alignedserve.errors import PlanError
 from alignedserve.text.syntax import Syntaxes
 
 
-class Grammar(Protocol):
-    def advance(self, token: int) -> None:
-        """Take the next token of the output."""
-
-    def mask(self) -> torch.Tensor:
-        """Return [vocabulary] of bool: whether each token may come now."""
-
-
 def make_grammar(
     sampling: Sampling, stop_tokens: Sequence[int], vocab_size: int, syntaxes: Syntaxes | None
-) -> Grammar | None:
+) -> ChoiceGrammar | TextGrammar | None:
     """Return the request's grammar before the first token of the output; None if the request has none."""
     if sampling.grammar is not None:
         return ChoiceGrammar(sampling.grammar.outputs, stop_tokens, vocab_size)
@@ -47,11 +39,13 @@ class ChoiceGrammar:
         self._num_tokens = 0  # of the output so far
 
     def advance(self, token: int) -> None:
+        """Take the next token of the output."""
         at = self._num_tokens
         self._possible = [choice for choice in self._possible if len(choice) > at and choice[at] == token]
         self._num_tokens += 1
 
-    def mask(self) -> torch.Tensor:
+    def mask(self) -> Tensor:
+        """Return [vocabulary] of bool: whether each token may come now."""
         at = self._num_tokens
         allowed = {choice[at] for choice in self._possible if len(choice) > at}
         if any(len(choice) == at for choice in self._possible):
@@ -71,7 +65,7 @@ class TextGrammar:
     def advance(self, token: int) -> None:
         self._matcher.consume_token(token)
 
-    def mask(self) -> torch.Tensor:
+    def mask(self) -> Tensor:
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, count=self._vocab_size, bitorder="little").view(np.bool_)
         may_end = self._matcher.is_accepting()

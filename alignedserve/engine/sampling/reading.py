@@ -18,7 +18,7 @@ from alignedserve.kernels.common.drawing import Likeliest
 class Begun(Protocol):
     @property
     def has_failed(self) -> bool:
-        """Whether the step failed before it ran, because memory was too little."""
+        """Return whether the step failed before it ran, because memory was too little."""
 
     def result(self) -> StepResult:
         """Wait for the step's result and return it."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+from torch import Tensor
 
 from alignedserve.core import History, Logprob, Sampling
 from alignedserve.engine.sampling.edits import Edits, edit_logits
@@ -63,7 +64,7 @@ class SampledToken:
 class Drawn:
     """Tokens that are still on the device, which may not have computed them yet."""
 
-    tokens: torch.Tensor  # [requests], NONE where no token is possible
+    tokens: Tensor  # [requests], NONE where no token is possible
     asked: Sequence[int] = ()  # the rows that ask for log-probabilities
     likeliest: Likeliest | None = None  # the log-probabilities of these rows
 
@@ -99,11 +100,11 @@ class Sampler:
         follows = any(token.sampling.syntax for token in wanted)
         self._coming = (wanted, self._thread.submit(self._follow, wanted)) if follows else None
 
-    def sample(self, logits: torch.Tensor, wanted: Sequence[NextToken]) -> list[SampledToken]:
+    def sample(self, logits: Tensor, wanted: Sequence[NextToken]) -> list[SampledToken]:
         """Sample a token from each row of `logits` [requests, vocabulary]; this changes the logits."""
         return self.draw(logits, wanted).read()
 
-    def draw(self, logits: torch.Tensor, wanted: Sequence[NextToken]) -> Drawn:
+    def draw(self, logits: Tensor, wanted: Sequence[NextToken]) -> Drawn:
         """Sample like `sample`, but without waiting for the device."""
         asked = [row for row, token in enumerate(wanted) if token.sampling.logprobs is not None]
         rows = on_device(torch.tensor(asked), logits.device) if asked else None
@@ -115,11 +116,11 @@ class Sampler:
         tops = [wanted[row].sampling.logprobs or 0 for row in asked]
         return Drawn(tokens, asked, self._kernels.logprobs(raw, tokens.index_select(0, rows), tops))
 
-    def score(self, logits: torch.Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
+    def score(self, logits: Tensor, tokens: Sequence[int], top: int) -> list[Logprob]:
         """Return the log-probability of each row's token, and of the row's `top` likeliest tokens."""
         return logprobs_of(logits, tokens, [top] * len(tokens), self._kernels)
 
-    def _edit(self, logits: torch.Tensor, wanted: Sequence[NextToken]) -> None:
+    def _edit(self, logits: Tensor, wanted: Sequence[NextToken]) -> None:
         coming, self._coming = self._coming, None
         is_prepared = coming is not None and coming[0] is wanted
         edits = coming[1].result() if coming is not None and is_prepared else self._follow(wanted)
@@ -144,14 +145,12 @@ class Sampler:
         return known
 
 
-def choose(
-    logits: torch.Tensor, wanted: Sequence[tuple[Sampling, int]], kernels: Kernels = REFERENCE
-) -> list[int | None]:
+def choose(logits: Tensor, wanted: Sequence[tuple[Sampling, int]], kernels: Kernels = REFERENCE) -> list[int | None]:
     """Return the token of each row by its sampling and index, without edits; None where no token is possible."""
     return _to_tokens(_draw(logits, wanted, kernels).tolist())
 
 
-def _draw(logits: torch.Tensor, wanted: Sequence[tuple[Sampling, int]], kernels: Kernels) -> torch.Tensor:
+def _draw(logits: Tensor, wanted: Sequence[tuple[Sampling, int]], kernels: Kernels) -> Tensor:
     numbers = [uniform(sampling.seed, index) if sampling.temperature > 0 else 0.0 for sampling, index in wanted]
     return kernels.draw(logits, [sampling for sampling, _ in wanted], numbers)
 
@@ -161,7 +160,7 @@ def _to_tokens(drawn: Sequence[int]) -> list[int | None]:
 
 
 def logprobs_of(
-    logits: torch.Tensor, tokens: Sequence[int], tops: Sequence[int], kernels: Kernels = REFERENCE
+    logits: Tensor, tokens: Sequence[int], tops: Sequence[int], kernels: Kernels = REFERENCE
 ) -> list[Logprob]:
     """Return the log-probability of each row's token, and of its likeliest tokens, from the model's own logits."""
     if not tokens:

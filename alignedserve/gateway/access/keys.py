@@ -37,7 +37,7 @@ _KEY_PREFIX = "as-"
 
 
 class Scope(str, Enum):
-    """What a key may ask for."""
+    """A kind of request that a key may make."""
 
     GENERATE = "generate"  # tokens, and what the models are
     BATCH = "batch"  # files, and jobs over them
@@ -48,7 +48,7 @@ EVERY_SCOPE = frozenset(Scope)
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a key may ask for; None is no limit."""
+    """The limits of what a key may ask for; None is no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and outputs
@@ -157,7 +157,7 @@ def _check_distinct(entries: Iterable[KeyEntry], source: str) -> None:
     for entry in entries:
         if entry.name in names or entry.hash in hashes:
             kind = "name" if entry.name in names else "hash"
-            raise ConfigError(f"{source}: the {kind} of key {entry.name} is there twice")
+            raise ConfigError(f"{source}: the {kind} of key {entry.name} is given twice")
         names.add(entry.name)
         hashes.add(entry.hash)
 

@@ -31,7 +31,7 @@ _UNUSED = bytes(16)
 
 @dataclass
 class Bucket:
-    """What a caller may still take: at most a minute's limit, refilled evenly.
+    """The amount that a caller may still take: at most a minute's limit, refilled evenly.
 
     It may fall below 0, because the cost of a request is known only later."""
 

@@ -18,7 +18,7 @@ from alignedserve.gateway.openai.parsing import LARGE_BYTES
 
 BODIES_AT_ONCE = 32  # bodies of the largest size that may be held together
 SMALL_AT_ONCE = 32  # small bodies that may be parsed at once, beside one large body
-# A file may take FILE_S, and as much longer as its bytes so far take at this rate.
+# An upload of a file may take FILE_S, and more by the time that its bytes so far take at this rate.
 FILE_S, FILE_BYTES_PER_S = 30.0, 32 << 10
 
 

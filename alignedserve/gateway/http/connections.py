@@ -121,7 +121,7 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
     def _can_refuse(self) -> bool:
-        """Whether a refusal can be sent now.
+        """Return whether a refusal can be sent now.
 
         During another answer it would be read as a part of that answer. But if the broken request is the running one,
         broken in its body, and its answer has not begun, the refusal becomes its answer."""

@@ -19,7 +19,7 @@ LUMP = 64  # tokens of output that are written to the ledger together
 
 
 class Tab:
-    """What one HTTP request takes from its caller's limits, and its place among the caller's open requests."""
+    """The share of its caller's limits that an HTTP request takes, and its place among the caller's open requests."""
 
     def __init__(self, ledger: Ledger, caller: Caller, now: Callable[[], float] = time.monotonic) -> None:
         self._ledger, self.caller, self._limits, self._now = ledger, caller, caller.limits, now

@@ -235,7 +235,7 @@ class RequestMeter:
             self._metrics.count_slo(self._service, self._is_attained())
 
     def _is_attained(self) -> bool:
-        """Whether the request met its deadlines, by the simulator's rule.
+        """Return whether the request met its deadlines, by the simulator's rule.
 
         A real-time request needs its first token and 99 of 100 gaps in time; a best-effort request needs its end."""
         if self._service is ServiceClass.BE:

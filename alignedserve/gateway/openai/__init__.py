@@ -2,7 +2,6 @@
 
 errors.py          Every error that a client can get, in OpenAI's form.
 formats.py         The forms that a client may demand of its answer: a JSON schema, a pattern, a grammar, ...
-logprob_shapes.py  The JSON of log-probabilities.
 parsing.py         Parses and checks the bytes of a body.
 promises.py        Chooses a request's service class and deadlines.
 reading.py         Turns the delivered tokens of a request into pieces of its answer.

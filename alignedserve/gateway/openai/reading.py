@@ -48,7 +48,7 @@ def join_pieces(pieces: Sequence[AnswerPiece]) -> AnswerPiece:
 
 @dataclass(frozen=True)
 class Ending:
-    """Where an answer ends, by rules that the engine does not know."""
+    """The rules for the end of an answer that the engine does not know."""
 
     stops: tuple[str, ...] = ()
     include_stop: bool = False

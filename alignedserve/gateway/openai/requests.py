@@ -23,7 +23,7 @@ FormLimits: TypeAlias = tuple[Choice | None, str]  # what an output must follow:
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a body came from."""
+    """The origin of a body: its caller, and the member that receives its tokens."""
 
     id: str  # of the body's first request; the ids of its other requests begin with it
     owner: str  # the member that receives their tokens

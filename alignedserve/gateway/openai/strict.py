@@ -53,5 +53,5 @@ def without_unsupported(tree: Any, unsupported: Mapping[str, tuple[Any, ...]], w
 
 
 def _same(value: Any, usual: Any) -> bool:
-    """Whether the values are equal in JSON: 1.0 equals 1, but true does not."""
+    """Return whether the values are equal in JSON: 1.0 equals 1, but true does not."""
     return isinstance(value, bool) == isinstance(usual, bool) and bool(value == usual)

@@ -306,7 +306,7 @@ class _AnyRequest(Strict):
 
     @property
     def usage_in_chunks(self) -> bool:
-        """Whether each chunk shows the usage so far."""
+        """Return whether each chunk shows the usage so far."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
 
@@ -390,7 +390,7 @@ class ChatRequest(_AnyRequest):
 
     @property
     def may_call(self) -> bool:
-        """Whether the answer is searched for tool calls."""
+        """Return whether the answer is searched for tool calls."""
         return bool(self.tools) and self.tool_choice != "none"
 
     @property

@@ -106,14 +106,14 @@ def read_trial(path: Path) -> SimulationTrial:
     try:
         trial: SimulationTrial = typed(SimulationTrial, tree)
     except WrongTree as error:
-        raise FuzzError(f"{path}: this is no trial of this version: {error}") from None
+        raise FuzzError(f"{path}: this is not a trial of this version: {error}") from None
     return trial
 
 
 def _head(path: Path, key: str, program: str) -> Any:
     head = next(_lines(path), None)
     if not isinstance(head, dict) or head.get("format") != FORMAT or key not in head:
-        raise FuzzError(f"{path} is no saved run of {program}, of format {FORMAT}")
+        raise FuzzError(f"{path} is not a saved run of {program}, of format {FORMAT}")
     return head[key]
 
 
@@ -123,7 +123,7 @@ def _lines(path: Path) -> Iterator[Any]:
             for number, line in enumerate(file, 1):
                 yield _json(line, number)
         except (ValueError, OSError, EOFError, RecursionError, zlib.error) as error:
-            raise FuzzError(f"{path} is no saved run: {error!s:.100}") from error
+            raise FuzzError(f"{path} is not a saved run: {error!s:.100}") from error
 
 
 def _json(line: str, number: int) -> Any:

@@ -215,8 +215,8 @@ def from_tree(tree: Any) -> Scenario:
         scenario: Scenario = typed(Scenario, tree)
         Topology.parse(scenario.topology)
     except WrongTree as error:
-        raise FuzzError(f"this is no scenario of this version: {error}") from None
+        raise FuzzError(f"this is not a scenario of this version: {error}") from None
     except ValueError:
         wanted = f"one such as {' or '.join(TOPOLOGIES)}"
-        raise FuzzError(f"this is no scenario: topology must be {wanted}, not {scenario.topology!r:.40}") from None
+        raise FuzzError(f"this is not a scenario: topology must be {wanted}, not {scenario.topology!r:.40}") from None
     return scenario

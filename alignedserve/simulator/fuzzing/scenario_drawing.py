@@ -86,7 +86,7 @@ def _draw_asks(draw: Random, num_gateways: int) -> Iterator[Ask]:
 
 
 def _with_turns(seed: int, asks: list[Ask]) -> tuple[Ask, ...]:
-    """In every second run, let some requests continue an earlier request, which may or may not have ended by then."""
+    """Let some requests of every second run continue an earlier request, which may or may not have ended by then."""
     draw = Random(f"{seed}/turns")
     share = draw.choice((0.0, 0.5))
     for at, ask in enumerate(asks):
@@ -98,7 +98,7 @@ def _with_turns(seed: int, asks: list[Ask]) -> tuple[Ask, ...]:
 
 
 def _crowded(drawn: Scenario) -> Scenario:
-    """In every fifth run, let many requests with long outputs arrive at once where memory grows: some are preempted."""
+    """Let many requests with long outputs arrive at once in every fifth run, where memory grows: some are preempted."""
     draw = Random(f"{drawn.seed}/crowd")
     if draw.random() > 1 / 5:
         return drawn
@@ -157,7 +157,7 @@ def _draw_policy(draw: Random) -> Policy:
 
 
 def _with_reserve(drawn: Scenario) -> Scenario:
-    """In every second run, draw another share of pages reserved for real-time requests."""
+    """Draw another share of pages reserved for real-time requests in every second run."""
     draw, policy = Random(f"{drawn.seed}/reserve"), drawn.policy
     if draw.random() < 0.5:
         policy = replace(policy, rt_reserve=draw.choice((0.0, 0.3, 0.6)))
@@ -180,7 +180,7 @@ def _with_lengths(drawn: Scenario) -> Scenario:
 
 
 def _in_haste(drawn: Scenario) -> Scenario:
-    """In every second run, give most requests a TBT so short that they cannot wait in the pool."""
+    """Give most requests of every second run a TBT so short that they cannot wait in the pool."""
     draw = Random(f"{drawn.seed}/haste")
     if draw.random() < 0.5:
         return drawn
@@ -189,7 +189,7 @@ def _in_haste(drawn: Scenario) -> Scenario:
 
 
 def _piled_up(drawn: Scenario) -> Scenario:
-    """In every sixth run, let more requests arrive than a decode worker can seat: batches wait, and are prefetched."""
+    """Let more requests arrive in every sixth run than a decode worker can seat: batches wait, and are prefetched."""
     draw = Random(f"{drawn.seed}/piled up")
     if draw.random() > 1 / 6:
         return drawn
@@ -215,7 +215,7 @@ def _piled_up(drawn: Scenario) -> Scenario:
 
 
 def _out_of_memory(drawn: Scenario) -> Scenario:
-    """In every sixth run, let documents grow where hardly two fit, and prefill workers have room for preempted work."""
+    """Let documents grow in every sixth run where hardly two fit; prefill workers have room for preempted work."""
     draw = Random(f"{drawn.seed}/out of memory")
     if draw.random() > 1 / 6:
         return drawn
@@ -239,7 +239,7 @@ def _out_of_memory(drawn: Scenario) -> Scenario:
 
 
 def _packed(drawn: Scenario) -> Scenario:
-    """In every sixth run, let classes take turns, or levels follow the tokens served; levels may rise often."""
+    """Let classes take turns in every sixth run, or levels follow the tokens served; levels may rise often."""
     draw = Random(f"{drawn.seed}/packing")
     policy = replace(drawn.policy, age_s=draw.choice((10.0, 0.05)))
     if draw.random() < 1 / 6:
@@ -257,7 +257,7 @@ def _packed(drawn: Scenario) -> Scenario:
 
 
 def _with_hidden(drawn: Scenario) -> Scenario:
-    """In every third run, if the policy allows it, keep some requests as hidden vectors, at a small or a large cost.
+    """Keep some requests of every third run as hidden vectors, at a small or a large cost, if the policy allows it.
 
     Some runs choose the requests that get memory by how long each has been pending.
     """

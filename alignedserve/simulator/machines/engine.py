@@ -58,7 +58,7 @@ class WrongKV(Exception):
 
 
 class Timing(Protocol):
-    """How long a worker's work takes, in seconds."""
+    """The durations of a worker's work, in seconds."""
 
     def step(self, plan: StepPlan) -> float: ...
 
@@ -474,7 +474,7 @@ class CheckedHands(ModelledHands):
         return self._blocks[2 * pair][offset]
 
     def _compress(self, command: CompressPage) -> bool:
-        """Whether the page could be compressed: only full and intact pages can; by the hash, every eleventh cannot."""
+        """Return whether the page could be compressed: it is full and intact; by the hash, every eleventh cannot."""
         arena = self._current_arena(command.pool)
         read = None if arena is None else arena.pages.get(command.page)
         if arena is None or read is None or arena.kind_of(command.page) is not PageKind.KV:

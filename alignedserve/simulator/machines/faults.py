@@ -13,116 +13,105 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from random import Random
-from typing import TypeAlias
 
 from alignedserve.protocol.messages import ROUTER
 
 
 @dataclass(frozen=True)
-class Kill:
+class Fault:
+    at: float
+
+
+@dataclass(frozen=True)
+class MemberFault(Fault):
+    member: str
+
+
+@dataclass(frozen=True)
+class LinkFault(Fault):
+    sender: str
+    to: str
+
+
+@dataclass(frozen=True)
+class Kill(MemberFault):
     """A process ends without a message; its launcher starts it again."""
 
-    at: float
-    member: str
     back_after_s: float = 0.5
     seen: bool = True  # the launcher tells the router; if not, the router learns of it from the silence
 
 
 @dataclass(frozen=True)
-class Freeze:
+class Freeze(MemberFault):
     """A process stops for a while and sends no heartbeats; then it continues as if nothing had happened."""
 
-    at: float
-    member: str
     for_s: float
 
 
 @dataclass(frozen=True)
-class DropFrames:
+class DropFrames(LinkFault):
     """The next frames on a link do not arrive."""
 
-    at: float
-    sender: str
-    to: str
     frames: int = 1
 
 
 @dataclass(frozen=True)
-class Duplicate:
+class Duplicate(LinkFault):
     """The next frames on a link arrive twice, the second time possibly after later frames."""
 
-    at: float
-    sender: str
-    to: str
     frames: int = 1
 
 
 @dataclass(frozen=True)
-class Slow:
+class Slow(LinkFault):
     """All frames on a link take longer for a while, so later frames of other links overtake them."""
 
-    at: float
-    sender: str
-    to: str
     extra_s: float = 0.05
     for_s: float = 1.0
 
 
 @dataclass(frozen=True)
-class Reorder:
-    """For a while every frame to a member takes up to `spread_s` longer, at random: its links overtake each other."""
+class Reorder(MemberFault):
+    """Every frame to a member takes up to `spread_s` longer for a while, at random: its links overtake each other."""
 
-    at: float
-    member: str
     spread_s: float
     for_s: float
 
 
 @dataclass(frozen=True)
-class Mute:
+class Mute(MemberFault):
     """Heartbeats are lost for a while: the router may take a working process for dead, and the process hears so."""
 
-    at: float
-    member: str
     for_s: float
 
 
 @dataclass(frozen=True)
-class SlowWorker:
+class SlowWorker(MemberFault):
     """Steps and copies take `times` as long for a while, also in a new life of the worker."""
 
-    at: float
-    member: str
     times: float
     for_s: float
 
 
 @dataclass(frozen=True)
-class LowMemory:
-    """For a while a worker has too little memory for steps of more than `most_tokens`; with 0, all its steps fail."""
+class LowMemory(MemberFault):
+    """A worker has too little memory for steps of more than `most_tokens` for a while; with 0, all its steps fail."""
 
-    at: float
-    member: str
     most_tokens: int
     for_s: float
 
 
 @dataclass(frozen=True)
-class Skew:
+class Skew(MemberFault):
     """The clock of a member's machine is ahead or behind; a process reads the offset once, when it starts."""
 
-    at: float
-    member: str
     ahead_s: float
 
 
 @dataclass(frozen=True)
-class BreakTransfer:
+class BreakTransfer(LinkFault):
     """The next transfers of KV from one worker to another go wrong; their two ends may see different results."""
 
-    at: float
-    sender: str
-    to: str
     ok: bool = False  # what the sender believes
     intact: bool = False  # what the receiver sees
     stalls: bool = False  # it ends by a time-out
@@ -130,28 +119,11 @@ class BreakTransfer:
 
 
 @dataclass(frozen=True)
-class Resize:
+class Resize(Fault):
     """A new number of workers: no fault itself, but it may come amid faults; workers start or retire."""
 
-    at: float
     prefill: int | None
     decode: int | None
-
-
-Fault: TypeAlias = (
-    Kill
-    | Freeze
-    | DropFrames
-    | Duplicate
-    | Slow
-    | Reorder
-    | Mute
-    | SlowWorker
-    | LowMemory
-    | Skew
-    | BreakTransfer
-    | Resize
-)
 
 
 def calm_at(faults: Iterable[Fault]) -> float:
@@ -217,7 +189,7 @@ def _freeze(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
 
 
 def _unheard(draw: Random, members: Sequence[str], at: float) -> Sequence[Fault]:
-    """A new router does not hear a member and announces the others: to them it has gone, and is back as it was."""
+    """Let a new router not hear a member and announce the others: to them the member goes, and comes back unchanged."""
     others = [member for member in members if member != ROUTER]
     dies = Kill(at, ROUTER, draw.uniform(0.05, 0.5), seen=True)
     return [dies, Mute(at, draw.choice(others), draw.uniform(0.8, 2.5))]

@@ -101,7 +101,7 @@ class GpuTruth:
         if longest == shortest:
             return mean
         worst = self._shared_us(chunks, requests, longest)
-        # As if each prefix were as short as the shortest or as long as the longest, with the same mean.
+        # The share of longest prefixes, if each prefix were either the shortest or the longest and the mean the same.
         alpha = self._skew[bool(chunks)].near(requests, (mean_prefix - shortest) / (longest - shortest))
         return mean + _MILLI * alpha * max(0.0, worst - mean)
 

@@ -49,7 +49,7 @@ class WorkHands(Hands, Protocol):
 
 @dataclass(frozen=True)
 class ProcessSetup:
-    """What a process starts with."""
+    """The core, the hands and the commands that a process starts with."""
 
     core: Core
     hands: Hands
@@ -131,7 +131,7 @@ class Process(TurnLoop):
             self.turn(self._arrived() if self._inbox else ())
         except CastOut:
             self._world.end(self.member.name, _CAST_OUT_S, seen=True)
-        # Work that goes aside leaves the process free. It may fail at once: its event then takes a turn within this
+        # Work that runs beside the process leaves it free. It may fail at once: that event takes a turn within this
         # one, which may begin work too.
         while self._work and self._may_begin():
             self._begin(self._work.popleft())

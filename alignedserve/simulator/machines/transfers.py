@@ -38,7 +38,7 @@ class Device(Protocol):
 
 @dataclass(frozen=True)
 class Mishap:
-    """How a transfer goes wrong."""
+    """The way in which a transfer goes wrong."""
 
     ok: bool  # whether its sender takes it for done
     intact: bool  # whether its receiver takes its content for intact

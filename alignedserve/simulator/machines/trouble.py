@@ -74,11 +74,11 @@ class Trouble:
         return extra_s + (self._draw.uniform(0.0, spread_s) if now < spread_until else 0.0)
 
     def drops(self, sender: str, to: str) -> bool:
-        """Whether the next frame is lost; count it."""
+        """Return whether the next frame is lost; count it."""
         return bool(self._drops) and _use_up(self._drops, (sender, to))
 
     def doubles(self, sender: str, to: str) -> bool:
-        """Whether the next frame arrives twice; count it."""
+        """Return whether the next frame arrives twice; count it."""
         return bool(self._doubles) and _use_up(self._doubles, (sender, to))
 
     def mishap(self, sender: str, to: str) -> Mishap | None:
@@ -95,7 +95,7 @@ class Trouble:
         return times if now < until else 1.0
 
     def has_memory(self, member: str, tokens: int, now: float) -> bool:
-        """Whether a worker has memory for a step of this many tokens."""
+        """Return whether a worker has memory for a step of this many tokens."""
         until, most = self._low_memory.get(member, _NOT)
         return now >= until or tokens <= most
 

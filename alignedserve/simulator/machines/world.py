@@ -57,7 +57,10 @@ class World:
     """Processes, links, faults and the agenda that drives them."""
 
     def __init__(self, seed: int, network: NetworkDelays = NetworkDelays(), in_bytes: bool = True) -> None:
-        """With `in_bytes` frames travel as bytes, and all commands are noted; long runs do without, to save time."""
+        """Make an empty world.
+
+        With `in_bytes` frames travel as bytes, and all commands are noted; long runs do without, to save time.
+        """
         self.agenda, self.in_bytes = Agenda(), in_bytes
         self.is_noted = in_bytes  # whether witnesses hear of commands, and `digest` covers them
         self._network = network

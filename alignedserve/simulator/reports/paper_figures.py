@@ -70,7 +70,7 @@ def _keeps_bros_ttft(request: RequestRecord) -> bool:
 
 
 def _keeps_bros_tpot(request: RequestRecord) -> bool:
-    """Whether the mean TPOT is in time. A request with a single token has no TPOT, and is in time."""
+    """Return whether the mean TPOT is in time. A request with a single token has no TPOT, and is in time."""
     return has_finished(request) and (len(request.token_at) < 2 or mean_tpot_s(request) <= _BROS_TPOT_S)
 
 

@@ -48,7 +48,7 @@ def keeps_ttft(request: RequestRecord) -> bool:
 
 
 def keeps_tbt(request: RequestRecord) -> bool:
-    """Whether the 99th percentile of the request's own gaps is in time. Without gaps the promise is kept."""
+    """Return whether the 99th percentile of the request's own gaps is in time. Without gaps the promise is kept."""
     gaps = gaps_s(request)
     return has_finished(request) and (not gaps or percentile(gaps, 99) <= request.slo.tbt_s)
 
@@ -62,7 +62,7 @@ def keeps_jct(request: RequestRecord) -> bool:
 
 
 def keeps_all(request: RequestRecord) -> bool:
-    """Whether every promise of the request's class is kept: a BE request has no deadlines for single tokens."""
+    """Return whether every promise of the request's class is kept: a BE request has no deadlines for single tokens."""
     return keeps_jct(request) and (request.service is ServiceClass.BE or attains(request))
 
 

@@ -151,7 +151,6 @@ def worker_figures(record: RunRecord) -> tuple[WorkerFigures, ...]:
 
 
 def _seconds_by_worker(work: Iterable[StepRecord | CopyRecord]) -> Mapping[str, Sequence[float]]:
-    """Return the durations of this work by worker."""
     seconds: defaultdict[str, array[float]] = defaultdict(lambda: array("d"))
     for record in work:
         seconds[record.worker].append(record.seconds)

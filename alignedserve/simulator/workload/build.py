@@ -187,7 +187,7 @@ def _stream_values(tree: Tree, read: tuple[str, ...], parts: tuple[type, ...], w
     values = _values({key: value for key, value in tree.items() if key not in read}, keys_of(*parts), what)
     for key, needed in _NEEDS.items():
         if key in values and needed not in values:
-            raise WorkloadError(f"{key} means nothing without {needed}")
+            raise WorkloadError(f"{key} has no effect without {needed}")
     return values
 
 

@@ -74,14 +74,14 @@ def _copy(tree: Mapping[str, Any]) -> Tree:
 
 
 def _overridden(tree: Tree, pairs: list[str]) -> Tree:
-    """Each pair is `KEY=VALUE` of the whole or of the only stream, or `STREAM.KEY=VALUE`."""
+    """Change the tree by pairs: `KEY=VALUE` of the whole or of the only stream, or `STREAM.KEY=VALUE`."""
     seen = set()
     for pair in pairs:
         key, equals, value = (part.strip() for part in pair.partition("="))
         if not equals:
             raise WorkloadError(f"workload: {pair!r} must be written KEY=VALUE")
         if key in seen:
-            raise WorkloadError(f"workload: {key} is there twice")
+            raise WorkloadError(f"workload: {key} is given twice")
         seen.add(key)
         _override(tree, key, value)
     return tree

@@ -1,4 +1,4 @@
-"""What others tell a worker about single requests: run a prompt, drop it, expect so long an output."""
+"""Obey the messages to a worker about single requests: run a prompt, drop it, expect an output of some length."""
 
 from __future__ import annotations
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from alignedserve.worker.device import DeviceMemory
-from alignedserve.worker.faults import Faults
 from alignedserve.worker.in_flight import StepsInFlight
-from alignedserve.worker.notes import Notes
+from alignedserve.worker.notes import Faults, Notes
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.page_writer import PageNames, PageWriter
 from alignedserve.worker.parts.owners import Owners

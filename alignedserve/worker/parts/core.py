@@ -10,7 +10,7 @@ from alignedserve.worker.parts.part import Act, CorePart
 
 
 class WorkerCore:
-    """What the cores of both workers show to others. A core makes its parts, and then sets its parts and its turn."""
+    """The core that both workers share: a worker's core makes its parts, and then sets its parts and its turn."""
 
     def __init__(self, common: Common) -> None:
         self._common = common

@@ -1,7 +1,7 @@
-"""What a worker tells the owners of its requests: each token once, and again where a frame of it was lost.
+"""Send the tokens of requests to their owners: each token once, and again where a frame was lost.
 
-The worker keeps what it has emitted until the owner has it. What is lost on the way is said again: at the latest
-REFRESH_S later, at once where the link's numbers tell (LinkGap) or the other side says so (Missed).
+The worker keeps what it has emitted until the owner has it. A lost frame is sent again: at the latest REFRESH_S later,
+or at once where the link's numbers show the gap (LinkGap) or the other side says so (Missed).
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class CorePart:
 
     @property
     def awaits_answer(self) -> bool:
-        """Whether this part may have to repeat something later, so that the refresh timer has to run."""
+        """Return whether this part may have to repeat something later, so that the refresh timer has to run."""
         return False
 
 

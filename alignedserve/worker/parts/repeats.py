@@ -1,4 +1,4 @@
-"""What is said again when a frame may have been lost: after a while of silence, or as soon as a gap is seen."""
+"""Repeat messages when a frame may have been lost: after a while of silence, or as soon as a gap is seen."""
 
 from __future__ import annotations
 

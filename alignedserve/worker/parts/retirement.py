@@ -1,4 +1,4 @@
-"""How a worker ends: it takes nothing new, and stops when all that was here has gone on or is with its owners."""
+"""Retire a worker: it takes nothing new, and stops when all its requests have gone on and owners have their tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker tells the router: what it holds, what has moved on, and how much is left to run."""
+"""Tell the router which requests the worker holds, which have moved on, and how much is left to run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""How a step begins and ends: pairs come free, the worker learns its time, and its requests get their tokens.
+"""Begin and end a step: pairs come free, the worker learns its time, and its requests get their tokens.
 
-A step that finds too little memory has changed nothing: smaller ones follow (step_room.py). Where even a single token
+A step that finds too little memory has changed nothing: smaller ones follow (pace.py). Where even a single token
 finds too little, its request is lost, and its owner starts the next attempt.
 """
 

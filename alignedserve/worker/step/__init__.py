@@ -1,4 +1,4 @@
-"""How a worker chooses what its next step runs: the same for prefill and decode workers.
+"""Choose what a worker's next step runs, by the same rules on prefill and decode workers.
 
 selection.py  Which decodes and prompt chunks run in a step. Begin here.
 filling.py    A step that is being put together: what fits into what is left of its time, its tokens and memory.

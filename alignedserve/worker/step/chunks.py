@@ -1,4 +1,4 @@
-"""Which prompt tokens run in a step where prompts are served first come, first served; and how a chunk is made."""
+"""Choose the prompt tokens of a step where prompts are served first come, first served; and make a chunk."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from alignedserve.worker.step.running import Running
 COUNTED = 20
 LONGEST_S, SHORTEST_S = 60.0, 10.0  # without a prompt, before none is expected: they may come in bursts
 MOST, LEAST = 0.25, 0.125  # the share
-# What the share is multiplied by: it stands still where one prompt in fifty is late for it.
+# The factors of the share, after a late prompt and after one in time: it is stable with one late prompt in fifty.
 AFTER_LATE, AFTER_IN_TIME = 0.7, 1.007
 
 

@@ -17,7 +17,7 @@ from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.windows import Left, Window, windows
 
-# What a first token in time is worth, which is waited for longest: so many late gaps of chats that had none, or of any.
+# The worth of a first token in time, as late gaps between tokens: of chats without a late gap so far, and of any chat.
 GAPS_FOR_FIRST, MOST_GAPS = 2, 16
 HELD_TO = 0.5  # of the time of a step: best-effort prompts beside real-time decodes
 
@@ -37,7 +37,7 @@ class Filling:
         self._stopped_on_time = self._is_full = self._has_replaced = False
         self._spare: list[tuple[float, Running]] | None = None  # real-time decodes, the most slack last
         self._has_sure = False  # the prompt that gets a block in any case
-        self._has_cut = False  # a prompt, for want of time or tokens: there is none for others
+        self._has_cut = False  # a prompt, for lack of time or tokens: there is none for others
         self._has_no_memory = False  # a request waits for it: no other is seated
         self._be_has_no_memory = False  # a best-effort request does: real-time ones do not stand behind it
         self._has_long: bool | None = None  # whether a long prompt is unfinished
@@ -47,7 +47,6 @@ class Filling:
 
     @property
     def selection(self) -> Selection:
-        """Return what has been chosen."""
         seating = self._seating
         if seating.unseated:
             self._leave_out(seating.unseated)
@@ -204,11 +203,11 @@ class Filling:
             self._be_has_no_memory = True
 
     def _lacks_memory(self, running: Running) -> bool:
-        """Whether another request waits for memory that is to be seated before this one."""
+        """Return whether another request waits for memory that is to be seated before this one."""
         return self._has_no_memory or (self._be_has_no_memory and not running.promise.is_rt)
 
     def _replaces(self, best_effort: Running) -> bool:
-        """Whether it takes the place of the real-time decode with most slack, which is in time without this step too.
+        """Replace the real-time decode with most slack if it is in time without this step; return whether that is done.
 
         The first best-effort decode that neither fits nor may replace ends the choice of such (BROS §4.2, Alg. 1).
         """
@@ -244,12 +243,12 @@ class Filling:
 
     @property
     def _may_cut(self) -> bool:
-        """Whether a prompt may be cut. Where prompts are not chunked, one that is longer than any step is cut."""
+        """Return whether a prompt may be cut. Without chunking, only a prompt that is longer than any step is cut."""
         return self.policy.chunking is not Chunking.NONE or not self.chunks
 
     def _must_wait(self, running: Running, is_urgent: bool = False) -> bool:
-        """Whether a prompt waits to be seated: for memory, pages, or the end of another long prompt (ERA, AccelGen
-        §4.2)."""
+        """Return whether a prompt waits to be seated: for memory, pages, or the end of another long prompt (ERA,
+        AccelGen §4.2)."""
         if running.pairs:
             return False
         if self._lacks_memory(running) or not self._seating.may_seat(running):
@@ -287,7 +286,7 @@ class Filling:
         return size
 
     def _is_worth_gaps(self, running: Running, size: int, most: int) -> bool:
-        """Whether all of a prompt runs now, though decodes are late for it: else its first token would be.
+        """Return whether all of a prompt runs now, though decodes are late for it: else its first token would be.
 
         It may make a few of them late, or, where even a block makes them late, any number: all at once makes each late
         once, and a block at a time once for each block.
@@ -353,8 +352,8 @@ class Filling:
         return 0 if self._must_wait(running) else self._seating.most(running, size)
 
     def _may_exceed(self, running: Running) -> bool:
-        """Whether a prompt gets a block whatever time there is: the first real-time one, unless it is to be behind all
-        others; without promises, the first of all."""
+        """Return whether a prompt gets a block whatever time there is: the first real-time one, unless it is to be
+        behind all others; without promises, the first of all."""
         if self._has_sure or self._first_is_sure:
             return not self._has_sure
         if not running.promise.is_rt:

@@ -1,4 +1,4 @@
-"""What a step may take: R, which the tightest real-time request leaves for it, and the budget of prompt tokens.
+"""The limits of a step: R, which the tightest real-time request leaves for it, and the budget of prompt tokens.
 
 `StepRules` are ours; `PaperRules` are AccelGen's own, to compare with. `rules_of` is the only place that chooses.
 """
@@ -24,7 +24,7 @@ _AT_A_TIME = 32  # decodes that are looked at
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class Moment:
-    """What a choice depends on beside the requests."""
+    """The facts that a choice depends on beside the requests."""
 
     now: float
     cost: CostModel
@@ -41,7 +41,7 @@ class Moment:
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
 class Selection:
-    """What the next step runs."""
+    """The requests and chunks that the next step runs."""
 
     decodes: Sequence[Running]
     chunks: tuple[Chunk, ...]
@@ -95,7 +95,7 @@ class StepRules:
         return recent
 
     def bounds_steps(self, policy: Policy) -> bool:
-        """Whether promises bound the time of a step."""
+        """Return whether promises bound the time of a step."""
         return policy.chunking is Chunking.SLO
 
     def budget(self, decodes: Sequence[Running], prompts: Sequence[Running], waiting: Waiting, at: Moment) -> int:
@@ -103,7 +103,7 @@ class StepRules:
         return max(at.block_size, int(at.policy.budget_pivots * at.pivot))
 
     def orders_by_slack(self, standing: Standing) -> bool:
-        """Whether a best-effort request that is not urgent is ordered by slack, so that windows can choose."""
+        """Return whether a best-effort request that is not urgent is ordered by slack, so that windows can choose."""
         return standing.is_prompt
 
     def scales(self, tokens: int, room: int, memory: int) -> tuple[int, int]:
@@ -194,7 +194,7 @@ def step_bounds(
     bound, late_s = _decodes_bound_s(decodes, at) if kept is None else _kept_bound_s(kept, at)
     if kept is not None and (late_s < bound or prompts or waiting):
         decodes = kept.real_time(at.batch)  # more of them run in no step
-    # One step that takes longer than was predicted makes all late at once. Their next tokens can be in time again.
+    # A step that takes longer than predicted makes all decodes late at once; their next tokens can be in time again.
     if late_s < bound and estimate_of((decode for decode in decodes if decode.promise.is_rt), at).seconds <= late_s:
         bound = late_s
     prompts_s = _prompts_bound_s(decodes, prompts, waiting, at) if prompts or waiting else inf

@@ -28,7 +28,7 @@ Filing: TypeAlias = tuple[list[Place], Place]  # a place and the list that it is
 
 @dataclass(slots=True)
 class FiledPrompt:
-    """Where a prompt is in the lists."""
+    """The places of a prompt in the lists."""
 
     serial: int
     until: float  # its slack as an instant
@@ -36,13 +36,17 @@ class FiledPrompt:
 
 
 class WaitingLine(ABC):
-    def file(self, standing: Standing, until: float, end: Place) -> list[Filing]:
-        """Return the places of a prompt. `until` is its slack as an instant; `end` tells equal prompts apart."""
+    def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
+        """Return the places of a prompt. `by_slack` begins with its slack as an instant, and may be in several lists;
+        `end` tells equal prompts apart."""
         return []
 
     @abstractmethod
-    def in_order(self, now: float, most_s: float, only_rt: bool, only_be: bool) -> Iterator[Ranked]:
-        """Yield all prompts, the real-time ones (and those that are late), or the others, as they are to be served."""
+    def in_order(self, now: float, most_s: float, only_rt: bool = False, only_be: bool = False) -> Iterator[Ranked]:
+        """Yield all prompts, the real-time ones (and those that are late), or the others, as they are to be served.
+
+        Their keys compare with those of `Standing.key`.
+        """
 
     def urgent(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
         """Yield prompts whose slack is less than a step."""
@@ -62,7 +66,7 @@ class ArrivalLine(WaitingLine):
         """Both are in the order of arrival, and change with what waits."""
         self._prompts, self._real_time = prompts, real_time
 
-    def in_order(self, now: float, most_s: float, only_rt: bool, only_be: bool) -> Iterator[Ranked]:
+    def in_order(self, now: float, most_s: float, only_rt: bool = False, only_be: bool = False) -> Iterator[Ranked]:
         for number, running in enumerate(self._real_time if only_rt else self._prompts):
             yield (number,), running
 
@@ -72,10 +76,10 @@ class KeyLine(WaitingLine):
         self._ordering = ordering
         self._by_key: list[Place] = []
 
-    def file(self, standing: Standing, until: float, end: Place) -> list[Filing]:
+    def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
         return [(self._by_key, (self._ordering.key(standing), *end))]
 
-    def in_order(self, now: float, most_s: float, only_rt: bool, only_be: bool) -> Iterator[Ranked]:
+    def in_order(self, now: float, most_s: float, only_rt: bool = False, only_be: bool = False) -> Iterator[Ranked]:
         classes = _classes(only_rt, only_be)
         for place in self._by_key:
             if place[-1].promise.is_rt in classes:
@@ -94,17 +98,16 @@ class PromiseLine(WaitingLine):
         self._be_later: list[Place] = []
         self._late: list[Place] = []
 
-    def file(self, standing: Standing, until: float, end: Place) -> list[Filing]:
-        by_slack = (until, standing.remaining, *end)
+    def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
         if standing.is_late and self._drops_late:
             return [(self._late, by_slack)]
         if standing.service is ServiceClass.RT:
             return [(self._rt, by_slack), (self._rt_later, (standing.priority, *by_slack))]
-        key = (until,) if self._by_windows else (standing.level, standing.restore_s)
+        key = (by_slack[0],) if self._by_windows else (standing.level, standing.restore_s)
         later = (standing.priority, *key, standing.remaining, *end)
         return [(self._be, by_slack), (self._be_later, later)]
 
-    def in_order(self, now: float, most_s: float, only_rt: bool, only_be: bool) -> Iterator[Ranked]:
+    def in_order(self, now: float, most_s: float, only_rt: bool = False, only_be: bool = False) -> Iterator[Ranked]:
         classes = _classes(only_rt, only_be)
         for is_rt in classes:
             yield from self.urgent(now, most_s, is_rt)

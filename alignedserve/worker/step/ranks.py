@@ -52,7 +52,7 @@ def ranked_by_key(seated: Iterable[Running], at: Moment, ordering: ByKey) -> lis
 
 @dataclass(slots=True)
 class RankedRequests:
-    """Seated requests by what becomes of them; each list in its order."""
+    """Seated requests in one list per rank; each list is in the order of its rank."""
 
     urgent_rt: list[Ranked] = field(default_factory=list)
     urgent_be: list[Ranked] = field(default_factory=list)

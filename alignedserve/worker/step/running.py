@@ -56,7 +56,7 @@ class Blocks:
 
 @dataclass(eq=False, slots=True)  # two are never equal, whatever they hold
 class Running:
-    """What a worker knows of a request it has: `prefix` of its tokens have KV in `pairs`, which it gets when seated."""
+    """A request as its worker knows it: `prefix` of its tokens have KV in `pairs`, which it gets when seated."""
 
     request: Request
     promise: Promise
@@ -87,19 +87,19 @@ class Running:
         return self.request.id, self.request.attempt
 
     def is_of(self, request: str, attempt: int) -> bool:
-        """Whether it is this request, up to this attempt."""
+        """Return whether it is this request, up to this attempt."""
         return self.request.id == request and self.request.attempt <= attempt
 
     def is_at(self, part: Chunk | Decode) -> bool:
-        """Whether the part of a step was run for this request. The same tuple is the same places; others are compared.
+        """Return whether the part of a step was run for this request, by the places of its KV.
 
         The request may have got more pairs since, for a step that was planned while that one ran.
         """
-        mine, its = self.blocks or self.pairs, part.blocks or part.pairs
-        return mine is its or mine[: len(its)] == its
+        here, planned = self.blocks or self.pairs, part.blocks or part.pairs
+        return here is planned or here[: len(planned)] == planned  # mostly the same tuple
 
     def expect(self, estimate: Estimate, policy: Policy, now: float) -> None:
-        """Reckon with another prediction of the output's length."""
+        """Take another prediction of the output's length into account."""
         self.request = replace(self.request, estimate=estimate)
         self.promise.expect(self.request, policy, now)
 
@@ -119,7 +119,7 @@ class Running:
 
     @property
     def _is_scored(self) -> bool:
-        """Whether the owner gets log-probabilities of the prompt, which go with the first token."""
+        """Return whether the owner gets log-probabilities of the prompt, which go with the first token."""
         return self.request.sampling.prompt_logprobs is not None and not self.output
 
     def scoring(self, end: int) -> Scoring | None:
@@ -155,7 +155,7 @@ class Running:
         return Entry(self.request, tuple(self.output), pages, due, logprobs, prompt_logprobs, names, num_cached)
 
     def has_place(self, block_size: int) -> bool:
-        """Whether there is a place for what is kept of its next token."""
+        """Return whether there is a place for what is kept of its next token."""
         return self.prefix < (len(self.blocks) or len(self.pairs)) * block_size
 
     def add_pairs(self, pairs: tuple[int, ...]) -> None:
@@ -171,7 +171,7 @@ class Running:
 
     @property
     def decodes(self) -> bool:
-        """Whether it is a decode: its next token is one step away."""
+        """Return whether it is a decode: its next token is one step away."""
         num_output, request = len(self.output), self.request
         return len(request.prompt) + num_output - self.prefix == 1 and num_output > len(request.emitted)
 

@@ -1,4 +1,4 @@
-"""What a choice of a step may take of a device: block pairs, and seats for requests that wait."""
+"""The block pairs of a device, and the seats for waiting requests, that a choice of a step may take."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Seating:
     has_long: Callable[[], bool]  # whether a long prompt is unfinished here
     seated: list[Running] = field(default_factory=list)  # by this choice
     unseated: list[Running] = field(default_factory=list)  # requests that gave up their pairs for these, and wait again
-    # Whether the step has time to make K and V of so many tokens anew: set by what chooses.
+    # Tells whether the step has time to make K and V of so many tokens anew; the selection sets it.
     has_time_to_project: Callable[[int], bool] = field(default=lambda _tokens: True)
 
     def left_for(self, _running: Running) -> int:
@@ -31,12 +31,12 @@ class Seating:
         return self.seats > 0
 
     def may_seat(self, _waiting: Running) -> bool:
-        """Whether a prompt is to be seated at all now, memory apart. A prompt that is not holds up no other."""
+        """Return whether a prompt is to be seated at all now, memory apart. A prompt that is not holds up no other."""
         return True
 
     @property
     def takes_best_effort(self) -> bool:
-        """Whether there may be a best-effort prompt that is to be seated."""
+        """Return whether there may be a best-effort prompt that is to be seated."""
         return True
 
     def demand(self, running: Running, size: int) -> int:
@@ -52,9 +52,9 @@ class Seating:
         return self.block_size
 
     def _grows(self, running: Running) -> bool:
-        """Whether a request gets pairs chunk by chunk.
+        """Return whether a request gets pairs chunk by chunk.
 
-        What the pool knows of it when it is seated is copied to its pairs at once; what the pool says later is not.
+        The KV that the pool has of it when it is seated is copied to its pairs at once; what comes later is not.
         """
         return self.by_chunk and bool(running.pairs or not running.known)
 

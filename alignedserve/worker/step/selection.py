@@ -1,4 +1,4 @@
-"""Which decodes and prompt chunks run in a step: those whose promises are most urgent, as far as time and room go.
+"""Choose the decodes and prompt chunks of a step: the most urgent promises first, as far as time and room go.
 
 A worker that only runs prompts and one that decodes beside them choose alike (AccelGen §4.2, §4.4, BROS §4.2):
 
@@ -72,7 +72,7 @@ class Chooser(ABC):
 
 
 class FirstCome(Chooser):
-    """Runs requests as they came. Prompts have been given what room there was: there is nothing to choose."""
+    """Runs requests in the order of arrival. Prompts were seated before, so there is nothing to choose."""
 
     def first_come(self, waiting: Waiting) -> Waiting | tuple[Running, ...]:
         return waiting
@@ -138,7 +138,7 @@ def _filled(
         left = () if taken is None else [running for running in decodes if id(running) not in taken]
         seated = (*left, *prompts)
     # Thousands of best-effort prompts may wait for pages: where there are none, they are not looked at.
-    in_order = partial(waiting.in_order, only_rt=not seating.takes_best_effort)
+    in_order = partial(waiting.line.in_order, only_rt=not seating.takes_best_effort)
     fill = _FILLS[at.policy.selection, at.policy.ordering.goes_by_promises]
     ranks = fill(filling, _Sources(seated, prompts, waiting, in_order, kept, at))
     if filling.is_empty:
@@ -172,7 +172,7 @@ def _before_prompts(
     now, most_s, late = at.now, at.times.most_s, at.policy.late
     if late is Late.DROP_LAST:
         return [running for running in decodes if running.promise.is_rt and not running.promise.is_late(now)]
-    is_urgent = any(next(waiting.urgent(now, most_s, is_rt), None) for is_rt in (True, False)) or any(
+    is_urgent = any(next(waiting.line.urgent(now, most_s, is_rt), None) for is_rt in (True, False)) or any(
         running.promise.standing(now, running.work(at.chunk), at.times).slack_s <= most_s for running in prompts
     )
     if is_urgent or _has_rt(prompts, waiting):
@@ -202,7 +202,7 @@ def _has_rt(prompts: Sequence[Running], waiting: Waiting) -> bool:
 
 @dataclass(slots=True)
 class _Sources:
-    """What a step is filled from."""
+    """The requests that a step is filled from."""
 
     seated: Sequence[Running]  # without decodes that run in any case
     prompts: Sequence[Running]
@@ -233,7 +233,7 @@ def _fill_in_order(filling: Filling, sources: _Sources) -> Iterable[Ranked]:
 
 def _line(filling: Filling, waiting: Waiting, is_rt: bool) -> Iterator[Ranked]:
     """Yield the waiting prompts of one class, as long as they may be seated."""
-    return filling.from_waiting(partial(waiting.in_order, only_rt=is_rt, only_be=not is_rt), only_be=not is_rt)
+    return filling.from_waiting(partial(waiting.line.in_order, only_rt=is_rt, only_be=not is_rt), only_be=not is_rt)
 
 
 def _fill_windows_by_arrival(filling: Filling, sources: _Sources) -> Iterable[Ranked]:
@@ -252,24 +252,24 @@ def _fill_windows_by_promises(filling: Filling, sources: _Sources) -> Iterable[R
     ranks, waiting = sources.ranks, sources.waiting
 
     def urgent(is_rt: bool) -> None:
-        waits = filling.from_waiting(partial(waiting.urgent, is_rt=is_rt), not is_rt)
+        waits = filling.from_waiting(partial(waiting.line.urgent, is_rt=is_rt), not is_rt)
         filling.add_all(merge(ranks.urgent(is_rt), waits, key=key_of), is_rt)
 
     def decodes(is_rt: bool) -> None:
         filling.add_all(ranks.decodes(is_rt), is_rt)
 
     def prompts(is_rt: bool) -> None:
-        rest = filling.from_waiting(partial(waiting.later, is_rt=is_rt), not is_rt)
+        rest = filling.from_waiting(partial(waiting.line.later, is_rt=is_rt), not is_rt)
         ranked = merge(ranks.prompts(is_rt), rest, key=key_of)
         ahead = 1 if is_rt else 2  # of a key come before the priority and the slack
         filling.add_windows((key[ahead : ahead + 2], running) for key, running in ranked)
 
     rules_of(filling.policy).run_stages((urgent, decodes, prompts), filling.hold_back)
-    filling.add_all(merge(ranks.dropped(), filling.from_waiting(lambda now, _: waiting.late(now)), key=key_of))
+    filling.add_all(merge(ranks.dropped(), filling.from_waiting(lambda now, _: waiting.line.late(now)), key=key_of))
     return ranks
 
 
-# By the choice of the policy, and whether its order goes by promises.
+# (the policy's choice of prompts, whether its order goes by promises) -> the function that fills a step
 _FILLS: Mapping[tuple[PromptChoice, bool], Callable[[Filling, _Sources], Iterable[Ranked]]] = {
     (PromptChoice.IN_ORDER, True): _fill_in_order,
     (PromptChoice.IN_ORDER, False): _fill_in_order,

@@ -23,7 +23,7 @@ from alignedserve.scheduling.orders import ByKey
 from alignedserve.scheduling.policy import Policy, PromptChoice
 from alignedserve.scheduling.promise import TokenPromise
 from alignedserve.scheduling.slo import Late, StepTimes
-from alignedserve.worker.step.lines import ArrivalLine, FiledPrompt, KeyLine, Place, PromiseLine, Ranked, WaitingLine
+from alignedserve.worker.step.lines import ArrivalLine, FiledPrompt, KeyLine, Place, PromiseLine, WaitingLine
 from alignedserve.worker.step.running import Running
 
 _DRIFT = 0.2  # of step times and chunks, before all are filed anew
@@ -77,7 +77,7 @@ class Waiting:
         self._unfiled: dict[Running, None] = {}
         self._serial = 0
         self._times, self._chunk = StepTimes(), 1  # that prompts are filed by
-        self._line = self._new_line()
+        self.line = self._new_line()
         self._in_time: list[Place] = []
         self._dues = Changes()
 
@@ -155,7 +155,6 @@ class Waiting:
         return leaving
 
     def named(self, request: str) -> Sequence[Running]:
-        """Return the prompts of this request."""
         return self._named.get(request, ())
 
     def refile(self, running: Running) -> None:
@@ -167,7 +166,7 @@ class Waiting:
     # --- Their order
 
     def refresh(self, now: float, times: StepTimes, chunk: int) -> None:
-        """Bring the order up to date. This comes before anything below is asked at this moment."""
+        """Bring the order up to date. This comes before `line`, or anything below, is asked at this moment."""
         if _has_moved(self._times.most_s, times.most_s) or _has_moved(self._chunk, chunk):
             self._times, self._chunk = times, chunk
             self._file_all_anew()
@@ -181,7 +180,7 @@ class Waiting:
 
     def _file_all_anew(self) -> None:
         self._filed.clear()
-        self._line = self._new_line()
+        self.line = self._new_line()
         self._in_time = []
         self._dues = Changes()
         self._unfiled = dict.fromkeys(self._all)
@@ -196,9 +195,10 @@ class Waiting:
         until = standing.slack_s + now
         self._serial += 1
         end = (standing.arrival_at, standing.id, self._serial, running)
-        places = self._line.file(standing, until, end)
+        by_slack = (until, standing.remaining, *end)
+        places = self.line.file(standing, by_slack, end)
         if isinstance(running.promise, TokenPromise) and not running.promise.dues.num_missed:
-            places.append((self._in_time, (until, standing.remaining, *end)))
+            places.append((self._in_time, by_slack))
         for among, place in places:
             insort(among, place)
         self._filed[running] = FiledPrompt(self._serial, until, places)
@@ -228,25 +228,6 @@ class Waiting:
     def least_ttft_s(self) -> float:
         """Return the least time to the first token that was promised to a real-time prompt, for AccelGen's budget."""
         return min(self._ttfts, default=inf)
-
-    def urgent(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
-        """Yield prompts whose slack is less than a step."""
-        return self._line.urgent(now, most_s, is_rt)
-
-    def later(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
-        """Yield prompts that are not urgent, by priority and what comes after it."""
-        return self._line.later(now, most_s, is_rt)
-
-    def late(self, now: float) -> Iterator[Ranked]:
-        """Yield prompts that are dropped to the end because they are late."""
-        return self._line.late(now)
-
-    def in_order(self, now: float, most_s: float, only_rt: bool = False, only_be: bool = False) -> Iterator[Ranked]:
-        """Yield all prompts, the real-time ones (and those that are late), or the others, as they are to be served.
-
-        Their keys compare with those of `Standing.key`.
-        """
-        return self._line.in_order(now, most_s, only_rt, only_be)
 
 
 def _has_moved(before: float, value: float) -> bool:

@@ -1,8 +1,8 @@
-"""Which prompt best fills what is left of a step (AccelGen §4.4): nearest in compute and memory together.
+"""Choose the prompt that best fills what is left of a step (AccelGen §4.4): nearest in compute and memory together.
 
-A window holds the prompts whose slack is little more than the first prompt's. Of these, the prompt is taken again and
-again whose demand has the least Euclidean distance to what is left of tokens and of memory, each as a share of its
-total. Then the window moves on.
+A window holds the prompts whose slack is little more than the first prompt's. The prompt whose demand has the
+least Euclidean distance to the tokens and the memory that are left, each as a share of its total, is taken, again and
+again. Then the window moves on.
 
 Demands never exceed what is left, so the nearest is the largest: prompts are sorted by tokens and looked through from
 the largest that fits, until even the most memory of all could not make up for fewer tokens.
@@ -31,7 +31,7 @@ class WindowMember(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What is left of a step and a device, in tokens; and by what distances along each are divided."""
+    """The tokens and memory left of a step and a device, and the scale by which distances along each are divided."""
 
     tokens: int
     memory: int

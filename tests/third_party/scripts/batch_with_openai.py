@@ -35,12 +35,12 @@ while batch.status in ("validating", "in_progress", "finalizing") and time.monot
     time.sleep(0.2)
     batch = checked(raw_batches.retrieve(batch.id), Batch)
 checked(raw_files.retrieve(batch.output_file_id), FileObject)
-other = client.batches.create(input_file_id=file.id, endpoint=PATH, completion_window="10m")
-cancelled = checked(raw_batches.cancel(other.id), Batch).status
-while client.batches.retrieve(other.id).status == "cancelling" and time.monotonic() < deadline:
+second = client.batches.create(input_file_id=file.id, endpoint=PATH, completion_window="10m")
+cancelled = checked(raw_batches.cancel(second.id), Batch).status
+while client.batches.retrieve(second.id).status == "cancelling" and time.monotonic() < deadline:
     time.sleep(0.2)
-listed = [one.id for one in client.batches.list(limit=1, after=other.id)][:1]
-files = [one.id for one in client.files.list(purpose="batch") if one.id == file.id]
+listed = [listed_batch.id for listed_batch in client.batches.list(limit=1, after=second.id)][:1]
+files = [listed_file.id for listed_file in client.files.list(purpose="batch") if listed_file.id == file.id]
 told = client.files.content(batch.output_file_id or "").text
 row = json.loads(told)
 print(

@@ -28,7 +28,7 @@ def value(record: Any, metric: str) -> Any:
     return record["metrics"].get(metric, {}).get("value")
 
 
-def one(record: Any) -> dict[str, Any]:
+def as_seen(record: Any) -> dict[str, Any]:
     """Return a request as AIPerf saw it."""
     counted = ["usage_prompt_tokens", "usage_completion_tokens", "usage_total_tokens", "output_sequence_length"]
     numbers = {metric: value(record, metric) for metric in counted}
@@ -59,7 +59,7 @@ exit_code = subprocess.run(command, stdout=sys.stderr, env=env).returncode
 report = {
     "version": version("aiperf"),
     "exit_code": exit_code,
-    "requests": [one(record) for record in lines_of("profile_export.jsonl")],
+    "requests": [as_seen(record) for record in lines_of("profile_export.jsonl")],
     "texts": [output["response_text"] for output in written("outputs.json", {"data": []})["data"]],
     "scraped": sorted(written("server_metrics_export.json", {"metrics": {}})["metrics"]),
 }

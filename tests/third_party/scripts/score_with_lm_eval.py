@@ -44,7 +44,10 @@ def told(kind: str, arguments: str) -> dict[str, Any]:
     results = lm_eval.simple_evaluate(kind, arguments, ["local_items"], task_manager=tasks, batch_size=4)
     scores = {name: value for name, value in results["results"]["local_items"].items() if name.startswith("acc")}
     samples = sorted(results["samples"]["local_items"], key=lambda sample: sample["doc_id"])
-    return {"scores": scores, "logprobs": [[one[0] for one in sample["filtered_resps"]] for sample in samples]}
+    return {
+        "scores": scores,
+        "logprobs": [[response[0] for response in sample["filtered_resps"]] for sample in samples],
+    }
 
 
 sent = "tokenizer={folder},tokenized_requests=True,add_bos_token=True,num_concurrent=2"

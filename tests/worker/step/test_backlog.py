@@ -30,8 +30,8 @@ def worker() -> PrefillCore:
     return core
 
 
-def comes(worker: PrefillCore, one: Request) -> list[Command]:
-    return worker.handle(said(ROUTER, Prefill(one)), 0.0)
+def comes(worker: PrefillCore, request: Request) -> list[Command]:
+    return worker.handle(said(ROUTER, Prefill(request)), 0.0)
 
 
 def stepped(worker: PrefillCore, number: int, *tokens: tuple[str, int]) -> list[Command]:
@@ -40,16 +40,16 @@ def stepped(worker: PrefillCore, number: int, *tokens: tuple[str, int]) -> list[
 
 def told(commands: Sequence[Command]) -> list[Backlog]:
     return [
-        one.message.backlog
-        for one in commands
-        if isinstance(one, Send) and one.to == ROUTER and isinstance(one.message, Progress)
+        command.message.backlog
+        for command in commands
+        if isinstance(command, Send) and command.to == ROUTER and isinstance(command.message, Progress)
     ]
 
 
 def test_after_every_step_the_router_hears_what_is_left(worker: PrefillCore) -> None:
     commands, left, number = comes(worker, request("a", prompt=16)), 16, 0
     while left:
-        [ran] = [len(one.plan.chunks[0].tokens) for one in commands if isinstance(one, RunStep)]
+        [ran] = [len(command.plan.chunks[0].tokens) for command in commands if isinstance(command, RunStep)]
         left, number = left - ran, number + 1
         commands = stepped(worker, number, *([] if left else [("a", 7)]))
         [backlog] = told(commands)

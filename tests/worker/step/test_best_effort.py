@@ -44,8 +44,8 @@ def worker(request: pytest.FixtureRequest) -> PrefillCore:
     return core
 
 
-def told(worker: PrefillCore, one: Request) -> list[Command]:
-    return worker.handle(said(ROUTER, Prefill(one)), 0.0)
+def told(worker: PrefillCore, request: Request) -> list[Command]:
+    return worker.handle(said(ROUTER, Prefill(request)), 0.0)
 
 
 def sent(commands: list[Command]) -> list[Message]:
@@ -54,7 +54,7 @@ def sent(commands: list[Command]) -> list[Message]:
 
 def ran(commands: list[Command]) -> list[str]:
     """Return the requests in the step that begins."""
-    return [chunk.request for one in commands if isinstance(one, RunStep) for chunk in one.plan.chunks]
+    return [chunk.request for command in commands if isinstance(command, RunStep) for chunk in command.plan.chunks]
 
 
 def leased(worker: PrefillCore, number: int, *pages: int, service: ServiceClass = BE) -> list[Command]:
@@ -119,18 +119,22 @@ def test_one_that_lost_its_pages_gives_its_place_to_a_real_time_one_and_is_compu
     assert ran(told(worker, request("chat", prompt=16))) == ["chat"]
     stepped(worker, 4)
     assert worker.num_preemptions == 1, "at the latest with the chunk that lacks memory"
-    (ask,) = [one for one in sent(stepped(worker, 5, "chat")) if isinstance(one, AskPages) and one.service is RT]
+    (ask,) = [
+        message
+        for message in sent(stepped(worker, 5, "chat"))
+        if isinstance(message, AskPages) and message.service is RT
+    ]
     assert ask.pages == 2
-    (chat,) = [one for one in leased(worker, ask.number, 7, 8, service=RT) if isinstance(one, CopyOut)]
+    (chat,) = [command for command in leased(worker, ask.number, 7, 8, service=RT) if isinstance(command, CopyOut)]
     worker.handle(CopiedOut(chat.number), 0.0)
     assert ran(leased(worker, 2, 1, 2, 3)) == ["flex"]
     for number in (6, 7, 8):
         commands = stepped(worker, number, *(["flex"] if number == 8 else []))
-        for part in [one for one in commands if isinstance(one, CopyOut) and one.aside]:
+        for part in [command for command in commands if isinstance(command, CopyOut) and command.aside]:
             worker.handle(CopiedOut(part.number), 0.0)
-    (copy,) = [one for one in commands if isinstance(one, CopyOut)]
+    (copy,) = [command for command in commands if isinstance(command, CopyOut)]
     assert copy.tokens == (*range(1, 21), 7), "with the token that its client has"
-    (commit,) = [one for one in sent(worker.handle(CopiedOut(copy.number), 0.0)) if isinstance(one, Commit)]
+    (commit,) = [message for message in sent(worker.handle(CopiedOut(copy.number), 0.0)) if isinstance(message, Commit)]
     assert commit.entry.output == (7, 7)
 
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Shape
-from alignedserve.prefill_worker.seating import PoolSeating
+from alignedserve.prefill_worker.next_step import PoolSeating
 from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.limits import Moment, Selection
@@ -52,17 +52,17 @@ def crowds(draw: st.DrawFn) -> tuple[list[Running], list[Running], list[Running]
     """Draw decodes, seated prompts, and waiting prompts."""
     all_ = draw(st.lists(st.one_of(chats, documents), min_size=1, max_size=14))
     decodes, prompts, waiting = list[Running](), list[Running](), list[Running]()
-    for number, one in enumerate(all_):
-        one.request = one.promise.request = replace(one.request, id=f"r{number}")
-        if one.output:
-            one.pairs = tuple(range(-(-one.num_tokens // BLOCK)))
-            decodes.append(one)
+    for number, running in enumerate(all_):
+        running.request = running.promise.request = replace(running.request, id=f"r{number}")
+        if running.output:
+            running.pairs = tuple(range(-(-running.num_tokens // BLOCK)))
+            decodes.append(running)
         elif draw(st.booleans()):
-            one.pairs = tuple(range(-(-one.num_tokens // BLOCK)))
-            one.prefix = draw(st.integers(0, one.num_tokens - 1))
-            prompts.append(one)
+            running.pairs = tuple(range(-(-running.num_tokens // BLOCK)))
+            running.prefix = draw(st.integers(0, running.num_tokens - 1))
+            prompts.append(running)
         else:
-            waiting.append(one)
+            waiting.append(running)
     return decodes, prompts, waiting
 
 
@@ -76,17 +76,17 @@ class TestWhateverTheOptions:
         self, policy: Policy, crowd: tuple[list[Running], ...], room: int, free: int
     ) -> None:
         decodes, prompts, waiting = crowd
-        before = {one.request.id: len(one.pairs) for one in prompts}
+        before = {running.request.id: len(running.pairs) for running in prompts}
         found = select(decodes, prompts, waiting, moment(policy, room), free)
         sizes = dict(ran(found))
         assert len(sizes) == len(found.decodes) + len(found.chunks)
         assert sum(sizes.values()) <= room
-        taken = sum(len(one.pairs) - before.get(one.request.id, 0) for one in (*prompts, *waiting))
+        taken = sum(len(running.pairs) - before.get(running.request.id, 0) for running in (*prompts, *waiting))
         assert 0 <= taken <= free
-        for one in (*prompts, *waiting):
-            size = sizes.get(one.request.id, 0)
-            assert len(one.pairs) * BLOCK >= (one.prefix + size if size else 0)
-            assert not size or one.request.id in before or one in found.seated
+        for running in (*prompts, *waiting):
+            size = sizes.get(running.request.id, 0)
+            assert len(running.pairs) * BLOCK >= (running.prefix + size if size else 0)
+            assert not size or running.request.id in before or running in found.seated
         for chunk in found.chunks:
             assert (chunk.sampling is not None) == (chunk.start + len(chunk.tokens) == len(prompt_of(chunk, crowd)))
 
@@ -96,7 +96,7 @@ class TestWhateverTheOptions:
         self, policy: Policy, crowd: tuple[list[Running], ...], room: int, free: int
     ) -> None:
         decodes, prompts, waiting = crowd
-        fits = all(-(-one.num_tokens // BLOCK) <= free for one in waiting)
+        fits = all(-(-running.num_tokens // BLOCK) <= free for running in waiting)
         found = select(decodes, prompts, waiting, moment(policy, room), free)
         if decodes or prompts or (waiting and fits):
             assert found.decodes or found.chunks
@@ -111,8 +111,8 @@ class TestWhateverTheOptions:
         at = moment(Policy(selection=choice), room)
         found = select(decodes, prompts, waiting, at, 1000)
         sizes = [size for _, size in ran(found)]
-        least_s = min((left_s(one) for one in decodes if left_s(one) >= 0.05), default=inf)
-        late_alone = [one for one in (*decodes, *prompts, *waiting) if left_s(one) < 0.05]
+        least_s = min((left_s(running) for running in decodes if left_s(running) >= 0.05), default=inf)
+        late_alone = [running for running in (*decodes, *prompts, *waiting) if left_s(running) < 0.05]
         if len(sizes) > 1 and not late_alone:
             assert found.predicted_s <= least_s + COST.seconds(Shape.build([(BLOCK, 0)]))
 
@@ -120,18 +120,21 @@ class TestWhateverTheOptions:
     @some
     def test_every_urgent_one_that_can_fit_is_in(self, crowd: tuple[list[Running], ...], choice: PromptChoice) -> None:
         decodes, prompts, waiting = crowd
-        rt = [one for one in (*decodes, *prompts, *waiting) if one.promise.is_rt]
-        times = {one.request.id: one.promise.standing(NOW, one.work(256), TIMES) for one in rt}
-        urgent = [one for one in rt if times[one.request.id].slack_s <= TIMES.most_s]
-        must = [*(one for one in decodes if one.promise.is_rt), *(one for one in urgent if not one.decodes)]
-        shape = Shape.build([(one.num_ahead, one.prefix) for one in must if not one.decodes], [
-            one.prefix for one in must if one.decodes
+        rt = [running for running in (*decodes, *prompts, *waiting) if running.promise.is_rt]
+        times = {running.request.id: running.promise.standing(NOW, running.work(256), TIMES) for running in rt}
+        urgent = [running for running in rt if times[running.request.id].slack_s <= TIMES.most_s]
+        must = [
+            *(running for running in decodes if running.promise.is_rt),
+            *(running for running in urgent if not running.decodes),
+        ]
+        shape = Shape.build([(running.num_ahead, running.prefix) for running in must if not running.decodes], [
+            running.prefix for running in must if running.decodes
         ])  # fmt: skip
         later_s = TIMES.most_s  # a prompt has at most two chunks before it
         assume(shape.tokens <= 512)
-        assume(all(left_s(one) - later_s >= COST.seconds(shape) or left_s(one) < 0.0 for one in rt))
+        assume(all(left_s(running) - later_s >= COST.seconds(shape) or left_s(running) < 0.0 for running in rt))
         found = {name for name, _ in ran(select(decodes, prompts, waiting, moment(Policy(selection=choice)), 1000))}
-        assert {one.request.id for one in urgent} <= found
+        assert {running.request.id for running in urgent} <= found
 
     @given(crowds(), st.sampled_from(Late), st.sampled_from([Order.SLACK, Order.SHORTEST_REMAINING]))
     @some
@@ -140,35 +143,37 @@ class TestWhateverTheOptions:
     ) -> None:
         policy = Policy(order, selection=PromptChoice.IN_ORDER, late=late)
         at = moment(policy)
-        everybody = [one for some in crowd for one in some if not one.output]
-        for one in everybody:
-            one.prefix = 0
+        everybody = [running for some in crowd for running in some if not running.output]
+        for running in everybody:
+            running.prefix = 0
         waiting = waits(everybody, at)
         for now in (NOW, NOW + 0.7, NOW + 2.5):  # due times pass meanwhile
             waiting.refresh(now, TIMES, at.chunk)
-            standings = [one.promise.standing(now, one.work(at.chunk), TIMES) for one in everybody]
-            if rounding_decides(TIMES.most_s, *(one.slack_s for one in standings)):
+            standings = [running.promise.standing(now, running.work(at.chunk), TIMES) for running in everybody]
+            if rounding_decides(TIMES.most_s, *(standing.slack_s for standing in standings)):
                 continue
-            expected = [one.id for one in policy.ordering.sort(standings, lambda standing: standing, TIMES, late)]
-            assert [one.request.id for _, one in waiting.in_order(now, TIMES.most_s)] == expected
-        for one in everybody[::2]:
-            waiting.remove(one)
-        kept = {one.request.id for one in everybody[1::2]}
-        assert {one.request.id for _, one in waiting.in_order(NOW + 2.5, TIMES.most_s)} == kept
-        assert waiting.num_tokens == sum(one.num_tokens for one in everybody[1::2])
+            expected = [
+                standing.id for standing in policy.ordering.sort(standings, lambda standing: standing, TIMES, late)
+            ]
+            assert [running.request.id for _, running in waiting.line.in_order(now, TIMES.most_s)] == expected
+        for running in everybody[::2]:
+            waiting.remove(running)
+        kept = {running.request.id for running in everybody[1::2]}
+        assert {running.request.id for _, running in waiting.line.in_order(NOW + 2.5, TIMES.most_s)} == kept
+        assert waiting.num_tokens == sum(running.num_tokens for running in everybody[1::2])
 
 
 def prompt_of(chunk: object, crowd: tuple[list[Running], ...]) -> Sequence[int]:
-    return next(one.request.prompt for some in crowd for one in some if one.request.id == chunk.request)  # type: ignore[attr-defined]
+    return next(running.request.prompt for some in crowd for running in some if running.request.id == chunk.request)  # type: ignore[attr-defined]
 
 
 def rounding_decides(*slacks_s: float) -> bool:
     """Whether rounding may decide which slack is less: slack is kept as an instant, and ranked as a duration."""
-    return any(isclose(one, other, abs_tol=1e-9) for one, other in pairwise(sorted(slacks_s)))
+    return any(isclose(before, after, abs_tol=1e-9) for before, after in pairwise(sorted(slacks_s)))
 
 
-def left_s(one: Running) -> float:
-    return one.promise.due_at(NOW) - NOW if one.promise.is_rt else inf
+def left_s(running: Running) -> float:
+    return running.promise.due_at(NOW) - NOW if running.promise.is_rt else inf
 
 
 class TestTheNearest:
@@ -178,15 +183,15 @@ class TestTheNearest:
     def test_it_is_the_nearest_of_all(self, drawn: list[tuple[int, bool]], tokens: int, free: int) -> None:
         """The expected prompt is found by a search through all prompts; among equals the least slack goes first."""
         prompts = [chat(f"r{number}", 1.0, size) for number, (size, _) in enumerate(drawn)]
-        for one, (size, is_seated) in zip(prompts, drawn, strict=True):
-            one.pairs = tuple(range(-(-size // BLOCK))) if is_seated else ()
+        for running, (size, is_seated) in zip(prompts, drawn, strict=True):
+            running.pairs = tuple(range(-(-size // BLOCK))) if is_seated else ()
         at = moment()
         room = seating(free, at)
         left = Left(tokens, room.left_for(prompts[0]), 512, room.total * BLOCK)
         expected = []
-        for number, one in enumerate(prompts):
-            size = min(one.num_ahead, tokens)
-            demand = room.demand(one, size)
+        for number, running in enumerate(prompts):
+            size = min(running.num_ahead, tokens)
+            demand = room.demand(running, size)
             if demand <= room.left_for(prompts[0]):
                 expected.append((left.distance(size, demand), number, size))
         found = Window(prompts, room).take_nearest(left, may_cut=True, most_of=room.most)
@@ -302,15 +307,15 @@ def test_nobody_starves_under_overload(policy: Policy) -> None:
             small = chat(f"s{step}.{number}", now - NOW + 1.0, prompt=64)
             small.pairs = ()
             waiting.add(small)
-        for until, one in [*holding]:
+        for until, running in [*holding]:
             if until <= now:
-                holding.remove((until, one))
-                blocks.give(one.pairs)
-        prompts = [one for _, one in holding if one.num_ahead]
+                holding.remove((until, running))
+                blocks.give(running.pairs)
+        prompts = [running for _, running in holding if running.num_ahead]
         found = chosen(prompts, waiting, blocks, policy, now)
-        for one in found.seated:
-            waiting.remove(one)
-            holding.append((now + 0.2, one))
+        for running in found.seated:
+            waiting.remove(running)
+            holding.append((now + 0.2, running))
         if large in found.seated:
             return
     pytest.fail("the large prompt never got a seat")
@@ -318,10 +323,10 @@ def test_nobody_starves_under_overload(policy: Policy) -> None:
 
 def chosen(prompts: Sequence[Running], waiting: Waiting, blocks: Blocks, policy: Policy, now: float) -> Selection:
     at = replace(moment(policy), now=now, times=StepTimes(0.02, 0.03))
-    room = Seating(blocks, 64, BLOCK, 1000, False, lambda one: one.num_tokens, lambda: False)
+    room = Seating(blocks, 64, BLOCK, 1000, False, lambda running: running.num_tokens, lambda: False)
     found = choose((), prompts, waiting, at, room)
-    for one in (*prompts, *found.seated):
-        one.prefix += sum(len(chunk.tokens) for chunk in found.chunks if chunk.request == one.request.id)
+    for running in (*prompts, *found.seated):
+        running.prefix += sum(len(chunk.tokens) for chunk in found.chunks if chunk.request == running.request.id)
     return found
 
 
@@ -350,19 +355,23 @@ class TestOnAPrefillWorker:
         _, prompts, waiting = crowd
         idle = [document(f"idle{number}") for number in range(len(idle_tokens))]
         blocks = Blocks(free + sum(idle_tokens))
-        for one, count in zip(idle, idle_tokens, strict=True):
-            one.pairs = blocks.take(count) or ()
-        before = {one.request.id: one.pairs for one in (*prompts, *idle)}
+        for running, count in zip(idle, idle_tokens, strict=True):
+            running.pairs = blocks.take(count) or ()
+        before = {running.request.id: running.pairs for running in (*prompts, *idle)}
         at = moment(policy)
         found = choose((), prompts, waits(waiting, at), at, pool_seating(blocks, at, spare, idle))
-        seated = [one for one in found.seated if not one.promise.is_rt]
-        assert sum(pages_of(one) for one in seated) <= spare
-        taken = [pair for one in waiting for pair in one.pairs]
-        taken += [pair for one in (*prompts, *idle) for pair in one.pairs if pair not in before[one.request.id]]
+        seated = [running for running in found.seated if not running.promise.is_rt]
+        assert sum(pages_of(running) for running in seated) <= spare
+        taken = [pair for running in waiting for pair in running.pairs]
+        taken += [
+            pair for running in (*prompts, *idle) for pair in running.pairs if pair not in before[running.request.id]
+        ]
         assert len(taken) == len(set(taken))
-        assert not found.unseated or any(one.promise.is_rt for one in (*found.seated, *prompts))
-        assert all(not one.pairs for one in found.unseated)
-        assert {one.request.id for one in idle if not one.pairs} == {one.request.id for one in found.unseated}
+        assert not found.unseated or any(running.promise.is_rt for running in (*found.seated, *prompts))
+        assert all(not running.pairs for running in found.unseated)
+        assert {running.request.id for running in idle if not running.pairs} == {
+            running.request.id for running in found.unseated
+        }
 
     @given(policies, crowds())
     @some
@@ -370,31 +379,34 @@ class TestOnAPrefillWorker:
         """The chosen step is the same without the prompts that wait for pages."""
         _, prompts, waiting = crowd
         at = moment(policy)
-        rt = [one for one in waiting if one.promise.is_rt]
+        rt = [running for running in waiting if running.promise.is_rt]
         steps = []
         for these in (waiting, rt):
-            pairs = [one.pairs for one in prompts]
+            pairs = [running.pairs for running in prompts]
             found = choose((), prompts, waits(these, at), at, pool_seating(Blocks(1000), at, 0, []))
             steps.append(ran(found))
-            for one, before in zip(prompts, pairs, strict=True):
-                one.pairs = before
+            for running, before in zip(prompts, pairs, strict=True):
+                running.pairs = before
         assert steps[0] == steps[1]
 
     def test_a_real_time_prompt_takes_the_place_of_the_newest_that_wait_for_pages(self) -> None:
         blocks, idle = Blocks(8), [document("old"), document("new")]
-        for one in idle:
-            one.pairs = blocks.take(3) or ()
+        for running in idle:
+            running.pairs = blocks.take(3) or ()
         at = moment()
         urgent = chat("chat", 1.0, 4 * BLOCK)
         found = choose((), (), waits([urgent, document("other")], at), at, pool_seating(blocks, at, 9, idle))
-        assert ([one.request.id for one in found.seated], [one.request.id for one in found.unseated]) == (
+        assert (
+            [running.request.id for running in found.seated],
+            [running.request.id for running in found.unseated],
+        ) == (
             ["chat"],
             ["new"],
         )
 
 
-def pages_of(one: Running) -> int:
-    return -(-one.num_tokens // 64)
+def pages_of(running: Running) -> int:
+    return -(-running.num_tokens // 64)
 
 
 def pool_seating(blocks: Blocks, at: Moment, spare: int, idle: list[Running]) -> PoolSeating:
@@ -405,7 +417,7 @@ def pool_seating(blocks: Blocks, at: Moment, spare: int, idle: list[Running]) ->
         BLOCK,
         1000,
         by_chunk,
-        lambda one: one.num_tokens,
+        lambda running: running.num_tokens,
         lambda: False,
         spare_pages=spare,
         pages_for=pages_of,

@@ -14,8 +14,8 @@ from tests.samples import request
 
 
 def coming(ttft_s: float, service: ServiceClass = ServiceClass.RT) -> Running:
-    one = replace(request("a"), service=service, slo=Slo(ttft_s=ttft_s, tbt_s=0.1))
-    return Running(one, promise(one, Policy()), [])
+    new_request = replace(request("a"), service=service, slo=Slo(ttft_s=ttft_s, tbt_s=0.1))
+    return Running(new_request, promise(new_request, Policy()), [])
 
 
 def test_nothing_is_bound_before_one_came_and_long_after() -> None:
@@ -67,9 +67,9 @@ def test_those_of_a_burst_are_expected_for_some_time_after_it() -> None:
 
 
 def began(known: Coming, ttft_s: float, late_s: float, held_up_s: float = 10.0) -> None:
-    one = coming(ttft_s)
-    one.held_up_s = held_up_s
-    known.learn(one, one.request.arrival_at + ttft_s + late_s)
+    running = coming(ttft_s)
+    running.held_up_s = held_up_s
+    known.learn(running, running.request.arrival_at + ttft_s + late_s)
 
 
 def test_it_falls_with_first_tokens_that_steps_made_late_and_rises_with_those_in_time() -> None:

@@ -42,18 +42,18 @@ def select(
 
 def waits(these: Sequence[Running], at: Moment) -> Waiting:
     found = Waiting(at.policy)
-    for one in these:
-        one.pairs = ()
-        found.add(one)
+    for running in these:
+        running.pairs = ()
+        found.add(running)
     return found
 
 
 def seating(free: int, at: Moment, seated: Sequence[Running] = (), seats: int = 1000) -> Seating:
     def has_long() -> bool:
-        return any(one.num_tokens >= at.policy.long_prompt for one in seated if not one.decodes)
+        return any(running.num_tokens >= at.policy.long_prompt for running in seated if not running.decodes)
 
     by_chunk = at.policy.room is Room.CHUNKS
-    return Seating(Blocks(free), 1000, 16, seats, by_chunk, lambda one: one.num_tokens, has_long)
+    return Seating(Blocks(free), 1000, 16, seats, by_chunk, lambda running: running.num_tokens, has_long)
 
 
 def chat(name: str, left_s: float, prompt: int = 64, output: int = 0, **more: object) -> Running:
@@ -62,23 +62,25 @@ def chat(name: str, left_s: float, prompt: int = 64, output: int = 0, **more: ob
         slo, arrival_at, emitted_at = Slo(ttft_s=1.0, tbt_s=1.0), NOW - 10, NOW + left_s - 1.0
     else:
         slo, arrival_at, emitted_at = Slo(ttft_s=1.0, tbt_s=1.0), NOW + left_s - 1.0, None
-    one = replace(request(name, prompt=prompt, max_tokens=100), slo=slo, arrival_at=arrival_at, emitted_at=emitted_at)
-    return running(replace(one, **more), output)  # type: ignore[arg-type]
+    new_request = replace(
+        request(name, prompt=prompt, max_tokens=100), slo=slo, arrival_at=arrival_at, emitted_at=emitted_at
+    )
+    return running(replace(new_request, **more), output)  # type: ignore[arg-type]
 
 
 def document(name: str, prompt: int = 64, output: int = 0, jct_s: float = 1000.0) -> Running:
-    one = replace(request(name, prompt=prompt, max_tokens=100), service=ServiceClass.BE, slo=Slo(jct_s=jct_s))
-    return running(replace(one, arrival_at=NOW - 0.1), output)
+    new_request = replace(request(name, prompt=prompt, max_tokens=100), service=ServiceClass.BE, slo=Slo(jct_s=jct_s))
+    return running(replace(new_request, arrival_at=NOW - 0.1), output)
 
 
-def running(one: Request, output: int) -> Running:
+def running(request: Request, output: int) -> Running:
     """Return the request as it runs: with output it decodes, without output its prompt is still to run."""
-    prefix = len(one.prompt) + output - 1 if output else 0
-    return Running(one, promise(one, Policy(), output), [7] * output, (0,), prefix)
+    prefix = len(request.prompt) + output - 1 if output else 0
+    return Running(request, promise(request, Policy(), output), [7] * output, (0,), prefix)
 
 
 def ran(selection: Selection) -> list[tuple[str, Any]]:
-    decodes = [(one.request.id, 1) for one in selection.decodes]
+    decodes = [(decode.request.id, 1) for decode in selection.decodes]
     return decodes + [(chunk.request, len(chunk.tokens)) for chunk in selection.chunks]
 
 
@@ -172,9 +174,9 @@ class TestTheBound:
     @pytest.mark.parametrize(("num", "size"), [(16, 400), (17, 20)])
     def test_chats_that_were_late_before_have_less_to_lose(self, num: int, size: int) -> None:
         decodes = [chat(f"a{number}", 0.012 + 0.001 * num, output=3) for number in range(num)]
-        for one in decodes[2:]:
-            assert one.promise.dues is not None
-            one.promise.dues.has_missed = True
+        for decode in decodes[2:]:
+            assert decode.promise.dues is not None
+            decode.promise.dues.has_missed = True
         found = select(decodes, [chat("rt", 0.08, prompt=400)], [], moment())
         assert ran(found)[-1] == ("rt", pytest.approx(size, abs=1))
 
@@ -201,8 +203,8 @@ class TestTheBound:
         assert ran(found) == [("d0", 16)]
 
     def test_who_is_dropped_last_gets_no_block_ahead_of_others(self) -> None:
-        late, other = chat("late", -0.5, prompt=40), chat("a", 0.01105, output=3)
-        assert ran(select([other], [late], [], moment(Policy(late=Late.DROP_LAST)))) == [("a", 1)]
+        late, in_time = chat("late", -0.5, prompt=40), chat("a", 0.01105, output=3)
+        assert ran(select([in_time], [late], [], moment(Policy(late=Late.DROP_LAST)))) == [("a", 1)]
 
 
 class TestUncertainPredictions:
@@ -278,27 +280,32 @@ documents = st.builds(
 )
 
 
-@given(st.lists(st.one_of(chats, documents), min_size=1, max_size=12, unique_by=lambda one: one.request.id), st.data())
+@given(
+    st.lists(st.one_of(chats, documents), min_size=1, max_size=12, unique_by=lambda running: running.request.id),
+    st.data(),
+)
 def test_a_step_is_never_empty_nor_too_large_nor_late_by_a_document(all_: list[Running], data: st.DataObject) -> None:
     room = data.draw(st.integers(len(all_), 400))
-    decodes = [one for one in all_ if one.output]
-    prompts = [one for one in all_ if not one.output]
+    decodes = [running for running in all_ if running.output]
+    prompts = [running for running in all_ if not running.output]
     found = select(decodes, prompts, [], moment(room=room))
     sizes = [size for _, size in ran(found)]
     assert 0 < sum(sizes) <= room
     assert len({name for name, _ in ran(found)}) == len(sizes)
-    shape = Shape.build([(len(one.tokens), one.start) for one in found.chunks], [one.prefix for one in found.decodes])
+    shape = Shape.build(
+        [(len(chunk.tokens), chunk.start) for chunk in found.chunks], [decode.prefix for decode in found.decodes]
+    )
     assert found.predicted_s == pytest.approx(COST.seconds(shape))
     ran_be = [name for name, _ in ran(found) if set(name) & set("def")]
-    promises = [one.promise for one in all_ if isinstance(one.promise, TokenPromise)]
-    in_time = [one.dues.due_at(NOW) for one in promises if not one.dues.num_missed]
+    promises = [running.promise for running in all_ if isinstance(running.promise, TokenPromise)]
+    in_time = [promise.dues.due_at(NOW) for promise in promises if not promise.dues.num_missed]
     reachable = [due_at for due_at in in_time if due_at - NOW >= TIMES.most_s * 2]
     if ran_be and reachable and len(sizes) > 1:
         assert NOW + found.predicted_s <= min(reachable) + 1e-9 or any(name not in ran_be for name, _ in ran(found))
 
 
 # Late documents may take the place of a chat that can wait (BROS §4.2), as any document may.
-timely = documents.filter(lambda one: not one.promise.is_late(NOW))
+timely = documents.filter(lambda running: not running.promise.is_late(NOW))
 
 
 # The late chat made another chat's prompt look hopeless, so that this prompt no longer bound the step.
@@ -312,27 +319,36 @@ timely = documents.filter(lambda one: not one.promise.is_late(NOW))
         document("d", 1, 1, 1.0),
     ]
 )
-@given(st.lists(st.one_of(chats, timely), min_size=1, max_size=12, unique_by=lambda one: one.request.id))
+@given(st.lists(st.one_of(chats, timely), min_size=1, max_size=12, unique_by=lambda running: running.request.id))
 def test_the_late_that_are_dropped_change_nothing_for_the_others(all_: list[Running]) -> None:
     """A late request never delays a request that could be in time."""
     at = moment(Policy(late=Late.DROP_LAST), room=200)
-    late = {one.request.id for one in all_ if one.promise.is_late(NOW)}
-    in_time = [one for one in all_ if one.request.id not in late]
+    late = {running.request.id for running in all_ if running.promise.is_late(NOW)}
+    in_time = [running for running in all_ if running.request.id not in late]
 
     def chosen(some: list[Running]) -> list[tuple[str, Any]]:
-        return ran(select([one for one in some if one.output], [one for one in some if not one.output], [], at))
+        return ran(
+            select(
+                [running for running in some if running.output],
+                [running for running in some if not running.output],
+                [],
+                at,
+            )
+        )
 
     if in_time:
-        assert sorted(one for one in chosen(all_) if one[0] not in late) == sorted(chosen(in_time))
+        assert sorted(share for share in chosen(all_) if share[0] not in late) == sorted(chosen(in_time))
 
 
 def test_who_has_left_is_forgotten_though_its_first_token_is_due_much_later() -> None:
     at = moment()
     waiting = Waiting(at.policy)
     for number in range(500):
-        one = chat(f"left-{number}", 86_400.0)
-        waiting.add(one)
+        running = chat(f"left-{number}", 86_400.0)
+        waiting.add(running)
         waiting.refresh(NOW, TIMES, at.chunk)
-        waiting.remove(one)
-    left = [one for one in gc.get_objects() if type(one) is Running and one.request.id.startswith("left-")]
+        waiting.remove(running)
+    left = [
+        running for running in gc.get_objects() if type(running) is Running and running.request.id.startswith("left-")
+    ]
     assert len(left) < 100
