@@ -16,7 +16,7 @@ Single cores and processes
     gateway.py          the time that the gateway adds to a request and to a token
     hostile.py          the time and memory of hostile bodies in a gateway
     kvpool.py           the pool's index and the batches that it finds
-    router.py           requests that the router admits and places per second
+    router.py           requests that the router admits and places per second; the time of a frame
     selection.py        the time to choose a step on a prefill worker
 Deployments, real or simulated
     batch_files.py      large and odd files of batches over HTTP

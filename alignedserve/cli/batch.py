@@ -24,7 +24,7 @@ from alignedserve.machine.whole_file import whole_file
 
 _CONNECT_S, _SILENCE_S = 5.0, 300.0
 _LOOK_S = 0.5  # between two looks at a batch
-_AGAIN_S = 60.0  # how long a server that does not answer is asked again, while a batch is waited for
+_AGAIN_S = 60.0  # while a batch runs, a server that does not answer is asked again for so long
 ENDED = ("completed", "failed", "expired", "cancelled")
 
 

@@ -12,6 +12,7 @@ same fields that msgspec writes as an array and reads without defaults and witho
 
 A step's outputs are the most frequent frame. For 64 outputs of one token each, encoding takes 18 µs and decoding 32 µs,
 where the same checks in Python took 83 and 139 µs; with every field filled it is 55 and 108 µs in place of 391 and 632.
+`python -m benchmarks.router` prints the first two.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class Order(str, Enum):
 
     SLACK = "slack"  # by promises: slo.in_order
     FCFS = "fcfs"  # by arrival
-    SHORTEST_REMAINING = "shortest_remaining"  # by the tokens that are still to run, those of the output as expected
+    SHORTEST_REMAINING = "shortest_remaining"  # by the tokens still to run, with the output as long as expected
 
 
 class Ordering(ABC):

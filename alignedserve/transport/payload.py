@@ -20,7 +20,7 @@ from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.transport.frames import TAIL_BYTES, is_sealed, seal
 
-CHUNK_BYTES = 512 << 10  # about: large against its frames, small against the step that it is copied beside
+CHUNK_BYTES = 512 << 10  # about: large beside its frames, small beside the step that runs meanwhile
 GPU_CHUNK_BYTES = 16 << 20  # between GPUs, where frames take most of the time
 _ALIGNMENT = 256  # bytes
 

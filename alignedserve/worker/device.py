@@ -19,7 +19,7 @@ class DeviceMemory:
         self.limits = limits
         self.blocks = Blocks(limits.num_pairs) if blocks is None else blocks
         self.is_stuck = False  # the first waiting prompt could not be seated, and nothing has changed since
-        self.is_crowded = False  # a prompt had to leave for others: none is seated before memory has come free
+        self.is_crowded = False  # a prompt had to leave for others: no prompt is seated before memory is free
         self._steps = steps
 
     @property

@@ -37,9 +37,9 @@ class Filling:
         self._stopped_on_time = self._is_full = self._has_replaced = False
         self._spare: list[tuple[float, Running]] | None = None  # real-time decodes, the most slack last
         self._has_sure = False  # the prompt that gets a block in any case
-        self._has_cut = False  # a prompt, for lack of time or tokens: there is none for others
-        self._has_no_memory = False  # a request waits for it: no other is seated
-        self._be_has_no_memory = False  # a best-effort request does: real-time ones do not stand behind it
+        self._has_cut = False  # a prompt was cut for lack of time or tokens: no other prompt gets any
+        self._has_no_memory = False  # a request waits for memory: no other is seated
+        self._be_has_no_memory = False  # a best-effort request waits for memory: real-time ones may pass it
         self._has_long: bool | None = None  # whether a long prompt is unfinished
         self._taken: set[int] = set()  # decodes that came before all others
         self.decodes: list[Running] = []
@@ -218,7 +218,7 @@ class Filling:
             self._spare = sorted([found for found in slacks if found[0] != inf], key=itemgetter(0))
         if self._spare:
             slack_s, real_time = self._spare[-1]
-            estimate = self._estimate  # the longest may be the one that goes: that is counted again in the end
+            estimate = self._estimate  # its `longest` may be of the request that goes: that is counted again at the end
             estimate.decodes -= 1
             estimate.prefixes -= real_time.prefix
             estimate.hidden -= real_time.num_hidden

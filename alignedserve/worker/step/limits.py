@@ -189,7 +189,7 @@ def step_bounds(
     """
     if not rules_of(at.policy).bounds_steps(at.policy):
         return _UNBOUNDED
-    if at.policy.late is Late.DROP_LAST:  # late requests run behind the others, and get nothing of the time of those
+    if at.policy.late is Late.DROP_LAST:  # late requests run behind the others, and take none of their time
         decodes, kept = [running for running in decodes if not running.promise.is_late(at.now)], None
     bound, late_s = _decodes_bound_s(decodes, at) if kept is None else _kept_bound_s(kept, at)
     if kept is not None and (late_s < bound or prompts or waiting):
