@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from alignedserve.core import CacheKind, Entry, units_for
+from alignedserve.core import Entry, units_for
 from alignedserve.prefill_worker.candidates import Candidates
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, Send, SendKv
 from alignedserve.protocol.events import CopiedIn, Event, KvReceived, Received
@@ -68,14 +68,13 @@ class Buffers(CorePart):
         common: Common,
         queue: PromptQueue,
         candidates: Candidates,
-        kind: CacheKind,
         copy_numbers: Iterator[int],
     ) -> None:
         """`candidates` knows the decode workers that KV can be sent to."""
         self._policy, self._pool, self._memory = common.policy, common.pool, common.memory
         self._faults, self._retirement = common.faults, common.retirement
         self._queue, self._candidates = queue, candidates
-        self._holds_kv, self._copy_numbers = kind is CacheKind.KV, copy_numbers
+        self._copy_numbers = copy_numbers
         self._buffers: list[Buffer] = []
         self._pulls: Counter[str] = Counter()  # holder of a sender -> the number of the last Pull from it
         self._is_to_repeat = False  # that KV is here: the word of it may have been lost
@@ -134,7 +133,7 @@ class Buffers(CorePart):
         """Return a buffer for the entry if there are pairs that no prompt needs. No request makes room for it."""
         needed = units_for(entry.prefix, self._memory.limits.block_size)
         left = self._memory.num_free - (self._queue.pairs_for_first if self._queue.waiting else 0)
-        if not self._holds_kv or needed > left or self.num_pairs + needed > self.most_pairs:
+        if needed > left or self.num_pairs + needed > self.most_pairs:
             return None
         pairs = self._memory.blocks.take(needed)
         if pairs is None:

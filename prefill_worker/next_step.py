@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from alignedserve.core import CacheKind, ServiceClass, half_blocks
+from alignedserve.core import ServiceClass
 from alignedserve.prefill_worker.buffering import Buffers
 from alignedserve.prefill_worker.committing import Commits
 from alignedserve.prefill_worker.offering import Offers
@@ -35,7 +35,6 @@ class PoolSeating(Seating):
     spare_pages: int = 0  # at hand for best-effort prompts that wait
     pages_for: Callable[[Running], int] = field(kw_only=True)
     idle: list[Running] = field(default_factory=list)  # best-effort prompts that are through, the newest last
-    is_hidden: bool = False  # whether hidden vectors lie in the pairs
     needs_pages: bool = True
 
     def left_for(self, running: Running) -> int:
@@ -57,14 +56,12 @@ class PoolSeating(Seating):
         if not running.pairs and not running.promise.is_rt:
             self.spare_pages -= self.pages_for(running)
         Seating.take(self, running, size)
-        if self.is_hidden:
-            running.blocks = half_blocks(running.pairs)
 
     def _taken(self, count: int) -> tuple[int, ...]:
         while count > self.blocks.num_free and self.idle:
             leaving = self.idle.pop()
             self.blocks.give(leaving.pairs)
-            leaving.pairs = leaving.blocks = ()
+            leaving.pairs = ()
             self.unseated.append(leaving)
         return Seating._taken(self, count)
 
@@ -79,12 +76,10 @@ class NextStep:
         offers: Offers,
         buffers: Buffers,
         writing: PoolWriting,
-        kind: CacheKind,
     ) -> None:
         self._policy, self._roster, self._steps, self._pace = common.policy, common.roster, common.steps, common.pace
         self._memory, self._writer, self._queue, self._prompts = common.memory, common.writer, queue, prompts
         self._commits, self._offers, self._buffers, self._writing = commits, offers, buffers, writing
-        self._is_hidden = kind is CacheKind.HIDDEN
         self.num_preemptions = 0
 
     def make_place(self, now: float) -> list[Command]:
@@ -145,7 +140,7 @@ class NextStep:
         return PoolSeating(
             self._memory.blocks,
             self._memory.limits.num_pairs,
-            self._memory.tokens_in_pair,
+            self._memory.limits.block_size,
             seats,
             self._policy.room is Room.CHUNKS,
             _tokens_of,
@@ -154,7 +149,6 @@ class NextStep:
             needs_pages=not self._offers.needs_no_pool,
             pages_for=self._writing.pages_for,
             idle=[running for running in self._commits.waiting if not running.promise.is_rt],
-            is_hidden=self._is_hidden,
         )
 
     def _has_long(self) -> bool:

@@ -11,7 +11,7 @@ another, and wait on this device until that worker has room for them.
 
 from __future__ import annotations
 
-from alignedserve.core import CacheKind, ServiceClass
+from alignedserve.core import ServiceClass
 from alignedserve.prefill_worker.candidates import Candidate, Candidates
 from alignedserve.prefill_worker.committing import Commits
 from alignedserve.prefill_worker.known_pages import KnownPages
@@ -28,15 +28,11 @@ _DECODE_STEPS = 4  # that pass between an Offer and the next token: three, and w
 
 
 class Offers(CorePart):
-    def __init__(
-        self, common: Common, candidates: Candidates, commits: Commits, known: KnownPages, kind: CacheKind
-    ) -> None:
-        """`kind` is what the device keeps of tokens."""
+    def __init__(self, common: Common, candidates: Candidates, commits: Commits, known: KnownPages) -> None:
         self._pool, self._pace, self._memory = common.pool, common.pace, common.memory
         self._writer, self._outputs = common.writer, common.owners.outputs
         self._notes, self._faults = common.notes, common.faults
         self._candidates, self._commits, self._known = candidates, commits, known
-        self._sends_kv = kind is CacheKind.KV
         self._is_to_repeat = False  # offers that were not pulled: the offer, or its answer, may have been lost
         self._expected_wait_s: float | None = None  # in the pool
         self._decode_step_s = 0.0
@@ -56,7 +52,7 @@ class Offers(CorePart):
     def take(self, running: Running, is_busy: bool, now: float) -> list[Command]:
         """Offer a prompt whose last chunk has run, or let it wait for pages. `is_busy`: whether prompts are left."""
         decode = self._candidates.peer(running.decode)
-        if decode is None or not self._sends_kv or self._cannot_be_pulled(running, is_busy, now):
+        if decode is None or self._cannot_be_pulled(running, is_busy, now):
             self._commits.add(running)
             return []
         return [self._offer(self._candidates.add(running, decode, self._cannot_wait(running, now)))]
@@ -85,7 +81,7 @@ class Offers(CorePart):
     @property
     def needs_no_pool(self) -> bool:
         """Return whether there is no pool here, and there are decode workers that KV can be sent to."""
-        return self._pool.member is None and self._sends_kv and self._candidates.any_peer() is not None
+        return self._pool.member is None and self._candidates.any_peer() is not None
 
     def offer_all(self, now: float) -> list[Command]:
         """Offer all prompts that wait for pages where there is no pool."""

@@ -160,7 +160,7 @@ class PoolWriting(CorePart):
     def _most_pages(self) -> int:
         """Return the pages for the best-effort prompts that wait for a seat, at most as many as the device can fill."""
         limits = self._memory.limits
-        most = units_for(limits.num_pairs * self._memory.tokens_in_pair, limits.page_size)
+        most = units_for(limits.num_tokens, limits.page_size)
         wanted = 0
         for running in self._queue.waiting.best_effort:
             wanted += self.pages_for(running)

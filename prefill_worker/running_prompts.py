@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from alignedserve.core import CacheKind, Chunk, Decode, StepPlan, StepResult, units_for
+from alignedserve.core import Chunk, Decode, StepPlan, StepResult, units_for
 from alignedserve.prefill_worker.known_pages import KnownPages
 from alignedserve.prefill_worker.offering import Offers
 from alignedserve.prefill_worker.prefixes import Prefixes
@@ -29,13 +29,12 @@ class RunningPrompts(CorePart):
         prefixes: Prefixes,
         offers: Offers,
         known: KnownPages,
-        kind: CacheKind,
         copy_numbers: Iterator[int],
     ) -> None:
         self._pool, self._memory, self._writer = common.pool, common.memory, common.writer
         self._owners, self._notes, self._faults = common.owners, common.notes, common.faults
         self._queue, self._prefixes, self._offers, self._known = queue, prefixes, offers, known
-        self._kind, self._copy_numbers = kind, copy_numbers
+        self._copy_numbers = copy_numbers
         self._running: dict[str, Running] = {}  # in the order of arrival
         self._fetching: dict[int, Running] = {}  # by the number of the copy
         self.num_reused_tokens = 0
@@ -85,8 +84,8 @@ class RunningPrompts(CorePart):
         number = next(self._copy_numbers)
         self._fetching[number] = running
         tokens = running.tokens(0, self._tokens_in(running.known))
-        pairs = running.pairs[: units_for(len(tokens), self._memory.tokens_in_pair)]
-        return CopyIn(number, pool.holder, running.known, pairs, tokens, self._kind)
+        pairs = running.pairs[: units_for(len(tokens), self._memory.limits.block_size)]
+        return CopyIn(number, pool.holder, running.known, pairs, tokens)
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:

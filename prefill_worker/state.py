@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from itertools import count
 
-from alignedserve.core import CacheKind, ServiceClass
+from alignedserve.core import ServiceClass
 from alignedserve.prefill_worker.buffering import Buffers
 from alignedserve.prefill_worker.candidates import Candidates
 from alignedserve.prefill_worker.committing import Commits
@@ -34,8 +34,6 @@ from alignedserve.prefill_worker.prefixes import Prefixes
 from alignedserve.prefill_worker.running_prompts import RunningPrompts
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Expect
-from alignedserve.scheduling.policy import Entries
-from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.parts.arrivals import Arrivals, Expectations
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.compression import PageCompression
@@ -50,18 +48,17 @@ from alignedserve.worker.step.running import Running
 
 class PrefillCore(WorkerCore):
     def __init__(self, setup: WorkerSetup) -> None:
-        kind = CacheKind.HIDDEN if setup.policy.entries is Entries.HIDDEN else CacheKind.KV
-        common = Common(setup, lambda steps: DeviceMemory(setup.limits, steps, _tokens_in_pair(setup, kind)))
+        common = Common(setup)
         super().__init__(common)
         candidates, copy_numbers, known = Candidates(), count(1), KnownPages(common.pool, common.notes)
         queue = PromptQueue(common, known.leave)
         prefixes = Prefixes(common, queue, known)
         commits = Commits(common, candidates, known)
-        offers = Offers(common, candidates, commits, known, kind)
-        prompts = RunningPrompts(common, queue, prefixes, offers, known, kind, copy_numbers)
+        offers = Offers(common, candidates, commits, known)
+        prompts = RunningPrompts(common, queue, prefixes, offers, known, copy_numbers)
         writing = PoolWriting(common, queue, candidates, commits, offers, prompts, known)
-        buffers = Buffers(common, queue, candidates, kind, copy_numbers)
-        step = NextStep(common, queue, prompts, commits, offers, buffers, writing, kind)
+        buffers = Buffers(common, queue, candidates, copy_numbers)
+        step = NextStep(common, queue, prompts, commits, offers, buffers, writing)
         compression, repeats, router = (
             PageCompression(common),
             Repeats(common),
@@ -158,8 +155,3 @@ class PrefillCore(WorkerCore):
     def num_prefetched(self) -> int:
         """Return how many requests were prefetched from the pool for decode workers."""
         return self._buffers.num_prefetched
-
-
-def _tokens_in_pair(setup: WorkerSetup, kind: CacheKind) -> int:
-    """Return how many tokens a block pair holds: hidden vectors take half of the memory of KV."""
-    return setup.limits.block_size * (2 if kind is CacheKind.HIDDEN else 1)

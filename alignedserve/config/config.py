@@ -37,7 +37,6 @@ from alignedserve.scheduling.policy import (
     Cache,
     Chunking,
     Compression,
-    Entries,
     Grouping,
     Layout,
     Order,
@@ -212,10 +211,6 @@ class PoolConfig:
     compression: Compression = setting(
         DEFAULT_POLICY.compression,
         "whether full pages of waiting requests are kept as int8: never, while few pages are free, or always",
-    )
-    entries: Entries = experiment(
-        DEFAULT_POLICY.entries,
-        "what the pool keeps of a prompt: its KV, or hidden vectors, from which KV is made when the request joins",
     )
     directory: str = setting("/dev/shm", "directory in shared memory for the KV pool")
     rt_reserve: float = setting(
@@ -468,7 +463,6 @@ class Config:
             **vars(self.schedule),
             expected_chunk=self.engine.max_step_tokens,
             compression=self.kvpool.compression,
-            entries=self.kvpool.entries,
             rt_reserve=self.kvpool.rt_reserve,
         )
 
@@ -503,11 +497,7 @@ def _check_sizes(config: Config) -> None:
 
 
 def _check_policy(config: Config) -> None:
-    engine, pool, policy = config.engine, config.kvpool, config.policy
-    if pool.entries is Entries.HIDDEN and pool.compression is not Compression.OFF:
-        raise ConfigError(
-            f"kvpool.compression {pool.compression.value} is for KV, not for kvpool.entries hidden: set one of the two"
-        )
+    engine, policy = config.engine, config.policy
     if policy.problem is not None:
         raise ConfigError(f"schedule: {policy.problem}")
     if engine.look_ahead is LookAhead.ONE and policy.pairs.why_not_ahead is not None:

@@ -14,7 +14,6 @@ from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.pinning import cudart_for
 from alignedserve.engine.device.ranks import Team, meet
-from alignedserve.executor.copies import hidden_size_of
 from alignedserve.executor.device_loss import end_where_lost
 from alignedserve.executor.hands import EngineHands
 from alignedserve.executor.leading import Say, say_nothing
@@ -67,7 +66,7 @@ def build_rank(place: Place, kind: type[AnEngine]) -> Iterator[RankParts[AnEngin
         pace = _pace_on(engine.device)
         lost = partial(end_where_lost, engine.device)
         # The transport may move the engine's device cache to memory that it can send from.
-        transport, engine.cache = open_transport(place, chosen, engine.cache, hidden_size_of(engine), pace, team, lost)
+        transport, engine.cache = open_transport(place, chosen, engine.cache, pace, team, lost)
         yield RankParts(place, engine, with_pairs(capacity, engine), pace, transport, team)
     finally:
         transport.close()

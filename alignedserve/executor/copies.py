@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
-from alignedserve.core import CacheKind
 from alignedserve.engine.copying.aside import AsideCopies
 from alignedserve.engine.copying.checkpoints import Checkpoints
 from alignedserve.engine.copying.copies import PageCopier
@@ -24,11 +23,6 @@ from alignedserve.protocol.messages import Member
 from alignedserve.protocol.rank_orders import Copying
 
 log = logging.getLogger("alignedserve.engine")
-
-
-def hidden_size_of(engine: Engine) -> int | None:
-    """Return the size of a hidden vector where the model's requests may be kept as hidden vectors."""
-    return engine.config.hidden_size if engine.config.why_not_hidden is None else None
 
 
 class PoolCopies:
@@ -72,13 +66,9 @@ class PoolCopies:
             self._copier.close()
             self._copier = None
 
-    def begin_aside(self, copy: CopyIn | CopyOut, post: Post) -> bool:
-        """Begin a copy beside the steps. False where its K and V must be computed: the model does one thing at a
-        time."""
-        if isinstance(copy, CopyIn) and self._is_projected(copy):
-            return False
+    def begin_aside(self, copy: CopyIn | CopyOut, post: Post) -> None:
+        """Begin a copy beside the steps."""
         self._aside.add(copy, post)
-        return True
 
     def perform(self, command: Copying) -> Event | None:
         """Perform the copy and return its result. A read counts only if every rank could read its own part."""
@@ -108,22 +98,11 @@ class PoolCopies:
             copier.copy_out(*args, vectors)
 
     def _copy_in(self, command: CopyIn) -> bool:
-        copier, pairs, tokens = self._copier_to(command.pool), command.pairs, command.tokens
-        if copier is None or not copier.copy_in(command.pages, pairs, tokens, command.from_right, command.kind):
-            return False
-        if self._is_projected(command):
-            halves = [2 * pair for pair in pairs]  # the blocks that the copier has filled
-            self._engine.project(f"of copy {command.number}", halves, pairs, len(tokens))
-        return True
-
-    def _is_projected(self, command: CopyIn) -> bool:
-        """Return whether K and V are to be computed from the hidden vectors in the pages."""
-        is_hidden = self._copier is not None and self._copier.is_hidden(command.pages)
-        return is_hidden and command.kind is CacheKind.KV
+        copier = self._copier_to(command.pool)
+        return copier is not None and copier.copy_in(command.pages, command.pairs, command.tokens, command.from_right)
 
     def _copier_of(self, arena: Arena) -> PageCopier:
-        cache, hidden_size = self._engine.cache, hidden_size_of(self._engine)
-        return PageCopier(cache, arena, self._page_size, self._verify, hidden_size)
+        return PageCopier(self._engine.cache, arena, self._page_size, self._verify)
 
     def _copier_to(self, pool: str) -> PageCopier | None:
         """Return the copier to this pool's arena, or None where that pool has gone: the same pages of its successor

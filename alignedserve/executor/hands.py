@@ -105,9 +105,9 @@ class EngineHands:
                 self._say(work)
                 self._transport.start(work, post)
                 return True
-            case CopyIn(aside=True) | CopyOut(aside=True):
-                has_ranks = self._engine.ranks.size > 1  # all ranks do the same work in the same order
-                return not has_ranks and self._copies.begin_aside(work, post)
+            case CopyIn(aside=True) | CopyOut(aside=True) if self._engine.ranks.size == 1:
+                self._copies.begin_aside(work, post)  # ranks would do the same work in different orders
+                return True
         return False
 
     def _begin_step(self, plan: StepPlan) -> Begun:

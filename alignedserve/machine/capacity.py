@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.architectures.model_config import DTYPE_BYTES, ModelConfig
+from alignedserve.architectures.model_config import ModelConfig
 from alignedserve.config.config import Config, Dtype
 from alignedserve.core import WorkerLimits
 from alignedserve.errors import ConfigError
 from alignedserve.kvpool.arena.extents import Extents, PageBytes
 from alignedserve.kvpool.arena.int8_layout import Int8Layout
-from alignedserve.scheduling.policy import Compression, Entries
+from alignedserve.scheduling.policy import Compression
 
 _MIB = 1 << 20
 
@@ -53,7 +53,7 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
     cache = cache_mb * _MIB if cache_mb is not None else left or 0
     num_pairs = cache // model.kv_bytes(engine.block_size, dtype)
     sizes = _page_bytes(config, model, dtype)
-    extents = sizes.divide(pool.memory_mb * _MIB // ranks // (sizes.hidden or sizes.kv))
+    extents = sizes.divide(pool.memory_mb * _MIB // ranks // sizes.kv)
     if cache_mb is not None:
         _holds_longest("engine.kv_memory_mb", cache_mb, num_pairs * engine.block_size, longest)
     elif left is not None and num_pairs * engine.block_size < longest:
@@ -72,10 +72,6 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
 def _page_bytes(config: Config, model: ModelConfig, dtype: str) -> PageBytes:
     """Return the bytes of a page for what the pool keeps."""
     pool, tokens = config.kvpool, config.page_size
-    if pool.entries is Entries.HIDDEN and not config.topology.colocated:
-        if model.why_not_hidden is not None:
-            raise ConfigError(f"kvpool.entries cannot be hidden: {model.why_not_hidden}: set it to kv")
-        return PageBytes(hidden=model.num_layers * tokens * model.hidden_size * DTYPE_BYTES[dtype])
     compressed = pool.compression is not Compression.OFF
     int8 = Int8Layout(2 * model.num_layers * model.kv_dim, tokens).size if compressed else 0
     return PageBytes(model.kv_bytes(tokens, dtype), int8)

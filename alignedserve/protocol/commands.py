@@ -52,7 +52,7 @@ class CopyIn:
     pages: tuple[int, ...]
     pairs: tuple[int, ...]
     tokens: tuple[int, ...]
-    kind: CacheKind = CacheKind.KV  # of the blocks' content; KV of hidden pages is computed
+    kind: CacheKind = CacheKind.KV  # always: only KV leaves a device; the frames keep the field
     from_right: tuple[int, ...] = ()  # as in CopyOut
     aside: bool = False  # as in CopyOut
 
@@ -69,7 +69,7 @@ class SendKv:
     to: str  # the holder
     pairs: tuple[int, ...]  # the core's again with KvSent; none if the KV is here no more, which the receiver hears
     tokens: tuple[int, ...]
-    kind: CacheKind = CacheKind.KV
+    kind: CacheKind = CacheKind.KV  # always: only KV leaves a device; the frames keep the field
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class ReceiveKv:
     source: str  # the holder
     pairs: tuple[int, ...]  # the core's again with KvReceived
     tokens: tuple[int, ...]
-    kind: CacheKind = CacheKind.KV
+    kind: CacheKind = CacheKind.KV  # always: only KV leaves a device; the frames keep the field
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,13 +110,6 @@ class Compression(str, Enum):
     INT8 = "int8"  # always
 
 
-class Entries(str, Enum):
-    """The form in which the pool keeps a request's tokens."""
-
-    KV = "kv"
-    HIDDEN = "hidden"  # each layer's input after its norm; K and V are made from it when the request joins
-
-
 class Predictor(str, Enum):
     """The way in which output lengths are predicted. A length that the request states outweighs it (lengths.py)."""
 
@@ -172,8 +165,6 @@ class SharedPairs(PlainPairs):
     def problem(self, policy: Policy) -> str | None:
         if policy.room is not Room.GROWING:
             return "blocks bidirectional gives memory block by block: it needs room growing"
-        if policy.entries is Entries.HIDDEN:
-            return "blocks bidirectional has K and V at both ends of a pair: it needs entries kv"
         if policy.packing.takes_turns:
             return f"packing {policy.packing.value} has whole pairs, and recomputes: it needs blocks plain"
         if policy.cache is Cache.HYBRID:
@@ -217,7 +208,6 @@ class Policy:
     budget_pivots: float = 4.0  # most prompt tokens of a step with slo chunking, in multiples of S_pf
     as_in_paper: bool = False  # AccelGen's own budget, slack and distance, in place of ours
     compression: Compression = Compression.OFF
-    entries: Entries = Entries.KV
     rt_reserve: float = 0.1  # share of the pool's pages that only real-time requests get
     predictor: Predictor = Predictor.HASH
     blocks: Layout = Layout.PLAIN

@@ -218,16 +218,15 @@ class Channel(ABC, Generic[T]):
         return read_reply(raw, number)
 
     def _header(self, transfer: T) -> TransferHeader:
-        blocks, kind = self._end.blocks, transfer.kind
+        blocks = self._end.blocks
         return header_of(
-            *(transfer.number, kind, transfer.tokens, blocks.token_bytes(kind)),
-            *(blocks.chunk_tokens(kind), self._end.is_checked),
+            transfer.number, transfer.tokens, blocks.token_bytes, blocks.chunk_tokens, self._end.is_checked
         )
 
     def _chunks(self, transfer: T, header: TransferHeader) -> Iterator[tuple[torch.Tensor, int]]:
         """Yield the slots of each chunk, and its bytes."""
-        slots = self._end.blocks.slots(transfer.pairs, header.num_tokens, header.kind)
-        token_bytes = self._end.blocks.token_bytes(header.kind)
+        slots = self._end.blocks.slots(transfer.pairs, header.num_tokens)
+        token_bytes = self._end.blocks.token_bytes
         for part in slots.split(header.chunk_tokens):
             yield part, len(part) * token_bytes
 

@@ -78,7 +78,7 @@ class Direct:
 
     def start(self, transfer: Transfer, post: Post) -> None:
         """Start the transfer. Raises PlanError where its pairs cannot be right."""
-        self._blocks.check(transfer.pairs, len(transfer.tokens), transfer.kind)
+        self._blocks.check(transfer.pairs, len(transfer.tokens))
         peer = transfer.to if isinstance(transfer, SendKv) else transfer.source
         if peer not in self._peers:  # the peer is gone, and the core will hear of it
             self._count_failure()

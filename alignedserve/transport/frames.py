@@ -25,12 +25,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from alignedserve.core import CacheKind
 from alignedserve.protocol.page_names import chained_hashes
 
-_MAGIC = 0x414C474E4B560002  # the last digits are the version
-_KINDS = (CacheKind.KV, CacheKind.HIDDEN)
-_HEADER = struct.Struct("=QQ?BxxIQQI?xxx")
+_MAGIC = 0x414C474E4B560003  # the last digits are the version
+_HEADER = struct.Struct("=QQ?xxxIQQI?xxx")
 _REPLY = struct.Struct("=QQB")
 _TAIL = struct.Struct("=QII")
 _PLACES = struct.Struct("=QQI")  # followed by the pairs
@@ -54,7 +52,6 @@ class Reply(IntEnum):
 class TransferHeader:
     number: int
     has_kv: bool  # False: the source no longer has it, and nothing follows
-    kind: CacheKind
     num_tokens: int
     token_hash: int  # of all tokens in their order, as in page headers
     num_bytes: int
@@ -63,25 +60,25 @@ class TransferHeader:
 
     def pack(self) -> bytes:
         return _HEADER.pack(
-            *(_MAGIC, self.number, self.has_kv, _KINDS.index(self.kind), self.num_tokens),
+            *(_MAGIC, self.number, self.has_kv, self.num_tokens),
             *(self.token_hash, self.num_bytes, self.chunk_tokens, self.is_checked),
         )
 
     @classmethod
     def read(cls, raw: bytes | bytearray) -> TransferHeader:
-        magic, number, has_kv, kind, *others = _HEADER.unpack(raw)
-        if magic != _MAGIC or kind >= len(_KINDS):
+        magic, *fields = _HEADER.unpack(raw)
+        if magic != _MAGIC:
             raise NotOurs("the other end sent something that is no header of this version")
-        return cls(number, has_kv, _KINDS[kind], *others)
+        return cls(*fields)
 
 
 def header_of(
-    number: int, kind: CacheKind, tokens: Sequence[int], token_bytes: int, chunk_tokens: int, is_checked: bool
+    number: int, tokens: Sequence[int], token_bytes: int, chunk_tokens: int, is_checked: bool
 ) -> TransferHeader:
     """Return the header that both ends expect; without tokens it says that there is no KV."""
     num, has_kv = len(tokens), bool(tokens)
     token_hash = chained_hashes(tokens, num)[-1] if has_kv else 0
-    return TransferHeader(number, has_kv, kind, num, token_hash, num * token_bytes, chunk_tokens, is_checked)
+    return TransferHeader(number, has_kv, num, token_hash, num * token_bytes, chunk_tokens, is_checked)
 
 
 def pack_reply(number: int, reply: Reply) -> bytes:

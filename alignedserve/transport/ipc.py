@@ -65,7 +65,7 @@ class MappingSender(Sender):
             self._handle = self._handle or self._maps.handle(self._end.blocks.cache)
             group.send(_bytes(pack_handle(self._handle)), HANDLE).land(self._end.timeout_s)
             self._told = group
-        pairs = transfer.pairs[: self._end.blocks.num_pairs(header.num_tokens, header.kind)]
+        pairs = transfer.pairs[: self._end.blocks.num_pairs(header.num_tokens)]
         checksum = self._checksum(transfer, header) if header.is_checked else 0
         places = _bytes(pack_places(header.number, pairs, checksum))
         group.send(places, PLACES).land(self._end.timeout_s)
@@ -84,7 +84,7 @@ class MappingSender(Sender):
             body = buffers.chunk(index, num_bytes).body
             with self._end.pace.turn():
                 with self._blocks_of(header.number) as blocks:
-                    blocks.gather(slots, header.kind, body)
+                    blocks.gather(slots, body)
                 checksum = _added(checksum, body)
         return checksum
 
@@ -107,7 +107,7 @@ class MappingReceiver(Receiver):
             group.receive(torch.frombuffer(raw, dtype=torch.uint8), HANDLE).land(self._end.timeout_s)
             self._map(read_handle(raw))
             self._told = group
-        raw = bytearray(places_bytes(self._end.blocks.num_pairs(header.num_tokens, header.kind)))
+        raw = bytearray(places_bytes(self._end.blocks.num_pairs(header.num_tokens)))
         group.receive(torch.frombuffer(raw, dtype=torch.uint8), PLACES).land(self._end.timeout_s)
         pairs, checksum = read_places(raw, header.number)
         is_intact = self._there is not None and self._copy(group, transfer, header, pairs) in (checksum, None)
@@ -128,15 +128,15 @@ class MappingReceiver(Receiver):
         """Copy the KV, and return its checksum where checksums are on."""
         there, buffers = self._there, ChunkBuffers(self._most_bytes(header), self._end.blocks.device)
         assert there is not None
-        there.check(pairs, header.num_tokens, header.kind)
-        sources = there.slots(pairs, header.num_tokens, header.kind).split(header.chunk_tokens)
+        there.check(pairs, header.num_tokens)
+        sources = there.slots(pairs, header.num_tokens).split(header.chunk_tokens)
         checksum, spoke_at = 0, time.monotonic()
         for index, (source, (slots, num_bytes)) in enumerate(zip(sources, self._chunks(transfer, header), strict=True)):
             body = buffers.chunk(index, num_bytes).body
             with self._end.pace.turn():
-                there.gather(source, header.kind, body)
+                there.gather(source, body)
                 with self._blocks_of(header.number) as blocks:
-                    blocks.scatter(slots, header.kind, body)
+                    blocks.scatter(slots, body)
                 checksum = _added(checksum, body) if header.is_checked else 0
             if time.monotonic() - spoke_at > self._end.timeout_s / _REPLY_PART:
                 self._say(group, header.number, Reply.GOES_ON)

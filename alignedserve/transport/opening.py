@@ -112,7 +112,6 @@ def open_transport(
     place: Place,
     chosen: ChosenTransport,
     cache: torch.Tensor,
-    hidden_size: int | None,
     pace: CopyPace,
     team: Team | None,
     fault: Callable[[], None] = lambda: None,
@@ -141,7 +140,7 @@ def open_transport(
     elif chosen.name is TransportName.IPC:
         maps = CudaMaps(cache.device)
     direct = Direct(
-        *(name, spec.host, DeviceBlocks(cache, hidden_size), pace),
+        *(name, spec.host, DeviceBlocks(cache), pace),
         verify=config.kvpool.verify_pages,
         timeout_s=config.wire.transfer_timeout_s,
         maps=maps,

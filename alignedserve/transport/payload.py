@@ -1,8 +1,7 @@
-"""The payload of a transfer: a request's KV or hidden vectors, between device blocks and the chunks that travel.
+"""The payload of a transfer: a request's KV, between device blocks and the chunks that travel.
 
 The payload has a request's tokens in their order, whatever pairs and directions either end keeps them in. A chunk has
-some of the tokens, of all layers: [layers, 2, tokens, kv_dim] for KV, as a page of the arena has it, and [layers,
-tokens, hidden_size] for hidden vectors.
+some of the tokens, of all layers: [layers, 2, tokens, kv_dim], as a page of the arena has it.
 """
 
 from __future__ import annotations
@@ -14,9 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from alignedserve.core import CacheKind, half_blocks, units_for
+from alignedserve.core import units_for
 from alignedserve.engine.device.devices import CPU
-from alignedserve.engine.models.attention import hidden_slots
 from alignedserve.errors import PlanError
 from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import choose
@@ -78,12 +76,10 @@ def _memory(num_bytes: int) -> memoryview:
 class DeviceBlocks:
     """The device cache of a worker, as transfers see it."""
 
-    def __init__(self, cache: Tensor, hidden_size: int | None = None) -> None:
-        """Wrap the cache; `hidden_size` is set where requests may be kept as hidden vectors."""
+    def __init__(self, cache: Tensor) -> None:
         self._cache = cache
         self._layers, blocks, self._block_size, self._kv_dim = cache.shape
         self._num_pairs = blocks // 2
-        self._hidden_size = hidden_size or 0
         self._kernels = choose(cache.device, cache.dtype).kernels
 
     @property
@@ -103,54 +99,40 @@ class DeviceBlocks:
             raise PlanError(
                 f"a device cache {tuple(cache.shape)} of {cache.dtype} is of another model, or other blocks"
             )
-        return DeviceBlocks(cache, self._hidden_size or None)
+        return DeviceBlocks(cache)
 
-    def token_bytes(self, kind: CacheKind) -> int:
-        vectors = self._hidden_size if kind is CacheKind.HIDDEN else 2 * self._kv_dim
-        return self._layers * vectors * self._cache.dtype.itemsize
+    @property
+    def token_bytes(self) -> int:
+        return self._layers * 2 * self._kv_dim * self._cache.dtype.itemsize
 
-    def chunk_tokens(self, kind: CacheKind) -> int:
+    @property
+    def chunk_tokens(self) -> int:
         """Return the tokens of a chunk: whole blocks where they fit."""
         most = CHUNK_BYTES if self._cache.device.type == "cpu" else GPU_CHUNK_BYTES
-        tokens = max(1, most // self.token_bytes(kind))
+        tokens = max(1, most // self.token_bytes)
         return tokens - tokens % self._block_size or tokens
 
-    def check(self, pairs: Sequence[int], num_tokens: int, kind: CacheKind) -> None:
-        if kind is CacheKind.HIDDEN and not self._hidden_size:
-            raise PlanError("a transfer has hidden vectors, but this model's requests are not kept as hidden vectors")
-        if self.num_pairs(num_tokens, kind) > len(pairs):
-            raise PlanError(f"{len(pairs)} block pairs are too few for what is kept of {num_tokens} tokens")
+    def check(self, pairs: Sequence[int], num_tokens: int) -> None:
+        if self.num_pairs(num_tokens) > len(pairs):
+            raise PlanError(f"{len(pairs)} block pairs are too few for the KV of {num_tokens} tokens")
         if not all(0 <= pair < self._num_pairs for pair in pairs):
             raise PlanError(f"a transfer names a block pair outside 0..{self._num_pairs - 1}")
 
-    def num_pairs(self, num_tokens: int, kind: CacheKind) -> int:
+    def num_pairs(self, num_tokens: int) -> int:
         """Return how many pairs so many tokens take."""
-        return units_for(num_tokens, self._block_size * (2 if kind is CacheKind.HIDDEN else 1))
+        return units_for(num_tokens, self._block_size)
 
-    def slots(self, pairs: Sequence[int], num_tokens: int, kind: CacheKind, from_right: Collection[int] = ()) -> Tensor:
+    def slots(self, pairs: Sequence[int], num_tokens: int, from_right: Collection[int] = ()) -> Tensor:
         """Return the slots of the tokens' vectors; the slots of V follow from those of K."""
-        if kind is CacheKind.HIDDEN:
-            return hidden_slots(half_blocks(pairs), self._block_size, num_tokens)
         rights = torch.tensor([pair in from_right for pair in pairs], dtype=torch.bool)
         return slots_of(torch.tensor(pairs, dtype=torch.long), rights, self._block_size)[:num_tokens]
 
-    def gather(self, slots: Tensor, kind: CacheKind, into: Tensor) -> None:
+    def gather(self, slots: Tensor, into: Tensor) -> None:
         """Copy the vectors into `into`, a chunk without its tail."""
-        if kind is CacheKind.HIDDEN:
-            for layer, rows in zip(self._cache.unbind(0), self._hidden_rows(into, len(slots)), strict=True):
-                rows.copy_(self._kernels.read_hidden(layer, slots, self._hidden_size))
-        else:
-            self._kernels.gather(self._cache, slots, self._rows(into, len(slots)))
+        self._kernels.gather(self._cache, slots, self._rows(into, len(slots)))
 
-    def scatter(self, slots: Tensor, kind: CacheKind, chunk: Tensor) -> None:
-        if kind is CacheKind.HIDDEN:
-            for layer, rows in zip(self._cache.unbind(0), self._hidden_rows(chunk, len(slots)), strict=True):
-                self._kernels.write_hidden(layer, slots, rows)
-        else:
-            self._kernels.scatter(self._cache, slots, self._rows(chunk, len(slots)))
+    def scatter(self, slots: Tensor, chunk: Tensor) -> None:
+        self._kernels.scatter(self._cache, slots, self._rows(chunk, len(slots)))
 
     def _rows(self, chunk: Tensor, tokens: int) -> Tensor:
         return chunk.view(self._cache.dtype).view(self._layers, 2, tokens, self._kv_dim)
-
-    def _hidden_rows(self, chunk: Tensor, tokens: int) -> tuple[Tensor, ...]:
-        return chunk.view(self._cache.dtype).view(self._layers, tokens, self._hidden_size).unbind(0)

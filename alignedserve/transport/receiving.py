@@ -99,6 +99,6 @@ class ChunkReceiver(Receiver):
                 is_intact = is_intact and chunk.is_sealed(header.number, index, header.is_checked)
                 if is_intact:
                     with self._blocks_of(header.number) as blocks:
-                        blocks.scatter(slots, header.kind, chunk.body)
+                        blocks.scatter(slots, chunk.body)
         self._answer(group, header.number, is_intact)
         return is_intact

@@ -54,7 +54,7 @@ class ChunkSender(Sender):
             chunk = buffers.chunk(index, num_bytes)
             with pace.turn():
                 with self._blocks_of(number) as blocks:
-                    blocks.gather(slots, header.kind, chunk.body)
+                    blocks.gather(slots, chunk.body)
                 chunk.seal(number, index, header.is_checked)
             if group.asks_first and self._hear(group, number) is not Reply.GOES_ON:
                 raise NotOurs(f"the other end does not ask for a chunk of transfer {number}")

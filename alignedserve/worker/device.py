@@ -14,12 +14,10 @@ class DeviceMemory:
         self,
         limits: WorkerLimits,
         steps: StepsInFlight,
-        tokens_in_pair: int | None = None,
         blocks: Blocks | None = None,
     ) -> None:
         self.limits = limits
         self.blocks = Blocks(limits.num_pairs) if blocks is None else blocks
-        self.tokens_in_pair = limits.block_size if tokens_in_pair is None else tokens_in_pair
         self.is_stuck = False  # the first waiting prompt could not be seated, and nothing has changed since
         self.is_crowded = False  # a prompt had to leave for others: no prompt is seated before memory is free
         self._steps = steps

@@ -24,11 +24,11 @@ from alignedserve.decode_worker.packing.order import ServingOrder
 from alignedserve.decode_worker.packing.packer import TypeChoice
 from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.protocol.commands import Command, ProjectKv
-from alignedserve.scheduling.policy import Cache, Entries
+from alignedserve.scheduling.policy import Cache
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
-from alignedserve.worker.step.limits import Selection, has_time_to_project
+from alignedserve.worker.step.limits import Selection
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.waiting import Waiting
 
@@ -110,27 +110,6 @@ class HiddenMemory(PlainMemory):
         return self._here.num_seated if self._policy.grows else 0
 
     # --- Seats
-
-    def seat(self, running: Running, tokens: int, waiting: Waiting, now: float) -> bool:
-        return super().seat(running, tokens, waiting, now) or self._seat_from_hidden(running, tokens, waiting, now)
-
-    def _seat_from_hidden(self, running: Running, tokens: int, waiting: Waiting, now: float) -> bool:
-        """Seat a request as hidden whose hidden vectors are in the pool."""
-        if self._policy.entries is not Entries.HIDDEN:
-            return False
-        self._begin(waiting, now)
-        residents = list(self._here.residents.values())
-        if not self._pays(running, tokens):
-            return False
-        if not has_time_to_project(running.prefix, residents, self._order.moment(now)):
-            return False
-        pairs = self.blocks.take(units_for(tokens, 2 * self.limits.block_size))
-        if pairs is None:
-            return False
-        running.pairs, running.blocks = pairs, half_blocks(pairs)
-        self.num_hidden += 1
-        self.is_stuck = False
-        return True
 
     def _packed_seating(self, waiting: Waiting, now: float) -> Callable[..., PackedSeating]:
         self._begin(waiting, now)

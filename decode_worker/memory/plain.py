@@ -73,7 +73,7 @@ class PlainMemory(DeviceMemory):
 
     def seat(self, running: Running, tokens: int, waiting: Waiting, now: float) -> bool:
         """Give the request memory for so many tokens; return whether there was as much."""
-        pairs = self.blocks.take(units_for(tokens, self.tokens_in_pair))
+        pairs = self.blocks.take(units_for(tokens, self.limits.block_size))
         if pairs is None:
             self.is_stuck = True
             return False
@@ -85,14 +85,14 @@ class PlainMemory(DeviceMemory):
         limits, by_chunk = self.limits, self._policy.room is Room.CHUNKS
         if not self._policy.precedence.may_displace(is_rt=True):
             return Seating(
-                self.blocks, limits.num_pairs, self.tokens_in_pair, seats, by_chunk, self.room_for, self.has_long
+                self.blocks, limits.num_pairs, self.limits.block_size, seats, by_chunk, self.room_for, self.has_long
             )
         seated = self._here.seated if waiting else []
         held = sum(len(running.pairs) for running in seated if running.promise.is_rt)
         return self._packed_seating(waiting, now)(
             self.blocks,
             limits.num_pairs,
-            self.tokens_in_pair,
+            self.limits.block_size,
             seats,
             by_chunk,
             self.room_for,
@@ -112,7 +112,7 @@ class PlainMemory(DeviceMemory):
         They leave between two steps, and only where that is enough."""
         if self._steps.running is not None:
             return []
-        wanted, free, best_effort = units_for(tokens, self.tokens_in_pair), self.num_free, self._here.best_effort
+        wanted, free, best_effort = units_for(tokens, self.limits.block_size), self.num_free, self._here.best_effort
         if wanted <= free or wanted > free + sum([len(running.pairs) for running in best_effort]):
             return []
         line, leaving = self._order.as_they_leave(best_effort, now), list[Running]()

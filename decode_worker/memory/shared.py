@@ -54,7 +54,7 @@ class SharedMemory(PlainMemory):
         return SharedSeating(
             self.blocks,
             self.limits.num_pairs,
-            self.tokens_in_pair,
+            self.limits.block_size,
             seats,
             False,
             self.room_for,

@@ -12,7 +12,7 @@ from alignedserve.decode_worker.parts.writing import PageWriting, is_writable
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, MemberLost, Received
 from alignedserve.protocol.messages import AskBatch, Batch
-from alignedserve.scheduling.policy import Entries, Grouping
+from alignedserve.scheduling.policy import Grouping
 from alignedserve.worker.parts.part import CorePart
 
 
@@ -121,7 +121,7 @@ class PageAsks:
     def ask(self, now: float) -> list[Command]:
         pool, policy = self._writing.target, self._policy
         writes = policy.reuse or policy.grows or self._taking_in.num_pages > 0
-        if pool is None or not writes or policy.entries is Entries.HIDDEN:
+        if pool is None or not writes:
             return []
         if self._lacks[0] != self._steps.number:  # looked at once a step
             self._lacks = (self._steps.number, self._most_lacking)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from alignedserve.core import CacheKind
 from alignedserve.decode_worker.parts.preempting import Preempting
 from alignedserve.decode_worker.parts.seats import Seats
 from alignedserve.decode_worker.parts.stores import Stores
@@ -110,8 +109,7 @@ class Joining(CorePart):
         self._copy_number += 1
         self._here.joining[self._copy_number] = running
         tokens, right = running.tokens(0, running.prefix), running.from_right
-        kind = CacheKind.HIDDEN if running.blocks else CacheKind.KV
-        copy = CopyIn(self._copy_number, self._pool.member.holder, pages, running.pairs, tokens, kind, right)
+        copy = CopyIn(self._copy_number, self._pool.member.holder, pages, running.pairs, tokens, from_right=right)
         return [*self._memory.copies(), copy]
 
     def _end_copy(self, number: int, intact: bool) -> list[Command]:

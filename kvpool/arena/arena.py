@@ -45,8 +45,8 @@ from alignedserve.kvpool.arena.numa import NumaPlace, running_on
 from alignedserve.kvpool.arena.shared_files import alone, check_space, fill, new_file, open_file, unlink
 
 _MAGIC = b"ALGNSRVE"
-_VERSION = 2
-_FILE_HEADER = struct.Struct("=8s10Q")
+_VERSION = 3
+_FILE_HEADER = struct.Struct("=8s8Q")
 _KINDS = 8  # most kinds that an extent's word can tell apart
 _HEADER_WORDS = 8
 _WORD_BYTES = 8
@@ -112,7 +112,7 @@ class _ArenaLayout:
         _, version, incarnation, page_size, *facts = _FILE_HEADER.unpack(raw)
         if version != _VERSION:
             raise ArenaError(f"{path} has layout {version}, this AlignedServe has {_VERSION}: restart the pool")
-        layout = cls(incarnation, page_size, Extents(*facts[:4]), PageBytes(*facts[4:]))
+        layout = cls(incarnation, page_size, Extents(*facts[:3]), PageBytes(*facts[3:]))
         if os.fstat(fd).st_size != layout.size:
             raise ArenaError(f"{path} does not have the {layout.size} bytes that its header names")
         return layout

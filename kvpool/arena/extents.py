@@ -31,7 +31,6 @@ class PageKind(IntEnum):
 
     KV = 1
     KV_INT8 = 2  # a full page of KV in at most half of its room; engine/copying/int8_pages.py
-    HIDDEN = 3  # each layer's input after its norm; K and V are made from it when the request joins
 
 
 @dataclass(frozen=True)
@@ -41,11 +40,10 @@ class Extents:
     count: int
     kv: int = 1
     kv_int8: int = 0
-    hidden: int = 0
 
     @cached_property
     def _per_extent(self) -> tuple[int, ...]:
-        return 0, self.kv, self.kv_int8, self.hidden
+        return 0, self.kv, self.kv_int8
 
     def per_extent(self, kind: PageKind) -> int:
         return self._per_extent[kind]
@@ -102,38 +100,28 @@ class PageBytes:
 
     kv: int = 0
     kv_int8: int = 0
-    hidden: int = 0
 
     @cached_property
     def _of(self) -> tuple[int, ...]:
-        return 0, self.kv, self.kv_int8, self.hidden
+        return 0, self.kv, self.kv_int8
 
     def payload(self, kind: PageKind) -> int:
         return self._of[kind]
 
     def stride(self, kind: PageKind) -> int:
-        """Return the distance of two payloads in an extent; the first kind begins at pages of memory."""
-        align = MEMORY_PAGE if kind is self._first else LINE
+        """Return the distance of two payloads in an extent; KV begins at pages of memory."""
+        align = MEMORY_PAGE if kind is PageKind.KV else LINE
         return -(-self.payload(kind) // align) * align
 
     def extent(self, extents: Extents) -> int:
-        return extents.per_extent(self._first) * self.stride(self._first)
+        return extents.kv * self.stride(PageKind.KV)
 
     def divide(self, pages: int) -> Extents:
-        """Return extents with room for so many pages of the first kind; with a single kind no page is lost."""
-        if self._first is PageKind.HIDDEN:
-            return Extents(pages, kv=0, hidden=1)
-        if not (self.kv_int8 or self.hidden):
+        """Return extents with room for so many pages of KV; with a single kind no page is lost."""
+        if not self.kv_int8:
             return Extents(pages)
-        room = TOGETHER * self.stride(PageKind.KV)
-        int8, hidden = (
-            room // self.stride(kind) if self.payload(kind) else 0 for kind in (PageKind.KV_INT8, PageKind.HIDDEN)
-        )
-        return Extents(pages // TOGETHER, kv=TOGETHER, kv_int8=int8, hidden=hidden)
-
-    @cached_property
-    def _first(self) -> PageKind:
-        return next(kind for kind in PageKind if self.payload(kind))
+        int8 = TOGETHER * self.stride(PageKind.KV) // self.stride(PageKind.KV_INT8)
+        return Extents(pages // TOGETHER, kv=TOGETHER, kv_int8=int8)
 
 
 class FreePages:

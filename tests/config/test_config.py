@@ -221,10 +221,6 @@ def test_a_wrong_flag_is_named() -> None:
         ({"kvpool.page_size": 24}, "kvpool.page_size must be a multiple of engine.block_size 16, not 24"),
         ({"engine.max_step_tokens": 8}, "engine.max_step_tokens must be at least engine.max_batch 64, not 8"),
         (
-            {"kvpool.entries": "hidden", "kvpool.compression": "auto"},
-            "kvpool.compression auto is for KV, not for kvpool.entries hidden: set one of the two",
-        ),
-        (
             {"transport": "collective", "topology": "2xcolocated"},
             "transport collective is between prefill and decode workers: topology 2xcolocated has no prefill workers",
         ),
@@ -253,10 +249,6 @@ def test_a_wrong_flag_is_named() -> None:
         (
             {"schedule.blocks": "bidirectional", "schedule.room": "whole"},
             "schedule: blocks bidirectional gives memory block by block: it needs room growing",
-        ),
-        (
-            {"schedule.blocks": "bidirectional", "schedule.room": "growing", "kvpool.entries": "hidden"},
-            "schedule: blocks bidirectional has K and V at both ends of a pair: it needs entries kv",
         ),
         (
             {

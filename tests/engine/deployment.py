@@ -36,7 +36,7 @@ from alignedserve.protocol.commands import (
 )
 from alignedserve.protocol.events import Event, KvReceived, KvSent, MemberJoined, Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
-from alignedserve.scheduling.policy import Entries, Policy
+from alignedserve.scheduling.policy import Policy
 from alignedserve.transport.transport import Post, ThroughTheArena
 from alignedserve.worker.setup import WorkerSetup
 from tests.engine.driver import prompt_of
@@ -175,7 +175,7 @@ def deployed(
     made = Deployment(cores, hands)
     with ExitStack() as arenas:
         if topology == "1+1":
-            extents, sizes = _pages(engines["decode-0"], policy, pages)
+            extents, sizes = _pages(engines["decode-0"], pages)
             cores["pool-0"] = PoolCore(extents, BLOCK, policy)
             arena = Arena.create(path, pages=extents, payload_bytes=sizes, page_size=PAGE, incarnation=1)
             arenas.enter_context(closing(arena))
@@ -189,12 +189,9 @@ def deployed(
             worker_hands.part_from(POOL_MEMBER)
 
 
-def _pages(engine: Engine, policy: Policy, pages: int) -> tuple[Extents, PageBytes]:
+def _pages(engine: Engine, pages: int) -> tuple[Extents, PageBytes]:
     layers, _, _, kv_dim = engine.cache.shape
-    size = layers * PAGE * kv_dim * 4
-    if policy.entries is Entries.HIDDEN:
-        return Extents(pages, kv=0, hidden=1), PageBytes(hidden=size)
-    return Extents(pages), PageBytes(2 * size)
+    return Extents(pages), PageBytes(2 * layers * PAGE * kv_dim * 4)
 
 
 def asked(deployment: Deployment, seed: int) -> list[Request]:

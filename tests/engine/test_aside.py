@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.core import CacheKind, StepPlan
+from alignedserve.core import StepPlan
 from alignedserve.engine.copying import aside
 from alignedserve.engine.copying.aside import AsideCopies
 from alignedserve.engine.copying.copies import PageCopier
@@ -196,7 +196,7 @@ def test_where_all_goes_through_the_arena_nothing_is_sent(engine: Engine, path: 
     bench = Bench(engine, path)
     bench.begin(SendKv(1, "decode-0.1", PAIRS, TOKENS))
     assert bench.posted() == KvSent(1, "decode-0.1", ok=False)
-    bench.begin(ReceiveKv(2, "prefill-0.1", PAIRS, TOKENS, CacheKind.HIDDEN))
+    bench.begin(ReceiveKv(2, "prefill-0.1", PAIRS, TOKENS))
     assert bench.posted() == KvReceived(2, "prefill-0.1", intact=False)
 
 

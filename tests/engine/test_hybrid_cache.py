@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from alignedserve.cost.fit import OnlineCost
-from alignedserve.scheduling.policy import Cache, Chunking, Entries, Order, Packing, Policy, PromptChoice, Room
+from alignedserve.scheduling.policy import Cache, Chunking, Order, Packing, Policy, PromptChoice, Room
 from tests.engine.deployment import asked, deployed
 from tests.reference import Tally, compare
 
@@ -22,7 +22,6 @@ WHOLE = Policy(room=Room.WHOLE, cache=Cache.HYBRID)
 KNAPSACK = Policy(
     Order.FCFS, Chunking.NONE, PromptChoice.IN_ORDER, Room.GROWING, packing=Packing.KNAPSACK, cache=Cache.HYBRID
 )
-FROM_POOL = Policy(room=Room.GROWING, cache=Cache.HYBRID, entries=Entries.HIDDEN)
 HIDDEN_TOKEN_S = 1e-5
 
 
@@ -34,26 +33,24 @@ class Believed(OnlineCost):
 
 # The seeds are chosen so that every kind of event happens.
 @pytest.mark.parametrize(
-    ("topology", "policy", "name", "seed"),
+    ("policy", "name", "seed"),
     [
-        ("colocated", GROWING, "opt", 1),
-        ("colocated", GROWING, "neox", 2),
-        ("colocated", WHOLE, "mha-tied", 3),
-        ("1+1", FROM_POOL, "opt", 3),
-        ("colocated", KNAPSACK, "opt", 1),
+        (GROWING, "opt", 1),
+        (GROWING, "neox", 2),
+        (WHOLE, "mha-tied", 3),
+        (KNAPSACK, "opt", 1),
     ],
 )
 def test_what_they_say_is_what_they_say_alone(
     folder_of: Callable[[str], Path],
     reference_of: Callable[[Path], Any],
     tmp_path: Path,
-    topology: str,
     policy: Policy,
     name: str,
     seed: int,
 ) -> None:
     folder, tally = folder_of(name), Tally()
-    with deployed(folder, topology, policy, tmp_path, Believed((), HIDDEN_TOKEN_S)) as deployment:
+    with deployed(folder, "colocated", policy, tmp_path, Believed((), HIDDEN_TOKEN_S)) as deployment:
         for request in asked(deployment, seed):
             assert len(deployment.outputs[request.id]) == request.max_tokens
             compare(reference_of(folder), request.prompt, deployment.outputs[request.id], tally, f"{name}, {policy}")

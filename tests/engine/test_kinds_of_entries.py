@@ -1,5 +1,6 @@
-"""Tests that the answer is that of transformers, whatever the pool keeps of a prompt. Real cores and engines, simulated
-frames."""
+"""Tests that the answer is that of transformers where prompts wait in the pool, as KV or as int8.
+
+Real cores and engines, simulated frames."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.architectures.model_config import DTYPE_BYTES, ModelConfig, read_config
+from alignedserve.architectures.model_config import ModelConfig, read_config
 from alignedserve.config.topology import Topology
 from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo, WorkerLimits
 from alignedserve.engine.engine import Engine
@@ -23,7 +24,7 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CompressPage, CopyIn, Deliver, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import Event
 from alignedserve.protocol.messages import Member
-from alignedserve.scheduling.policy import Compression, Entries, Policy
+from alignedserve.scheduling.policy import Compression, Policy
 from alignedserve.simulator.machines.process import Process
 from alignedserve.simulator.machines.transfers import SimulatedTransfers
 from alignedserve.simulator.run import Simulation
@@ -114,8 +115,6 @@ class Deployment(Simulation):
 
 def page_bytes(model: ModelConfig, policy: Policy, dtype: str) -> PageBytes:
     tokens = LIMITS.page_size
-    if policy.entries is Entries.HIDDEN:
-        return PageBytes(hidden=model.num_layers * tokens * model.hidden_size * DTYPE_BYTES[dtype])
     int8 = Int8Layout(2 * model.num_layers * model.kv_dim, tokens).size
     return PageBytes(model.kv_bytes(tokens, dtype), int8 if policy.compression is not Compression.OFF else 0)
 
@@ -158,30 +157,22 @@ def ran(folder: Path, arena: Path, policy: Policy) -> Deployment:
 
 
 @pytest.mark.parametrize("name", ["opt", "mha-tied"])
-@pytest.mark.parametrize("entries", [*Entries])
 @pytest.mark.parametrize("reuse", [True, False])
 def test_answers_are_those_of_transformers(
     name: str,
-    entries: Entries,
     reuse: bool,
     tmp_path: Path,
     folder_of: FolderOf,
     reference_of: Callable[[Path], Any],
     tally: Tally,
 ) -> None:
-    deployment = ran(folder_of(name), tmp_path / "arena", Policy(entries=entries, reuse=reuse))
+    deployment = ran(folder_of(name), tmp_path / "arena", Policy(reuse=reuse))
     for request in requests():
-        label = f"{name}, {entries.value}, {request.id}"
+        label = f"{name}, {request.id}"
         compare(reference_of(folder_of(name)), request.prompt, deployment.outputs[request.id], tally, label)
     prefill = deployment.core("prefill-0")
     assert isinstance(prefill, PrefillCore)
     assert (prefill.num_reused_tokens > 0) is reuse
-
-
-def test_hidden_entries_take_half_of_the_pool(folder_of: FolderOf) -> None:
-    model = read_config(folder_of("mha-tied"))
-    kv, hidden = (page_bytes(model, Policy(entries=entries), "float32") for entries in Entries)
-    assert kv.kv == 2 * hidden.hidden
 
 
 @pytest.mark.parametrize("reuse", [True, False])

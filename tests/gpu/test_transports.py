@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from alignedserve.core import CacheKind, Role
+from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.events import KvReceived, KvSent
@@ -21,7 +21,7 @@ from alignedserve.transport.mapping import CudaMaps
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
 
-LAYERS, PAIRS, BLOCK, KV_DIM, HIDDEN_SIZE = 4, 600, 16, 256, 128
+LAYERS, PAIRS, BLOCK, KV_DIM = 4, 600, 16, 256
 TOKENS = tuple(range(3000))  # several chunks, of 16 MB each
 EACH = -(-len(TOKENS) // BLOCK)
 ANSWER_S = 120.0
@@ -33,7 +33,7 @@ def worker(name: str, gpu: int, by_ipc: bool) -> tuple[Direct, torch.Tensor]:
     cache = torch.empty((LAYERS, 2 * PAIRS, BLOCK, KV_DIM), dtype=torch.float32, device=device)
     cache.copy_(torch.randn(cache.shape, generator=torch.Generator().manual_seed(len(name))))
     maps = CudaMaps(device) if by_ipc else None
-    blocks = DeviceBlocks(cache, HIDDEN_SIZE)
+    blocks = DeviceBlocks(cache)
     return Direct(f"{name}.1", "127.0.0.1", blocks, CopyPace(share=1.0), verify=True, timeout_s=60, maps=maps), cache
 
 
@@ -50,8 +50,8 @@ def serve(to_us: Connection, gpu: int, by_ipc: bool) -> None:
         transport.meet(Member(**(fields | {"role": Role(fields["role"])})))
         to_us.send(cache.cpu().numpy())
         outcomes: queue.Queue[Outcome] = queue.Queue()
-        for number, kind in iter(to_us.recv, None):
-            transport.start(SendKv(number, "decode-0.1", tuple(range(EACH)), TOKENS, CacheKind(kind)), outcomes.put)
+        for number in iter(to_us.recv, None):
+            transport.start(SendKv(number, "decode-0.1", tuple(range(EACH)), TOKENS), outcomes.put)
             to_us.send(outcomes.get() == KvSent(number, "decode-0.1", ok=True))
 
 
@@ -71,9 +71,9 @@ def test_what_is_sent_is_there(by_ipc: bool) -> None:
         sent = torch.from_numpy(ours.recv())
         outcomes: queue.Queue[Outcome] = queue.Queue()
         there = tuple(range(PAIRS - 1, PAIRS - 1 - EACH, -1))
-        for number, kind in enumerate((CacheKind.KV, CacheKind.HIDDEN, CacheKind.KV), 1):
-            ours.send((number, kind.value))
-            transport.start(ReceiveKv(number, "prefill-0.1", there, TOKENS, kind), outcomes.put)
+        for number in (1, 2, 3):
+            ours.send(number)
+            transport.start(ReceiveKv(number, "prefill-0.1", there, TOKENS), outcomes.put)
             assert outcomes.get(timeout=ANSWER_S) == KvReceived(number, "prefill-0.1", intact=True)
             assert ours.recv()
         got, whole = cache.cpu(), len(TOKENS) // BLOCK

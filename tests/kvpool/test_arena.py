@@ -234,7 +234,7 @@ def test_no_arena(tmp_path: Path) -> None:
     [
         (lambda raw: b"x" + raw[1:], "not an arena"),
         (lambda _: b"", "not an arena"),
-        (lambda raw: raw[:8] + b"\1" + raw[9:], "has layout 1, this AlignedServe has 2"),
+        (lambda raw: raw[:8] + b"\1" + raw[9:], "has layout 1, this AlignedServe has 3"),
         (lambda raw: raw[:-1], "does not have the"),
     ],
 )

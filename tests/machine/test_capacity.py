@@ -11,7 +11,6 @@ from alignedserve.architectures.model_config import ModelConfig
 from alignedserve.architectures.rope import Rope
 from alignedserve.config.config import Config, load
 from alignedserve.errors import ConfigError
-from alignedserve.kvpool.arena.extents import PageKind
 from alignedserve.machine.capacity import capacity
 
 MIB = 1 << 20
@@ -148,23 +147,6 @@ def llama(num_kv_heads: int) -> LlamaConfig:
         norm_eps=1e-5,
         rope=Rope(10_000.0, 128),
         tied_embeddings=False,
-    )
-
-
-def test_hidden_pages_take_half_of_the_room() -> None:
-    kv = capacity(split(), llama(32))
-    hidden = capacity(split(kvpool__entries="hidden"), llama(32))
-    assert hidden.num_pages == 2 * kv.num_pages
-    assert 2 * hidden.page_bytes == kv.page_bytes
-    assert hidden.extents.kinds == (PageKind.HIDDEN,)
-
-
-def test_where_hidden_does_not_pay_the_error_shows_it() -> None:
-    with pytest.raises(ConfigError) as refused:
-        capacity(split(kvpool__entries="hidden"), llama(8))
-    assert str(refused.value) == (
-        "kvpool.entries cannot be hidden: a hidden vector has 4096 numbers and a vector block holds 1024 for a token: "
-        "4096 instead of 2048 for K and V together: set it to kv"
     )
 
 

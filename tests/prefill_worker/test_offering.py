@@ -25,7 +25,7 @@ from alignedserve.protocol.messages import (
     Progress,
     Pull,
 )
-from alignedserve.scheduling.policy import Entries, Policy
+from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
@@ -81,14 +81,8 @@ def test_a_request_that_names_nobody_that_can_be_reached_goes_to_the_pool(worker
     assert sent(worker.handle(CopiedOut(copy.number), 0.0)) == [Commit(replace(IN_A, pages=(5,)), to=decode)]
 
 
-@pytest.mark.parametrize(
-    "core",
-    [
-        PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False))),
-        PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False, entries=Entries.HIDDEN), direct=True)),
-    ],
-)
-def test_without_a_link_or_with_hidden_vectors_nothing_is_offered(core: PrefillCore) -> None:
+def test_without_a_link_nothing_is_offered() -> None:
+    core = PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False)))
     for neighbour in (POOL_MEMBER, DECODE):
         core.handle(MemberJoined(neighbour), 0.0)
     assert not sent(through(core), "decode-0")

@@ -15,7 +15,7 @@ from random import Random
 
 import torch
 
-from alignedserve.core import CacheKind, Role
+from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.messages import Member, rank_suffix
@@ -24,7 +24,7 @@ from alignedserve.transport.mapping import CacheFile
 from alignedserve.transport.payload import DeviceBlocks
 from alignedserve.transport.transport import Outcome
 
-LAYERS, NUM_PAIRS, BLOCK_SIZE, KV_DIM, HIDDEN_SIZE = 3, 40, 4, 8, 6
+LAYERS, NUM_PAIRS, BLOCK_SIZE, KV_DIM = 3, 40, 4, 8
 PREFIX = "alignedserve-test-"  # begins the name of each file
 PATIENT_S = 60.0  # a time-out that ends nothing, however slow the machine is
 SOON_S = 0.5  # a time-out that a test waits for
@@ -58,7 +58,7 @@ class Node:
             maps = CacheFile(self.shared, PREFIX, f"{PREFIX}{self.holder}{rank_suffix(self.rank)}.cache")
             self.cache = maps.zeros(self.cache.shape, self.dtype).copy_(self.cache)
         self.transport = Direct(
-            *(self.holder, "127.0.0.1", DeviceBlocks(self.cache, HIDDEN_SIZE), CopyPace()),
+            *(self.holder, "127.0.0.1", DeviceBlocks(self.cache), CopyPace()),
             verify=self.verify,
             timeout_s=self.timeout_s,
             maps=maps,
@@ -89,12 +89,9 @@ class Node:
     def outcome(self) -> Outcome:
         return self.outcomes.get(timeout=DEADLINE_S)
 
-    def of(self, pairs: tuple[int, ...], num_tokens: int, kind: CacheKind = CacheKind.KV) -> torch.Tensor:
+    def of(self, pairs: tuple[int, ...], num_tokens: int) -> torch.Tensor:
         """Return what the pairs hold of the first tokens, as bits."""
         blocks = self.cache.view(BITS[self.dtype])
-        if kind is CacheKind.HIDDEN:
-            rows = [blocks[:, 2 * pair + half] for pair in pairs for half in (0, 1)]
-            return torch.cat(rows, dim=1)[:, :num_tokens, :HIDDEN_SIZE]
         both = [torch.cat([blocks[:, 2 * pair + half] for pair in pairs], dim=1) for half in (0, 1)]
         return torch.stack(both)[:, :, :num_tokens]
 

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from alignedserve.core import CacheKind, Role
+from alignedserve.core import Role
 from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.messages import Member
 from alignedserve.transport import payload
@@ -56,7 +56,6 @@ def main() -> None:
         elif what == "meet":
             node.transport.meet(Member(**(fields | {"role": Role(fields["role"])})))
         else:
-            fields["kind"] = CacheKind(fields["kind"])
             node.start(SendKv(**fields) if what == "SendKv" else ReceiveKv(**fields))
             threading.Thread(target=lambda: say(asdict(node.outcome())), daemon=True).start()
 

@@ -123,7 +123,7 @@ def part(incarnation: int = 7, **kwargs: object) -> Part:
 
 def opened(part_of_worker: Part) -> tuple[Transport, torch.Tensor]:
     chosen = chosen_for(part_of_worker, torch.device("cpu"))
-    return open_transport(part_of_worker, chosen, torch.zeros(2, 8, 4, 8), None, CopyPace(), None)
+    return open_transport(part_of_worker, chosen, torch.zeros(2, 8, 4, 8), CopyPace(), None)
 
 
 def test_a_worker_opens_it_as_it_starts_and_says_which(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.core import CacheKind
 from alignedserve.engine.device.groups import Group
-from alignedserve.protocol.commands import ReceiveKv, SendKv
 from alignedserve.protocol.events import KvReceived, KvSent
 from alignedserve.transport import ipc, payload
 from alignedserve.transport.frames import Reply
@@ -22,7 +20,7 @@ from alignedserve.transport.mapping import CacheFile, CudaMaps, NotMapped
 from alignedserve.transport.payload import DeviceBlocks
 from tests.transport.conftest import MakeNode
 from tests.transport.nodes import PREFIX, SOON_S, Node, meet
-from tests.transport.test_transfers import HERE, THERE, TOKENS, arrives, order
+from tests.transport.test_transfers import HERE, TOKENS, arrives, order
 
 pytestmark = [pytest.mark.parametrize("shared", ["ipc"], indirect=True), pytest.mark.usefixtures("shared")]
 WAIT_S = 60.0
@@ -207,14 +205,3 @@ def test_a_handle_of_cuda_arrives_as_it_was(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(CudaMaps, "_gpu", "GPU-1")
     with pytest.raises(NotMapped, match="is on GPU GPU-2, ours on GPU-1"):
         maps.map(second)
-
-
-def test_hidden_vectors_are_read_as_well(node_of: MakeNode) -> None:
-    source, to = node_of("prefill-0"), node_of("decode-0")
-    meet(source, to)
-    source.start(SendKv(1, to.holder, HERE, TOKENS, CacheKind.HIDDEN))
-    to.start(ReceiveKv(1, source.holder, THERE, TOKENS, CacheKind.HIDDEN))
-    assert to.outcome() == KvReceived(1, source.holder, intact=True)
-    assert source.outcome() == KvSent(1, to.holder, ok=True)
-    kept = to.of(THERE, len(TOKENS), CacheKind.HIDDEN)
-    assert torch.equal(kept, source.of(HERE, len(TOKENS), CacheKind.HIDDEN))

@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.core import CacheKind
 from alignedserve.engine.device import groups
 from alignedserve.errors import PlanError
 from alignedserve.protocol.commands import ReceiveKv, SendKv
@@ -44,7 +43,7 @@ def arrives(source: Node, to: Node, number: int) -> bool:
 
 # --- Every byte
 
-Plan: TypeAlias = tuple[int, CacheKind, int]  # number, kind and tokens of a transfer
+Plan: TypeAlias = tuple[int, int]  # number and tokens of a transfer
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,6 @@ class Case:
     """Transfers of one direction, and in which order the two ends are told of them."""
 
     dtype: torch.dtype
-    kinds: tuple[CacheKind, ...]
     lengths: tuple[int, ...]
     told: tuple[bool, ...]  # per notice: true if it goes to the source, false if to the receiver
     seed: int
@@ -69,7 +67,6 @@ def cases(draw: st.DrawFn) -> Case:
     count = len(lengths)
     return Case(
         draw(st.sampled_from([*BITS])),
-        tuple(draw(st.sampled_from([*CacheKind])) for _ in range(count)),
         lengths,
         tuple(draw(st.permutations([True] * count + [False] * count))),
         draw(st.integers(0, 99)),
@@ -104,10 +101,10 @@ def test_any_transfers_whoever_is_told_first(couples: dict[torch.dtype, tuple[No
     couple = couples[case.dtype]
     source, to = couple if case.seed % 2 else couple[::-1]
     untouched = to.cache.clone().view(BITS[case.dtype])
-    plans = list(zip((next(NUMBERS) for _ in case.lengths), case.kinds, case.lengths, strict=False))
+    plans = list(zip((next(NUMBERS) for _ in case.lengths), case.lengths, strict=False))
     here, there = case.pairs(case.seed), case.pairs(case.seed + 1)
-    sends = [SendKv(n, to.holder, at, tuple(range(m)), kind) for (n, kind, m), at in planned(plans, here)]
-    receives = [ReceiveKv(n, source.holder, at, tuple(range(m)), kind) for (n, kind, m), at in planned(plans, there)]
+    sends = [SendKv(n, to.holder, at, tuple(range(m))) for (n, m), at in planned(plans, here)]
+    receives = [ReceiveKv(n, source.holder, at, tuple(range(m))) for (n, m), at in planned(plans, there)]
     for is_source in case.told:
         if is_source:
             source.start(sends.pop(0))
@@ -115,8 +112,8 @@ def test_any_transfers_whoever_is_told_first(couples: dict[torch.dtype, tuple[No
             to.start(receives.pop(0))
     assert [source.outcome() for _ in plans] == [KvSent(number, to.holder, ok=True) for number, *_ in plans]
     assert [to.outcome() for _ in plans] == [KvReceived(number, source.holder, intact=True) for number, *_ in plans]
-    for (_, kind, length), sent, arrived in zip(plans, here, there, strict=True):
-        assert torch.equal(to.of(arrived, length, kind), source.of(sent, length, kind))
+    for length, sent, arrived in zip(case.lengths, here, there, strict=True):
+        assert torch.equal(to.of(arrived, length), source.of(sent, length))
     free_pairs = [pair for pair in range(NUM_PAIRS) if not any(pair in pairs for pairs in there)]
     of_others = [2 * pair + half for pair in free_pairs for half in (0, 1)]
     assert torch.equal(to.cache.view(BITS[case.dtype])[:, of_others], untouched[:, of_others])
@@ -159,10 +156,10 @@ def test_between_blocks_that_are_filled_from_either_end() -> None:
     """Each end has its own directions, which the other end need not know."""
     first, second = random_cache(1), random_cache(2)
     here, there = DeviceBlocks(first), DeviceBlocks(second)
-    num_bytes = len(TOKENS) * here.token_bytes(CacheKind.KV)
+    num_bytes = len(TOKENS) * here.token_bytes
     chunk = payload.ChunkBuffers(num_bytes).chunk(0, num_bytes)
-    here.gather(here.slots(HERE, len(TOKENS), CacheKind.KV, from_right={2}), CacheKind.KV, chunk.body)
-    there.scatter(there.slots(THERE, len(TOKENS), CacheKind.KV, from_right={9, 1}), CacheKind.KV, chunk.body)
+    here.gather(here.slots(HERE, len(TOKENS), from_right={2}), chunk.body)
+    there.scatter(there.slots(THERE, len(TOKENS), from_right={9, 1}), chunk.body)
     for place, token in ((0, 0), (5, 5), (10, 10)):
         pair, to_pair = HERE[place // BLOCK_SIZE], THERE[place // BLOCK_SIZE]
         at, to = place % BLOCK_SIZE, place % BLOCK_SIZE
@@ -218,12 +215,6 @@ def test_other_tokens_are_refused(both: tuple[Node, Node]) -> None:
     send, _ = order(source, to, 1)
     refused(source, to, send, ReceiveKv(1, source.holder, THERE, (99, *TOKENS[1:])))
     refused(source, to, SendKv(3, to.holder, HERE, TOKENS), ReceiveKv(3, source.holder, THERE, TOKENS[:-1]))
-
-
-def test_another_kind_is_refused(both: tuple[Node, Node]) -> None:
-    source, to = both
-    send, _ = order(source, to, 1)
-    refused(source, to, send, ReceiveKv(1, source.holder, THERE, TOKENS, CacheKind.HIDDEN))
 
 
 def test_unchecked_chunks_are_refused_by_a_receiver_that_checks(node_of: MakeNode) -> None:
@@ -284,8 +275,6 @@ def test_a_transfer_that_cannot_be_is_the_caller_s_fault(both: tuple[Node, Node]
         source.start(SendKv(1, to.holder, (1, 2), TOKENS))
     with pytest.raises(PlanError, match=f"outside 0..{NUM_PAIRS - 1}"):
         to.start(ReceiveKv(1, source.holder, (1, 2, NUM_PAIRS), TOKENS))
-    with pytest.raises(PlanError, match="not kept as hidden vectors"):
-        DeviceBlocks(source.cache).check((1, 2), 4, CacheKind.HIDDEN)
 
 
 def test_a_fault_of_our_own_is_told_and_harms_no_other_transfer(

@@ -2,6 +2,6 @@
 
 aside.py        Copies between the device and the arena beside the steps, in a thread of their own.
 checkpoints.py  Copies vectors of single tokens between slots of the device cache and the worker's memory.
-copies.py       Copies KV or hidden vectors between the device cache and pages of the arena.
+copies.py       Copies KV between the device cache and pages of the arena.
 int8_pages.py   Converts a full page of KV to int8 and back (ALISE §3.2).
 """

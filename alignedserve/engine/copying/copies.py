@@ -1,4 +1,4 @@
-"""Copies KV or hidden vectors between the device cache and pages of the arena.
+"""Copies KV between the device cache and pages of the arena.
 
 The cache is [layers, 2 * pairs, block_size, kv_dim]: K of pair p in block 2p, V in block 2p + 1. A page of kind KV has
 page_size tokens, a multiple of block_size, in the cache's dtype, as [layers, 2, page_size, kv_dim]:
@@ -10,9 +10,6 @@ page_size tokens, a multiple of block_size, in the cache's dtype, as [layers, 2,
 A request's tokens fill its pairs one by one, each pair from its left end or, if `from_right` names it, from its right
 end; a page holds the tokens in their order. In a request's last page only the first `length` tokens of each row count:
 the rest is neither written, nor read, nor part of the checksum.
-
-A page of kind HIDDEN is [layers, page_size, hidden_size]; on the device the vectors lie in single blocks, 2p and then
-2p + 1 of each pair. If they are to become KV, they go to block 2p only, and the engine computes K and V from them.
 
 A page of kind KV_INT8 (int8_pages.py) is compressed from a page of kind KV, and expanded on its way to the device. A
 GPU does both itself: it receives the page as it is, and expands it into the blocks.
@@ -33,10 +30,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from alignedserve.core import CacheKind, half_blocks
 from alignedserve.engine.copying.int8_pages import Int8Pages
 from alignedserve.engine.device.devices import finish
-from alignedserve.engine.models.attention import hidden_slots
 from alignedserve.errors import ArenaError, PlanError
 from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import choose
@@ -59,19 +54,15 @@ class _PagePart:
 
     page: int
     contents: Contents
-    slots: Tensor  # of its K vectors, or of its hidden vectors
+    slots: Tensor  # of its K vectors
     first: int = 0  # the request's first token in the page
 
 
 class PageCopier:
     """Copies between one device cache and one arena."""
 
-    def __init__(
-        self, cache: Tensor, arena: Arena, page_size: int, verify: bool, hidden_size: int | None = None
-    ) -> None:
-        """`hidden_size` is given if the model's requests may be kept as hidden vectors."""
+    def __init__(self, cache: Tensor, arena: Arena, page_size: int, verify: bool) -> None:
         self._cache = cache
-        self._hidden_size = hidden_size or 0
         self._layers, blocks, self._block_size, self._kv_dim = cache.shape
         self._num_pairs = blocks // 2
         self._kernels = choose(cache.device, cache.dtype).kernels
@@ -109,43 +100,30 @@ class PageCopier:
 
         `saved` holds the KV of tokens that have no slot on the device, [layers, 2, kv_dim] each.
         """
-        for turn in self._turns(self._parts(pairs, pages, tokens, start, from_right, CacheKind.HIDDEN)):
+        for turn in self._turns(self._parts(pairs, pages, tokens, start, from_right)):
             for part in turn:
                 self._arena.begin_write(part.page)
                 self._gather(part, self._arena.payload(part.page))
             finish(self._cache.device)
             for part in turn:
                 payload = self._arena.payload(part.page)
-                if saved and part.contents.kind is not PageKind.HIDDEN:
+                if saved:
                     self._put_saved(part, payload, saved)
                 checksum = self._checksum(part.contents, payload) if self._verify else 0
                 self._arena.end_write(part.page, part.contents, checksum)
             yield True
 
     def copy_in(
-        self,
-        pages: Sequence[int],
-        pairs: Sequence[int],
-        tokens: Sequence[int],
-        from_right: Collection[int] = (),
-        kind: CacheKind = CacheKind.KV,
+        self, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int], from_right: Collection[int] = ()
     ) -> bool:
-        """Copy pages to the pairs; False if a page does not hold its tokens' vectors: then no pair may be used.
-
-        Hidden vectors that are to become `kind` KV are then in the blocks of K, and the engine computes K and V.
-        """
-        return all(self.pages_in(pages, pairs, tokens, from_right, kind))
+        """Copy pages to the pairs; False if a page does not hold its tokens' KV: then no pair may be used."""
+        return all(self.pages_in(pages, pairs, tokens, from_right))
 
     def pages_in(
-        self,
-        pages: Sequence[int],
-        pairs: Sequence[int],
-        tokens: Sequence[int],
-        from_right: Collection[int] = (),
-        kind: CacheKind = CacheKind.KV,
+        self, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int], from_right: Collection[int] = ()
     ) -> Iterator[bool]:
         """Copy in one turn at a time, and yield whether all pages of the turn were intact."""
-        return map(self._read, self._turns(self._parts(pairs, pages, tokens, 0, from_right, kind)))
+        return map(self._read, self._turns(self._parts(pairs, pages, tokens, 0, from_right)))
 
     def num_turns(self, num_pages: int) -> int:
         """Return how many turns `pages_out` or `pages_in` takes for so many pages."""
@@ -173,10 +151,6 @@ class PageCopier:
         self._arena.end_write(into, written, checksum)
         return True
 
-    def is_hidden(self, pages: Sequence[int]) -> bool:
-        """Return whether these pages of one request hold hidden vectors."""
-        return bool(pages) and self._arena.kind_of(pages[0]) is PageKind.HIDDEN
-
     def close(self) -> None:
         self._arena.close()
 
@@ -201,12 +175,7 @@ class PageCopier:
 
     def _gather(self, part: _PagePart, payload: memoryview) -> None:
         """Copy from the device to the page; from a GPU it may still be on its way when this returns."""
-        if part.contents.kind is PageKind.HIDDEN:
-            rows = self._hidden_rows(part, payload)
-            for layer, out in zip(self._cache.unbind(0), rows.unbind(0), strict=True):
-                out.copy_(self._kernels.read_hidden(layer, part.slots, self._hidden_size))
-        else:
-            self._kernels.gather(self._cache, part.slots, self._rows(part, payload))
+        self._kernels.gather(self._cache, part.slots, self._rows(part, payload))
 
     def _put_saved(self, part: _PagePart, payload: memoryview, saved: Mapping[int, Tensor]) -> None:
         rows = self._rows(part, payload)
@@ -216,10 +185,7 @@ class PageCopier:
 
     def _scatter(self, part: _PagePart, payload: memoryview) -> None:
         """Copy from the page to the device; to a GPU it may still be on its way when this returns."""
-        if part.contents.kind is PageKind.HIDDEN:
-            for layer, vectors in zip(self._cache.unbind(0), self._hidden_rows(part, payload).unbind(0), strict=True):
-                self._kernels.write_hidden(layer, part.slots, vectors)
-        elif part.contents.kind is PageKind.KV_INT8:
+        if part.contents.kind is PageKind.KV_INT8:
             self._int8.expand(payload, self._cache, part.slots)
         else:
             self._kernels.scatter(self._cache, part.slots, self._rows(part, payload))
@@ -229,11 +195,6 @@ class PageCopier:
         flat = torch.frombuffer(payload, dtype=self._cache.dtype)
         return flat.view(self._layers, 2, self._page_size, self._kv_dim)[:, :, : part.contents.length]
 
-    def _hidden_rows(self, part: _PagePart, payload: memoryview) -> Tensor:
-        """Return a view of the page's memory, [layers, length, hidden_size]."""
-        flat = torch.frombuffer(payload, dtype=self._cache.dtype)
-        return flat.view(self._layers, self._page_size, self._hidden_size)[:, : part.contents.length]
-
     def _checking(self, contents: Contents) -> Callable[[memoryview], int] | None:
         return partial(self._checksum, contents) if self._verify else None
 
@@ -241,8 +202,7 @@ class PageCopier:
         """Return the checksum of what is in use: the first tokens of each row, or all of a page that is always full."""
         if contents.kind is PageKind.KV_INT8:
             return zlib.crc32(payload) or 1
-        vector = self._hidden_size if contents.kind is PageKind.HIDDEN else self._kv_dim
-        row_bytes = self._page_size * vector * self._cache.dtype.itemsize
+        row_bytes = self._page_size * self._kv_dim * self._cache.dtype.itemsize
         used, crc = contents.length * row_bytes // self._page_size, 0
         for row in range(0, len(payload), row_bytes):
             crc = zlib.crc32(payload[row : row + used], crc)
@@ -255,50 +215,33 @@ class PageCopier:
         tokens: Sequence[int],
         start: int,
         from_right: Collection[int],
-        kind: CacheKind = CacheKind.KV,
     ) -> Iterator[_PagePart]:
-        """Yield the part of the request in each page.
-
-        `kind` says whether hidden vectors that come in stay hidden or become KV; vectors going out stay hidden.
-        """
+        """Yield the part of the request in each page."""
         kinds = [self._arena.kind_of(page) for page in pages]
-        halves = self.is_hidden(pages) and kind is CacheKind.HIDDEN
-        self._check(pairs, pages, tokens, start, 2 if halves else 1)
-        if self.is_hidden(pages):
-            blocks = half_blocks(pairs) if halves else [2 * pair for pair in pairs]
-            places = hidden_slots(blocks, self._block_size, len(tokens))
-        else:
-            rights = torch.tensor([pair in from_right for pair in pairs], dtype=torch.bool)
-            places = slots_of(torch.tensor(pairs, dtype=torch.long), rights, self._block_size)[: len(tokens)]
+        self._check(pairs, pages, tokens, start)
+        rights = torch.tensor([pair in from_right for pair in pairs], dtype=torch.bool)
+        places = slots_of(torch.tensor(pairs, dtype=torch.long), rights, self._block_size)[: len(tokens)]
         first = start // self._page_size
         slots, hashes = places.split(self._page_size)[first:], chained_hashes(tokens, self._page_size)[first:]
         parts = zip(pages, kinds, slots, hashes, range(start, len(tokens), self._page_size), strict=False)
         for page, page_kind, page_slots, token_hash, first_token in parts:
             yield _PagePart(page, Contents(page_kind, len(page_slots), token_hash), page_slots, first_token)
 
-    def _check(
-        self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int, per_pair: int
-    ) -> None:
+    def _check(self, pairs: Sequence[int], pages: Sequence[int], tokens: Sequence[int], start: int) -> None:
         if start % self._page_size or start > len(tokens):
             raise PlanError(f"a copy of {len(tokens)} tokens cannot start at {start}: no page starts there")
-        if len(tokens) > len(pairs) * self._block_size * per_pair:
+        if len(tokens) > len(pairs) * self._block_size:
             raise PlanError(f"{len(pairs)} block pairs are too few for the KV of {len(tokens)} tokens")
         if len(tokens) - start > len(pages) * self._page_size:
             raise PlanError(f"{len(pages)} pages are too few for the KV of {len(tokens) - start} tokens")
         if not all(0 <= pair < self._num_pairs for pair in pairs):
             raise PlanError(f"a copy names a block pair outside 0..{self._num_pairs - 1}")
-        if len({self._arena.kind_of(page) is PageKind.HIDDEN for page in pages}) > 1:
-            raise PlanError("a copy names pages of hidden vectors and others: a request is kept as one or the other")
 
     def _check_arena(self) -> None:
         if self._page_size % self._block_size:
             raise ArenaError(f"pages of {self._page_size} tokens do not hold whole blocks of {self._block_size}")
         token_bytes = self._layers * self._cache.dtype.itemsize
-        needed = PageBytes(
-            2 * self._page_size * self._kv_dim * token_bytes,
-            self._int8.layout.size,
-            self._page_size * self._hidden_size * token_bytes,
-        )
+        needed = PageBytes(2 * self._page_size * self._kv_dim * token_bytes, self._int8.layout.size)
         found = self._arena.page_bytes
         for kind in self._arena.extents.kinds:
             if (self._arena.page_size, found.payload(kind)) != (self._page_size, needed.payload(kind)):

@@ -16,7 +16,7 @@ from alignedserve.cost.sums import added
 from alignedserve.errors import FuzzError
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.router.placing.admission import Queues
-from alignedserve.scheduling.policy import Compression, Entries, Layout, Policy
+from alignedserve.scheduling.policy import Compression, Layout, Policy
 from alignedserve.simulator.fuzzing.typed_tree import WrongTree, typed
 from alignedserve.simulator.machines.engine import STOP, VOCABULARY, Costs, story_from
 from alignedserve.simulator.machines.faults import Fault, calm_at
@@ -128,8 +128,6 @@ class Scenario:
     @property
     def extents(self) -> Extents | None:
         """Return the smallest possible extents, so that they change their kind often: 2 pages of KV, or 3 of int8."""
-        if self.policy.entries is Entries.HIDDEN:
-            return Extents(self.num_pages, kv=0, hidden=1)
         if self.policy.compression is Compression.OFF:
             return None
         return Extents(units_for(self.num_pages, 2), kv=2, kv_int8=3)
@@ -184,8 +182,7 @@ def _policy_line(policy: Policy, num_pages: int) -> str:
         f", checkpoints: {policy.checkpoints:g}" if policy.blocks is Layout.BIDIRECTIONAL else ""
     )
     more += f", cache: {policy.cache.value}"
-    pages = f"compression: {policy.compression.value}, entries: {policy.entries.value}"
-    pages += f", predictor: {policy.predictor.value}"
+    pages = f"compression: {policy.compression.value}, predictor: {policy.predictor.value}"
     return f"{schedule}, {more}, {pages}, pages for real-time requests only: {policy.reserved(num_pages)}"
 
 

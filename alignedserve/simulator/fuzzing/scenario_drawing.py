@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
-from typing import Any
 
 from alignedserve.core import ServiceClass, WorkerLimits, units_for
 from alignedserve.router.placing.admission import Bound, Queues
@@ -16,7 +15,6 @@ from alignedserve.scheduling.policy import (
     Cache,
     Chunking,
     Compression,
-    Entries,
     Grouping,
     Layout,
     Order,
@@ -49,7 +47,7 @@ def draw_scenario(seed: int) -> Scenario:
         num_pages=_least_pages(asks, limits) + draw.choice((0, 1, 4, 16)),
         most_open=draw.choice((4, 1000, 1000, 1000)),
         queues=_draw_queues(seed),
-        policy=_draw_blocks(seed, replace(_draw_policy(draw), **_draw_kinds(seed))),
+        policy=_draw_blocks(seed, replace(_draw_policy(draw), compression=_draw_compression(seed))),
         costs=Costs(step_s=10 ** draw.uniform(-3, -1.5), page_s=10 ** draw.uniform(-4, -1.5)),
         network=NetworkDelays(10 ** draw.uniform(-5, -3), 10 ** draw.uniform(-4, -2)),
         asks=asks,
@@ -208,7 +206,6 @@ def _piled_up(drawn: Scenario) -> Scenario:
     policy = replace(
         drawn.policy,
         grouping=Grouping.ALIGNED,
-        entries=Entries.KV,
         blocks=Layout.PLAIN,
         candidate_share=draw.choice((0.3, 1.0)),
     )
@@ -233,7 +230,7 @@ def _out_of_memory(drawn: Scenario) -> Scenario:
     num_pairs = int(units_for(max(ask.most_tokens for ask in asks), block_size) * draw.choice((1.3, 2.0, 3.0)))
     limits = replace(drawn.limits, block_size=block_size, page_size=2 * block_size, num_pairs=num_pairs)
     limits = replace(limits, max_batch=max_batch, max_step_tokens=max_batch + 32)
-    policy = replace(drawn.policy, room=Room.GROWING, entries=Entries.KV, blocks=Layout.PLAIN, as_in_paper=False)
+    policy = replace(drawn.policy, room=Room.GROWING, blocks=Layout.PLAIN, as_in_paper=False)
     policy = replace(policy, candidate_share=draw.choice((0.3, 1.0)))
     drawn = replace(drawn, topology=draw.choice(TOPOLOGIES[1:]), asks=tuple(asks), limits=limits)
     drawn = replace(drawn, policy=drawn.policy if policy.problem is not None else policy)
@@ -285,12 +282,10 @@ def _draw_look_ahead(drawn: Scenario) -> int:
     return int(drawn.policy.pairs.why_not_ahead is None and Random(f"{drawn.seed}/ahead").random() < 1 / 3)
 
 
-def _draw_kinds(seed: int) -> dict[str, Any]:
-    """Draw the formats of the pool's entries, from a generator of their own."""
-    draw = Random(f"{seed}/kinds")
-    compression = draw.choice([*Compression, Compression.INT8])
-    entries = draw.choice([*Entries]) if compression is Compression.OFF else Entries.KV
-    return {"compression": compression, "entries": entries}
+def _draw_compression(seed: int) -> Compression:
+    """Draw the compression of the pool's pages, from a generator of its own."""
+    compression: Compression = Random(f"{seed}/kinds").choice([*Compression, Compression.INT8])
+    return compression
 
 
 def _draw_blocks(seed: int, policy: Policy) -> Policy:

@@ -24,7 +24,6 @@ from alignedserve.core import (
     Role,
     StepPlan,
     StepResult,
-    half_blocks,
 )
 from alignedserve.kvpool.arena.extents import Extents, PageKind
 from alignedserve.protocol.commands import (
@@ -366,7 +365,7 @@ class CheckedHands(ModelledHands):
         if touched & written:
             raise WrongKV(f"{request} writes to a slot that another request of the step writes to")
         written |= touched
-        self._write(blocks, start, story.tags[start:end], is_hidden, right)
+        self._write(blocks, start, story.tags[start:end], right, is_hidden)
 
     def _sample(self, part: Chunk | Decode, num_tokens: int) -> int:
         story = self._stories[part.request]
@@ -391,14 +390,14 @@ class CheckedHands(ModelledHands):
 
     def begin_receiving(self, receives: ReceiveKv) -> None:
         blocks = _k_blocks(receives.pairs)
-        self._write(blocks, 0, [_EMPTY] * (len(blocks) * self._block_size), is_hidden=False)
+        self._write(blocks, 0, [_EMPTY] * (len(blocks) * self._block_size))
 
     def write_kv(self, receives: ReceiveKv, content: object) -> None:
         blocks, end = _k_blocks(receives.pairs), len(receives.tokens)
         if any(tag != _EMPTY for tag in self._read(blocks, len(blocks) * self._block_size)):
             raise WrongKV(f"the pairs that transfer {receives.number} is received into were written to meanwhile")
         assert isinstance(content, list)
-        self._write(blocks, 0, content[:end], is_hidden=False)
+        self._write(blocks, 0, content[:end])
 
     # --- Slots and pages
 
@@ -414,7 +413,12 @@ class CheckedHands(ModelledHands):
         return block, self._block_size - 1 - offset if block in from_right else offset
 
     def _write(
-        self, blocks: Sequence[int], start: int, tags: Sequence[int], is_hidden: bool, from_right: Sequence[int] = ()
+        self,
+        blocks: Sequence[int],
+        start: int,
+        tags: Sequence[int],
+        from_right: Sequence[int] = (),
+        is_hidden: bool = False,
     ) -> None:
         """Write tags. KV takes both blocks of a pair; only the block of K is read later."""
         for at, tag in enumerate(tags, start):
@@ -427,9 +431,8 @@ class CheckedHands(ModelledHands):
         arena, tokens = self._current_arena(command.pool), command.tokens
         if arena is None:
             return
-        is_hidden = any(arena.kind_of(page) is PageKind.HIDDEN for page in command.pages)
-        blocks = half_blocks(command.pairs) if is_hidden else _k_blocks(command.pairs)
-        size, tags = arena.page_size, self._read(blocks, len(tokens), _k_blocks(command.from_right), is_hidden)
+        blocks, size = _k_blocks(command.pairs), arena.page_size
+        tags = self._read(blocks, len(tokens), _k_blocks(command.from_right))
         for token, place in command.saved:
             tags[token] = self._places[place]
         first = command.start // size
@@ -442,15 +445,12 @@ class CheckedHands(ModelledHands):
         arena, tokens = self._current_arena(command.pool), command.tokens
         if arena is None:
             return False
-        size, stays_hidden = arena.page_size, command.kind is CacheKind.HIDDEN
-        blocks = half_blocks(command.pairs) if stays_hidden else _k_blocks(command.pairs)
-        if stays_hidden and any(arena.kind_of(page) is not PageKind.HIDDEN for page in command.pages):
-            raise WrongKV(f"copy {command.number} wants hidden vectors from pages of another kind")
+        size, blocks = arena.page_size, _k_blocks(command.pairs)
         for at, (page, token_hash) in enumerate(zip(command.pages, chained_hashes(tokens, size), strict=True)):
             read = arena.pages.get(page)
             if read is None or (read.token_hash, read.length) != (token_hash, len(tokens[at * size : (at + 1) * size])):
                 return False
-            self._write(blocks, at * size, read.tags, stays_hidden, _k_blocks(command.from_right))
+            self._write(blocks, at * size, read.tags, _k_blocks(command.from_right))
         return True
 
     def _copy_slots(self, command: CopySlots) -> None:
@@ -467,7 +467,7 @@ class CheckedHands(ModelledHands):
         tags = self._read(command.blocks, command.num_tokens, is_hidden=True)
         if tags != list(self._stories[command.request].tags[: command.num_tokens]):
             raise WrongKV(f"the blocks of {command.request} do not hold its hidden vectors")
-        self._write(_k_blocks(command.pairs), 0, tags, is_hidden=False)
+        self._write(_k_blocks(command.pairs), 0, tags)
 
     def _tag_at(self, slot: int) -> int:
         pair, offset = divmod(slot, self._block_size)

@@ -63,7 +63,7 @@ class PromptQueue(CorePart):
     def pairs_for_first(self) -> int:
         """Return the number of pairs that the prompt needs that has waited longest."""
         first = next(iter(self.waiting), None)
-        return 0 if first is None else units_for(first.num_tokens, self._memory.tokens_in_pair)
+        return 0 if first is None else units_for(first.num_tokens, self._memory.limits.block_size)
 
     def drop(self, request: str, attempt: int) -> list[Command]:
         self._memory.reconsider()

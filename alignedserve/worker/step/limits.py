@@ -240,12 +240,6 @@ def caution(at: Moment, kind: Kind = Kind.MIXED) -> float:
     return 1.0 + at.cost.uncertainty[kind].beyond
 
 
-def has_time_to_project(tokens: int, decodes: Sequence[Running], at: Moment) -> bool:
-    """Return whether a step of these decodes has time to make K and V of so many tokens more."""
-    bound_s = step_bounds(decodes, (), Waiting(at.policy), at).all_s
-    return estimate_of(decodes, at).with_hidden(tokens) <= bound_s / caution(at)
-
-
 def _prompts_bound_s(decodes: Iterable[Running], prompts: Iterable[Running], waiting: Waiting, at: Moment) -> float:
     """Return R, as far as prompts are concerned."""
     bound, now, most_s = inf, at.now, at.times.most_s

@@ -14,7 +14,7 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send
 from alignedserve.protocol.events import CopiedOut, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.protocol.messages import ROUTER, AskPages, Cancel, Commit, LeasePages, Message, Prefill
-from alignedserve.scheduling.policy import Chunking, Entries, Order, Policy, PromptChoice, Room
+from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
 from alignedserve.scheduling.slo import Late
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, member, request, said
@@ -81,15 +81,11 @@ def test_a_real_time_prompt_does_not_wait_for_prompts_that_wait_for_pages(worker
     assert AskPages(1, 2) in sent(stepped(worker, 1, "chat")), "and for those without which it cannot go on"
 
 
-@pytest.mark.parametrize(("entries", "most"), [(Entries.KV, 4), (Entries.HIDDEN, 8)])
-def test_no_more_pages_are_asked_for_than_the_device_has_room_for(entries: Entries, most: int) -> None:
-    """Memory for hidden vectors holds twice as many tokens as memory for KV."""
-    worker = PrefillCore(WorkerSetup(LIMITS, Policy(reuse=False, entries=entries)))
-    worker.handle(MemberJoined(POOL_MEMBER), 0.0)
+def test_no_more_pages_are_asked_for_than_the_device_has_room_for(worker: PrefillCore) -> None:
     for number in range(12):
         told(worker, best_effort(f"flex{number}", prompt=2))
     assert ran(leased(worker, 1, 5)) == ["flex0"]
-    assert AskPages(1, 2, (5,), BE, most=most) in sent(stepped(worker, 1, "flex0"))
+    assert AskPages(1, 2, (5,), BE, most=4) in sent(stepped(worker, 1, "flex0"))
 
 
 def test_all_that_have_pages_run_together(worker: PrefillCore) -> None:
@@ -151,7 +147,6 @@ policies = st.builds(
     selection=st.sampled_from(PromptChoice),
     room=st.sampled_from(Room),
     late=st.sampled_from(Late),
-    entries=st.sampled_from(Entries),
     long_prompt=st.sampled_from([8, 4096]),
     as_in_paper=st.booleans(),
     reuse=st.just(False),
