@@ -84,5 +84,5 @@ def test_it_grows_up_to_its_capacity() -> None:
 
 
 def test_numbers_with_inexact_products_are_refused() -> None:
-    with pytest.raises(ValueError, match="smaller integers"):
+    with pytest.raises(ValueError, match="too large"):
         PastPrompts(2000).add(np.full(2000, 127, dtype=np.int8), 1, 1)

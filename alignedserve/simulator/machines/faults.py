@@ -13,22 +13,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
 from random import Random
+from typing import TypeAlias
 
 from alignedserve.protocol.messages import ROUTER
 
 
 @dataclass(frozen=True)
-class Fault:
+class _TimedFault:
     at: float
 
 
 @dataclass(frozen=True)
-class MemberFault(Fault):
+class MemberFault(_TimedFault):
     member: str
 
 
 @dataclass(frozen=True)
-class LinkFault(Fault):
+class LinkFault(_TimedFault):
     sender: str
     to: str
 
@@ -119,11 +120,28 @@ class BreakTransfer(LinkFault):
 
 
 @dataclass(frozen=True)
-class Resize(Fault):
+class Resize(_TimedFault):
     """A new number of workers: no fault itself, but it may come amid faults; workers start or retire."""
 
     prefill: int | None
     decode: int | None
+
+
+# A saved scenario names the kind of each fault.
+Fault: TypeAlias = (
+    Kill
+    | Freeze
+    | DropFrames
+    | Duplicate
+    | Slow
+    | Reorder
+    | Mute
+    | SlowWorker
+    | LowMemory
+    | Skew
+    | BreakTransfer
+    | Resize
+)
 
 
 def calm_at(faults: Iterable[Fault]) -> float:
