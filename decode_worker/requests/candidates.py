@@ -174,6 +174,7 @@ class CandidateLists:
                 if candidate.evicted is None:  # else it has more KV by now than these pages hold
                     candidate.entry = entry or replace(candidate.entry, pages=pages)
                     candidate.source = None if candidate.partner is None else candidate.source
+                    candidate.has_pool = True  # its node may have had none when it was offered: another has started
                 return True
         return False
 

@@ -18,6 +18,7 @@ from alignedserve.protocol.messages import (
     Commit,
     Decline,
     GiveBack,
+    Kept,
     LeasePages,
     Message,
     Offer,
@@ -131,6 +132,14 @@ def test_a_chat_joins_and_next_joiners_on_a_node_with_a_pool_stay(worker: Worker
 def test_without_pages_at_hand_it_waits_where_it_is(worker: Worker) -> None:
     assert not worker.is_pulled(worker.is_offered(document("d")))
     assert not worker.is_pulled(worker.gets_pages(20)), "one is too few"
+    assert D in worker.core.attempts
+
+
+def test_a_document_that_a_new_pool_has_meanwhile_stays_in_that_pool(worker: Worker) -> None:
+    """The node had no pool when the document was offered: it was committed when a pool had started again."""
+    assert not worker.is_pulled(worker.is_offered(document("d")))
+    worker.hears(said("pool-0", Kept("d", 0, (5, 6))))
+    assert not worker.is_pulled(worker.gets_pages(20, 21))
     assert D in worker.core.attempts
 
 
