@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from alignedserve.core import CacheKind, FinishReason, Logprob, Sketch, StepPlan
+from alignedserve.core import FinishReason, Logprob, Sketch, StepPlan
 from alignedserve.protocol.messages import Figures, Message
 
 
@@ -52,7 +52,6 @@ class CopyIn:
     pages: tuple[int, ...]
     pairs: tuple[int, ...]
     tokens: tuple[int, ...]
-    kind: CacheKind = CacheKind.KV  # always: only KV leaves a device; the frames keep the field
     from_right: tuple[int, ...] = ()  # as in CopyOut
     aside: bool = False  # as in CopyOut
 
@@ -69,7 +68,6 @@ class SendKv:
     to: str  # the holder
     pairs: tuple[int, ...]  # the core's again with KvSent; none if the KV is here no more, which the receiver hears
     tokens: tuple[int, ...]
-    kind: CacheKind = CacheKind.KV  # always: only KV leaves a device; the frames keep the field
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +81,6 @@ class ReceiveKv:
     source: str  # the holder
     pairs: tuple[int, ...]  # the core's again with KvReceived
     tokens: tuple[int, ...]
-    kind: CacheKind = CacheKind.KV  # always: only KV leaves a device; the frames keep the field
 
 
 @dataclass(frozen=True, slots=True)
