@@ -46,6 +46,12 @@ class Slo:
     ttft_s: float = 1.0
     tbt_s: float = 0.1875  # the reading speed
     jct_s: float = 86_400.0
+    strict: bool = False  # whether a request whose prompt alone takes longer than ttft is refused
+
+    @property
+    def stall_s(self) -> float:
+        """Return the gap between two tokens that breaks the promise by itself, however short all others are."""
+        return max(5 * self.tbt_s, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

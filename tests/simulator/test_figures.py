@@ -16,7 +16,7 @@ from alignedserve.simulator.records.distribution import Distribution, percentile
 from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
 from alignedserve.simulator.reports.figures import RunFigures, figure_tree
 from alignedserve.simulator.reports.paper_figures import steps_in_slo
-from alignedserve.simulator.reports.request_figures import attains
+from alignedserve.simulator.reports.request_figures import attains, attains_p99
 from tests.simulator.runs import MIXED, decode_step, record, rt
 
 FIGURES = RunFigures.from_record(MIXED)
@@ -63,10 +63,20 @@ def test_real_time() -> None:
 
 def test_a_request_may_break_one_gap_in_a_hundred() -> None:
     times = [0.1 * number for number in range(102)]
-    at_most_one = rt("r", 0.0, *times[:51], *(time + 1.0 for time in times[51:]))
-    two = rt("r", 0.0, *times[:30], *(time + 1.0 for time in times[30:60]), *(time + 2.0 for time in times[60:]))
+    at_most_one = rt("r", 0.0, *times[:51], *(time + 0.8 for time in times[51:]))
+    two = rt("r", 0.0, *times[:30], *(time + 0.8 for time in times[30:60]), *(time + 1.6 for time in times[60:]))
     assert attains(at_most_one)
     assert not attains(two)
+
+
+def test_a_single_stall_breaks_the_promise() -> None:
+    """The P99 of 101 gaps forgives a gap of any length; the attainment does not."""
+    times = [0.1 * number for number in range(102)]
+    stalled = rt("r", 0.0, *times[:51], *(time + 1.0 for time in times[51:]))
+    assert attains_p99(stalled)
+    assert not attains(stalled)
+    found = RunFigures.from_record(record([stalled])).rt
+    assert (found.attainment, found.p99_attainment, found.stalled) == (0.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in RequestOutcome if outcome is not RequestOutcome.FINISHED])

@@ -222,7 +222,7 @@ class RequestMeter:
     ) -> None:
         """`take` is called with the number of output tokens in each delivery."""
         self._metrics, self._record, self._service, self._now, self._take = metrics, record, service, now, take
-        self._slo, self._num_gaps, self._num_late = slo, 0, 0
+        self._slo, self._num_gaps, self._num_late, self._has_stalled = slo, 0, 0, False
         self._written_at: dict[int, float] = {}  # choice -> its last write
         self._begun: set[int] = set()  # choices that have output
 
@@ -237,11 +237,13 @@ class RequestMeter:
     def _is_attained(self) -> bool:
         """Return whether the request met its deadlines, by the simulator's rule.
 
-        A real-time request needs its first token and 99 of 100 gaps in time; a best-effort request needs its end."""
+        A real-time request needs its first token and 99 of 100 gaps in time, and no gap that is many times too long; a
+        best-effort request needs its end in time."""
         if self._service is ServiceClass.BE:
             return self._now() - self._record.began_at <= self._slo.jct_s
-        ttft_s = self._record.ttft_s
-        return ttft_s is not None and ttft_s <= self._slo.ttft_s and 100 * self._num_late <= self._num_gaps
+        ttft_s, has_stalled = self._record.ttft_s, self._has_stalled
+        is_first_in_time = ttft_s is not None and ttft_s <= self._slo.ttft_s
+        return is_first_in_time and not has_stalled and 100 * self._num_late <= self._num_gaps
 
     def count_delivery(self, choice: int, prompt_tokens: int, tokens: int, num_cached: int = 0) -> None:
         if choice not in self._begun:
@@ -258,6 +260,7 @@ class RequestMeter:
         if before is not None:
             self._num_gaps += 1
             self._num_late += now - before > self._slo.tbt_s
+            self._has_stalled |= now - before > self._slo.stall_s
             self._metrics.observe_next_token(self._service, now - before)
             return
         ttft_s = now - self._record.began_at

@@ -88,7 +88,8 @@ def parse(text: str) -> RunRecord:
 
 def _request(row: list[Any]) -> RequestRecord:
     name, service, slo, arrival_at, num_prompt, token_at, outcome, *rest = row
-    promised = Slo(*(inf if limit_s is None else limit_s for limit_s in slo))
+    ttft_s, tbt_s, jct_s, *is_strict = slo
+    promised = Slo(_or_inf(ttft_s), _or_inf(tbt_s), _or_inf(jct_s), *is_strict)
     return RequestRecord(
         name, ServiceClass(service), promised, arrival_at, num_prompt, tuple(token_at), RequestOutcome(outcome), *rest
     )
@@ -100,6 +101,10 @@ def _step(row: list[Any]) -> StepRecord:
         *(worker, began_at, seconds, _or_nan(predicted_s), Shape(*shape), shortest, budget),
         *(_or_nan(free_share), tuple(emitted)),
     )
+
+
+def _or_inf(value: float | None) -> float:
+    return inf if value is None else value
 
 
 def _or_nan(value: float | None) -> float:

@@ -113,6 +113,8 @@ SECTIONS = (
             _share("attainment", "rt.attainment"),
             _share("TTFT in time", "rt.ttft_attainment"),
             _share("P99 TBT in time", "rt.tbt_attainment"),
+            _share("both, stalls forgiven", "rt.p99_attainment"),
+            _share("stalled", "rt.stalled", Better.LOWER),
             _share("tokens in time", "rt.tokens_in_time"),
             _times("TTFT", "rt.ttft_s", Unit.MILLISECONDS),
             _times("TBT", "rt.tbt_s", Unit.MILLISECONDS),

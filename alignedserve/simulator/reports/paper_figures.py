@@ -16,7 +16,7 @@ from alignedserve.core import ServiceClass
 from alignedserve.simulator.records.distribution import mean, percentile, ratio, share
 from alignedserve.simulator.records.records import RequestRecord, RunRecord, StepRecord
 from alignedserve.simulator.reports.request_figures import (
-    attains,
+    attains_p99,
     finished,
     has_finished,
     in_time,
@@ -126,14 +126,14 @@ def _by_end(steps: Sequence[StepRecord]) -> Iterable[StepRecord]:
 
 @dataclass(frozen=True, slots=True)
 class AptServeFigures:
-    """Figures of Apt-Serve. A request attains if its TTFT and its own P99 TBT are in time, as in our attainment."""
+    """Figures of Apt-Serve. A request attains if its TTFT and its own P99 TBT are in time, however long one gap was."""
 
     attainment: float
     attained_per_s: float
 
     @classmethod
     def from_requests(cls, rt: Sequence[RequestRecord], duration_s: float) -> AptServeFigures:
-        kept = [attains(request) for request in rt]
+        kept = [attains_p99(request) for request in rt]
         return cls(share(kept), ratio(sum(kept), duration_s))
 
 

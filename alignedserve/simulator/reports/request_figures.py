@@ -53,8 +53,17 @@ def keeps_tbt(request: RequestRecord) -> bool:
     return has_finished(request) and (not gaps or percentile(gaps, 99) <= request.slo.tbt_s)
 
 
-def attains(request: RequestRecord) -> bool:
+def attains_p99(request: RequestRecord) -> bool:
+    """Return whether the promise is kept as papers count: one gap in a hundred may be of any length."""
     return keeps_ttft(request) and keeps_tbt(request)
+
+
+def has_stalled(request: RequestRecord) -> bool:
+    return max(gaps_s(request), default=0.0) > request.slo.stall_s
+
+
+def attains(request: RequestRecord) -> bool:
+    return attains_p99(request) and not has_stalled(request)
 
 
 def keeps_jct(request: RequestRecord) -> bool:
@@ -113,6 +122,8 @@ class RtFigures:
     attainment: float
     ttft_attainment: float
     tbt_attainment: float
+    p99_attainment: float  # by TTFT and TBT, however long the longest gap was
+    stalled: float  # share of requests with a gap that breaks the promise by itself
     tokens_in_time: float
     ttft_s: Distribution  # over requests with a token
     tbt_s: Distribution  # over all gaps of these requests
@@ -127,6 +138,8 @@ class RtFigures:
             attainment=share([attains(request) for request in requests]),
             ttft_attainment=share([keeps_ttft(request) for request in requests]),
             tbt_attainment=share([keeps_tbt(request) for request in requests]),
+            p99_attainment=share([attains_p99(request) for request in requests]),
+            stalled=share([has_stalled(request) for request in requests]),
             tokens_in_time=share([is_in_time for request in requests for is_in_time in promised_in_time(request)]),
             ttft_s=Distribution.from_values(ttft_s(request) for request in begun),
             tbt_s=Distribution.from_values(gap for request in begun for gap in gaps_s(request)),
