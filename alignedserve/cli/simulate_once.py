@@ -7,7 +7,7 @@ simulator's settings.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from alignedserve.core import WorkerLimits
 from alignedserve.cost.model import Route
 from alignedserve.errors import ConfigError, SimulateError, WorkloadError
 from alignedserve.router.placing.admission import queues_of
+from alignedserve.scheduling.policy import Policy, Predictor
 from alignedserve.simulator.fuzzing.recording import RunWriter, open_run
 from alignedserve.simulator.machines import gpu_truth, hardware
 from alignedserve.simulator.machines.hardware import Hardware
@@ -41,6 +42,7 @@ _GPUS = {
     "server.max_queue_tokens": 1_000_000_000,
 }
 _SHARED = ("kvpool.compression", "kvpool.rt_reserve", "engine.look_ahead", *_GPUS)
+_PREDICTOR = "schedule.predictor"
 _LONGEST = 16_384  # tokens of a request among the steps that workers know when they start
 _ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
 
@@ -77,7 +79,7 @@ def settings_of(trial: SimulationTrial) -> Settings:
     direct = config.transport is TransportName.COLLECTIVE and not topology.colocated
     if trial.direct and topology.colocated:
         raise SimulateError(f"--transport direct is from prefill to decode workers: --cluster {topology} has none")
-    policy, limits = config.policy, _limits(trial, device, config)
+    policy, limits = _policy_of(trial, config), _limits(trial, device, config)
     if policy.pairs.keeps_hidden and not device.truth.hidden_token_s():
         raise SimulateError(f"schedule.cache hybrid: the model of {device.name} keeps no hidden vectors: set it to kv")
     longest = min(_LONGEST, device.kv_tokens)
@@ -112,10 +114,23 @@ def config_of(trial: SimulationTrial) -> Config:
         if not simulates(path):
             known = f"it has all of schedule, and {', '.join(_SHARED)}"
             raise SimulateError(f"--set {path}: a simulation has no such setting: {known}")
+    if _knows_lengths(given):
+        del given[_PREDICTOR]
     try:
         return of_preset(trial.preset, given, _GPUS)
     except ConfigError as error:
         raise SimulateError(f"--preset {trial.preset}: {error}") from None
+
+
+def _policy_of(trial: SimulationTrial, config: Config) -> Policy:
+    """Return the policy of the configuration, or the same with lengths that are known before."""
+    knows_lengths = _knows_lengths(read_settings(trial.options, "--set", every_setting()))
+    return replace(config.policy, predictor=Predictor.ORACLE) if knows_lengths else config.policy
+
+
+def _knows_lengths(given: Mapping[str, object]) -> bool:
+    """Return whether the simulator is to say how long outputs are: no deployment can, so no configuration has it."""
+    return given.get(_PREDICTOR) is Predictor.ORACLE
 
 
 def simulates(path: str) -> bool:

@@ -18,6 +18,7 @@ from alignedserve.cli.simulate_once import parse_cluster, run_once, run_saved, s
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.config.presets import PRESETS
 from alignedserve.errors import SimulateError
+from alignedserve.scheduling.policy import Predictor
 from alignedserve.simulator.machines import gpu_truth
 from alignedserve.simulator.records import record_file
 from alignedserve.simulator.records.records import RequestOutcome, RunRecord
@@ -66,6 +67,17 @@ def test_it_really_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert [request.outcome for request in record.requests] == [RequestOutcome.FINISHED] * 5
     assert set(record.workers) == {"prefill-0", "decode-0"}
     assert len(record.copies) == sum(len(request.token_at) > 1 for request in record.requests) * 2
+
+
+def test_the_simulator_may_know_how_long_outputs_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """No deployment could, so a configuration says so, and the command takes it all the same."""
+    oracle = ("--set", "schedule.predictor=oracle")
+    assert cli.main(["simulate", "--workload", SMALL, *oracle]) == 0
+    out, err = capsys.readouterr()
+    assert (out.startswith("aligned, seed 0"), err) == (True, "")
+    trial = SimulationTrial("aligned", SMALL, options=oracle[1:])
+    assert settings_of(trial).policy.predictor is Predictor.ORACLE
+    assert settings_of(replace(trial, options=())).policy.predictor is Predictor.HASH
 
 
 def test_a_record_holds_what_happened() -> None:
