@@ -86,7 +86,7 @@ class Worker:
             RUNNING,
             False,
             lambda _: PAIRS * BLOCK,  # no candidate finds memory
-            lambda: False,
+            set,
             best_effort=best_effort,
             in_order=lambda residents: in_order(residents, at),
         )

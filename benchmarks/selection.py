@@ -74,7 +74,7 @@ def running(asked: Request, policy: Policy, now: float, output: int = 0) -> Runn
 def choice(decodes: Sequence[Running], waiting: Waiting, blocks: Blocks, now: float, policy: Policy) -> Selection:
     at = Moment(now, COST, TIMES, STEP_TOKENS, BLOCK, 256, policy, COST.pivot(STEP_TOKENS))
     by_chunk = policy.room is Room.CHUNKS
-    seating = Seating(blocks, PAIRS, BLOCK, 1_000, by_chunk, lambda prompt: prompt.num_tokens, lambda: False)
+    seating = Seating(blocks, PAIRS, BLOCK, 1_000, by_chunk, lambda prompt: prompt.num_tokens, set)
     prompts: list[Running] = []
     for prompt in list(
         islice(first_come(policy, waiting), 8)

@@ -144,16 +144,17 @@ class NextStep:
             seats,
             self._policy.room is Room.CHUNKS,
             _tokens_of,
-            self._has_long,
+            self._long_classes,
             spare_pages=self._writing.spare_pages if self._queue.waiting else 0,
             needs_pages=not self._offers.needs_no_pool,
             pages_for=self._writing.pages_for,
             idle=[running for running in self._commits.waiting if not running.promise.is_rt],
         )
 
-    def _has_long(self) -> bool:
-        """Return whether a long prompt is unfinished here: until it is committed."""
-        return any(running.num_tokens >= self._policy.long_prompt for running in self._roster.occupants())
+    def _long_classes(self) -> set[bool]:
+        """Return the classes of the long prompts that are unfinished here, which they are until they are committed."""
+        here = self._roster.occupants()
+        return {running.promise.is_rt for running in here if running.num_tokens >= self._policy.long_prompt}
 
     def _make_room(self, now: float) -> bool:
         """Take the pairs of the last prompt where nothing can run, and nothing under way gives memory back."""

@@ -5,7 +5,8 @@ There are five levels, the first is the highest. The first reaches to 32 steps, 
     level     0      1      2       3       4
     steps   ..32   ..64   ..128   ..256   257..
 
-A step brings one token, so a bound in median steps is a bound in tokens.
+A step brings one token, so a bound in median steps is a bound in tokens; tokens of a prompt that are still to run count
+like those of the output, since a long prompt holds memory as long output does.
 """
 
 from __future__ import annotations

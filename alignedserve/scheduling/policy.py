@@ -30,6 +30,10 @@ class Precedence:
         """Return whether a request of this class that waits for memory holds up requests of both classes."""
         return True
 
+    def holds_long(self, unfinished_is_rt: bool, is_rt: bool) -> bool:
+        """Return whether an unfinished long prompt holds back a long prompt of this class (AccelGen §4.2)."""
+        return True
+
     def worth_s(self, pending_s: float) -> float:
         """Return what it is worth to serve a best-effort request that has been pending for so long."""
         return pending_s
@@ -48,6 +52,9 @@ class RealTimeFirst(Precedence):
 
     def holds_up_all(self, is_rt: bool) -> bool:
         return is_rt
+
+    def holds_long(self, unfinished_is_rt: bool, is_rt: bool) -> bool:
+        return unfinished_is_rt or not is_rt  # a document holds no chat back
 
     def worth_s(self, pending_s: float) -> float:
         return min(pending_s, Slo().tbt_s)
@@ -219,7 +226,7 @@ class Policy:
     prefetch: bool = True  # whether prefill workers hold the KV of candidates
     candidate_share: float = 0.3  # most of a prefill worker's pairs for such KV
     helps: bool = True  # whether decode workers take prompts of chats that pile up before prefill workers
-    refuse_ttfts: float = 3.0  # refuse chats whose first token is predicted later than so many ttfts; 0: none
+    refuse_ttfts: float = 2.0  # most ttfts that a chat may wait for others in a burst, else it is refused; 0: none
     checkpoints: float = 1.0  # tokens without a slot that a worker keeps on the host / tokens with a slot
 
     def reserved(self, num_pages: int) -> int:
@@ -251,6 +258,15 @@ class Policy:
         """Return how real-time and best-effort requests stand to each other where a step is chosen."""
         is_first = self.packing is Packing.RT_BE and self.ordering.goes_by_promises and not self.as_in_paper
         return _REAL_TIME_FIRST if is_first else _ALIKE
+
+    @cached_property  # read at every step
+    def has_be_windows(self) -> bool:
+        """Return whether windows of about equal slack choose best-effort prompts too.
+
+        The slack of a best-effort prompt is spread over its steps: the longest have the least. So only AccelGen's own
+        rules go by it; ours take those first that are soonest through (ALISE §3.1).
+        """
+        return self.selection is PromptChoice.MULTI_RESOURCE and self.as_in_paper
 
     @cached_property  # read at every step
     def pairs(self) -> PlainPairs:

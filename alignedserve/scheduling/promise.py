@@ -199,7 +199,7 @@ class StepPromise(Promise):
             request.arrival_at,
             is_late,
             request.priority,
-            self._level.at(now, num_left),
+            self._level.at(now, remaining),
             work.transfer_s,
             remaining,
             work.prompt > 0,

@@ -65,11 +65,11 @@ class PlainMemory(DeviceMemory):
         """Return the tokens that a request gets memory for when it is seated."""
         return room_for(running.request, len(running.output), self._policy, self.limits.num_tokens)
 
-    def has_long(self) -> bool:
-        """Return whether a long prompt is unfinished here."""
+    def long_classes(self) -> set[bool]:
+        """Return the classes of the long prompts that are unfinished here: True is real-time."""
         here = self._here
         unfinished = rules_of(self._policy).unfinished(here.prompts.values(), here.residents.values())
-        return any(running.num_tokens >= self._policy.long_prompt for running in unfinished)
+        return {running.promise.is_rt for running in unfinished if running.num_tokens >= self._policy.long_prompt}
 
     def seat(self, running: Running, tokens: int, waiting: Waiting, now: float) -> bool:
         """Give the request memory for so many tokens; return whether there was as much."""
@@ -85,7 +85,7 @@ class PlainMemory(DeviceMemory):
         limits, by_chunk = self.limits, self._policy.room is Room.CHUNKS
         if not self._policy.precedence.may_displace(is_rt=True):
             return Seating(
-                self.blocks, limits.num_pairs, self.limits.block_size, seats, by_chunk, self.room_for, self.has_long
+                self.blocks, limits.num_pairs, self.limits.block_size, seats, by_chunk, self.room_for, self.long_classes
             )
         seated = self._here.seated if waiting else []
         held = sum(len(running.pairs) for running in seated if running.promise.is_rt)
@@ -96,7 +96,7 @@ class PlainMemory(DeviceMemory):
             seats,
             by_chunk,
             self.room_for,
-            self.has_long,
+            self.long_classes,
             best_effort=[running for running in seated if not running.promise.is_rt],
             spare=self._need.spare_pairs(held, now) if seated else 0,
             is_open=not self.is_crowded,

@@ -58,7 +58,7 @@ class SharedMemory(PlainMemory):
             seats,
             False,
             self.room_for,
-            self.has_long,
+            self.long_classes,
             slots=self.slots,
             is_open=self._policy.precedence.may_displace(is_rt=True) and not self.is_crowded,
             takes_any=not self.lacking(),

@@ -19,7 +19,7 @@ from alignedserve.worker.step.windows import Left, Window, windows
 
 # The worth of a first token in time, as late gaps between tokens: of chats without a late gap so far, and of any chat.
 GAPS_FOR_FIRST, MOST_GAPS = 2, 16
-HELD_TO = 0.5  # of the time of a step: best-effort prompts beside real-time decodes
+HELD_TO = 0.75  # of the time of a step: best-effort prompts beside real-time decodes
 
 
 class Filling:
@@ -40,7 +40,7 @@ class Filling:
         self._has_cut = False  # a prompt was cut for lack of time or tokens: no other prompt gets any
         self._has_no_memory = False  # a request waits for memory: no other is seated
         self._be_has_no_memory = False  # a best-effort request waits for memory: real-time ones may pass it
-        self._has_long: bool | None = None  # whether a long prompt is unfinished
+        self._long: set[bool] | None = None  # classes of the long prompts that are unfinished: True is real-time
         self._taken: set[int] = set()  # decodes that came before all others
         self.decodes: list[Running] = []
         self.chunks: list[Chunk] = []
@@ -122,7 +122,7 @@ class Filling:
 
     def hold_back(self) -> None:
         """Limit the best-effort prompts that come next, where real-time decodes run: to as many tokens as saturate the
-        hardware, or as keep the step within half of what it may take.
+        hardware, or as keep the step within three quarters of what it may take.
 
         More of them gain next to nothing, and what a step that is longer than predicted costs grows with it.
         """
@@ -256,9 +256,14 @@ class Filling:
         is_long = self.policy.chunking is Chunking.SLO and running.num_tokens >= self.policy.long_prompt
         if not is_long or is_urgent:
             return False
-        if self._has_long is None:
-            self._has_long = self._seating.has_long()
-        return self._has_long
+        holds = self.policy.precedence.holds_long
+        return any(holds(unfinished_is_rt, running.promise.is_rt) for unfinished_is_rt in self._long_classes)
+
+    @property
+    def _long_classes(self) -> set[bool]:
+        if self._long is None:
+            self._long = self._seating.long_classes()
+        return self._long
 
     def _add_chunk(self, running: Running, most: int) -> int:
         """Add a chunk of at most so many tokens, for which there is memory, and return for how many there is time."""
@@ -274,7 +279,7 @@ class Filling:
         self._has_cut |= size < most
         if size:
             if not running.pairs and running.num_tokens >= self.policy.long_prompt:
-                self._has_long = True
+                self._long_classes.add(running.promise.is_rt)
             self._seating.take(running, size)
             self.chunks.append(chunk_of(running, size))
             self._estimate.add_chunk(size, running.prefix)

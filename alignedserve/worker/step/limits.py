@@ -13,7 +13,7 @@ from math import inf
 from alignedserve.core import Chunk
 from alignedserve.cost.model import CostModel, Kind, Shape, StepEstimate
 from alignedserve.scheduling.policy import Chunking, Policy
-from alignedserve.scheduling.slo import Late, Standing, StepTimes, step_room_s
+from alignedserve.scheduling.slo import Late, StepTimes, step_room_s
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seated import Seated
 from alignedserve.worker.step.waiting import Waiting
@@ -102,10 +102,6 @@ class StepRules:
         """Return how many prompt tokens a step may run with slo chunking, whatever time there is."""
         return max(at.block_size, int(at.policy.budget_pivots * at.pivot))
 
-    def orders_by_slack(self, standing: Standing) -> bool:
-        """Return whether a best-effort request that is not urgent is ordered by slack, so that windows can choose."""
-        return standing.is_prompt
-
     def scales(self, tokens: int, room: int, memory: int) -> tuple[int, int]:
         """Return what distances of demands along tokens and memory are divided by."""
         return max(tokens, room), memory
@@ -146,9 +142,6 @@ class PaperRules(StepRules):
         if least_s == inf or not pivot_s:
             return at.room
         return max(at.block_size, int(at.pivot * least_s / pivot_s) - len(decodes))  # AccelGen's formula 6
-
-    def orders_by_slack(self, standing: Standing) -> bool:
-        return True
 
     def scales(self, tokens: int, room: int, memory: int) -> tuple[int, int]:
         return 1, 1

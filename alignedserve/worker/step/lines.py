@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 
 from alignedserve.core import ServiceClass
 from alignedserve.scheduling.orders import ByKey
-from alignedserve.scheduling.policy import Policy, PromptChoice
+from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import Late, Rank, Standing
 from alignedserve.worker.step.running import Running
 
@@ -90,7 +90,7 @@ class PromiseLine(WaitingLine):
     def __init__(self, policy: Policy, filed: Mapping[Running, FiledPrompt]) -> None:
         """`filed` says where each prompt is, and changes with what waits."""
         self._drops_late = policy.late is Late.DROP_LAST
-        self._by_windows = policy.selection is PromptChoice.MULTI_RESOURCE
+        self._has_be_windows = policy.has_be_windows
         self._filed = filed
         self._rt: list[Place] = []
         self._rt_later: list[Place] = []
@@ -103,7 +103,7 @@ class PromiseLine(WaitingLine):
             return [(self._late, by_slack)]
         if standing.service is ServiceClass.RT:
             return [(self._rt, by_slack), (self._rt_later, (standing.priority, *by_slack))]
-        key = (by_slack[0],) if self._by_windows else (standing.level, standing.restore_s)
+        key = (by_slack[0],) if self._has_be_windows else (standing.level, standing.restore_s)
         later = (standing.priority, *key, standing.remaining, *end)
         return [(self._be, by_slack), (self._be_later, later)]
 
@@ -127,7 +127,7 @@ class PromiseLine(WaitingLine):
         rank: tuple[float, ...] = (Rank.RT,) if is_rt else (Rank.BE, True)
         for place in self._rt_later if is_rt else self._be_later:
             if self._filed[place[-1]].until - now > most_s:
-                key = (place[0], place[1] - now) if is_rt or self._by_windows else place[:2]
+                key = (place[0], place[1] - now) if is_rt or self._has_be_windows else place[:2]
                 yield (*rank, *key, *place[2:-2]), place[-1]
 
     def late(self, now: float) -> Iterator[Ranked]:

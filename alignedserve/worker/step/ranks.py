@@ -9,9 +9,8 @@ from itertools import chain
 from typing import Any
 
 from alignedserve.scheduling.orders import ByKey
-from alignedserve.scheduling.policy import PromptChoice
 from alignedserve.scheduling.slo import Rank
-from alignedserve.worker.step.limits import Moment, rules_of
+from alignedserve.worker.step.limits import Moment
 from alignedserve.worker.step.lines import Ranked
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seated import Seated
@@ -62,8 +61,7 @@ class RankedRequests:
 
     @classmethod
     def build(cls, seated: Iterable[Running], at: Moment) -> RankedRequests:
-        found, late, by_windows = cls(), at.policy.late, at.policy.selection is PromptChoice.MULTI_RESOURCE
-        rules = rules_of(at.policy)
+        found, late, by_slack = cls(), at.policy.late, at.policy.has_be_windows
         lists = {
             Rank.URGENT_RT: found.urgent_rt,
             Rank.URGENT_BE: found.urgent_be,
@@ -74,7 +72,7 @@ class RankedRequests:
         for running in seated:
             standing = running.promise.standing(at.now, running.work(at.chunk), at.times)
             key: tuple[Any, ...] = standing.key(at.times, late)
-            if by_windows and key[0] is Rank.BE and rules.orders_by_slack(standing):
+            if by_slack and key[0] is Rank.BE:
                 key = (*key[:3], standing.slack_s, standing.remaining)
             lists[key[0]].append(((*key, standing.arrival_at, standing.id), running))
         for ranks in lists.values():

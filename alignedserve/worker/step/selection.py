@@ -261,6 +261,9 @@ def _fill_windows_by_promises(filling: Filling, sources: _Sources) -> Iterable[R
     def prompts(is_rt: bool) -> None:
         rest = filling.from_waiting(partial(waiting.line.later, is_rt=is_rt), not is_rt)
         ranked = merge(ranks.prompts(is_rt), rest, key=key_of)
+        if not is_rt and not filling.policy.has_be_windows:
+            filling.add_all(ranked, is_rt)
+            return
         ahead = 1 if is_rt else 2  # of a key come before the priority and the slack
         filling.add_windows((key[ahead : ahead + 2], running) for key, running in ranked)
 

@@ -20,7 +20,7 @@ from math import inf
 from typing import Protocol
 
 from alignedserve.scheduling.orders import ByKey
-from alignedserve.scheduling.policy import Policy, PromptChoice
+from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import TokenPromise
 from alignedserve.scheduling.slo import Late, StepTimes
 from alignedserve.worker.step.lines import ArrivalLine, FiledPrompt, KeyLine, Place, PromiseLine, WaitingLine
@@ -71,7 +71,7 @@ class Waiting:
         self._named: dict[str, list[Running]] = {}
         self._ttfts: Counter[float] = Counter()  # promised time to the first token -> real-time prompts
         self.num_tokens = self.num_rt_tokens = 0  # to be run of all prompts, and of the real-time ones
-        self._by_windows = policy.selection is PromptChoice.MULTI_RESOURCE
+        self._has_be_windows = policy.has_be_windows
         self._drops_late = policy.late is Late.DROP_LAST
         self._filed: dict[Running, FiledPrompt] = {}
         self._unfiled: dict[Running, None] = {}
@@ -105,6 +105,10 @@ class Waiting:
     def best_effort(self) -> Iterator[Running]:
         """Iterate over best-effort prompts in the order of arrival."""
         return iter(self._be_alone)
+
+    @property
+    def num_rt(self) -> int:
+        return len(self._rt_alone)
 
     def _alone(self, running: Running) -> OrderedDict[Running, None]:
         return self._rt_alone if running.promise.is_rt else self._be_alone
@@ -203,7 +207,7 @@ class Waiting:
             insort(among, place)
         self._filed[running] = FiledPrompt(self._serial, until, places)
         changes_at = running.promise.changes_at(now)
-        if (running.promise.is_rt or self._drops_late or not self._by_windows) and changes_at >= now:
+        if (running.promise.is_rt or self._drops_late or not self._has_be_windows) and changes_at >= now:
             self._dues.add(changes_at, self._serial, running)
 
     def bound_s(self, now: float, chunk_s: Callable[[int], float]) -> float:

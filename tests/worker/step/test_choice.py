@@ -258,6 +258,13 @@ class TestLongPrompts:
         found = select([], [runs], [chat("b", 0.0395, 240)], moment(self.LONG), 100)
         assert ran(found) == [("b", 240), ("runs", 10)]
 
+    def test_a_long_document_holds_no_long_chat_back(self) -> None:
+        """A long chat holds a long document back, and two documents each other."""
+        begun, at = document("begun", 240), moment(self.LONG)
+        assert "b" in dict(ran(select([], [begun], [chat("b", 0.8, 240)], at, 100)))
+        assert "d" not in dict(ran(select([], [begun], [document("d", 240)], at, 100)))
+        assert "d" not in dict(ran(select([], [chat("begun", 0.8, 240)], [document("d", 240)], at, 100)))
+
     def test_several_with_a_fixed_budget(self) -> None:
         prompts = [chat("a", 0.8, 250), chat("b", 0.8, 240)]
         fixed = replace(self.LONG, chunking=Chunking.FIXED)
@@ -325,7 +332,7 @@ def test_nobody_starves_under_overload(policy: Policy) -> None:
 
 def chosen(prompts: Sequence[Running], waiting: Waiting, blocks: Blocks, policy: Policy, now: float) -> Selection:
     at = replace(moment(policy), now=now, times=StepTimes(0.02, 0.03))
-    room = Seating(blocks, 64, BLOCK, 1000, False, lambda running: running.num_tokens, lambda: False)
+    room = Seating(blocks, 64, BLOCK, 1000, False, lambda running: running.num_tokens, set)
     found = choose((), prompts, waiting, at, room)
     for running in (*prompts, *found.seated):
         running.prefix += sum(len(chunk.tokens) for chunk in found.chunks if chunk.request == running.request.id)
@@ -420,7 +427,7 @@ def pool_seating(blocks: Blocks, at: Moment, spare: int, idle: list[Running]) ->
         1000,
         by_chunk,
         lambda running: running.num_tokens,
-        lambda: False,
+        set,
         spare_pages=spare,
         pages_for=pages_of,
         idle=list(idle),
