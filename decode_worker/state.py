@@ -31,6 +31,7 @@ class DecodeCore(WorkerCore):
         self._parts = parts = DecodeParts(self.stores)
         self._compose(
             parts=(
+                parts.rate,  # before the step's end: what is through then was still waiting
                 parts.arrivals,
                 parts.expectations,
                 parts.seats,  # before the step's end: memory that was left until then comes free first

@@ -38,6 +38,7 @@ from alignedserve.worker.parts.arrivals import Arrivals, Expectations
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.compression import PageCompression
 from alignedserve.worker.parts.core import WorkerCore
+from alignedserve.worker.parts.prompt_rate import PromptRate
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.parts.repeats import Repeats
 from alignedserve.worker.parts.router_link import RouterLink
@@ -59,14 +60,12 @@ class PrefillCore(WorkerCore):
         writing = PoolWriting(common, queue, candidates, commits, offers, prompts, known)
         buffers = Buffers(common, queue, candidates, copy_numbers)
         step = NextStep(common, queue, prompts, commits, offers, buffers, writing)
-        compression, repeats, router = (
-            PageCompression(common),
-            Repeats(common),
-            RouterLink(common, queue, prompts.ahead),
-        )
+        rate, compression, repeats = PromptRate(common, queue, prompts.ahead), PageCompression(common), Repeats(common)
+        router = RouterLink(common, rate)
         self._prefixes, self._prompts, self._buffers, self._step = prefixes, prompts, buffers, step
         self._compose(
             parts=(
+                rate,  # before the step's end: what is through then was still waiting
                 Arrivals(common, prefixes.admit),
                 Expectations(common, queue, self._named, self._pass_on),
                 StepEnd(common, queue, prompts),

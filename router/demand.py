@@ -77,7 +77,7 @@ def _pressures_of_prompts(
             ttfts.append(request.slo.ttft_s)
             waited += max(0.0, now - request.arrival_at) / request.slo.ttft_s
         num_be += request.service is ServiceClass.BE
-    rt_s, be_s = (placement.least_wait_s(role, service) for service in (ServiceClass.RT, ServiceClass.BE))
+    rt_s, be_s = (placement.least_wait_s(role, service, now) for service in (ServiceClass.RT, ServiceClass.BE))
     found = [_Pressure(be_s / be_wait_s if num_be else 0.0, f"best-effort prompts will wait {be_s:.1f} s")]
     if ttfts:
         found.append(_Pressure(rt_s / (PILED_TTFT * min(ttfts)), f"the next chat's prompt will wait {rt_s:.2f} s"))

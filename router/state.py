@@ -30,6 +30,7 @@ from alignedserve.protocol.messages import (
     Figures,
     Heartbeat,
     Holding,
+    Infeasible,
     Inquire,
     Member,
     Missed,
@@ -44,7 +45,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.demand import WaitingRequest, demands
 from alignedserve.router.lifecycle import PLACES, Fact, OpenRequest, State
 from alignedserve.router.open import OpenRequests
-from alignedserve.router.placing.admission import Admission, Queues
+from alignedserve.router.placing.admission import Admission, Queues, is_infeasible
 from alignedserve.router.placing.placement import Placement, Pools
 from alignedserve.router.prediction.length import PredictionOrders
 from alignedserve.router.recovery import GATHER_HEARTBEATS, Recovery
@@ -254,19 +255,23 @@ class RouterCore:
     # --- Requests
 
     def _open_request(self, request: Request, sketch: Sketch | None, now: float) -> list[Command]:
+        told: list[Command] = []
         known = self._open.get(request.id)
         if known is not None:
             if known.request.attempt >= request.attempt:
                 return []
         elif request.attempt == 0:
-            ahead = self._placement.ahead_of(request, self._pools)
+            ahead = self._placement.ahead_of(request, self._pools, now)
             if (refusal := self._admission.refusal(request, ahead, now, self._is_line(request))) is not None:
                 return [Send(request.owner, Refused(request.id, 0, refusal.why, refusal.retry_after_s))]
+            if is_infeasible(request, ahead):
+                told.append(Send(request.owner, Infeasible(request.id, 0)))
         self._add(OpenRequest(request, now))
         if not self._is_line(request):
             self._admission.queued(request)
         asked = self._predictions.opened(request, sketch)
-        return [*(self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []), *asked]
+        earlier = self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []
+        return [*told, *earlier, *asked]
 
     def _is_line(self, request: Request) -> bool:
         owner = self._roll.get(request.owner)
@@ -279,6 +284,8 @@ class RouterCore:
             return []
         opened.request = replace(opened.request, estimate=answer.estimate)
         self._admission.opened(opened.request)
+        if not opened.is_waiting:
+            self._placement.expects(opened.at, opened.request)
         expect = Expect(answer.request, answer.attempt, answer.estimate)
         return [] if opened.is_waiting else [Send(opened.at, expect)]
 
@@ -362,7 +369,7 @@ class RouterCore:
     def _hear_progress(self, member: Member, progress: Progress, now: float) -> list[Command]:
         commands: list[Command] = []
         if member.role in WORKERS:
-            self._placement.progressed(member.name, progress.backlog, progress.free_pairs)
+            self._placement.progressed(member.name, progress.backlog, progress.free_pairs, now)
         for key in (*progress.committed, *progress.joined):
             opened = self._open.current(key)
             if opened is None:
@@ -458,10 +465,10 @@ class RouterCore:
         if not self._placement.runs_prompts(pools):
             return []
         for opened in self._most_urgent_first(now):
-            name = self._placement.worker_for(opened.request, pools)
+            name = self._placement.worker_for(opened.request, pools, now)
             if name is None or (worker := self._roll.get(name)) is None:
                 break
-            decode = self._placement.placed(name, opened.request, pools)
+            decode = self._placement.placed(name, opened.request, pools, now)
             self._move(opened, worker, Fact.PLACED, now)
             commands.append(Send(name, Prefill(opened.request, decode)))
         return commands
@@ -494,7 +501,7 @@ class RouterCore:
 
     def _move(self, opened: OpenRequest, to: Member, fact: Fact, now: float) -> None:
         self._leave_place(opened)
-        self._placement.came(to.name)
+        self._placement.came(to.name, opened.request)
         self._open.move(opened, to, fact, now)
 
     def _arrive(self, opened: OpenRequest, to: Member, fact: Fact, now: float) -> list[Command]:
@@ -515,4 +522,4 @@ class RouterCore:
 
     def _leave_place(self, opened: OpenRequest) -> None:
         if not opened.is_waiting:
-            self._placement.left(opened.at)
+            self._placement.left(opened.at, opened.request)

@@ -333,7 +333,7 @@ class ScheduleConfig:
     )
     refuse_ttfts: float = setting(
         DEFAULT_POLICY.refuse_ttfts,
-        "refuse a chat whose first token is predicted later than so many times its ttft; 0 refuses none",
+        "in a burst, refuse a chat that would wait for others for more than so many times its ttft; 0 refuses none",
         least=0,
     )
     checkpoints: float = experiment(

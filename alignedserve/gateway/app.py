@@ -228,7 +228,7 @@ class _Routes:
     ) -> Response:
         try:
             answer = await unless_gone(http.receive, whole_answer(generation, shape, meter))
-            return JSONResponse(answer, headers=shape.headers)
+            return JSONResponse(answer, headers={**shape.headers, **generation.headers})
         finally:
             await generation.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from alignedserve.core import Request
@@ -15,19 +16,38 @@ from alignedserve.owner.client import OwnerClient
 Numbered: TypeAlias = tuple[int, AnswerPiece]  # with the number of its choice, in the order of the requests
 
 
+INFEASIBLE = "x-slo-infeasible"  # a header that names the deadline that no server could have kept
+
+
+@dataclass(slots=True)
+class _Notes:
+    """The findings about the requests of one body, as far as they have begun."""
+
+    is_infeasible: bool = False
+
+
 class Generation:
     """The running requests of one body. Its maker closes it, which cancels the requests that have not ended."""
 
     def __init__(
         self, client: OwnerClient, requests: Sequence[Request], readers: Sequence[AnswerReader], meter: RequestMeter
     ) -> None:
+        notes = _Notes()
         numbered = enumerate(zip(requests, readers, strict=True))
-        self._pieces = _merge([_read(client, request, number, reader, meter) for number, (request, reader) in numbered])
+        self._pieces = _merge(
+            [_read(client, request, number, reader, meter, notes) for number, (request, reader) in numbered]
+        )
         self._first: Numbered | None = None
+        self._notes = notes
 
     async def begin(self) -> None:
         """Wait for the first delivery: until then a refusal can still be answered by an HTTP status."""
         self._first = await self._pieces.__anext__()
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Return the headers that say what was found about the promise; to be read after `begin`."""
+        return {INFEASIBLE: "ttft"} if self._notes.is_infeasible else {}
 
     async def pieces(self) -> AsyncIterator[Numbered]:
         """Yield all pieces as they arrive; to be called once, after `begin`."""
@@ -41,13 +61,14 @@ class Generation:
 
 
 async def _read(
-    client: OwnerClient, request: Request, number: int, reader: AnswerReader, meter: RequestMeter
+    client: OwnerClient, request: Request, number: int, reader: AnswerReader, meter: RequestMeter, notes: _Notes
 ) -> AsyncGenerator[Numbered, None]:
     """Yield a request's pieces up to the piece with a finish; the request is cancelled if it would deliver more."""
     meter.open()
     try:
         async with aclosing(client.open(request)) as deliveries:
             async for delivered in deliveries:
+                notes.is_infeasible |= delivered.is_infeasible
                 piece = reader.read(delivered)
                 meter.count_delivery(number, len(request.prompt), len(delivered.tokens), delivered.num_cached)
                 if piece.finish:

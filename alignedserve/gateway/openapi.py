@@ -148,7 +148,7 @@ _REFUSALS = {
     "409": "the file is in use, or the batch has ended",
     "413": "the body is too large",
     "415": "the body is compressed",
-    "429": "a limit is reached, or the queue is full",
+    "429": "a limit is reached, the queue is full, or the first token would be too late",
     "431": "the head is too large",
     "500": "our fault",
     "503": "not ready, draining, or without capacity",

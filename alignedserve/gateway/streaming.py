@@ -123,7 +123,7 @@ class EventStream(WatchedStream):
     def __init__(
         self, generation: Generation, shape: AnswerShape, meter: RequestMeter, stalled_client_s: float
     ) -> None:
-        headers = {"Cache-Control": "no-cache", **shape.headers}
+        headers = {"Cache-Control": "no-cache", **shape.headers, **generation.headers}
         pieces = _events(generation, shape, meter)
         super().__init__(pieces, stalled_client_s, media_type="text/event-stream", headers=headers)
         del self.headers["content-length"]

@@ -20,6 +20,7 @@ class Delivered:
     logprobs: tuple[Logprob, ...] = ()  # of each token, where the request asks for them
     prompt_logprobs: tuple[Logprob, ...] = ()  # with the first tokens, where it asks for them
     num_cached: int = 0  # with the first tokens: tokens of the prompt that the pool had
+    is_infeasible: bool = False  # with the first tokens: the prompt alone takes longer than its ttft
 
 
 class Overloaded(AlignedServeError):

@@ -32,6 +32,7 @@ from alignedserve.protocol.messages import (
     Cancel,
     Declare,
     Figures,
+    Infeasible,
     Inquire,
     Member,
     Missed,
@@ -59,6 +60,7 @@ class OwnedRequest:
     missing_at: int | None = None  # the index that a Resend asked for
     num_fruitless: int = 0  # attempts in a row that brought no token
     emitted_at: float | None = None  # when the last token came
+    is_infeasible: bool = False  # whether its prompt alone takes longer than its ttft
 
     @property
     def next_attempt(self) -> Request:
@@ -112,6 +114,8 @@ class OwnerCore:
             case Received(message=Refused(request, attempt, why, retry_after_s)) if self._is_current(request, attempt):
                 del self._open[request]
                 return [Reject(request, why, retry_after_s)]
+            case Received(message=Infeasible(request, attempt)) if self._is_current(request, attempt):
+                self._open[request].is_infeasible = True
             case Received(message=Figures() as figures):
                 return [Show(figures)]
             case Unsent(message=Submit() | Declare() as message, why=why):
@@ -160,8 +164,11 @@ class OwnerCore:
             opened.output += new
             opened.emitted_at = now
             opened.missing_at, opened.num_fruitless = None, 0
-            prompt_logprobs, num_cached = ((), 0) if have else (output.prompt_logprobs, output.num_cached)
-            commands.append(Deliver(output.request, new, output.finish, logprobs, prompt_logprobs, num_cached))
+            if have:
+                commands.append(Deliver(output.request, new, output.finish, logprobs))
+            else:
+                of_first = output.prompt_logprobs, output.num_cached, opened.is_infeasible
+                commands.append(Deliver(output.request, new, output.finish, logprobs, *of_first))
             if output.finish is not None:
                 commands += self._ended(opened)
         return commands

@@ -99,7 +99,7 @@ class Owner(NoHands):
                         kind = GivenUp if arrived.is_given_up else Overloaded
                         raise kind(arrived.why, arrived.retry_after_s)
                     scores = arrived.logprobs, arrived.prompt_logprobs
-                    yield Delivered(arrived.tokens, arrived.finish, *scores, arrived.num_cached)
+                    yield Delivered(arrived.tokens, arrived.finish, *scores, arrived.num_cached, arrived.is_infeasible)
             finally:
                 if not ended:
                     self._shell.post(Closed(request.id))

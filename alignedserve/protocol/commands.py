@@ -138,6 +138,7 @@ class Deliver:
     logprobs: tuple[Logprob, ...] = ()  # as in Output
     prompt_logprobs: tuple[Logprob, ...] = ()
     num_cached: int = 0
+    is_infeasible: bool = False  # with the first tokens: no server could have brought them in time
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ message carries page and block numbers. What a core hears from its shell is in e
 
     owner ── Submit, Cancel, Declare ─▶ router ── Prefill ─▶ prefill worker ── Commit ─▶ pool
       ▲                                   │ ▲                                             │
-      │ Refused, AttemptLost ◀────────────┘ └── Progress ── workers                     Batch
+      │ Refused, Infeasible, AttemptLost ◀┘ └── Progress ── workers                     Batch
       └── Tokens ◀──────── prefill and decode workers ◀───────────────────────────────────┘
 """
 
@@ -122,6 +122,14 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
+class Infeasible:
+    """The router tells the owner that a request will be late: its prompt alone takes longer than its ttft."""
+
+    request: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class AttemptLost:
     """The router tells the owner that the attempt is lost; the owner starts the next one."""
 
@@ -189,11 +197,13 @@ Attempt: TypeAlias = tuple[str, int]  # (request, attempt)
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """The prompts that a worker has still to run, by its cost model; all zero where the model knows nothing yet."""
+    """The prompts that a worker has still to run, and the time of one more; all zero where nothing is known yet."""
 
     prompts_s: float = 0.0
-    prompt_token_s: float = 0.0  # of one more prompt token
+    prompt_token_s: float = 0.0  # of a prompt token alone, by the cost model
     rt_prompts_s: float = 0.0  # of real-time requests alone
+    loaded_token_s: float = 0.0  # of one more prompt token behind and beside what is there
+    rt_loaded_token_s: float = 0.0  # the same of a real-time prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -527,6 +537,7 @@ Message: TypeAlias = (
     | Submit
     | Cancel
     | Refused
+    | Infeasible
     | AttemptLost
     | Prefill
     | Expect

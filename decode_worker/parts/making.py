@@ -21,6 +21,7 @@ from alignedserve.decode_worker.parts.taking_in import TakingIn
 from alignedserve.decode_worker.parts.writing import PageWriting
 from alignedserve.worker.parts.arrivals import Arrivals, Expectations
 from alignedserve.worker.parts.compression import PageCompression
+from alignedserve.worker.parts.prompt_rate import PromptRate
 from alignedserve.worker.parts.repeats import Repeats
 from alignedserve.worker.parts.router_link import RouterLink
 from alignedserve.worker.parts.step_end import StepEnd
@@ -45,12 +46,13 @@ class DecodeParts:
         # Steps
         self.stepping = Stepping(stores, self.joining, self.preempting, self.leaving)
         self.keeping = AnswerKeeping(stores, self.writing)
+        self.rate = PromptRate(stores, queue, prompts.values)
         self.step_end = StepEnd(stores, queue, StepOutcome(stores, self.keeping))
         # Messages to the pool, the router and owners
         self.asking = BatchAsks(stores, self.joining)
         self.pages = PageAsks(stores, self.writing, self.taking_in)
         self.compression, self.repeats, self.reporting = PageCompression(stores), Repeats(stores), Reporting(stores)
-        self.router = RouterLink(stores, queue, prompts.values, self.writing.settled)
+        self.router = RouterLink(stores, self.rate, self.writing.settled)
 
     @property
     def counts(self) -> DecodeCounts:

@@ -3,6 +3,7 @@
 admission.py   whether the router admits a new request, and when a refused client should come again
 beginnings.py  which nodes' pools have the beginning of a prompt
 holdings.py    how much memory open requests will hold together, as predicted
+loads.py       workers ordered by the work before them
 placement.py   which worker runs a prompt, and which decode worker the request goes on to
 rooms.py       which decode worker has room and a batch of about the prompt's length
 """

@@ -4,7 +4,8 @@ The router refuses a request that passes one of these bounds:
 
     most open       the number of all open requests
     queues          one for each class: the number of requests that have not begun, and the tokens of their prompts
-    first token     predicted for a real-time request, which waits for the prompts before it and for memory
+    first token     of a real-time request: it would come too late because of the prompts before it, of decodes beside
+                    it, or of memory. In a burst it may come several times too late; once the queue stands, not at all
 
 Lines of batch jobs are in no queue: they wait in their store, and the job runner keeps only few of them here
 (jobs/window.py). A refused client should come again when there will be room for its request, as predicted, after the
@@ -70,6 +71,13 @@ _RECENT_S = 30.0  # what came free so long ago counts half
 _SOON_S = 1.0  # the shortest wait that a client is asked for ...
 _LATEST_S = 60.0  # ... and the longest: OpenAI's own client ignores a longer Retry-After
 _NONE = Returns()
+# A queue that empties now and then is a burst: requests that come in it are served, if late. A queue that stands is too
+# much load: without refusals every request would be late.
+_CALM = 0.1  # of the wait that a ttft leaves: such a wait is next to none
+_SURE = 0.7  # of that wait: predictions are off by as much
+_OVERLOAD_S = 30.0  # overload ends when nobody was refused for so long
+_STANDING_S = 2.0  # a queue stands that was not calm for so long ...
+_STANDING_PROMPTS = 5  # ... and for the time of so many prompts like the one that comes
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +115,24 @@ class WorkAhead:
     token_s: float = 0.0  # time of a prompt token on that worker
     memory: int = 0  # tokens that all decode workers hold; 0: not known
     num_workers: int = 1  # workers that share the prompts
+    lacks: int | None = None  # tokens of memory for it, on the worker that would run it; None: it goes on to any
+
+
+def is_infeasible(request: Request, ahead: WorkAhead) -> bool:
+    """Return whether the prompt alone takes longer than the time to the first token that was promised."""
+    return request.service is ServiceClass.RT and ahead.prompt_s > request.slo.ttft_s
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
     why: str
     retry_after_s: float
+
+
+def _infeasible(request: Request, ahead: WorkAhead) -> Refusal:
+    """Return why a request with strict deadlines is refused: to come again later would not help."""
+    why = f"its prompt alone takes {ahead.prompt_s:.2g} s, and its ttft is {request.slo.ttft_s:g} s: ask for a longer"
+    return Refusal(f"{why} slo.ttft_ms, for service_tier flex, or not for slo.strict", _SOON_S)
 
 
 class Freed:
@@ -146,6 +166,8 @@ class Admission:
         self._num_queued: Counter[ServiceClass] = Counter()
         self._tokens_queued: Counter[ServiceClass] = Counter()
         self._freed = Freed()  # memory of real-time requests
+        self._calm_at: float | None = None  # when a real-time request last found next to no work before it
+        self._overloaded_until = 0.0
         self._ends = Freed()  # requests that ended
         self._returning = {service: Returning() for service in ServiceClass}
 
@@ -197,6 +219,8 @@ class Admission:
 
     def refusal(self, request: Request, ahead: WorkAhead, now: float, is_line: bool = False) -> Refusal | None:
         """Return why the router cannot admit a new request, or None."""
+        if request.slo.strict and is_infeasible(request, ahead):
+            return _infeasible(request, ahead)
         before = self._returning[request.service].before(now)
         refusal = self._too_many(before, now) or (None if is_line else self._queue_full(request, ahead, before))
         refusal = refusal or self._too_late(request, ahead, before, now)
@@ -241,17 +265,38 @@ class Admission:
         return None
 
     def _too_late(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> Refusal | None:
-        if request.service is not ServiceClass.RT or not self._policy.refuse_ttfts:
+        """Refuse a real-time request that others make late.
+
+        Time that the request takes by itself never counts against it: a prompt that alone takes longer than its ttft is
+        late on an idle server too.
+        """
+        if request.service is not ServiceClass.RT:
             return None
-        most_s, predicted_s = self._policy.refuse_ttfts * request.slo.ttft_s, self.first_token_s(request, ahead, now)
-        if predicted_s <= most_s:
+        ttft_s, alone_s = request.slo.ttft_s, ahead.prompt_s
+        if not self._policy.refuse_ttfts:
             return None
-        why = f"its first token is predicted in {predicted_s:.1f} s, more than {self._policy.refuse_ttfts:g} times"
-        why += f" its ttft of {request.slo.ttft_s:g} s"
-        return Refusal(why, self.first_token_s(request, ahead, now, before) - most_s)
+        wait_s = self.first_token_s(request, ahead, now) - alone_s
+        usual_s = max(ttft_s, alone_s)
+        left_s = ttft_s - alone_s if alone_s < ttft_s else usual_s
+        if self._calm_at is None or wait_s <= _CALM * left_s:
+            self._calm_at = now
+        is_standing = now - self._calm_at > max(_STANDING_S, _STANDING_PROMPTS * alone_s)
+        is_overloaded = is_standing or now < self._overloaded_until
+        most_s = _SURE * left_s if is_overloaded else self._policy.refuse_ttfts * usual_s
+        if wait_s <= most_s:
+            return None
+        self._overloaded_until = now + _OVERLOAD_S
+        leaves_s = max(0.0, ttft_s - alone_s)
+        why = f"it would wait {wait_s:.1f} s for others, its ttft of {ttft_s:g} s leaves {leaves_s:.1f} s: try again"
+        why += " later, or ask for a longer slo.ttft_ms or for service_tier flex"
+        return Refusal(why, self.first_token_s(request, ahead, now, before) - alone_s - most_s)
 
     def _memory_s(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> float:
         """Predict the seconds until there is memory for the request."""
-        lacks = self._holdings.rt_with_one_more(request) + before.memory - ahead.memory
         rate = self._freed.rate(now)
+        if ahead.lacks is None:
+            lacks = float(self._holdings.rt_with_one_more(request) + before.memory - ahead.memory)
+        else:
+            lacks = ahead.lacks + before.memory / ahead.num_workers
+            rate /= ahead.num_workers
         return lacks / rate if ahead.memory and lacks > 0 and rate > 0 else 0.0

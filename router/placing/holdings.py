@@ -3,10 +3,10 @@
 A request that gets memory block by block (room: growing) holds its prompt and its output so far. Few requests are at
 their longest at the same time, so together they hold less than the sum of what each holds at its end. The router takes
 each request to be at any point of its output, independent of the others, and wants the memory that suffices in nine of
-ten such moments, if lengths are as predicted (docs/how/router.md has what came of it, and what was tried where they are
-not):
+ten such moments. Requests that are open are longer than requests that come, since they stay longer: so an output counts
+with its upper estimate (docs/how/router.md has what came of the mean):
 
-    sum of (prompt + mean / 2)  +  square root of the sum of (upper - mean / 2) squared
+    sum of (prompt + upper / 2)  +  square root of the sum of (upper / 2) squared
 
 For a single request that is its prompt and the upper estimate of its output; for many it is hardly more than the sum
 of the halves. Where a request gets all its memory at once (room: whole), requests hold the sum from the start.
@@ -104,7 +104,7 @@ class Holdings:
         if room is Room.WHOLE:
             return _Held(2 * request.most_tokens, 0, is_rt)
         estimate, num_prompt = expected(request, self._policy), len(request.prompt)
-        return _Held(2 * num_prompt + estimate.mean, 2 * estimate.upper - estimate.mean, is_rt)
+        return _Held(2 * num_prompt + estimate.upper, estimate.upper, is_rt)
 
 
 def _tokens(usual: int, squares: int) -> int:

@@ -23,7 +23,9 @@ from alignedserve.core import WORKERS, Request, Role, ServiceClass
 from alignedserve.protocol.messages import Backlog, Member, Report
 from alignedserve.router.placing.admission import WorkAhead
 from alignedserve.router.placing.beginnings import Beginnings
-from alignedserve.router.placing.rooms import Loads, Rooms
+from alignedserve.router.placing.holdings import Holdings
+from alignedserve.router.placing.loads import Loads
+from alignedserve.router.placing.rooms import Rooms
 from alignedserve.scheduling.lengths import expected
 from alignedserve.scheduling.policy import Grouping, Policy
 
@@ -38,7 +40,9 @@ class Placement:
         """`kv_tokens` is the number of tokens that a decode worker's device holds; 0 means not known."""
         self._policy, self._kv_tokens = policy, kv_tokens
         self._num_at: Counter[str] = Counter()  # member -> number of its requests
+        self._holdings: dict[str, Holdings] = {}  # member -> memory of its requests
         self._backlogs: dict[str, Backlog] = {}  # worker -> its prompts, including those sent since it told
+        self._told_at: dict[str, float] = {}  # worker -> when this was its backlog
         self._loads = {(role, service): Loads() for role in WORKERS for service in ServiceClass}
         self._roles: dict[str, Role] = {}  # worker -> role
         self._num_workers: Counter[Role] = Counter()
@@ -82,8 +86,8 @@ class Placement:
         self._late.pop(member, None)
         self._update_load(member)
 
-    def progressed(self, worker: str, backlog: Backlog, free_pairs: int) -> None:
-        self._backlogs[worker] = backlog
+    def progressed(self, worker: str, backlog: Backlog, free_pairs: int, now: float) -> None:
+        self._backlogs[worker], self._told_at[worker] = backlog, now
         self._update_load(worker)
         self.has_room(worker, free_pairs)
 
@@ -98,20 +102,32 @@ class Placement:
 
     def kept(self, request: Request, node: str, pools: Pools) -> None:
         """Remember that the KV of the prompt is on this node, where the pool keeps it."""
-        if self._tells_apart(pools) and node in pools:
+        if self._policy.reuse and node in pools:
             self._beginnings.came(request, node)
 
     def pool_lost(self, node: str) -> None:
         self._beginnings.forget(node)
 
-    def came(self, member: str) -> None:
+    def came(self, member: str, request: Request) -> None:
         """Note that a request has come to the member."""
         self._num_at[member] += 1
+        self._holdings_of(member).put(request)
         self._update_load(member)
 
-    def left(self, member: str) -> None:
+    def left(self, member: str, request: Request) -> None:
         self._num_at[member] -= 1
+        self._holdings_of(member).remove(request.id)
         self._update_load(member)
+
+    def expects(self, member: str, request: Request) -> None:
+        """Count a request of the member anew: its output is expected to be of another length."""
+        self._holdings_of(member).put(request)
+        self._update_load(member)
+
+    def _holdings_of(self, member: str) -> Holdings:
+        if member not in self._holdings:
+            self._holdings[member] = Holdings(self._policy)
+        return self._holdings[member]
 
     # --- The load (demand.py)
 
@@ -137,52 +153,62 @@ class Placement:
         """Return how many chats decode, as workers told last, and how many of them are late with their next token."""
         return sum(num for num, _ in self._late.values()), sum(late for _, late in self._late.values())
 
-    def least_wait_s(self, role: Role, service: ServiceClass) -> float:
+    def least_wait_s(self, role: Role, service: ServiceClass, now: float) -> float:
         """Return the wait for other prompts at the worker where it is shortest."""
-        worker = self._loads[role, service].least()
-        return 0.0 if worker is None else self._wait_s(worker, service)
+        worker = self._loads[role, service].least(now)
+        return 0.0 if worker is None else self._wait_s(worker, service, now)
 
     # --- Placement
 
-    def ahead_of(self, request: Request, pools: Pools) -> WorkAhead:
+    def ahead_of(self, request: Request, pools: Pools, now: float) -> WorkAhead:
         """Return the work that the request would find before it, if it were placed now."""
-        worker, memory = self.worker_for(request, pools), self.memory
+        worker, memory = self.worker_for(request, pools, now), self.memory
         if worker is None:
             return WorkAhead(memory=memory)
-        num_workers = self._num_workers[self._roles[worker]]
-        prompt_s = self._prompt_s(worker, request, self._known(request, pools))
-        return WorkAhead(self._wait_s(worker, request.service), prompt_s, self._token_s(worker), memory, num_workers)
+        num_workers, known = self._num_workers[self._roles[worker]], self._known(request, pools)
+        prompt_s, loaded_s = self._prompt_s(worker, request, known), self._loaded_s(worker, request, known)
+        wait_s = self._wait_s(worker, request.service, now) + max(0.0, loaded_s - prompt_s)  # others slow it down too
+        lacks = self._lacks(worker, request) if self._roles[worker] is Role.DECODE else None
+        return WorkAhead(wait_s, prompt_s, self._token_s(worker), memory, num_workers, lacks)
+
+    def _lacks(self, worker: str, request: Request) -> int | None:
+        """Return the tokens of memory that the worker would lack for its real-time requests and this one."""
+        if not self._kv_tokens:
+            return None
+        return max(0, self._holdings_of(worker).rt_with_one_more(request) - self._kv_tokens)
 
     def runs_prompts(self, pools: Pools) -> bool:
         """Return whether any worker runs prompts: a prefill worker, or a decode worker where there is no pool."""
         return bool(self._num_workers[Role.PREFILL] or (self._num_workers[Role.DECODE] and not pools))
 
-    def worker_for(self, request: Request, pools: Pools) -> str | None:
+    def worker_for(self, request: Request, pools: Pools, now: float) -> str | None:
         if not self.runs_prompts(pools):
             return None
-        prefill, decode = (self._loads[role, request.service].least() for role in WORKERS)
+        prefill, decode = (self._loads[role, request.service].least(now) for role in WORKERS)
         if prefill is None:
             return decode
-        if known := self._known(request, pools):
-            prefill = self._first_through(prefill, request, known)
-        helps = decode is not None and self._node[decode] in pools and self._can_help(decode, prefill, request)
+        if len(pools) > 1 and (known := self._known(request, pools)):
+            prefill = self._first_through(prefill, request, known, now)
+        helps = decode is not None and self._node[decode] in pools and self._can_help(decode, prefill, request, now)
         return decode if helps else prefill
 
-    def _first_through(self, least: str, request: Request, known: Mapping[str, int]) -> str:
+    def _first_through(self, least: str, request: Request, known: Mapping[str, int], now: float) -> str:
         """Return the prefill worker with the earliest first token: the least loaded, or one near its prefix."""
         others = [worker for node in known if self._decodes_at(node) for worker in self._prefill_at.get(node, ())]
 
         def first_token_s(worker: str) -> float:
-            return self._wait_s(worker, request.service) + self._prompt_s(worker, request, known)
+            return self._wait_s(worker, request.service, now) + self._prompt_s(worker, request, known)
 
         return min((least, *others), key=first_token_s)  # among equals the least loaded
 
-    def placed(self, worker: str, request: Request, pools: Pools) -> str:
+    def placed(self, worker: str, request: Request, pools: Pools, now: float) -> str:
         """Add the prompt to the worker's backlog, and return the decode worker that it should go on to, if any."""
         if (backlog := self._backlogs.get(worker)) is not None:
-            more_s = self._prompt_s(worker, request, self._known(request, pools))
-            rt_s = backlog.rt_prompts_s + (more_s if request.service is ServiceClass.RT else 0.0)
-            self._backlogs[worker] = replace(backlog, prompts_s=backlog.prompts_s + more_s, rt_prompts_s=rt_s)
+            more_s = self._loaded_s(worker, request, self._known(request, pools))
+            passed_s, self._told_at[worker] = now - self._told_at[worker], now
+            all_s, rt_s = max(0.0, backlog.prompts_s - passed_s), max(0.0, backlog.rt_prompts_s - passed_s)
+            rt_s += more_s if request.service is ServiceClass.RT else 0.0
+            self._backlogs[worker] = replace(backlog, prompts_s=all_s + more_s, rt_prompts_s=rt_s)
         if self._roles.get(worker) is not Role.PREFILL:
             return ""
         return self._rooms_for(worker, request).choose(request.tokens, self._most(request))
@@ -201,33 +227,30 @@ class Placement:
             self._rooms[node] = Rooms(self._block_size, self._policy.grouping is Grouping.ALIGNED)
         return self._rooms[node]
 
-    def _can_help(self, decode: str, prefill: str, request: Request) -> bool:
+    def _can_help(self, decode: str, prefill: str, request: Request, now: float) -> bool:
         if not self._policy.helps or request.service is not ServiceClass.RT:
             return False
-        wait_s = self._wait_s(prefill, request.service)
+        wait_s = self._wait_s(prefill, request.service, now)
         if wait_s <= PILED_TTFT * request.slo.ttft_s or not self._rooms_of(decode).has_room(
             decode, self._most(request)
         ):
             return False
-        return self._wait_s(decode, request.service) < _LESS * wait_s
+        return self._wait_s(decode, request.service, now) < _LESS * wait_s
 
-    def _wait_s(self, worker: str, service: ServiceClass) -> float:
-        return self._before(self._backlogs.get(worker, Backlog()), service)
+    def _wait_s(self, worker: str, service: ServiceClass, now: float) -> float:
+        return max(0.0, self._through_at(worker, service) - now)
+
+    def _through_at(self, worker: str, service: ServiceClass) -> float:
+        """Return when the worker will be through with the prompts that go before a new one of this class."""
+        return self._told_at.get(worker, 0.0) + self._before(self._backlogs.get(worker, Backlog()), service)
 
     def _before(self, backlog: Backlog, service: ServiceClass) -> float:
         is_first = self._policy.ordering.puts_first(service)
         return backlog.rt_prompts_s if is_first else backlog.prompts_s
 
     def _known(self, request: Request, pools: Pools) -> Mapping[str, int]:
-        """Return for each node how many of the prompt's first tokens its pool has.
-
-        With a single pool the answer makes no difference, and is empty.
-        """
-        return self._beginnings.tokens_at(request) if self._tells_apart(pools) else _NOWHERE
-
-    def _tells_apart(self, pools: Pools) -> bool:
-        """Return whether nodes differ in what they have of a prompt."""
-        return len(pools) > 1 and self._policy.reuse
+        """Return for each node how many of the prompt's first tokens its pool has."""
+        return self._beginnings.tokens_at(request) if pools and self._policy.reuse else _NOWHERE
 
     def _decodes_at(self, node: str) -> bool:
         return node in self._rooms and self._rooms[node].is_any
@@ -235,6 +258,13 @@ class Placement:
     def _prompt_s(self, worker: str, request: Request, known: Mapping[str, int]) -> float:
         """Return the time of the prompt alone, without what the pool of the worker's node has of it."""
         return (len(request.tokens) - known.get(self._node[worker], 0)) * self._token_s(worker)
+
+    def _loaded_s(self, worker: str, request: Request, known: Mapping[str, int]) -> float:
+        """Return the time of the prompt behind and beside what the worker has."""
+        backlog = self._backlogs.get(worker, Backlog())
+        is_first = self._policy.ordering.puts_first(request.service)
+        token_s = backlog.rt_loaded_token_s if is_first else backlog.loaded_token_s
+        return (len(request.tokens) - known.get(self._node[worker], 0)) * token_s
 
     def _token_s(self, worker: str) -> float:
         """Return the time of a prompt token on this worker."""
@@ -248,6 +278,7 @@ class Placement:
         role = self._roles.get(name)
         if role is None:
             return
-        backlog, num_at = self._backlogs.get(name, Backlog()), self._num_at[name]
+        holdings = self._holdings_of(name)
         for service in ServiceClass:
-            self._loads[role, service].put((self._before(backlog, service), num_at, name))
+            tokens = holdings.rt_tokens if self._policy.ordering.puts_first(service) else holdings.tokens
+            self._loads[role, service].put(name, self._through_at(name, service), tokens)

@@ -6,41 +6,12 @@ middles, so that the router looks only at the few nearest ones, however many wor
 
 from __future__ import annotations
 
-import heapq
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.protocol.messages import Report
-
-Load = tuple[float, int, str]  # (predicted seconds, number of requests, name of the worker)
-_SLACK = 64
-
-
-class Loads:
-    """A heap in which a worker may have several entries; only the entry with its present load counts."""
-
-    def __init__(self) -> None:
-        self._now: dict[str, Load] = {}
-        self._heap: list[Load] = []
-
-    def put(self, load: Load) -> None:
-        name = load[2]
-        if self._now.get(name) == load:
-            return
-        self._now[name] = load
-        heapq.heappush(self._heap, load)
-        if len(self._heap) > 4 * len(self._now) + _SLACK:
-            self._heap = sorted(self._now.values())
-
-    def remove(self, name: str) -> None:
-        self._now.pop(name, None)
-
-    def least(self) -> str | None:
-        while self._heap and self._now.get(self._heap[0][2]) != self._heap[0]:
-            heapq.heappop(self._heap)
-        return self._heap[0][2] if self._heap else None
-
+from alignedserve.router.placing.loads import Least
 
 _LOOKED_AT = 8  # nearest bands to each side of a length that are looked at
 
@@ -56,7 +27,7 @@ class Rooms:
         """`block_size` is the number of tokens in a block pair on the workers' devices."""
         self._block_size, self._by_band = block_size, by_band
         self._rooms: dict[str, _WorkerRoom] = {}
-        self._fullest_last = Loads()
+        self._fullest_last = Least()
         self._bands: list[tuple[int, str]] = []  # (twice the middle of the band, worker), sorted
 
     def tell(self, worker: str, free_pairs: int) -> None:

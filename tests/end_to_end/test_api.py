@@ -97,6 +97,19 @@ def test_a_stream_is_framed_as_events(deployment: Deployment) -> None:
     assert chunks[-1]["choices"] == []
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_promise_that_no_server_can_keep_is_named_or_refused(deployment: Deployment, stream: bool) -> None:
+    """The router knows what a prompt takes once a worker has run one."""
+    with httpx.Client(base_url=deployment.url, timeout=ANSWER_S) as http:
+        assert "x-slo-infeasible" not in http.post(CHAT, json=ASKED).headers
+        body = {**ASKED, "stream": stream, "slo": {"ttft_ms": 0.01}}
+        answer = http.post(CHAT, json=body)
+        assert (answer.status_code, answer.headers["x-slo-infeasible"]) == (200, "ttft")
+        refused = http.post(CHAT, json={**body, "slo": {"ttft_ms": 0.01, "strict": True}})
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1"), refused.text
+        assert "its prompt alone takes" in refused.json()["error"]["message"]
+
+
 BAD: list[tuple[str, bytes, int, str | None]] = [
     ("malformed JSON", b'{"model": ', 400, None),
     ("no object", b"[1]", 400, None),

@@ -73,6 +73,13 @@ def test_it_is_kept(api: Any, path: str, method: str, mode: GenerationMode) -> N
     asked()
 
 
+@pytest.mark.parametrize("body", ["ChatRequest", "CompletionRequest"])
+def test_it_has_every_field_of_a_promise(body: str) -> None:
+    schemas = document(with_jobs=False)["components"]["schemas"]
+    assert schemas[body]["properties"]["slo"]["anyOf"][0] == {"$ref": "#/components/schemas/SloFields"}
+    assert set(schemas["SloFields"]["properties"]) == {"ttft_ms", "tbt_ms", "jct_ms", "strict"}
+
+
 def test_every_route_is_in_it_and_no_other(app: FastAPI, text: TextModel) -> None:
     def served(app: FastAPI) -> set[tuple[str, str]]:
         found = {

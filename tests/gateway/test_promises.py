@@ -8,6 +8,7 @@ import pytest
 
 from alignedserve.config.config import SloConfig
 from alignedserve.core import Estimate, ServiceClass, Slo
+from alignedserve.owner.client import Delivered, Overloaded
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, data_lines
 
@@ -109,6 +110,9 @@ def test_a_clients_priority_travels_with_its_request(gateway: Gateway) -> None:
         ({"slo": {"tpot_ms": 5}}, "slo.tpot_ms"),
         ({"slo": 5}, "slo"),
         ({"slo": {"ttft_ms": 100, "jct_ms": 100}}, "slo"),
+        ({"slo": {"strict": 1}}, "slo.strict"),
+        ({"slo": {"strict": True, "jct_ms": 100}}, "slo.strict"),
+        ({"slo": {"strict": True}, "service_tier": "flex"}, "slo.strict"),
         ({"service_tier": "scale"}, "service_tier"),
         ({"priority": 1.5}, "priority"),
         ({"priority": False}, "priority"),
@@ -127,3 +131,61 @@ def test_nonsense_in_a_header_is_named(gateway: Gateway, value: str) -> None:
     body = {"model": gateway.get("/v1/models").json()["data"][0]["id"], "prompt": "Hi"}
     answer = gateway.ask("POST", "/v1/completions", json=body, headers={"x-slo-ttft-ms": value})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "x-slo-ttft-ms")
+
+
+# --- Promises that no server could keep
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_strict"),
+    [
+        ({}, False),
+        ({"slo": {"ttft_ms": 250}}, False),
+        ({"slo": {"strict": None}}, False),
+        ({"slo": {"strict": False}}, False),
+        ({"slo": {"strict": False, "jct_ms": 100}}, False),
+        ({"slo": {"strict": True}}, True),
+        ({"slo": {"strict": True, "ttft_ms": 250}}, True),
+        ({"slo": {"strict": True, "ttft_ms": 250}, "service_tier": "flex"}, True),
+        ({"slo": {"strict": True}, "service_tier": "priority"}, True),
+    ],
+    ids=str,
+)
+def test_a_client_may_want_a_refusal_in_place_of_a_late_answer(
+    gateway: Gateway, fields: dict[str, Any], is_strict: bool
+) -> None:
+    assert gateway.chat(**fields).status_code == 200
+    assert [request.slo.strict for request in gateway.owner.opened] == [is_strict]
+
+
+def test_a_best_effort_header_beside_slo_strict_is_refused(gateway: Gateway) -> None:
+    body = {"model": gateway.get("/v1/models").json()["data"][0]["id"], "prompt": "Hi", "slo": {"strict": True}}
+    answer = gateway.ask("POST", "/v1/completions", json=body, headers={"x-slo-jct-ms": "100"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "slo.strict")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("is_infeasible", [False, True])
+def test_the_answer_says_that_its_ttft_could_not_be_kept(
+    text: TextModel, hello: tuple[int, ...], stream: bool, is_infeasible: bool
+) -> None:
+    first = Delivered(hello[:1], None, is_infeasible=is_infeasible)
+    gateway = Gateway(text, FakeOwner(first, hello[1:]), slo=USUAL)
+    for answer in (gateway.chat(stream=stream), gateway.complete(stream=stream)):
+        assert answer.status_code == 200
+        assert answer.headers.get("x-slo-infeasible") == ("ttft" if is_infeasible else None)
+
+
+def test_an_answer_of_several_choices_says_it_once(text: TextModel, hello: tuple[int, ...]) -> None:
+    gateway = Gateway(text, FakeOwner(Delivered(hello[:1], None, is_infeasible=True), hello[1:]), slo=USUAL)
+    assert gateway.chat(n=2).headers.get_list("x-slo-infeasible") == ["ttft"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_refusal_gives_the_routers_reason(text: TextModel, stream: bool) -> None:
+    why = "its prompt alone takes 2.0 s, and its ttft is 1 s: ask for a longer slo.ttft_ms"
+    gateway = Gateway(text, FakeOwner(Overloaded(why, 1.0)), slo=USUAL)
+    answer = gateway.chat(slo={"strict": True, "ttft_ms": 1000}, stream=stream)
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+    assert answer.json()["error"]["message"] == why
+    assert "x-slo-infeasible" not in answer.headers

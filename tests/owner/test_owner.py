@@ -18,6 +18,7 @@ from alignedserve.protocol.messages import (
     AttemptLost,
     Cancel,
     Declare,
+    Infeasible,
     Inquire,
     Missed,
     Output,
@@ -84,6 +85,22 @@ def test_what_the_pool_had_is_told_once_by_the_attempt_of_the_first_token(owner:
     assert hears(0, 2, 0, 64) == [Deliver("r", (7,), None)]
     owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0)
     assert hears(2, 1, 1, 128) == [Deliver("r", (7,), None)]
+
+
+def test_that_a_first_token_cannot_be_in_time_is_told_once_with_it(owner: OwnerCore) -> None:
+    assert owner.handle(said(ROUTER, Infeasible("r", 0)), 0.0) == []
+    assert hears(owner, 0, [7]) == [Deliver("r", (7,), None, is_infeasible=True)]
+    assert hears(owner, 1, [8]) == [Deliver("r", (8,), None)]
+    owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0)
+    assert hears(owner, 2, [9], attempt=1) == [Deliver("r", (9,), None)]
+
+
+def test_what_the_router_says_of_another_attempt_or_too_late_marks_no_delivery(owner: OwnerCore) -> None:
+    owner.handle(said(ROUTER, Infeasible("r", 1)), 0.0)
+    owner.handle(said(ROUTER, Infeasible("unknown", 0)), 0.0)
+    assert hears(owner, 0, [7]) == [Deliver("r", (7,), None)]
+    owner.handle(said(ROUTER, Infeasible("r", 0)), 0.0)
+    assert hears(owner, 1, [8]) == [Deliver("r", (8,), None)]
 
 
 def test_an_end_without_a_token_is_delivered_once_all_before_it_are(owner: OwnerCore) -> None:

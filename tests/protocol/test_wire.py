@@ -152,8 +152,8 @@ COMMIT_FRAME = (
     b"\x96\x04\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Commit\x94\x98\x9f\xa2r1\xa8gateway0\x02\x93\x01"
     b"\xcc\xc8\xce\x00\x01\x11p\x91\x05\x9f\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?\xec\xcc\xcc\xcc\xcc\xcc\xcd\xf9"
     b"\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb"
-    b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x90\x90\xc0\xa0\xc0\xc0\x10\x91\x02\xa2be\x93\xcb?\xf0\x00\x00\x00\x00"
-    b"\x00\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00\x00\x00\x00\x00\x00\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0"
+    b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x90\x90\xc0\xa0\xc0\xc0\x10\x91\x02\xa2be\x94\xcb?\xf0\x00\x00\x00\x00"
+    b"\x00\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00\x00\x00\x00\x00\x00\xc2\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0"
     b"\xa0\xc0\x92\x05\t\x92\x04\x00\xc0\x90\x90\x90\x00\x00\xa0\xc2"
 )
 SCHEMA = [
@@ -164,6 +164,7 @@ SCHEMA = [
     "Submit(request: Request, sketch: Sketch | None)",
     "Cancel(request: str, attempt: int)",
     "Refused(request: str, attempt: int, why: str, retry_after_s: float)",
+    "Infeasible(request: str, attempt: int)",
     "AttemptLost(request: str, attempt: int)",
     "Prefill(request: Request, decode: str)",
     "Expect(request: str, attempt: int, estimate: Estimate)",
@@ -212,7 +213,8 @@ SCHEMA = [
     "Estimate(mean: int, upper: int)",
     "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None, "
     "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], num_cached: int)",
-    "Backlog(prompts_s: float, prompt_token_s: float, rt_prompts_s: float)",
+    "Backlog(prompts_s: float, prompt_token_s: float, rt_prompts_s: float, loaded_token_s: float, "
+    "rt_loaded_token_s: float)",
     "StepTimes(mean_s: float, most_s: float)",
     "ServiceClass: rt be",
     "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None, logprobs: "
@@ -226,7 +228,7 @@ SCHEMA = [
     "presence_penalty: float, frequency_penalty: float, min_tokens: int, logit_bias: tuple[tuple[int, float], "
     "...], allowed_tokens: tuple[int, ...], grammar: Choice | None, syntax: str, logprobs: int | None, "
     "prompt_logprobs: int | None)",
-    "Slo(ttft_s: float, tbt_s: float, jct_s: float)",
+    "Slo(ttft_s: float, tbt_s: float, jct_s: float, strict: bool)",
     "FinishReason: stop length error",
     "Logprob(value: float, top: tuple[tuple[int, float], ...])",
     "Due(at: float, num_left: int, num_missed: int)",
@@ -371,7 +373,8 @@ FITTING: list[tuple[str, tuple[Any, ...]]] = [
     ("Refused", ("r", 1, "why", 1.0)),
     ("Heartbeat", (("n", "pool", "node", 1, "a", "t"),)),
     ("Tokens", ((("r", 1, 0, (1,), "stop", (), (), 0),),)),
-    ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001, 0.25))),
+    ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001, 0.25, 0.002, 0.001))),
+    ("Infeasible", ("r", 1)),
 ]
 
 
@@ -407,8 +410,10 @@ def test_fields_that_fit(kind: str, values: tuple[Any, ...]) -> None:
         ("Heartbeat", (("n", "pool", "node", 1),)),
         ("Tokens", ((("r", 1, 0, (1,), "bored", (), (), 0),),)),
         ("Tokens", ((("r", 1, 0, (1,), "stop", (0.5,), (), 0),),)),
-        ("Progress", ((("r",),), (), (), (), (), (), (), 0, (0.0, 0.0))),
-        ("Progress", ((("r", 1, 1),), (), (), (), (), (), (), 0, (0.0, 0.0))),
+        ("Progress", ((("r",),), (), (), (), (), (), (), 0, (0.0, 0.0, 0.0, 0.0, 0.0))),
+        ("Progress", ((("r", 1, 1),), (), (), (), (), (), (), 0, (0.0, 0.0, 0.0, 0.0, 0.0))),
+        ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001, 0.25))),
+        ("Infeasible", ("r", 1.5)),
     ],
 )
 def test_fields_that_do_not_fit(kind: str, values: tuple[Any, ...]) -> None:

@@ -11,11 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Estimate, Request, ServiceClass, Slo
-from alignedserve.router.placing.admission import Admission, Bound, Freed, Queues, Refusal, WorkAhead
+from alignedserve.router.placing.admission import (
+    Admission,
+    Bound,
+    Freed,
+    Queues,
+    Refusal,
+    WorkAhead,
+    is_infeasible,
+)
 from alignedserve.scheduling.policy import Policy, Room
 from tests.samples import request
 
 POLICY, OPEN, IDLE = Policy(), Queues(), WorkAhead()
+SURE = 0.7  # of what the ttft leaves: most that a request may wait in a queue that stands
 RESERVED = Policy(room=Room.WHOLE)  # each request holds its longest output from the start
 NOW = 100.0
 
@@ -33,6 +42,13 @@ def admission(policy: Policy = POLICY, most_open: int = 1000, queues: Queues = O
     return Admission(policy, most_open, queues)
 
 
+def stands(found: Admission, for_s: float = 3.0) -> Admission:
+    """Let the queue be calm for the last time so long before NOW."""
+    assert found.refusal(rt("calm"), IDLE, NOW - for_s) is None
+    assert found.refusal(rt("since"), WorkAhead(prompts_s=0.3), NOW - for_s + 0.5) is None
+    return found
+
+
 def take_in(into: Admission, *some: Request) -> None:
     for new_request in some:
         into.opened(new_request)
@@ -46,19 +62,113 @@ def refused(by: Admission, request: Request, ahead: WorkAhead = IDLE) -> Refusal
 
 
 class TestFirstToken:
-    def test_three_times_its_ttft_is_the_most(self) -> None:
-        assert admission().refusal(rt("a"), WorkAhead(prompts_s=2.8, prompt_s=0.2), NOW) is None
-        refusal = refused(admission(), rt("a"), WorkAhead(prompts_s=7.0, prompt_s=0.5))
-        assert refusal == Refusal("its first token is predicted in 7.5 s, more than 3 times its ttft of 1 s", 4.5)
+    """A chat is refused because of what others make it wait, and never because of its own prompt."""
+
+    def calm(self, policy: Policy = POLICY, at: float = NOW) -> Admission:
+        """Return an admission where a chat has just found nothing before it."""
+        found = admission(policy)
+        assert found.refusal(rt("calm"), IDLE, at) is None
+        return found
+
+    def standing(self) -> Admission:
+        """Return an admission whose queue was not calm for longer than two seconds, until NOW."""
+        return stands(admission())
+
+    @pytest.mark.parametrize("prompt_s", [0.1, 1.0, 7.0, 1e4])
+    def test_an_idle_server_refuses_nobody_however_long_the_prompt(self, prompt_s: float) -> None:
+        ahead = WorkAhead(prompt_s=prompt_s)
+        for found in (admission(), self.calm(), self.standing()):
+            assert found.refusal(rt("a"), ahead, NOW) is None
+
+    def test_a_burst_is_taken_in_up_to_two_ttfts(self) -> None:
+        found = self.calm()
+        assert found.refusal(rt("a"), WorkAhead(prompts_s=2.0, prompt_s=0.2), NOW + 1.9) is None
+        assert refused(found, rt("a"), WorkAhead(prompts_s=2.1, prompt_s=0.2)).retry_after_s == 1.0
+
+    def test_the_own_time_of_a_long_prompt_is_what_a_burst_may_cost_it_twice(self) -> None:
+        found = self.calm()
+        assert found.refusal(rt("a"), WorkAhead(prompts_s=6.0, prompt_s=3.0), NOW) is None
+        assert found.refusal(rt("a"), WorkAhead(prompts_s=6.1, prompt_s=3.0), NOW) is not None
+
+    def test_a_standing_queue_is_refused_beyond_a_share_of_what_is_left(self) -> None:
+        """A prompt of 0.2 s leaves 0.8 s of its ttft."""
+        most_s = SURE * 0.8
+        assert self.standing().refusal(rt("a"), WorkAhead(prompts_s=most_s - 0.01, prompt_s=0.2), NOW) is None
+        refusal = refused(self.standing(), rt("a"), WorkAhead(prompts_s=most_s + 2.0, prompt_s=0.2))
+        assert refusal.retry_after_s == pytest.approx(2.0)
+
+    def test_a_queue_of_long_prompts_stands_after_several_of_them(self) -> None:
+        """The queue was calm three seconds ago."""
+        ahead = WorkAhead(prompts_s=2.0, prompt_s=1.0)
+        assert self.standing().refusal(rt("a", ttft_s=1.5), ahead, NOW) is None
+        assert self.standing().refusal(rt("a", ttft_s=1.5), ahead, NOW + 2.5) is not None
+
+    def test_a_moment_of_calm_is_the_end_of_a_standing_queue(self) -> None:
+        found = self.standing()
+        assert found.refusal(rt("a"), WorkAhead(prompts_s=0.09), NOW) is None
+        assert found.refusal(rt("b"), WorkAhead(prompts_s=1.9), NOW) is None
+
+    def test_it_forgets_a_refusal_after_half_a_minute(self) -> None:
+        """Until then a moment of calm does not end the overload."""
+        found, later = self.standing(), WorkAhead(prompts_s=0.8)
+        refused(found, rt("a"), later)
+        assert found.refusal(rt("calm"), IDLE, NOW + 28.0) is None
+        assert found.refusal(rt("b"), later, NOW + 29.0) is not None
+        assert found.refusal(rt("calm"), IDLE, NOW + 58.5) is None
+        assert found.refusal(rt("c"), later, NOW + 59.5) is None, "half a minute after the last refusal"
+
+    def test_the_text_says_what_would_help(self) -> None:
+        refusal = refused(self.standing(), rt("a"), WorkAhead(prompts_s=7.0, prompt_s=0.4))
+        assert refusal.why == (
+            "it would wait 7.0 s for others, its ttft of 1 s leaves 0.6 s: "
+            "try again later, or ask for a longer slo.ttft_ms or for service_tier flex"
+        )
 
     def test_a_request_that_has_more_time_is_taken_in(self) -> None:
-        assert admission().refusal(rt("a", ttft_s=3.0), WorkAhead(prompts_s=7.0), NOW) is None
+        assert self.calm().refusal(rt("a", ttft_s=4.0), WorkAhead(prompts_s=7.0), NOW) is None
+        assert self.standing().refusal(rt("a", ttft_s=15.0), WorkAhead(prompts_s=7.0), NOW) is None
 
     def test_best_effort_waits_as_long_as_it_takes(self) -> None:
-        assert admission().refusal(be("a"), WorkAhead(prompts_s=1e6), NOW) is None
+        assert self.standing().refusal(be("a"), WorkAhead(prompts_s=1e6), NOW) is None
 
     def test_it_can_be_turned_off(self) -> None:
         assert admission(Policy(refuse_ttfts=0.0)).refusal(rt("a"), WorkAhead(prompts_s=1e6), NOW) is None
+
+
+class TestInfeasible:
+    """The prompt alone takes longer than the ttft."""
+
+    AHEAD = WorkAhead(prompt_s=2.5)
+
+    def strict(self, ttft_s: float = 1.0) -> Request:
+        return replace(rt("a"), slo=Slo(ttft_s=ttft_s, strict=True))
+
+    def test_a_chat_is_and_a_document_is_not(self) -> None:
+        assert is_infeasible(rt("a"), self.AHEAD)
+        assert not is_infeasible(rt("a", ttft_s=2.5), self.AHEAD)
+        assert not is_infeasible(be("a"), WorkAhead(prompt_s=1e6))
+
+    def test_others_before_it_do_not_make_it_so(self) -> None:
+        assert not is_infeasible(rt("a"), WorkAhead(prompts_s=10.0, prompt_s=0.5))
+
+    def test_where_it_is_strict_it_is_refused_at_once_and_told_what_would_help(self) -> None:
+        refusal = refused(admission(), self.strict(), self.AHEAD)
+        assert refusal == Refusal(
+            "its prompt alone takes 2.5 s, and its ttft is 1 s: "
+            "ask for a longer slo.ttft_ms, for service_tier flex, or not for slo.strict",
+            1.0,
+        )
+        assert refused(admission(Policy(refuse_ttfts=0.0)), self.strict(), self.AHEAD) == refusal
+
+    def test_a_strict_request_that_can_be_in_time_is_as_any_other(self) -> None:
+        assert admission().refusal(self.strict(2.5), self.AHEAD, NOW) is None
+        assert admission().refusal(rt("a"), self.AHEAD, NOW) is None
+
+    def test_its_refusal_is_no_overload(self) -> None:
+        found = admission()
+        assert found.refusal(rt("calm"), IDLE, NOW) is None
+        refused(found, self.strict(), self.AHEAD)
+        assert found.refusal(rt("b"), WorkAhead(prompts_s=1.9), NOW + 1.0) is None
 
 
 class TestMemory:
@@ -83,8 +193,16 @@ class TestMemory:
         assert self.crowded().first_token_s(rt("c"), WorkAhead(memory=300), NOW) == pytest.approx(lacks / 200, rel=0.15)
 
     def test_it_is_refused_where_that_is_too_long(self) -> None:
-        assert self.crowded().refusal(rt("c", prompt=900), WorkAhead(memory=400), NOW) is not None
-        assert self.crowded().refusal(rt("c", prompt=300), WorkAhead(memory=400), NOW) is None
+        """The queue stands: 200 tokens that it lacks come free after the ttft, and 60 in time."""
+        assert stands(self.crowded()).refusal(rt("c", prompt=100), WorkAhead(memory=400), NOW) is not None
+        assert stands(self.crowded()).refusal(rt("c", prompt=20), WorkAhead(memory=460), NOW) is None
+
+    def test_memory_of_the_worker_that_runs_it_is_what_counts_there(self) -> None:
+        """Each of two workers frees half of what comes free."""
+        lacks = WorkAhead(memory=1_000_000, num_workers=2, lacks=300)
+        assert self.crowded().first_token_s(rt("c"), lacks, NOW) == pytest.approx(300 / 100, rel=0.15)
+        assert self.crowded().first_token_s(rt("c"), replace(lacks, lacks=0), NOW) == 0.0
+        assert self.crowded().first_token_s(rt("c"), replace(lacks, memory=10, lacks=0), NOW) == 0.0
 
     def test_prompts_and_memory_are_waited_for_together(self) -> None:
         ahead = WorkAhead(prompts_s=2.0, prompt_s=0.5, memory=300)
@@ -173,8 +291,9 @@ class TestComingAgain:
 
     def test_too_late_a_first_token_counts_those_that_come_again(self) -> None:
         """The requests that come again are shared among the workers that run prompts."""
-        found, ahead = admission(), WorkAhead(prompts_s=7.0, prompt_s=2.0, token_s=0.02, num_workers=4)
-        assert [refused(found, rt(name), ahead).retry_after_s for name in "abc"] == [6.0, 6.5, 7.0]
+        found, ahead = stands(admission(), 11.0), WorkAhead(prompts_s=7.0, prompt_s=2.0, token_s=0.02, num_workers=4)
+        told = [refused(found, rt(name, ttft_s=3.0), ahead).retry_after_s for name in "abc"]
+        assert told == pytest.approx([7.0 - SURE, 7.5 - SURE, 8.0 - SURE]), "its ttft leaves 1 s"
 
     def test_too_many_open_requests_end_as_fast_as_lately(self) -> None:
         found = admission(most_open=2)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import hypot, sqrt
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.core import Estimate, Request, ServiceClass, Slo
+from alignedserve.core import Estimate, Request, Role, ServiceClass, Slo
 from alignedserve.protocol.messages import Backlog, Report
 from alignedserve.router.placing.beginnings import Beginnings
 from alignedserve.router.placing.placement import Placement
@@ -18,6 +19,7 @@ from tests.samples import member, request
 
 POOL = {"local": "pool-0"}
 TOKEN_S = 0.001
+NOW = 100.0
 
 
 def rt(prompt: int = 100) -> Request:
@@ -36,7 +38,7 @@ def placement(*workers: str, policy: Policy = DEFAULT_POLICY) -> Placement:
 
 
 def tell(of: Placement, worker: str, all_s: float, rt_s: float = 0.0, free_pairs: int = 100) -> None:
-    of.progressed(worker, Backlog(all_s, TOKEN_S, rt_s), free_pairs)
+    of.progressed(worker, Backlog(all_s, TOKEN_S, rt_s, TOKEN_S, TOKEN_S), free_pairs, NOW)
 
 
 class TestWhere:
@@ -44,33 +46,134 @@ class TestWhere:
         found = placement("prefill-0", "prefill-1")
         tell(found, "prefill-0", all_s=9.0, rt_s=0.1)
         tell(found, "prefill-1", all_s=1.0, rt_s=0.5)
-        assert found.worker_for(rt(), POOL) == "prefill-0"
-        assert found.worker_for(be(), POOL) == "prefill-1"
+        assert found.worker_for(rt(), POOL, NOW) == "prefill-0"
+        assert found.worker_for(be(), POOL, NOW) == "prefill-1"
 
     def test_first_come_first_served_a_chat_waits_for_documents_too(self) -> None:
         found = placement("prefill-0", "prefill-1", policy=Policy(order=Order.FCFS, packing=Packing.FCFS))
         tell(found, "prefill-0", all_s=9.0, rt_s=0.1)
         tell(found, "prefill-1", all_s=1.0, rt_s=0.5)
-        assert found.worker_for(rt(), POOL) == "prefill-1"
+        assert found.worker_for(rt(), POOL, NOW) == "prefill-1"
 
     def test_what_was_placed_since_counts(self) -> None:
         found = placement("prefill-0", "prefill-1")
         tell(found, "prefill-0", all_s=0.0)
         tell(found, "prefill-1", all_s=0.05, rt_s=0.05)
-        found.placed("prefill-0", rt(), POOL)
-        found.came("prefill-0")
-        assert found.worker_for(rt(), POOL) == "prefill-1"
-        assert found.ahead_of(rt(), POOL).prompts_s == pytest.approx(0.05)
+        found.placed("prefill-0", rt(), POOL, NOW)
+        found.came("prefill-0", rt())
+        assert found.worker_for(rt(), POOL, NOW) == "prefill-1"
+        assert found.ahead_of(rt(), POOL, NOW).prompts_s == pytest.approx(0.05)
 
     def test_without_prefill_workers_and_pool_decode_workers_run_prompts(self) -> None:
         found = placement("decode-0")
-        assert found.worker_for(rt(), {}) == "decode-0"
-        assert found.worker_for(rt(), POOL) is None
+        assert found.worker_for(rt(), {}, NOW) == "decode-0"
+        assert found.worker_for(rt(), POOL, NOW) is None
 
     def test_a_worker_that_is_lost_gets_nothing(self) -> None:
         found = placement("prefill-0", "prefill-1")
         found.lost("prefill-0")
-        assert found.worker_for(rt(), POOL) == "prefill-1"
+        assert found.worker_for(rt(), POOL, NOW) == "prefill-1"
+
+
+class TestTime:
+    """What a worker told of its work grows less as time passes."""
+
+    def test_a_backlog_runs_off(self) -> None:
+        found = placement("prefill-0")
+        tell(found, "prefill-0", all_s=2.0, rt_s=2.0)
+        waits = [found.ahead_of(rt(), POOL, NOW + seconds).prompts_s for seconds in (0.0, 1.5, 2.0, 60.0)]
+        assert waits == pytest.approx([2.0, 0.5, 0.0, 0.0])
+        assert found.least_wait_s(Role.PREFILL, ServiceClass.RT, NOW + 1.5) == pytest.approx(0.5)
+
+    def test_what_is_placed_is_added_to_what_is_left(self) -> None:
+        found = placement("prefill-0")
+        tell(found, "prefill-0", all_s=2.0, rt_s=2.0)
+        found.placed("prefill-0", rt(500), POOL, NOW + 1.5)
+        assert found.ahead_of(rt(), POOL, NOW + 1.5).prompts_s == pytest.approx(1.0)
+        found.placed("prefill-0", rt(500), POOL, NOW + 60.0)
+        assert found.ahead_of(rt(), POOL, NOW + 60.0).prompts_s == pytest.approx(0.5)
+
+    def test_a_worker_that_will_be_through_is_as_good_as_an_idle_one(self) -> None:
+        """It holds fewer tokens."""
+        found = placement("prefill-0", "prefill-1")
+        found.came("prefill-1", rt())
+        tell(found, "prefill-0", all_s=2.0, rt_s=2.0)
+        tell(found, "prefill-1", all_s=0.0)
+        assert found.worker_for(rt(), POOL, NOW) == "prefill-1"
+        assert found.worker_for(rt(), POOL, NOW + 1.8) == "prefill-0"
+
+    def test_others_beside_it_slow_a_prompt_down(self) -> None:
+        """The time that the prompt takes longer than alone is a wait for others; its own time is that of the model."""
+        found = placement("prefill-0")
+        found.progressed("prefill-0", Backlog(0.5, TOKEN_S, 0.5, 3 * TOKEN_S, 2 * TOKEN_S), 100, NOW)
+        ahead = found.ahead_of(rt(1000), POOL, NOW)
+        assert (ahead.prompts_s, ahead.prompt_s, ahead.token_s) == pytest.approx((0.5 + 1.0, 1.0, TOKEN_S))
+        assert found.ahead_of(be(1000), POOL, NOW).prompts_s == pytest.approx(0.5 + 2.0)
+
+
+class TestMemoryOfAWorker:
+    """A worker that decodes too needs memory for its requests. Each here needs 200 tokens if it is alone there."""
+
+    def colocated(self, kv_tokens: int = 450) -> Placement:
+        found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=kv_tokens)
+        for name in ("decode-0", "decode-1"):
+            found.met(member(name))
+        return found
+
+    def named(self, name: str, upper: int = 100) -> Request:
+        return replace(rt(), id=name, max_tokens=5000, estimate=Estimate(min(50, upper), upper))
+
+    def lacks(self, found: Placement) -> int | None:
+        return found.ahead_of(self.named("new"), {}, NOW).lacks
+
+    def test_of_idle_workers_the_worker_whose_requests_hold_least(self) -> None:
+        found = self.colocated()
+        found.came("decode-0", self.named("a", upper=300))
+        for name in "bc":
+            found.came("decode-1", self.named(name, upper=10))
+        assert found.worker_for(self.named("new"), {}, NOW) == "decode-1", "two short ones hold less than a long one"
+
+    def test_what_it_lacks_is_of_the_worker_that_would_run_it(self) -> None:
+        found = self.colocated()
+        for number in range(3):
+            found.came("decode-0", self.named(f"a{number}"))
+        assert self.lacks(found) == 0, "nothing is on the other worker"
+        for number in range(3):
+            found.came("decode-1", self.named(f"b{number}"))
+        assert self.lacks(found) == 4 * 150 + sqrt(4) * 50 - 450
+
+    def test_requests_that_leave_free_it(self) -> None:
+        found = self.colocated()
+        for number in range(3):
+            for worker in ("decode-0", "decode-1"):
+                found.came(worker, self.named(f"{worker}-{number}"))
+        assert self.lacks(found) == 250
+        found.left("decode-1", self.named("decode-1-0"))
+        found.left("decode-1", self.named("decode-1-1"))
+        assert found.worker_for(self.named("new"), {}, NOW) == "decode-1"
+        assert self.lacks(found) == 0
+
+    def test_another_estimate_counts(self) -> None:
+        found = self.colocated()
+        found.came("decode-0", self.named("a"))
+        found.came("decode-1", self.named("b"))
+        found.expects("decode-0", self.named("a", upper=1000))
+        assert found.worker_for(self.named("new"), {}, NOW) == "decode-1"
+        found.expects("decode-1", self.named("b", upper=2000))
+        assert found.worker_for(self.named("new"), {}, NOW) == "decode-0"
+        assert self.lacks(found) == pytest.approx(100 + 500 + 150 + hypot(500, 50) - 450, abs=1)
+
+    def test_documents_give_way_to_chats(self) -> None:
+        found = self.colocated()
+        for worker in ("decode-0", "decode-1"):
+            found.came(worker, replace(be(10_000), id=worker))
+        assert self.lacks(found) == 0
+
+    def test_it_is_not_known_of_a_worker_whose_requests_go_on(self) -> None:
+        """Nor where nobody knows how much a device holds."""
+        found = placement("prefill-0", "decode-0")
+        assert found.ahead_of(rt(), POOL, NOW).lacks is None
+        assert self.lacks(self.colocated(kv_tokens=0)) is None
 
 
 class TestHelp:
@@ -81,33 +184,33 @@ class TestHelp:
         return found
 
     def test_a_decode_worker_takes_prompts_that_pile_up(self) -> None:
-        assert self.piled_up().worker_for(rt(), POOL) == "decode-0"
+        assert self.piled_up().worker_for(rt(), POOL, NOW) == "decode-0"
 
     def test_best_effort_requests_wait(self) -> None:
         """Chats would wait in the pool for a decode worker that runs best-effort prompts."""
-        assert self.piled_up().worker_for(be(), POOL) == "prefill-0"
+        assert self.piled_up().worker_for(be(), POOL, NOW) == "prefill-0"
 
     def test_what_is_on_its_way_to_it_by_the_pool_is_none_of_its_room(self) -> None:
         found = self.piled_up()
-        found.came("pool-0")
-        assert found.worker_for(rt(), POOL) == "decode-0"
+        found.came("pool-0", rt())
+        assert found.worker_for(rt(), POOL, NOW) == "decode-0"
 
     def test_not_without_room_for_all_that_it_may_say(self) -> None:
-        assert self.piled_up(free_pairs=13).worker_for(rt(), POOL) == "decode-0"
-        assert self.piled_up(free_pairs=12).worker_for(rt(), POOL) == "prefill-0"
+        assert self.piled_up(free_pairs=13).worker_for(rt(), POOL, NOW) == "decode-0"
+        assert self.piled_up(free_pairs=12).worker_for(rt(), POOL, NOW) == "prefill-0"
 
     def test_not_where_prompts_do_not_wait_long(self) -> None:
         found = self.piled_up()
         tell(found, "prefill-0", all_s=1.9, rt_s=0.4)
-        assert found.worker_for(rt(), POOL) == "prefill-0"
+        assert found.worker_for(rt(), POOL, NOW) == "prefill-0"
 
     def test_not_where_it_has_prompts_of_its_own(self) -> None:
         found = self.piled_up()
         tell(found, "decode-0", all_s=0.4, rt_s=0.4)
-        assert found.worker_for(rt(), POOL) == "prefill-0"
+        assert found.worker_for(rt(), POOL, NOW) == "prefill-0"
 
     def test_it_can_be_turned_off(self) -> None:
-        assert self.piled_up(Policy(helps=False)).worker_for(rt(), POOL) == "prefill-0"
+        assert self.piled_up(Policy(helps=False)).worker_for(rt(), POOL, NOW) == "prefill-0"
 
 
 class TestBands:
@@ -168,29 +271,29 @@ class TestNodes:
 
     def test_a_prompt_stays_on_its_node_while_there_is_room(self) -> None:
         found = self.two()
-        assert [found.placed(f"prefill-{number}", rt(), POOL) for number in (1, 1, 0)] == [
+        assert [found.placed(f"prefill-{number}", rt(), POOL, NOW) for number in (1, 1, 0)] == [
             "decode-1",
             "decode-1",
             "decode-0",
         ]
         tell(found, "decode-1", all_s=0.0, free_pairs=3)
-        assert found.placed("prefill-1", rt(), POOL) == "decode-0"
+        assert found.placed("prefill-1", rt(), POOL, NOW) == "decode-0"
 
     def test_from_a_node_without_decode_workers_it_goes_where_most_room_is(self) -> None:
         found = self.two()
-        assert found.placed("prefill-2", rt(), POOL) == "decode-0"
-        assert found.placed("prefill-2", rt(), POOL) == "decode-1"
+        assert found.placed("prefill-2", rt(), POOL, NOW) == "decode-0"
+        assert found.placed("prefill-2", rt(), POOL, NOW) == "decode-1"
         found.lost("decode-1")
-        assert found.placed("prefill-2", rt(), POOL) == "decode-0"
+        assert found.placed("prefill-2", rt(), POOL, NOW) == "decode-0"
         found.lost("decode-0")
-        assert found.placed("prefill-2", rt(), POOL) == ""
+        assert found.placed("prefill-2", rt(), POOL, NOW) == ""
 
     def test_another_life_may_be_on_another_node(self) -> None:
         found = self.two()
         found.met(replace(member("decode-1"), node="n2"))
         tell(found, "decode-1", all_s=0.0, free_pairs=50)
-        assert found.placed("prefill-2", rt(), POOL) == "decode-1"
-        assert found.placed("prefill-1", rt(), POOL) == "decode-0"
+        assert found.placed("prefill-2", rt(), POOL, NOW) == "decode-1"
+        assert found.placed("prefill-1", rt(), POOL, NOW) == "decode-0"
 
 
 POOLS = {"n0": "pool-0", "n1": "pool-1"}
@@ -210,37 +313,37 @@ class TestBeginnings:
 
     def test_it_goes_where_its_first_token_comes_first(self) -> None:
         found = self.two()
-        assert found.worker_for(rt(1000), POOLS) == "prefill-1", "0.2 s for others, 0.488 s for what is not known"
-        assert found.worker_for(rt(200), POOLS) == "prefill-0", "no whole piece"
+        assert found.worker_for(rt(1000), POOLS, NOW) == "prefill-1", "0.2 s for others, 0.488 s for what is not known"
+        assert found.worker_for(rt(200), POOLS, NOW) == "prefill-0", "no whole piece"
         tell(found, "prefill-1", all_s=0.6, rt_s=0.6)
-        assert found.worker_for(rt(1000), POOLS) == "prefill-0"
+        assert found.worker_for(rt(1000), POOLS, NOW) == "prefill-0"
 
     def test_it_is_expected_to_take_what_is_not_known(self) -> None:
-        assert self.two().ahead_of(rt(1000), POOLS).prompt_s == pytest.approx(0.488)
+        assert self.two().ahead_of(rt(1000), POOLS, NOW).prompt_s == pytest.approx(0.488)
 
     def test_so_is_what_comes_after_it(self) -> None:
         found = self.two()
         tell(found, "prefill-0", all_s=9.0, rt_s=9.0)
-        found.placed("prefill-1", rt(500), POOLS)
-        found.came("prefill-1")
-        assert found.ahead_of(rt(1000), POOLS).prompts_s == pytest.approx(0.2 + 0.244)
+        found.placed("prefill-1", rt(500), POOLS, NOW)
+        found.came("prefill-1", rt())
+        assert found.ahead_of(rt(1000), POOLS, NOW).prompts_s == pytest.approx(0.2 + 0.244)
 
     def test_another_salt_is_another_beginning(self) -> None:
-        assert self.two().worker_for(replace(rt(1000), salt="other"), POOLS) == "prefill-0"
+        assert self.two().worker_for(replace(rt(1000), salt="other"), POOLS, NOW) == "prefill-0"
 
     def test_not_where_its_pool_is_gone(self) -> None:
         found = self.two()
         found.pool_lost("n1")
-        assert found.worker_for(rt(1000), POOLS) == "prefill-0"
+        assert found.worker_for(rt(1000), POOLS, NOW) == "prefill-0"
 
     def test_nor_where_prompts_are_not_reused(self) -> None:
-        assert self.two(Policy(reuse=False)).worker_for(rt(1000), POOLS) == "prefill-0"
+        assert self.two(Policy(reuse=False)).worker_for(rt(1000), POOLS, NOW) == "prefill-0"
 
     @pytest.mark.parametrize("lost", ["prefill-1", "decode-1"])
     def test_nor_where_nobody_runs_it_or_goes_on_with_it(self, lost: str) -> None:
         found = self.two()
         found.lost(lost)
-        assert found.worker_for(rt(1000), POOLS) == "prefill-0"
+        assert found.worker_for(rt(1000), POOLS, NOW) == "prefill-0"
 
     def test_what_begins_so_and_goes_on_otherwise_is_known_as_far_as_that(self) -> None:
         known, request = Beginnings(), rt(1000)

@@ -9,10 +9,20 @@ from functools import partial
 
 import pytest
 
-from alignedserve.core import ServiceClass, Slo
+from alignedserve.core import Request, ServiceClass, Slo
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.events import TimerFired
-from alignedserve.protocol.messages import AttemptLost, Backlog, Cancel, Died, Prefill, Progress, Refused, Submit
+from alignedserve.protocol.messages import (
+    AttemptLost,
+    Backlog,
+    Cancel,
+    Died,
+    Infeasible,
+    Prefill,
+    Progress,
+    Refused,
+    Submit,
+)
 from alignedserve.router.placing.admission import Bound, Queues
 from alignedserve.router.state import RouterCore
 from tests.router.routers import HOLDERS, LIMITS, RECOVERED_AT, A, B, beat, cancels, serving
@@ -145,16 +155,47 @@ class TestLinesOfJobs:
         assert refused.message.why == "1 be requests wait, the limit is 1"
 
 
+class TestPromisesThatNobodyCouldKeep:
+    """A prompt of 3 tokens takes 3 s alone, and its ttft is a second."""
+
+    @pytest.fixture
+    def slow(self, router: RouterCore) -> RouterCore:
+        for worker in ("prefill-0", "prefill-1"):
+            router.handle(said(worker, Progress(backlog=Backlog(0.0, 1.0, 0.0, 1.0, 1.0))), 3.0)
+        return router
+
+    def test_the_owner_is_told_and_the_request_runs(self, slow: RouterCore) -> None:
+        told, *others = slow.handle(said("gateway-0", Submit(A)), 3.0)
+        assert told == Send("gateway-0", Infeasible("a", 0))
+        assert Send("prefill-0", Prefill(A)) in others
+
+    def test_a_strict_request_is_refused(self, slow: RouterCore) -> None:
+        strict = replace(A, slo=Slo(ttft_s=1.0, strict=True))
+        [refused] = slow.handle(said("gateway-0", Submit(strict)), 3.0)
+        assert isinstance(refused, Send)
+        assert isinstance(refused.message, Refused)
+        assert refused.message.why.startswith("its prompt alone takes 3")
+        assert "its ttft is 1 s" in refused.message.why
+
+    @pytest.mark.parametrize(
+        "other", [replace(A, slo=Slo(ttft_s=3.0)), replace(A, service=ServiceClass.BE), next_attempt(A)], ids=str
+    )
+    def test_nothing_is_told_of_others(self, slow: RouterCore, other: Request) -> None:
+        """A later attempt is as late as the first, and its owner knows."""
+        commands = slow.handle(said("gateway-0", Submit(other)), 3.0)
+        assert not [command for command in commands if isinstance(command, Send) and command.to == "gateway-0"]
+
+
 class TestPredictedPlaces:
     """Workers report how long their prompts will take; without reports, numbers of requests decide."""
 
     def told(self, router: RouterCore, worker: str, prompts_s: float) -> None:
-        router.handle(
-            said(worker, Progress(backlog=Backlog(prompts_s, prompt_token_s=0.01, rt_prompts_s=prompts_s))), 3.0
-        )
+        backlog = Backlog(prompts_s, 0.01, rt_prompts_s=prompts_s, loaded_token_s=0.01, rt_loaded_token_s=0.01)
+        router.handle(said(worker, Progress(backlog=backlog)), 3.0)
 
     def where(self, router: RouterCore, name: str, prompt: int = 3) -> str:
-        submitted = router.handle(said("gateway-0", Submit(request(name, prompt=prompt))), 3.0)
+        patient = replace(request(name, prompt=prompt), slo=Slo(ttft_s=10.0))
+        submitted = router.handle(said("gateway-0", Submit(patient)), 3.0)
         [to] = [
             command.to for command in submitted if isinstance(command, Send) and isinstance(command.message, Prefill)
         ]

@@ -122,10 +122,11 @@ def test_as_many_workers_are_asked_for_as_the_load_takes() -> None:
         router.handle(said(name, beat(name)), 0.1)
     router.handle(TimerFired("gathered"), GATHERED_AT)
     router.handle(TimerFired("recovered"), RECOVERED_AT)
-    router.handle(said("prefill-0", Progress(backlog=Backlog(3.0, 0.001, rt_prompts_s=1.2))), 2.5)
+    standing = said("prefill-0", Progress(backlog=Backlog(3.0, 0.001, 0.6, 0.001, 0.001)))
     submit(router, "a", now=2.5)
 
     def asked(at: float) -> list[Command]:
+        router.handle(standing, at)  # as many prompts have come as have run
         return [command for command in router.handle(TimerFired("look"), at) if isinstance(command, Scale)]
 
     assert asked(3.0) == asked(4.0) == []

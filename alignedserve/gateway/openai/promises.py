@@ -38,6 +38,9 @@ class ServicePromise:
 def make_promise(body: ChatRequest | CompletionRequest, headers: Mapping[str, str], usual: SloConfig) -> ServicePromise:
     deadlines = {name: value for name in HEADERS if (value := _deadline_ms(name, body.slo, headers)) is not None}
     tier = body.service_tier or "auto"
+    is_best_effort = "jct_ms" in deadlines or (tier == "flex" and not deadlines)
+    if is_best_effort and body.slo is not None and body.slo.strict:
+        raise invalid("slo.strict is about ttft_ms, which best-effort requests do not have", "slo.strict")
     if "jct_ms" in deadlines:
         if len(deadlines) > 1:
             message = "slo.jct_ms is for best-effort requests, ttft_ms and tbt_ms for chat: set one kind only"
@@ -48,8 +51,9 @@ def make_promise(body: ChatRequest | CompletionRequest, headers: Mapping[str, st
     factor = _PRIORITY if tier == "priority" else 1.0
     ttft_ms = deadlines.get("ttft_ms", usual.ttft_ms * factor)
     tbt_ms = deadlines.get("tbt_ms", usual.tbt_ms * factor)
+    is_strict = body.slo is not None and bool(body.slo.strict)
     used = "priority" if tier == "priority" and len(deadlines) < 2 else "default"
-    return ServicePromise(ServiceClass.RT, Slo(ttft_ms / 1000, tbt_ms / 1000), used)
+    return ServicePromise(ServiceClass.RT, Slo(ttft_ms / 1000, tbt_ms / 1000, strict=is_strict), used)
 
 
 def _deadline_ms(name: str, fields: SloFields | None, headers: Mapping[str, str]) -> float | None:

@@ -184,6 +184,7 @@ class SloFields(Strict):
     ttft_ms: float | None = Field(None, gt=0, le=MOST_MS)
     tbt_ms: float | None = Field(None, gt=0, le=MOST_MS)
     jct_ms: float | None = Field(None, gt=0, le=MOST_MS)
+    strict: bool | None = None  # whether a prompt that alone takes longer than ttft_ms is refused
 
 
 class _AnyRequest(Strict):

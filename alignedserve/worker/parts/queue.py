@@ -19,13 +19,16 @@ class PromptQueue(CorePart):
         self.waiting = Waiting(common.policy)
         self._pace, self._steps, self._memory, self._release = common.pace, common.steps, common.memory, release
         self._came_in_step: list[Running] = []  # real-time prompts that came since the step in flight began
+        self._num_came_in_step = 0  # prompts of both classes
 
     def admit(self, running: Running, now: float) -> None:
         """Add a new prompt that is to run."""
         self.waiting.add(running)
         self._pace.prompt_came(running, now)
-        if running.promise.is_rt and self._steps.running is not None:
-            self._came_in_step.append(running)
+        if self._steps.running is not None:
+            self._num_came_in_step += 1
+            if running.promise.is_rt:
+                self._came_in_step.append(running)
         self._memory.reconsider()
 
     def add_again(self, prompts: Iterable[Running]) -> None:
@@ -49,8 +52,18 @@ class PromptQueue(CorePart):
         self.put_back(running)
         self._memory.is_crowded = True
 
+    @property
+    def num_old_rt(self) -> int:
+        """Return how many real-time prompts wait that were here when the step in flight was chosen."""
+        return self.waiting.num_rt - len(self._came_in_step)
+
+    @property
+    def num_old(self) -> int:
+        return len(self.waiting) - self._num_came_in_step
+
     def hold_up(self, plan: StepPlan, seconds: float, find: Callable[[str], Running | None], now: float) -> None:
         """Note for the prompts that came during this step how long best-effort work in it held them up."""
+        self._num_came_in_step = 0
         if not self._came_in_step:
             return
         in_step = (find(part.request) for part in plan.parts)

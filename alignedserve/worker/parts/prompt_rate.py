@@ -1,0 +1,81 @@
+"""How long prompts that wait will take: as long as such prompts took lately, while some had to wait.
+
+The cost model says what prompts take alone. Where decodes run beside them, where a step may take no longer than a chat
+leaves for it, and where prompts wait for memory and seats, they take many times as long. So the time of a prompt token
+is what passed while prompts had to wait, divided by the prompt tokens that were run meanwhile. What passed long ago
+counts less and less, and while nothing waits the cost model is believed again.
+
+A prompt has to wait where it was here when a step was chosen and the step did not run all of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import exp
+
+from alignedserve.protocol.commands import Command
+from alignedserve.protocol.events import Event, StepDone
+from alignedserve.protocol.messages import Backlog
+from alignedserve.worker.parts.common import Common
+from alignedserve.worker.parts.part import CorePart
+from alignedserve.worker.parts.queue import PromptQueue
+from alignedserve.worker.step.running import Running
+
+_MEMORY_S = 4.0  # what passed so long ago counts e times less
+_MOST = 20.0  # times what the cost model says: prompts that wait for memory say little of the next ones
+_MODEL_S = 0.25  # the cost model counts as much as so many seconds of observation
+
+
+class _Passed:
+    """Time in which prompts had to wait, and the prompt tokens that ran in it."""
+
+    def __init__(self) -> None:
+        self._seconds = self._tokens = self._at = 0.0
+
+    def add(self, seconds: float, tokens: int, now: float) -> None:
+        left = self._left(now)
+        self._seconds, self._tokens, self._at = self._seconds * left + seconds, self._tokens * left + tokens, now
+
+    def token_s(self, model_s: float, now: float) -> float:
+        """Return the time of a token: what was seen and what the cost model says, weighed by how long was seen."""
+        seconds = self._seconds * self._left(now)
+        seen_s = min(self._seconds / max(1.0, self._tokens), _MOST * model_s)
+        return max(model_s, (seconds * seen_s + _MODEL_S * model_s) / (seconds + _MODEL_S))
+
+    def _left(self, now: float) -> float:
+        return exp((self._at - now) / _MEMORY_S)
+
+
+class PromptRate(CorePart):
+    def __init__(self, common: Common, queue: PromptQueue, prompts: Callable[[], Iterable[Running]]) -> None:
+        """`prompts` returns the seated prompts that are not through."""
+        self._steps, self._pace, self._queue, self._prompts = common.steps, common.pace, queue, prompts
+        self._waited_from: dict[bool, float | None] = {True: None, False: None}
+        self._passed = {True: _Passed(), False: _Passed()}  # of real-time prompts; of all
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        """Count a step that has ended; this comes before its requests hear of it."""
+        if isinstance(event, StepDone) and (plan := self._steps.running) is not None:
+            in_step = {chunk.request: len(chunk.tokens) for chunk in plan.chunks}
+            for only_rt in (True, False):
+                self._count(only_rt, in_step, event.seconds, now)
+        return []
+
+    def _count(self, only_rt: bool, in_step: dict[str, int], seconds: float, now: float) -> None:
+        seated = [running for running in self._prompts() if running.promise.is_rt or not only_rt]
+        waiting = self._queue.num_old_rt if only_rt else self._queue.num_old
+        has_left = waiting > 0 or any(running.num_ahead > in_step.get(running.request.id, 0) for running in seated)
+        if has_left:
+            tokens = sum(in_step.get(running.request.id, 0) for running in seated)
+            since = self._waited_from[only_rt]
+            self._passed[only_rt].add(seconds if since is None else now - since, tokens, now)
+        self._waited_from[only_rt] = now if has_left else None
+
+    def backlog(self, now: float) -> Backlog:
+        """Return the work that is left of prompts, and the time of one more token."""
+        waiting, model_s = self._queue.waiting, self._pace.prompt_token_s
+        ahead = [(running.promise.is_rt, running.num_ahead) for running in self._prompts()]
+        tokens = waiting.num_tokens + sum(tokens for _, tokens in ahead)
+        rt_tokens = waiting.num_rt_tokens + sum(tokens for is_rt, tokens in ahead if is_rt)
+        token_s, rt_token_s = (self._passed[only_rt].token_s(model_s, now) for only_rt in (False, True))
+        return Backlog(token_s * tokens, model_s, rt_token_s * rt_tokens, token_s, rt_token_s)

@@ -1,0 +1,175 @@
+"""A worker tells the router how long its prompts will take: as long as prompts that had to wait took lately."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.core import Request, ServiceClass, StepPlan, StepResult
+from alignedserve.cost.fit import OnlineCost, Point
+from alignedserve.cost.model import Shape
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.protocol.commands import Command, RunStep, Send
+from alignedserve.protocol.events import MemberJoined, StepDone
+from alignedserve.protocol.messages import ROUTER, Backlog, Prefill, Progress
+from alignedserve.scheduling.policy import Chunking, Policy
+from alignedserve.worker.setup import WorkerSetup
+from tests.samples import LIMITS, ROUTER_MEMBER, request, said
+
+TOKEN_S = 0.001  # by the cost model
+STEP = 8  # prompt tokens of a step
+SHAPES = [
+    Shape.build([(tokens, prefix)], prefixes=[8] * decodes)
+    for tokens in (1, 2, 4, 8)
+    for prefix in (0, 8, 64)
+    for decodes in (0, 1)
+]
+
+
+class Machine:
+    """A worker without a pool and what it told; each step takes as long as a test says."""
+
+    def __init__(self, num_pairs: int = 1000) -> None:
+        costs = OnlineCost([Point(shape, TOKEN_S * shape.tokens) for shape in SHAPES])
+        limits = replace(LIMITS, num_pairs=num_pairs, max_step_tokens=STEP, max_batch=8)
+        self._core = DecodeCore(WorkerSetup(limits, Policy(chunking=Chunking.FIXED, reuse=False), costs))
+        self._plan: StepPlan | None = None
+        self._prompts = dict[str, int]()  # request -> prompt tokens that have not run
+        self.now, self.told = 0.0, list[Backlog]()
+        self._core.handle(MemberJoined(ROUTER_MEMBER), 0.0)
+
+    def come(self, *some: Request) -> None:
+        for new_request in some:
+            self._prompts[new_request.id] = len(new_request.prompt)
+            self._do(self._core.handle(said(ROUTER, Prefill(new_request)), self.now))
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+
+    def end_step(self, seconds: float) -> None:
+        """Let the step end after so many more seconds; each prompt that is through has its only token."""
+        assert self._plan is not None
+        plan, self._plan = self._plan, None
+        self.now += seconds
+        for chunk in plan.chunks:
+            self._prompts[chunk.request] -= len(chunk.tokens)
+        through = [chunk.request for chunk in plan.chunks if not self._prompts[chunk.request]]
+        tokens = [(name, 7) for name in (*through, *(decode.request for decode in plan.decodes))]
+        self._do(self._core.handle(StepDone(StepResult(plan.number, tuple(tokens))), self.now))
+
+    def run_all(self, seconds: float) -> None:
+        while self._plan is not None:
+            self.end_step(seconds)
+
+    @property
+    def backlog(self) -> Backlog:
+        return self.told[-1]
+
+    def _do(self, commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, RunStep):
+                self._plan = command.plan
+            if isinstance(command, Send) and isinstance(command.message, Progress):
+                self.told.append(command.message.backlog)
+
+
+def chat(name: str, prompt: int, max_tokens: int = 1) -> Request:
+    return request(name, prompt=prompt, max_tokens=max_tokens)
+
+
+def document(name: str, prompt: int) -> Request:
+    return replace(chat(name, prompt), service=ServiceClass.BE)
+
+
+def slow(num_steps: int = 40) -> Machine:
+    """Return a worker whose prompts waited during so many steps, which took 0.1 s instead of 0.008 s."""
+    machine = Machine()
+    machine.come(chat("long", prompt=STEP * num_steps))
+    machine.run_all(0.1)
+    return machine
+
+
+def test_while_nothing_waits_the_cost_model_is_believed() -> None:
+    machine = Machine()
+    for number in range(10):
+        machine.come(chat(f"{number}", prompt=STEP))
+        machine.end_step(1.0)
+        machine.pass_time(1.0)
+    backlog = machine.backlog
+    assert backlog.prompt_token_s == pytest.approx(TOKEN_S, rel=0.2)
+    assert backlog.loaded_token_s == backlog.rt_loaded_token_s == pytest.approx(backlog.prompt_token_s)
+
+
+def test_while_prompts_wait_the_time_rises_to_what_is_seen() -> None:
+    machine = slow()
+    seen = [backlog.loaded_token_s for backlog in machine.told]
+    assert seen == sorted(seen)
+    assert seen[-1] == pytest.approx(0.1 / STEP, rel=0.15)
+    assert machine.backlog.prompt_token_s == pytest.approx(TOKEN_S, rel=0.2), "what a prompt takes alone is the same"
+
+
+def test_what_waits_takes_so_long_each_token() -> None:
+    machine = Machine()
+    machine.come(chat("long", prompt=40 * STEP))
+    machine.run_all(0.1)
+    tokens = [backlog.prompts_s / backlog.loaded_token_s for backlog in machine.told]
+    assert tokens == pytest.approx([STEP * round(left / STEP) for left in tokens])
+    assert tokens == sorted(tokens, reverse=True)
+    assert (len(set(tokens)) > 10, tokens[-1]) == (True, 0.0)
+    assert all(backlog.prompts_s == backlog.rt_prompts_s for backlog in machine.told)
+
+
+@pytest.mark.parametrize(("seconds", "share"), [(0.5, 0.7), (30.0, 0.0)])
+def test_some_seconds_later_the_cost_model_is_believed_again(seconds: float, share: float) -> None:
+    """`share` is what is left of what was seen."""
+    machine = slow()
+    machine.pass_time(seconds)
+    machine.come(chat("next", prompt=STEP))
+    machine.end_step(0.1)
+    backlog = machine.backlog
+    if share:
+        assert backlog.loaded_token_s > share * 0.1 / STEP
+    else:
+        assert backlog.loaded_token_s == pytest.approx(backlog.prompt_token_s, rel=0.1)
+
+
+def test_a_prompt_that_came_during_the_step_did_not_wait() -> None:
+    machine = Machine()
+    machine.come(chat("first", prompt=STEP))
+    for number in range(10):
+        machine.pass_time(0.5)
+        machine.come(chat(f"{number}", prompt=STEP))
+        machine.end_step(0.5)
+        assert machine.backlog.loaded_token_s == pytest.approx(machine.backlog.prompt_token_s)
+
+
+def test_a_prompt_that_the_next_step_leaves_out_waits() -> None:
+    machine = Machine()
+    machine.come(chat("first", prompt=STEP), *(chat(f"{number}", prompt=STEP) for number in range(3)))
+    machine.end_step(1.0)
+    assert machine.backlog.loaded_token_s == pytest.approx(machine.backlog.prompt_token_s)
+    machine.end_step(1.0)
+    machine.end_step(1.0)
+    assert machine.backlog.loaded_token_s > 10 * machine.backlog.prompt_token_s
+
+
+def test_documents_that_wait_are_no_wait_of_chats() -> None:
+    machine = Machine()
+    machine.come(document("long", prompt=40 * STEP))
+    machine.run_all(0.1)
+    backlog = machine.backlog
+    assert backlog.loaded_token_s == pytest.approx(0.1 / STEP, rel=0.15)
+    assert backlog.rt_loaded_token_s == pytest.approx(backlog.prompt_token_s)
+    assert backlog.rt_prompts_s == 0.0
+
+
+def test_a_prompt_that_waits_for_memory_does_not_seem_to_take_for_ever() -> None:
+    """For two seconds only a decode runs, since the prompt has no memory: that says little of how long prompts take."""
+    machine = Machine(num_pairs=10)
+    machine.come(chat("decodes", prompt=8, max_tokens=28))
+    machine.end_step(0.01)
+    machine.come(chat("waits", prompt=36))
+    for _ in range(20):
+        machine.end_step(0.1)
+    assert machine.backlog.prompts_s < 10.0
