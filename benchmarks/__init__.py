@@ -32,11 +32,13 @@ The simulator and what it compares
     job_window.py       whether the job runner opens enough lines
     predictor.py        how well lengths are predicted, and the gain
     presets.py          `aligned` against every other preset
+    promises.py         promises kept over capacity and below it, beside documents, on few and many workers
     self_simulation.py  this machine's engine against the simulation of it
     simulator.py        how fast the simulator is, and how near to vLLM
 
     report.py           command lines and JSON lines
     common/             code that several benchmarks use
     peers/              vLLM, as a peer
+    data/               a trace of chats
     results/            the printed figures, by day and machine
 """

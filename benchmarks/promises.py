@@ -1,0 +1,157 @@
+"""Measure whether promises are kept: over capacity and below it, beside documents, on few and on many workers.
+
+    python -m benchmarks.promises                                 # a minute: one seed and few loads
+    python -m benchmarks.promises --parts overload --seeds 0,1,2 --all
+    python -m benchmarks.promises --chats FILE.csv                # another trace of chats
+
+All runs are simulated: RTX 4090 with Llama-3.1-8B, two colocated workers unless a row says more.
+
+    overload   chats per second that keep all their promises at 1.25 to 3 times the capacity, against the most that did
+               at up to 1.25 times. The capacity is the highest rate at which 19 of 20 do
+    refusals   requests refused at 0.7 times the capacity, where nobody needs to be
+    placement  how evenly many workers hold tokens, and preemptions, at equal load for each worker
+    documents  mean completion of documents that come all at once, against the shortest-first preset, and with lengths
+               known against not known
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import mean
+
+from alignedserve.core import ServiceClass
+from alignedserve.simulator.records.records import RunRecord
+from alignedserve.simulator.reports.figures import RunFigures
+from alignedserve.simulator.reports.request_figures import attains, requests_of_class
+from alignedserve.simulator.reports.trial import SimulationTrial
+from benchmarks.common.simulating import record_of
+from benchmarks.report import command, report, several, status
+
+CHATS = Path(__file__).parent / "data" / "azure_conv.csv"
+GPU = "rtx4090-llama-3.1-8b-tp1"
+ATTAINED, KEPT = 0.95, 0.95
+MULTIPLES, FEW = (1.25, 1.5, 2.0, 3.0), (1.25, 3.0)
+BELOW = 0.7
+
+
+@dataclass(frozen=True)
+class Load:
+    """Requests of one kind; `capacity` is what two workers take, in chats per second."""
+
+    workload: str
+    capacity: float
+    seconds: int = 60
+
+    def trial(self, rate: float, seed: int, cluster: str = "2xcolocated") -> SimulationTrial:
+        return SimulationTrial("aligned", f"{self.workload},first_s={self.seconds}", cluster, seed, rate, GPU)
+
+
+def loads(chats: Path) -> dict[str, Load]:
+    return {
+        "chats": Load(f"trace:{chats}", 8.0),
+        "long prompts": Load("sizes:prompt=lognormal:2048:1900:8000,output=lognormal:28:60:400", 5.0),
+        "short chats": Load("sizes:prompt=exp:80:400,output=exp:60:300", 120.0, 20),
+        "conversations": Load(
+            "sizes:prompt=lognormal:150:200:1500,output=lognormal:150:150:800,turns=2-8,system=200,think_s=exp:5:30",
+            4.0,
+        ),
+    }
+
+
+def goodput(record: RunRecord, seconds: int) -> float:
+    """Return the chats per second of arrivals that kept all promises."""
+    return sum(map(attains, requests_of_class(record.requests, ServiceClass.RT))) / seconds
+
+
+def overload(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+    for name, load in chosen.items():
+
+        def kept(multiple: float, load: Load = load) -> float:
+            trials = [load.trial(load.capacity * multiple, seed) for seed in seeds]
+            return mean(goodput(record_of(trial), load.seconds) for trial in trials)
+
+        peak = max(kept(multiple) for multiple in ((0.75, 1.0, 1.25) if with_all else (1.0,)))
+        for multiple in MULTIPLES if with_all else FEW:
+            label = f"{name}, chats that keep their promises at {multiple:g} times the capacity"
+            value = kept(multiple)
+            report(label, value, "1/s", baseline=peak, goal=KEPT * peak, at_least=True)
+
+
+def refusals(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+    for name, load in chosen.items():
+        for cluster in ("2xcolocated", "1+1") if with_all else ("2xcolocated",):
+            rate = BELOW * load.capacity * (1.0 if cluster == "2xcolocated" else 0.6)
+            runs = [RunFigures.from_record(record_of(load.trial(rate, seed, cluster))) for seed in seeds]
+            report(
+                f"{name}, {cluster}, refused at {rate:.3g}/s", sum(run.requests.refused for run in runs), "1", goal=0
+            )
+            report(f"{name}, {cluster}, attained at {rate:.3g}/s", mean(run.rt.attainment for run in runs), "1")
+
+
+def placement(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+    load = replace(chosen["chats"], seconds=20)
+    first = 0.0
+    for workers in (2, 8, 64, 256) if with_all else (2, 16):
+        rate = load.capacity / 2 * 0.9 * workers
+        records = [record_of(load.trial(rate, seed, f"{workers}xcolocated")) for seed in seeds]
+        spread = mean(_spread(record) for record in records)
+        preempted = mean(
+            sum(request.num_preempted for request in record.requests) / len(record.requests) for record in records
+        )
+        first = first or max(preempted, 1 / 100)
+        report(f"{workers} workers, tokens that steps hold, p95/p50", spread, "1", goal=1.3)
+        report(f"{workers} workers, preemptions per request", preempted, "1", baseline=first, goal=2 * first)
+
+
+def _spread(record: RunRecord) -> float:
+    """Return how much more tokens the fullest workers hold in their decode steps than the usual worker, on average."""
+    held: dict[str, list[int]] = {}
+    for step in record.steps:
+        if step.shape.decodes:
+            held.setdefault(step.worker, []).append(step.shape.prefixes)
+    means = sorted(mean(tokens) for tokens in held.values())
+    return means[-(-len(means) * 95 // 100) - 1] / means[-(-len(means) // 2) - 1]
+
+
+def documents(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+    sizes = "service=be,prompt=lognormal:800:900:6000,output=exp:150:1000,arrivals=at_once"
+    workload = f"sizes:{sizes},num_requests={600 if with_all else 300}"
+
+    def completion_s(preset: str, predictor: str) -> float:
+        options = (f"schedule.predictor={predictor}",)
+        trials = [SimulationTrial(preset, workload, "2xcolocated", seed, None, GPU, options=options) for seed in seeds]
+        return mean(RunFigures.from_record(record_of(trial)).be.jct_s.mean for trial in trials)
+
+    known, unknown = completion_s("aligned", "oracle"), completion_s("aligned", "constant")
+    shortest = completion_s("alise", "oracle")
+    report("documents at once, lengths known, mean completion", known, "s", baseline=shortest, goal=1.05 * shortest)
+    report("documents at once, lengths known against unknown", known, "s", baseline=unknown, goal=unknown)
+
+
+PARTS: dict[str, Callable[[dict[str, Load], Sequence[int], bool], None]] = {
+    "overload": overload,
+    "refusals": refusals,
+    "placement": placement,
+    "documents": documents,
+}
+
+
+def main() -> int:
+    parser = command(__doc__)
+    parser.add_argument("--parts", type=several(str, PARTS), default=list(PARTS), help="default: all")
+    parser.add_argument("--seeds", type=several(int), default=[0], help="default: %(default)s")
+    parser.add_argument("--all", action="store_true", help="all loads, rates and sizes: half an hour for three seeds")
+    parser.add_argument(
+        "--chats", type=Path, default=CHATS, help="a CSV file with arrival_s, prompt_tokens, output_tokens"
+    )
+    args = parser.parse_args()
+    chosen = loads(args.chats)
+    for part in args.parts:
+        PARTS[part](chosen, args.seeds, args.all)
+    return status()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
