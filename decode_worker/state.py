@@ -14,7 +14,7 @@ a memory knows what they may take of the device (memory/), and a packing knows w
 from __future__ import annotations
 
 from alignedserve.decode_worker.memory.blocks import SharedBlocks
-from alignedserve.decode_worker.memory.hidden import HiddenMemory
+from alignedserve.decode_worker.memory.hidden import WeighedMemory
 from alignedserve.decode_worker.memory.shared import SharedMemory
 from alignedserve.decode_worker.parts.making import DecodeCounts, DecodeParts
 from alignedserve.decode_worker.parts.stores import Stores
@@ -87,10 +87,10 @@ class DecodeCore(WorkerCore):
         return memory.slots if isinstance(memory, SharedMemory) else None
 
     @property
-    def hybrid(self) -> HiddenMemory | None:
+    def hybrid(self) -> WeighedMemory | None:
         """Return the memory, where some requests may be kept as hidden vectors."""
         memory = self.stores.memory
-        return memory if isinstance(memory, HiddenMemory) else None
+        return memory if isinstance(memory, WeighedMemory) else None
 
     @property
     def attempts(self) -> list[Attempt]:

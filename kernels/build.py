@@ -5,8 +5,8 @@ a kind and chooses at run time. `python kernels/build.py` builds it in place, an
 With `--here` only what this machine's CPU would choose is compiled, a third of the work. Only the standard library is
 imported: setup.py and make run this file before anything is installed.
 
-The library says from which sources it was built, and a library from other sources is not used (native.py): its kernels
-might take other arguments than the Python code passes.
+The library says from which sources it was built, and a library from other sources is not used (native/library.py):
+its kernels might take other arguments than the Python code passes.
 """
 
 from __future__ import annotations

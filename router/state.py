@@ -125,7 +125,7 @@ class RouterCore:
                 if retires and sender not in self._retiring:
                     commands += self._stop_placing_on(known)
                 commands += self._hear_holding(known, attempts, now)
-                self._placement.has_room(known.name, free_pairs)
+                self._placement.note_room(known.name, free_pairs)
                 self._recovery.heard_all(sender)
             case Received(sender, Inquire(attempts), incarnation) if self._alive(sender, incarnation):
                 commands += self._answer_inquiry(sender, attempts, now)

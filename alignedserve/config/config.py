@@ -1,7 +1,7 @@
 """The configuration of a deployment: one frozen tree of settings, layered by the parts that read them.
 
-Every setting is declared once, here: type, default, range, help text, and how it is reached (setting.py). Numbers that
-only presets and experiments change are declared here too; those that nothing changes stand beside their formula.
+Every setting is declared once, here: type, default, range, help text, and how it is reached (setting.py). What
+only presets and experiments change is declared here too; numbers that nothing changes stand beside their formula.
 """
 
 # ruff: noqa: RUF009  (what it takes for shared defaults are fields, made by `setting`)
@@ -289,7 +289,8 @@ class ScheduleConfig:
     )
     predictor: Predictor = setting(
         DEFAULT_POLICY.predictor,
-        "what predicts the length of outputs: nothing, a constant, past prompts of like tokens, or of like meaning",
+        "what predicts the length of outputs: nothing, a constant, past prompts of like tokens, or of like meaning; a "
+        "simulation may have an oracle",
     )
     as_in_paper: bool = experiment(
         DEFAULT_POLICY.as_in_paper, "AccelGen's own budget, slack and distance, to compare with"

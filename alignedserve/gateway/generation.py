@@ -20,7 +20,7 @@ INFEASIBLE = "x-slo-infeasible"  # a header that names the deadline that no serv
 
 
 @dataclass(slots=True)
-class _Notes:
+class _Findings:
     """The findings about the requests of one body, as far as they have begun."""
 
     is_infeasible: bool = False
@@ -32,13 +32,13 @@ class Generation:
     def __init__(
         self, client: OwnerClient, requests: Sequence[Request], readers: Sequence[AnswerReader], meter: RequestMeter
     ) -> None:
-        notes = _Notes()
+        findings = _Findings()
         numbered = enumerate(zip(requests, readers, strict=True))
         self._pieces = _merge(
-            [_read(client, request, number, reader, meter, notes) for number, (request, reader) in numbered]
+            [_read(client, request, number, reader, meter, findings) for number, (request, reader) in numbered]
         )
         self._first: Numbered | None = None
-        self._notes = notes
+        self._findings = findings
 
     async def begin(self) -> None:
         """Wait for the first delivery: until then a refusal can still be answered by an HTTP status."""
@@ -47,7 +47,7 @@ class Generation:
     @property
     def headers(self) -> dict[str, str]:
         """Return the headers that say what was found about the promise; to be read after `begin`."""
-        return {INFEASIBLE: "ttft"} if self._notes.is_infeasible else {}
+        return {INFEASIBLE: "ttft"} if self._findings.is_infeasible else {}
 
     async def pieces(self) -> AsyncIterator[Numbered]:
         """Yield all pieces as they arrive; to be called once, after `begin`."""
@@ -61,14 +61,14 @@ class Generation:
 
 
 async def _read(
-    client: OwnerClient, request: Request, number: int, reader: AnswerReader, meter: RequestMeter, notes: _Notes
+    client: OwnerClient, request: Request, number: int, reader: AnswerReader, meter: RequestMeter, findings: _Findings
 ) -> AsyncGenerator[Numbered, None]:
     """Yield a request's pieces up to the piece with a finish; the request is cancelled if it would deliver more."""
     meter.open()
     try:
         async with aclosing(client.open(request)) as deliveries:
             async for delivered in deliveries:
-                notes.is_infeasible |= delivered.is_infeasible
+                findings.is_infeasible |= delivered.is_infeasible
                 piece = reader.read(delivered)
                 meter.count_delivery(number, len(request.prompt), len(delivered.tokens), delivered.num_cached)
                 if piece.finish:

@@ -3,5 +3,5 @@
 capacity.py    How many block pairs and pages the given memory holds, and the longest request.
 memory.py      Check that weights, KV and a step's work fit into memory before anything is loaded.
 resources.py   The cores and the memory that this process may use of its machine or container.
-whole_file.py  A file that is written beside its name and renamed: a reader finds all of it, or what was
+whole_file.py  A file that is written beside its name and renamed: a reader finds all of it or none.
 """

@@ -60,7 +60,7 @@ class HybridSeating(PackedSeating):
         return fits and self.hides(running, tokens) and self.has_time_to_project(tokens)
 
 
-class HiddenMemory(PlainMemory):
+class WeighedMemory(PlainMemory):
     """Keeps requests as KV or as hidden vectors; its answers follow from what `_begin` noted at that moment."""
 
     def __init__(

@@ -32,4 +32,4 @@ class GrowingBatch(Packer):
         return self._first_to_leave([seat for seat in seated if not seat.promise.is_rt] or seated, now)
 
     def planned(self, selection: Selection) -> None:
-        self._batch = self._first_batch if selection.stopped_on_time else min(2 * self._batch, self._most)
+        self._batch = self._first_batch if selection.ran_out_of_time else min(2 * self._batch, self._most)

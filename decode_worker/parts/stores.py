@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alignedserve.core import WorkerLimits
-from alignedserve.decode_worker.memory.hidden import HiddenMemory
+from alignedserve.decode_worker.memory.hidden import WeighedMemory
 from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.decode_worker.memory.shared import SharedMemory
 from alignedserve.decode_worker.packing.order import ServingOrder
@@ -46,5 +46,5 @@ def _kind_for(policy: Policy) -> type[PlainMemory]:
     if policy.blocks is Layout.BIDIRECTIONAL:
         return SharedMemory
     if policy.cache is Cache.HYBRID or policy.packing is Packing.KNAPSACK:  # a knapsack weighs requests as KV, too
-        return HiddenMemory
+        return WeighedMemory
     return PlainMemory

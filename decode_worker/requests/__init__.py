@@ -3,7 +3,7 @@
 occupancy.py   Residents, prompts, and requests that join or have ended: which requests occupy a decode worker.
 candidates.py  The requests that join as soon as there is room: candidate requests, then the candidate batch.
 line.py        The line of candidate requests: the order in which they join, and how long each has to wait.
-transfers.py   IncomingTransfers of KV from prefill workers to this one.
+transfers.py   Transfers of KV from prefill workers to this one.
 departures.py  Requests that leave for a prefill worker; each has its pairs until it is sent.
 pool_holds.py  The requests whose pages the pool keeps for this worker until it releases them.
 band.py        The batch that runs, and which requests are about as long as its members (AlignedServe §3.4).

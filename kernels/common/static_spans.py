@@ -61,10 +61,10 @@ class StaticSpans(Spans):
 
     @property
     def positions(self) -> torch.Tensor:
-        """On the device."""
+        """Return the positions on the device."""
         return self._device_positions
 
     @property
     def new_slots(self) -> torch.Tensor:
-        """On the device."""
+        """Return the slots of the new tokens on the device."""
         return self._device_slots

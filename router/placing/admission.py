@@ -1,4 +1,4 @@
-"""Return whether the router admits a new request, and when a refused client should come again (429 with Retry-After).
+"""Admission decides whether the router takes a new request, and when a refused client should come again (429).
 
 The router refuses a request that passes one of these bounds:
 

@@ -89,9 +89,9 @@ class Placement:
     def progressed(self, worker: str, backlog: Backlog, free_pairs: int, now: float) -> None:
         self._backlogs[worker], self._told_at[worker] = backlog, now
         self._update_load(worker)
-        self.has_room(worker, free_pairs)
+        self.note_room(worker, free_pairs)
 
-    def has_room(self, worker: str, free_pairs: int) -> None:
+    def note_room(self, worker: str, free_pairs: int) -> None:
         if self._roles.get(worker) is Role.DECODE:
             self._rooms_of(worker).tell(worker, free_pairs)
 

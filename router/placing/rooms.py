@@ -32,7 +32,7 @@ class Rooms:
 
     def tell(self, worker: str, free_pairs: int) -> None:
         self._rooms.setdefault(worker, _WorkerRoom()).free_pairs = free_pairs
-        self._fullest_last.put((-float(free_pairs), 0, worker))
+        self._fullest_last.put((-free_pairs, worker))
 
     def report(self, worker: str, report: Report) -> None:
         self.tell(worker, report.free_pairs)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.decode_worker.memory.hidden import HiddenMemory
+from alignedserve.decode_worker.memory.hidden import WeighedMemory
 from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.decode_worker.memory.shared import SharedMemory
 from alignedserve.decode_worker.state import DecodeCore
@@ -23,8 +23,8 @@ PLAIN = Policy(Order.FCFS, Chunking.NONE, PromptChoice.IN_ORDER, Room.GROWING, p
     [
         (GROWING, PlainMemory),
         (replace(GROWING, blocks=Layout.BIDIRECTIONAL), SharedMemory),
-        (replace(GROWING, cache=Cache.HYBRID), HiddenMemory),
-        (PLAIN, HiddenMemory),  # a knapsack weighs requests as KV, too
+        (replace(GROWING, cache=Cache.HYBRID), WeighedMemory),
+        (PLAIN, WeighedMemory),  # a knapsack weighs requests as KV, too
     ],
     ids=["plain", "shared", "hybrid", "knapsack"],
 )

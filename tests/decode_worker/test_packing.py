@@ -290,7 +290,7 @@ class TestTheSizeOfAStep:
         expected = min(FIRST_BATCH, most)
         assert batch_packer.batch == expected
         for stopped in on_time:
-            batch_packer.planned(Selection((), (), EMPTY, 0.0, stopped_on_time=stopped))
+            batch_packer.planned(Selection((), (), EMPTY, 0.0, ran_out_of_time=stopped))
             expected = min(FIRST_BATCH, most) if stopped else min(2 * expected, most)
             assert batch_packer.batch == expected
 

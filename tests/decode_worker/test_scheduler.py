@@ -1,7 +1,7 @@
 """A decode worker among requests that come, grow, leave and return in any order, on a device that is far too small.
 
-The pool is the real one, and the engine notices wrong KV (simulator/engine.py): a step whose prefix does not lie
-where its plan says, slots that two requests write to, hidden vectors that are missing. So every request that was
+The pool is the real one, and the engine notices wrong KV (simulator/machines/engine.py): a step whose prefix does not
+lie where its plan says, slots that two requests write to, hidden vectors that are missing. So every request that was
 preempted, checkpointed, restored, moved, evicted, returned, kept as hidden vectors or computed anew is as it was,
 or a test fails. The test also checks after every event that each pair is free or has one owner; no request is in
 two places; no request waits for nothing; a step is within its limits; each client has its next token and no other.

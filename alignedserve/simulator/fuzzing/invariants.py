@@ -18,7 +18,7 @@ At every command, and when work begins and ends:
 - ends once: a request is finished or refused once;
 - leases: a worker copies only to pages that the pool has leased to it, in either of its leases;
 - transfers: the blocks that are sent stay unchanged, and no other work writes to the blocks that receive, until both
-  sides have ended (simulator/transfers.py and the modelled engine check this).
+  sides have ended (simulator/machines/transfers.py and the modelled engine check this).
 
 After every event too, for the whole deployment:
 

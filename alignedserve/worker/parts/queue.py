@@ -59,6 +59,7 @@ class PromptQueue(CorePart):
 
     @property
     def num_old(self) -> int:
+        """Return the same of all prompts."""
         return len(self.waiting) - self._num_came_in_step
 
     def hold_up(self, plan: StepPlan, seconds: float, find: Callable[[str], Running | None], now: float) -> None:

@@ -34,7 +34,7 @@ class Filling:
         self._first_is_sure = not at.policy.ordering.goes_by_promises  # without promises, the first of all
         self._estimate = StepEstimate(at.cost)
         self._room, self._places = at.room, at.batch
-        self._stopped_on_time = self._is_full = self._has_replaced = False
+        self._ran_out_of_time = self._is_full = self._has_replaced = False
         self._spare: list[tuple[float, Running]] | None = None  # real-time decodes, the most slack last
         self._has_sure = False  # the prompt that gets a block in any case
         self._has_cut = False  # a prompt was cut for lack of time or tokens: no other prompt gets any
@@ -52,9 +52,9 @@ class Filling:
             self._leave_out(seating.unseated)
         if seating.unseated or self._has_replaced:
             self._recount()
-        estimate, late = self._estimate, self._stopped_on_time or self._has_cut
+        estimate, ran_out = self._estimate, self._ran_out_of_time or self._has_cut
         chunks, seated, unseated = tuple(self.chunks), seating.seated, seating.unseated
-        return Selection(self.decodes, chunks, estimate.shape, estimate.seconds, seated, unseated, late)
+        return Selection(self.decodes, chunks, estimate.shape, estimate.seconds, seated, unseated, ran_out)
 
     def _leave_out(self, unseated: Sequence[Running]) -> None:
         """Take requests out that were chosen before others took their memory."""
@@ -167,7 +167,7 @@ class Filling:
     def _add_decode(self, running: Running) -> None:
         estimate, prefix, hidden = self._estimate, running.prefix, running.num_hidden
         is_late = estimate.with_decode(prefix, hidden) > (self._most_s if running.promise.is_rt else self._bound_s)
-        self._stopped_on_time |= is_late
+        self._ran_out_of_time |= is_late
         if (is_late or not self._places) and not self._replaces(running):
             return
         seating = self._seating

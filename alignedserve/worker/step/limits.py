@@ -49,7 +49,7 @@ class Selection:
     predicted_s: float
     seated: Sequence[Running] = ()  # prompts that waited: they have their pairs now
     unseated: Sequence[Running] = ()  # best-effort requests that gave up their pairs for these
-    stopped_on_time: bool = False  # whether there was more to run, and no time for it
+    ran_out_of_time: bool = False  # whether there was more to run, and no time for it
 
     @property
     def is_empty(self) -> bool:
