@@ -8,9 +8,9 @@ import asyncio
 from tests.conftest import SOAK
 from tests.end_to_end.client import all_tokens, check_greedy, mixed
 from tests.end_to_end.conftest import shared_on
-from tests.end_to_end.deployment import KINDS, Deployment
+from tests.end_to_end.deployment import ONE_ON_RAY, Deployment
 
-pytestmark = shared_on(KINDS)
+pytestmark = shared_on(ONE_ON_RAY)
 
 REQUESTS = 400 if SOAK else 64
 

@@ -14,6 +14,7 @@ import pytest
 
 from alignedserve.cli import main as cli
 from alignedserve.shell import control
+from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, tokens_of
 from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
 
@@ -79,6 +80,9 @@ def come_and_go(deployment: Deployment, name: str) -> None:
 BY_LOAD = (*UNPROFILED, "--scale-decode", "1-2", "--scale-shrink-after-s", "1")
 
 
+@pytest.mark.skipif(
+    not SOAK, reason="a minute; tests/simulator/test_scaling.py shows most of it: `make soak` has it"
+)
 def test_a_worker_comes_with_the_load_and_goes_with_it() -> None:
     with deployed(*BY_LOAD) as deployment:
         come_and_go(deployment, "decode-1")

@@ -19,7 +19,18 @@ from safetensors.torch import load_file, save_file
 
 from alignedserve.config.config import Config, ServerConfig
 from alignedserve.launch.ready import is_ready
-from tests.end_to_end.deployment import ANSWER_S, GONE_S, MODEL, Kind, marked, shared_memory, spawn, wait_until
+from tests.end_to_end.conftest import on
+from tests.end_to_end.deployment import (
+    ANSWER_S,
+    GONE_S,
+    MODEL,
+    NONE_ON_RAY,
+    Kind,
+    marked,
+    shared_memory,
+    spawn,
+    wait_until,
+)
 
 WEIGHTS = "model.safetensors"
 
@@ -95,6 +106,7 @@ def test_an_unsupported_architecture(folder: Path) -> None:
     assert "architecture MambaForCausalLM is not supported" in refused(folder)
 
 
+@on(NONE_ON_RAY)
 def test_a_missing_tensor(folder: Path, kind: Kind) -> None:
     """In 1+1 two workers see the fault, but only one line reports it."""
     topology, launcher = kind

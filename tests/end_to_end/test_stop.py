@@ -131,7 +131,7 @@ def test_a_deployment_with_a_part_that_does_not_stay_up_ends(stoppable: Deployme
     assert "decode-0 does not stay up" in stoppable.whole_log()
 
 
-@on(ONE_ON_RAY if SOAK else [COLOCATED, SPLIT_ON_RAY])
+@on(ONE_ON_RAY if SOAK else [COLOCATED])
 def test_a_deployment_without_its_launcher_ends_by_itself_and_can_start_again(kind: Kind) -> None:
     topology, launcher = kind
     with shared_memory() as memory:
