@@ -91,7 +91,6 @@ def test_the_streams_of_a_killed_gateway_end_and_it_comes_back(wounded: Deployme
     check_greedy(few := mixed(4, seed=200), asyncio.run(all_tokens(wounded.url, few)))
 
 
-@pytest.mark.skipif(not SOAK, reason="a minute of waits; test_stop.py has a part that does not stay up: `make soak` has it")
 def test_a_part_that_cannot_start_again_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
     """A part that ran before may fail to start for a passing reason: here its model is gone for a while, then for
     good."""
