@@ -80,9 +80,7 @@ def come_and_go(deployment: Deployment, name: str) -> None:
 BY_LOAD = (*UNPROFILED, "--scale-decode", "1-2", "--scale-shrink-after-s", "1")
 
 
-@pytest.mark.skipif(
-    not SOAK, reason="a minute; tests/simulator/test_scaling.py shows most of it: `make soak` has it"
-)
+@pytest.mark.skipif(not SOAK, reason="a minute; tests/simulator/test_scaling.py shows most of it: `make soak` has it")
 def test_a_worker_comes_with_the_load_and_goes_with_it() -> None:
     with deployed(*BY_LOAD) as deployment:
         come_and_go(deployment, "decode-1")
