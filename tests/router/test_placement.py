@@ -76,7 +76,7 @@ class TestWhere:
 
 
 class TestTime:
-    """What a worker told of its work grows less as time passes."""
+    """The router takes the wait that a worker told to grow shorter as time passes."""
 
     def test_a_backlog_runs_off(self) -> None:
         found = placement("prefill-0")

@@ -1,4 +1,4 @@
-"""What documents are about: senders, receivers, goods, prices and dates."""
+"""The subjects of documents: senders, receivers, goods, prices and dates."""
 
 from __future__ import annotations
 

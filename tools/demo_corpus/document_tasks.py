@@ -105,7 +105,7 @@ _ONE_SENTENCE = {
     "order": "This is an order from {customer} for {item}, wanted by {delivery date}.",
     "report": "This is a report by {author} on the {project} in {site}.",
 }
-# One fact in each sentence, and one name in each summary: a model of this size confuses two names.
+# A sentence states one fact, and a summary names one person: a model of this size confuses two names.
 _FIVE_SENTENCES = {
     "letter": (
         "This is a letter. It is from {sender}. It was written on {date}. "

@@ -13,7 +13,7 @@ _WEIGHT = 0.1  # of the newest page in the mean
 
 
 class Compressing:
-    """One order of the pool at a time, a page after the other.
+    """Carry out one order of the pool at a time, a page after the other.
 
     The pool repeats an order that it has no answer to. So an order whose number is known is not done twice, since its
     pages may be in use for other requests by now: if it is done, its answer is sent again.
