@@ -9,6 +9,9 @@ and one of powers of 1.5. The profiles keep the first; the second shows the erro
 The times of the A100 are from Vidur (MIT). It runs attention of prompts and of decodes one after the other, and has the
 times of each alone: a step with both takes their sum. Its linear layers lack the output layer and all per-sequence
 parts.
+
+Grids are of one rank. Profiles of several ranks also have the time in which these sum their parts (LINKS). At the end
+composed steps of two A100s are compared with steps that were measured whole.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ from alignedserve.simulator.machines.gpu_truth import FOLDER, FORMAT, GpuTruth, 
 
 PER_STEP = ("embedding", "final_layernorm")  # the other linear parts are in every layer
 TWICE_A_LAYER = "layernorm"
+BF16 = 2  # bytes
 SHARES = [1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8]
 SKEW = "llmsim_RTXPRO6000_Llama-3.1-8B_tp1_skew.csv.gz"
 
@@ -50,6 +54,34 @@ class Lattice:
 
 
 @dataclass(frozen=True)
+class Interconnect:
+    """The link between a node's GPUs, fitted to measured all-reduces of two ranks: latency + bytes / bandwidth."""
+
+    latency_us: float
+    gb_s: float
+    origin: str
+
+    def all_reduce(self, source: Source) -> dict[str, Any]:
+        """Return a profile's all-reduce. In a ring each rank sends the bytes 2 (n - 1) / n times: once if n is 2."""
+        rounds = 2 * (source.tensor_parallel - 1)
+        sent = rounds * BF16 * source.hidden_size // source.tensor_parallel
+        return {"latency_us": self.latency_us, "gb_s": self.gb_s, "token_bytes": sent, "source": self.origin}
+
+
+# Fitted to sizes from a token to 2,048 tokens, by least squares of relative errors.
+LINKS = {
+    # PCIe 5, peer to peer. Off by 3 % (median), 13 % (most).
+    "RTXPRO6000": Interconnect(
+        13.3, 36.9, "github.com/casys-kaist/LLMServingSim, profiler/perf/RTXPRO6000/hardware.yaml, commit 1b2cc02"
+    ),
+    # NVLink 3. Off by 14 % (median), 48 % (most: near 1 MB, where NCCL begins to send in another way).
+    "A100": Interconnect(
+        6.8, 142.0, "github.com/microsoft/vidur, data/profiling/network/a100_pair_nvlink/all_reduce.csv, commit 0abb8ff"
+    ),
+}
+
+
+@dataclass(frozen=True)
 class Source(ABC):
     gpu: str
     folder: str  # the GPU's name in names of files
@@ -57,6 +89,7 @@ class Source(ABC):
     organization: str
     tensor_parallel: int
     layers: int
+    hidden_size: int
 
     @property
     def name(self) -> str:
@@ -110,8 +143,11 @@ class LlmServingSim(Source):
         return Times(_line(linear), _line(sequence), attention, self.layers)
 
 
+@dataclass(frozen=True)
 class Vidur(Source):
     """The times of Vidur, with attention of one shape: 64 query heads over 8 KV heads, in two ranks."""
+
+    variant: str = ""  # of the model, as Vidur names it
 
     @property
     def lattice(self) -> Lattice:
@@ -120,15 +156,19 @@ class Vidur(Source):
 
     @property
     def origin(self) -> str:
-        folder = f"data/profiling/compute/{self.folder.lower()}/{self.organization}/{self.model}-Instruct-hf"
+        folder = f"data/profiling/compute/{self.folder.lower()}/{self.organization}/{self._model_name}"
         return f"github.com/microsoft/vidur, {folder}"
 
     @property
     def licence(self) -> str:
         return "MIT, Copyright (c) Microsoft Corporation; see LICENSE beside this file"
 
+    @property
+    def _model_name(self) -> str:
+        return f"{self.model}{self.variant}-hf"
+
     def read(self, folder: Path) -> Times:
-        profiled = (self.folder.lower(), f"{self.model}-Instruct-hf", str(self.tensor_parallel))
+        profiled = (self.folder.lower(), self._model_name, str(self.tensor_parallel))
         linear = {
             int(row["num_tokens"]): 1000 * self.layers * float(row["layer_linear_ms_sum"])
             for row in _rows(folder / "vidur_linear_per_layer.csv.gz")
@@ -147,11 +187,13 @@ class Vidur(Source):
 
 
 SOURCES: Sequence[Source] = [
-    *(LlmServingSim("RTX PRO 6000", "RTXPRO6000", "Llama-3.1-8B", "meta-llama", tp, 32) for tp in (1, 2)),
-    *(LlmServingSim("RTX PRO 6000", "RTXPRO6000", "Qwen3-32B", "Qwen", tp, 64) for tp in (1, 2)),
-    LlmServingSim("RTX 4090", "RTX4090", "Llama-3.1-8B", "meta-llama", 1, 32),
-    Vidur("A100 80GB", "A100", "CodeLlama-34b", "codellama", 2, 48),
+    *(LlmServingSim("RTX PRO 6000", "RTXPRO6000", "Llama-3.1-8B", "meta-llama", tp, 32, 4096) for tp in (1, 2)),
+    *(LlmServingSim("RTX PRO 6000", "RTXPRO6000", "Qwen3-32B", "Qwen", tp, 64, 5120) for tp in (1, 2)),
+    LlmServingSim("RTX 4090", "RTX4090", "Llama-3.1-8B", "meta-llama", 1, 32, 4096),
+    Vidur("A100 80GB", "A100", "CodeLlama-34b", "codellama", 2, 48, 8192, "-Instruct"),
 ]
+# Not a profile: it shows how near composed steps of two A100s are to steps that Splitwise measured whole.
+CHECKED = Vidur("A100 80GB", "A100", "Llama-2-70b", "meta-llama", 2, 80, 8192)
 
 
 @dataclass(frozen=True)
@@ -192,6 +234,7 @@ def compile_(times: Times, source: Source, skew: list[dict[str, str]]) -> dict[s
         "about": _about(source),
         "linear": times.linear,
         "per_sequence": times.per_sequence,
+        **({"all_reduce": LINKS[source.folder].all_reduce(source)} if source.tensor_parallel > 1 else {}),
         "prefill": _grid(
             [lattice.chunks, lattice.cached],
             [[round(attention[chunk, cached, 0, 0], 2) for cached in lattice.cached] for chunk in lattice.chunks],
@@ -249,9 +292,14 @@ def _skew(rows: list[dict[str, str]]) -> dict[str, Any]:
     return _grid([counts, SHARES], [[alpha(count, share) for share in SHARES] for count in counts])
 
 
+def of_one_rank(tree: dict[str, Any]) -> GpuTruth:
+    """Return the time of a rank that sums nothing with others, as it was measured."""
+    return GpuTruth({**tree, "about": {**tree["about"], "tensor_parallel": 1}})
+
+
 def off_by(times: Times, tree: dict[str, Any], lattice: Lattice) -> dict[str, list[float]]:
     """Return the relative errors of whole steps that the profile does not hold, by kind."""
-    truth = GpuTruth(tree)
+    truth = of_one_rank(tree)
     errors = defaultdict[str, list[float]](list)
     for chunk, cached, decodes, prefix in times.attention:
         kept = (not chunk or (chunk in lattice.chunks and cached in lattice.cached)) and (
@@ -263,6 +311,34 @@ def off_by(times: Times, tree: dict[str, Any], lattice: Lattice) -> dict[str, li
             predicted = truth.seconds_of([(chunk, cached)], [prefix] * decodes)
             errors[kind].append(abs(predicted / measured - 1))
     return errors
+
+
+def whole_steps(folder: Path) -> dict[tuple[int, int], list[tuple[float, float]]]:
+    """Return Splitwise's milliseconds of prompts together, and of a token, by the length and number of prompts.
+
+    Batches of 64 prompts are left out: their prompts did not run together.
+    """
+    steps = defaultdict[tuple[int, int], list[tuple[float, float]]](list)
+    for row in _rows(folder / "splitwise_perf_model_measured.csv"):
+        length, count = int(row["prompt_size"]), int(row["batch_size"])
+        measured = (row["model"], row["hardware"], row["tensor_parallel"], row["token_size"])
+        if measured == ("llama2-70b", "a100-80gb", "2", "128") and count < 64:
+            steps[length, count].append((float(row["prompt_ms"]), float(row["token_ms"])))
+    return steps
+
+
+def print_whole_steps(folder: Path, skew: list[dict[str, str]]) -> None:
+    tree = compile_(CHECKED.read(folder), CHECKED, skew)
+    truths = {"with": GpuTruth(tree), "without": of_one_rank(tree)}
+    for name, truth in truths.items():
+        off: dict[str, list[float]] = {"prompts": [], "tokens": []}
+        for (length, count), measured in whole_steps(folder).items():
+            prompts_ms, token_ms = (median(times) for times in zip(*measured, strict=True))
+            off["prompts"].append(1e3 * truth.seconds_of([(length, 0)] * count, []) / prompts_ms - 1)
+            off["tokens"].append(1e3 * truth.seconds_of([], [length + 64] * count) / token_ms - 1)
+        for kind, errors in off.items():
+            least, most = min(errors), max(errors)
+            print(f"{CHECKED.name} {name} all-reduce, {kind}: {median(errors):+.1%} ({least:+.1%} to {most:+.1%})")
 
 
 def main() -> int:
@@ -280,6 +356,7 @@ def main() -> int:
         for kind, errors in off_by(times, tree, source.lattice).items():
             known = spread(errors)
             print(f"  {kind}: {len(errors)} other steps, off by {known.median:.1%} (median), {known.p90:.1%} (p90)")
+    print_whole_steps(args.times, skew)
     return 0
 
 

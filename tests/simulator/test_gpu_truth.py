@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from functools import cache
 from statistics import median
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,6 +23,11 @@ def truth(request: pytest.FixtureRequest) -> GpuTruth:
     return load(request.param)
 
 
+def profile_of(name: str) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return tree
+
+
 def test_the_profiles_that_are_there() -> None:
     assert names() == [
         "a100-codellama-34b-tp2",
@@ -37,8 +43,10 @@ def test_the_profiles_that_are_there() -> None:
 def test_each_is_small_and_says_where_it_is_from(name: str) -> None:
     path = FOLDER / f"{name}.json"
     assert path.stat().st_size <= 100_000
-    about = json.loads(path.read_text(encoding="utf-8"))["about"]
-    assert about["source"].startswith(("github.com/casys-kaist/LLMServingSim, ", "github.com/microsoft/vidur, "))
+    tree = profile_of(name)
+    about, of_links = tree["about"], [tree["all_reduce"]] if "all_reduce" in tree else []
+    for source in (about["source"], *(link["source"] for link in of_links)):
+        assert source.startswith(("github.com/casys-kaist/LLMServingSim, ", "github.com/microsoft/vidur, "))
     kind, _, rest = about["licence"].partition(", ")
     licence = (FOLDER / "LICENSE").read_text(encoding="utf-8")
     assert kind == "MIT"
@@ -66,7 +74,7 @@ def test_decode_steps_are_the_line_that_others_fitted_to_them(name: str, line: t
 
 
 def test_a_measured_attention_comes_back() -> None:
-    tree = json.loads((FOLDER / f"{PRO}.json").read_text(encoding="utf-8"))
+    tree = profile_of(PRO)
     pro = GpuTruth(tree)
     requests, prefixes = tree["decode"]["axes"]
     for row, count in zip(tree["decode"]["values"], requests, strict=True):
@@ -129,6 +137,40 @@ def test_every_step_takes_some_time(name: str, chunks: list[tuple[int, int]], pr
 
 
 _loaded = cache(load)
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "latency_us", "token_bytes", "gb_s"),
+    [
+        ("rtxpro6000-llama-3.1-8b-tp2", 32, 13.3, 2 * 4096, 36.9),
+        ("rtxpro6000-qwen3-32b-tp2", 64, 13.3, 2 * 5120, 36.9),
+        ("a100-codellama-34b-tp2", 48, 6.8, 2 * 8192, 142.0),
+    ],
+)
+@pytest.mark.parametrize(
+    ("chunks", "prefixes"), [([], [700]), ([], [700] * 128), ([(2048, 0)], []), ([(1000, 500)], [300] * 24)]
+)
+def test_ranks_sum_their_parts_twice_a_layer(
+    name: str,
+    layers: int,
+    latency_us: float,
+    token_bytes: int,
+    gb_s: float,
+    chunks: list[tuple[int, int]],
+    prefixes: list[int],
+) -> None:
+    tree = profile_of(name)
+    one_rank = GpuTruth({**tree, "about": {**tree["about"], "tensor_parallel": 1}})
+    tokens = sum(length for length, _ in chunks) + len(prefixes)
+    longer = GpuTruth(tree).seconds_of(chunks, prefixes) - one_rank.seconds_of(chunks, prefixes)
+    assert longer == pytest.approx(2 * layers * (1e-6 * latency_us + tokens * token_bytes / (1e9 * gb_s)))
+
+
+def test_a_profile_of_several_gpus_without_their_all_reduce_is_refused() -> None:
+    tree = profile_of("rtxpro6000-qwen3-32b-tp2")
+    del tree["all_reduce"]
+    with pytest.raises(ProfileError, match=r"Qwen3-32B on 2 x RTX PRO 6000 has no all_reduce.*: write it again with"):
+        GpuTruth(tree)
 
 
 def test_a_plan_takes_what_its_parts_do() -> None:

@@ -1,7 +1,7 @@
 """The time of a step on a real GPU, interpolated from measured grids: the simulator's truth, not the cores' belief.
 
-The time of a step is that of its linear layers, by tokens; of its attention, in every layer; and of the work for each
-request that samples.
+The time of a step is that of its linear layers, by tokens; of its attention, in every layer; of the work for each
+request that samples; and with tensor parallelism of the all-reduce, twice a layer.
 
 Attention of prompts alone and of decodes alone is measured; where both share a step it is their sum times a measured
 factor, 0.4 to 5. Decodes of unequal prefixes lie between the times of their mean and of their longest: at the mean
@@ -9,9 +9,9 @@ plus α times the difference, with α measured by how many requests there are an
 
 Weak spots. The grids have one prompt chunk in a step: several chunks count as their sum, and beside decodes as one
 chunk of all their tokens. α was measured with long prefixes four times as long as the short prefixes, and on one
-device. With tensor parallelism the grids are of one rank, without the communication between ranks. The host's work is
-not in the grids. On the A100 prompts and decodes were measured apart, so a step with both takes their sum; the output
-layer, about 0.15 ms, is left out.
+device. The grids are of one rank, and no rank waits for a slower one. Logits that ranks gather and the host's work are
+left out. On the A100 prompts and decodes were measured apart, so a step with both takes their sum;
+the output layer, about 0.15 ms, is left out.
 """
 
 # ruff: noqa: RUF002  (formulas are in the papers' letters)
@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import log2
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from alignedserve.errors import ProfileError
 
 FOLDER = Path(__file__).parent.parent / "profiles"
 FORMAT = 1
-_MICRO, _MILLI = 1e-6, 1e-3
+_MICRO, _MILLI, _KILO = 1e-6, 1e-3, 1e3
 
 Cell = tuple[int, int, float]  # two places on an axis, and where between them: 0 at the first, 1 at the second
 
@@ -59,6 +60,7 @@ class GpuTruth:
         self._linear, self._per_sequence = Grid(tree["linear"]), Grid(tree["per_sequence"])
         self._prefill, self._decode = Grid(tree["prefill"]), Grid(tree["decode"])
         self._mixed = Grid(tree["mixed"])
+        self._all_reduce = AllReduce.read(tree)
         self._known_us: dict[tuple[int, int], float] = {}
         self._skew = {mixed: Grid(tree[f"skew_{name}"]) for mixed, name in ((False, "decode"), (True, "mixed"))}
 
@@ -81,9 +83,10 @@ class GpuTruth:
         return _MICRO * (self._once_us(tokens, sampling) + self._layers * self.attention_us(chunks, prefixes))
 
     def _once_us(self, tokens: int, sampling: int) -> float:
-        """Return the time of work outside the layers; it is kept, because many steps have the same pair of numbers."""
+        """Return the time of all but attention; it is kept, because many steps have the same pair of numbers."""
         if (known := self._known_us.get((tokens, sampling))) is None:
             known = self._linear.line(tokens) + (self._per_sequence.line(sampling) if sampling else 0.0)
+            known += 2 * self._layers * self._all_reduce.us(tokens)
             self._known_us[tokens, sampling] = known
         return known
 
@@ -116,6 +119,31 @@ class GpuTruth:
         length = sum(length for length, _ in chunks)
         cached = sum(length * cached for length, cached in chunks) / length
         return (self._prefill_us(chunks) + alone) * _MILLI * self._mixed.near(length, cached, requests, prefix)
+
+
+@dataclass(frozen=True)
+class AllReduce:
+    """The sum over tensor-parallel ranks, after attention and after the MLP of a layer: latency + bytes / bandwidth."""
+
+    latency_us: float = 0.0
+    token_us: float = 0.0
+
+    @classmethod
+    def read(cls, tree: Mapping[str, Any]) -> AllReduce:
+        """Read a profile's all-reduce, without which steps of several ranks would be too fast."""
+        about, known = tree["about"], tree.get("all_reduce")
+        ranks = about["tensor_parallel"]
+        if ranks == 1:
+            return cls()
+        if known is not None:
+            return cls(known["latency_us"], known["token_bytes"] / (_KILO * known["gb_s"]))
+        raise ProfileError(
+            f"the profile of {about['model']} on {ranks} x {about['gpu']} has no all_reduce, so its steps would be too"
+            " fast: write it again with tools/compile_gpu_profiles.py"
+        )
+
+    def us(self, tokens: int) -> float:
+        return self.latency_us + self.token_us * tokens
 
 
 class Grid:
