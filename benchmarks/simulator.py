@@ -1,27 +1,36 @@
 """Measure how fast and how exact the simulator is: `python -m benchmarks.simulator [--full]`.
 
 The real cores run every step; none is merged or skipped. The default takes about a minute; --full adds an hour of chat
-on eight workers, and a thousand workers, with a profile of the time. --trace and --measured are the arrivals and the
-times of a real vLLM run.
+on eight workers, and a thousand workers, with a profile of the time. --measured FILE compares with the times of a real
+run instead.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import resource
 from collections import defaultdict
+from collections.abc import Sequence
 from cProfile import Profile
+from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
-from statistics import mean
+from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 
 from alignedserve.cli.simulate_once import settings_of
+from alignedserve.cli.simulating import DEFAULT_PROFILE
+from alignedserve.simulator.machines import gpu_truth
+from alignedserve.simulator.machines.hardware import Hardware
+from alignedserve.simulator.records.distribution import Distribution
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
-from benchmarks.common.simulating import record_of
-from benchmarks.report import command, report
+from alignedserve.simulator.settings import Settings
+from benchmarks.common.simulating import record_of, recorded
+from benchmarks.report import command, report, several
 
 _MIB = 1024  # KiB, as getrusage counts
 
@@ -96,37 +105,122 @@ def _timed(trial: SimulationTrial) -> float:
 # --- Against a real run
 
 
-def against_vllm(trace: Path, measured: Path) -> None:
-    """Simulate vLLM with chunked prefill and 128 sequences: its requests never wait while fewer run."""
-    record = record_of(SimulationTrial("vllm-chunked", f"trace:{trace}"))
-    real = list(csv.DictReader(measured.open(encoding="utf-8")))
-    ttft = [float(row["ttft_s"]) for row in real]
-    whole = [float(row["e2e_s"]) for row in real]
-    tpot = [(e - t) / (int(row["output_tokens"]) - 1) for row, e, t in zip(real, whole, ttft, strict=True)]
-    simulated = _means(record)
-    for name, times, mine in zip(("TTFT", "TPOT", "end to end"), (ttft, tpot, whole), simulated, strict=True):
-        off = abs(mine / mean(times) - 1)
-        report(f"mean {name}, simulated against measured", 100 * off, "% off", goal=15)
+@dataclass(frozen=True)
+class ServedRequest:
+    """A request of a real run, and its times in seconds."""
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    ttft_s: float
+    whole_s: float
 
 
-def _means(record: RunRecord) -> tuple[float, float, float]:
+def against_measured(measured: Path, profile: str, preset: str, link: list[float] | None) -> None:
+    """Simulate the requests of a real run. At most 128 run at once, the default of presets and of LLMServingSim."""
+    requests = _read_jsonl(measured) if measured.suffix == ".jsonl" else _read_csv(measured)
+    with TemporaryDirectory() as folder:
+        trace = Path(folder) / "trace.csv"
+        _write_trace(trace, requests)
+        settings = settings_of(SimulationTrial(preset, f"trace:{trace}", profile=profile))
+        record = recorded(Simulation(settings if link is None else _over(link, profile, settings)))
+    simulated = _simulated_times(record)
+    device = profile if link is None else f"{profile} over {link[0]:g} us, {link[1]:g} GB/s"
+    for name, times in _measured_times(requests).items():
+        real, mine = Distribution.from_values(times), Distribution.from_values(simulated[name])
+        report(f"{device}, {name}: the mean is off by", 100 * abs(mine.mean / real.mean - 1), "%", goal=15)
+        report(f"{device}, {name}: mean", mine.mean, "s", baseline=real.mean)
+        report(f"{device}, {name}: median", mine.p50, "s", baseline=real.p50)
+        report(f"{device}, {name}: p90", mine.p90, "s", baseline=real.p90)
+        report(f"{device}, {name}: p99", mine.p99, "s", baseline=real.p99)
+
+
+def _over(link: list[float], profile: str, settings: Settings) -> Settings:
+    """Return the settings with GPUs that sum over a link of this latency in microseconds and these GB/s."""
+    tree = json.loads((gpu_truth.FOLDER / f"{profile}.json").read_text(encoding="utf-8"))
+    tree["all_reduce"].update(zip(("latency_us", "gb_s"), link, strict=True))
+    assert isinstance(settings.timing, Hardware)
+    return replace(settings, timing=replace(settings.timing, truth=gpu_truth.GpuTruth(tree)))
+
+
+def _read_csv(path: Path) -> list[ServedRequest]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return [
+            ServedRequest(
+                float(row["arrival_s"]),
+                int(row["prompt_tokens"]),
+                int(row["output_tokens"]),
+                float(row["ttft_s"]),
+                float(row["e2e_s"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def _read_jsonl(path: Path) -> list[ServedRequest]:
+    """Read requests as LLMServingSim writes them. Clients and engine have clocks of their own: the first request to be
+    queued at once shows how far they are apart."""
+    rows = sorted(map(json.loads, path.read_text(encoding="utf-8").splitlines()), key=itemgetter("arrival_time"))
+    apart = min(row["queued_ts"] - row["arrival_time"] for row in rows)
+    return [
+        ServedRequest(
+            row["arrival_time"] - rows[0]["arrival_time"],
+            row["input_toks"],
+            row["output_toks"],
+            row["first_token_ts"] - row["arrival_time"] - apart,
+            row["last_token_ts"] - row["arrival_time"] - apart,
+        )
+        for row in rows
+    ]
+
+
+def _write_trace(path: Path, requests: Sequence[ServedRequest]) -> None:
+    lines = [f"{each.arrival_s:.6f},{each.prompt_tokens},{each.output_tokens}" for each in requests]
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]) + "\n", encoding="utf-8")
+
+
+def _measured_times(requests: Sequence[ServedRequest]) -> dict[str, list[float]]:
+    tpot = [(each.whole_s - each.ttft_s) / (each.output_tokens - 1) for each in requests if each.output_tokens > 1]
+    return {
+        "TTFT": [each.ttft_s for each in requests],
+        "TPOT": tpot,
+        "end to end": [each.whole_s for each in requests],
+    }
+
+
+def _simulated_times(record: RunRecord) -> dict[str, list[float]]:
     done = [(request.arrival_at, request.token_at) for request in record.requests if request.token_at]
-    ttft = [tokens[0] - at for at, tokens in done]
-    whole = [tokens[-1] - at for at, tokens in done]
-    tpot = [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for _, tokens in done if len(tokens) > 1]
-    return mean(ttft), mean(tpot), mean(whole)
+    return {
+        "TTFT": [tokens[0] - at for at, tokens in done],
+        "TPOT": [(tokens[-1] - tokens[0]) / (len(tokens) - 1) for _, tokens in done if len(tokens) > 1],
+        "end to end": [tokens[-1] - at for at, tokens in done],
+    }
 
 
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--full", action="store_true", help="an hour on 8 workers, and 1,000 workers")
-    parser.add_argument("--trace", type=Path, help="arrivals of a real run, such as llmservingsim_sharegpt300.csv")
-    parser.add_argument("--measured", type=Path, help="its times, such as vllm_measured_RTXPRO6000_Llama-3.1-8B.csv")
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        metavar="FILE",
+        help="only compare with this real run: LLMServingSim's requests.jsonl, or a CSV file of arrival_s,"
+        " prompt_tokens, output_tokens, ttft_s, e2e_s",
+    )
+    parser.add_argument("--profile", default=DEFAULT_PROFILE, help="the GPU and the model of the measured run")
+    parser.add_argument("--preset", default="vllm-chunked", help="what served the measured run")
+    parser.add_argument(
+        "--link",
+        type=several(float),
+        metavar="US,GB_S",
+        help="latency and bandwidth between tensor-parallel GPUs, instead of the profile's; 0,inf: sums take no time",
+    )
     given = parser.parse_args()
+    if given.measured:
+        against_measured(given.measured, given.profile, given.preset, given.link)
+        return
     steps_per_second(8, 240, goal=10_000)
     steps_per_second(128, 60, goal=1_500)
-    if given.trace and given.measured:
-        against_vllm(given.trace, given.measured)
     if given.full:
         hour_of_chat(60)
         many_workers(1000, 60)
