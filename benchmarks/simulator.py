@@ -30,7 +30,7 @@ from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
 from benchmarks.common.simulating import record_of, recorded
-from benchmarks.report import command, report, several
+from benchmarks.report import command, report
 
 _MIB = 1024  # KiB, as getrusage counts
 
@@ -211,11 +211,14 @@ def main() -> None:
     parser.add_argument("--preset", default="vllm-chunked", help="what served the measured run")
     parser.add_argument(
         "--link",
-        type=several(float),
-        metavar="US,GB_S",
-        help="latency and bandwidth between tensor-parallel GPUs, instead of the profile's; 0,inf: sums take no time",
+        type=float,
+        nargs=2,
+        metavar=("US", "GB_S"),
+        help="latency and bandwidth between tensor-parallel GPUs, instead of the profile's; 0 inf: sums take no time",
     )
     given = parser.parse_args()
+    if given.link and not (given.measured and given.profile.endswith("-tp2")):
+        parser.error("--link needs --measured and a --profile of two GPUs")
     if given.measured:
         against_measured(given.measured, given.profile, given.preset, given.link)
         return
