@@ -14,6 +14,7 @@ from __future__ import annotations
 LEVELS = 5
 FIRST_BOUND = 32  # most steps of the first level
 TOP = -1  # above the first level: requests that have waited for an age there
+INTERRUPTED = TOP - 1  # above all others: requests with output that have lost their memory
 AGE_S = 10.0  # an unserved best-effort request rises a level after so long
 
 
@@ -42,13 +43,16 @@ class Level:
         """Drop a level, since the prediction was too low, whatever is predicted now."""
         self._num_outlived += 1
 
-    def at(self, now: float, steps: int) -> int:
+    def at(self, now: float, steps: int, has_begun: bool = False) -> int:
         """Return the level with so many predicted steps left; the request rises by one for each age that it has waited.
 
         A request that has waited for an age in the first level too goes above it, before all others: otherwise short
-        requests would always come first there.
+        requests would always come first there. A request that has begun goes there after its first age.
         """
-        return max(TOP, min(LEVELS - 1, level_of(steps) + self._num_outlived) - self._rises(now))
+        rises = self._rises(now)
+        if has_begun and rises:
+            return TOP
+        return max(TOP, min(LEVELS - 1, level_of(steps) + self._num_outlived) - rises)
 
     def rises_at(self, now: float) -> float:
         """Return when the request rises next."""

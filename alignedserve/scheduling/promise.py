@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from alignedserve.core import Due, Request, ServiceClass
 from alignedserve.scheduling.lengths import expected, outlived
-from alignedserve.scheduling.levels import Level
+from alignedserve.scheduling.levels import INTERRUPTED, Level
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import (
     Standing,
@@ -192,6 +192,8 @@ class StepPromise(Promise):
         slack_s, num_left = step_slack_s(self._dues.due_at(), now, times), self._dues.num_left
         remaining = work.prompt + num_left
         is_late = self._dues.is_late(now)
+        has_begun = self._num_output > 0
+        is_interrupted = has_begun and work.prompt > 0
         return Standing(
             request.id,
             request.service,
@@ -199,7 +201,7 @@ class StepPromise(Promise):
             request.arrival_at,
             is_late,
             request.priority,
-            self._level.at(now, remaining),
+            INTERRUPTED if is_interrupted else self._level.at(now, remaining, has_begun),
             work.transfer_s,
             remaining,
             work.prompt > 0,

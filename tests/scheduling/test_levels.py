@@ -55,6 +55,11 @@ def test_a_waiting_request_rises_one_level_at_a_time_and_drops_when_it_outlives_
         assert level.at(level.rises_at(now), steps) == level.at(now, steps), "not before it has passed"
 
 
+def test_a_request_that_has_begun_rises_to_the_top_after_an_age() -> None:
+    level = Level(0.0, 10.0)
+    assert [level.at(now, 600, has_begun=True) for now in (0.0, 10.0, 10.1, 50.0)] == [4, 4, TOP, TOP]
+
+
 def test_served_it_falls_back() -> None:
     level = Level(0.0, 10.0)
     assert level.at(25.0, 600) == 2

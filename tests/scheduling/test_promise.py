@@ -80,3 +80,10 @@ def test_of_documents_of_a_level_the_sooner_restored_goes_first() -> None:
     here = long.standing(10.0, Work(), TIMES), short.standing(10.0, Work(), TIMES)
     assert [standing.id for standing in in_order(away, TIMES)] == ["long", "short"]
     assert [standing.id for standing in in_order(here, TIMES)] == ["short", "long"]
+
+
+def test_a_document_that_lost_its_memory_goes_before_documents_that_have_not_begun() -> None:
+    short = replace(DOCUMENT, id="short", prompt=(1,) * 10, max_tokens=5, arrival_at=9.0)
+    again = promise(DOCUMENT, POLICY, num_output=50).standing(10.0, Work(prompt=1050, chunk=500), TIMES)
+    fresh = promise(short, POLICY).standing(10.0, Work(prompt=10, chunk=500), TIMES)
+    assert [standing.id for standing in in_order([fresh, again], TIMES)] == [DOCUMENT.id, "short"]
