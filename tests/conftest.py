@@ -34,15 +34,22 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # long, and last those that fill the gaps. Deployments have timeouts long enough for a machine that runs two at a time.
 FIRST = ("cluster", "end_to_end", "third_party")
 THEN = ("simulator", "engine", "demo_model", "kernels")
+_ON_RAY = "tests that share a deployment on Ray"
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run a file's tests in one process (with `-n`), so that they share fixtures; hand out files in their order."""
+    """Run a file's tests in one process (with `-n`), so that they share fixtures; hand out files in their order.
+
+    Tests that share a deployment on Ray run together too, whatever their file.
+    """
     from xdist.scheduler import LoadFileScheduling
 
     config.option.loadscopereorder = False
-    return LoadFileScheduling(config, log)
+    scheduling = LoadFileScheduling(config, log)
+    by_file = scheduling._split_scope
+    scheduling._split_scope = lambda test: _ON_RAY if "end_to_end" in test and "[1+1-ray" in test else by_file(test)
+    return scheduling
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

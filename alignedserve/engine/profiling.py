@@ -46,6 +46,8 @@ _COPIED_PAGES = (1, 4, 16)
 _CAUTION = 1.25  # factor by which a guessed time may be too low
 _LARGEST_SHARE = 0.1  # largest share of the budget for one step
 _CHECK_S = 10.0  # time limit of a check of three steps
+_CHECK_RUNS = 9  # runs of each
+_STEADY = 1.15  # the usual run of a step takes at most so many times the least, on a machine without other work
 _SHARE_OF_STEPS = 0.85  # share of the budget for steps; the rest is for fitting
 
 
@@ -116,7 +118,12 @@ class Meter:
 
 
 def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float) -> list[Point]:
-    """Measure as many trials as fit in the budget.
+    """Measure as many trials as fit in the budget."""
+    return [Point(trial.shape, median(runs)) for trial, runs in _times_of(meter, wanted, budget_s, RUNS).items()]
+
+
+def _times_of(meter: Meter, wanted: Sequence[Trial], budget_s: float, num_runs: int) -> dict[Trial, list[float]]:
+    """Return the times of the trials that fit in the budget.
 
     A trial that would take much of the budget is left out: many small trials tell more. The runs of a trial are far
     apart, so a disturbance of a second hits one run each of many trials.
@@ -126,15 +133,15 @@ def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float) -> list[Poin
     later = 0.0  # seconds of the runs that are still to come
     for trial in wanted:
         guess = _CAUTION * _guess(times, trial.shape)
-        takes = guess * (RUNS if guess <= _LONG_S else 1)
+        takes = guess * (num_runs if guess <= _LONG_S else 1)
         if takes <= min(end - meter.clock() - later, _LARGEST_SHARE * budget_s):
             times[trial] = [meter.run(trial)]
-            later += (RUNS - 1) * times[trial][0] if times[trial][0] <= _LONG_S else 0.0
-    for _ in range(RUNS - 1):
+            later += (num_runs - 1) * times[trial][0] if times[trial][0] <= _LONG_S else 0.0
+    for _ in range(num_runs - 1):
         for trial, runs in times.items():
             if runs[0] <= _LONG_S:
                 runs.append(meter.run(trial))
-    return [Point(trial.shape, median(runs)) for trial, runs in times.items()]
+    return times
 
 
 def _guess(times: Mapping[Trial, Sequence[float]], shape: Shape) -> float:
@@ -280,7 +287,11 @@ def _kv_bytes(engine: Engine) -> int:
 
 
 def still_holds(profile: Profile, meter: Meter, bounds: Bounds) -> bool:
-    """Return whether the cached profile is right for this worker: measure the middle step of each kind again."""
+    """Return whether the cached profile is right for this worker: measure the middle step of each kind again.
+
+    Other work on the machine makes steps slower, and never faster: the least of several runs counts. A profile that was
+    measured while there was less of it is better than what could be measured now.
+    """
     measured, wanted_limits = profile.memory.limits, bounds.limits
     if measured.max_step_tokens < wanted_limits.max_step_tokens or measured.max_batch < wanted_limits.max_batch:
         log.info("the cached cost profile covers smaller steps than this worker runs: it is measured anew")
@@ -292,11 +303,15 @@ def still_holds(profile: Profile, meter: Meter, bounds: Bounds) -> bool:
     if len(again) < len({trial.shape.kind for trial in trials(bounds)}):
         log.warning("the cached cost profile has other steps than this worker would measure: it is measured anew")
         return False
-    points = measure(meter, again, _CHECK_S)
-    off = median(abs(point.seconds / known[point.shape] - 1) for point in points)
-    if off > _TOLERANCE:
-        log.warning("the cached cost profile is off by %.0f %%: it is measured anew", 100 * off)
-    return off <= _TOLERANCE
+    times = _times_of(meter, again, _CHECK_S, _CHECK_RUNS)
+    off = median(min(runs) / known[trial.shape] for trial, runs in times.items()) - 1
+    if abs(off) <= _TOLERANCE:
+        return True
+    if off > 0 and median(median(runs) / min(runs) for runs in times.values()) > _STEADY:
+        log.warning("steps take unequal times, as if this machine did other work: the cached cost profile is kept")
+        return True
+    log.warning("the cached cost profile is off by %.0f %%: it is measured anew", 100 * abs(off))
+    return False
 
 
 @contextmanager

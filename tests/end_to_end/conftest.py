@@ -27,8 +27,10 @@ def on(kinds: Sequence[Kind]) -> pytest.MarkDecorator:
 
 
 class Running:
-    """One running deployment of each kind, started at its first use, because a start takes some seconds of all
-    cores."""
+    """One running deployment of each kind, started at its first use, because a start takes some seconds of all cores.
+
+    Ray is never idle, so it is stopped when tests go on without it; the tests on Ray run together (tests/conftest.py).
+    """
 
     def __init__(self) -> None:
         self._started: dict[Kind, tuple[Deployment, ExitStack]] = {}
@@ -36,11 +38,17 @@ class Running:
     def of(self, kind: Kind) -> Deployment:
         if kind in self._started and not self._started[kind][0].is_ready:
             self.drop(kind)
+        topology, launcher = kind
+        if launcher == "local":
+            self._end_ray()
         if kind not in self._started:
-            topology, launcher = kind
             ends = ExitStack()
             self._started[kind] = ends.enter_context(deployed(topology=topology, launcher=launcher)), ends
         return self._started[kind][0]
+
+    def _end_ray(self) -> None:
+        for kind in [kind for kind in self._started if kind[1] == "ray"]:
+            self._started.pop(kind)[1].close()
 
     def drop(self, kind: Kind) -> None:
         """End a deployment on which a test has failed, so that the next test does not fail too."""
@@ -63,23 +71,20 @@ def running() -> Iterator[Running]:
 
 
 @pytest.fixture(scope="module", params=LOCAL, ids="-".join)
-def wounded(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    """Yield a deployment for the tests of one module that kill its parts."""
+def wounded(request: pytest.FixtureRequest, running: Running) -> Iterator[Deployment]:
+    """Yield a deployment for the tests of one module that kill its parts; on Ray, the one that all modules share."""
     topology, launcher = request.param
+    if launcher == "ray":
+        yield running.of(request.param)
+        return
     with deployed(topology=topology, launcher=launcher) as deployment:
         yield deployment
 
 
 @pytest.fixture(scope="module", params=LOCAL, ids="-".join)
-def shared(request: pytest.FixtureRequest, running: Running) -> Iterator[Deployment]:
-    """Yield a deployment for tests that leave it unchanged: shared by all modules, but on Ray, which is never idle, by
-    one."""
-    topology, launcher = request.param
-    if launcher == "local":
-        yield running.of(request.param)
-        return
-    with deployed(topology=topology, launcher=launcher) as deployment:
-        yield deployment
+def shared(request: pytest.FixtureRequest, running: Running) -> Deployment:
+    """Return a deployment for tests that leave it unchanged: all modules share it."""
+    return running.of(request.param)
 
 
 def shared_on(kinds: Sequence[Kind]) -> pytest.MarkDecorator:

@@ -51,7 +51,7 @@ STOP_S = 180.0
 BACK_S = 240.0  # for a part that was killed, added or removed, until the deployment is in order again
 GONE_S = 90.0  # for all processes and files to disappear after a deployment has ended
 ANSWER_S = 300.0
-LOOK_S = 0.02
+LOOK_S = 0.1  # each look at all processes, or at the gateway, takes some milliseconds of what is waited for
 MARK = "ALIGNED_E2E_DEPLOYMENT"  # set in the environment of all that a deployment starts
 _LOG_TAIL = 6_000
 # One client for all questions: making a client takes ten times the processor time of a question. Each question has a

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from xml.etree import ElementTree
 
 import pytest
@@ -152,10 +153,27 @@ def test_what_projecting_takes_is_measured_where_it_can_be(
     assert (seconds > 0) is keeps_hidden
 
 
+class BusyTicks(Ticks):
+    """The clock of a machine that does other work too: half of the steps take three times as long."""
+
+    def __init__(self, tick: float) -> None:
+        super().__init__(tick)
+        self._random = Random(0)
+
+    def __call__(self) -> float:
+        self.now += 2 * self.tick * self._random.randrange(2)
+        return super().__call__()
+
+
 def profiled(
-    engine: Engine, directory: Path | None, shared_memory: Path, tick: float = 0.001, subject: Subject = SUBJECT
+    engine: Engine,
+    directory: Path | None,
+    shared_memory: Path,
+    tick: float = 0.001,
+    subject: Subject = SUBJECT,
+    clock: Ticks | None = None,
 ) -> tuple[Point, ...]:
-    clock = Ticks(tick)
+    clock = clock or Ticks(tick)
     meter = Meter(engine, clock, clock.synchronize)
     profile = start_profile(meter, BOUNDS, subject, shared_memory, directory, budget_s=1000.0)
     assert set(profile.transfers.links) == {Route.ARENA_TO_DEVICE, Route.DEVICE_TO_ARENA}
@@ -177,7 +195,7 @@ def test_a_cached_profile_is_checked_and_taken(engine: Engine, tmp_path: Path, m
     first = profiled(engine, tmp_path / "cache", tmp_path)
     steps = counted(engine, monkeypatch)
     assert profiled(engine, tmp_path / "cache", tmp_path) == first
-    assert len(steps) == len(Kind) * 3  # a step of each kind, three times
+    assert len(steps) == len(Kind) * 9  # a step of each kind, nine times
 
 
 def test_a_cached_profile_that_is_off_is_measured_anew(
@@ -189,6 +207,23 @@ def test_a_cached_profile_that_is_off_is_measured_anew(
     assert second[0].seconds == pytest.approx(2 * first[0].seconds)
     assert "the cached cost profile is off by 100 %: it is measured anew" in caplog.text
     assert profiled(engine, tmp_path / "cache", tmp_path, tick=0.002) == second
+
+
+def test_a_cached_profile_outlives_other_work_on_the_machine(
+    engine: Engine, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    first = profiled(engine, tmp_path / "cache", tmp_path)
+    assert profiled(engine, tmp_path / "cache", tmp_path, clock=BusyTicks(0.001)) == first
+    assert "kept" not in caplog.text, "the least times are what they were"
+    assert profiled(engine, tmp_path / "cache", tmp_path, clock=BusyTicks(0.002)) == first
+    assert "as if this machine did other work: the cached cost profile is kept" in caplog.text
+
+
+def test_a_profile_of_a_busy_machine_is_measured_anew_when_it_is_quiet(engine: Engine, tmp_path: Path) -> None:
+    profiled(engine, tmp_path / "cache", tmp_path, tick=0.003)
+    quiet = profiled(engine, tmp_path / "cache", tmp_path)
+    assert quiet[0].seconds == pytest.approx(0.001)
 
 
 def test_a_profile_of_something_else_is_not_taken(engine: Engine, tmp_path: Path) -> None:
