@@ -151,10 +151,10 @@ class NextStep:
             idle=[running for running in self._commits.waiting if not running.promise.is_rt],
         )
 
-    def _long_classes(self) -> set[bool]:
+    def _long_classes(self) -> set[ServiceClass]:
         """Return the classes of the long prompts that are unfinished here, which they are until they are committed."""
         here = self._roster.occupants()
-        return {running.promise.is_rt for running in here if running.num_tokens >= self._policy.long_prompt}
+        return {running.request.service for running in here if running.num_tokens >= self._policy.long_prompt}
 
     def _make_room(self, now: float) -> bool:
         """Take the pairs of the last prompt where nothing can run, and nothing under way gives memory back."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cached_property
 
-from alignedserve.core import Slo
+from alignedserve.core import ServiceClass, Slo
 from alignedserve.scheduling.levels import AGE_S
 from alignedserve.scheduling.orders import ORDERINGS, ByKey, Ordering
 from alignedserve.scheduling.orders import Order as Order
@@ -30,9 +30,10 @@ class Precedence:
         """Return whether a request of this class that waits for memory holds up requests of both classes."""
         return True
 
-    def holds_long(self, unfinished_is_rt: bool, is_rt: bool) -> bool:
-        """Return whether an unfinished long prompt holds back a long prompt of this class (AccelGen §4.2)."""
-        return True
+    def holds_long(self, unfinished: ServiceClass, waiting: ServiceClass, is_urgent: bool) -> bool:
+        """Return whether an unfinished long prompt of one class holds back a long prompt of another, or the same
+        (ERA, AccelGen §4.2)."""
+        return not is_urgent
 
     def worth_s(self, pending_s: float) -> float:
         """Return what it is worth to serve a best-effort request that has been pending for so long."""
@@ -53,8 +54,10 @@ class RealTimeFirst(Precedence):
     def holds_up_all(self, is_rt: bool) -> bool:
         return is_rt
 
-    def holds_long(self, unfinished_is_rt: bool, is_rt: bool) -> bool:
-        return unfinished_is_rt or not is_rt  # a document holds no chat back
+    def holds_long(self, unfinished: ServiceClass, waiting: ServiceClass, is_urgent: bool) -> bool:
+        """A document holds no chat back, and nothing holds an urgent prompt back."""
+        holds_chat_for_document = waiting is ServiceClass.RT and unfinished is ServiceClass.BE
+        return not is_urgent and not holds_chat_for_document
 
     def worth_s(self, pending_s: float) -> float:
         return min(pending_s, Slo().tbt_s)

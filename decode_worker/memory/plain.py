@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from alignedserve.core import WorkerLimits, units_for
+from alignedserve.core import ServiceClass, WorkerLimits, units_for
 from alignedserve.decode_worker.memory.packed_seating import PackedSeating, RecentNeed
 from alignedserve.decode_worker.packing.order import ServingOrder
 from alignedserve.decode_worker.packing.packer import TypeChoice
@@ -65,11 +65,11 @@ class PlainMemory(DeviceMemory):
         """Return the tokens that a request gets memory for when it is seated."""
         return room_for(running.request, len(running.output), self._policy, self.limits.num_tokens)
 
-    def long_classes(self) -> set[bool]:
-        """Return the classes of the long prompts that are unfinished here: True is real-time."""
+    def long_classes(self) -> set[ServiceClass]:
+        """Return the classes of the long prompts that are unfinished here."""
         here = self._here
         unfinished = rules_of(self._policy).unfinished(here.prompts.values(), here.residents.values())
-        return {running.promise.is_rt for running in unfinished if running.num_tokens >= self._policy.long_prompt}
+        return {running.request.service for running in unfinished if running.num_tokens >= self._policy.long_prompt}
 
     def seat(self, running: Running, tokens: int, waiting: Waiting, now: float) -> bool:
         """Give the request memory for so many tokens; return whether there was as much."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import inf
 from operator import itemgetter
 
-from alignedserve.core import Chunk
+from alignedserve.core import Chunk, ServiceClass
 from alignedserve.cost.model import StepEstimate
 from alignedserve.scheduling.policy import Chunking
 from alignedserve.scheduling.slo import Late, Rank
@@ -40,7 +40,7 @@ class Filling:
         self._has_cut = False  # a prompt was cut for lack of time or tokens: no other prompt gets any
         self._has_no_memory = False  # a request waits for memory: no other is seated
         self._be_has_no_memory = False  # a best-effort request waits for memory: real-time ones may pass it
-        self._long: set[bool] | None = None  # classes of the long prompts that are unfinished: True is real-time
+        self._long: set[ServiceClass] | None = None  # classes of the long prompts that are unfinished
         self._taken: set[int] = set()  # decodes that came before all others
         self.decodes: list[Running] = []
         self.chunks: list[Chunk] = []
@@ -253,14 +253,13 @@ class Filling:
             return False
         if self._lacks_memory(running) or not self._seating.may_seat(running):
             return True
-        is_long = self.policy.chunking is Chunking.SLO and running.num_tokens >= self.policy.long_prompt
-        if not is_long or is_urgent:
+        if self.policy.chunking is not Chunking.SLO or running.num_tokens < self.policy.long_prompt:
             return False
-        holds = self.policy.precedence.holds_long
-        return any(holds(unfinished_is_rt, running.promise.is_rt) for unfinished_is_rt in self._long_classes)
+        holds, waiting = self.policy.precedence.holds_long, running.request.service
+        return any(holds(unfinished, waiting, is_urgent) for unfinished in self._long_classes)
 
     @property
-    def _long_classes(self) -> set[bool]:
+    def _long_classes(self) -> set[ServiceClass]:
         if self._long is None:
             self._long = self._seating.long_classes()
         return self._long
@@ -279,7 +278,7 @@ class Filling:
         self._has_cut |= size < most
         if size:
             if not running.pairs and running.num_tokens >= self.policy.long_prompt:
-                self._long_classes.add(running.promise.is_rt)
+                self._long_classes.add(running.request.service)
             self._seating.take(running, size)
             self.chunks.append(chunk_of(running, size))
             self._estimate.add_chunk(size, running.prefix)

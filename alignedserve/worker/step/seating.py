@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from alignedserve.core import units_for
+from alignedserve.core import ServiceClass, units_for
 from alignedserve.worker.step.running import Blocks, Running
 
 
@@ -17,7 +17,7 @@ class Seating:
     seats: int  # requests that may be seated
     by_chunk: bool  # whether a prompt gets pairs for the chunk that runs, or at once what it will need
     room_for: Callable[[Running], int]  # tokens of a request that is seated as a whole
-    long_classes: Callable[[], set[bool]]  # of long prompts that are unfinished here: True is real-time
+    long_classes: Callable[[], set[ServiceClass]]  # of the long prompts that are unfinished here
     seated: list[Running] = field(default_factory=list)  # by this choice
     unseated: list[Running] = field(default_factory=list)  # requests that gave up their pairs for these, and wait again
     # Tells whether the step has time to make K and V of so many tokens anew; the selection sets it.

@@ -49,9 +49,9 @@ def waits(these: Sequence[Running], at: Moment) -> Waiting:
 
 
 def seating(free: int, at: Moment, seated: Sequence[Running] = (), seats: int = 1000) -> Seating:
-    def long_classes() -> set[bool]:
+    def long_classes() -> set[ServiceClass]:
         prompts = [running for running in seated if not running.decodes]
-        return {running.promise.is_rt for running in prompts if running.num_tokens >= at.policy.long_prompt}
+        return {running.request.service for running in prompts if running.num_tokens >= at.policy.long_prompt}
 
     by_chunk = at.policy.room is Room.CHUNKS
     return Seating(Blocks(free), 1000, 16, seats, by_chunk, lambda running: running.num_tokens, long_classes)
@@ -296,6 +296,47 @@ class TestDocumentsAmongThemselves:
         by_slack = ran(select([], *split, moment(self.PAPER, room=700), free=200))
         assert by_slack[0][0] == "hasty"
         assert ran(select([], *split, moment(room=700), free=200))[0][0] == "patient"
+
+
+class TestLongPrompts:
+    """Which long prompts start while another is unfinished (ERA), by their classes."""
+
+    POLICY = Policy(long_prompt=200)
+
+    def unfinished(self, service: ServiceClass) -> Running:
+        begun = chat("begun", 0.9, prompt=220) if service is ServiceClass.RT else document("begun", prompt=220)
+        begun.prefix = 200
+        return begun
+
+    def waiting(self, service: ServiceClass, is_urgent: bool) -> Running:
+        if service is ServiceClass.RT:
+            return chat("waits", 0.039 if is_urgent else 0.9, prompt=220)
+        return document("waits", prompt=220, jct_s=0.2 if is_urgent else 1000.0)
+
+    @pytest.mark.parametrize(
+        ("unfinished", "waiting", "is_urgent", "starts"),
+        [
+            (ServiceClass.RT, ServiceClass.RT, False, False),
+            (ServiceClass.RT, ServiceClass.RT, True, True),
+            (ServiceClass.RT, ServiceClass.BE, False, False),
+            (ServiceClass.RT, ServiceClass.BE, True, True),
+            (ServiceClass.BE, ServiceClass.RT, False, True),
+            (ServiceClass.BE, ServiceClass.RT, True, True),
+            (ServiceClass.BE, ServiceClass.BE, False, False),
+            (ServiceClass.BE, ServiceClass.BE, True, True),
+        ],
+    )
+    def test_a_document_holds_no_chat_back_and_nothing_holds_urgent_prompts(
+        self, unfinished: ServiceClass, waiting: ServiceClass, is_urgent: bool, starts: bool
+    ) -> None:
+        found = select(
+            [], [self.unfinished(unfinished)], [self.waiting(waiting, is_urgent)], moment(self.POLICY), free=100
+        )
+        assert ("waits" in dict(ran(found))) is starts
+
+    def test_short_prompts_wait_for_no_long_one(self) -> None:
+        found = select([], [self.unfinished(ServiceClass.RT)], [document("short")], moment(self.POLICY), free=100)
+        assert "short" in dict(ran(found))
 
 
 class TestTheOrder:
