@@ -54,10 +54,6 @@ class RunningPrompts(CorePart):
     def is_fetching(self) -> bool:
         return bool(self._fetching)
 
-    def ahead(self) -> list[Running]:
-        """Return the prompts that are to run, but for those that wait for room."""
-        return [*self.seated, *self._prefixes.asking]
-
     def find(self, request: str) -> Running | None:
         return self._running.get(request)
 

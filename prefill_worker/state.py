@@ -60,7 +60,8 @@ class PrefillCore(WorkerCore):
         writing = PoolWriting(common, queue, candidates, commits, offers, prompts, known)
         buffers = Buffers(common, queue, candidates, copy_numbers)
         step = NextStep(common, queue, prompts, commits, offers, buffers, writing)
-        rate, compression, repeats = PromptRate(common, queue, prompts.ahead), PageCompression(common), Repeats(common)
+        rate = PromptRate(common, queue, lambda: prompts.seated, lambda: prefixes.asking)
+        compression, repeats = PageCompression(common), Repeats(common)
         router = RouterLink(common, rate)
         self._prefixes, self._prompts, self._buffers, self._step = prefixes, prompts, buffers, step
         self._compose(

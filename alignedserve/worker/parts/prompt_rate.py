@@ -47,9 +47,16 @@ class _Passed:
 
 
 class PromptRate(CorePart):
-    def __init__(self, common: Common, queue: PromptQueue, prompts: Callable[[], Iterable[Running]]) -> None:
-        """`prompts` returns the seated prompts that are not through."""
-        self._steps, self._pace, self._queue, self._prompts = common.steps, common.pace, queue, prompts
+    def __init__(
+        self,
+        common: Common,
+        queue: PromptQueue,
+        seated: Callable[[], Iterable[Running]],
+        coming: Callable[[], Iterable[Running]] = tuple,
+    ) -> None:
+        """`seated` returns the seated prompts that are not through, `coming` those that are to join the queue."""
+        self._steps, self._pace, self._queue = common.steps, common.pace, queue
+        self._seated, self._coming = seated, coming
         self._waited_from: dict[bool, float | None] = {True: None, False: None}
         self._passed = {True: _Passed(), False: _Passed()}  # of real-time prompts; of all
 
@@ -62,7 +69,7 @@ class PromptRate(CorePart):
         return []
 
     def _count(self, only_rt: bool, in_step: dict[str, int], seconds: float, now: float) -> None:
-        seated = [running for running in self._prompts() if running.promise.is_rt or not only_rt]
+        seated = [running for running in self._seated() if running.promise.is_rt or not only_rt]
         waiting = self._queue.num_old_rt if only_rt else self._queue.num_old
         has_left = waiting > 0 or any(running.num_ahead > in_step.get(running.request.id, 0) for running in seated)
         if has_left:
@@ -74,7 +81,7 @@ class PromptRate(CorePart):
     def backlog(self, now: float) -> Backlog:
         """Return the work that is left of prompts, and the time of one more token."""
         waiting, model_s = self._queue.waiting, self._pace.prompt_token_s
-        ahead = [(running.promise.is_rt, running.num_ahead) for running in self._prompts()]
+        ahead = [(running.promise.is_rt, running.num_ahead) for running in (*self._seated(), *self._coming())]
         tokens = waiting.num_tokens + sum(tokens for _, tokens in ahead)
         rt_tokens = waiting.num_rt_tokens + sum(tokens for is_rt, tokens in ahead if is_rt)
         token_s, rt_token_s = (self._passed[only_rt].token_s(model_s, now) for only_rt in (False, True))

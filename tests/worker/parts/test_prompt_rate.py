@@ -10,12 +10,13 @@ from alignedserve.core import Request, ServiceClass, StepPlan, StepResult
 from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, RunStep, Send
 from alignedserve.protocol.events import MemberJoined, StepDone
-from alignedserve.protocol.messages import ROUTER, Backlog, Prefill, Progress
+from alignedserve.protocol.messages import ROUTER, Backlog, LeasePages, Prefill, Progress
 from alignedserve.scheduling.policy import Chunking, Policy
 from alignedserve.worker.setup import WorkerSetup
-from tests.samples import LIMITS, ROUTER_MEMBER, request, said
+from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, request, said
 
 TOKEN_S = 0.001  # by the cost model
 STEP = 8  # prompt tokens of a step
@@ -173,3 +174,18 @@ def test_a_prompt_that_waits_for_memory_does_not_seem_to_take_for_ever() -> None
     for _ in range(20):
         machine.end_step(0.1)
     assert machine.backlog.prompts_s < 10.0
+
+
+def test_a_prompt_that_comes_during_a_step_has_not_waited_for_it() -> None:
+    """A prefill worker asks the pool about it first. Chats that came beside documents were refused for that."""
+    core = PrefillCore(WorkerSetup(replace(LIMITS, num_pairs=1000, max_step_tokens=STEP)))
+    for neighbour in (ROUTER_MEMBER, POOL_MEMBER):
+        core.handle(MemberJoined(neighbour), 0.0)
+    document = replace(request("document", prompt=6), service=ServiceClass.BE)
+    core.handle(said(ROUTER, Prefill(document)), 0.0)
+    core.handle(said("pool-0", LeasePages((1,), 1, ServiceClass.BE)), 0.0)
+    core.handle(said(ROUTER, Prefill(request("chat", prompt=20))), 9.9)
+    ended = core.handle(StepDone(StepResult(1, (("document", 7),)), seconds=10.0), 10.0)
+    (told,) = [command.message for command in ended if isinstance(command, Send) and command.to == ROUTER]
+    assert isinstance(told, Progress)
+    assert told.backlog.rt_loaded_token_s == told.backlog.prompt_token_s
