@@ -10,8 +10,9 @@ from alignedserve.prefill_worker.buffering import Buffers
 from alignedserve.prefill_worker.committing import Commits
 from alignedserve.prefill_worker.offering import Offers
 from alignedserve.prefill_worker.pool_writing import PoolWriting
+from alignedserve.prefill_worker.prefixes import Prefixes
 from alignedserve.prefill_worker.running_prompts import RunningPrompts
-from alignedserve.protocol.commands import Command
+from alignedserve.protocol.commands import Command, SetTimer
 from alignedserve.scheduling.policy import Room
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.queue import PromptQueue
@@ -22,6 +23,8 @@ from alignedserve.worker.step.ranks import last
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seating import Seating
 from alignedserve.worker.step.selection import first_come, select
+
+_ANSWER = "answer"  # timer: the next step waits no longer for the pool
 
 
 @dataclass(slots=True)
@@ -71,12 +74,14 @@ class NextStep:
         self,
         common: Common,
         queue: PromptQueue,
+        prefixes: Prefixes,
         prompts: RunningPrompts,
         commits: Commits,
         offers: Offers,
         buffers: Buffers,
         writing: PoolWriting,
     ) -> None:
+        self._prefixes = prefixes
         self._policy, self._roster, self._steps, self._pace = common.policy, common.roster, common.steps, common.pace
         self._memory, self._writer, self._queue, self._prompts = common.memory, common.writer, queue, prompts
         self._commits, self._offers, self._buffers, self._writing = commits, offers, buffers, writing
@@ -90,14 +95,22 @@ class NextStep:
         return [*self._buffers.make_place(pairs), *self._offers.make_place(pairs)]
 
     def begin(self, now: float) -> list[Command]:
-        """Begin the next step if none is in flight."""
-        if self._steps.running is not None:
+        """Begin the next step if none is in flight, and nothing comes before it.
+
+        A worker hears nothing while a step runs. So a step is not begun just before it can be chosen better, or a chat
+        can go on: pages that are fetched come before it in any case, and what else it waits for takes milliseconds.
+        """
+        if self._steps.running is not None or self._prompts.is_fetching or self._writing.is_writing_for_chat:
             return []
+        answered_by = max(self._prefixes.answered_by, self._writing.answered_by)
+        if now < answered_by and (self._queue.waiting or self._prompts.running):
+            return [SetTimer(_ANSWER, answered_by)]
         commands = self._seat_first_come()
         while True:
             selection = self._select(now)
             commands += self._seat(selection.seated, selection.unseated)
-            # The pages of all seated prompts may have to be fetched first: then other prompts may run.
+            if self._prompts.is_fetching:  # the step is chosen anew when the pages of these prompts are here
+                return commands
             if selection.chunks or selection.decodes or not (selection.seated or self._make_room(now)):
                 break
         # A request that is computed anew has output; with one token left to compute it was chosen as a decode.

@@ -12,6 +12,7 @@ from alignedserve.prefill_worker.candidates import Candidates
 from alignedserve.prefill_worker.committing import Commits
 from alignedserve.prefill_worker.known_pages import KnownPages
 from alignedserve.prefill_worker.offering import Offers
+from alignedserve.prefill_worker.prefixes import ANSWER_S
 from alignedserve.prefill_worker.running_prompts import RunningPrompts
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import CopiedOut, Event, MemberLost, Received
@@ -38,6 +39,7 @@ class PoolWriting(CorePart):
         self._queue, self._candidates, self._commits = queue, candidates, commits
         self._offers, self._prompts, self._known = offers, prompts, known
         self._asked_for: dict[Running, None] = {}  # real-time prompts that run, and for which pages were asked
+        self._answered_by = 0.0  # until then the next step waits for pages for a chat that is through
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -70,8 +72,23 @@ class PoolWriting(CorePart):
         commands += self._offers.write(pool, self.spoken_for)
         commands += self._write_parts(pool)
         for service in ServiceClass:
-            commands += self._writer.ask(pool, service, self._need(service))
+            asks = self._writer.ask(pool, service, self._need(service))
+            if asks and service is ServiceClass.RT:
+                self._answered_by = now + ANSWER_S
+            commands += asks
         return commands
+
+    @property
+    def is_writing_for_chat(self) -> bool:
+        """Return whether a part of a chat that is through is still being written: the rest can be written after it."""
+        first = self._commits.first(ServiceClass.RT)
+        return first is not None and self._writer.is_writing(first)
+
+    @property
+    def answered_by(self) -> float:
+        """Return until when the next step is to wait for pages for a chat that is through; 0 where none lacks any."""
+        is_asked = self._commits.first(ServiceClass.RT) is not None and self._writer.is_awaited(ServiceClass.RT)
+        return self._answered_by if is_asked else 0.0
 
     def _write_through(self, pool: Member, service: ServiceClass) -> list[Command]:
         """Copy the prompts of this class that wait for pages, one after the other."""

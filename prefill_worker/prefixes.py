@@ -17,6 +17,8 @@ from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.step.running import Running
 
+ANSWER_S = 0.005  # a step waits so long for the pool's word on a chat: it takes about a millisecond
+
 
 class Prefixes(CorePart):
     def __init__(self, common: Common, queue: PromptQueue, known: KnownPages) -> None:
@@ -25,6 +27,7 @@ class Prefixes(CorePart):
         self._queue, self._known = queue, known
         self._asking: dict[str, Running] = {}
         self._unanswered: set[str] = set()  # those that were asking at the last look: at the next look they go on
+        self._answered_by = 0.0  # until then the next step waits for the pool's word on a chat's prompt
 
     @property
     def asking(self) -> list[Running]:
@@ -37,8 +40,19 @@ class Prefixes(CorePart):
         if not names:
             self._queue.admit(running, now)
             return []
+        if running.promise.is_rt and not self._has_chat:
+            self._answered_by = now + ANSWER_S
         self._asking[running.request.id] = running
         return self._pool.send(AskPrefix(*running.key, names, running.request.service))
+
+    @property
+    def answered_by(self) -> float:
+        """Return until when the next step is to wait for the pool's word on a chat's prompt; 0 where none asks."""
+        return self._answered_by if self._has_chat else 0.0
+
+    @property
+    def _has_chat(self) -> bool:
+        return any(running.promise.is_rt for running in self._asking.values())
 
     def _askable(self, running: Running) -> tuple[int, ...]:
         """Return the names of the full pages that the pool may have.

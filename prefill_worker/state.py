@@ -59,7 +59,7 @@ class PrefillCore(WorkerCore):
         prompts = RunningPrompts(common, queue, prefixes, offers, known, copy_numbers)
         writing = PoolWriting(common, queue, candidates, commits, offers, prompts, known)
         buffers = Buffers(common, queue, candidates, copy_numbers)
-        step = NextStep(common, queue, prompts, commits, offers, buffers, writing)
+        step = NextStep(common, queue, prefixes, prompts, commits, offers, buffers, writing)
         rate = PromptRate(common, queue, lambda: prompts.seated, lambda: prefixes.asking)
         compression, repeats = PageCompression(common), Repeats(common)
         router = RouterLink(common, rate)

@@ -38,6 +38,8 @@ class Stepping:
         """Plan the next step where none runs, and the one after it where that is possible."""
         if self._steps.running is not None:
             return self._plan_ahead(self._steps.running, now)
+        if self._here.joining:  # the copies come before the step in any case: their requests are to run in it
+            return []
         before = self._order.packer.prepare(self, now)
         selection = self._choose(before, now)
         # A request that had left, and that the pool knows, is seated by one choice and computed anew by the next.

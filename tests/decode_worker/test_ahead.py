@@ -161,9 +161,9 @@ def test_a_request_with_penalties_sits_out_a_step() -> None:
     bench.joins(request("a", max_tokens=9), replace(B, sampling=PENALISED))
     for _ in range(4):
         bench.ends(*((name, 9) for name in bench.running))
-    assert [names(plan) for plan in bench.plans] == [["a"], ["a"], ["a", "b"], ["a"], ["a", "b"], ["a"]]
+    assert [names(plan) for plan in bench.plans] == [["a", "b"], ["a"], ["a", "b"], ["a"], ["a", "b"], ["a"]]
     of_b = [plan.decodes[1] for plan in bench.plans if len(plan.decodes) > 1]
-    assert [output.token for output in of_b] == [7, 9]
+    assert [output.token for output in of_b] == [7, 9, 9]
     assert all(output.history is not None for output in of_b)
 
 

@@ -49,9 +49,9 @@ class Worker:
         self.chunks = list[Chunk]()  # chunks that ran
         for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
             self.hears(MemberJoined(neighbour))
-        self.hears(said("pool-0", Batch(entries or (document("d1", 11), document("d2", 12)))))
-        self.hears(CopiedIn(1, intact=True))
-        self.hears(CopiedIn(2, intact=True))
+        for number, joins in enumerate(entries or (document("d1", 11), document("d2", 12)), 1):
+            self.hears(said("pool-0", Batch((joins,), is_dynamic=True)))
+            self.hears(CopiedIn(number, intact=True))
 
     def hears(self, event: object) -> list[Command]:
         commands = self.core.handle(event, 0.0)  # type: ignore[arg-type]

@@ -115,6 +115,15 @@ def test_an_entry_joins_decodes_and_releases_its_pages(worker: DecodeCore) -> No
     assert worker.held == NOTHING_HELD
 
 
+def test_a_step_is_chosen_when_the_copies_before_it_have_ended(worker: DecodeCore) -> None:
+    """The request that joins is in it: its second token would be late by a step."""
+    joins(worker)
+    worker.handle(said("pool-0", Batch((IN_B,))), 0.0)
+    assert not any(isinstance(command, RunStep) for command in stepped(worker, 1, ("a", 9)))
+    (step,) = [command for command in worker.handle(CopiedIn(2, intact=True), 0.0) if isinstance(command, RunStep)]
+    assert [decode.request for decode in step.plan.decodes] == ["a", "b"]
+
+
 def test_the_output_ends_at_its_limit(worker: DecodeCore) -> None:
     worker.handle(said("pool-0", Batch((entry(request("a", max_tokens=2), (5,)),))), 0.0)
     worker.handle(CopiedIn(1, intact=True), 0.0)
@@ -335,7 +344,8 @@ def test_an_attempt_is_given_back_when_the_next_attempt_is_here(worker: DecodeCo
 
 def test_with_the_pool_go_the_entries_that_were_not_copied_yet(worker: DecodeCore) -> None:
     worker.handle(said("pool-0", Batch((IN_A, IN_B, IN_C))), 0.0)
-    worker.handle(CopiedIn(1, intact=True), 0.0)
+    for number in (1, 2):
+        worker.handle(CopiedIn(number, intact=True), 0.0)
     lost = Send(ROUTER, Progress(lost=(("c", 0),), free_pairs=4))
     assert worker.handle(MemberLost(POOL_MEMBER), 0.0) == [lost]
     assert stepped(worker, 1, ("a", 0))[0] == tokens(1, 0, FinishReason.STOP)

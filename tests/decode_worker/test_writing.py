@@ -102,7 +102,7 @@ class TestWhoHasToLeave:
         worker = engine(GROWING, pages=(20, 21))
         copy = worker.until(CopyOut)
         assert isinstance(copy, CopyOut)
-        tokens = (*B.prompt, 7, 7)  # B joined a step later than A
+        tokens = (*B.prompt, 7, 7, 7)
         assert (copy.pool, copy.pages, copy.tokens, copy.start) == ("pool-0.1", (20,), tokens, PAGE)
         step = worker.work[worker.work.index(copy) + 1]
         assert isinstance(step, RunStep)
@@ -111,7 +111,7 @@ class TestWhoHasToLeave:
         worker.works()
         (commit,) = worker.heard(Commit)
         assert isinstance(commit, Commit)
-        assert (commit.num_known, commit.entry.pages, commit.entry.output) == (1, (3, 20), (7, 7, 7))
+        assert (commit.num_known, commit.entry.pages, commit.entry.output) == (1, (3, 20), (7, 7, 7, 7))
         assert commit.entry.names == chained_hashes(tokens[:PAGE], PAGE, ROOT)
         assert any(
             message.returned == (("b", 0),) for message in worker.heard(Progress) if isinstance(message, Progress)

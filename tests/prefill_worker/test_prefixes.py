@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Chunk, Due, Entry, Request, Sampling, StepPlan, StepResult
+from alignedserve.core import Chunk, Due, Entry, Request, Sampling, ServiceClass, StepPlan, StepResult
 from alignedserve.kvpool.state import PoolCore
+from alignedserve.prefill_worker.prefixes import ANSWER_S
 from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedIn, CopiedOut, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.protocol.messages import (
     ROUTER,
@@ -30,7 +31,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.worker.parts.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
-from tests.samples import LIMITS, POOL_MEMBER, entry, request, said
+from tests.samples import LIMITS, POOL_MEMBER, STOP, entry, request, said
 
 ROOT = b"model"
 LONG = request("long", prompt=19)  # two pages of 8 tokens, and three tokens
@@ -100,6 +101,39 @@ def test_a_page_that_is_not_intact_is_computed_and_nobody_else_gets_it(worker: P
     assert RELEASE in commands
     assert plans(commands)[0].chunks[0].start == 0
     assert worker.num_spoiled_pages == 2
+
+
+class TestBeforeAStep:
+    """A worker hears nothing while a step runs: a chat that misses one by a millisecond waits for its end."""
+
+    def waits(self, worker: PrefillCore, service: ServiceClass = ServiceClass.RT) -> list[Command]:
+        """Let LONG and a short prompt come during a step, and return what follows from its end."""
+        worker.handle(said(ROUTER, Prefill(request("first", prompt=8))), 0.0)
+        worker.handle(said(ROUTER, Prefill(replace(LONG, service=service))), 0.0)
+        worker.handle(said(ROUTER, Prefill(request("short", prompt=2))), 0.0)
+        return worker.handle(StepDone(StepResult(1, (("first", STOP),))), 0.0)
+
+    def test_the_pool_s_word_on_a_chat_is_waited_for(self, worker: PrefillCore) -> None:
+        assert not plans(self.waits(worker))
+        (plan,) = plans(prefix(worker))
+        assert "long" in [chunk.request for chunk in plan.chunks]
+
+    def test_but_no_longer_than_a_moment(self, worker: PrefillCore) -> None:
+        assert SetTimer("answer", ANSWER_S) in self.waits(worker)
+        (plan,) = plans(worker.handle(TimerFired("answer"), ANSWER_S))
+        assert [chunk.request for chunk in plan.chunks] == ["short"]
+
+    def test_no_word_on_a_document_is_waited_for(self, worker: PrefillCore) -> None:
+        (plan,) = plans(self.waits(worker, ServiceClass.BE))
+        assert [chunk.request for chunk in plan.chunks] == ["short"]
+
+    def test_known_pages_are_fetched_first(self, worker: PrefillCore) -> None:
+        """Their copy comes before the step in any case."""
+        self.waits(worker)
+        fetches = prefix(worker, 4, 5)
+        assert [type(command) for command in fetches if isinstance(command, CopyIn | RunStep)] == [CopyIn]
+        (plan,) = plans(worker.handle(CopiedIn(1, intact=True), 0.0))
+        assert {chunk.request: chunk.start for chunk in plan.chunks} == {"long": 16, "short": 0}
 
 
 def test_an_answer_that_was_lost_is_not_waited_for(worker: PrefillCore) -> None:

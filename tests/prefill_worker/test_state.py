@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Chunk, Due, Entry, FinishReason, Logprob, Sampling, StepPlan, StepResult
+from alignedserve.prefill_worker.prefixes import ANSWER_S
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedOut, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
@@ -50,7 +51,10 @@ def step(number: int, *chunks: Chunk) -> Command:
 
 
 def stepped(worker: PrefillCore, number: int, *tokens: tuple[str, int]) -> list[Command]:
-    return worker.handle(StepDone(StepResult(number, tokens)), 0.0)
+    """End a step. The pool is silent: what the next step waits for does not come in time."""
+    commands = worker.handle(StepDone(StepResult(number, tokens)), 0.0)
+    waits = any(isinstance(command, SetTimer) and command.name == "answer" for command in commands)
+    return [*commands, *(worker.handle(TimerFired("answer"), ANSWER_S) if waits else ())]
 
 
 def token(name: str, value: int, finish: FinishReason | None = None) -> Command:
@@ -168,7 +172,7 @@ def test_an_ask_keeps_the_pages_of_copies_and_gives_back_all_others() -> None:
 def test_a_larger_ask_takes_the_place_of_the_ask_before(worker: PrefillCore) -> None:
     """The answer to the smaller ask comes after the pool has heard the larger ask, which gives those pages back."""
     prefilled(worker)
-    worker.handle(said(ROUTER, Prefill(request("long", prompt=9))), 0.0)
+    worker.handle(said(ROUTER, Prefill(request("long", prompt=9))), ANSWER_S)
     stepped(worker, 2)
     stepped(worker, 3, ("long", 7))
     assert worker.handle(said(ROUTER, Cancel("a", 0)), 0.0) == [asks(2, 2)]
@@ -176,6 +180,19 @@ def test_a_larger_ask_takes_the_place_of_the_ask_before(worker: PrefillCore) -> 
     assert len(worker.leased_pages) == 0
     long = CopyOut(1, "pool-0.1", (1, 2, 3), (6, 5), tuple(range(1, 10)))
     assert leased(worker, 2, 5, 6) == [long]
+
+
+def test_the_next_step_waits_a_moment_for_the_pages_of_a_chat_that_is_through(worker: PrefillCore) -> None:
+    """Its KV would wait for the end of that step, and its second token would be late."""
+    worker.handle(said(ROUTER, Prefill(A)), 0.0)
+    prompt = request("b", prompt=1)
+    worker.handle(said(ROUTER, Prefill(prompt)), 0.0)
+    commands = worker.handle(StepDone(StepResult(1, (("a", 7),))), 0.0)
+    assert not any(isinstance(command, RunStep) for command in commands)
+    pages = next(command.message for command in reversed(commands) if isinstance(command, Send))
+    assert isinstance(pages, AskPages)
+    ordered = [type(command) for command in leased(worker, pages.number, 5)]
+    assert ordered[:2] == [CopyOut, RunStep], "the copy comes first, and then the step"
 
 
 class TestLostFrames:
