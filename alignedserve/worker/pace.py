@@ -71,7 +71,7 @@ class Pace:
         times, chunk = self._rules.times(self._recent.now), max(1, round(self._mean_chunk))
         room, block_size = self.room.tokens, self._limits.block_size
         at = Moment(now, self._cost.model, times, room, block_size, chunk, self.policy, self._pivot)
-        at.calm_s = self.coming.bound_s(now)
+        at.calm_s, at.joins_s = self.coming.bound_s(now), self.coming.joins_s(now)
         return at
 
     def prompt_came(self, prompt: Running, now: float) -> None:

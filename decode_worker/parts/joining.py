@@ -75,6 +75,8 @@ class Joining(CorePart):
                 break
             self._candidates.take(first)
             self._tag(first, running, now)
+            if first.is_rt and first.evicted is None:
+                self._pace.coming.joined(running.request.slo.tbt_s, now)
             commands += self._roster.drop(first.key[0], first.key[1] - 1)
             if first.source is None:
                 commands += self.copy_in(running, first.entry.pages)

@@ -29,10 +29,9 @@ from alignedserve.router.placing.rooms import Rooms
 from alignedserve.scheduling.lengths import expected
 from alignedserve.scheduling.policy import Grouping, Policy
 
-PILED_TTFT = 0.5  # prompts have piled up when a chat would wait for others for this share of its ttft
+PILED_TTFT = 0.5  # prompts have piled up when a chat would wait for this share of its ttft
 Pools: TypeAlias = Mapping[str, str]  # node -> name of its pool
 _NOWHERE: Mapping[str, int] = {}
-_LESS = 0.5  # a decode worker helps only if the wait there is less than this share: it has decodes to run
 
 
 class Placement:
@@ -189,7 +188,11 @@ class Placement:
             return decode
         if len(pools) > 1 and (known := self._known(request, pools)):
             prefill = self._first_through(prefill, request, known, now)
-        helps = decode is not None and self._node[decode] in pools and self._can_help(decode, prefill, request, now)
+        helps = (
+            decode is not None
+            and self._node[decode] in pools
+            and self._can_help(decode, prefill, request, self._known(request, pools), now)
+        )
         return decode if helps else prefill
 
     def _first_through(self, least: str, request: Request, known: Mapping[str, int], now: float) -> str:
@@ -227,15 +230,19 @@ class Placement:
             self._rooms[node] = Rooms(self._block_size, self._policy.grouping is Grouping.ALIGNED)
         return self._rooms[node]
 
-    def _can_help(self, decode: str, prefill: str, request: Request, now: float) -> bool:
+    def _can_help(self, decode: str, prefill: str, request: Request, known: Mapping[str, int], now: float) -> bool:
         if not self._policy.helps or request.service is not ServiceClass.RT:
             return False
-        wait_s = self._wait_s(prefill, request.service, now)
-        if wait_s <= PILED_TTFT * request.slo.ttft_s or not self._rooms_of(decode).has_room(
+        first_s = self._first_token_s(prefill, request, known, now)
+        if first_s <= PILED_TTFT * request.slo.ttft_s or not self._rooms_of(decode).has_room(
             decode, self._most(request)
         ):
             return False
-        return self._wait_s(decode, request.service, now) < _LESS * wait_s
+        return self._first_token_s(decode, request, known, now) < first_s
+
+    def _first_token_s(self, worker: str, request: Request, known: Mapping[str, int], now: float) -> float:
+        """Return the seconds until the first token of a request that the worker would get now."""
+        return self._wait_s(worker, request.service, now) + self._loaded_s(worker, request, known)
 
     def _wait_s(self, worker: str, service: ServiceClass, now: float) -> float:
         return max(0.0, self._through_at(worker, service) - now)

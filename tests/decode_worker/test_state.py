@@ -19,6 +19,8 @@ from alignedserve.core import (
     StepPlan,
     StepResult,
 )
+from alignedserve.cost.fit import OnlineCost
+from alignedserve.cost.model import Coefficients, CostModel, Kind
 from alignedserve.decode_worker.requests.band import LEAST_WIDTH
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send, SetTimer
@@ -44,6 +46,7 @@ from alignedserve.protocol.messages import (
 from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
 from alignedserve.worker.parts.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
+from alignedserve.worker.step.coming import JOINS
 from tests.samples import (
     GATEWAY_MEMBER,
     LIMITS,
@@ -122,6 +125,39 @@ def test_a_step_is_chosen_when_the_copies_before_it_have_ended(worker: DecodeCor
     assert not any(isinstance(command, RunStep) for command in stepped(worker, 1, ("a", 9)))
     (step,) = [command for command in worker.handle(CopiedIn(2, intact=True), 0.0) if isinstance(command, RunStep)]
     assert [decode.request for decode in step.plan.decodes] == ["a", "b"]
+
+
+class Known(OnlineCost):
+    """Cost model in which a step takes 20 ms, and a millisecond more for each prompt token."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    @property
+    def model(self) -> CostModel:
+        return CostModel({kind: Coefficients(fixed=0.02, token=(0.001,)) for kind in Kind})
+
+    def learn(self, *_args: object) -> None: ...
+
+
+def test_prompts_leave_time_for_requests_that_are_handed_on() -> None:
+    """Such a request is heard of only when a step ends, and its second token is due soon."""
+
+    def beside_a(is_handed_on: bool) -> StepPlan:
+        limits = replace(LIMITS, num_pairs=1000, max_step_tokens=256)
+        worker = DecodeCore(WorkerSetup(limits, Policy(reuse=False), Known()))
+        worker.handle(MemberJoined(POOL_MEMBER), 0.0)
+        if is_handed_on:
+            worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
+            worker.handle(CopiedIn(1, intact=True), 0.0)
+        else:
+            worker.handle(said(ROUTER, Prefill(A)), 0.0)
+        worker.handle(said(ROUTER, Prefill(request("long", prompt=400))), 0.0)
+        (step,) = [command for command in stepped(worker, 1, ("a", 9)) if isinstance(command, RunStep)]
+        assert [chunk.request for chunk in step.plan.chunks] == ["long"]
+        return step.plan
+
+    assert beside_a(True).predicted_s == pytest.approx(JOINS * beside_a(False).predicted_s, rel=0.05)
 
 
 def test_the_output_ends_at_its_limit(worker: DecodeCore) -> None:

@@ -199,15 +199,19 @@ class TestHelp:
         assert self.piled_up(free_pairs=13).worker_for(rt(), POOL, NOW) == "decode-0"
         assert self.piled_up(free_pairs=12).worker_for(rt(), POOL, NOW) == "prefill-0"
 
-    def test_not_where_prompts_do_not_wait_long(self) -> None:
+    def test_not_where_the_first_token_comes_soon_all_the_same(self) -> None:
+        """0.3 s of waiting and 0.1 s of its own are less than half of its ttft, a longer prompt takes more."""
         found = self.piled_up()
-        tell(found, "prefill-0", all_s=1.9, rt_s=0.4)
+        tell(found, "prefill-0", all_s=1.9, rt_s=0.3)
         assert found.worker_for(rt(), POOL, NOW) == "prefill-0"
+        assert found.worker_for(rt(300), POOL, NOW) == "decode-0"
 
-    def test_not_where_it_has_prompts_of_its_own(self) -> None:
+    def test_not_where_it_would_come_later(self) -> None:
         found = self.piled_up()
-        tell(found, "decode-0", all_s=0.4, rt_s=0.4)
+        tell(found, "decode-0", all_s=0.7, rt_s=0.7)
         assert found.worker_for(rt(), POOL, NOW) == "prefill-0"
+        tell(found, "decode-0", all_s=0.5, rt_s=0.5)
+        assert found.worker_for(rt(), POOL, NOW) == "decode-0"
 
     def test_it_can_be_turned_off(self) -> None:
         assert self.piled_up(Policy(helps=False)).worker_for(rt(), POOL, NOW) == "prefill-0"

@@ -25,6 +25,7 @@ LONGEST_S, SHORTEST_S = 60.0, 10.0  # without a prompt, before none is expected:
 MOST, LEAST = 0.25, 0.125  # the share
 # The factors of the share, after a late prompt and after one in time: it is stable with one late prompt in fifty.
 AFTER_LATE, AFTER_IN_TIME = 0.7, 1.007
+JOINS = 0.65  # of the time between two tokens: the rest is for copies, and for the next step
 
 
 class Coming:
@@ -32,6 +33,7 @@ class Coming:
         self._last: deque[tuple[float, float, int]] = deque(maxlen=COUNTED)  # when, what it left, how long its TTFT is
         self._shares: dict[int, float] = {}  # by how long TTFTs are
         self._bound_s = self._until = inf
+        self._joined: deque[tuple[float, float]] = deque(maxlen=COUNTED)  # when, time between two tokens
 
     def count(self, prompt: Running, prompt_s: float, now: float) -> None:
         """Count a prompt that takes `prompt_s` by itself. A prompt that is late by itself does not bind steps."""
@@ -47,6 +49,16 @@ class Coming:
             wait_s = min(LONGEST_S, max(SHORTEST_S, (now - self._last[0][0]) * 10 / (COUNTED - 1)))
         self._until = now + wait_s
         self._bind()
+
+    def joined(self, tbt_s: float, now: float) -> None:
+        """Count a real-time request that was handed on to this worker."""
+        self._joined.append((now, tbt_s))
+
+    def joins_s(self, now: float) -> float:
+        """Return the most time that a step with prompts may take, for the requests that are handed on meanwhile."""
+        if not self._joined or now > self._joined[-1][0] + LONGEST_S:
+            return inf
+        return JOINS * min(tbt_s for _, tbt_s in self._joined)
 
     def learn(self, prompt: Running, now: float) -> None:
         """Learn from a prompt whose first token is there."""

@@ -26,8 +26,8 @@ class Filling:
     def __init__(self, bounds: StepBounds, budget: int, at: Moment, seating: Seating) -> None:
         careful = caution(at)
         self._most_s = bounds.decodes_s  # for real-time decodes
-        self._prompts_s = bounds.decodes_s / careful  # for real-time prompts
-        self._bound_s = bounds.all_s / careful  # for all others
+        self._prompts_s = min(bounds.decodes_s, at.joins_s) / careful  # for real-time prompts
+        self._bound_s = min(bounds.all_s, at.joins_s) / careful  # for all others
         self._budget, self._at, self._seating = budget, at, seating
         seating.has_time_to_project = self._has_time_to_project
         self.policy, self._rules = at.policy, rules_of(at.policy)

@@ -37,6 +37,7 @@ class Moment:
     batch: int = 1 << 30  # most requests of the step (B_curr, BROS §4.2)
     seated: Seated | None = None  # decodes, where they are more than that
     calm_s: float = inf  # most time of the step, for real-time requests that are still to come
+    joins_s: float = inf  # most time of a step with more than real-time decodes, for requests that are handed on to it
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long

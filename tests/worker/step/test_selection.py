@@ -153,6 +153,13 @@ class TestTheBound:
         found = select([], [document("d", prompt=400)], [], at)
         assert ran(found) == [("d", pytest.approx(100, abs=1))]
 
+    def test_a_chat_that_is_handed_on_binds_prompts_and_no_decodes_of_chats(self) -> None:
+        at = replace(moment(), joins_s=0.03)
+        prompt = ran(select([chat("a", 0.9, output=3)], [chat("new", 0.9, prompt=400)], [], at))
+        assert prompt == [("a", 1), ("new", pytest.approx(190, abs=1))]
+        chats = [chat(f"c{number}", 0.9, output=3) for number in range(40)]
+        assert len(select(chats, [], [], at).decodes) == 40
+
     def test_a_chat_does_not_cut_its_own_prompt(self) -> None:
         """Tokens that the prompt takes in this step are saved in later steps."""
         at = replace(moment(), chunk=100)
