@@ -11,6 +11,9 @@ quarter.
 Only the last few that came count, so that others are not held to what a kind of request needs that comes no more: of
 one more than `COUNTED`, the newest is the tightest as often as any other. And where none comes for ten times as long
 as one usually comes after another, none is expected until one does.
+
+Requests that a prefill worker hands on to this worker are to come, too: this worker hears of them at the end of a step,
+and their next token is due soon.
 """
 
 from __future__ import annotations
