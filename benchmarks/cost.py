@@ -4,7 +4,7 @@
     python -m benchmarks.cost --record FILE          # also writes the steps that tests/cost/test_cost.py replays
 
 Held-out steps of the real engine have random sizes; the true time of a step is the median of four runs. Nothing else
-should run on the machine (if something does, `--cpu-clock` helps). The exit status is 1 if a goal is missed.
+should run on the machine, except for `--only busy`. The exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -32,12 +32,8 @@ from alignedserve.cost.fit import OnlineCost, Point, fit, spread
 from alignedserve.cost.model import CostModel, Kind, Shape, StepEstimate
 from alignedserve.cost.trials import Bounds, Trial, random_trials, trials
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.profiling import (
-    Meter,
-    measure_profile,
-    own_cache,
-    subject_of,
-)
+from alignedserve.engine.profiling import Measured as MeasuredTrials
+from alignedserve.engine.profiling import Meter, Run, measure, measure_profile, own_cache, subject_of
 from alignedserve.executor.loading import use_threads
 from alignedserve.machine.capacity import capacity
 from alignedserve.simulator.machines import gpu_truth
@@ -45,10 +41,9 @@ from benchmarks.common.models import llama160m
 from benchmarks.common.timing import least_us
 from benchmarks.report import command, report, status
 
-Clock = Callable[[], float]
-
 SHARED_MEMORY = Path("/dev/shm")
 MEDIAN, P90 = 0.10, 0.25  # goals for relative errors
+TURNS, BUSY_BUDGET_S = 3, 6.0
 DRIFT, DRIFT_ERROR = 1.6, 0.15
 STEPS_BEFORE, STEPS_AFTER = 100, range(200, 300)
 
@@ -63,27 +58,29 @@ class Measured:
 # --- The CPU engine
 
 
-def worker(folder: Path, clock: Clock) -> tuple[Bounds, Meter]:
+def worker(folder: Path) -> tuple[Bounds, Meter]:
     """Make the engine of a worker as `alignedserve serve` does: one thread on two cores."""
     room = capacity(Config(engine=EngineConfig(kv_memory_mb=1024)), read_config(folder))
     use_threads(None, workers=1)
     limits = room.limits
     engine = Engine(folder, num_pairs=limits.num_pairs, block_size=limits.block_size, dtype=room.dtype, tune_s=1.0)
-    return Bounds(limits, room.max_model_len), Meter(engine, clock)
+    return Bounds(limits, room.max_model_len), Meter(engine)
 
 
-def measure_model(folder: Path, clock: Clock, budget_s: float, held_out: int, served: int) -> Measured:
+def measure_model(folder: Path, budget_s: float, held_out: int, served: int) -> Measured:
     """Measure steps. The truth of a held-out step is the median of runs before and after profiling: machines drift."""
-    bounds, meter = worker(folder, clock)
+    bounds, meter = worker(folder)
     profiled = {trial.shape for trial in trials(bounds)}
     new = [trial for trial in random_trials(bounds, held_out, seed=1) if trial.shape not in profiled]
     with own_cache(meter.engine):
-        rounds = [[meter.run(trial) for trial in new] for _ in range(2)]
-        start = clock()
+        rounds = [[meter.run(trial).seconds for trial in new] for _ in range(2)]
+        start = time.perf_counter()
         profile = measure_profile(meter, bounds, subject_of(meter.engine, folder), SHARED_MEMORY, budget_s)
-        report(f"{folder.name}: time to profile {len(profile.points)} steps", clock() - start, "s", goal=20.0)
-        rounds += [[meter.run(trial) for trial in new] for _ in range(2)]
-        steps = [Point(trial.shape, meter.run(trial)) for trial in serving(bounds, served, seed=2)]
+        report(
+            f"{folder.name}: time to profile {len(profile.points)} steps", time.perf_counter() - start, "s", goal=20.0
+        )
+        rounds += [[meter.run(trial).seconds for trial in new] for _ in range(2)]
+        steps = [Point(trial.shape, meter.run(trial).seconds) for trial in serving(bounds, served, seed=2)]
     before, after = (sum(map(sum, pair)) for pair in (rounds[:2], rounds[2:]))
     report(f"{folder.name}: held-out steps after the profile, compared with before it", after / before, "1")
     truths = [Point(trial.shape, median(runs)) for trial, *runs in zip(new, *rounds, strict=True)]
@@ -155,7 +152,7 @@ def report_real_drift(folder: Path) -> None:
 
 
 def _real_drift(folder: Path, core: set[int]) -> None:
-    bounds, meter = worker(folder, time.perf_counter)
+    bounds, meter = worker(folder)
     engine = meter.engine
     # Steps take tens of milliseconds: the kernel gives the core to each process for a few milliseconds at a time.
     steps = list(serving(bounds, STEPS_BEFORE + STEPS_AFTER.stop, seed=3, arrivals=0.4))
@@ -165,7 +162,7 @@ def _real_drift(folder: Path, core: set[int]) -> None:
         """Return (seconds ÷ profiled seconds, error of the prediction) of each step."""
         profiled, seen = online.model, []
         for trial in wanted:
-            predicted, seconds = online.model.seconds(trial.shape), meter.run(trial)
+            predicted, seconds = online.model.seconds(trial.shape), meter.run(trial).seconds
             online.learn(trial.shape, seconds)
             seen.append((seconds / profiled.seconds(trial.shape), abs(predicted / seconds - 1)))
         return seen
@@ -199,6 +196,48 @@ def _spin(core: set[int], spins: Event) -> None:
     spins.set()
     while True:
         pass
+
+
+# --- Profiles of a busy machine
+
+
+def report_busy_profiles(folder: Path) -> None:
+    """Take profiles with two busy processes and without, in turns, and compare them with a quiet machine's steps."""
+    bounds, meter = worker(folder)
+    profiled = trials(bounds)
+    new = [trial for trial in random_trials(bounds, 30, seed=1) if trial not in profiled and trial.shape.tokens <= 64]
+    runs: dict[Trial, list[Run]] = {trial: [] for trial in new}
+    found: dict[str, list[MeasuredTrials]] = {"quiet": [], "busy": []}
+    with own_cache(meter.engine):
+        for _ in range(TURNS):
+            for state, steps in found.items():
+                with busy_processes(2 if state == "busy" else 0):
+                    steps.append(measure(meter, profiled, BUSY_BUDGET_S))
+                for trial in new:
+                    runs[trial] += [meter.run(trial) for _ in range(2)]
+    truth = [Point(trial.shape, min(run.quiet_s for run in some)) for trial, some in runs.items()]
+    for state, measured in found.items():
+        as_timed = [_off(fit(_medians(steps)), truth) for steps in measured]
+        report(f"demo, {state} profile: slowdown found", median(steps.slowdown for steps in measured), "1")
+        off = median(_off(fit(steps.points), truth) for steps in measured)
+        name = f"demo, {state} profile: median error for quiet steps (baseline: medians of all runs)"
+        report(name, off, "share", baseline=median(as_timed))
+
+
+def _medians(steps: MeasuredTrials) -> list[Point]:
+    return [Point(trial.shape, median(run.seconds for run in runs)) for trial, runs in steps.runs.items()]
+
+
+def _off(model: CostModel, truth: Sequence[Point]) -> float:
+    return median(abs(model.seconds(point.shape) / point.seconds - 1) for point in truth)
+
+
+@contextmanager
+def busy_processes(count: int) -> Iterator[None]:
+    with ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(busy_process(os.sched_getaffinity(0)))
+        yield
 
 
 # --- GPUs
@@ -277,21 +316,17 @@ def _record(path: Path, measured: dict[str, Measured]) -> None:
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--record", type=Path, metavar="FILE", help="write the measured steps")
-    parser.add_argument(
-        "--cpu-clock", action="store_true", help="count processor time of the engine's thread, for a busy machine"
-    )
-    parser.add_argument("--only", choices=("cpu", "gpu", "speed", "drift"), help="run a single part")
+    parser.add_argument("--only", choices=("cpu", "gpu", "speed", "drift", "busy"), help="run a single part")
     args = parser.parse_args()
-    parts = (args.only,) if args.only else ("gpu", "cpu", "speed", "drift")
+    parts = (args.only,) if args.only else ("gpu", "cpu", "speed", "drift", "busy")
     if "gpu" in parts:
         for name in gpu_truth.names():
             report_gpu(name, gpu_steps(name))
     demo = resolve("demo")
     if "cpu" in parts:
-        clock = time.thread_time if args.cpu_clock else time.perf_counter
-        measured = {"demo": measure_model(demo, clock, 20.0, 25, 800)}
+        measured = {"demo": measure_model(demo, 20.0, 25, 800)}
         with TemporaryDirectory() as folder:
-            measured["llama160m"] = measure_model(llama160m(Path(folder) / "llama160m"), clock, 20.0, 10, 0)
+            measured["llama160m"] = measure_model(llama160m(Path(folder) / "llama160m"), 20.0, 10, 0)
         for name, model in measured.items():
             report_errors(name, fit(model.profile), model.held_out)
         report_drift("demo", measured["demo"])
@@ -303,6 +338,8 @@ def main() -> None:
         report_speed(online.model, online)
     if "drift" in parts:
         report_real_drift(demo)
+    if "busy" in parts:
+        report_busy_profiles(demo)
     sys.exit(status())
 
 

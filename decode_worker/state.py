@@ -32,6 +32,7 @@ class DecodeCore(WorkerCore):
         self._compose(
             parts=(
                 parts.rate,  # before the step's end: what is through then was still waiting
+                parts.idle,
                 parts.arrivals,
                 parts.expectations,
                 parts.seats,  # before the step's end: memory that was left until then comes free first
@@ -67,6 +68,7 @@ class DecodeCore(WorkerCore):
                 parts.repeats.set_timer,
                 parts.router.report,
                 parts.reporting.report,
+                parts.idle.measure,
                 parts.retirement.end,
             ),
         )

@@ -38,6 +38,7 @@ from alignedserve.worker.parts.arrivals import Arrivals, Expectations
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.compression import PageCompression
 from alignedserve.worker.parts.core import WorkerCore
+from alignedserve.worker.parts.idle_trials import IdleTrials
 from alignedserve.worker.parts.prompt_rate import PromptRate
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.parts.repeats import Repeats
@@ -62,11 +63,12 @@ class PrefillCore(WorkerCore):
         step = NextStep(common, queue, prefixes, prompts, commits, offers, buffers, writing)
         rate = PromptRate(common, queue, lambda: prompts.seated, lambda: prefixes.asking)
         compression, repeats = PageCompression(common), Repeats(common)
-        router = RouterLink(common, rate)
+        router, idle = RouterLink(common, rate), IdleTrials(common)
         self._prefixes, self._prompts, self._buffers, self._step = prefixes, prompts, buffers, step
         self._compose(
             parts=(
                 rate,  # before the step's end: what is through then was still waiting
+                idle,
                 Arrivals(common, prefixes.admit),
                 Expectations(common, queue, self._named, self._pass_on),
                 StepEnd(common, queue, prompts),
@@ -96,6 +98,7 @@ class PrefillCore(WorkerCore):
                 compression.compress,
                 repeats.set_timer,
                 router.report,
+                idle.measure,
                 common.retirement.end,
             ),
         )

@@ -83,18 +83,19 @@ def _measure(options: ProfileOptions) -> tuple[Profile, list[Point]]:
         shared_memory = Path(config.kvpool.directory)
         profile = measure_profile(meter, bounds, subject_of(engine, folder), shared_memory, options.budget_s)
         held_out = measure(meter, random_trials(bounds, _HELD_OUT, _SEED), options.budget_s)
-    return profile, held_out
+    return profile, [*held_out.points]
 
 
 def _print(profile: Profile, held_out: Sequence[Point]) -> None:
     subject = profile.subject
-    print(f"{len(profile.points)} steps on {subject.device}, {subject.dtype}; errors are of steps that were held out\n")
+    print(f"{len(profile.points)} steps on {subject.device}, {subject.dtype}, {profile.quietness}")
+    print("errors are of steps that were held out\n")
     print(f"{'steps':10}{'measured':>10}{'held out':>10}{'median error':>14}{'90 % below':>12}")
     for kind in Kind:
         known = [point for point in profile.points if point.shape.kind is kind]
         new = [point for point in held_out if point.shape.kind is kind]
         print(f"{kind.value:10}{len(known):>10}{len(new):>10}{_errors(profile, new)}")
-    for route, link in profile.transfers.links.items():
+    for route, link in profile.links.items():
         print(f"{route.value.replace('_', ' ')}: {link.bandwidth / 1e9:.1f} GB/s after {link.latency_s * 1e6:.0f} µs")
 
 

@@ -212,13 +212,15 @@ def spread(errors: Sequence[float]) -> Uncertainty:
 class OnlineCost:
     """The cost model of one worker, which learns from its steps."""
 
-    def __init__(self, points: Sequence[Point], hidden_token_s: float = 0.0) -> None:
+    def __init__(self, points: Sequence[Point], hidden_token_s: float = 0.0, slowdown: float = 1.0) -> None:
+        """`points` are of a quiet machine; until steps tell otherwise, they take `slowdown` times as long."""
         self._kinds: dict[Kind, _Learner] = {}
         for kind in Kind:
             own = [point for point in points if point.shape.kind is kind]
             others = [point for point in points if point.shape.kind is not kind]
             self._kinds[kind] = _Learner(_fit(own, others, hidden_token_s), _uncertainty(own, others))
         self._model: CostModel | None = None
+        self.rescale(slowdown)
 
     def copy(self) -> OnlineCost:
         """Return a copy for another worker that knows the same; both share what never changes."""
@@ -234,6 +236,17 @@ class OnlineCost:
             coefficients = {kind: learner.coefficients for kind, learner in learners}
             self._model = CostModel(coefficients, {kind: learner.uncertainty for kind, learner in learners})
         return self._model
+
+    @property
+    def slowdown(self) -> float:
+        """Return how many times as long as profiled steps take now, by the kind that is slowest."""
+        return max(learner.speed for learner in self._kinds.values())
+
+    def rescale(self, by: float) -> None:
+        """Take all steps to be so many times as long as believed."""
+        for learner in self._kinds.values():
+            learner.log_speed += log(by)
+        self._model = None
 
     def learn(self, shape: Shape, seconds: float) -> None:
         """Learn from a step of this shape that took so long."""

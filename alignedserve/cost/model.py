@@ -177,23 +177,9 @@ class CostModel:
     def plan_seconds(self, plan: StepPlan) -> float:
         return self.seconds(shape_of(plan))
 
-    def whole_request(self, chunk: int, batch: int = 1) -> WholeRequest:
-        """Return the cost of a request whose prompt runs in chunks, and which then decodes in a batch of `batch`."""
-        first = self.seconds(Shape(decodes=batch))
-        more = self.seconds(Shape(decodes=batch, prefixes=batch, longest=1))
-        return WholeRequest(self.seconds(Shape.build([(chunk, 0)])) / chunk, more - first, first)
-
-
-@dataclass(frozen=True, slots=True)
-class WholeRequest:
-    """A request of s prompt and n output tokens takes s·T0 + n·(α·s + β) (ALISE §3.1)."""
-
-    prompt_token_s: float  # T0
-    prefix_token_s: float  # α
-    token_s: float  # β
-
-    def seconds(self, prompt: int, output: int) -> float:
-        return prompt * self.prompt_token_s + output * (prompt * self.prefix_token_s + self.token_s)
+    def prompt_token_s(self, chunk: int) -> float:
+        """Return the time of a prompt token in chunks of this size."""
+        return self.seconds(Shape.build([(chunk, 0)])) / chunk
 
 
 class StepEstimate:
@@ -292,11 +278,11 @@ def _seconds(
     )  # fmt: skip
 
 
-# --- Transfers
+# --- Copies
 
 
 class Route(str, Enum):
-    """A route that KV travels; a copy takes its bytes over the bandwidth of the route."""
+    """A route that KV travels."""
 
     ARENA_TO_DEVICE = "arena_to_device"
     DEVICE_TO_ARENA = "device_to_arena"
@@ -306,19 +292,10 @@ class Route(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
+    """Copies over a route take their bytes over its bandwidth."""
+
     bandwidth: float  # bytes per second
     latency_s: float = 0.0
 
     def seconds(self, num_bytes: int) -> float:
         return self.latency_s + num_bytes / self.bandwidth if num_bytes else 0.0
-
-
-@dataclass(frozen=True)
-class Transfers:
-    """The times that copies take (AlignedServe §3.2)."""
-
-    links: Mapping[Route, Link] = field(default_factory=dict)
-    overlaps: bool = False  # whether copies run beside steps, as on a GPU's side stream
-
-    def seconds(self, route: Route, num_bytes: int) -> float:
-        return self.links[route].seconds(num_bytes)

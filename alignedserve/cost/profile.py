@@ -14,19 +14,23 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from math import isfinite
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from alignedserve.core import WorkerLimits
 from alignedserve.cost.fit import OnlineCost, Point, fit
-from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, Transfers, Uncertainty
+from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, Uncertainty
 from alignedserve.errors import ProfileError
 from alignedserve.machine.whole_file import whole_file
 
 log = logging.getLogger("alignedserve.cost")
 
-_FORMAT = 3
+_FORMAT = 4
+BUSY = 1.25  # slowdown from which on the machine counts as busy
+_MOST_SLOWDOWN = 4.0  # that a worker starts with: where everything starts at once, the first seconds say little
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,9 @@ class Profile:
     points: tuple[Point, ...]
     model: CostModel
     hidden_token_s: float = 0.0  # measured apart from the steps
-    transfers: Transfers = field(default_factory=Transfers)
+    links: Mapping[Route, Link] = field(default_factory=dict)  # of copies between the device and the arena
+    slowdown: float = 1.0  # steps took so many times as long as those that were quickest, which are the points
+    measured_at: float = 0.0  # seconds since 1970
 
     @classmethod
     def fitted(
@@ -70,19 +76,37 @@ class Profile:
         memory: MeasuredMemory,
         points: tuple[Point, ...],
         hidden_token_s: float = 0.0,
-        transfers: Transfers = Transfers(),  # noqa: B008  (frozen)
+        links: Mapping[Route, Link] = MappingProxyType({}),
+        slowdown: float = 1.0,
+        measured_at: float = 0.0,
     ) -> Profile:
-        return cls(subject, memory, points, fit(points, hidden_token_s), hidden_token_s, transfers)
+        model = fit(points, hidden_token_s)
+        return cls(subject, memory, points, model, hidden_token_s, links, slowdown, measured_at)
+
+    @property
+    def is_busy(self) -> bool:
+        """Return whether other work shared the machine with the steps that were measured."""
+        return self.slowdown >= BUSY
+
+    @property
+    def quietness(self) -> str:
+        """Return when the profile was measured, and how quiet the machine was."""
+        state = "busy" if self.is_busy else "quiet"
+        when = datetime.fromtimestamp(self.measured_at, timezone.utc)
+        return f"measured at {when:%Y-%m-%d %H:%M} UTC on a {state} machine (slowdown {self.slowdown:.2f})"
 
     @property
     def copy_token_s(self) -> float:
         """Return the time to copy the KV of a token to the device."""
-        link = self.transfers.links.get(Route.ARENA_TO_DEVICE)
+        link = self.links.get(Route.ARENA_TO_DEVICE)
         return self.memory.kv_bytes / link.bandwidth if link is not None else 0.0
 
     def online(self) -> OnlineCost:
-        """Return a cost model that goes on learning from this profile."""
-        return OnlineCost(self.points, self.hidden_token_s)
+        """Return a cost model that goes on learning from this profile.
+
+        Until then the machine is taken to be as busy as it was.
+        """
+        return OnlineCost(self.points, self.hidden_token_s, min(_MOST_SLOWDOWN, self.slowdown))
 
 
 def fingerprint(folder: Path) -> str:
@@ -163,7 +187,7 @@ def load(path: Path) -> Profile:
 
 
 def _tree(profile: Profile) -> dict[str, Any]:
-    model, transfers = profile.model, profile.transfers
+    model = profile.model
     return {
         "format": _FORMAT,
         "subject": asdict(profile.subject),
@@ -173,10 +197,9 @@ def _tree(profile: Profile) -> dict[str, Any]:
             kind.value: {"median": errors.median, "p90": errors.p90} for kind, errors in model.uncertainty.items()
         },
         "hidden_token_s": profile.hidden_token_s,
-        "transfers": {
-            "overlaps": transfers.overlaps,
-            "links": {route.value: asdict(link) for route, link in transfers.links.items()},
-        },
+        "slowdown": profile.slowdown,
+        "measured_at": profile.measured_at,
+        "links": {route.value: asdict(link) for route, link in profile.links.items()},
         "point_fields": [*Shape._fields, "seconds"],
         "points": [[*point.shape, point.seconds] for point in profile.points],
     }
@@ -185,14 +208,16 @@ def _tree(profile: Profile) -> dict[str, Any]:
 def _profile(tree: Mapping[str, Any]) -> Profile:
     coefficients = {kind: _coefficients(tree["coefficients"][kind.value]) for kind in Kind}
     uncertainty = {kind: Uncertainty(**_numbers(tree["uncertainty"][kind.value])) for kind in Kind}
-    links = {Route(name): Link(**_numbers(values)) for name, values in tree["transfers"]["links"].items()}
+    links = {Route(name): Link(**_numbers(values)) for name, values in tree["links"].items()}
     return Profile(
         subject=Subject(**tree["subject"]),
         memory=_memory(tree["memory"]),
         points=tuple(_point(row) for row in tree["points"]),
         model=CostModel(coefficients, uncertainty),
         hidden_token_s=_number(tree["hidden_token_s"]),
-        transfers=Transfers(links, bool(tree["transfers"]["overlaps"])),
+        links=links,
+        slowdown=_number(tree["slowdown"]),
+        measured_at=_number(tree["measured_at"]),
     )
 
 

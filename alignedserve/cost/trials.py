@@ -7,13 +7,16 @@ they start.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain, cycle, zip_longest
+from itertools import accumulate, chain, cycle, zip_longest
 
-from alignedserve.core import WorkerLimits, units_for
+from alignedserve.core import Chunk, Decode, Sampling, WorkerLimits, units_for
 from alignedserve.cost.model import Kind, Shape
 
+NOBODY = "trial "  # begins the names of requests that nobody sent; no client can give such a name
 _SEED, _TRIALS_PER_KIND = 0, 60
+_GREEDY = Sampling()
 _DRAWS = 50  # random trials that are drawn for each that is wanted
 
 
@@ -32,6 +35,27 @@ class Trial:
     def ends(self) -> tuple[int, ...]:
         """Return the tokens of each request after the step."""
         return (*(length + cached for length, cached in self.chunks), *(prefix + 1 for prefix in self.prefixes))
+
+    def num_pairs(self, block_size: int) -> list[int]:
+        """Return how many block pairs each request needs."""
+        return [units_for(end, block_size) for end in self.ends]
+
+    def parts(
+        self, pairs: Sequence[int], block_size: int, draw: Callable[[], int] = lambda: 0
+    ) -> tuple[tuple[Chunk, ...], tuple[Decode, ...]]:
+        """Return the step's chunks and decodes on these pairs, for requests of nobody; `draw` returns a token."""
+        counts = self.num_pairs(block_size)
+        ends = [*accumulate(counts)]
+        shares = iter([tuple(pairs[end - count : end]) for count, end in zip(counts, ends, strict=True)])
+        chunks = tuple(
+            Chunk(f"{NOBODY}c{number}", tuple(draw() for _ in range(length)), cached, next(shares), _GREEDY)
+            for number, (length, cached) in enumerate(self.chunks)
+        )
+        decodes = tuple(
+            Decode(f"{NOBODY}d{number}", draw(), prefix, next(shares), _GREEDY, 0)
+            for number, prefix in enumerate(self.prefixes)
+        )
+        return chunks, decodes
 
 
 @dataclass(frozen=True)

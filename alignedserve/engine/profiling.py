@@ -1,8 +1,12 @@
 """Measures steps of a real engine at start-up, so that the cost model knows the device before the first request.
 
 Sizes grow exponentially, so that few steps cover small and large sizes. First each size is measured once, the kinds of
-steps in turn, so a profile that runs out of time has measured some steps of every kind. The time of a step is the
-median of three runs (the first may be slow, the median is not); a long step runs once.
+steps in turn, so a profile that runs out of time has measured some steps of every kind. Each step runs three times, a
+long one once.
+
+Other work may share the machine meanwhile. So the time of a step is that of its quickest run, without the time that it
+waited for a processor: what it takes on a quiet machine. Every step is thus a reference for its own later runs, and by
+how much the runs took longer altogether is the profile's `slowdown`.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from math import log as ln
@@ -22,10 +27,11 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from alignedserve.core import Chunk, Decode, Sampling, StepPlan, half_blocks, units_for
+from alignedserve.core import StepPlan, half_blocks, units_for
 from alignedserve.cost.fit import Point
-from alignedserve.cost.model import Kind, Link, Route, Shape, Transfers
-from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, cached, fingerprint, store
+from alignedserve.cost.model import Kind, Link, Route, Shape
+from alignedserve.cost.profile import BUSY, MeasuredMemory, Profile, Subject, cached, fingerprint, store
+from alignedserve.cost.sums import added
 from alignedserve.cost.trials import Bounds, Trial, trials
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.device.devices import name_of
@@ -40,15 +46,31 @@ RUNS = 3
 BUDGET_S = 20.0
 _TOLERANCE = 0.25  # relative error that a cached profile may have
 _LONG_S = 0.25  # a step at least this long runs once: it averages over disturbances by itself
-_GREEDY = Sampling()
 _PROJECTED = 256  # tokens whose K and V are computed at once when projection is measured
 _COPIED_PAGES = (1, 4, 16)
 _CAUTION = 1.25  # factor by which a guessed time may be too low
 _LARGEST_SHARE = 0.1  # largest share of the budget for one step
 _CHECK_S = 10.0  # time limit of a check of three steps
 _CHECK_RUNS = 9  # runs of each
-_STEADY = 1.15  # the usual run of a step takes at most so many times the least, on a machine without other work
+_LEAST_SHARE = 0.01  # of a run's time that is its own: the clocks differ a little
+_SCHEDULED = Path("/proc/thread-self/schedstat")
 _SHARE_OF_STEPS = 0.85  # share of the budget for steps; the rest is for fitting
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run of a step: its seconds, and those that it takes where nothing else runs, as far as can be seen."""
+
+    seconds: float
+    quiet_s: float
+
+
+def waited_s() -> float:
+    """Return how long this thread could have run and waited for a processor; 0 where the system does not say."""
+    try:
+        return int(_SCHEDULED.read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0
 
 
 class Meter:
@@ -59,53 +81,42 @@ class Meter:
         engine: Engine,
         clock: Callable[[], float] = time.perf_counter,
         synchronize: Callable[[], None] = lambda: None,
+        waited: Callable[[], float] = waited_s,
     ) -> None:
-        self.engine, self.clock, self._synchronize = engine, clock, synchronize
+        self.engine, self.clock, self._synchronize, self._waited = engine, clock, synchronize, waited
         self._random = random.Random(0)
         self._filled = 0  # block pairs that have been written
 
-    def run(self, trial: Trial) -> float:
-        """Run the trial once and return its seconds."""
+    def run(self, trial: Trial) -> Run:
+        """Run the trial once."""
         plan = self._plan(trial)
         return self._timed(lambda: self.engine.step(plan))
 
-    def median_of(self, work: Callable[[], object]) -> float:
-        """Return the median seconds of `RUNS` runs, after a first run that does not count."""
+    def quickest_of(self, work: Callable[[], object]) -> float:
+        """Return the seconds of the quickest of `RUNS` runs, after a first run that does not count."""
         work()
-        return median(self._timed(work) for _ in range(RUNS))
+        return min(self._timed(work).quiet_s for _ in range(RUNS))
 
-    def _timed(self, work: Callable[[], object]) -> float:
+    def _timed(self, work: Callable[[], object]) -> Run:
         self._synchronize()
-        start = self.clock()
+        waited, start = self._waited(), self.clock()
         work()
         self._synchronize()
-        return self.clock() - start
+        seconds = self.clock() - start
+        return Run(seconds, max(_LEAST_SHARE * seconds, seconds - (self._waited() - waited)))
 
     def _plan(self, trial: Trial) -> StepPlan:
-        pairs = iter(self._pairs(trial.ends))
-        vocabulary = self.engine.config.vocab_size
-        chunks = tuple(
-            Chunk(f"c{number}", tuple(self._random.choices(range(vocabulary), k=length)), cached, next(pairs), _GREEDY)
-            for number, (length, cached) in enumerate(trial.chunks)
-        )
-        decodes = tuple(
-            Decode(f"d{number}", self._random.randrange(vocabulary), prefix, next(pairs), _GREEDY, 0)
-            for number, prefix in enumerate(trial.prefixes)
-        )
-        return StepPlan(0, chunks, decodes)
+        block_size, vocabulary = self.engine.block_size, self.engine.config.vocab_size
+        pairs = self._pairs(sum(trial.num_pairs(block_size)))
+        return StepPlan(0, *trial.parts(pairs, block_size, lambda: self._random.randrange(vocabulary)))
 
     def pairs_for(self, tokens: int) -> tuple[int, ...]:
         """Return block pairs for one request of so many tokens."""
-        return next(self._pairs((tokens,)))
+        return self._pairs(units_for(tokens, self.engine.block_size))
 
-    def _pairs(self, ends: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """Yield the block pairs of each request, one request after the other."""
-        first = 0
-        for end in ends:
-            count = units_for(end, self.engine.block_size)
-            yield tuple(range(first, first + count))
-            first += count
-            self._fill(first)
+    def _pairs(self, count: int) -> tuple[int, ...]:
+        self._fill(count)
+        return tuple(range(count))
 
     def _fill(self, pairs: int) -> None:
         """Write the first `pairs` pairs: memory never written is one page of zeros, faster to read than any other."""
@@ -117,40 +128,57 @@ class Meter:
 # --- Measuring steps, projections and copies
 
 
-def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float) -> list[Point]:
-    """Measure as many trials as fit in the budget."""
-    return [Point(trial.shape, median(runs)) for trial, runs in _times_of(meter, wanted, budget_s, RUNS).items()]
+@dataclass(frozen=True)
+class Measured:
+    """Trials with their runs."""
+
+    runs: Mapping[Trial, Sequence[Run]]
+
+    @property
+    def points(self) -> tuple[Point, ...]:
+        """Return what the trials take on a quiet machine."""
+        return tuple(Point(trial.shape, _quickest(runs)) for trial, runs in self.runs.items())
+
+    @property
+    def slowdown(self) -> float:
+        """Return how many times as long as on a quiet machine the runs took. First runs are slow, and do not count."""
+        later = [(run.seconds, _quickest(runs)) for runs in self.runs.values() for run in runs[1:] or runs]
+        return max(1.0, added(took for took, _ in later) / added(quiet for _, quiet in later)) if later else 1.0
 
 
-def _times_of(meter: Meter, wanted: Sequence[Trial], budget_s: float, num_runs: int) -> dict[Trial, list[float]]:
-    """Return the times of the trials that fit in the budget.
+def _quickest(runs: Sequence[Run]) -> float:
+    return min(run.quiet_s for run in runs)
+
+
+def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float, num_runs: int = RUNS) -> Measured:
+    """Measure as many trials as fit in the budget.
 
     A trial that would take much of the budget is left out: many small trials tell more. The runs of a trial are far
     apart, so a disturbance of a second hits one run each of many trials.
     """
     end = meter.clock() + budget_s
-    times: dict[Trial, list[float]] = {}
+    times: dict[Trial, list[Run]] = {}
     later = 0.0  # seconds of the runs that are still to come
     for trial in wanted:
         guess = _CAUTION * _guess(times, trial.shape)
         takes = guess * (num_runs if guess <= _LONG_S else 1)
         if takes <= min(end - meter.clock() - later, _LARGEST_SHARE * budget_s):
             times[trial] = [meter.run(trial)]
-            later += (num_runs - 1) * times[trial][0] if times[trial][0] <= _LONG_S else 0.0
+            later += (num_runs - 1) * times[trial][0].seconds if times[trial][0].quiet_s <= _LONG_S else 0.0
     for _ in range(num_runs - 1):
         for trial, runs in times.items():
-            if runs[0] <= _LONG_S:
+            if runs[0].quiet_s <= _LONG_S and meter.clock() < end:
                 runs.append(meter.run(trial))
-    return times
+    return Measured(times)
 
 
-def _guess(times: Mapping[Trial, Sequence[float]], shape: Shape) -> float:
+def _guess(times: Mapping[Trial, Sequence[Run]], shape: Shape) -> float:
     """Guess the seconds of a step from the measured step that is closest in size."""
     if not times:
         return 0.0
     size = _size(shape)
     closest = min(times, key=lambda trial: abs(ln(_size(trial.shape) / size)))
-    return times[closest][0] * max(1.0, size / _size(closest.shape))
+    return times[closest][0].quiet_s * max(1.0, size / _size(closest.shape))
 
 
 def _size(shape: Shape) -> float:
@@ -165,17 +193,17 @@ def measure_projection(meter: Meter) -> float:
         return 0.0
     tokens = min(_PROJECTED, engine.config.max_positions, engine.cache.shape[1] // 2 * engine.block_size)
     pairs = meter.pairs_for(tokens)
-    return meter.median_of(partial(engine.project, "p", half_blocks(pairs), pairs, tokens)) / tokens
+    return meter.quickest_of(partial(engine.project, "p", half_blocks(pairs), pairs, tokens)) / tokens
 
 
-def measure_copies(meter: Meter, page_size: int, shared_memory: Path) -> Transfers:
+def measure_copies(meter: Meter, page_size: int, shared_memory: Path) -> dict[Route, Link]:
     """Measure copies between the device and a temporary arena."""
     cache, block_size = meter.engine.cache, meter.engine.block_size
     page_bytes = page_size * _kv_bytes(meter.engine)
     room = cache.shape[1] // 2 * block_size // page_size
     counts = [count for count in _COPIED_PAGES if count <= room]
     if not counts:
-        return Transfers()
+        return {}
     with TemporaryDirectory(dir=shared_memory, prefix="alignedserve-profile-") as folder:
         path = Path(folder) / "arena"
         arena = Arena.create(path, pages=counts[-1], payload_bytes=page_bytes, page_size=page_size, incarnation=1)
@@ -191,16 +219,16 @@ def measure_copies(meter: Meter, page_size: int, shared_memory: Path) -> Transfe
 
 def _measured_copies(
     meter: Meter, copier: PageCopier, counts: Sequence[int], page_size: int, page_bytes: int
-) -> Transfers:
+) -> dict[Route, Link]:
     outs, ins = [], []
     for count in counts:
         pages, tokens = range(count), [1] * (count * page_size)
         pairs = range(units_for(len(tokens), meter.engine.block_size))
         copy_out = partial(copier.copy_out, pairs, pages, tokens)
         copy_in = partial(copier.copy_in, pages, pairs, tokens)
-        outs.append((count * page_bytes, meter.median_of(copy_out)))
-        ins.append((count * page_bytes, meter.median_of(copy_in)))
-    return Transfers({Route.DEVICE_TO_ARENA: _link(outs), Route.ARENA_TO_DEVICE: _link(ins)})
+        outs.append((count * page_bytes, meter.quickest_of(copy_out)))
+        ins.append((count * page_bytes, meter.quickest_of(copy_in)))
+    return {Route.DEVICE_TO_ARENA: _link(outs), Route.ARENA_TO_DEVICE: _link(ins)}
 
 
 def _link(times: Sequence[tuple[int, float]]) -> Link:
@@ -252,14 +280,21 @@ def start_profile(
 ) -> Profile:
     """Return the cached profile if it still holds for this device; else measure one and cache it for the next start."""
     with own_cache(meter.engine):
-        profile = cached(directory, subject) if directory else None
-        if profile is not None and still_holds(profile, meter, bounds):
-            log.info("cost profile of %s taken from the cache", subject.device)
-            return profile
-        log.info("measuring what steps take on %s, for at most %g s", subject.device, budget_s)
-        profile = measure_profile(meter, bounds, subject, shared_memory, budget_s)
-    if directory:
-        store(directory, profile)
+        known = cached(directory, subject) if directory else None
+        profile = known and checked(known, meter, bounds)
+        if profile is None:
+            log.info("measuring what steps take on %s, for at most %g s", subject.device, budget_s)
+            profile = measure_profile(meter, bounds, subject, shared_memory, budget_s)
+            if directory:
+                store(directory, profile)
+        else:
+            log.info("cost profile of %s taken from the cache: %s", subject.device, known and known.quietness)
+    if profile.is_busy:
+        log.warning(
+            "steps of the profile took %.1f times as long as the quickest: other work runs on this machine. Promises"
+            " are made with that in mind, and it is measured again when the worker is idle",
+            profile.slowdown,
+        )
     return profile
 
 
@@ -270,14 +305,15 @@ def measure_profile(
     start = meter.clock()
     hidden_token_s = measure_projection(meter)
     try:
-        transfers = measure_copies(meter, bounds.limits.page_size, shared_memory)
+        links = measure_copies(meter, bounds.limits.page_size, shared_memory)
     except (OSError, AlignedServeError) as error:
         log.warning("copies to shared memory are not measured: %s", error)
-        transfers = Transfers()
-    points = measure(meter, trials(bounds), budget_s * _SHARE_OF_STEPS - (meter.clock() - start))
+        links = {}
+    steps = measure(meter, trials(bounds), budget_s * _SHARE_OF_STEPS - (meter.clock() - start))
     memory = MeasuredMemory(bounds.limits, _kv_bytes(meter.engine))
-    profile = Profile.fitted(subject, memory, tuple(points), hidden_token_s, transfers)
-    log.info("cost profile of %s: %d steps measured in %.1f s", subject.device, len(points), meter.clock() - start)
+    profile = Profile.fitted(subject, memory, steps.points, hidden_token_s, links, steps.slowdown, time.time())
+    took_s, num = meter.clock() - start, len(profile.points)
+    log.info("cost profile of %s: %d steps measured in %.1f s, %s", subject.device, num, took_s, profile.quietness)
     return profile
 
 
@@ -286,32 +322,33 @@ def _kv_bytes(engine: Engine) -> int:
     return 2 * layers * width * engine.cache.itemsize
 
 
-def still_holds(profile: Profile, meter: Meter, bounds: Bounds) -> bool:
-    """Return whether the cached profile is right for this worker: measure the middle step of each kind again.
+def checked(profile: Profile, meter: Meter, bounds: Bounds) -> Profile | None:
+    """Return the cached profile with the slowdown of now, or None if it is not right for this worker.
 
-    Other work on the machine makes steps slower, and never faster: the least of several runs counts. A profile that was
-    measured while there was less of it is better than what could be measured now.
+    The middle step of each kind is measured again. Other work on the machine makes steps slower, and never faster: a
+    profile that was measured while there was less of it is better than what could be measured now.
     """
     measured, wanted_limits = profile.memory.limits, bounds.limits
     if measured.max_step_tokens < wanted_limits.max_step_tokens or measured.max_batch < wanted_limits.max_batch:
         log.info("the cached cost profile covers smaller steps than this worker runs: it is measured anew")
-        return False
+        return None
     known = {point.shape: point.seconds for point in profile.points}
     wanted = sorted((trial for trial in trials(bounds) if trial.shape in known), key=lambda trial: known[trial.shape])
     by_kind = [[trial for trial in wanted if trial.shape.kind is kind] for kind in Kind]
     again = [of_kind[len(of_kind) // 2] for of_kind in by_kind if of_kind]
     if len(again) < len({trial.shape.kind for trial in trials(bounds)}):
         log.warning("the cached cost profile has other steps than this worker would measure: it is measured anew")
-        return False
-    times = _times_of(meter, again, _CHECK_S, _CHECK_RUNS)
-    off = median(min(runs) / known[trial.shape] for trial, runs in times.items()) - 1
-    if abs(off) <= _TOLERANCE:
-        return True
-    if off > 0 and median(median(runs) / min(runs) for runs in times.values()) > _STEADY:
-        log.warning("steps take unequal times, as if this machine did other work: the cached cost profile is kept")
-        return True
-    log.warning("the cached cost profile is off by %.0f %%: it is measured anew", 100 * abs(off))
-    return False
+        return None
+    now = measure(meter, again, _CHECK_S, _CHECK_RUNS)
+    off = median(point.seconds / known[point.shape] for point in now.points) - 1
+    is_busy = now.slowdown >= BUSY
+    if off < -_TOLERANCE or (off > _TOLERANCE and not is_busy):
+        log.warning("the cached cost profile is off by %.0f %%: it is measured anew", 100 * abs(off))
+        return None
+    if profile.is_busy and not is_busy:
+        log.info("the cached cost profile was taken on a busy machine: it is measured anew")
+        return None
+    return replace(profile, slowdown=now.slowdown * max(1.0, 1 + off))
 
 
 @contextmanager

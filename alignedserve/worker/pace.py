@@ -62,6 +62,15 @@ class Pace:
         return self._cost.model
 
     @property
+    def slowdown(self) -> float:
+        """Return how many times as long as on a quiet machine steps take."""
+        return self._cost.slowdown
+
+    def rescale(self, by: float) -> None:
+        """Expect all steps to take so many times as long as before."""
+        self._cost.rescale(by)
+
+    @property
     def times(self) -> StepTimes:
         """Return the mean and the longest time of recent steps."""
         return self._recent.now
@@ -85,10 +94,12 @@ class Pace:
         Real-time prompts get more of a step than documents: the chunks that documents are cut to say little of how
         long those prompts take.
         """
-        return self._cost.model.whole_request(max(self._pivot, round(self._mean_chunk))).prompt_token_s
+        return self._cost.model.prompt_token_s(max(self._pivot, round(self._mean_chunk)))
 
     def learn(self, plan: StepPlan, shape: Shape, seconds: float, find: Callable[[str], Running | None]) -> None:
         """Learn from a step that went well. `find` returns the running request of a name."""
+        if not shape.tokens:  # a trial
+            return
         self.room.grow()
         if seconds > 0:
             self._recent.add(seconds)

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from alignedserve.core import WorkerLimits
 from alignedserve.cost.fit import Point
-from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, Transfers, Uncertainty
+from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, Uncertainty
 from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, save
 
 GATEWAY_MS = 8.0  # time that HTTP and the gateway add to a first token
@@ -69,6 +69,6 @@ def save_profile(path: Path, machine: Machine, hidden_s: float = HIDDEN_S, speed
     links = {Route.DEVICE_TO_ARENA: Link(1.9e9), Route.ARENA_TO_DEVICE: Link(1.4e9)}
     subject = Subject("160 M", "two quiet cores", "bfloat16", 1, "-", "-")
     save(
-        Profile(subject, MeasuredMemory(machine.limits, kv_bytes=36_864), points, cost, transfers=Transfers(links)),
+        Profile(subject, MeasuredMemory(machine.limits, kv_bytes=36_864), points, cost, links=links),
         path,
     )

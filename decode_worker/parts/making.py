@@ -21,6 +21,7 @@ from alignedserve.decode_worker.parts.taking_in import TakingIn
 from alignedserve.decode_worker.parts.writing import PageWriting
 from alignedserve.worker.parts.arrivals import Arrivals, Expectations
 from alignedserve.worker.parts.compression import PageCompression
+from alignedserve.worker.parts.idle_trials import IdleTrials
 from alignedserve.worker.parts.prompt_rate import PromptRate
 from alignedserve.worker.parts.repeats import Repeats
 from alignedserve.worker.parts.router_link import RouterLink
@@ -46,7 +47,7 @@ class DecodeParts:
         # Steps
         self.stepping = Stepping(stores, self.joining, self.preempting, self.leaving)
         self.keeping = AnswerKeeping(stores, self.writing)
-        self.rate = PromptRate(stores, queue, prompts.values)
+        self.rate, self.idle = PromptRate(stores, queue, prompts.values), IdleTrials(stores)
         self.step_end = StepEnd(stores, queue, StepOutcome(stores, self.keeping))
         # Messages to the pool, the router and owners
         self.asking = BatchAsks(stores, self.joining)

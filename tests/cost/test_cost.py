@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan
 from alignedserve.cost.fit import OnlineCost, Point, fit, spread
-from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, StepEstimate, Transfers, shape_of
+from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, StepEstimate, shape_of
 from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, cached, fingerprint, load, save, store
 from alignedserve.errors import ProfileError
 from alignedserve.simulator.machines import gpu_truth
@@ -127,21 +127,14 @@ def test_the_shape_of_a_plan() -> None:
     assert TRUE.plan_seconds(plan) == TRUE.seconds(shape_of(plan))
 
 
-def test_a_whole_request() -> None:
-    request = TRUE.whole_request(chunk=512, batch=4)
-    decode = TRUE.coefficients[Kind.DECODE]
-    assert request.prefix_token_s == pytest.approx(4 * decode.prefix)
-    assert request.token_s == TRUE.seconds(Shape.build([], [0] * 4))
-    s, n = 1024, 100
-    expected = 2 * TRUE.seconds(Shape.build([(512, 0)])) + n * TRUE.seconds(Shape.build([], [s] * 4))
-    assert request.seconds(s, n) == pytest.approx(expected)
+def test_a_prompt_token_takes_its_share_of_a_chunk() -> None:
+    assert TRUE.prompt_token_s(512) == pytest.approx(TRUE.seconds(Shape.build([(512, 0)])) / 512)
 
 
 def test_copies_take_their_bytes_over_the_bandwidth() -> None:
-    transfers = Transfers({Route.ARENA_TO_DEVICE: Link(1e9, 1e-4)}, overlaps=True)
-    swap = transfers.seconds(Route.ARENA_TO_DEVICE, 10**6)
-    assert swap == pytest.approx(1.1e-3)
-    assert transfers.seconds(Route.ARENA_TO_DEVICE, 0) == 0
+    link = Link(1e9, 1e-4)
+    assert link.seconds(10**6) == pytest.approx(1.1e-3)
+    assert link.seconds(0) == 0
 
 
 # --- Fitting
@@ -376,7 +369,7 @@ def test_composed_gpu_steps_that_were_held_out(name: str) -> None:
 # --- Files
 
 SUBJECT = Subject("abc", "some cpu, 1 thread", "bfloat16", 1, "0.1.0", "C++, amx")
-LINKS = Transfers({Route.ARENA_TO_DEVICE: Link(1e9, 1e-5), Route.DEVICE_TO_ARENA: Link(2e9)})
+LINKS = {Route.ARENA_TO_DEVICE: Link(1e9, 1e-5), Route.DEVICE_TO_ARENA: Link(2e9)}
 
 
 MEMORY = MeasuredMemory(LIMITS, kv_bytes=5120)
@@ -449,7 +442,7 @@ BROKEN = {
     "not a number": lambda: _broken(lambda tree: tree["coefficients"]["decode"].update(fixed=float("nan"))),
     "an unknown coefficient": lambda: _broken(lambda tree: tree["coefficients"]["decode"].update(more=1)),
     "no tokens": lambda: _broken(lambda tree: tree["coefficients"]["mixed"].update(token=[])),
-    "an unknown route": lambda: _broken(lambda tree: tree["transfers"]["links"].update(pigeon={"bandwidth": 1})),
+    "an unknown route": lambda: _broken(lambda tree: tree["links"].update(pigeon={"bandwidth": 1})),
     "a subject without a model": lambda: _broken(lambda tree: tree["subject"].pop("model")),
 }
 

@@ -25,6 +25,7 @@ from alignedserve.core import (
     StepPlan,
     StepResult,
 )
+from alignedserve.cost.trials import NOBODY
 from alignedserve.kvpool.arena.extents import Extents, PageKind
 from alignedserve.protocol.commands import (
     Command,
@@ -349,6 +350,9 @@ class CheckedHands(ModelledHands):
         return _result(plan, sampled)
 
     def _run(self, part: Chunk | Decode, tokens: Sequence[int], written: set[tuple[int, int]]) -> None:
+        if part.request.startswith(NOBODY):
+            self._spoil(part)
+            return
         request, start, is_hidden = part.request, part.start, part.kind is CacheKind.HIDDEN
         blocks = part.blocks if is_hidden else _k_blocks(part.pairs)
         right = _k_blocks(part.from_right)
@@ -367,7 +371,14 @@ class CheckedHands(ModelledHands):
         written |= touched
         self._write(blocks, start, story.tags[start:end], right, is_hidden)
 
+    def _spoil(self, part: Chunk | Decode) -> None:
+        """Write what no request has: a trial runs on pairs that are nobody's."""
+        blocks = _k_blocks(part.pairs)
+        self._write(blocks, 0, [_EMPTY] * (len(blocks) * self._block_size))
+
     def _sample(self, part: Chunk | Decode, num_tokens: int) -> int:
+        if part.request.startswith(NOBODY):
+            return STOP
         story = self._stories[part.request]
         if num_tokens != len(story.prompt) + part.index:
             raise WrongKV(f"token {part.index} of {part.request} is sampled after {num_tokens} tokens")

@@ -203,12 +203,12 @@ class ProfileTruth:
 def from_profile(path: Path, seed: int = 0) -> Hardware:
     """Build the hardware of a device that `alignedserve profile` has measured; the seed draws its steps' errors."""
     profile = cost_profile.load(path)
-    missing = {Route.ARENA_TO_DEVICE, Route.DEVICE_TO_ARENA} - set(profile.transfers.links)
+    missing = {Route.ARENA_TO_DEVICE, Route.DEVICE_TO_ARENA} - set(profile.links)
     if missing:
         raise ProfileError(f"{path} has no measured copies: write it again with `alignedserve profile`")
     limits, kv_bytes = profile.memory.limits, profile.memory.kv_bytes
     kv_tokens = limits.num_pairs * limits.block_size
-    truth, links = ProfileTruth(profile.model, seed), profile.transfers.links
+    truth, links = ProfileTruth(profile.model, seed), profile.links
     return Hardware(profile.subject.device, truth, kv_tokens, kv_bytes, links, limits, _INT8_ON_CPU)
 
 

@@ -6,6 +6,7 @@ common.py       The state that all parts of a worker's core share.
 arrivals.py     What others tell a worker about single requests: run a prompt, drop it, expect so long an output.
 queue.py        Prompts that wait on a worker for room.
 prompt_rate.py  How long a token of the prompts that wait takes, from what such prompts took lately.
+idle_trials.py  Measure again how fast a slow machine is, while the worker has nothing to do.
 step_end.py     How a step begins and ends: pairs come free, the worker learns its time, requests get tokens.
 owners.py       What a worker tells the owners of its requests: each token once, and again where a frame was lost.
 router_link.py  What a worker tells the router: what it holds, what has moved on, how much is left to run.
