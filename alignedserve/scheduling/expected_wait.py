@@ -3,8 +3,8 @@
     EWT = min( predicted time of all ahead / average batch,   the request is served after those ahead of it,
                age x (level + 1) - waited )                   or once it is so old that it comes first
 
-The request that waits longest can do without its pages for longest: the pool compresses its pages first. A decode
-worker keeps its candidate requests in the same order, and gives those up first that wait longest.
+The request that waits longest can do without its pages for longest: the pool compresses its pages first, and a prefill
+worker gives up first what it has prefetched for it.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class Stores(Common):
 
     def _memory_of(self, steps: StepsInFlight) -> PlainMemory:
         """Make the memory, and the order of service that it goes by; the pace is known by now."""
-        self.order = ServingOrder(self.limits, self.pace, self.here, self.batch)
+        self.order = ServingOrder(self.limits, self.pace, self.batch)
         return memory_for(self.limits, self.pace, steps, self.here, self.order)
 
 

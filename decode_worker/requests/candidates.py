@@ -8,8 +8,7 @@ The order in which they join (AlignedServe §3.4, and our pinning):
 
     1. pinned requests, by slack: they are taken whatever room there is
     2. other candidate requests: they are about as long as those that run, and belong to their batch, or have run here
-       and had to leave (leaving.py). The request with the shortest wait comes first (ALISE §3.2); under first come,
-       first served, they join as they came
+       and had to leave (leaving.py). They join in the order in which they are served
     3. the candidate batch, as the pool has it: the first member that joins begins a batch switch
 
 Real-time members of the candidate batch overtake best-effort candidate requests. A batch that has waited for half of

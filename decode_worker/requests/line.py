@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from alignedserve.decode_worker.requests.candidates import CandidateLists, JoinCandidate
 from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.protocol.messages import Attempt
-from alignedserve.scheduling.expected_wait import InLine, expected_waits, shortest_wait_first
+from alignedserve.scheduling.expected_wait import InLine, expected_waits
 from alignedserve.scheduling.levels import level_of
 from alignedserve.scheduling.promise import tokens_left
 from alignedserve.scheduling.slo import Rank, Standing, Work, by_standing
@@ -22,7 +22,7 @@ class CandidateOrder:
         self._pace, self._here, self._candidates, self._steps = pace, here, candidates, steps
 
     def arrange(self, now: float) -> None:
-        """Put candidate requests in the order of their waits (ALISE §3.2), once a step.
+        """Put candidate requests in the order in which they are served, once a step.
 
         Under first come, first served, they are in their order."""
         candidates = self._candidates
@@ -34,10 +34,7 @@ class CandidateOrder:
 
     def _as_they_join(self, requests: Sequence[JoinCandidate], now: float) -> Sequence[JoinCandidate]:
         times, policy = self._pace.times, self._pace.policy
-        line = by_standing(requests, lambda candidate: self._standing(candidate, now), times, policy.late)
-        return shortest_wait_first(
-            line, lambda candidate: self._in_line(candidate, now), self._mean_batch, policy.age_s
-        )
+        return by_standing(requests, lambda candidate: self._standing(candidate, now), times, policy.late)
 
     def _standing(self, candidate: JoinCandidate, now: float) -> Standing:
         """Return the standing of a candidate that is a copy and a decode away from its next token."""
