@@ -12,21 +12,27 @@ All runs are simulated: RTX 4090 with Llama-3.1-8B, two colocated workers unless
     placement  how evenly many workers hold tokens, and preemptions, at equal load for each worker
     documents  mean completion of documents that come all at once, against the shortest-first preset, and with lengths
                known against not known
+    beside     documents, all at once and one after the other, beside each kind of chats: chats in time against the
+               best preset, and tokens of documents against the best preset that keeps as many promises; and the longest
+               time that a document stands still at 0.7 times the capacity
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, product
 from pathlib import Path
 from statistics import mean
+from tempfile import TemporaryDirectory
 
 from alignedserve.core import ServiceClass
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports.figures import RunFigures
-from alignedserve.simulator.reports.request_figures import attains, requests_of_class
+from alignedserve.simulator.reports.request_figures import attains, requests_of_class, ttft_s
 from alignedserve.simulator.reports.trial import SimulationTrial
-from benchmarks.common.simulating import record_of
+from alignedserve.simulator.workload.spec import read_workload
+from benchmarks.common.simulating import record_of, save_load
 from benchmarks.report import command, report, several, status
 
 CHATS = Path(__file__).parent / "data" / "azure_conv.csv"
@@ -34,6 +40,12 @@ GPU = "rtx4090-llama-3.1-8b-tp1"
 ATTAINED, KEPT = 0.95, 0.95
 MULTIPLES, FEW = (1.25, 1.5, 2.0, 3.0), (1.25, 3.0)
 BELOW = 0.7
+OTHERS = ("aligned-no-batch", "bros", "bros-plain")  # presets that attain about as much as the default
+ALL_OTHERS = (*OTHERS, "alise", "accelgen", "apt-serve-kv", "vllm-chunked", "sarathi")
+POINTS, OF_BEST = 0.005, 0.98
+DOCUMENTS = {"service": "be", "prompt": "lognormal:800:900:6000", "output": "exp:150:1000"}
+AT_ONCE, A_SECOND = 300, 4.0  # documents
+LONGEST_S = 20.0  # twice schedule.age_s
 
 
 @dataclass(frozen=True)
@@ -130,11 +142,78 @@ def documents(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
     report("documents at once, lengths known against unknown", known, "s", baseline=unknown, goal=unknown)
 
 
+def beside(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+    mixes = list(product(chosen, (True, False)))
+    for name, at_once in mixes if with_all else [("chats", True), ("long prompts", False)]:
+        mix = Mix(name, replace(chosen[name], seconds=20 if name == "short chats" else 40), at_once)
+        for share in (0.5, 0.85) if with_all else (0.85,):
+            _compare(mix, share, seeds, ALL_OTHERS if with_all else OTHERS)
+        _tell_longest(mix, seeds)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Chats and documents."""
+
+    name: str
+    load: Load
+    at_once: bool
+
+    def label(self, share: float) -> str:
+        how = "at once" if self.at_once else "one by one"
+        return f"{self.name} at {share * self.load.capacity:.3g}/s, documents {how}"
+
+    def records(self, preset: str, share: float, seeds: Sequence[int]) -> list[RunRecord]:
+        """Run the preset with chats at this share of their capacity."""
+        kind, _, keys = self.load.workload.partition(":")
+        own = (
+            {"path": str(Path(keys).resolve())}
+            if kind == "trace"
+            else dict(pair.split("=") for pair in keys.split(","))
+        )
+        chats = {"name": "chats", "kind": kind, "first_s": self.load.seconds, **own}
+        rate, own_rate = share * self.load.capacity, read_workload(self.load.workload).rate
+        if self.at_once:
+            documents = {"arrivals": "at_once", "num_requests": AT_ONCE}
+        else:  # the rate of all is set: that of each changes with it
+            documents = {"rate": A_SECOND * own_rate / rate, "first_s": self.load.seconds}
+            rate += A_SECOND
+        with TemporaryDirectory() as folder:
+            path = save_load(Path(folder) / "mix.yaml", 1e6, chats, {"name": "documents", **DOCUMENTS, **documents})
+            trials = [SimulationTrial(preset, path, "2xcolocated", seed, rate, GPU) for seed in seeds]
+            return [record_of(trial) for trial in trials]
+
+
+def _compare(mix: Mix, share: float, seeds: Sequence[int], others: Sequence[str]) -> None:
+    """Report the chats in time and the tokens of documents of the default, against the best of the other presets."""
+    found: dict[str, tuple[float, float]] = {}
+    for preset in ("aligned", *others):
+        runs = [RunFigures.from_record(record) for record in mix.records(preset, share, seeds)]
+        found[preset] = mean(run.rt.attainment for run in runs), mean(run.be.tokens_per_s for run in runs)
+    attained, tokens = found["aligned"]
+    best = max(attained for attained, _ in found.values())
+    report(f"{mix.label(share)}, attained", attained, "1", baseline=best, goal=best - POINTS, at_least=True)
+    most = max(tokens for as_much, tokens in found.values() if as_much >= attained - POINTS)
+    report(f"{mix.label(share)}, tokens of documents", tokens, "1/s", baseline=most, goal=OF_BEST * most, at_least=True)
+
+
+def _tell_longest(mix: Mix, seeds: Sequence[int]) -> None:
+    """Report how long a document waits for its first token at most, and pauses between two tokens."""
+    records = mix.records("aligned", BELOW, seeds)
+    begun = [request for record in records for request in requests_of_class(record.requests, ServiceClass.BE)]
+    begun = [request for request in begun if request.token_at]
+    pause_s = max(after - before for request in begun for before, after in pairwise(request.token_at))
+    report(f"{mix.label(BELOW)}, longest pause of a document", pause_s, "s", goal=LONGEST_S)
+    goal = None if mix.at_once else LONGEST_S  # all at once, the last begin when the first have made room
+    report(f"{mix.label(BELOW)}, longest wait of a document", max(map(ttft_s, begun)), "s", goal=goal)
+
+
 PARTS: dict[str, Callable[[dict[str, Load], Sequence[int], bool], None]] = {
     "overload": overload,
     "refusals": refusals,
     "placement": placement,
     "documents": documents,
+    "beside": beside,
 }
 
 
@@ -142,7 +221,7 @@ def main() -> int:
     parser = command(__doc__)
     parser.add_argument("--parts", type=several(str, PARTS), default=list(PARTS), help="default: all")
     parser.add_argument("--seeds", type=several(int), default=[0], help="default: %(default)s")
-    parser.add_argument("--all", action="store_true", help="all loads, rates and sizes: half an hour for three seeds")
+    parser.add_argument("--all", action="store_true", help="all loads, rates and sizes: two hours for three seeds")
     parser.add_argument(
         "--chats", type=Path, default=CHATS, help="a CSV file with arrival_s, prompt_tokens, output_tokens"
     )
