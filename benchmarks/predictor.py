@@ -3,10 +3,15 @@
     python -m benchmarks.predictor --texts DIR [--minilm] [--tokenizer FILE] [--simulate] [--seeds 2]
     python -m benchmarks.predictor --demo FILE [--prompts 1500]
 
-DIR has files NAME.jsonl.gz, a line each {"prompt": ..., "response": ...}. A fifth of each file's prompts is held out,
-and all figures are over the held-out prompts. FILE keeps the demo model's answers to prompts of its own corpus; if it
-is missing, the benchmark starts a server and asks it. --simulate plays the held-out prompts through a simulated
-deployment.
+DIR has files NAME.jsonl.gz, a line each {"prompt": ..., "response": ...}. FILE keeps the demo model's answers to
+prompts of its own corpus; if it is missing, the benchmark starts a server and asks it. Lines say what was predicted:
+
+    held out   a fifth of each file's prompts, from the others
+    in order   each request of a file, from those before it
+    unseen     held-out prompts of each file, from all other files
+    shift      one file after another: the share of outputs within their upper estimates, of each 500 requests
+
+--simulate plays the held-out prompts through a simulated deployment.
 """
 
 from __future__ import annotations
@@ -19,9 +24,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import permutations
 from pathlib import Path
 from random import Random
 from time import perf_counter, thread_time
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +36,11 @@ from tokenizers import Tokenizer
 
 from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.core import Sketch
+from alignedserve.router.prediction.length import FitTimes
 from alignedserve.router.prediction.neighbours import PastPrompts
 from alignedserve.router.prediction.predictor import Encoder, HashEncoder, LengthModel, Vectors
+from alignedserve.scheduling.lengths import hinted
+from alignedserve.scheduling.policy import DEFAULT_POLICY
 from alignedserve.scheduling.sketch import DIMENSIONS, sketch_of
 from benchmarks.common.predictor_simulated import Said, simulated
 from benchmarks.common.serving import ask_chat, serve
@@ -38,9 +48,9 @@ from benchmarks.report import command, print_line
 
 _HELD_OUT = 5  # a held-out prompt for this many prompts
 _PAIRS = 200_000
-_CLASSES = 5
+_FIRST = 100  # requests that do not count where each is predicted from those before it
+_BEFORE, _AFTER, _BLOCK = 1500, 1500, 500  # requests before and after the traffic changes
 _USUAL_MOST = 1024  # max_tokens of a client that chose no careful value
-_RIDGE = 30.0
 _AT_ONCE, _MOST = 32, 640  # requests to the demo model, and tokens of an answer
 
 Lengths = NDArray[np.float64]
@@ -78,7 +88,8 @@ def main() -> None:
 
 
 def texts(options: argparse.Namespace) -> None:
-    everything = split(list(read(options.texts, Tokenizer.from_file(str(options.tokenizer)))))
+    said = list(read(options.texts, Tokenizer.from_file(str(options.tokenizer))))
+    everything = split(said)
     draw = Random("most")
     sampled = Split(
         *(draw.sample(part, min(len(part), options.most)) for part in (everything.past, everything.held_out))
@@ -87,9 +98,14 @@ def texts(options: argparse.Namespace) -> None:
         play(sampled, options)
         return
     speed(sampled, options.minilm)
-    for source in sorted({answer.source for answer in everything.past}):
+    sources = sorted({answer.source for answer in said})
+    for source in sources:
         accuracy(source, everything.from_source(source), with_minilm=False)
+        in_order(source, [answer for answer in said if answer.source == source][: options.most])
+        unseen(source, sampled)
     accuracy("all", sampled, options.minilm)
+    for before, after in permutations(sources, 2):
+        shift(before, after, said)
 
 
 def read(folder: Path, tokenizer: Tokenizer) -> Iterator[Said]:
@@ -144,42 +160,113 @@ def split(said: Sequence[Said]) -> Split:
 # --- How well
 
 
+class Prediction(NamedTuple):
+    means: Lengths
+    uppers: Lengths | None = None
+
+
 def accuracy(name: str, of: Split, with_minilm: bool) -> None:
-    if len(of.held_out) < 20:
-        return
-    edges = np.quantile([answer.num_output for answer in of.past], np.arange(1, _CLASSES) / _CLASSES)
-    for predictor, (means, uppers) in predictions(of, with_minilm):
-        figures = figures_of(np.array([answer.num_output for answer in of.held_out], dtype=float), means, uppers, edges)
-        head = {"name": f"predictor/{name}", "predictor": predictor, "past": len(of.past), "held_out": len(of.held_out)}
-        print_line(head | figures)
+    """Predict held-out prompts from the past."""
+    if len(of.held_out) >= 20:
+        print_accuracy(f"held out/{name}", of.held_out, predictions(of, with_minilm), len(of.past))
 
 
-def predictions(of: Split, with_minilm: bool) -> Iterator[tuple[str, tuple[Lengths, Lengths | None]]]:
-    past, asked = (np.array([answer.num_output for answer in part], dtype=float) for part in (of.past, of.held_out))
-    yield "constant", (np.full(len(asked), past.mean()), np.full(len(asked), np.quantile(past, 0.9)))
-    yield "max_tokens", (np.full(len(asked), float(_USUAL_MOST)), None)
-    yield "prompt length", (_by_prompt_length(of), None)
+def predictions(of: Split, with_minilm: bool) -> dict[str, Prediction]:
+    past = np.array([answer.num_output for answer in of.past], dtype=float)
+    everyone = np.ones(len(of.held_out))
+    found = {"constant": Prediction(past.mean() * everyone, np.quantile(past, 0.9) * everyone)}
+    found |= {"max_tokens": Prediction(_USUAL_MOST * everyone), "prompt length": Prediction(_by_prompt_length(of))}
     if (ceiling := _by_the_others(of.held_out)) is not None:
-        yield "perfect per prompt", (ceiling, None)
-    yield "ridge on hash", (_ridge(of), None)
+        found["perfect per prompt"] = Prediction(ceiling)
     encoders: dict[str, Callable[[], Encoder]] = {"hash": HashEncoder}
     if with_minilm:
         encoders["minilm"] = _remembering_minilm
     for name, encoder in encoders.items():
-        model = _taught(encoder(), of.past, _sketches(name))
-        sketches, lengths = _asked(of.held_out, _sketches(name))
-        yield name, _said(model, sketches, lengths)
-        for ways, least in (("neighbours alone", -1.0), ("network alone", 2.0)):
-            yield f"{name}, {ways}", _said(model, sketches, lengths, least)
+        found |= said_by(_taught(encoder(), of.past, _sketches(name)), encoder(), of.held_out, name)
+    return found
 
 
-def _said(
-    model: LengthModel, sketches: list[Sketch], lengths: list[int], least: float | None = None
-) -> tuple[Lengths, Lengths | None]:
-    said = model.predict(sketches, lengths, least)
-    known = [answer for answer in said if answer is not None]
-    means = np.array([answer.mean for answer in known], dtype=float)
-    return means, None if least is not None else np.array([answer.upper for answer in known], dtype=float)
+def in_order(name: str, said: Sequence[Said]) -> None:
+    """Predict each request from those before it."""
+    found = in_turn(said, with_parts=True)
+    counted = {
+        way: Prediction(means[_FIRST:], None if uppers is None else uppers[_FIRST:])
+        for way, (means, uppers) in found.items()
+    }
+    print_accuracy(f"in order/{name}", said[_FIRST:], counted, _FIRST)
+
+
+def unseen(name: str, of: Split) -> None:
+    """Predict requests of a file from those of all others."""
+    others, asked = (
+        [answer for answer in part if (answer.source == name) is here]
+        for part, here in ((of.past, False), (of.held_out, True))
+    )
+    if len(asked) >= 20:
+        print_accuracy(f"unseen/{name}", asked, predictions(Split(others, asked), with_minilm=False), len(others))
+
+
+def shift(before: str, after: str, said: Sequence[Said]) -> None:
+    """Report the share of outputs within the upper estimate after the traffic has changed."""
+    first, then = ([answer for answer in said if answer.source == source] for source in (before, after))
+    played = [*first[:_BEFORE], *then[:_AFTER]]
+    if len(played) < _BEFORE + _AFTER:
+        return
+    uppers = in_turn(played)["hash"].uppers
+    assert uppers is not None
+    covered = np.array([answer.num_output for answer in played]) <= uppers
+    shares = {f"from_{at}": float(covered[at : at + _BLOCK].mean()) for at in range(_BEFORE, len(played), _BLOCK)}
+    print_line({"name": "predictor/shift", "before": before, "after": after, "block": _BLOCK, **shares})
+
+
+def in_turn(said: Sequence[Said], with_parts: bool = False) -> dict[str, Prediction]:
+    """Return what is said of each request after those before it were learnt, and are fitted as the router orders."""
+    model, fits, encoder = LengthModel(HashEncoder()), FitTimes(), HashEncoder()
+    told: list[dict[str, Prediction]] = []
+    total, prior = 0, np.array([256.0])
+    for number, answer in enumerate(said):
+        sketches, lengths = _asked([answer], _sketches("hash"))
+        parts = (
+            said_by(model, encoder, [answer], "hash") if with_parts else {"hash": _estimates(model, sketches, lengths)}
+        )
+        told.append({"constant": Prediction(np.array([total / number]) if number else prior), **parts})
+        total += answer.num_output
+        model.learn(sketches, lengths, [answer.num_output])
+        if fits.is_due():
+            model.fit()
+    return {way: _together([parts[way] for parts in told]) for way in told[0]}
+
+
+def said_by(model: LengthModel, encoder: Encoder, asked: Sequence[Said], name: str) -> dict[str, Prediction]:
+    """Return what the model says of these prompts, and what each of its parts says alone."""
+    sketches, lengths = _asked(asked, _sketches(name))
+    opinions = model.opinions(encoder.vectors(sketches), np.array(lengths))
+    return {
+        name: _estimates(model, sketches, lengths),
+        f"{name}, neighbours alone": Prediction(opinions.by_past[:, -1]),
+        f"{name}, regression alone": Prediction(opinions.by_ridge),
+    }
+
+
+def _estimates(model: LengthModel, sketches: list[Sketch], lengths: list[int]) -> Prediction:
+    said = [estimate or hinted(DEFAULT_POLICY.expected_output) for estimate in model.predict(sketches, lengths)]
+    return Prediction(
+        *(np.array(values, dtype=float) for values in zip(*((s.mean, s.upper) for s in said), strict=True))
+    )
+
+
+def _together(parts: Sequence[Prediction]) -> Prediction:
+    means, uppers = np.concatenate([part.means for part in parts]), [part.uppers for part in parts]
+    return Prediction(
+        means, None if uppers[0] is None else np.concatenate([upper for upper in uppers if upper is not None])
+    )
+
+
+def print_accuracy(name: str, asked: Sequence[Said], found: dict[str, Prediction], num_past: int) -> None:
+    actual = np.array([answer.num_output for answer in asked], dtype=float)
+    for way, (means, uppers) in found.items():
+        head = {"name": f"predictor/{name}", "predictor": way, "past": num_past, "asked": len(asked)}
+        print_line(head | figures_of(actual, means, uppers))
 
 
 def _sketches(name: str) -> Callable[[Said], Sketch]:
@@ -217,12 +304,12 @@ def _asked(said: Sequence[Said], sketch: Callable[[Said], Sketch]) -> tuple[list
 
 
 def _taught(encoder: Encoder, past: Sequence[Said], sketch: Callable[[Said], Sketch]) -> LengthModel:
-    model = LengthModel(encoder)
-    for at in range(0, len(past), 32):
-        some = past[at : at + 32]
-        model.learn(*_asked(some, sketch), [answer.num_output for answer in some])
-    for _ in model.train():
-        pass
+    model, fits = LengthModel(encoder), FitTimes()
+    for answer in past:
+        model.learn(*_asked([answer], sketch), [answer.num_output])
+        if fits.is_due():
+            model.fit()
+    model.fit()
     return model
 
 
@@ -250,32 +337,13 @@ def _by_the_others(said: Sequence[Said]) -> Lengths | None:
     )
 
 
-def _ridge(of: Split) -> Lengths:
-    """Fit the same inputs as the network has to the same logarithms."""
-    model = LengthModel(HashEncoder())
-    past, asked = (
-        model.inputs(
-            np.stack([np.frombuffer(sketch_of(answer.prompt).counts, np.int8) for answer in part]),
-            np.array([len(answer.prompt) for answer in part]),
-        )
-        for part in (of.past, of.held_out)
-    )
-    y = np.log([answer.num_output for answer in of.past])
-    center = y.mean()
-    weights = np.linalg.solve(past.T @ past + _RIDGE * np.eye(past.shape[1]), past.T @ (y - center))
-    factor = np.exp(y).mean() / np.exp(center + past @ weights).mean()
-    return np.asarray(factor * np.exp(center + asked @ weights))
-
-
-def figures_of(actual: Lengths, means: Lengths, uppers: Lengths | None, edges: Lengths) -> dict[str, float | None]:
+def figures_of(actual: Lengths, means: Lengths, uppers: Lengths | None) -> dict[str, float | None]:
     logs, said = np.log(actual), np.log(np.maximum(1.0, means))
-    classes = np.searchsorted(edges, actual) == np.searchsorted(edges, means)
     return {
         "mae": float(np.abs(actual - means).mean()),
         "r2": _r2(actual, means),
         "r2_log": _r2(logs, said),
         "pairs_in_order": _pairs(actual, means),
-        "five_classes": float(classes.mean()),
         "coverage": None if uppers is None else float((actual <= uppers).mean()),
         "upper_over_mean": None if uppers is None else float(uppers.mean() / actual.mean()),
     }

@@ -15,6 +15,8 @@ All runs are simulated: RTX 4090 with Llama-3.1-8B, two colocated workers unless
     beside     documents, all at once and one after the other, beside each kind of chats: chats in time against the
                best preset, and tokens of documents against the best preset that keeps as many promises; and the longest
                time that a document stands still at 0.7 times the capacity
+    predictions  the same for documents whose words tell their lengths, with a predictor that knows them, has learnt
+               them, has learnt what has nothing to do with them, or the opposite: against the same without predictions
 """
 
 from __future__ import annotations
@@ -32,12 +34,14 @@ from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.request_figures import attains, requests_of_class, ttft_s
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.workload.spec import read_workload
+from benchmarks.common.lessons import Lesson, arrivals, played, settings_of_cluster
 from benchmarks.common.simulating import record_of, save_load
 from benchmarks.report import command, report, several, status
 
 CHATS = Path(__file__).parent / "data" / "azure_conv.csv"
 GPU = "rtx4090-llama-3.1-8b-tp1"
 ATTAINED, KEPT = 0.95, 0.95
+NO_WORSE = 1.02  # than without predictions
 MULTIPLES, FEW = (1.25, 1.5, 2.0, 3.0), (1.25, 3.0)
 BELOW = 0.7
 OTHERS = ("aligned-no-batch", "bros", "bros-plain")  # presets that attain about as much as the default
@@ -208,12 +212,31 @@ def _tell_longest(mix: Mix, seeds: Sequence[int]) -> None:
     report(f"{mix.label(BELOW)}, longest wait of a document", max(map(ttft_s, begun)), "s", goal=goal)
 
 
+def predictions(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+    number = 600 if with_all else 300
+
+    def completion_s(lesson: Lesson, cluster: str) -> float:
+        def played_once(seed: int) -> float:
+            asked = list(arrivals(number, ServiceClass.BE, seed))
+            record = played(settings_of_cluster(cluster, seed=seed), lesson, asked)
+            return RunFigures.from_record(record).be.jct_s.mean
+
+        return mean(map(played_once, seeds))
+
+    for cluster in ("2xcolocated", "1+1") if with_all else ("2xcolocated",):
+        without = completion_s(Lesson.NOTHING, cluster)
+        for lesson in (Lesson.PERFECT, Lesson.LEARNT, Lesson.USELESS, Lesson.REVERSED):
+            label = f"documents at once, {cluster}, predictions {lesson.value}, mean completion"
+            report(label, completion_s(lesson, cluster), "s", baseline=without, goal=NO_WORSE * without)
+
+
 PARTS: dict[str, Callable[[dict[str, Load], Sequence[int], bool], None]] = {
     "overload": overload,
     "refusals": refusals,
     "placement": placement,
     "documents": documents,
     "beside": beside,
+    "predictions": predictions,
 }
 
 

@@ -280,7 +280,7 @@ class RouterCore:
     def _use_prediction(self, answer: Predicted) -> list[Command]:
         """Keep the prediction and pass it on to the worker or pool that has the request; no request waits for it."""
         opened = self._open.current((answer.request, answer.attempt))
-        if opened is None:
+        if opened is None or opened.request.estimate == answer.estimate:
             return []
         opened.request = replace(opened.request, estimate=answer.estimate)
         self._admission.opened(opened.request)

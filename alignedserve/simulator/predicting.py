@@ -90,13 +90,16 @@ class PredictorHands(NoHands):
     @property
     def _model(self) -> LengthModel:
         if self._made is None:
-            from alignedserve.router.prediction.predictor import LengthModel
+            from alignedserve.router.prediction.predictor import LengthModel, num_older
 
             self._made = LengthModel(self._encoder())
-            for learn in self._learnt:
+            kept = tuple(self._learnt)
+            for learn in kept[: num_older(len(kept))]:
                 self._learn(learn)
-            if self._learnt:
-                self._train()
+            self._made.fit()
+            for learn in kept[num_older(len(kept)) :]:
+                self._learn(learn)
+            self._made.fit()
         return self._made
 
     def perform(self, command: Command) -> None:
@@ -110,14 +113,10 @@ class PredictorHands(NoHands):
                 self._learn(command)
                 self._learnt.append(command)
             case Retrain():
-                self._train()
+                self._model.fit()
                 self._kept.learnt = tuple(self._learnt)
             case _:
                 raise TypeError(f"a router cannot perform {command}")
 
     def _learn(self, learn: Learn) -> None:
         self._model.learn([learn.sketch], [learn.num_prompt], [learn.num_output])
-
-    def _train(self) -> None:
-        for _ in self._model.train():
-            pass

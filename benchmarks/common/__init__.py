@@ -4,6 +4,7 @@ batches.py       a client of files and batches
 chats.py         chats beside documents, with two backends: a deployment over HTTP, and the simulator
 engine_parts.py  where the time of an engine's step goes
 gpu_shapes.py    models that GPUs are measured with, how work on a GPU is timed, and attention of mixed lengths
+lessons.py       requests whose words tell their lengths, and what a predictor has learnt of them
 machines.py      workers whose steps were measured, as profiles for the simulator
 models.py        random weights of usual sizes
 predictor_simulated.py  what predictions of lengths buy in a simulated deployment

@@ -2,6 +2,7 @@
 
 length.py      what the router's core asks of the predictor, and what it has it learn
 neighbours.py  past prompts, and those most similar to another prompt
-network.py     a small network, for prompts that no past prompt is like
+ridge.py       a regression, for prompts that no past prompt is like
+calibration.py what recent outputs say about predictions: how sure they are, and whether they are used
 predictor.py   the length predictor
 """

@@ -13,7 +13,7 @@ import logging
 import queue
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -33,19 +33,8 @@ class Service:
 
     def __init__(self, model: LengthModel, path: Path | None) -> None:
         self._model, self._path = model, path
-        self._training: Iterator[None] | None = None
         if path is not None:
             model.load(path)
-        if len(model.past):
-            self._training = model.train()
-
-    @property
-    def is_training(self) -> bool:
-        return self._training is not None
-
-    def train_a_little(self) -> None:
-        if self._training is not None and next(self._training, self) is self:
-            self._training = None
 
     def perform(self, orders: Sequence[PredictorOrder]) -> list[Predicted]:
         """Perform the orders one after the other; predictions that follow each other are made together."""
@@ -60,7 +49,7 @@ class Service:
             if isinstance(order, Learn):
                 self._model.learn([order.sketch], [order.num_prompt], [order.num_output])
             else:
-                self._training = self._model.train()
+                self._model.fit()
                 self.save()
         return answers + self._predict(together)
 
@@ -89,14 +78,7 @@ class Service:
 def serve(service: Service, arrived: queue.SimpleQueue[PredictorOrder | None], output: BinaryIO) -> None:
     """Perform orders as they arrive, until None arrives."""
     while True:
-        orders: list[PredictorOrder] = []
-        is_over = False
-        try:
-            first = arrived.get(timeout=None if not service.is_training else 0.0)
-            orders, is_over = _drain(first, arrived)
-        except queue.Empty:
-            service.train_a_little()
-            continue
+        orders, is_over = _drain(arrived.get(), arrived)
         answers = b"".join(map(answer, service.perform(orders)))
         if answers:
             output.write(answers)

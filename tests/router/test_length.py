@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Choice, Estimate, Request, Sampling, Sketch
+from alignedserve.core import Choice, Estimate, Request, Sampling, ServiceClass, Sketch
 from alignedserve.protocol.commands import Command, Learn, Predict, Retrain, Send
 from alignedserve.protocol.events import Predicted, TimerFired
 from alignedserve.protocol.messages import Cancel, Declare, Expect, Heartbeat, Holding, Prefill, Progress, Submit
@@ -66,6 +66,11 @@ class TestPrediction:
         assert router.handle(ANSWER, 3.1) == []
         placed = router.handle(said("prefill-0", Heartbeat(member("prefill-0"))), 3.2)
         assert placed[-1] == Send("prefill-0", Prefill(replace(A, estimate=ESTIMATE)))
+
+    def test_an_answer_that_says_nothing_new_is_told_to_nobody(self, router: RouterCore) -> None:
+        submit(router)
+        router.handle(ANSWER, 3.1)
+        assert router.handle(ANSWER, 3.2) == []
 
     def test_an_answer_that_never_comes_holds_up_nothing(self, router: RouterCore) -> None:
         submit(router)
@@ -157,5 +162,17 @@ class TestLearning:
             submit(router)
             if Retrain() in ended(router, 7):
                 at.append(number)
-        assert at[:4] == [FIRST_TRAINING, 80, 100, 125]
+        assert at[:4] == [FIRST_TRAINING, 24, 36, 54]
         assert len(at) < 15
+
+    def test_after_a_fit_documents_that_wait_are_asked_for_again(self, router: RouterCore) -> None:
+        """Only those whose lengths the router predicts: a chat is soon through, and a client knows best."""
+        document = replace(A, id="document", service=ServiceClass.BE)
+        submit(router, document)
+        submit(router, replace(document, id="hinted", estimate=Estimate(5, 10)))
+        submit(router, replace(A, id="chat"))
+        for _ in range(FIRST_TRAINING - 1):
+            submit(router)
+            assert ended(router, 7) == [Learn(SKETCH, 3, 7)]
+        submit(router)
+        assert ended(router, 7) == [Learn(SKETCH, 3, 7), Retrain(), replace(ASKED, request="document")]

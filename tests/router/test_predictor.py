@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from alignedserve.core import Estimate, Sketch
+from alignedserve.router.prediction.length import FitTimes
 from alignedserve.router.prediction.neighbours import MOST_SEEN
 from alignedserve.router.prediction.predictor import LEAST_KNOWN, HashEncoder, LengthModel
 from alignedserve.scheduling.sketch import sketch_of
@@ -27,12 +28,13 @@ def ask(draw: Random) -> tuple[tuple[int, ...], int]:
 
 
 def taught(count: int, seed: int = 0, model: LengthModel | None = None) -> LengthModel:
-    draw, model = Random(seed), model or LengthModel(HashEncoder())
+    draw, model, fits = Random(seed), model or LengthModel(HashEncoder()), FitTimes()
     for _ in range(count):
         prompt, length = ask(draw)
         model.learn([sketch_of(prompt)], [len(prompt)], [length])
-    for _ in model.train():
-        pass
+        if fits.is_due():
+            model.fit()
+    model.fit()
     return model
 
 
@@ -71,12 +73,14 @@ def test_a_prompt_that_came_before_is_what_came_of_it() -> None:
     assert found.mean == 1000
 
 
-def test_nothing_is_said_before_something_is_known() -> None:
+def test_nothing_is_said_before_the_first_fit() -> None:
     model = LengthModel(HashEncoder())
     assert said(model, (1, 2)) == [None]
     for number in range(LEAST_KNOWN):
+        model.fit()
         assert said(model, (1, 2)) == [None]
         model.learn([sketch_of((number,))], [1], [10])
+    model.fit()
     assert said(model, (1, 2)) == [Estimate(10, 20)]
 
 
@@ -100,6 +104,16 @@ class TestRestart:
             assert mine.tolist() == its.tolist()
         assert again.past.vectors.tobytes() == model.past.vectors[model.past.in_order()].tobytes()
         assert [path.name for path in (tmp_path / "folder").iterdir()] == ["kept.npz"]
+
+    def test_it_predicts_at_once_as_well_as_before(self, model: LengthModel, tmp_path: Path) -> None:
+        model.save(tmp_path / "kept.npz")
+        again = LengthModel(HashEncoder())
+        again.load(tmp_path / "kept.npz")
+        prompts = [ask(Random(number))[0] for number in range(40)]
+        before, after = (
+            np.array([each.mean for each in said(of, *prompts) if each is not None]) for of in (model, again)
+        )
+        assert np.corrcoef(np.log(before), np.log(after))[0, 1] > 0.95
 
     def test_a_file_that_is_not_there_is_no_news(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         model = LengthModel(HashEncoder())
@@ -155,8 +169,7 @@ def test_fitting_takes_no_more_memory_where_prompts_came_often() -> None:
         vector = np.frombuffer(sketch_of(prompt).counts, np.int8)
         model.past.restore(vector, len(prompt), MOST_SEEN, MOST_SEEN * length, length)
     tracemalloc.start()
-    for _ in model.train():
-        pass
+    model.fit()
     _, most = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert most < 20e6
@@ -166,4 +179,5 @@ def test_an_encoder_of_other_dimensions() -> None:
     model = LengthModel(HashEncoder(4))
     for number in range(1, 20):
         model.learn([Sketch(bytes((number, 1, 0, 0)))], [1], [number])
+    model.fit()
     assert model.predict([Sketch(bytes((19, 1, 0, 0)))], [1])[0] is not None

@@ -1,4 +1,4 @@
-"""The side process: messages through its pipes, predictions in batches, training in between, and another life of it."""
+"""The side process: messages through its pipes, predictions in batches, fits, and another life of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PATIENCE_S = 60.0
 DRAW = Random(0)
 PAST = [Learn(sketch_of(DRAW.choices(range(500), k=20)), 20, 1 + number) for number in range(30)]
 
-ORDERS_OF_PAST: list[PredictorOrder] = [*PAST]
+ORDERS_OF_PAST: list[PredictorOrder] = [*PAST, Retrain()]
 
 
 def asked(number: int, words: Sequence[int] = (1, 2, 3)) -> Predict:
@@ -74,7 +74,7 @@ def served(service: Service, *orders: PredictorOrder) -> list[list[object]]:
 def test_predictions_that_have_come_together_are_made_together() -> None:
     encoder = _Counting()
     service = Service(LengthModel(encoder), None)
-    service.perform(PAST)
+    service.perform([*PAST, Retrain()])
     encoder.sizes.clear()
     said = served(service, asked(1), asked(2), asked(3), PAST[0], asked(4))
     assert [answer[0] for answer in said] == ["r1", "r2", "r3", "r4"]
@@ -85,25 +85,17 @@ def test_what_is_not_known_is_not_answered() -> None:
     assert served(Service(LengthModel(HashEncoder()), None), asked(1)) == []
 
 
-def test_training_goes_on_between_orders_and_ends() -> None:
+def test_orders_after_a_fit_are_answered_by_it() -> None:
     service = Service(LengthModel(HashEncoder()), None)
-    service.perform([*PAST, Retrain()])
-    assert service.is_training
-    before = service.perform([asked(1)])
-    steps = 0
-    while service.is_training:
-        service.train_a_little()
-        steps += 1
-    assert steps > 3
-    assert before
-    assert service.perform([asked(1)])
+    [answer] = service.perform([*PAST, asked(1), Retrain(), asked(2)])
+    assert answer.request == "r2"
 
 
-def test_what_was_learnt_is_kept_and_trained_on_at_the_next_start(tmp_path: Path) -> None:
+def test_what_was_learnt_is_kept_and_fitted_at_the_next_start(tmp_path: Path) -> None:
     path = tmp_path / "kept.npz"
     served(Service(LengthModel(HashEncoder()), path), *PAST)
     model = LengthModel(HashEncoder())
-    assert Service(model, path).is_training
+    assert served(Service(model, path), asked(1))
     assert len(model.past) == len(PAST)
 
 
@@ -141,7 +133,7 @@ class TestProcess:
         assert len(model.past) == len(PAST)
 
     def test_another_life_has_what_was_kept(self, side: SideProcess, said: queue.Queue[Event]) -> None:
-        for order in [*ORDERS_OF_PAST, Retrain(), asked(1)]:
+        for order in [*ORDERS_OF_PAST, asked(1)]:
             side.perform(order)
         said.get(timeout=PATIENCE_S)
         pid = side.pid

@@ -86,7 +86,7 @@ def test_a_run_repeats_byte_for_byte(room: Room) -> None:
 def test_the_next_router_knows_what_the_router_before_has_kept() -> None:
     """The next router has what the earlier router knew when it last trained; what it learnt later is lost."""
     known = knowledge_of(Predictor.HASH, 5, seed=1)
-    settings = replace(by(Predictor.HASH), workload=Workload(FIRST_TRAINING + 10, 40.0, limited_share=0.0))
+    settings = replace(by(Predictor.HASH), workload=Workload(FIRST_TRAINING + 3, 40.0, limited_share=0.0))
     said, simulation = ran(settings, known)
     assert len(said.of_kind(Retrain)) == 1
     assert len(simulation._kept_lengths.learnt) == 5 + FIRST_TRAINING
