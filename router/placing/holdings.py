@@ -3,13 +3,14 @@
 A request that gets memory block by block (room: growing) holds its prompt and its output so far. Few requests are at
 their longest at the same time, so together they hold less than the sum of what each holds at its end. The router takes
 each request to be at any point of its output, independent of the others, and wants the memory that suffices in nine of
-ten such moments. Requests that are open are longer than requests that come, since they stay longer: so an output counts
-with its upper estimate (docs/how/router.md has what came of the mean):
+ten such moments:
 
-    sum of (prompt + upper / 2)  +  square root of the sum of (upper / 2) squared
+    sum of (prompt + output / 2)  +  square root of the sum of (output / 2) squared
 
-For a single request that is its prompt and the upper estimate of its output; for many it is hardly more than the sum
-of the halves. Where a request gets all its memory at once (room: whole), requests hold the sum from the start.
+For a single request that is its prompt and its output; for many it is hardly more than the sum of the halves. Requests
+that are open are longer than requests that come, since they stay longer: so an output counts with more than its mean,
+the more the less sure the prediction is, and without a prediction with the upper value of the prior. Where a request
+gets all its memory at once (room: whole), requests hold the sum from the start.
 The unit is half a token, in integers: sums come out the same in whatever order requests come and go.
 """
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 from math import isqrt
 from typing import NamedTuple
 
-from alignedserve.core import Request, ServiceClass
+from alignedserve.core import Estimate, Request, ServiceClass
 from alignedserve.scheduling.lengths import expected
 from alignedserve.scheduling.policy import Policy, Room
 
@@ -104,7 +105,18 @@ class Holdings:
         if room is Room.WHOLE:
             return _Held(2 * request.most_tokens, 0, is_rt)
         estimate, num_prompt = expected(request, self._policy), len(request.prompt)
-        return _Held(2 * num_prompt + estimate.upper, estimate.upper, is_rt)
+        output = estimate.upper if request.estimate is None else _open_length(estimate)
+        return _Held(2 * num_prompt + output, output, is_rt)
+
+
+def _open_length(estimate: Estimate) -> int:
+    """Return how long the outputs of open requests with this estimate are on average, and at most its upper value.
+
+    Of outputs with this mean and variance, that is mean + variance / mean. Nine of ten outputs are below the upper
+    value, so the root of the variance is about 0.65 of what is between.
+    """
+    mean, upper = estimate.mean, estimate.upper
+    return min(upper, mean + 2 * (upper - mean) ** 2 // (5 * mean))
 
 
 def _tokens(usual: int, squares: int) -> int:

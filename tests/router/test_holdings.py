@@ -28,13 +28,25 @@ def together(policy: Policy, *some: Request) -> int:
     return holdings.tokens
 
 
-def test_a_request_alone_is_to_hold_its_upper_estimate() -> None:
-    assert together(GROWING, make_request()) == 200
+def test_a_request_alone_is_to_hold_what_open_requests_hold() -> None:
+    """Mean 50 and upper 100: outputs of open requests have 50 + 50 * 50 * 2 / 5 / 50 tokens."""
+    assert together(GROWING, make_request()) == 170
+
+
+def test_surer_predictions_want_less_memory_and_never_more_than_their_upper_values() -> None:
+    assert together(GROWING, make_request(mean=50, upper=50)) == 150
+    assert together(GROWING, make_request(mean=50, upper=75)) == 155
+    assert together(GROWING, make_request(mean=10, upper=100)) == 200
+
+
+def test_without_a_prediction_it_is_the_upper_value_of_the_prior() -> None:
+    unknown = replace(make_request(), estimate=None)
+    assert together(GROWING, unknown) == 100 + 2 * GROWING.expected_output
 
 
 def test_many_hold_little_more_than_their_prompts_and_half_of_the_longest_outputs() -> None:
-    usual = 100 * (100 + 50)
-    assert together(GROWING, *(make_request(str(number)) for number in range(100))) == usual + sqrt(100) * 50
+    usual = 100 * (100 + 35)
+    assert together(GROWING, *(make_request(str(number)) for number in range(100))) == usual + sqrt(100) * 35
 
 
 def test_what_is_given_at_once_is_held_from_the_start() -> None:
@@ -90,6 +102,6 @@ def test_what_has_gone_is_not_counted(steps: list[tuple[int, int, bool]]) -> Non
 def test_best_effort_requests_count_among_all_alone() -> None:
     holdings = Holdings(GROWING)
     holdings.put(replace(make_request("b"), service=ServiceClass.BE))
-    assert (holdings.tokens, holdings.rt_tokens) == (200, 0)
+    assert (holdings.tokens, holdings.rt_tokens) == (170, 0)
     holdings.remove("b")
     assert (holdings.tokens, len(holdings)) == (0, 0)
