@@ -22,6 +22,12 @@ def expected(request: Request, policy: Policy) -> Estimate:
     return Estimate(max(least, min(given.mean, most)), max(least, min(given.upper, most)))
 
 
+def planned(request: Request, policy: Policy) -> int:
+    """Return the length that the plan of a best-effort request has, without a prediction (promise.py)."""
+    least, most = bounds(request)
+    return max(least, min(_prior(policy, most).mean, most))
+
+
 def bounds(request: Request) -> tuple[int, int]:
     """Return the least and the most tokens that the output may have."""
     most, sampling = request.max_tokens, request.sampling

@@ -7,7 +7,7 @@ from math import ceil
 from typing import ClassVar
 
 from alignedserve.core import Due, Request, ServiceClass
-from alignedserve.scheduling.lengths import expected, outlived
+from alignedserve.scheduling.lengths import expected, outlived, planned
 from alignedserve.scheduling.levels import INTERRUPTED, Level
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import (
@@ -133,14 +133,19 @@ class TokenPromise(Promise):
 
 
 class StepPromise(Promise):
-    """The promise of a best-effort request: a plan of steps over its completion window."""
+    """The promise of a best-effort request: a plan of steps over its completion window.
+
+    The plan has as many tokens as the prior says: by its predicted length a long request would be urgent from the
+    start, and all others would wait for it.
+    """
 
     def __init__(self, request: Request, policy: Policy, num_output: int) -> None:
         super().__init__(request)
         self._expected = outlived(expected(request, policy).mean, request.max_tokens, num_output)
+        self._planned = outlived(planned(request, policy), request.max_tokens, num_output)
         self._num_output = num_output
         self._early_chunks = ceil(len(request.prompt) / policy.expected_chunk) - 1  # the last chunk samples a token
-        self._dues = StepDues(request, self._early_chunks + self._expected)
+        self._dues = StepDues(request, self._early_chunks + self._planned)
         if num_output:
             self._dues.num_done = self._early_chunks + num_output
         self._level = Level(request.arrival_at, policy.age_s)
@@ -155,14 +160,17 @@ class StepPromise(Promise):
     def emitted(self, now: float, num_output: int) -> None:
         self._dues.num_done, self._num_output = self._early_chunks + num_output, num_output
         self._level.served(now)
-        whole = outlived(self._expected, self.request.max_tokens, num_output)
-        if whole != self._expected:
+        most = self.request.max_tokens
+        if (whole := outlived(self._expected, most, num_output)) != self._expected:
+            self._expected = whole
             self._level.outlived()
-            self._replan(whole, now)
+        if (whole := outlived(self._planned, most, num_output)) != self._planned:
+            self._planned = whole
+            self._dues.replan(now, self._early_chunks + whole - self._dues.num_done)
 
     def expect(self, request: Request, policy: Policy, now: float) -> None:
         self.request = request
-        self._replan(outlived(expected(request, policy).mean, request.max_tokens, self._num_output), now)
+        self._expected = outlived(expected(request, policy).mean, request.max_tokens, self._num_output)
 
     def served(self, now: float) -> None:
         self._level.served(now)
@@ -181,16 +189,10 @@ class StepPromise(Promise):
     def is_late(self, now: float) -> bool:
         return self._dues.is_late(now)
 
-    def _replan(self, whole: int, now: float) -> None:
-        """Space the rest of the plan anew for another expected length."""
-        if whole != self._expected:
-            self._expected = whole
-            self._dues.replan(now, self._early_chunks + whole - self._dues.num_done)
-
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
         request = self.request
-        slack_s, num_left = step_slack_s(self._dues.due_at(), now, times), self._dues.num_left
-        remaining = work.prompt + num_left
+        slack_s = step_slack_s(self._dues.due_at(), now, times)
+        remaining = work.prompt + max(1, self._early_chunks + self._expected - self._dues.num_done)
         is_late = self._dues.is_late(now)
         has_begun = self._num_output > 0
         is_interrupted = has_begun and work.prompt > 0

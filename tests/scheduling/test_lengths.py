@@ -96,16 +96,17 @@ class TestPromises:
         assert self.remaining(told(30, 70, of), told_later=told_later, num_output=10) == 20
         assert self.remaining(told(30, 70, of), told_later=told_later, num_output=40) == 20, "60 in all"
 
-    def test_a_plan_is_spaced_anew(self) -> None:
-        kept = promise(self.DOCUMENT, POLICY)
+    def test_a_prediction_moves_no_plan(self) -> None:
+        """By its own length a long document would be urgent from the start, and all others would wait for it."""
+        kept = promise(told(10, 20, self.DOCUMENT), POLICY)
+        assert kept.due_at(0.0) == promise(self.DOCUMENT, POLICY).due_at(0.0) == pytest.approx(1.0)
+        kept.expect(told(1000, 2000, self.DOCUMENT), POLICY, 0.0)
         assert kept.due_at(0.0) == pytest.approx(1.0)
-        kept.expect(told(10, 20, self.DOCUMENT), POLICY, 0.0)
-        assert kept.due_at(0.0) == pytest.approx(10.0)
 
-    def test_the_end_of_a_plan_stays(self) -> None:
+    def test_a_plan_that_was_outlived_is_spaced_anew(self) -> None:
         kept = promise(self.DOCUMENT, POLICY)
-        kept.expect(told(1, 2, self.DOCUMENT), POLICY, 0.0)
-        assert kept.due_at(0.0) == pytest.approx(100.0)
+        kept.emitted(20.0, 100)
+        assert kept.due_at(20.0) == pytest.approx(20.0 + 80.0 / 100)
 
     def test_the_pool_reckons_with_it(self) -> None:
         assert tokens_left(told(30, 70), POLICY, 10) == 20
