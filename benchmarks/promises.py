@@ -15,8 +15,8 @@ All runs are simulated: RTX 4090 with Llama-3.1-8B, two colocated workers unless
     beside     documents, all at once and one after the other, beside each kind of chats: chats in time against the
                best preset, and tokens of documents against the best preset that keeps as many promises; and the longest
                time that a document stands still at 0.7 times the capacity
-    predictions  the same for documents whose words tell their lengths, with a predictor that knows them, has learnt
-               them, has learnt what has nothing to do with them, or the opposite: against the same without predictions
+    predictions  mean completion of documents at once whose words tell their lengths, against no predictions, with
+               lengths that are known, learnt, learnt of something else, or learnt the wrong way round
 """
 
 from __future__ import annotations
