@@ -53,6 +53,11 @@ class WorkerCore:
         return self._common.writer.leased
 
     @property
+    def slowdown(self) -> float:
+        """Return how many times as long steps take as when the worker's profile was measured, as far as it knows."""
+        return self._common.pace.slowdown
+
+    @property
     def num_refused(self) -> int:
         """Return how many copies from the pool were not intact."""
         return self._common.faults.num_refused
