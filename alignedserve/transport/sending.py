@@ -11,7 +11,7 @@ import torch
 from alignedserve.engine.device.groups import BrokenGroup, Flight, Group
 from alignedserve.protocol.commands import SendKv
 from alignedserve.protocol.events import KvSent
-from alignedserve.transport.channel import Channel
+from alignedserve.transport.channel import AwaitedReply, Channel
 from alignedserve.transport.frames import CHUNK, HEADER, NotOurs, Reply, TransferHeader
 from alignedserve.transport.payload import ChunkBuffers
 
@@ -26,14 +26,21 @@ class Sender(Channel[SendKv]):
         return is_wanted and (not header.has_kv or self._send(group, transfer, header))
 
     def _announce(self, header: TransferHeader) -> tuple[Group, bool]:
-        """Send the header, and return whether the receiver awaits the transfer; make a new group where one broke."""
+        """Send the header, and return whether the receiver awaits the transfer; make a new group where one broke.
+
+        The reply is awaited before the header goes: when a send is the first to find that the other end has closed the
+        connection, Gloo tells those who receive, and lets the send wait until it times out.
+        """
         deadline = self._deadline()
         while True:
             group = self._connected(self._meeting.offer, header.number, deadline)
             try:
                 packed = torch.frombuffer(bytearray(header.pack()), dtype=torch.uint8)
-                group.send(packed, HEADER).land(deadline - time.monotonic())
-                return group, self._hear(group, header.number, deadline - time.monotonic()) is Reply.YES
+                awaited = AwaitedReply(group)
+                sent = group.send(packed, HEADER)
+                reply = awaited.read(header.number, deadline - time.monotonic())
+                sent.land(deadline - time.monotonic())
+                return group, reply is Reply.YES
             except BrokenGroup:
                 self._drop_group()
                 if time.monotonic() >= deadline:

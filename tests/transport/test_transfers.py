@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -344,6 +345,28 @@ def test_the_same_once_they_are_connected(node_of: MakeNode, is_late: str) -> No
             assert source.outcome() == KvSent(2, to.holder, ok=False)
         to.start(receive)
         assert to.outcome() == KvReceived(2, source.holder, intact=False)
+    assert arrives(source, to, 3)
+
+
+def test_a_header_that_gloo_forgets_is_not_waited_for(node_of: MakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A send that is the first to find the connection closed may stay unfinished, though receives are told at once."""
+    source, to = node_of("prefill-0", timeout_s=NEVER_S), node_of("decode-0", timeout_s=NEVER_S)
+    meet(source, to)
+    assert arrives(source, to, 1)
+    send, receive = order(source, to, 2)
+    with to.hurried():
+        to.start(receive)
+        assert to.outcome() == KvReceived(2, source.holder, intact=False)
+    is_over = threading.Event()
+
+    def forget(*_: object) -> groups.Flight:
+        return groups.Flight(lambda limit: is_over.wait(limit.total_seconds()))
+
+    monkeypatch.setattr(groups.Group, "send", forget)
+    source.start(send)
+    assert source.outcome() == KvSent(2, to.holder, ok=False)
+    is_over.set()
+    monkeypatch.undo()
     assert arrives(source, to, 3)
 
 
