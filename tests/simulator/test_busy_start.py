@@ -31,7 +31,9 @@ def belief_of(costs: Costs, settings: Settings) -> OnlineCost:
 
 @pytest.mark.parametrize("cluster", ["colocated", "1+1"])
 def test_a_slowdown_that_is_over_is_found_out_while_nothing_runs(cluster: str) -> None:
-    settings = Settings(topology=Topology.parse(cluster), workload=Workload(num_requests=4, rate=0.1, mean_output=2, most_output=3))
+    settings = Settings(
+        topology=Topology.parse(cluster), workload=Workload(num_requests=4, rate=0.1, mean_output=2, most_output=3)
+    )
     settings = replace(settings, belief=partial(belief_of, Costs(), settings))
     simulation = Simulation(settings)
     summary = simulation.run()
