@@ -99,11 +99,13 @@ class Meter:
 
     def _timed(self, work: Callable[[], object]) -> Run:
         self._synchronize()
-        waited, start = self._waited(), self.clock()
+        start = self.clock()
+        waited = self._waited()  # between the two looks at the clock: no wait counts that they have not seen
         work()
         self._synchronize()
+        waited_s = self._waited() - waited
         seconds = self.clock() - start
-        return Run(seconds, max(_LEAST_SHARE * seconds, seconds - (self._waited() - waited)))
+        return Run(seconds, max(_LEAST_SHARE * seconds, seconds - waited_s))
 
     def _plan(self, trial: Trial) -> StepPlan:
         block_size, vocabulary = self.engine.block_size, self.engine.config.vocab_size

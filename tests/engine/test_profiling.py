@@ -106,6 +106,22 @@ def test_a_run_leaves_out_what_its_thread_waited_for_a_processor(engine: Engine)
     assert ticks.waits == 2, "for the device, before and after"
 
 
+def test_a_wait_beside_a_run_is_not_taken_from_it(engine: Engine) -> None:
+    """A thread may wait before it looks at the clock, too: then a step seemed to take next to nothing."""
+    asked = list[str]()
+
+    def clock() -> float:
+        asked.append("clock")
+        return float(len(asked))
+
+    def waited() -> float:
+        asked.append("waited")
+        return 0.0
+
+    Meter(engine, clock, waited=waited).run(Trial(((8, 0),)))
+    assert asked == ["clock", "waited", "waited", "clock"]
+
+
 class MeterOfRuns(Meter):
     """A meter whose runs take what a test says."""
 
@@ -240,18 +256,16 @@ def test_a_profile_of_a_busy_machine_is_measured_anew_when_it_is_quiet(engine: E
 
 
 class Neighbour:
-    """Other work on the machine: a thread waits for a processor as long as it computes, where the test says so."""
+    """Other work on the machine: where the test says so, a thread waits for a processor between two looks at this."""
 
     def __init__(self) -> None:
-        self.ticks, self.is_there = Ticks(), True
-
-    def clock(self) -> float:
-        if self.is_there:
-            self.ticks()
-        return self.ticks()
+        self.clock, self.is_there, self._waited_s = Ticks(), True, 0.0
 
     def waited(self) -> float:
-        return self.ticks.now / 4 if self.is_there else 0.0
+        if self.is_there:
+            self.clock()
+            self._waited_s += 2 * self.clock.tick
+        return self._waited_s
 
 
 def test_a_busy_machine_is_told_and_measured_anew_when_it_is_quiet(
@@ -266,7 +280,7 @@ def test_a_busy_machine_is_told_and_measured_anew_when_it_is_quiet(
     again = start_profile(meter, BOUNDS, SUBJECT, tmp_path, tmp_path / "cache", budget_s=1000.0)
     assert again.points == busy.points
     assert "taken from the cache: measured at 2" in caplog.text
-    assert "on a busy machine (slowdown 2" in caplog.text
+    assert "on a busy machine (slowdown 3" in caplog.text
     neighbour.is_there = False
     quiet = start_profile(meter, BOUNDS, SUBJECT, tmp_path, tmp_path / "cache", budget_s=1000.0)
     assert "the cached cost profile was taken on a busy machine: it is measured anew" in caplog.text
