@@ -112,7 +112,10 @@ class TestTime:
 
 
 class TestMemoryOfAWorker:
-    """A worker that decodes too needs memory for its requests. Each here needs 200 tokens if it is alone there."""
+    """A worker that decodes too needs memory for its requests.
+
+    An output here counts with 70 tokens while it is open, so a request needs 170 tokens if it is alone there.
+    """
 
     def colocated(self, kv_tokens: int = 450) -> Placement:
         found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=kv_tokens)
@@ -140,14 +143,14 @@ class TestMemoryOfAWorker:
         assert self.lacks(found) == 0, "nothing is on the other worker"
         for number in range(3):
             found.came("decode-1", self.named(f"b{number}"))
-        assert self.lacks(found) == 4 * 150 + sqrt(4) * 50 - 450
+        assert self.lacks(found) == 4 * 135 + sqrt(4) * 35 - 450
 
     def test_requests_that_leave_free_it(self) -> None:
         found = self.colocated()
         for number in range(3):
             for worker in ("decode-0", "decode-1"):
                 found.came(worker, self.named(f"{worker}-{number}"))
-        assert self.lacks(found) == 250
+        assert self.lacks(found) == 4 * 135 + sqrt(4) * 35 - 450
         found.left("decode-1", self.named("decode-1-0"))
         found.left("decode-1", self.named("decode-1-1"))
         assert found.worker_for(self.named("new"), {}, NOW) == "decode-1"
@@ -161,7 +164,7 @@ class TestMemoryOfAWorker:
         assert found.worker_for(self.named("new"), {}, NOW) == "decode-1"
         found.expects("decode-1", self.named("b", upper=2000))
         assert found.worker_for(self.named("new"), {}, NOW) == "decode-0"
-        assert self.lacks(found) == pytest.approx(100 + 500 + 150 + hypot(500, 50) - 450, abs=1)
+        assert self.lacks(found) == pytest.approx(100 + 500 + 135 + hypot(500, 35) - 450, abs=1)
 
     def test_documents_give_way_to_chats(self) -> None:
         found = self.colocated()
