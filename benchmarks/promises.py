@@ -78,11 +78,14 @@ class Load:
 
     def beside_documents(self, folder: Path) -> str:
         """Write the same requests with documents beside them, and return the name of the file."""
-        kind, _, rest = self.workload.partition(":")
-        keys: dict[str, object] = {"path": rest}
-        if kind != "trace":
-            keys = {"rate": 1.0, "num_requests": 100_000, **dict(pair.split("=") for pair in rest.split(","))}
-        return save_load(folder / "load.yaml", self.seconds, {"name": "chats", "kind": kind, **keys}, LOTS)
+        endless = {} if self.workload.startswith("trace:") else {"rate": 1.0, "num_requests": 100_000}
+        return save_load(folder / "load.yaml", self.seconds, {**endless, **self.stream()}, LOTS)
+
+    def stream(self) -> dict[str, object]:
+        """Return the chats as a stream of a workload's file."""
+        kind, _, keys = self.workload.partition(":")
+        own = {"path": keys} if kind == "trace" else dict(pair.split("=") for pair in keys.split(","))
+        return {"name": "chats", "kind": kind, **own}
 
 
 def loads(chats: Path) -> dict[str, Load]:
@@ -212,13 +215,7 @@ class Mix:
 
     def records(self, preset: str, share: float, seeds: Sequence[int]) -> list[RunRecord]:
         """Run the preset with chats at this share of their capacity."""
-        kind, _, keys = self.load.workload.partition(":")
-        own = (
-            {"path": str(Path(keys).resolve())}
-            if kind == "trace"
-            else dict(pair.split("=") for pair in keys.split(","))
-        )
-        chats = {"name": "chats", "kind": kind, "first_s": self.load.seconds, **own}
+        chats = {"first_s": self.load.seconds, **self.load.stream()}
         rate, own_rate = share * self.load.capacity, read_workload(self.load.workload).rate
         if self.at_once:
             documents = {"arrivals": "at_once", "num_requests": AT_ONCE}

@@ -65,7 +65,8 @@ def talks(deployment: Deployment, count: int, turns: int, most: int = 2_000) -> 
 
 @pytest.fixture(scope="module")
 def roomy() -> Iterator[Deployment]:
-    with deployed("--pool-verify-pages", topology="1+1") as deployment:
+    """Yield a deployment where all prompts go to the prefill worker: a decode worker that helps finds nothing again."""
+    with deployed("--pool-verify-pages", "--set", "schedule.helps=false", topology="1+1") as deployment:
         yield deployment
 
 

@@ -26,6 +26,7 @@ RUSH_AT, CALM_AT, END_AT = 6.0, 36.0, 80.0
 BETWEEN = {Role.PREFILL: Range(1, 4), Role.DECODE: Range(1, 4)}
 SIZES = Sizes(BETWEEN, grow_after_s=2.0, shrink_after_s=10.0)
 SPLIT = Settings(topology=Topology(1, 1), limits=LIMITS, num_pages=4096, timing=SLOW, checked=False, record=True)
+ALONE = replace(SPLIT, policy=Policy(helps=False))  # prefill workers get no help from decode workers
 
 
 def chats(calm: float, rush: float) -> list[Arrival]:
@@ -77,7 +78,7 @@ def counts(simulation: Simulation, role: Role) -> list[int]:
 
 
 def test_they_come_with_a_rush_and_go_after_it() -> None:
-    simulation, share = served(replace(SPLIT, sizes=SIZES))
+    simulation, share = served(replace(ALONE, sizes=SIZES))
     prefill, decode = counts(simulation, Role.PREFILL), counts(simulation, Role.DECODE)
     assert share > 0.9
     assert max(prefill) >= 2
@@ -93,9 +94,9 @@ def test_the_workers_that_were_there_are_too_few() -> None:
     """The attainment without scaling is low; a decode worker that helps with prompts is not enough either.
 
     Without refusals next to no chat is in time."""
-    _, everybody = served(replace(SPLIT, policy=Policy(helps=False, refuse_ttfts=0.0)))
-    _, alone = served(replace(SPLIT, policy=Policy(helps=False)))
-    _, helped = served(SPLIT)
+    _, everybody = served(replace(ALONE, policy=Policy(helps=False, refuse_ttfts=0.0)), rush=7.0)
+    _, alone = served(ALONE, rush=7.0)
+    _, helped = served(SPLIT, rush=7.0)
     assert everybody < 0.1
     assert 0.4 < alone < 0.6
     assert alone + 0.1 < helped < 0.9
