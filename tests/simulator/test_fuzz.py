@@ -162,7 +162,7 @@ class TestPlanted:
             failure = attempt(draw_scenario(seed)).failure
             assert failure is not None
             assert failure.rule in PLANTS[plant]
-            small = shrink(draw_scenario(seed), failure.rule, budget=200)
+            small = shrink(draw_scenario(seed), failure.rule, budget=100)
             again = attempt(small).failure
         assert again is not None
         assert again.rule is failure.rule
