@@ -33,7 +33,7 @@ from alignedserve.cost.model import CostModel, Kind, Shape, StepEstimate
 from alignedserve.cost.trials import Bounds, Trial, random_trials, trials
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import Measured as MeasuredTrials
-from alignedserve.engine.profiling import Meter, Run, measure, measure_profile, own_cache, subject_of
+from alignedserve.engine.profiling import Meter, TimedRun, measure, measure_profile, own_cache, subject_of
 from alignedserve.executor.loading import use_threads
 from alignedserve.machine.capacity import capacity
 from alignedserve.simulator.machines import gpu_truth
@@ -206,7 +206,7 @@ def report_busy_profiles(folder: Path) -> None:
     bounds, meter = worker(folder)
     profiled = trials(bounds)
     new = [trial for trial in random_trials(bounds, 30, seed=1) if trial not in profiled and trial.shape.tokens <= 64]
-    runs: dict[Trial, list[Run]] = {trial: [] for trial in new}
+    runs: dict[Trial, list[TimedRun]] = {trial: [] for trial in new}
     found: dict[str, list[MeasuredTrials]] = {"quiet": [], "busy": []}
     with own_cache(meter.engine):
         for _ in range(TURNS):

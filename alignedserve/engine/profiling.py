@@ -58,7 +58,7 @@ _SHARE_OF_STEPS = 0.85  # share of the budget for steps; the rest is for fitting
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TimedRun:
     """A run of a step: its seconds, and those that it takes where nothing else runs, as far as can be seen."""
 
     seconds: float
@@ -87,7 +87,7 @@ class Meter:
         self._random = random.Random(0)
         self._filled = 0  # block pairs that have been written
 
-    def run(self, trial: Trial) -> Run:
+    def run(self, trial: Trial) -> TimedRun:
         """Run the trial once."""
         plan = self._plan(trial)
         return self._timed(lambda: self.engine.step(plan))
@@ -97,7 +97,7 @@ class Meter:
         work()
         return min(self._timed(work).quiet_s for _ in range(RUNS))
 
-    def _timed(self, work: Callable[[], object]) -> Run:
+    def _timed(self, work: Callable[[], object]) -> TimedRun:
         self._synchronize()
         start = self.clock()
         waited = self._waited()  # between the two looks at the clock: no wait counts that they have not seen
@@ -105,7 +105,7 @@ class Meter:
         self._synchronize()
         waited_s = self._waited() - waited
         seconds = self.clock() - start
-        return Run(seconds, max(_LEAST_SHARE * seconds, seconds - waited_s))
+        return TimedRun(seconds, max(_LEAST_SHARE * seconds, seconds - waited_s))
 
     def _plan(self, trial: Trial) -> StepPlan:
         block_size, vocabulary = self.engine.block_size, self.engine.config.vocab_size
@@ -134,7 +134,7 @@ class Meter:
 class Measured:
     """Trials with their runs."""
 
-    runs: Mapping[Trial, Sequence[Run]]
+    runs: Mapping[Trial, Sequence[TimedRun]]
 
     @property
     def points(self) -> tuple[Point, ...]:
@@ -148,7 +148,7 @@ class Measured:
         return max(1.0, added(took for took, _ in later) / added(quiet for _, quiet in later)) if later else 1.0
 
 
-def _quickest(runs: Sequence[Run]) -> float:
+def _quickest(runs: Sequence[TimedRun]) -> float:
     return min(run.quiet_s for run in runs)
 
 
@@ -159,7 +159,7 @@ def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float, num_runs: in
     apart, so a disturbance of a second hits one run each of many trials.
     """
     end = meter.clock() + budget_s
-    times: dict[Trial, list[Run]] = {}
+    times: dict[Trial, list[TimedRun]] = {}
     later = 0.0  # seconds of the runs that are still to come
     for trial in wanted:
         guess = _CAUTION * _guess(times, trial.shape)
@@ -174,7 +174,7 @@ def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float, num_runs: in
     return Measured(times)
 
 
-def _guess(times: Mapping[Trial, Sequence[Run]], shape: Shape) -> float:
+def _guess(times: Mapping[Trial, Sequence[TimedRun]], shape: Shape) -> float:
     """Guess the seconds of a step from the measured step that is closest in size."""
     if not times:
         return 0.0

@@ -21,7 +21,7 @@ from alignedserve.cost.trials import Bounds, Trial, random_trials, trials
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import (
     Meter,
-    Run,
+    TimedRun,
     measure,
     measure_projection,
     start_profile,
@@ -125,23 +125,23 @@ def test_a_wait_beside_a_run_is_not_taken_from_it(engine: Engine) -> None:
 class MeterOfRuns(Meter):
     """A meter whose runs take what a test says."""
 
-    def __init__(self, *runs: Run) -> None:
+    def __init__(self, *runs: TimedRun) -> None:
         self.clock, self._runs = Ticks(), iter(runs)
 
-    def run(self, trial: Trial) -> Run:
+    def run(self, trial: Trial) -> TimedRun:
         return next(self._runs)
 
 
 def test_a_step_takes_the_time_of_its_quickest_run() -> None:
     trial = Trial(((8, 0),), (5, 9))
-    measured = measure(MeterOfRuns(Run(0.09, 0.09), Run(0.01, 0.01), Run(0.03, 0.02)), [trial], 20.0)
+    measured = measure(MeterOfRuns(TimedRun(0.09, 0.09), TimedRun(0.01, 0.01), TimedRun(0.03, 0.02)), [trial], 20.0)
     (point,) = measured.points
     assert (point.shape, point.seconds) == (trial.shape, 0.01)
     assert measured.slowdown == pytest.approx((0.01 + 0.03) / 0.02), "the first run may be slow"
 
 
 def test_a_long_step_that_runs_once_tells_of_the_machine_too() -> None:
-    measured = measure(MeterOfRuns(Run(0.9, 0.3)), [Trial(((8, 0),))], 20.0)
+    measured = measure(MeterOfRuns(TimedRun(0.9, 0.3)), [Trial(((8, 0),))], 20.0)
     assert measured.points[0].seconds == 0.3
     assert measured.slowdown == pytest.approx(3.0)
 
@@ -153,10 +153,10 @@ class FakeMeter(Meter):
         self.clock = self.ticks = Ticks(0.0)
         self._token_s = token_s
 
-    def run(self, trial: Trial) -> Run:
+    def run(self, trial: Trial) -> TimedRun:
         took = 0.001 + self._token_s * trial.shape.tokens
         self.ticks.now += took
-        return Run(took, took)
+        return TimedRun(took, took)
 
 
 @pytest.mark.parametrize("token_s", [1e-6, 1e-4, 1e-3, 1e-2])
