@@ -1,6 +1,6 @@
 """Measure whether promises are kept: over capacity and below it, beside documents, on few and on many workers.
 
-    python -m benchmarks.promises                                 # a minute: one seed and few loads
+    python -m benchmarks.promises                                 # some minutes: one seed and few loads
     python -m benchmarks.promises --parts overload --seeds 0,1,2 --all
     python -m benchmarks.promises --chats FILE.csv                # another trace of chats
 
