@@ -36,7 +36,7 @@ _NUM_WORDS = 96  # of a prompt, which tell its kind; as many do not
 
 
 class Lesson(str, Enum):
-    """What the predictor has learnt before the run."""
+    """A state of the predictor at the start of a run: what it has learnt before."""
 
     NOTHING = "nothing"  # predictor: constant
     PERFECT = "perfect"  # predictor: oracle

@@ -37,7 +37,7 @@ _MOST_FACTOR = 4.0
 
 
 class Opinions(NamedTuple):
-    """What speaks for the length of each prompt's output, in tokens."""
+    """The estimates of each prompt's output, in tokens: by past prompts, and by the regression."""
 
     similarity: Floats  # of the nearest past prompts, best first: [prompts, k]
     by_past: Floats  # mean output of the nearest one, of the two nearest, ...: [prompts, k]

@@ -27,7 +27,7 @@ def on(kinds: Sequence[Kind]) -> pytest.MarkDecorator:
 
 
 class Running:
-    """One running deployment of each kind, started at its first use, because a start takes some seconds of all cores.
+    """Keeps one running deployment of each kind. It starts at its first use: a start takes some seconds of all cores.
 
     Ray is never idle, so it is stopped when tests go on without it; the tests on Ray run together (tests/conftest.py).
     """

@@ -1,4 +1,4 @@
-"""What the predictor learns from its own errors: upper estimates hold after a shift, and useless predictions go."""
+"""Tests that the predictor corrects itself: upper estimates hold after a shift, and it drops useless predictions."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class TestPromises:
         assert self.remaining(told(30, 70, of), told_later=told_later, num_output=40) == 20, "60 in all"
 
     def test_a_prediction_moves_no_plan(self) -> None:
-        """By its own length a long document would be urgent from the start, and all others would wait for it."""
+        """A plan by its own length would make a long document urgent at once, and all others would wait for it."""
         kept = promise(told(10, 20, self.DOCUMENT), POLICY)
         assert kept.due_at(0.0) == promise(self.DOCUMENT, POLICY).due_at(0.0) == pytest.approx(1.0)
         kept.expect(told(1000, 2000, self.DOCUMENT), POLICY, 0.0)

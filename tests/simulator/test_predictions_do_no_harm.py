@@ -114,7 +114,7 @@ def test_as_many_chats_attain_where_memory_is_short(lesson: Lesson) -> None:
 
 @pytest.mark.parametrize("lesson", [Lesson.USELESS, Lesson.REVERSED, Lesson.LEARNT, Lesson.PERFECT])
 def test_as_many_documents_end_within_their_windows(lesson: Lesson) -> None:
-    """By plans with their predicted lengths long documents were urgent first, and all waited for them."""
+    """Plans by predicted lengths made long documents urgent first, and all others waited for them."""
     assert kept(windows(lesson)) >= kept(windows(Lesson.NOTHING)) - MORE_LATE / 3
 
 

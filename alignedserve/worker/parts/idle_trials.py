@@ -12,6 +12,7 @@ from statistics import median
 
 from alignedserve.core import StepPlan
 from alignedserve.cost.model import EMPTY
+from alignedserve.cost.profile import BUSY
 from alignedserve.cost.trials import Bounds, Trial
 from alignedserve.protocol.commands import Command, RunStep, SetTimer
 from alignedserve.protocol.events import Event, StepDone
@@ -19,8 +20,7 @@ from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.part import CorePart
 
 IDLE_S = 2.0
-AGAIN_S = 60.0  # after which an idle worker whose machine is still slow measures again
-SLOW = 1.25  # times as long as the steps of a profile take on a quiet machine
+AGAIN_S = 60.0  # after which an idle worker measures again whose machine is still slow, or whose trial failed
 _TIMER = "idle trials"
 _LONGEST = 64  # tokens of a request
 _TRIALS = (
@@ -43,17 +43,20 @@ class IdleTrials(CorePart):
 
     def hear(self, event: Event, now: float) -> list[Command]:
         """Note what a trial took; this comes before the step's end."""
-        if isinstance(event, StepDone) and self._running is not None and event.result.number == self._running.number:
-            if event.result.failure is None:
-                self._ratios.append(event.seconds / self._running.predicted_s)
-            self._running = None
+        trial = self._running
+        if not isinstance(event, StepDone) or trial is None or event.result.number != trial.number:
+            return []
+        self._running = None
+        if event.result.failure is not None:
+            return self._start_in(AGAIN_S, now)
+        self._ratios.append(event.seconds / trial.predicted_s)
         return []
 
     def measure(self, now: float) -> list[Command]:
         """Run the next trial if the worker is idle and believes its machine to be slow."""
         if self._steps.running is not None:
             return []
-        is_of_use = self._trials and self._pace.slowdown >= SLOW and not self._retirement.is_retiring
+        is_of_use = self._trials and self._pace.slowdown >= BUSY and not self._retirement.is_retiring
         if not is_of_use or self._roster.attempts():
             self._starts_at = None
             return []

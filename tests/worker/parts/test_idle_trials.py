@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import StepPlan, StepResult, WorkerLimits
+from alignedserve.core import StepFailure, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import Shape, shape_of
 from alignedserve.decode_worker.state import DecodeCore
@@ -65,6 +65,10 @@ class Machine:
                 self.do(self.core.handle(TimerFired("idle trials"), self.now))
         self.now = max(self.now, until)
 
+    def fail_step(self) -> None:
+        result = StepResult(self.steps.pop(0).number, (), failure=StepFailure("no memory"))
+        self.do(self.core.handle(StepDone(result, 0.001), self.now))
+
     def end_step(self) -> None:
         plan = self.steps.pop(0)
         seconds = self.speed * TOKEN_S * shape_of(plan).tokens
@@ -114,6 +118,20 @@ def test_a_request_waits_for_one_trial_at_most(kind: type[DecodeCore] | type[Pre
     machine.end_step()
     assert [chunk.request for chunk in machine.ran[1].chunks] == ["a"]
     assert machine.cost.slowdown == 2.0, "one trial tells too little"
+
+
+@pytest.mark.parametrize("kind", CORES)
+def test_a_trial_that_fails_is_not_tried_again_at_once(kind: type[DecodeCore] | type[PrefillCore]) -> None:
+    machine = Machine(kind)
+    machine.now = IDLE_S
+    machine.do(machine.core.handle(TimerFired("idle trials"), machine.now))
+    machine.fail_step()
+    assert not machine.steps
+    assert not any(machine.core.held.values())
+    machine.wait(AGAIN_S / 2)
+    assert len(machine.ran) == 1
+    machine.wait(AGAIN_S)
+    assert machine.cost.slowdown == pytest.approx(1.0, rel=0.05)
 
 
 @pytest.mark.parametrize(("slowdown", "retires"), [(1.2, False), (2.0, True)])

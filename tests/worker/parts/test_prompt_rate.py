@@ -166,7 +166,7 @@ def test_documents_that_wait_are_no_wait_of_chats() -> None:
 
 
 def test_a_prompt_that_waits_for_memory_does_not_seem_to_take_for_ever() -> None:
-    """For two seconds only a decode runs: the prompt waits for memory, and the worker does not take it for slow."""
+    """A prompt waits two seconds for memory while a decode runs, and the worker does not take the prompt for slow."""
     machine = Machine(num_pairs=10)
     machine.come(chat("decodes", prompt=8, max_tokens=28))
     machine.end_step(0.01)

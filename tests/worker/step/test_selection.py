@@ -306,7 +306,7 @@ class TestDocumentsAmongThemselves:
 
 
 class TestLongPrompts:
-    """Which long prompts start while another is unfinished (ERA), by their classes."""
+    """Tests which long prompts start while another is unfinished (ERA), by their classes."""
 
     POLICY = Policy(long_prompt=200)
 
