@@ -78,6 +78,13 @@ class Candidates:
     def peer(self, name: str) -> Member | None:
         return self._peers.get(name)
 
+    @property
+    def has_peers(self) -> bool:
+        return bool(self._peers)
+
+    def has_peer_on(self, node: str) -> bool:
+        return any(peer.node == node for peer in self._peers.values())
+
     def any_peer(self, before: str = "") -> Member | None:
         """Return the decode worker to which least is offered, if any; `before` only where there is no other."""
         offered = Counter(candidate.decode.name for candidate in self.here)

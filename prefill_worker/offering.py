@@ -5,8 +5,9 @@ for it: that worker's Pull is heard after the next step only. A real-time reques
 offered as pinned. Every other prompt, and every prompt that is declined, is written to pages of the pool and committed;
 the Commit says which decode worker was named, for the pool pins too.
 
-A node without decode workers has no pool. There all prompts are offered, to the decode worker that was named or to
-another, and wait on this device until that worker has room for them.
+A node without decode workers has no pool, or a pool from which no worker decodes, as long as they are dead. There all
+prompts are offered, to the decode worker that was named or to another, and wait on this device until that worker has
+room for them.
 """
 
 from __future__ import annotations
@@ -80,11 +81,12 @@ class Offers(CorePart):
 
     @property
     def needs_no_pool(self) -> bool:
-        """Return whether there is no pool here, and there are decode workers that KV can be sent to."""
-        return self._pool.member is None and self._candidates.any_peer() is not None
+        """Return whether KV can be sent to decode workers, and none of them reads the pool of this node."""
+        pool = self._pool.member
+        return self._candidates.has_peers and (pool is None or not self._candidates.has_peer_on(pool.node))
 
     def offer_all(self, now: float) -> list[Command]:
-        """Offer all prompts that wait for pages where there is no pool."""
+        """Offer all prompts that wait for pages where no pool is of use to them."""
         commands: list[Command] = []
         while self._commits.waiting and self.needs_no_pool:
             running = self._commits.waiting.popleft()
@@ -95,7 +97,7 @@ class Offers(CorePart):
 
     def _offer(self, candidate: Candidate) -> Command:
         entry = candidate.running.entry((), self._commits.names_of(candidate.running))
-        return Send(candidate.decode.name, Offer(entry, candidate.is_pinned, has_pool=self._pool.member is not None))
+        return Send(candidate.decode.name, Offer(entry, candidate.is_pinned, has_pool=not self.needs_no_pool))
 
     def offer_again(self, now: float) -> list[Command]:
         """Repeat all offers where one of them may have been lost."""
@@ -174,7 +176,7 @@ class Offers(CorePart):
 
     def make_place(self, pairs: int) -> list[Command]:
         """Let written candidates go on by the pool, pinned ones last, until so many pairs are free."""
-        here = self._candidates.here
+        here = () if self.needs_no_pool else self._candidates.here
         movable = [candidate for candidate in here if candidate.written is not None and candidate.transfer is None]
         movable.sort(key=lambda candidate: candidate.is_pinned)
         commands: list[Command] = []
@@ -187,7 +189,7 @@ class Offers(CorePart):
     def write(self, pool: Member, spoken_for: int) -> list[Command]:
         """Write candidates to pages that are at hand or free at once, but for so many best-effort pages."""
         commands: list[Command] = []
-        for candidate in self._candidates.here:
+        for candidate in () if self.needs_no_pool else self._candidates.here:
             if candidate.copy is not None or candidate.is_kept:
                 continue
             running, service = candidate.running, candidate.running.request.service

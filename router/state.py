@@ -78,7 +78,8 @@ class RouterCore:
         self._heard_at: dict[str, float] = {}
         self._dead: dict[str, int] = {}  # member -> its newest incarnation that was lost
         self._retiring: set[str] = set()  # workers that get no new requests
-        self._left: set[str] = set()  # nodes whose pool has requests that no decode worker will ever fetch
+        self._left: set[str] = set()  # nodes with a pool from which no decode worker fetches any more
+        self._without_decode: set[str] = set()  # nodes whose pool had no decode worker at the last look
         self._open = OpenRequests()
         self._placement = Placement(limits.policy, limits.block_size, limits.kv_tokens)
         self._admission = Admission(limits.policy, limits.most_open, limits.queues)
@@ -203,11 +204,10 @@ class RouterCore:
         self._retiring.add(worker.name)
         self._placement.lost(worker.name)
         self._sizing.retires(worker.role, self._placement.num_workers(worker.role))
-        pool = self._pools.get(worker.node)
-        if worker.role is not Role.DECODE or pool is None or not self._placement.decodes_only_elsewhere(worker.node):
-            return []
-        self._left.add(worker.node)
-        return [command for opened in list(self._open) if opened.at == pool for command in self._give_up(opened)]
+        is_decode = worker.role is Role.DECODE and worker.node in self._pools
+        if is_decode and self._placement.decodes_only_elsewhere(worker.node):
+            return self._leave_pool(worker.node)
+        return []
 
     def _ask_for_workers(self, now: float) -> list[Command]:
         """Ask the launcher for as many workers as the load needs."""
@@ -440,7 +440,19 @@ class RouterCore:
     def _refresh(self, now: float) -> list[Command]:
         still = [opened for opened in self._open if now - opened.moved_at >= REFRESH_S]
         told = [] if self._recovery.is_gathering else self._roll.announce_all()
-        return [*told, *self._inquire(still, now)]
+        return [*told, *self._inquire(still, now), *self._leave_pools()]
+
+    def _leave_pools(self) -> list[Command]:
+        """Give up what is in the pools of nodes whose decode workers were gone at the last look, too."""
+        bare = {node for node in self._pools if self._placement.decodes_only_elsewhere(node)}
+        again, self._without_decode = bare & self._without_decode, bare
+        return [command for node in sorted(again) for command in self._leave_pool(node)]
+
+    def _leave_pool(self, node: str) -> list[Command]:
+        """Give up the requests in the pool of this node, and those that come there: they go on elsewhere."""
+        self._left.add(node)
+        pool = self._pools[node]
+        return [command for opened in list(self._open) if opened.at == pool for command in self._give_up(opened)]
 
     def _inquire(self, requests: Iterable[OpenRequest], now: float) -> list[Command]:
         """Ask the members that have these requests, as far as the router knows, whether they still have them."""

@@ -125,6 +125,18 @@ def test_what_is_declined_is_committed(worker: PrefillCore) -> None:
     assert is_empty(worker)
 
 
+def test_where_no_decode_worker_of_the_node_is_left_prompts_are_offered_elsewhere(worker: PrefillCore) -> None:
+    """The pool is there, but no worker would ever fetch a request from it."""
+    worker.handle(MemberLost(DECODE), 0.0)
+    elsewhere = replace(member("decode-1"), node="elsewhere", transport="there")
+    worker.handle(MemberJoined(elsewhere), 0.0)
+    assert Offer(IN_A, has_pool=False) in sent(through(worker, "decode-1"), "decode-1")
+    again = worker.handle(said("decode-1", Decline("a", 0, is_failed=True)), 0.0)
+    assert sent(again) == [Offer(IN_A, has_pool=False)]
+    worker.handle(MemberJoined(replace(DECODE, incarnation=2)), 0.0)
+    assert sent(worker.handle(said("decode-1", Decline("a", 0)), 0.0), "pool-0"), "it asks for pages"
+
+
 class TestWrittenBeside:
     """The offered KV is also written to the pool, as far as pages are at hand at once."""
 

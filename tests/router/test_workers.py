@@ -10,6 +10,7 @@ from alignedserve.protocol.commands import Command, Scale, Send
 from alignedserve.protocol.events import TimerFired
 from alignedserve.protocol.messages import (
     Backlog,
+    Died,
     Figures,
     Heartbeat,
     Holding,
@@ -76,6 +77,27 @@ def test_the_last_decode_worker_of_a_node_takes_what_is_in_its_pool_along() -> N
     router.handle(said("decode-1", Heartbeat(replace(member("decode-1", 2), node="other"))), 3.4)
     submit(router, "c")
     assert router.handle(said("pool-1", Progress(committed=(("c", 0),))), 3.5) == [], "there is another"
+
+
+def test_a_pool_whose_decode_workers_stay_away_is_left() -> None:
+    """Its requests would wait for a worker that may never come back, while other nodes have room."""
+    router = recovering(("gateway-0", "prefill-0", "pool-0", "decode-0"))
+    for name in ("pool-1", "decode-1"):
+        router.handle(said(name, Heartbeat(replace(member(name), node="other"))), 1.5)
+    router.handle(TimerFired("recovered"), RECOVERED_AT)
+    submit(router, "a", "b")
+    router.handle(said("pool-1", Progress(committed=(("a", 0),))), 3.1)
+    router.handle(said("launcher", Died("decode-1", 1)), 3.2)
+    assert lost_to_owner("a") not in router.handle(TimerFired("refresh"), 5.0), "it may be back soon"
+    assert lost_to_owner("a") in router.handle(TimerFired("refresh"), 10.0)
+    assert lost_to_owner("b") in router.handle(said("pool-1", Progress(committed=(("b", 0),))), 10.1)
+    router.handle(said("decode-1", Heartbeat(replace(member("decode-1", 2), node="other"))), 11.0)
+    submit(router, "c")
+    router.handle(said("pool-1", Progress(committed=(("c", 0),))), 11.1)
+    router.handle(said("launcher", Died("decode-1", 2)), 12.0)
+    router.handle(said("launcher", Died("decode-0", 1)), 12.0)
+    for at in (15.0, 20.0):
+        assert lost_to_owner("c") not in router.handle(TimerFired("refresh"), at), "no other node is better"
 
 
 def test_a_new_router_hears_of_those_that_retire() -> None:

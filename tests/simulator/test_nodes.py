@@ -56,6 +56,13 @@ def test_all_holds_on_several_nodes(part: int) -> None:
     assert seeds
 
 
+@pytest.mark.parametrize("seed", [1, 3, 8])
+def test_no_request_waits_in_a_pool_from_which_no_worker_decodes(seed: int) -> None:
+    """The second node has a pool and a prefill worker; the only decode worker is on the first."""
+    drawn = replace(draw_scenario(seed), topology="3+1", direct=True, nodes=2, faults=())
+    assert attempt(drawn).failure is None
+
+
 def test_the_next_turn_of_a_conversation_goes_where_the_turn_before_was() -> None:
     """Placement by the number of requests alone took only half of the reusable tokens from a pool."""
     draw, asked = Random(0), list[Arrival]()
