@@ -157,8 +157,8 @@ async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamW
 
 def request(server: Server, **fields: Any) -> bytes:
     body = json.dumps({"model": server.model, "prompt": PROMPT_IDS, "ignore_eos": True, **fields}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    return head.encode() + b"\r\n\r\n" + body
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 async def stream(server: Server, number: int, tokens: int, read_at: list[float] | None = None) -> None:

@@ -49,8 +49,8 @@ def bodies() -> Iterator[tuple[str, str, bytes]]:
 
 async def say(server: Server, route: str, body: bytes) -> None:
     reader, writer = await connect(server)
-    head = f"POST {route} HTTP/1.1\r\nHost: a\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
+    head = f"POST {route} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     answer = await reader.read()
     assert answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 503")), answer[:80]
     writer.close()

@@ -130,7 +130,8 @@ class ServerConfig:
     gateways: int = setting(1, "processes that serve HTTP, behind one address", least=1, most=64)
     cors_origins: str | None = setting(
         None,
-        "origins whose pages may call the API from a browser, separated by commas; * allows all; by default none may",
+        "origins whose pages may call the API from a browser, separated by commas; * allows all; by default none may. "
+        "Without keys, clients may also reach the server by the names in these origins",
     )
     tls_cert: str | None = common(None, "certificate chain in PEM, to serve HTTPS")
     tls_key: str | None = common(

@@ -132,6 +132,7 @@ def run(part: Part, on_start: OnStart) -> None:
         max_model_len=capacity.max_model_len,
         keys=key_ring(server.api_key, server.keys_file),
         cors_origins=tuple(filter(None, map(str.strip, (server.cors_origins or "").split(",")))),
+        names=(server.host, socket.gethostname()),
         body_limit_bytes=server.body_limit_mb * _MIB,
         slo=part.config.slo,
         scale={role.value: str(num_workers) for role, num_workers in part.config.scale.ranges.items()},

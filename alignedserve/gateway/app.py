@@ -36,6 +36,7 @@ from alignedserve.gateway.http.bodies import Bodies
 from alignedserve.gateway.http.error_responses import on_api_error, on_http_error
 from alignedserve.gateway.http.metrics import Metrics, RequestMeter
 from alignedserve.gateway.http.middleware import RequestMiddleware, caller_of, record_of, tab_of
+from alignedserve.gateway.http.origins import Origins
 from alignedserve.gateway.openai.errors import beyond_scope, draining, no_such_model, not_ready
 from alignedserve.gateway.openai.parsing import parse_body
 from alignedserve.gateway.openai.promises import make_promise
@@ -70,7 +71,12 @@ def make_app(
     app.state.metrics = metrics = Metrics()
     app.state.series = metrics.series_alone
     app.add_middleware(
-        RequestMiddleware, keys=settings.keys, ledger=ledger or Ledger(), metrics=metrics, now=client.now
+        RequestMiddleware,
+        keys=settings.keys,
+        origins=Origins(settings.cors_origins, settings.names),
+        ledger=ledger or Ledger(),
+        metrics=metrics,
+        now=client.now,
     )
     if origins := settings.cors_origins:
         app.add_middleware(

@@ -17,6 +17,7 @@ class GatewaySettings:
     body_limit_bytes: int = 4 << 20
     body_limit_s: float = 30.0
     cors_origins: tuple[str, ...] = ()  # pages of these origins may use the API; none: browsers refuse all of them
+    names: tuple[str, ...] = ()  # names of this server, besides localhost and its addresses
     stalled_client_s: float = 60.0  # an answer is given up if its client reads nothing for so long
     slo: SloConfig = field(default_factory=SloConfig)
     scale: Mapping[str, str] = field(default_factory=dict)  # role -> how many workers there may be, by load

@@ -134,7 +134,7 @@ def test_a_bad_request_is_refused_and_a_good_request_follows(
     deployment: Deployment, body: bytes, status: int, param: str | None
 ) -> None:
     with httpx.Client(base_url=deployment.url, timeout=ANSWER_S) as http:
-        answer = http.post(COMPLETIONS, content=body)
+        answer = http.post(COMPLETIONS, content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == status, answer.text
         error = answer.json()["error"]
         assert error["message"]

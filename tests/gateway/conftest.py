@@ -113,9 +113,12 @@ class Gateway:
 
     def client(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app)
-        return httpx.AsyncClient(transport=transport, base_url="http://gateway")
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
     def ask(self, method: str, path: str, **given: Any) -> httpx.Response:
+        if "content" in given:
+            given["headers"] = {"Content-Type": "application/json", **given.get("headers", {})}
+
         async def asked() -> httpx.Response:
             async with self.client() as client:
                 return await asyncio.wait_for(client.request(method, path, **given), PATIENT_S)
@@ -193,7 +196,7 @@ class Connection:
             "root_path": "",
             "scheme": "http",
             "query_string": b"",
-            "headers": [],
+            "headers": [(b"content-type", b"application/json")],
             "client": ("client", 1),
             "server": ("gateway", 80),
         }

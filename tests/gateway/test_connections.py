@@ -26,7 +26,8 @@ from tests.gateway.served import SOON_S, Served, read_all, served, until
 
 BODY = json.dumps({"model": "demo", "prompt": "Hi", "max_tokens": 1}).encode()
 STREAM = json.dumps({"model": "demo", "prompt": "Hi", "stream": True}).encode()
-HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\n"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+JSON = {"Content-Type": "application/json"}
 MOST = 8
 
 
@@ -82,11 +83,10 @@ def test_each_byte_of_a_head_buys_no_time(hurried: Served) -> None:
         raise AssertionError("it has been listened to for 10 s")
 
 
-def test_a_slow_body_is_given_up_with_a_reason(text: TextModel) -> None:
+def test_a_slow_body_is_given_up_with_a_reason_and_hung_up_on_at_once(text: TextModel) -> None:
     gateway = Gateway(text, FakeOwner((5,)), body_limit_s=SOON_S)
     with served(gateway.app) as server, server.connect() as connection:
-        until(lambda: server.num_connections == 1)
-        server.hurry()
+        server.head_s = 10 * PATIENT_S  # the end of the connection is not that of its patience
         connection.sendall(HEAD + b"Content-Length: 1000\r\n\r\n{")
         assert error_in(read_all(connection), 408)["code"] == "request_timeout"
 
@@ -94,7 +94,7 @@ def test_a_slow_body_is_given_up_with_a_reason(text: TextModel) -> None:
 def test_a_body_that_nobody_asked_for_is_not_read_for_ever(hurried: Served) -> None:
     """The client goes on sending the body that it declared, although the answer has already been sent."""
     with hurried.connect() as connection, suppress(ConnectionError):
-        connection.sendall(b"GET /health HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n")
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n")
         for _ in range(1000):
             connection.sendall(b" ")
             time.sleep(0.01)
@@ -164,7 +164,7 @@ UPGRADE = (
 
 
 def test_an_upgrade_is_passed_over_and_no_body_is_lost_by_it(server: Served) -> None:
-    assert server.say(b"GET /health HTTP/1.1\r\nHost: a\r\n" + UPGRADE + b"\r\n").startswith(b"HTTP/1.1 200")
+    assert server.say(b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + UPGRADE + b"\r\n").startswith(b"HTTP/1.1 200")
     assert "without Upgrade" in error_in(server.say(whole(BODY, UPGRADE)), 400)["message"]
 
 
@@ -210,7 +210,7 @@ def test_a_client_that_reads_nothing_of_an_answer_is_hung_up_on(close: bytes) ->
     with served(large) as server, server.connect() as connection:
         until(lambda: server.num_connections == 1)
         server.hurry()
-        connection.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n" + close + b"\r\n")
+        connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + close + b"\r\n")
         until(lambda: server.server.server_state.total_requests == 1)
         until(lambda: server.num_connections == 0)
 
@@ -248,14 +248,17 @@ def test_all_bodies_together_are_bounded(text: TextModel, monkeypatch: pytest.Mo
             yield BODY
 
         async with gateway.client() as client:
-            slow_ones = [asyncio.create_task(client.post("/v1/completions", content=slow())) for _ in range(2)]
+            slow_ones = [
+                asyncio.create_task(client.post("/v1/completions", content=slow(), headers=JSON)) for _ in range(2)
+            ]
             while num_held < 2:
                 await asyncio.sleep(0.001)
-            refused = await client.post("/v1/completions", content=b" " * 500)
+            refused = await client.post("/v1/completions", content=b" " * 500, headers=JSON)
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             go_on.set()
             assert [(await answer).status_code for answer in slow_ones] == [200, 200]
-            assert (await client.post("/v1/completions", content=b" " * 900 + BODY)).status_code == 200
+            after = await client.post("/v1/completions", content=b" " * 900 + BODY, headers=JSON)
+            assert after.status_code == 200
 
     asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
 
@@ -287,7 +290,7 @@ class TestWhateverIsSent:
         twice = json.dumps(body)[:-1] + ', "prompt": 5, "prompt": "Hi"}'
         with httpx.Client(base_url=f"http://127.0.0.1:{lasting.port}") as client:
             for content in (json.dumps(body), twice):
-                answer = client.post(f"/v1/{route}", content=content)
+                answer = client.post(f"/v1/{route}", content=content, headers=JSON)
                 assert answer.status_code in (200, 400, 404), answer.text
         assert works(lasting)
 

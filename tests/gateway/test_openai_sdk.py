@@ -24,7 +24,7 @@ ASKED: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 @asynccontextmanager
 async def sdk(gateway: Gateway, key: str = "key") -> AsyncIterator[AsyncOpenAI]:
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(gateway.app)) as http:
-        yield AsyncOpenAI(api_key=key, base_url="http://gateway/v1", http_client=http, max_retries=0)
+        yield AsyncOpenAI(api_key=key, base_url="http://localhost/v1", http_client=http, max_retries=0)
 
 
 def run(work: Callable[[], Awaitable[None]]) -> None:

@@ -37,7 +37,8 @@ def app(text: TextModel, tmp_path_factory: pytest.TempPathFactory) -> FastAPI:
     jobs = JobsConfig(directory=str(tmp_path_factory.mktemp("jobs")))
     keeping = LazyStorage(jobs, Holder("gateway", 1))
     job_routes = (*FileRoutes(keeping, jobs).routes, *BatchRoutes(keeping, jobs).routes)
-    return make_app(FakeOwner((5,), (2,)), text, GatewaySettings((MODEL,), MOST), job_routes=job_routes)
+    settings = GatewaySettings((MODEL,), MOST, names=("testserver",))  # the Host that schemathesis sends
+    return make_app(FakeOwner((5,), (2,)), text, settings, job_routes=job_routes)
 
 
 @pytest.fixture(scope="module")

@@ -54,7 +54,7 @@ class Service:
 
     def client(self, key: str = "ann") -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"}
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://gateway", headers=headers)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost", headers=headers)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[JobRunner]:

@@ -30,7 +30,7 @@ HELLO = "Hello, naïve 😀!"
 def test_openais_client_drives_it_from_end_to_end(service: Service) -> None:
     async def drive() -> None:
         async with httpx2.AsyncClient(transport=httpx2.ASGITransport(service.app)) as http, service.running():
-            client = AsyncOpenAI(api_key="ann", base_url="http://gateway/v1", http_client=http, max_retries=0)
+            client = AsyncOpenAI(api_key="ann", base_url="http://localhost/v1", http_client=http, max_retries=0)
             file = await client.files.create(file=("ä.jsonl", line("a") + b"\n" + line("b")), purpose="batch")
             assert (file.filename, file.bytes, file.purpose) == ("ä.jsonl", len(line("a")) * 2 + 1, "batch")
             assert await client.files.retrieve(file.id) == file

@@ -6,6 +6,7 @@ error_responses.py  Turns errors into HTTP answers.
 limits.py           Holds each caller to its limits: requests and tokens in a minute, requests open at once.
 metrics.py          Measures requests: metrics for Prometheus, and a log line for each request.
 middleware.py       Gives every HTTP request its id, its caller and its log line, and answers it always.
+origins.py          Refuses what a web page must not do with a server that asks for no key.
 siblings.py         Answers with the metrics of all gateways of a deployment.
 uploading.py        Reads a multipart form with a file as it arrives.
 """

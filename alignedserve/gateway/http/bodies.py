@@ -13,7 +13,14 @@ from contextlib import aclosing, asynccontextmanager
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from alignedserve.gateway.openai.errors import ApiError, ClientGone, body_too_slow, file_too_slow, too_many_bodies
+from alignedserve.gateway.openai.errors import (
+    ApiError,
+    ClientGone,
+    body_too_slow,
+    file_too_slow,
+    not_json,
+    too_many_bodies,
+)
 from alignedserve.gateway.openai.parsing import LARGE_BYTES
 
 BODIES_AT_ONCE = 32  # bodies of the largest size that may be held together
@@ -38,8 +45,13 @@ class Bodies:
 
     @asynccontextmanager
     async def read(self, http: HttpRequest) -> AsyncIterator[bytearray]:
-        """Give the body, which counts as held inside the block; raise as soon as it is known to be too large."""
+        """Give the body of JSON, which counts as held inside the block; raise as soon as it is known to be too large.
+
+        A page may send any other type to every server, and JSON only where that server lets it (CORS)."""
         check_encoding(http)
+        content_type = http.headers.get("content-type", "")
+        if content_type.partition(";")[0].strip().lower() != "application/json":
+            raise not_json(content_type)
         declared = http.headers.get("content-length", "")
         if declared.isdigit() and (len(declared) > 18 or int(declared) > self._limit_bytes):
             raise self._too_large()

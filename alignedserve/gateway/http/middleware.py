@@ -18,6 +18,7 @@ from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.http.error_responses import error_response
 from alignedserve.gateway.http.limits import Tab
 from alignedserve.gateway.http.metrics import CLIENT_CLOSED, HttpRecord, Metrics
+from alignedserve.gateway.http.origins import Origins
 from alignedserve.gateway.openai.errors import ClientGone, no_key
 
 _log = logging.getLogger("alignedserve.gateway")
@@ -27,8 +28,17 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # a client's ids that are safe 
 
 
 class RequestMiddleware:
-    def __init__(self, app: ASGIApp, keys: KeyRing, ledger: Ledger, metrics: Metrics, now: Callable[[], float]) -> None:
-        self._app, self._keys, self._ledger, self._metrics, self._now = app, keys, ledger, metrics, now
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: KeyRing,
+        origins: Origins,
+        ledger: Ledger,
+        metrics: Metrics,
+        now: Callable[[], float],
+    ) -> None:
+        self._app, self._keys, self._origins = app, keys, origins
+        self._ledger, self._metrics, self._now = ledger, metrics, now
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -46,6 +56,8 @@ class RequestMiddleware:
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, record: HttpRecord, headers: Headers) -> None:
         try:
+            if not self._keys:
+                self._origins.check(record.method, headers)
             if record.path not in PROBES:
                 scope["state"]["tab"] = tab = Tab(self._ledger, self._caller(headers))
                 record.caller = tab.caller.id

@@ -12,6 +12,7 @@ from alignedserve.errors import AlignedServeError, ModelError, PromptError, Stor
 from alignedserve.owner.client import CutOff, GivenUp, Overloaded
 
 RETRY_AFTER_DRAINING_S = 5
+_HANGS_UP = {"Connection": "close"}  # the rest of the body is not read
 
 # The `type` of an error by its status; any other status is the client's fault below 500 and ours from 500 on.
 _TYPES = {
@@ -101,13 +102,32 @@ def head_too_large() -> ApiError:
     return ApiError(431, "the request line or the headers are too long or too many", code="headers_too_large")
 
 
+def unknown_host(host: str) -> ApiError:
+    message = (
+        f"without API keys this server does not answer to the name {host!r:.80}: use its address or localhost, "
+        "or start it with --cors-origins http://NAME, or with keys"
+    )
+    return ApiError(421, message, code="unknown_host")
+
+
+def foreign_page(origin: str) -> ApiError:
+    message = f"without API keys only pages of --cors-origins may use this server, not those of {origin:.80}"
+    return ApiError(403, message, code="foreign_origin")
+
+
+def not_json(content_type: str) -> ApiError:
+    message = f"send JSON with the header Content-Type: application/json, not {content_type!r:.80}"
+    return ApiError(415, message, code="unsupported_content_type")
+
+
 def body_too_slow(within_s: float) -> ApiError:
-    return ApiError(408, f"the body did not arrive within {within_s:g} s", code="request_timeout")
+    message = f"the body did not arrive within {within_s:g} s"
+    return ApiError(408, message, code="request_timeout", headers=_HANGS_UP)
 
 
 def file_too_slow(least_per_s: int) -> ApiError:
     message = f"the file arrived too slowly: fewer than {least_per_s} bytes/s"
-    return ApiError(408, message, param="file", code="request_timeout")
+    return ApiError(408, message, param="file", code="request_timeout", headers=_HANGS_UP)
 
 
 def rate_limited(limit: str, wait_s: float) -> ApiError:
