@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import replace
@@ -84,8 +85,17 @@ _MIB = 1 << 20
 class JobRunner:
     """The job runner's shell. When it is stopped, it drops open lines and writes the results that it has."""
 
-    def __init__(self, answering: Answering, config: Config, holder: Holder, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        answering: Answering,
+        config: Config,
+        holder: Holder,
+        now: Callable[[], float],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`now` never jumps. `wall` is the clock of files and of jobs' windows, which outlive this process."""
         self._answering, self._config, self._holder, self._now = answering, config.jobs, holder, now
+        self._wall = wall
         self._most_bytes = config.server.body_limit_mb * _MIB
         self._core = RunnerCore(self._config.most_open, RETRIES)
         self._opened: Storage | None = None  # None until it is open
@@ -131,7 +141,7 @@ class JobRunner:
     # --- Events and commands
 
     def _deliver(self, event: JobEvent) -> None:
-        for command in self._core.handle(event, self._now()):
+        for command in self._core.handle(event, self._now(), self._wall()):
             self._perform(command)
 
     def _perform(self, command: JobCommand) -> None:
@@ -224,11 +234,11 @@ class JobRunner:
         if job.is_open:
             return job
         lives_s = max(self._config.keep_s, job.output_lives_s or 0)
-        return replace(job, kept_until=int(self._now()) + lives_s)
+        return replace(job, kept_until=int(self._wall()) + lives_s)
 
     async def _assemble(self, command: AssembleJob) -> None:
         await self._flush()  # write the results of lines that ended before the job was stopped
-        now, keep_s = self._now(), self._config.keep_s
+        now, keep_s = self._wall(), self._config.keep_s
         ended = await assemble(self._storage, command.job, command.status, self._most_bytes, now, keep_s)
         try:
             saved = await self._store.save_job(self._with_kept_until(ended.job), self._fence, ended.files)
@@ -374,10 +384,10 @@ class JobRunner:
         if self._fence is None:
             return await asyncio.sleep(POLL_S)
         used = {job.input_file_id for job in await self._store.open_jobs()}
-        for file in await self._store.expired_files(self._now()):
+        for file in await self._store.expired_files(self._wall()):
             if file.id not in used:
                 await self._storage.remove(file)
-        await self._store.forget_jobs(self._now())
+        await self._store.forget_jobs(self._wall())
         await self._storage.sweep()
         return await asyncio.sleep(SWEEP_S)
 

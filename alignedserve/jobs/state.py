@@ -134,7 +134,13 @@ class RunnerCore:
         self._forecast_at = 0.0  # when forecasts were last published
         self._is_ticking = False
 
-    def handle(self, event: JobEvent, now: float) -> list[JobCommand]:
+    def handle(self, event: JobEvent, now: float, wall: float | None = None) -> list[JobCommand]:
+        """Return what is to be done after this event.
+
+        `now` never jumps: rates, waits and timers are reckoned by it. `wall` is the wall clock, by which users set the
+        windows of jobs; None: the two clocks say the same.
+        """
+        wall = now if wall is None else wall
         commands: list[JobCommand] = []
         match event:
             case LeaseTaken():
@@ -144,15 +150,15 @@ class RunnerCore:
                 commands += [DropLines(id) for id in self._jobs]
                 self._jobs.clear()
             case OpenJobsRead(jobs) if self._is_active:
-                commands += self._update_jobs(jobs, now)
+                commands += self._update_jobs(jobs, wall)
             case JobChecked(id) if opened := self._jobs.get(id):
-                commands += self._start_job(opened, event, now)
+                commands += self._start_job(opened, event, wall)
             case JobIndexed(id, lines) if opened := self._jobs.get(id):
                 opened.phase, opened.pending, opened.rate = Phase.RUNNING, array("I", reversed(lines)), Rate(now)
-                commands += self._finalize_if_done(opened, now)
+                commands += self._finalize_if_done(opened, wall)
             case JobSaved(job) if opened := self._jobs.get(job.id):
                 opened.job, opened.phase = job, Phase.NEW
-                commands += self._continue_job(opened, now)
+                commands += self._continue_job(opened, wall)
             case JobCommandFailed(id) if opened := self._jobs.get(id):
                 opened.phase = Phase.NEW
             case LineRuns(id, line) if (opened := self._jobs.get(id)) and line in opened.running:
@@ -162,11 +168,11 @@ class RunnerCore:
             case ResultsStored(id, lines) if opened := self._jobs.get(id):
                 for line in lines:
                     opened.running.pop(line, None)
-                commands += self._finalize_if_done(opened, now)
+                commands += self._finalize_if_done(opened, wall)
             case TimerFired():
                 self._is_ticking = False
-                commands += self._check_time(now)
-        return [*commands, *self._open_lines(now), *self._set_timer(now)]
+                commands += self._check_time(now, wall)
+        return [*commands, *self._open_lines(now, wall), *self._set_timer(now)]
 
     @property
     def num_open(self) -> int:
@@ -180,7 +186,7 @@ class RunnerCore:
 
     # --- Jobs
 
-    def _update_jobs(self, jobs: Iterable[Job], now: float) -> list[JobCommand]:
+    def _update_jobs(self, jobs: Iterable[Job], wall: float) -> list[JobCommand]:
         commands: list[JobCommand] = []
         for job in jobs:
             opened = self._jobs.setdefault(job.id, _OpenJob(job))
@@ -189,10 +195,10 @@ class RunnerCore:
             if opened.phase is Phase.RUNNING and job.status is JobStatus.CANCELLING:
                 commands += self._stop(opened, JobStatus.CANCELLED)
             elif opened.phase is Phase.NEW:
-                commands += self._continue_job(opened, now)
+                commands += self._continue_job(opened, wall)
         return commands
 
-    def _continue_job(self, opened: _OpenJob, now: float) -> list[JobCommand]:
+    def _continue_job(self, opened: _OpenJob, wall: float) -> list[JobCommand]:
         """Return the next command for a job in phase NEW."""
         job = opened.job
         if not job.is_open:
@@ -204,23 +210,23 @@ class RunnerCore:
                 return [AssembleJob(job, JobStatus.CANCELLED)]
             case JobStatus.FINALIZING:
                 return [AssembleJob(job, JobStatus.COMPLETED)]
-            case _ if now >= job.expires_at:
+            case _ if wall >= job.expires_at:
                 return [AssembleJob(job, JobStatus.EXPIRED)]
             case JobStatus.VALIDATING:
                 return [CheckJob(job)]
         return [IndexJob(job)]
 
-    def _start_job(self, opened: _OpenJob, checked: JobChecked, now: float) -> list[JobCommand]:
+    def _start_job(self, opened: _OpenJob, checked: JobChecked, wall: float) -> list[JobCommand]:
         """Save the job as in progress, or as failed if its file has problems."""
         if checked.problems:
-            return [SaveJob(opened.job.move(JobStatus.FAILED, now, problems=checked.problems))]
-        return [SaveJob(opened.job.move(JobStatus.IN_PROGRESS, now, total=checked.total, model=checked.model))]
+            return [SaveJob(opened.job.move(JobStatus.FAILED, wall, problems=checked.problems))]
+        return [SaveJob(opened.job.move(JobStatus.IN_PROGRESS, wall, total=checked.total, model=checked.model))]
 
-    def _finalize_if_done(self, opened: _OpenJob, now: float) -> list[JobCommand]:
+    def _finalize_if_done(self, opened: _OpenJob, wall: float) -> list[JobCommand]:
         if opened.phase is not Phase.RUNNING or opened.num_left:
             return []
         opened.phase = Phase.WAITING
-        return [SaveJob(opened.job.move(JobStatus.FINALIZING, now))]
+        return [SaveJob(opened.job.move(JobStatus.FINALIZING, wall))]
 
     def _stop(self, opened: _OpenJob, status: JobStatus) -> list[JobCommand]:
         """End the job with the results that it has, without waiting for its open lines."""
@@ -274,7 +280,7 @@ class RunnerCore:
         else:
             self._rate.add(tokens, now)
 
-    def _open_lines(self, now: float) -> list[JobCommand]:
+    def _open_lines(self, now: float, wall: float) -> list[JobCommand]:
         """Run lines while there is room, each time a line of the job that is furthest below its share."""
         commands: list[JobCommand] = []
         self._retry_due_lines(now)
@@ -282,9 +288,9 @@ class RunnerCore:
         num_running = sum(line.has_place for opened in self._jobs.values() for line in opened.running.values())
         share: dict[str, float] | None = None
         while self._window.may_open(num_open, num_running, now) and (ready := list(self._ready())):
-            share = share or shares(list(self._demands()), self._tokens_per_s(now), now)
+            share = share or shares(list(self._demands()), self._tokens_per_s(now), wall)
             opened = min(ready, key=lambda opened: _lines_per_share(opened, share))
-            commands.append(self._run_line(opened, now))
+            commands.append(self._run_line(opened, now, wall))
             num_open += 1
         if not num_open:
             self._rate = None
@@ -293,11 +299,11 @@ class RunnerCore:
     def _ready(self) -> Iterator[_OpenJob]:
         return (opened for opened in self._jobs.values() if opened.phase is Phase.RUNNING and opened.pending)
 
-    def _run_line(self, opened: _OpenJob, now: float) -> RunLine:
+    def _run_line(self, opened: _OpenJob, now: float, wall: float) -> RunLine:
         num_left = opened.num_left
         line = opened.pending.pop()
         opened.running[line] = _OpenLine(now)
-        left_s = opened.job.expires_at - now
+        left_s = opened.job.expires_at - wall
         jct_s = max(LEAST_JCT_S, left_s * min(1.0, max(FIRST, len(opened.running)) / num_left))
         return RunLine(opened.job, line, jct_s, opened.estimate)
 
@@ -314,27 +320,27 @@ class RunnerCore:
         self._is_ticking = True
         return [SetTimer(_TICK, now + TICK_S)]
 
-    def _check_time(self, now: float) -> list[JobCommand]:
+    def _check_time(self, now: float, wall: float) -> list[JobCommand]:
         """Stop the jobs whose window is over; publish forecasts if it is time."""
         expired = [
-            opened for opened in self._jobs.values() if opened.phase is Phase.RUNNING and now >= opened.job.expires_at
+            opened for opened in self._jobs.values() if opened.phase is Phase.RUNNING and wall >= opened.job.expires_at
         ]
         commands = [command for opened in expired for command in self._stop(opened, JobStatus.EXPIRED)]
         if now - self._forecast_at >= FORECAST_S:
             self._forecast_at = now
-            commands += self._publish_forecasts(now)
+            commands += self._publish_forecasts(now, wall)
         return commands
 
-    def _publish_forecasts(self, now: float) -> list[JobCommand]:
+    def _publish_forecasts(self, now: float, wall: float) -> list[JobCommand]:
         tokens_per_s = self._tokens_per_s(now)
-        expected_ends = finishes(list(self._demands()), tokens_per_s, now) if tokens_per_s else {}
+        expected_ends = finishes(list(self._demands()), tokens_per_s, wall) if tokens_per_s else {}
         forecasts: dict[str, Forecast] = {}
         for opened in self._jobs.values():
             if opened.rate is None or opened.phase is not Phase.RUNNING:
                 continue
             finish_at = expected_ends.get(opened.job.id)
             is_late = self._is_late(opened, finish_at, now)
-            forecasts[opened.job.id] = Forecast(now, opened.rate.per_s(now) or 0.0, finish_at, is_late)
+            forecasts[opened.job.id] = Forecast(wall, opened.rate.per_s(now) or 0.0, finish_at, is_late)
         return [PublishForecasts(forecasts)] if forecasts else []
 
     def _is_late(self, opened: _OpenJob, finish_at: float | None, now: float) -> bool:

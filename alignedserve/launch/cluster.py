@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import secrets
 import socket
 import sys
 import threading
@@ -29,9 +28,10 @@ from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.launch.keeper import NewPlace
 from alignedserve.launch.node_types import NodeType, may_come, node_types
 from alignedserve.launch.placing import NAMED, ClusterNode, Group, NoPlace, Placing, Resources, fit_one, waits
-from alignedserve.launch.plan import PREFIX, parts_of
+from alignedserve.launch.plan import PREFIX, new_deployment, parts_of
 from alignedserve.launch.ray_actors import LINES, OnRay, in_group, no_ray
 from alignedserve.protocol.messages import rank_of
+from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.control import door_of
 from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.listener import bind
@@ -108,13 +108,13 @@ def _placing(ray: Any, config: Config, types: Sequence[NodeType]) -> Placing:
 
 def _plan(config: Config, groups: Sequence[Group], host: str, router: str) -> list[PartSpec]:
     """Return the specs of all parts; several nodes with workers have several pools."""
-    deployment, tree, keys = f"{PREFIX}{secrets.token_hex(4)}", dump(config), LinkKeys.new()
-    door = str(door_of(config.server.port))
+    deployment, tree, keys = new_deployment(), dump(config), LinkKeys.new()
+    door, origin = str(door_of(config.server.port)), ClockOrigin.read()
     parts = [(Role(name.partition("-")[0]), name, rank_of(name)) for group in groups for name in group]
     here = [(role, name, 0) for role, name in parts_of(config) if role not in NAMED]
     return [
         PartSpec(
-            *(role, name, "" if role in NAMED else "head", deployment, host, router, tree),
+            *(role, name, "" if role in NAMED else "head", deployment, host, router, tree, origin),
             rank=rank,
             keys=keys,
             door=door,

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -85,6 +86,7 @@ class Keeper(ABC):
     def __init__(self, config: Config, specs: Sequence[PartSpec]) -> None:
         self._config, self._specs = config, list(specs)
         self._lives: dict[str, _PartLife] = {}
+        self._num_lives: Counter[str] = Counter()  # of each worker, also of those that have gone
         self._alive: set[str] = set()
         self._retiring: dict[str, HeardOrder | None] = {}  # workers and pools that are to end -> the order to answer
         self._added: set[str] = set()  # workers that were not planned: if one cannot run, all else goes on
@@ -126,7 +128,7 @@ class Keeper(ABC):
 
     def ended(self, spec: PartSpec, how: object, failure: str = "") -> None:
         """Report that a part has ended. Any thread may call this."""
-        self._events.put(_PartEnded(spec.name, spec.incarnation or 0, how, failure))
+        self._events.put(_PartEnded(spec.name, spec.incarnation, how, failure))
 
     def hear_signals(self) -> None:
         """Stop at SIGINT and SIGTERM."""
@@ -241,8 +243,8 @@ class Keeper(ABC):
                 self.end(name)
                 continue
             asked.answer(f"{name} takes nothing new, and ends when nothing is left there")
-            tell(spec.router, Retire(name, spec.incarnation or 0), spec.keys)
-            overdue = _PartOverdue(name, spec.incarnation or 0)
+            tell(spec.router, Retire(name, spec.incarnation), spec.keys)
+            overdue = _PartOverdue(name, spec.incarnation)
             timer = threading.Timer(self._config.server.drain_s, self._events.put, [overdue])
             timer.daemon = True
             timer.start()
@@ -281,7 +283,7 @@ class Keeper(ABC):
 
     def later(self, spec: PartSpec, act: Callable[[], None]) -> None:
         """Call `act` in the keeper's own thread, unless the part has ended by then. Any thread may call this."""
-        self._events.put(_PartTask(spec.name, spec.incarnation or 0, act))
+        self._events.put(_PartTask(spec.name, spec.incarnation, act))
 
     def _is_news(self, ended: _PartEnded | _PartOverdue | _PartTask) -> bool:
         """Return whether the event is about the present life of a part. A rank that was ended with its worker has a new
@@ -306,9 +308,9 @@ class Keeper(ABC):
 
     def _start(self, part: str, quick_deaths: int) -> None:
         """Start a part; all ranks of a worker get the same incarnation."""
-        incarnation = time.time_ns()
+        self._num_lives[part] += 1
         for rank in self._ranks(part):
-            spec = replace(rank, incarnation=incarnation)
+            spec = replace(rank, incarnation=self._num_lives[part])
             self._lives[spec.name] = _PartLife(spec, spec.name not in self._lives, quick_deaths)
             self.start(spec)
             self._alive.add(spec.name)

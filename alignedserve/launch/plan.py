@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
+import secrets
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from alignedserve.kvpool.arena.shared_files import check_space, remove_stale
 from alignedserve.machine.capacity import capacity
 from alignedserve.machine.memory import check_machine, shared_memory, use_of
 from alignedserve.protocol.messages import ROUTER, rank_suffix
+from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.control import door_of
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
@@ -23,6 +24,11 @@ from alignedserve.store.storage import is_on
 
 LOOPBACK = "127.0.0.1"
 PREFIX = "alignedserve-"  # of the names of all files in shared memory
+
+
+def new_deployment() -> str:
+    """Return a name that no other deployment has, also on other machines: incarnations begin at 1 in each."""
+    return f"{PREFIX}{secrets.token_hex(4)}"
 
 
 def parts_of(config: Config) -> list[tuple[Role, str]]:
@@ -79,11 +85,14 @@ def plan(config: Config, router: str, machine: Machine) -> list[PartSpec]:
     if not config.topology.colocated:
         check_space(directory, shared_memory(config, model, room), use_of(config))
     check_machine(config, model, room, folder)
-    deployment, tree, door = f"{PREFIX}{os.getpid()}", dump(config), str(door_of(config.server.port))
+    tree, door, origin = dump(config), str(door_of(config.server.port)), ClockOrigin.read()
+    deployment = new_deployment()
     return [
         machine.place(
             PartSpec(
-                *(role, f"{name}{rank_suffix(rank)}", "local", deployment, LOOPBACK, router, tree), rank=rank, door=door
+                *(role, f"{name}{rank_suffix(rank)}", "local", deployment, LOOPBACK, router, tree, origin),
+                rank=rank,
+                door=door,
             )
         )
         for role, name in parts_of(config)

@@ -116,7 +116,7 @@ class OnRay(Keeper):
             self.end(spec.name)  # its process may still be there
         named = type(spec.name, (PartActor,), {})  # Ray names the process by its class
         options = {
-            "name": f"{spec.name}.{spec.incarnation}",
+            "name": f"{spec.deployment}-{spec.name}.{spec.incarnation}",
             "max_restarts": 0,  # the keeper starts it again: it tells the router first, and counts deaths
             "max_task_retries": 0,
             "max_concurrency": 2,  # `stop`, while `run` runs

@@ -1,5 +1,6 @@
 """The shell, which runs a core as a process: the turn loop, links between processes, the clock and logs.
 
+clock.py      The clock of every process, which never jumps.
 control.py    How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.
 exit_code.py  How a part's process says, as it ends, whether to start it again.
 journal.py    Log lines that say where a request goes next; they never quote its text.

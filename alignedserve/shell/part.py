@@ -5,12 +5,12 @@ launch/start.py starts the part of a role in a process of its own.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
 
 from alignedserve.architectures.model_config import ModelConfig, read_config
 from alignedserve.architectures.model_source import resolve
@@ -20,9 +20,10 @@ from alignedserve.machine.capacity import Capacity, capacity
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Member, rank_suffix
 from alignedserve.protocol.wire import MOST_FRAME_BYTES
+from alignedserve.shell.clock import Clock, ClockOrigin
 from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.links import Links, Pulse
-from alignedserve.shell.shell import BeginAside, Clock, Shell
+from alignedserve.shell.shell import BeginAside, Shell
 from alignedserve.shell.turn import Core, Hands
 
 
@@ -37,7 +38,8 @@ class PartSpec:
     host: str  # where the part's inbox listens
     router: str  # the router's address
     config: Mapping[str, Any]  # as `alignedserve.config.config.dump` made it
-    incarnation: int | None = None  # None: the part takes the time at which it starts
+    origin: ClockOrigin  # the same for all parts
+    incarnation: int = 0  # number of this life of the part, from 1; 0: of a part that has not started
     rank: int = 0  # tensor parallelism: each rank is a part; other parts talk to rank 0 only
     device: int = 0  # number of the GPU, where there are any
     ranks_at: str = ""  # host:port where the ranks of this worker meet
@@ -50,13 +52,11 @@ class PartSpec:
         return self.name.removesuffix(rank_suffix(self.rank))
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self) | {"role": self.role.value})
+        return msgspec.json.encode(self).decode()
 
     @classmethod
     def from_json(cls, text: str) -> PartSpec:
-        read = json.loads(text)
-        keys = read["keys"]
-        return cls(**(read | {"role": Role(read["role"]), "keys": LinkKeys(**keys) if keys else None}))
+        return msgspec.json.decode(text, type=cls)
 
 
 def lock_name(deployment: str, holder: str, rank: int = 0) -> str:
@@ -70,7 +70,7 @@ class Place:
     def __init__(self, spec: PartSpec) -> None:
         self.spec = spec
         self.config: Config = parse(spec.config)
-        self.incarnation = spec.incarnation or time.time_ns()
+        self.incarnation = spec.incarnation
 
     @property
     def shared_memory(self) -> Path:
@@ -93,7 +93,7 @@ class Part(Place):
 
     def __init__(self, spec: PartSpec) -> None:
         super().__init__(spec)
-        self.clock = Clock()
+        self.clock = Clock(spec.origin)
         bind = spec.router if spec.role is Role.ROUTER else f"tcp://{spec.host}:*"
         self.links = Links(spec.name, self.incarnation, bind, spec.router, MOST_FRAME_BYTES, spec.keys)
         self.member = Member(spec.name, spec.role, spec.node, self.incarnation, self.links.address)

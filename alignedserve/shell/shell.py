@@ -8,7 +8,6 @@ links ──▶ events ──▶ core.handle(event, now) ──▶ commands ─�
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
@@ -19,23 +18,9 @@ from alignedserve.protocol.events import Event, Post, Unsent
 from alignedserve.protocol.membership import Membership
 from alignedserve.protocol.messages import Member, Message
 from alignedserve.shell import journal
+from alignedserve.shell.clock import Clock
 from alignedserve.shell.links import LinkFull, Links
 from alignedserve.shell.turn import Core, Hands, NoHands, TurnLoop
-
-
-class Clock:
-    """Seconds since 1970 that never go back; processes of one machine can compare them."""
-
-    def __init__(self) -> None:
-        self._offset = time.time() - time.monotonic()
-
-    def now(self) -> float:
-        return self._offset + time.monotonic()
-
-    def until(self, at: float) -> float:
-        """Return the seconds from now until `at`: zero or less when `at` has passed."""
-        return at - self.now()
-
 
 log = logging.getLogger("alignedserve.shell")
 

@@ -135,7 +135,8 @@ local time = redis.call('TIME')
 local now = tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000)
 local has = redis.call('HMGET', p..':lease', 'number', 'holder', 'life', 'until')
 local number = tonumber(has[1] or 0)
-if has[2] and has[2] ~= name and tonumber(has[4]) > now then return '' end
+local till = tonumber(has[4] or 0)
+if has[2] and has[2] ~= name and till > now and till <= now + for_ms then return '' end -- later: the clock was set back
 if has[2] ~= name or has[3] ~= life then number = number + 1 end
 redis.call('HSET', p..':lease', 'number', number, 'holder', name, 'life', life, 'until', now + for_ms)
 return tostring(number)

@@ -64,6 +64,7 @@ class System:
     line_s: float = 1.0
     trouble: float = 0.0  # probability that an action fails
     now: float = 0.0
+    wall_ahead_s: float = 0.0  # of `now`
     jobs: dict[str, Job] = field(default_factory=dict)
     results: dict[str, dict[int, LineResult]] = field(default_factory=dict)
     forecasts: dict[str, Any] = field(default_factory=dict)
@@ -86,12 +87,16 @@ class System:
         self.timers.clear()
         self.told(LeaseTaken())
 
+    @property
+    def wall(self) -> float:
+        return self.now + self.wall_ahead_s
+
     def add(self, job: Job) -> None:
         self.jobs[job.id] = job
         self.results[job.id] = {}
 
     def told(self, fact: JobEvent) -> None:
-        for order in self.core.handle(fact, self.now):
+        for order in self.core.handle(fact, self.now, self.wall):
             self.perform(order)
 
     def goes_wrong(self) -> bool:
@@ -181,6 +186,30 @@ def test_whatever_goes_wrong_every_line_has_one_result(seed: int, trouble: float
     for name, size in system.lines.items():
         assert sorted(system.results[name]) == list(range(1, size + 1))
     assert set(system.core.held.values()) == {0}
+
+
+@pytest.mark.parametrize("step_s", [-5 * HOUR, 5 * HOUR])
+def test_lines_go_on_as_before_when_the_wall_clock_steps(step_s: float) -> None:
+    """Failures make lines wait, and refusals make all wait: none of them waits until the clock has caught up."""
+    steady, stepped = (System({"a": 200}, seed=3, trouble=0.05) for _ in range(2))
+    for system in (steady, stepped):
+        system.add(job("a", window_s=100 * HOUR))
+        for _ in range(20):
+            system.step()
+    stepped.wall_ahead_s = step_s
+    for system in (steady, stepped):
+        system.run(until=HOUR)
+    assert stepped.statuses() == {"a": "completed"}
+    assert (stepped.now, len(stepped.ran)) == (steady.now, len(steady.ran))
+
+
+def test_the_window_of_a_job_ends_by_the_wall_clock() -> None:
+    system = System({"a": 500})
+    system.add(job("a", window_s=2 * HOUR))
+    system.step()
+    system.wall_ahead_s = 2 * HOUR
+    system.run(until=100)
+    assert system.statuses() == {"a": "expired"}
 
 
 def test_a_job_passes_its_states_and_an_invalid_job_fails_as_a_whole() -> None:

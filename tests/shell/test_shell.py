@@ -25,8 +25,9 @@ from alignedserve.protocol.events import (
     Unsent,
 )
 from alignedserve.protocol.messages import ROUTER, AskPages, Heartbeat, Member, Members
+from alignedserve.shell.clock import Clock, ClockOrigin
 from alignedserve.shell.links import Links, Pulse
-from alignedserve.shell.shell import BeginAside, Clock, Shell
+from alignedserve.shell.shell import BeginAside, Shell
 from alignedserve.shell.turn import Hands, NoHands
 from tests.shell.conftest import DEADLINE_S, Start, wait_for
 
@@ -51,7 +52,7 @@ class Bench:
         begin_aside: BeginAside | None = None,
     ) -> None:
         self.happened: list[object] = []
-        self.shell = Shell(self, links, Clock(), hands, begin_aside)
+        self.shell = Shell(self, links, Clock(ClockOrigin.read()), hands, begin_aside)
         self._last, self._answer = last, answer
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -190,13 +191,13 @@ def test_a_late_heartbeat_of_an_earlier_life_does_not_redirect_the_link(start: S
 
 
 def test_timers_fire_in_the_order_of_their_times_and_a_later_timer_replaces_its_namesake(worker: Links) -> None:
-    now = Clock().now()
+    now = Clock(ClockOrigin.read()).now()
     timers = [SetTimer("end", now + 0.02), SetTimer("a", now + 0.01), SetTimer("b", now), SetTimer("b", now + 3600)]
     assert Bench(worker).run(timers) == [TimerFired("a"), END]
 
 
 def test_no_timer_fires_early(worker: Links) -> None:
-    clock = Clock()
+    clock = Clock(ClockOrigin.read())
     due = clock.now() + 0.005
     Bench(worker).run([SetTimer("end", due)])
     assert clock.now() >= due

@@ -13,6 +13,7 @@ from alignedserve.config.topology import Topology
 from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.errors import ConfigError, TransportError
+from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.part import Part, PartSpec
 from alignedserve.transport.opening import Means, choose, chosen_for, means_of, open_transport
 from alignedserve.transport.transport import Transport
@@ -116,9 +117,8 @@ def test_without_prefill_workers_there_is_nobody_to_send_to(name: str) -> None:
 def part(incarnation: int = 7, **kwargs: object) -> Part:
     config = Config(**({"topology": Topology(1, 1)} | kwargs))  # type: ignore[arg-type]
     dumped = dump(config)
-    return Part(
-        PartSpec(Role.PREFILL, "prefill-0", "local", "test", "127.0.0.1", "tcp://127.0.0.1:9", dumped, incarnation)
-    )
+    at = "local", "test", "127.0.0.1", "tcp://127.0.0.1:9"
+    return Part(PartSpec(Role.PREFILL, "prefill-0", *at, dumped, ClockOrigin.read(), incarnation))
 
 
 def opened(part_of_worker: Part) -> tuple[Transport, torch.Tensor]:
