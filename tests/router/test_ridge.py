@@ -5,6 +5,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,6 +66,17 @@ def test_its_sums_are_exact() -> None:
         values = [Fraction(round(1024 * x), 1024) for x in row] + [Fraction(1)]
         exact = sum(x * Fraction(float(w)) for x, w in zip(values, ridge._weights, strict=True))
         assert said == length_of(np.array([float(exact)]))[0]
+
+
+@pytest.mark.parametrize("off", [-4e-15, 4e-15])
+def test_a_routine_that_rounds_otherwise_gives_the_same_bits(off: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean of these logarithms, 10 + 1 / 2**17, is in the middle between two places of the grid."""
+    between = np.zeros((128, 1)), np.array([1025] + 127 * [1024])
+    here = [_fitted(*task)._weights.tobytes() for task in (between, _task(256, 12))]
+    solve = np.linalg.solve
+    monkeypatch.setattr(np.linalg, "solve", lambda matrix, right: solve(matrix, right) * (1 + off))
+    there = [_fitted(*task)._weights.tobytes() for task in (between, _task(256, 12))]
+    assert here == there
 
 
 def test_a_fit_in_another_order_of_sums_gives_the_same_bits() -> None:
