@@ -10,6 +10,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import count
 from random import Random
 
@@ -110,7 +111,7 @@ class Load:
         """Forget a request of which the end will not be reported."""
         self._by_request.pop(request).forget(request)
 
-    @property
+    @cached_property
     def expected(self) -> int | None:
         """Return the number of all requests, if it is known beforehand."""
         each = [load.stream.num_requests for load in self._streams]
