@@ -1,6 +1,6 @@
 """Measure whether promises are kept: over capacity and below it, beside documents, on few and on many workers.
 
-    python -m benchmarks.promises                                 # some minutes: one seed and few loads
+    python -m benchmarks.promises                                 # about a minute on two cores: one seed, few rates
     python -m benchmarks.promises --parts overload --seeds 0,1,2 --all
     python -m benchmarks.promises --chats FILE.csv                # another trace of chats
 
@@ -25,10 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise, product
+from itertools import chain, islice, pairwise, product
 from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 from alignedserve.core import ServiceClass
 from alignedserve.simulator.records.records import RunRecord
@@ -37,14 +38,16 @@ from alignedserve.simulator.reports.request_figures import attains, requests_of_
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.workload.spec import read_workload
 from benchmarks.common.lessons import Lesson, arrivals, played, settings_of_cluster
-from benchmarks.common.simulating import record_of, save_load
+from benchmarks.common.simulating import figure_of_each, in_processes, save_load
 from benchmarks.report import command, report, several, status
+
+T = TypeVar("T")
 
 CHATS = Path(__file__).parent / "data" / "azure_conv.csv"
 GPU = "rtx4090-llama-3.1-8b-tp1"
 KEPT, AT_HALF = 0.95, 0.99
 NO_WORSE = 1.02  # than without predictions
-MULTIPLES, FEW = (1.25, 1.5, 2.0, 3.0), (1.25, 3.0)
+MULTIPLES, FEW = (1.25, 1.5, 2.0, 3.0), (3.0,)
 BELOW, HALF = 0.7, 0.5
 ONE_PLUS_ONE = 0.6  # of the capacity of two colocated workers, at least: a prefill and a decode worker
 AGAINST = {"1+1": "2xcolocated", "1+2": "3xcolocated", "2+2": "4xcolocated"}
@@ -73,13 +76,13 @@ class Load:
     capacity: float
     seconds: int = 60
 
-    def trial(self, rate: float, seed: int, cluster: str = "2xcolocated") -> SimulationTrial:
-        return SimulationTrial("aligned", f"{self.workload},first_s={self.seconds}", cluster, seed, rate, GPU)
+    def trial(self, rate: float, cluster: str = "2xcolocated") -> SimulationTrial:
+        return SimulationTrial("aligned", f"{self.workload},first_s={self.seconds}", cluster, 0, rate, GPU)
 
-    def beside_documents(self, folder: Path) -> str:
+    def beside_documents(self, path: Path) -> str:
         """Write the same requests with documents beside them, and return the name of the file."""
         endless = {} if self.workload.startswith("trace:") else {"rate": 1.0, "num_requests": 100_000}
-        return save_load(folder / "load.yaml", self.seconds, {**endless, **self.stream()}, LOTS)
+        return save_load(path, self.seconds, {**endless, **self.stream()}, LOTS)
 
     def stream(self) -> dict[str, object]:
         """Return the chats as a stream of a workload's file."""
@@ -100,71 +103,95 @@ def loads(chats: Path) -> dict[str, Load]:
     }
 
 
-def goodput(record: RunRecord, seconds: int) -> float:
-    """Return the chats per second of arrivals that kept all promises."""
-    return sum(map(attains, requests_of_class(record.requests, ServiceClass.RT))) / seconds
+def of_seeds(
+    figure: Callable[[RunRecord], T], trials: Sequence[SimulationTrial], seeds: Sequence[int]
+) -> list[tuple[T, ...]]:
+    """Run each trial with each seed, and return the figures of each trial's records."""
+    figures = iter(figure_of_each(figure, [replace(trial, seed=seed) for trial in trials for seed in seeds]))
+    return [tuple(islice(figures, len(seeds))) for _ in trials]
+
+
+def num_kept(record: RunRecord) -> int:
+    """Return the chats that kept all promises."""
+    return sum(map(attains, requests_of_class(record.requests, ServiceClass.RT)))
 
 
 def overload(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
+    below, above = ((0.75, 1.0, 1.25), MULTIPLES) if with_all else ((1.0,), FEW)
+    rows = list(product(chosen, sorted({*below, *above})))
+    trials = [chosen[name].trial(chosen[name].capacity * multiple) for name, multiple in rows]
+    runs = dict(zip(rows, of_seeds(num_kept, trials, seeds), strict=True))
     for name, load in chosen.items():
-
-        def kept(multiple: float, load: Load = load) -> float:
-            trials = [load.trial(load.capacity * multiple, seed) for seed in seeds]
-            return mean(goodput(record_of(trial), load.seconds) for trial in trials)
-
-        peak = max(kept(multiple) for multiple in ((0.75, 1.0, 1.25) if with_all else (1.0,)))
-        for multiple in MULTIPLES if with_all else FEW:
+        peak = max(mean(runs[name, multiple]) for multiple in below) / load.seconds
+        for multiple in above:
             label = f"{name}, chats that keep their promises at {multiple:g} times the capacity"
-            value = kept(multiple)
+            value = mean(runs[name, multiple]) / load.seconds
             report(label, value, "1/s", baseline=peak, goal=KEPT * peak, at_least=True)
 
 
 def refusals(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
-    for name, load in chosen.items():
-        for cluster in ("2xcolocated", "1+1") if with_all else ("2xcolocated",):
-            rate = BELOW * load.capacity * (1.0 if cluster == "2xcolocated" else ONE_PLUS_ONE)
-            runs = [RunFigures.from_record(record_of(load.trial(rate, seed, cluster))) for seed in seeds]
-            report(
-                f"{name}, {cluster}, refused at {rate:.3g}/s", sum(run.requests.refused for run in runs), "1", goal=0
-            )
-            report(f"{name}, {cluster}, attained at {rate:.3g}/s", mean(run.rt.attainment for run in runs), "1")
+    rows = [
+        (name, load.trial(BELOW * load.capacity * (1.0 if cluster == "2xcolocated" else ONE_PLUS_ONE), cluster))
+        for name, load in chosen.items()
+        for cluster in (("2xcolocated", "1+1") if with_all else ("2xcolocated",))
+    ]
+    every = of_seeds(RunFigures.from_record, [trial for _, trial in rows], seeds)
+    for (name, trial), runs in zip(rows, every, strict=True):
+        where, at = f"{name}, {trial.cluster}", f"at {trial.rate:.3g}/s"
+        report(f"{where}, refused {at}", sum(run.requests.refused for run in runs), "1", goal=0)
+        report(f"{where}, attained {at}", mean(run.rt.attainment for run in runs), "1")
 
 
 def handing_on(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
-    for name, load in chosen.items() if with_all else [("chats", chosen["chats"])]:
-        rate = HALF * ONE_PLUS_ONE * load.capacity
-        with TemporaryDirectory() as folder:
-            trial = replace(load.trial(rate, 0, "1+1"), workload=load.beside_documents(Path(folder)))
-            runs = [RunFigures.from_record(record_of(replace(trial, seed=seed))) for seed in seeds]
-        where = f"{name}, 1+1 beside documents"
-        report(f"{where}, refused at {rate:.3g}/s", sum(run.requests.refused for run in runs), "1", goal=0)
-        attained = mean(run.rt.attainment for run in runs)
-        report(f"{where}, attained at {rate:.3g}/s", attained, "1", goal=AT_HALF, at_least=True)
-    long = chosen["long prompts"]
-    for cluster, colocated in AGAINST.items() if with_all else [("1+1", "2xcolocated")]:
-        for multiple in (0.7, 1.0, 1.5) if with_all else (1.0,):
-            rate = multiple * long.capacity / 2 * int(colocated[0])
-            kept, best = (
-                mean(goodput(record_of(long.trial(rate, seed, workers)), long.seconds) for seed in seeds)
-                for workers in (cluster, colocated)
+    some = chosen if with_all else {"chats": chosen["chats"]}
+    with TemporaryDirectory() as folder:
+        trials = [
+            replace(
+                load.trial(HALF * ONE_PLUS_ONE * load.capacity, "1+1"),
+                workload=load.beside_documents(Path(folder) / f"{name}.yaml"),
             )
-            label = f"long prompts, {cluster}, chats that keep their promises at {rate:.4g}/s, against {colocated}"
-            report(label, kept, "1/s", baseline=best, goal=KEPT * best, at_least=True)
+            for name, load in some.items()
+        ]
+        every = of_seeds(RunFigures.from_record, trials, seeds)
+    for name, trial, runs in zip(some, trials, every, strict=True):
+        where, at = f"{name}, 1+1 beside documents", f"at {trial.rate:.3g}/s"
+        report(f"{where}, refused {at}", sum(run.requests.refused for run in runs), "1", goal=0)
+        attained = mean(run.rt.attainment for run in runs)
+        report(f"{where}, attained {at}", attained, "1", goal=AT_HALF, at_least=True)
+    _against_colocated(chosen["long prompts"], seeds, with_all)
+
+
+def _against_colocated(load: Load, seeds: Sequence[int], with_all: bool) -> None:
+    """Report the long prompts that keep their promises on prefill and decode workers, against colocated ones."""
+    pairs = [
+        (load.trial(rate, cluster), load.trial(rate, colocated))
+        for cluster, colocated in (AGAINST.items() if with_all else [("1+1", "2xcolocated")])
+        for rate in (
+            multiple * load.capacity / 2 * int(colocated[0]) for multiple in ((0.7, 1.0, 1.5) if with_all else (1.0,))
+        )
+    ]
+    kept = (mean(run) / load.seconds for run in of_seeds(num_kept, list(chain(*pairs)), seeds))
+    for (trial, other), value, best in zip(pairs, kept, kept, strict=True):
+        at = f"at {trial.rate:.4g}/s, against {other.cluster}"
+        label = f"long prompts, {trial.cluster}, chats that keep their promises {at}"
+        report(label, value, "1/s", baseline=best, goal=KEPT * best, at_least=True)
 
 
 def placement(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
     load = replace(chosen["chats"], seconds=20)
+    sizes = (2, 8, 64, 256) if with_all else (2, 8)
+    trials = [load.trial(load.capacity / 2 * 0.9 * workers, f"{workers}xcolocated") for workers in sizes]
     first = 0.0
-    for workers in (2, 8, 64, 256) if with_all else (2, 16):
-        rate = load.capacity / 2 * 0.9 * workers
-        records = [record_of(load.trial(rate, seed, f"{workers}xcolocated")) for seed in seeds]
-        spread = mean(_spread(record) for record in records)
-        preempted = mean(
-            sum(request.num_preempted for request in record.requests) / len(record.requests) for record in records
-        )
+    for workers, runs in zip(sizes, of_seeds(_evenness, trials, seeds), strict=True):
+        spread, preempted = map(mean, zip(*runs, strict=True))
         first = first or max(preempted, 1 / 100)
         report(f"{workers} workers, tokens that steps hold, p95/p50", spread, "1", goal=1.3)
         report(f"{workers} workers, preemptions per request", preempted, "1", baseline=first, goal=2 * first)
+
+
+def _evenness(record: RunRecord) -> tuple[float, float]:
+    """Return how evenly workers hold tokens, and the preemptions of a request."""
+    return _spread(record), sum(request.num_preempted for request in record.requests) / len(record.requests)
 
 
 def _spread(record: RunRecord) -> float:
@@ -181,13 +208,12 @@ def documents(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
     sizes = "service=be,prompt=lognormal:800:900:6000,output=exp:150:1000,arrivals=at_once"
     workload = f"sizes:{sizes},num_requests={600 if with_all else 300}"
 
-    def completion_s(preset: str, predictor: str) -> float:
-        options = (f"schedule.predictor={predictor}",)
-        trials = [SimulationTrial(preset, workload, "2xcolocated", seed, None, GPU, options=options) for seed in seeds]
-        return mean(RunFigures.from_record(record_of(trial)).be.jct_s.mean for trial in trials)
-
-    known, unknown = completion_s("aligned", "oracle"), completion_s("aligned", "constant")
-    shortest = completion_s("alise", "oracle")
+    trials = [
+        SimulationTrial(preset, workload, "2xcolocated", 0, None, GPU, options=(f"schedule.predictor={predictor}",))
+        for preset, predictor in (("aligned", "oracle"), ("aligned", "constant"), ("alise", "oracle"))
+    ]
+    every = of_seeds(RunFigures.from_record, trials, seeds)
+    known, unknown, shortest = (mean(run.be.jct_s.mean for run in runs) for runs in every)
     report("documents at once, lengths known, mean completion", known, "s", baseline=shortest, goal=1.05 * shortest)
     report("documents at once, lengths known against unknown", known, "s", baseline=unknown, goal=unknown)
 
@@ -196,9 +222,13 @@ def beside(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> Non
     mixes = list(product(chosen, (True, False)))
     for name, at_once in mixes if with_all else [("chats", True), ("long prompts", False)]:
         mix = Mix(name, replace(chosen[name], seconds=20 if name == "short chats" else 40), at_once)
-        for share in (0.5, 0.85) if with_all else (0.85,):
-            _compare(mix, share, seeds, ALL_OTHERS if with_all else OTHERS)
-        _tell_longest(mix, seeds)
+        shares = (0.5, 0.85) if with_all else (0.85,)
+        compared = list(product(("aligned", *(ALL_OTHERS if with_all else OTHERS)), shares))
+        *every, alone = mix.runs([*compared, ("aligned", BELOW)], seeds)
+        for share in shares:
+            found = {row[0]: runs for row, runs in zip(compared, every, strict=True) if row[1] == share}
+            _compare(mix.label(share), found)
+        _tell_longest(mix, alone)
 
 
 @dataclass(frozen=True)
@@ -213,8 +243,13 @@ class Mix:
         how = "at once" if self.at_once else "one by one"
         return f"{self.name} at {share * self.load.capacity:.3g}/s, documents {how}"
 
-    def records(self, preset: str, share: float, seeds: Sequence[int]) -> list[RunRecord]:
-        """Run the preset with chats at this share of their capacity."""
+    def runs(self, rows: Sequence[tuple[str, float]], seeds: Sequence[int]) -> list[tuple[Beside, ...]]:
+        """Run each preset with chats at its share of their capacity."""
+        with TemporaryDirectory() as folder:
+            trials = [self._trial(Path(folder) / f"{share}.yaml", preset, share) for preset, share in rows]
+            return of_seeds(Beside.from_record, trials, seeds)
+
+    def _trial(self, path: Path, preset: str, share: float) -> SimulationTrial:
         chats = {"first_s": self.load.seconds, **self.load.stream()}
         rate, own_rate = share * self.load.capacity, read_workload(self.load.workload).rate
         if self.at_once:
@@ -222,52 +257,75 @@ class Mix:
         else:  # the rate of all is set: that of each changes with it
             documents = {"rate": A_SECOND * own_rate / rate, "first_s": self.load.seconds}
             rate += A_SECOND
-        with TemporaryDirectory() as folder:
-            path = save_load(Path(folder) / "mix.yaml", 1e6, chats, {"name": "documents", **DOCUMENTS, **documents})
-            trials = [SimulationTrial(preset, path, "2xcolocated", seed, rate, GPU) for seed in seeds]
-            return [record_of(trial) for trial in trials]
+        workload = save_load(path, 1e6, chats, {"name": "documents", **DOCUMENTS, **documents})
+        return SimulationTrial(preset, workload, "2xcolocated", 0, rate, GPU)
 
 
-def _compare(mix: Mix, share: float, seeds: Sequence[int], others: Sequence[str]) -> None:
+@dataclass(frozen=True)
+class Beside:
+    """Figures of a run of chats and documents."""
+
+    attained: float
+    tokens_per_s: float  # of documents
+    longest_pause_s: float  # of a document, between two tokens
+    longest_wait_s: float  # of a document, for its first token
+
+    @classmethod
+    def from_record(cls, record: RunRecord) -> Beside:
+        figures = RunFigures.from_record(record)
+        begun = [request for request in requests_of_class(record.requests, ServiceClass.BE) if request.token_at]
+        pauses = (after - before for request in begun for before, after in pairwise(request.token_at))
+        waits = map(ttft_s, begun)
+        return cls(figures.rt.attainment, figures.be.tokens_per_s, max(pauses, default=0.0), max(waits, default=0.0))
+
+
+def _compare(label: str, runs: dict[str, tuple[Beside, ...]]) -> None:
     """Report the chats in time and the tokens of documents of the default, against the best of the other presets."""
-    found: dict[str, tuple[float, float]] = {}
-    for preset in ("aligned", *others):
-        runs = [RunFigures.from_record(record) for record in mix.records(preset, share, seeds)]
-        found[preset] = mean(run.rt.attainment for run in runs), mean(run.be.tokens_per_s for run in runs)
+    found = {
+        preset: (mean(run.attained for run in each), mean(run.tokens_per_s for run in each))
+        for preset, each in runs.items()
+    }
     attained, tokens = found["aligned"]
     best = max(attained for attained, _ in found.values())
-    report(f"{mix.label(share)}, attained", attained, "1", baseline=best, goal=best - POINTS, at_least=True)
+    report(f"{label}, attained", attained, "1", baseline=best, goal=best - POINTS, at_least=True)
     most = max(tokens for as_much, tokens in found.values() if as_much >= attained - POINTS)
-    report(f"{mix.label(share)}, tokens of documents", tokens, "1/s", baseline=most, goal=OF_BEST * most, at_least=True)
+    report(f"{label}, tokens of documents", tokens, "1/s", baseline=most, goal=OF_BEST * most, at_least=True)
 
 
-def _tell_longest(mix: Mix, seeds: Sequence[int]) -> None:
+def _tell_longest(mix: Mix, runs: Sequence[Beside]) -> None:
     """Report how long a document waits for its first token at most, and pauses between two tokens."""
-    records = mix.records("aligned", BELOW, seeds)
-    begun = [request for record in records for request in requests_of_class(record.requests, ServiceClass.BE)]
-    begun = [request for request in begun if request.token_at]
-    pause_s = max(after - before for request in begun for before, after in pairwise(request.token_at))
-    report(f"{mix.label(BELOW)}, longest pause of a document", pause_s, "s", goal=LONGEST_S)
+    label = mix.label(BELOW)
+    report(f"{label}, longest pause of a document", max(run.longest_pause_s for run in runs), "s", goal=LONGEST_S)
     goal = None if mix.at_once else LONGEST_S  # all at once, the last begin when the first have made room
-    report(f"{mix.label(BELOW)}, longest wait of a document", max(map(ttft_s, begun)), "s", goal=goal)
+    report(f"{label}, longest wait of a document", max(run.longest_wait_s for run in runs), "s", goal=goal)
 
 
 def predictions(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
-    number = 600 if with_all else 300
-
-    def completion_s(lesson: Lesson, cluster: str) -> float:
-        def played_once(seed: int) -> float:
-            asked = list(arrivals(number, ServiceClass.BE, seed))
-            record = played(settings_of_cluster(cluster, seed=seed), lesson, asked)
-            return RunFigures.from_record(record).be.jct_s.mean
-
-        return mean(map(played_once, seeds))
-
-    for cluster in ("2xcolocated", "1+1") if with_all else ("2xcolocated",):
-        without = completion_s(Lesson.NOTHING, cluster)
-        for lesson in (Lesson.PERFECT, Lesson.LEARNT, Lesson.USELESS, Lesson.REVERSED):
+    clusters = ("2xcolocated", "1+1") if with_all else ("2xcolocated",)
+    rows = list(product(clusters, (Lesson.NOTHING, Lesson.PERFECT, Lesson.LEARNT, Lesson.USELESS, Lesson.REVERSED)))
+    plays = [Play(600 if with_all else 300, *row, seed) for row in rows for seed in seeds]
+    seconds = iter(in_processes(Play.completion_s, plays))
+    means = {row: mean(islice(seconds, len(seeds))) for row in rows}
+    for (cluster, lesson), value in means.items():
+        without = means[cluster, Lesson.NOTHING]
+        if lesson is not Lesson.NOTHING:
             label = f"documents at once, {cluster}, predictions {lesson.value}, mean completion"
-            report(label, completion_s(lesson, cluster), "s", baseline=without, goal=NO_WORSE * without)
+            report(label, value, "s", baseline=without, goal=NO_WORSE * without)
+
+
+@dataclass(frozen=True)
+class Play:
+    """A run of documents that come all at once."""
+
+    number: int
+    cluster: str
+    lesson: Lesson
+    seed: int
+
+    def completion_s(self) -> float:
+        asked = list(arrivals(self.number, ServiceClass.BE, self.seed))
+        record = played(settings_of_cluster(self.cluster, seed=self.seed), self.lesson, asked)
+        return RunFigures.from_record(record).be.jct_s.mean
 
 
 PARTS: dict[str, Callable[[dict[str, Load], Sequence[int], bool], None]] = {
@@ -285,7 +343,9 @@ def main() -> int:
     parser = command(__doc__)
     parser.add_argument("--parts", type=several(str, PARTS), default=list(PARTS), help="default: all")
     parser.add_argument("--seeds", type=several(int), default=[0], help="default: %(default)s")
-    parser.add_argument("--all", action="store_true", help="all loads, rates and sizes: two hours for three seeds")
+    parser.add_argument(
+        "--all", action="store_true", help="all loads, rates, sizes: three seeds take some forty minutes on two cores"
+    )
     parser.add_argument(
         "--chats", type=Path, default=CHATS, help="a CSV file with arrival_s, prompt_tokens, output_tokens"
     )

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 
 from alignedserve.cli.simulate_once import settings_of
+from alignedserve.machine.resources import usable_cores
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 def recorded(simulation: Simulation) -> RunRecord:
@@ -23,6 +32,27 @@ def recorded(simulation: Simulation) -> RunRecord:
 
 def record_of(trial: SimulationTrial) -> RunRecord:
     return recorded(Simulation(settings_of(trial)))
+
+
+def figure_of_each(figure: Callable[[RunRecord], R], trials: Iterable[SimulationTrial]) -> list[R]:
+    """Run the trials in several processes, and return the figure of each record. A process must find it by its name."""
+    return in_processes(partial(_figure_of, figure), trials)
+
+
+def _figure_of(figure: Callable[[RunRecord], R], trial: SimulationTrial) -> R:
+    return figure(record_of(trial))
+
+
+def in_processes(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Return the function's results in the order of the items; there is a process for each core."""
+    return list(_processes().map(function, items))
+
+
+@cache
+def _processes() -> ProcessPoolExecutor:
+    """Return processes whose numpy has one thread: a second one would only take a core from another process."""
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    return ProcessPoolExecutor(max(1, round(usable_cores())), get_context("spawn"))
 
 
 def save_load(path: Path, first_s: float, *streams: dict[str, Any]) -> str:
