@@ -12,8 +12,9 @@ Lines of batch jobs are in no queue: they wait in their store, and the job runne
 clients that were refused before it.
 
 Real-time requests together need the memory that suffices in nine of ten moments (holdings.py). While the decode workers
-have less, the next request waits until enough memory has come free, at the recent rate. Best-effort requests do not
-count: they give their memory to real-time ones. Later attempts are never refused: their clients were admitted before.
+have less, the next request waits until enough memory has come free, at the recent rate; in a burst it does not wait
+for a little that lacks. Best-effort requests do not count: they give their memory to real-time ones. Later attempts are
+never refused: their clients were admitted before.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ _SURE = 0.7  # of that wait: predictions are off by as much
 _OVERLOAD_S = 30.0  # overload ends when nobody was refused for so long
 _STANDING_S = 2.0  # a queue stands that was not calm for so long ...
 _STANDING_PROMPTS = 5  # ... and for the time of so many prompts like the one that comes
+_STANDING_MEMORY_S = 5.0  # the same where requests wait for memory: it comes free no sooner than requests end
+_BURST_MEMORY = 0.2  # of the memory: so much more may a burst want, since its requests have yet to grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,9 +283,12 @@ class Admission:
         left_s = ttft_s - alone_s if alone_s < ttft_s else usual_s
         if self._calm_at is None or wait_s <= _CALM * left_s:
             self._calm_at = now
-        is_standing = now - self._calm_at > max(_STANDING_S, _STANDING_PROMPTS * alone_s)
+        standing_s = _STANDING_MEMORY_S if wait_s > ahead.prompts_s else _STANDING_S
+        is_standing = now - self._calm_at > max(standing_s, _STANDING_PROMPTS * alone_s)
         is_overloaded = is_standing or now < self._overloaded_until
         most_s = _SURE * left_s if is_overloaded else self._policy.refuse_ttfts * usual_s
+        if not is_overloaded and self._lacks(request, ahead) <= _BURST_MEMORY * ahead.memory / _memory_sharers(ahead):
+            wait_s = ahead.prompts_s
         if wait_s <= most_s:
             return None
         self._overloaded_until = now + _OVERLOAD_S
@@ -293,10 +299,15 @@ class Admission:
 
     def _memory_s(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> float:
         """Predict the seconds until there is memory for the request."""
-        rate = self._freed.rate(now)
-        if ahead.lacks is None:
-            lacks = float(self._holdings.rt_with_one_more(request) + before.memory - ahead.memory)
-        else:
-            lacks = ahead.lacks + before.memory / ahead.num_workers
-            rate /= ahead.num_workers
+        sharers = _memory_sharers(ahead)
+        lacks, rate = self._lacks(request, ahead) + before.memory / sharers, self._freed.rate(now) / sharers
         return lacks / rate if ahead.memory and lacks > 0 and rate > 0 else 0.0
+
+    def _lacks(self, request: Request, ahead: WorkAhead) -> int:
+        """Return the tokens of memory that real-time requests and this one would lack; negative where some is left."""
+        return self._holdings.rt_with_one_more(request) - ahead.memory if ahead.lacks is None else ahead.lacks
+
+
+def _memory_sharers(ahead: WorkAhead) -> int:
+    """Return the number of workers among which memory is divided, where a request waits for its own worker's."""
+    return 1 if ahead.lacks is None else ahead.num_workers

@@ -194,8 +194,25 @@ class TestMemory:
 
     def test_it_is_refused_where_that_is_too_long(self) -> None:
         """The queue stands: 200 tokens that it lacks come free after the ttft, and 60 in time."""
-        assert stands(self.crowded()).refusal(rt("c", prompt=100), WorkAhead(memory=400), NOW) is not None
-        assert stands(self.crowded()).refusal(rt("c", prompt=20), WorkAhead(memory=460), NOW) is None
+        assert stands(self.crowded(), 6.0).refusal(rt("c", prompt=100), WorkAhead(memory=400), NOW) is not None
+        assert stands(self.crowded(), 6.0).refusal(rt("c", prompt=20), WorkAhead(memory=460), NOW) is None
+
+    def test_a_queue_for_memory_stands_after_five_seconds(self) -> None:
+        assert stands(self.crowded(), 4.0).refusal(rt("c", prompt=100), WorkAhead(memory=400), NOW) is None
+
+    @pytest.mark.parametrize("workers", [1, 2])
+    @pytest.mark.parametrize("is_beside_its_decodes", [False, True])
+    def test_a_burst_may_want_a_fifth_more_than_there_is(self, workers: int, is_beside_its_decodes: bool) -> None:
+        """However slowly it comes free: requests of a burst have yet to grow."""
+
+        def is_refused(wanted: int) -> bool:
+            lacks = (wanted - 500) // workers if is_beside_its_decodes else None
+            ahead = WorkAhead(memory=500, num_workers=workers, lacks=lacks)
+            chat = rt("c", prompt=wanted - 500, ttft_s=0.01)
+            return self.crowded().refusal(chat, ahead, NOW) is not None
+
+        assert not is_refused(600)
+        assert is_refused(602)
 
     def test_memory_of_the_worker_that_runs_it_is_what_counts_there(self) -> None:
         """Each of two workers frees half of what comes free."""
