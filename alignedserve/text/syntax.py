@@ -27,6 +27,8 @@ _END = "\ue000the end of a text\ue001"
 # this allows, and all steps of a worker wait for it: 0.3 s here, more than a second with the library's default. An
 # enum of as many characters as a syntax may have needs less than a third of it.
 _LEXER_FUEL = 300_000
+# What the library says in a word of its own, for clients.
+_FAULTS = {"NoExtensionBias": "no text follows it; does a $ref or a rule lead to nothing but itself?"}
 JSON_SPACES = r"( |\n {0,32})?"  # between two parts of JSON: without a bound, a weak model writes only white space
 
 
@@ -70,7 +72,8 @@ class Syntaxes:
         if first is not None:
             matcher.consume_token(first)  # only now does it show whether a pattern is too large to be followed
         fault, *_ = matcher.get_error().split("<state>")  # the rest is for the library's developers
-        return " ".join(fault.split()) or None
+        said = " ".join(fault.split())
+        return _FAULTS.get(said, said) or None
 
     def matcher(self, syntax: str) -> LLMatcher:
         """Return a matcher at the start of the syntax; if the syntax is invalid, the matcher is in its error state."""

@@ -61,6 +61,11 @@ def test_the_engine_is_told(gateway: Gateway, route: str, fields: dict[str, Any]
         ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
         ({"type": "string", "format": "odd"}, "Unknown format"),
         ({"enum": []}, "Unsatisfiable"),
+        ({"$ref": "#"}, "no text follows it; does a $ref or a rule lead to nothing but itself?"),
+        (
+            {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+            "no text follows it",
+        ),
         ({"x-guidance": {"lenient": True}, "not": {}}, "Unimplemented"),
         ({"description": "x" * 100_001}, "more than 100000 characters"),
     ],
@@ -73,6 +78,20 @@ def test_a_schema_that_cannot_be_followed_is_refused(gateway: Gateway, schema: d
     assert why in error["message"]
     assert "\n" not in error["message"]
     assert gateway.owner.opened == []
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"child": {"$ref": "#"}}},
+        {
+            "$defs": {"list": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/list"}}, {"type": "null"}]}},
+            "$ref": "#/$defs/list",
+        },
+    ],
+)
+def test_a_schema_may_lead_back_to_itself_where_texts_end(gateway: Gateway, schema: dict[str, Any]) -> None:
+    assert gateway.chat(**response_format(schema=schema)).status_code == 200
 
 
 @pytest.mark.parametrize(
