@@ -16,13 +16,14 @@ from alignedserve.config.config import Config, Launcher
 from alignedserve.gateway.access.exposure import check_exposure, warnings
 from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.launch.local import OnThisMachine
-from alignedserve.launch.plan import LOOPBACK, PREFIX, Machine, plan
+from alignedserve.launch.plan import LOOPBACK, PREFIX, Machine, check_open_files, plan
 from alignedserve.shell.listener import bind
 from alignedserve.store.storage import check_storage
 
 
 def serve(config: Config) -> int:
     """Serve until stopped, and return the exit code."""
+    check_open_files(config)
     config = check_exposure(config)
     # Two ports are known from outside. This process keeps them bound, and the parts listen at them: so no other
     # program gets them, not even while a part is being started again.

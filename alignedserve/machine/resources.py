@@ -1,8 +1,9 @@
-"""The cores and the memory that this process may use of its machine or container."""
+"""The cores, the memory and the open files that this process may use of its machine or container."""
 
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,16 @@ def memory() -> Memory | None:
             taken = int(current) - _reclaimable(group) if current.isdigit() else 0
             available = min(available, max(0, int(limit) - taken))
     return Memory(machine["MemTotal"] << 10, available, min(limits, default=None))
+
+
+def allow_open_files(wanted: int) -> int:
+    """Raise this process's limit of open files to so many, as far as the system lets it; return the limit then."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= allowed:
+        return wanted if soft == resource.RLIM_INFINITY else soft
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed
 
 
 def _reclaimable(group: Path) -> int:

@@ -7,6 +7,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -142,6 +143,15 @@ def test_a_shared_memory_that_is_not_there(topology: str) -> None:
 
 def test_memory_that_cannot_hold_the_longest_request() -> None:
     assert "engine.kv_memory_mb 1 holds" in refused(MODEL, "--kv-memory-mb", "1")
+
+
+def test_too_few_open_files() -> None:
+    """No part starts: its links would wait for ever for a file."""
+    typed = [sys.executable, "-m", "alignedserve", "serve", str(MODEL), "--port", "0", "--topology", "1+1"]
+    limited = ["sh", "-c", 'ulimit -n 48; exec "$@"', "sh", *typed]
+    done = subprocess.run(limited, capture_output=True, text=True, timeout=ANSWER_S, check=False)
+    assert (done.returncode, done.stdout) == (2, ""), done.stderr
+    assert re.fullmatch(r"alignedserve: a process may open 48 files here and needs \d+: raise .*\n", done.stderr)
 
 
 def test_an_unknown_setting(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from alignedserve.machine import resources as machine
 
 MIB = 1 << 20
+UNLIMITED = resource.RLIM_INFINITY
 
 
 @pytest.fixture
@@ -65,3 +67,24 @@ def test_files_that_were_read_make_room_shared_memory_does_not(groups: Path) -> 
 def test_a_system_that_does_not_tell(groups: Path) -> None:
     (groups / "meminfo").unlink()
     assert machine.memory() is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "allowed", "set_to"),
+    [
+        ((256, 4096), 1000, (1000, 4096)),
+        ((256, 512), 512, (512, 512)),
+        ((2048, 4096), 2048, None),
+        ((48, 48), 48, None),
+        ((256, UNLIMITED), 1000, (1000, UNLIMITED)),
+        ((UNLIMITED, UNLIMITED), 1000, None),
+    ],
+)
+def test_open_files_are_allowed_as_far_as_the_system_lets(
+    monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], allowed: int, set_to: tuple[int, int] | None
+) -> None:
+    became: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: became.append(new))
+    assert machine.allow_open_files(1000) == allowed
+    assert became == ([] if set_to is None else [set_to])

@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import resource
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from alignedserve.gateway.http.error_responses import error_response
 from alignedserve.gateway.openai.errors import ApiError, bad_head, head_too_large, no_upgrade, too_many_connections
+from alignedserve.machine.resources import allow_open_files
 
 HEAD_S = 15.0
 MOST_HEADERS, MOST_HEAD_BYTES = 100, 32 << 10
@@ -155,10 +155,5 @@ class Connection(HttpToolsProtocol):
 
 def raise_file_limit(most_connections: int) -> int:
     """Allow as many open files as the connections need; return how many connections the system allows."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = most_connections + _SPARE_FILES
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < allowed:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    return max(1, min(most_connections, max(soft, allowed) - _SPARE_FILES))
+    allowed = allow_open_files(most_connections + _SPARE_FILES)
+    return max(1, min(most_connections, allowed - _SPARE_FILES))
