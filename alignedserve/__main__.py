@@ -4,6 +4,9 @@ import os
 import sys
 
 try:
+    from alignedserve.machine.safe_path import leave_out_working_directory
+
+    leave_out_working_directory()  # before any other import
     from alignedserve.cli.terminal.interrupt import INTERRUPTED, LeavesAtOnce, end_at_once
 except KeyboardInterrupt:
     os._exit(130)

@@ -10,7 +10,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
@@ -23,6 +22,7 @@ from alignedserve.errors import ConfigError
 from alignedserve.kernels.build import NoCompiler, find_compiler
 from alignedserve.kvpool.arena import numa
 from alignedserve.machine import resources as machine
+from alignedserve.machine.safe_path import code_command
 
 NEEDED = (  # beside torch
     *("safetensors", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "numpy", "msgspec", "pyzmq", "fastapi"),
@@ -195,7 +195,7 @@ def _torch() -> Iterator[Finding]:
 
 def _try_torch() -> FoundTorch | str:
     """Return what torch and our kernels are like here, or why torch does not run."""
-    command = [sys.executable, "-c", _TRY_TORCH + _TRY_KERNELS]
+    command = code_command(_TRY_TORCH + _TRY_KERNELS)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:

@@ -29,7 +29,7 @@ from alignedserve.launch.keeper import NewPlace
 from alignedserve.launch.node_types import NodeType, may_come, node_types
 from alignedserve.launch.placing import NAMED, ClusterNode, Group, NoPlace, Placing, Resources, fit_one, waits
 from alignedserve.launch.plan import PREFIX, new_deployment, parts_of
-from alignedserve.launch.ray_actors import LINES, OnRay, in_group, no_ray
+from alignedserve.launch.ray_actors import LINES, OnRay, in_group, job_config, no_ray
 from alignedserve.protocol.messages import rank_of
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.control import door_of
@@ -77,7 +77,7 @@ def _join(ray: Any, config: Config) -> None:
     try:
         if found := re.fullmatch(r"([^:/]+):(\d+)", address or ""):  # or Ray would try for minutes
             socket.create_connection((found[1], int(found[2])), CONNECT_S).close()
-        ray.init(address=address, logging_level="warning", namespace="alignedserve")
+        ray.init(address=address, logging_level="warning", namespace="alignedserve", job_config=job_config(ray))
     except Exception as error:  # Ray raises errors of many kinds here
         none = f"there is no Ray cluster at {address} (ray.address), or its token is not ours (RAY_AUTH_TOKEN_PATH)"
         raise AlignedServeError(f"{none}: {error}") from error

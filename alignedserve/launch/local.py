@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -11,6 +10,7 @@ from contextlib import suppress
 from alignedserve.config.config import Config
 from alignedserve.launch.keeper import Keeper
 from alignedserve.launch.plan import Machine
+from alignedserve.machine.safe_path import module_command
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec
 
@@ -25,7 +25,7 @@ class OnThisMachine(Keeper):
 
     def start(self, spec: PartSpec) -> None:
         process = subprocess.Popen(
-            [sys.executable, "-m", "alignedserve.launch.start", spec.name],  # the name is for readers of `ps`
+            module_command("alignedserve.launch.start", spec.name),  # the name is for readers of `ps`
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches the launcher only

@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import socket
+import sys
 import time
 import traceback
 from abc import abstractmethod
@@ -23,6 +24,7 @@ from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
 from alignedserve.launch.keeper import Keeper
 from alignedserve.launch.plan import Machine
 from alignedserve.launch.start import start
+from alignedserve.machine.safe_path import ABOVE
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.listener import bind
 from alignedserve.shell.logs import set_up
@@ -208,6 +210,13 @@ def serve_on_ray(config: Config, specs: Sequence[PartSpec], machine: Machine) ->
     return _OnOwnRay(ray, config, specs, machine).run()
 
 
+def job_config(ray: Any) -> Any:
+    """Return the settings of our job: its actors find modules where this process does.
+
+    Ray would put the working directory first on their path, but for jobs that it takes for those of a remote client."""
+    return ray.job_config.JobConfig(_client_job=True, _py_driver_sys_path=[] if ABOVE in sys.path else [ABOVE])
+
+
 def no_ray() -> AlignedServeError:
     return AlignedServeError("the launcher ray needs Ray: pip install 'alignedserve[ray]'")
 
@@ -216,6 +225,7 @@ def _start(ray: Any, processes: int) -> None:
     try:
         ray.init(
             address="local",  # its own, also where another Ray runs
+            job_config=job_config(ray),
             num_cpus=processes,  # processes that Ray starts at once, for the actors
             object_store_memory=STORE_BYTES,
             include_dashboard=False,

@@ -10,7 +10,6 @@ import logging
 import os
 import queue
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from alignedserve.core import Estimate
+from alignedserve.machine.safe_path import module_command
 from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
 from alignedserve.protocol.events import Event, Predicted
 from alignedserve.router.side.frames import PredictorOrder, frames, write
@@ -35,8 +35,8 @@ class SideProcess(NoHands):
     """The side process and the queue of its orders. It saves what it has learnt at `path`, if one is given."""
 
     def __init__(self, predictor: Predictor, path: Path | None) -> None:
-        self._command = [sys.executable, "-m", "alignedserve.router.side.process", predictor.value]
-        self._command += [str(path)] if path is not None else []
+        named = [predictor.value] if path is None else [predictor.value, str(path)]
+        self._command = module_command("alignedserve.router.side.process", *named)
         self._post: Callable[[Event], None] = lambda _: None
         self._waiting: queue.Queue[PredictorOrder] = queue.Queue(MOST_WAITING)
         self._stopped = threading.Event()

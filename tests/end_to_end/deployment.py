@@ -77,6 +77,7 @@ class Deployment:
         model: Path = MODEL,
         memory: Path,
         environment: Mapping[str, str] = MappingProxyType({}),
+        typed_in: Path | None = None,
     ) -> None:
         self.mark = uuid4().hex
         self.memory = memory
@@ -84,7 +85,7 @@ class Deployment:
         self._log = tempfile.NamedTemporaryFile(prefix="alignedserve-log-")  # noqa: SIM115  (closed by `forget`)
         given = ["--topology", topology, "--launcher", launcher, "--pool-directory", str(memory)]
         arguments: list[str | Path] = [model, "--port", "0", *given, *flags]
-        self.process = spawn(*arguments, mark=self.mark, stderr=self._log, environment=environment)
+        self.process = spawn(*arguments, mark=self.mark, stderr=self._log, environment=environment, typed_in=typed_in)
         self.greeting = self._wait_until_it_serves()
         self.url = re.findall(r"http://[\d.]+:\d+", self.greeting)[0]
         self.ready_s = time.monotonic() - self.began_at
@@ -128,7 +129,7 @@ class Deployment:
 
     def _pids(self, part: str) -> list[int]:
         """Return the pids of this part.
-        Both launchers put its name in the title: `-m alignedserve.launch.start router`, or `ray::router.run()`."""
+        Both launchers put its name in the title: `alignedserve.launch.start router`, or `ray::router.run()`."""
         title = re.compile(rf"(alignedserve\.launch\.start |^ray::){re.escape(part)}(\.|$)")
         return [pid for pid, command in self.processes().items() if title.search(command)]
 
@@ -233,8 +234,10 @@ def spawn(
     mark: str = "",
     stderr: IO[bytes] | int = subprocess.PIPE,
     environment: Mapping[str, str] = MappingProxyType({}),
+    typed_in: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `alignedserve serve` with these arguments; other settings in the tests' environment do not reach it."""
+    """Start `alignedserve serve` with these arguments in a folder, or in this process's; other settings in the tests'
+    environment do not reach it."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
     env |= {MARK: mark, "RAY_TMPDIR": _RAY_FILES.name, **RAY_FOR_TESTS}
     env |= {"SPT_NOENV": "1"}  # Ray's processes rename themselves, and would write the name over their environment
@@ -244,7 +247,9 @@ def spawn(
     env |= {"ALIGNEDSERVE_JOBS_DIRECTORY": str(Path(_JOBS.name, mark)), **environment}
     command = [sys.executable, "-m", "alignedserve", "serve", *map(str, arguments)]
     named = ["--dtype", "float32", "--served-model-name", NAME]
-    return subprocess.Popen([*command, *named], stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True)
+    return subprocess.Popen(
+        [*command, *named], stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True, cwd=typed_in
+    )
 
 
 def marked(mark: str) -> dict[int, str]:
@@ -311,11 +316,18 @@ def deployed(
     launcher: str = "local",
     model: Path = MODEL,
     environment: Mapping[str, str] = MappingProxyType({}),
+    typed_in: Path | None = None,
 ) -> Iterator[Deployment]:
     """Yield a deployment. If the test has not ended it, end it in good order, and check that it leaves nothing."""
     with shared_memory() as memory:
         deployment = Deployment(
-            *flags, topology=topology, launcher=launcher, model=model, memory=memory, environment=environment
+            *flags,
+            topology=topology,
+            launcher=launcher,
+            model=model,
+            memory=memory,
+            environment=environment,
+            typed_in=typed_in,
         )
         try:
             yield deployment

@@ -1,0 +1,79 @@
+"""Tests that files of the working directory are never imported in place of Python's modules and ours."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from alignedserve.machine.safe_path import ABOVE, code_command, module_command
+from tests.hostile_folder import imported, make_hostile
+
+MODULE = "alignedserve.core"  # imports only the standard library
+
+
+def pythons() -> Iterator[str]:
+    """Yield each Python that we support and that runs on this machine."""
+    for name in (sys.executable, *(f"python3.{minor}" for minor in range(10, 14))):
+        found = shutil.which(name)
+        if found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
+            yield found
+
+
+PYTHONS = list(pythons())
+
+
+def run(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in the folder, in which nothing but its own path leads to the package."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")} | environment
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_hostile(tmp_path / "hostile")
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("environment", [{}, {"PYTHONSAFEPATH": "1"}])
+def test_a_child_imports_nothing_from_the_working_directory(
+    folder: Path, python: str, environment: dict[str, str]
+) -> None:
+    done = run([python, *module_command("json.tool", "--help")[1:]], folder, **environment)
+    assert (done.returncode, imported(folder)) == (0, []), done.stderr
+    assert done.stdout.startswith("usage:")
+    done = run([python, *module_command(MODULE)[1:]], folder, **environment)
+    assert (done.returncode, imported(folder)) == (0, []), done.stderr
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_code_imports_nothing_from_the_working_directory(folder: Path, python: str) -> None:
+    code = "import json, statistics, alignedserve.core as core\nprint(core.__file__)"
+    done = run([python, *code_command(code)[1:]], folder)
+    assert (done.returncode, imported(folder)) == (0, []), done.stderr
+    assert done.stdout.startswith(ABOVE)
+
+
+def test_the_hostile_folder_is_hostile(folder: Path) -> None:
+    assert run([sys.executable, "-c", "import json, statistics"], folder).returncode != 0
+    assert imported(folder) == ["json"]
+
+
+def test_a_child_runs_the_package_of_its_parent(tmp_path: Path) -> None:
+    """Another copy of the package in the working directory is not taken."""
+    (tmp_path / "alignedserve").mkdir()
+    (tmp_path / "alignedserve" / "__init__.py").write_text("raise SystemExit(7)")
+    assert run(module_command(MODULE), tmp_path).returncode == 0
+
+
+def test_the_command_line_is_safe_where_it_is_typed(folder: Path) -> None:
+    """`python -m alignedserve` puts the working directory first; `doctor` starts another process."""
+    done = run([sys.executable, "-m", "alignedserve", "doctor", "--json"], folder, PYTHONPATH=ABOVE)
+    assert imported(folder) == [], done.stderr
+    assert "statistics" not in done.stderr
+    assert '"torch"' in done.stdout
