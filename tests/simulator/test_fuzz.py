@@ -8,23 +8,26 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from itertools import combinations
+from dataclasses import asdict, fields, replace
+from enum import Enum
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
 
 from alignedserve.cli import fuzz as fuzz_command
 from alignedserve.cli import main as cli
+from alignedserve.config.topology import Topology
 from alignedserve.core import Role, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.errors import FuzzError
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.messages import Commit, GiveBack, Keep, Member
+from alignedserve.scheduling.policy import Policy, Predictor
 from alignedserve.simulator.fuzzing.fuzz import attempt, record
 from alignedserve.simulator.fuzzing.recording import Difference, first_difference, read_scenario
 from alignedserve.simulator.fuzzing.scenario import Scenario, from_tree, lines, to_tree
-from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
+from alignedserve.simulator.fuzzing.scenario_drawing import draw_narrow_scenario, draw_scenario
 from alignedserve.simulator.fuzzing.shrink import shrink, smallest
 from alignedserve.simulator.machines.faults import Kill, LinkFault, MemberFault, Resize
 from alignedserve.simulator.machines.world import Witness
@@ -53,7 +56,9 @@ def test_the_seeds_are_of_every_kind() -> None:
         (scenario.seed, fault.at) for scenario in scenarios for fault in scenario.faults if isinstance(fault, Kill)
     )
     assert max(deaths.values()) > 2, "at the same time"
-    assert {scenario.topology for scenario in scenarios} == {"colocated", "1+1", "2+1", "1+2", "2+2"}
+    topologies = {Topology.parse(scenario.topology) for scenario in scenarios}
+    assert {(each.prefill_workers, each.decode_workers) for each in topologies} == set(product(range(5), range(1, 5)))
+    assert {scenario.nodes for scenario in scenarios} == {1, 2, 3}
     assert {scenario.num_gateways for scenario in scenarios} == {1, 2}
     assert {scenario.look_ahead for scenario in scenarios} == {0, 1}
     assert {ask.service for scenario in scenarios for ask in scenario.asks} == set(ServiceClass)
@@ -75,7 +80,7 @@ class _Said(Witness):
 def test_decode_workers_bring_back_requests_and_answers_and_give_back_pages() -> None:
     said = _Said()
     for seed in (3, 7, 8, 58):  # among the first seeds in which many requests come at once
-        scenario = draw_scenario(seed)
+        scenario = draw_narrow_scenario(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.world.witnesses.append(said)
         simulation.run()
@@ -86,7 +91,7 @@ def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
     """Requests are prefetched, or had to leave their worker; some of the transfers are broken or lose an end."""
     counts: Counter[str] = Counter()
     for seed in (4, 57, 109):  # among the first seeds in which documents grow where few fit
-        scenario = draw_scenario(seed)
+        scenario = draw_narrow_scenario(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.run()
         for process in simulation.world.processes:
@@ -99,7 +104,7 @@ def test_kv_goes_to_prefill_workers_ahead_of_need_and_comes_back() -> None:
 def test_chats_take_slots_of_other_requests_and_give_them_back() -> None:
     counts: Counter[str] = Counter()
     for seed in (7, 106):
-        scenario = draw_scenario(seed)
+        scenario = draw_narrow_scenario(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         simulation.run()
         for process in simulation.world.processes:
@@ -140,7 +145,17 @@ def test_a_seed_beyond_the_first_that_failed_once(seed: int) -> None:
     way. The last two, faults of the simulator: where a transfer failed at once, a worker began two pieces of work at a
     time; a member that ended by itself heard what else was in the same frame, and ended again.
     """
-    assert attempt(draw_scenario(seed)).failure is None
+    assert attempt(draw_narrow_scenario(seed)).failure is None
+
+
+def test_every_option_of_a_policy_is_drawn() -> None:
+    """Each value of an option, and more than one value of each switch and number; no deployment can use the oracle."""
+    policies = [draw_scenario(seed).policy for seed in range(2000)]
+    for field in fields(Policy):
+        drawn = {getattr(policy, field.name) for policy in policies}
+        kinds = {type(value) for value in drawn if isinstance(value, Enum)}
+        assert {value for kind in kinds for value in kind} - drawn <= {Predictor.MINILM}, field.name
+        assert len(drawn) > 1 or field.name == "expected_chunk", field.name
 
 
 def test_a_scenario_comes_back_from_its_file() -> None:

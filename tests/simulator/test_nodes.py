@@ -12,7 +12,7 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.simulator.fuzzing.fuzz import attempt
 from alignedserve.simulator.fuzzing.scenario import Scenario
-from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
+from alignedserve.simulator.fuzzing.scenario_drawing import draw_narrow_scenario
 from alignedserve.simulator.machines.faults import draw_faults
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
@@ -26,12 +26,12 @@ NUM_SEEDS = 1000 if SOAK else 60
 
 def on_nodes(seed: int) -> Scenario:
     """Return the seed's scenario, placed on two nodes."""
-    drawn = replace(draw_scenario(seed), topology="2+2", direct=True, nodes=2, faults=())
+    drawn = replace(draw_narrow_scenario(seed), topology="2+2", direct=True, nodes=2, faults=())
     return replace(drawn, faults=draw_faults(seed, drawn.members, 4, 1.0, drawn.asks[-1].at + 0.2))
 
 
 def can_travel(seed: int) -> bool:
-    return draw_scenario(seed).policy.pairs.why_not_direct is None
+    return draw_narrow_scenario(seed).policy.pairs.why_not_direct is None
 
 
 def test_documents_of_a_node_without_a_pool_are_taken_in_by_those_that_have_one() -> None:
@@ -59,7 +59,7 @@ def test_all_holds_on_several_nodes(part: int) -> None:
 @pytest.mark.parametrize("seed", [1, 3, 8])
 def test_no_request_waits_in_a_pool_from_which_no_worker_decodes(seed: int) -> None:
     """The second node has a pool and a prefill worker; the only decode worker is on the first."""
-    drawn = replace(draw_scenario(seed), topology="3+1", direct=True, nodes=2, faults=())
+    drawn = replace(draw_narrow_scenario(seed), topology="3+1", direct=True, nodes=2, faults=())
     assert attempt(drawn).failure is None
 
 

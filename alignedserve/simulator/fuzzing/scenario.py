@@ -19,7 +19,8 @@ from alignedserve.router.placing.admission import Queues
 from alignedserve.scheduling.policy import Compression, Layout, Policy
 from alignedserve.simulator.fuzzing.typed_tree import WrongTree, typed
 from alignedserve.simulator.machines.engine import STOP, VOCABULARY, Costs, story_from
-from alignedserve.simulator.machines.faults import Fault, calm_at
+from alignedserve.simulator.machines.faults import BreakTransfer, Fault, calm_at
+from alignedserve.simulator.machines.transfers import TIMEOUT_S
 from alignedserve.simulator.machines.world import NetworkDelays
 from alignedserve.simulator.settings import Settings, members_of
 from alignedserve.simulator.workload import Arrival
@@ -125,6 +126,14 @@ class Scenario:
             num_past=_PAST,
         )
 
+    def with_policy(self, policy: Policy) -> Scenario:
+        """Return the scenario with this policy, and with so many pages that the largest request fits beside the
+        reserved ones: otherwise it would be rejected."""
+        least, num_pages = least_pages(self.asks, self.limits), self.num_pages
+        while num_pages - policy.reserved(num_pages) < least:
+            num_pages += 1
+        return replace(self, policy=policy, num_pages=num_pages)
+
     @property
     def extents(self) -> Extents | None:
         """Return the smallest possible extents, so that they change their kind often: 2 pages of KV, or 3 of int8."""
@@ -144,7 +153,13 @@ class Scenario:
     @property
     def ends_by(self) -> float:
         """Return the time at which every request has ended, even if each started again and ran alone."""
-        return self.calm_at + SETTLED_S + added(self._alone_s(ask) for ask in self.asks)
+        return self.calm_at + SETTLED_S + self._stalled_s + added(self._alone_s(ask) for ask in self.asks)
+
+    @property
+    def _stalled_s(self) -> float:
+        """Return the time of the transfers that stall: from a node without a pool there may be no other road."""
+        breaks = (fault for fault in self.faults if isinstance(fault, BreakTransfer) and fault.stalls)
+        return sum(fault.transfers for fault in breaks) * 2 * TIMEOUT_S if self.nodes > 1 else 0.0
 
     def _alone_s(self, ask: Ask) -> float:
         """Return the time for the request's prompt, copies and tokens, each in a step as full as allowed."""
@@ -155,6 +170,11 @@ class Scenario:
         return step_s * steps + 2 * costs.page_s * units_for(ask.most_tokens, self.limits.page_size)
 
 
+def least_pages(asks: tuple[Ask, ...], limits: WorkerLimits) -> int:
+    """Return the pages that the largest request may need."""
+    return max(units_for(ask.most_tokens, limits.page_size) for ask in asks)
+
+
 def lines(scenario: Scenario) -> list[str]:
     """Return the deployment as text, then the requests and faults in the order of time."""
     limits = scenario.limits
@@ -162,7 +182,7 @@ def lines(scenario: Scenario) -> list[str]:
     events += [(fault.at, _fault_line(fault)) for fault in scenario.faults]
     sent = ", KV sent from device to device" if scenario.direct else ""
     return [
-        f"{scenario.topology}{sent}, gateways: {scenario.num_gateways}, "
+        f"{scenario.topology}, nodes: {scenario.nodes}{sent}, gateways: {scenario.num_gateways}, "
         f"pages: {scenario.num_pages} of {limits.page_size}",
         f"each worker: {limits.num_pairs} pairs of {limits.block_size}, steps of {limits.max_step_tokens} tokens, "
         f"{limits.max_batch} requests",

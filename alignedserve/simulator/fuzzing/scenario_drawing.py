@@ -5,7 +5,7 @@ Most features draw from a generator of their own: a change of one leaves the res
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from random import Random
 
@@ -25,7 +25,8 @@ from alignedserve.scheduling.policy import (
     Room,
 )
 from alignedserve.scheduling.slo import Late
-from alignedserve.simulator.fuzzing.scenario import TOPOLOGIES, Ask, Scenario
+from alignedserve.simulator.fuzzing.scenario import TOPOLOGIES, Ask, Scenario, least_pages
+from alignedserve.simulator.fuzzing.wider_drawing import widened
 from alignedserve.simulator.machines.engine import Costs
 from alignedserve.simulator.machines.faults import draw_faults
 from alignedserve.simulator.machines.world import NetworkDelays
@@ -35,6 +36,15 @@ _MOST_PROMPT, _MOST_OUTPUT = 200, 60
 
 
 def draw_scenario(seed: int) -> Scenario:
+    return _draw(seed, widened)
+
+
+def draw_narrow_scenario(seed: int) -> Scenario:
+    """Draw the scenario that a seed had before scenarios were widened: some seeds are kept for what they found."""
+    return _draw(seed, lambda drawn: drawn)
+
+
+def _draw(seed: int, widen: Callable[[Scenario], Scenario]) -> Scenario:
     draw = Random(f"{seed}/scenario")
     num_gateways = draw.choice((1, 1, 2))
     asks = _with_turns(seed, list(_draw_asks(draw, num_gateways)))
@@ -44,7 +54,7 @@ def draw_scenario(seed: int) -> Scenario:
         topology=draw.choice(TOPOLOGIES),
         num_gateways=num_gateways,
         limits=limits,
-        num_pages=_least_pages(asks, limits) + draw.choice((0, 1, 4, 16)),
+        num_pages=least_pages(asks, limits) + draw.choice((0, 1, 4, 16)),
         most_open=draw.choice((4, 1000, 1000, 1000)),
         queues=_draw_queues(seed),
         policy=_draw_blocks(seed, replace(_draw_policy(draw), compression=_draw_compression(seed))),
@@ -55,6 +65,7 @@ def draw_scenario(seed: int) -> Scenario:
         direct=Random(f"{seed}/transport").random() < 0.6,
     )
     drawn = _with_hidden(_out_of_memory(_piled_up(_packed(_in_haste(_with_lengths(_with_reserve(_crowded(drawn))))))))
+    drawn = widen(drawn)
     # Most faults happen while there is work; some before all members have joined, or when no work is left.
     start_at, more_s = draw.choice((0.5, 1.9, 1.9)), draw.choice((0.2, 0.2, 3.0))
     faults = draw_faults(seed, drawn.members, draw.randint(1, 8), start_at, drawn.asks[-1].at + more_s)
@@ -112,7 +123,7 @@ def _crowded(drawn: Scenario) -> Scenario:
     limits, max_batch, most = drawn.limits, draw.randint(3, 6), max(ask.most_tokens for ask in asks)
     num_pairs = int(units_for(most, limits.block_size) * draw.choice((1.0, 1.5, 2.5)))
     limits = replace(limits, num_pairs=num_pairs, max_batch=max_batch, max_step_tokens=max_batch + 16)
-    num_pages = _least_pages(tuple(asks), limits) * draw.choice((1, 2, 4))
+    num_pages = least_pages(tuple(asks), limits) * draw.choice((1, 2, 4))
     policy = _draw_blocks(drawn.seed, replace(drawn.policy, room=Room.GROWING))
     if policy.blocks is Layout.BIDIRECTIONAL:
         asks = [replace(ask, service=draw.choice([*ServiceClass])) for ask in asks]
@@ -166,10 +177,7 @@ def _with_reserve(drawn: Scenario) -> Scenario:
 
 def _largest_fits(drawn: Scenario) -> Scenario:
     """Add pages until the largest request fits beside the reserved pages: otherwise it would be rejected."""
-    least, num_pages = _least_pages(drawn.asks, drawn.limits), drawn.num_pages
-    while num_pages - drawn.policy.reserved(num_pages) < least:
-        num_pages += 1
-    return replace(drawn, num_pages=num_pages)
+    return drawn.with_policy(drawn.policy)
 
 
 def _with_lengths(drawn: Scenario) -> Scenario:
@@ -210,7 +218,7 @@ def _piled_up(drawn: Scenario) -> Scenario:
         candidate_share=draw.choice((0.3, 1.0)),
     )
     drawn = replace(drawn, topology=draw.choice(TOPOLOGIES[1:]), asks=tuple(asks), limits=limits, policy=policy)
-    num_pages = _least_pages(drawn.asks, limits) * draw.choice((4, 16))
+    num_pages = least_pages(drawn.asks, limits) * draw.choice((4, 16))
     return replace(drawn, num_pages=num_pages, direct=draw.random() < 0.8)
 
 
@@ -234,7 +242,7 @@ def _out_of_memory(drawn: Scenario) -> Scenario:
     policy = replace(policy, candidate_share=draw.choice((0.3, 1.0)))
     drawn = replace(drawn, topology=draw.choice(TOPOLOGIES[1:]), asks=tuple(asks), limits=limits)
     drawn = replace(drawn, policy=drawn.policy if policy.problem is not None else policy)
-    num_pages = _least_pages(drawn.asks, limits) * draw.choice((1, 4, 16))
+    num_pages = least_pages(drawn.asks, limits) * draw.choice((1, 4, 16))
     return _largest_fits(replace(drawn, num_pages=num_pages, direct=True))
 
 
@@ -293,10 +301,3 @@ def _draw_blocks(seed: int, policy: Policy) -> Policy:
     draw = Random(f"{seed}/blocks")
     shared = replace(policy, blocks=draw.choice([*Layout]), checkpoints=draw.choice((0.0, 0.1, 1.0)))
     return shared if shared.problem is None else policy
-
-
-def _least_pages(asks: tuple[Ask, ...], limits: WorkerLimits) -> int:
-    return max(units_for(ask.most_tokens, limits.page_size) for ask in asks)
-
-
-# --- For reading

@@ -121,6 +121,8 @@ def _milder(fault: Fault) -> Sequence[Fault]:
 def _simpler(scenario: Scenario) -> Iterator[Scenario]:
     if scenario.topology not in ("colocated", "1+1"):
         yield replace(scenario, topology="1+1")
+    if scenario.nodes > 1:
+        yield replace(scenario, nodes=scenario.nodes - 1)
     if scenario.num_gateways > 1:
         asks = tuple(replace(ask, gateway="gateway-0") for ask in scenario.asks)
         yield replace(scenario, num_gateways=1, asks=asks)

@@ -1,0 +1,93 @@
+"""Widen drawn scenarios: presets, single switches, many workers and several nodes, each in some of the runs.
+
+Each feature draws from a generator of its own, as in scenario_drawing.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from random import Random
+
+from alignedserve.config.config import of_preset
+from alignedserve.config.presets import PRESETS
+from alignedserve.scheduling.policy import Chunking, Packing, Policy, Room
+from alignedserve.simulator.fuzzing.scenario import Scenario
+
+_MOST_WORKERS, _MOST_NODES = 4, 3
+
+
+def widened(drawn: Scenario) -> Scenario:
+    return _on_nodes(_with_more_workers(_switched(_with_preset(drawn))))
+
+
+def _with_preset(drawn: Scenario) -> Scenario:
+    """Give every fifth run the policy of a preset; what a preset reserves is cut to the size of the device."""
+    draw = Random(f"{drawn.seed}/preset")
+    if draw.random() > 1 / 5:
+        return drawn
+    policy = _policies()[draw.choice(list(PRESETS))]
+    reserve = min(policy.reserve, draw.choice((1, drawn.limits.num_tokens // 2, drawn.limits.num_tokens)))
+    return _with_policy(drawn, replace(policy, reserve=reserve))
+
+
+@cache
+def _policies() -> dict[str, Policy]:
+    expected_chunk = Policy().expected_chunk  # those of the presets are for large steps
+    return {name: replace(of_preset(name, {}).policy, expected_chunk=expected_chunk) for name in PRESETS}
+
+
+def _switched(drawn: Scenario) -> Scenario:
+    """Change one to three switches in every third run, as far as they mean something together."""
+    draw = Random(f"{drawn.seed}/switches")
+    if draw.random() > 1 / 3:
+        return drawn
+    policy, tokens = drawn.policy, drawn.limits.num_tokens
+    for change in draw.choices(
+        (
+            {"pinning": False},
+            {"evict": False},
+            {"prefetch": False},
+            {"helps": not policy.helps},
+            {"refuse_ttfts": draw.choice((0.0, 0.01, 0.3))},
+            {"room": Room.WHOLE, "reserve": draw.choice((0, 1, tokens // 2, tokens))},
+            {"chunking": Chunking.NONE, "waiting_ratio": draw.choice((0.5, 1.2))},
+            {"packing": Packing.LONGEST},
+            {"packing": Packing.SKIP_JOIN},
+            {"age_s": draw.choice((0.05, 1.0))},
+            {"expected_output": draw.choice((1, 16, 4096))},
+        ),
+        k=draw.randint(1, 3),
+    ):
+        changed = replace(policy, **change)
+        policy = changed if changed.problem is None else policy
+    return _with_policy(drawn, policy)
+
+
+def _with_policy(drawn: Scenario, policy: Policy) -> Scenario:
+    """Return the scenario with another policy: pages for the largest request, and a cost of hidden vectors if any."""
+    draw, costs = Random(f"{drawn.seed}/hidden vectors"), drawn.costs
+    if policy.pairs.keeps_hidden and not costs.hidden_token_s:
+        costs = replace(costs, hidden_token_s=10 ** draw.uniform(-7, -4))
+    if not policy.pairs.keeps_hidden:
+        costs = replace(costs, hidden_token_s=0.0)
+    return replace(drawn.with_policy(policy), costs=costs)
+
+
+def _with_more_workers(drawn: Scenario) -> Scenario:
+    """Draw up to four workers of each kind in every fifth run, or several colocated ones."""
+    draw = Random(f"{drawn.seed}/workers")
+    if draw.random() > 1 / 5:
+        return drawn
+    prefill, decode = draw.randint(0, _MOST_WORKERS), draw.randint(1, _MOST_WORKERS)
+    topology = f"{prefill}+{decode}" if prefill else f"{max(2, decode)}xcolocated"
+    return replace(drawn, topology=topology)
+
+
+def _on_nodes(drawn: Scenario) -> Scenario:
+    """Spread every third run over several nodes if KV can travel between them."""
+    draw = Random(f"{drawn.seed}/nodes")
+    may_travel = drawn.policy.pairs.why_not_direct is None and "colocated" not in drawn.topology
+    if draw.random() > 1 / 3 or not may_travel:
+        return drawn
+    return replace(drawn, nodes=draw.randint(2, _MOST_NODES), direct=True)
