@@ -17,9 +17,12 @@ class RecentNeed:
     def __init__(self) -> None:
         self._pairs, self._at = 0.0, 0.0
 
-    def spare_pairs(self, held: int, now: float) -> int:
-        """Return the free pairs that best-effort requests are not seated on: by so many, what is held falls short."""
-        self._pairs = max(held, self._pairs * 0.5 ** ((now - self._at) / RECALL_S))
+    def spare_pairs(self, held: int, now: float, more_expected: bool = True) -> int:
+        """Return the free pairs that best-effort requests are not seated on: by so many, what is held falls short.
+
+        Where no more real-time requests are expected, there are none: what was needed before is forgotten.
+        """
+        self._pairs = max(held, self._pairs * 0.5 ** ((now - self._at) / RECALL_S)) if more_expected else held
         self._at = now
         return int(self._pairs) - held
 

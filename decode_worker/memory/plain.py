@@ -98,7 +98,7 @@ class PlainMemory(DeviceMemory):
             self.room_for,
             self.long_classes,
             best_effort=[running for running in seated if not running.promise.is_rt],
-            spare=self._need.spare_pairs(held, now) if seated else 0,
+            spare=self._need.spare_pairs(held, now, self._pace.coming.are_expected(now)) if seated else 0,
             is_open=not self.is_crowded,
             in_order=lambda requests: self._order.as_they_leave(requests, now),
         )

@@ -39,6 +39,7 @@ ROUND = replace(PLAIN, packing=Packing.ROUND_ROBIN)
 MLFQ = replace(PLAIN, packing=Packing.MLFQ)
 KNAPSACK = replace(PLAIN, packing=Packing.KNAPSACK, chunking=Chunking.NONE)
 LIMITS = WorkerLimits(num_pairs=16, block_size=4, page_size=8, max_step_tokens=64, max_batch=4)
+LARGE = WorkerLimits(num_pairs=16, block_size=16, page_size=16, max_step_tokens=256, max_batch=4)
 
 
 def make_request(name: str, service: ServiceClass, prompt: int = 4, tokens: int = 8, at: float = 0.0) -> Request:
@@ -272,6 +273,20 @@ class TestRealTimeFirst:
         assert lately.spare_pairs(40, now=0.0) == 0
         assert lately.spare_pairs(10, now=30.0) == 10
         assert lately.spare_pairs(10, now=1000.0) == 0
+
+    def test_documents_take_what_chats_needed_once_none_is_expected(self) -> None:
+        device = Device(Policy(reuse=False), LARGE, step_s=0.1)
+        for number in range(19):
+            device.ask(make_request(f"c{number}", RT, tokens=1, at=device.now))
+            device.run()
+        device.ask(make_request("d0", BE, tokens=200, at=device.now))
+        device.ask(make_request("long", RT, prompt=170, tokens=10, at=device.now))
+        last = device.now
+        device.step()
+        device.ask(make_request("d1", BE, prompt=130, at=last))
+        device.run()
+        begun_s = device.said_at["d1"][0] - last
+        assert 9.5 < begun_s < 11, "20 chats came within seconds: for 10 s more are expected, and then none"
 
     def test_the_first_document_waits_for_nothing(self) -> None:
         """However much chats needed lately, a document may use all free memory where no other request is seated."""

@@ -75,7 +75,11 @@ class Coming:
 
     def bound_s(self, now: float) -> float:
         """Return the most time that a step may take."""
-        return self._bound_s if now < self._until else inf
+        return self._bound_s if self.are_expected(now) else inf
+
+    def are_expected(self, now: float) -> bool:
+        """Return whether more real-time prompts may come soon, as far as those that came tell."""
+        return now < self._until
 
     def _bind(self) -> None:
         self._bound_s = min((self._share(length) * spare_s for _, spare_s, length in self._last), default=inf)
