@@ -11,9 +11,9 @@ TORCH := torch==2.13.0
 
 # For the tests of the store in Redis: a server on the path, or Debian's, which is unpacked here.
 REDIS := build/redis
-.PHONY: serve redis test test-again soak digests-everywhere setup setup-serving lint types demo-model eval-demo-model examples clean
+.PHONY: serve redis test test-again soak chaos endurance digests-everywhere setup setup-serving lint types demo-model eval-demo-model examples clean
 .DEFAULT_GOAL := test
-# Arguments of `alignedserve serve`: make serve ARGS="--topology 1+1 --port 9000"
+# Arguments of the command: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
 
 # Packages are installed while the kernels are compiled.
@@ -69,6 +69,14 @@ test-again: setup redis
 # people's clients, each in a virtual environment under build/third_party that is made from the index where it is missing.
 soak: setup redis lint types
 	SOAK=1 $(BIN)/pytest
+
+# Real deployments of every topology and launcher, hurt while they serve: make chaos ARGS="--kills 1000 --seconds 120"
+chaos: setup redis
+	PYTHONPATH=tools $(BIN)/python -m tests.chaos $(ARGS)
+
+# Whether memory, descriptors and latencies stay as they are: make endurance ARGS="--minutes 120"
+endurance: $(SERVING) $(KERNELS)
+	$(BIN)/python -m benchmarks.endurance $(ARGS)
 
 # Check that runs are the same, byte for byte, under other versions of Python, which have to be installed.
 PYTHONS ?= python3.10 python3.12 python3.13

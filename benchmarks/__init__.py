@@ -22,6 +22,7 @@ Deployments, real or simulated
     batch_files.py      large and odd files of batches over HTTP
     batch_isolation.py  chats beside a batch job
     conversations.py    the gain from keeping and finding the KV of earlier turns
+    endurance.py        whether memory, descriptors and latencies stay as they are for hours
     isolation.py        chats beside best-effort documents
     packing.py          presets on workers that are short of memory
     processes.py        memory of an idle deployment, and the time until it is ready

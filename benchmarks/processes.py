@@ -23,20 +23,12 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from benchmarks.common.serving import serve
+from benchmarks.common.serving import name_of, serve
 from benchmarks.report import command, report
 
 _MARK = "ALIGNED_BENCHMARK_DEPLOYMENT"  # a variable in the environment of all started processes
 _IDLE_S = 5.0  # after this time, the temporary memory of the start is given back
 _STORE = 80_000_000  # bytes: about the least that Ray accepts
-_TITLES = (
-    (re.compile(r"-m alignedserve\.launch\.start (\S+)"), "{}"),
-    (re.compile(r"^ray::([a-z]+-\d+|router)"), "{}"),
-    (re.compile(r"-m alignedserve serve"), "launcher"),
-    (re.compile(r"/(gcs_server|raylet) "), "Ray's {}"),
-    (re.compile(r"(DashboardAgent|RuntimeEnvAgent)"), "Ray's {}"),
-    (re.compile(r"/ray/\S*/(\w+)\.py"), "Ray's {}"),
-)
 
 
 @contextmanager
@@ -73,12 +65,6 @@ def memory(mark: str) -> Iterator[tuple[str, float, float]]:
             sizes = dict(re.findall(r"^(Rss|Pss): +(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE))
             if name is not None:
                 yield name, int(sizes["Rss"]) / 1024, int(sizes["Pss"]) / 1024
-
-
-def name_of(command: str) -> str | None:
-    """Return the name of the part that a process runs, or None for another process, such as a shell."""
-    found = ((pattern.search(command), name) for pattern, name in _TITLES)
-    return next((name.format(*match.groups()) for match, name in found if match), None)
 
 
 def measure(starts: int, topology: str, launcher: str) -> None:

@@ -1,4 +1,4 @@
-"""A disk that tests can fill and close: a real file system of 4 MB, in memory."""
+"""A disk that tests can fill and close: a real file system of a few MB, in memory."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class SmallDisk:
 
 
 @contextmanager
-def small_disk(folder: Path) -> Iterator[SmallDisk]:
+def small_disk(folder: Path, size: str = _SIZE) -> Iterator[SmallDisk]:
     """Yield a small disk, or skip the test where it cannot be mounted: mounting takes root."""
     if shutil.which("mount") is None:
         pytest.skip("there is no program `mount` here")
     folder.mkdir()
-    why = _mount("-t", "tmpfs", "-o", f"size={_SIZE}", "tmpfs", str(folder))
+    why = _mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
     if why:
         pytest.skip(f"no disk can be mounted here: {why}")
     try:

@@ -6,10 +6,12 @@ engine_parts.py  where the time of an engine's step goes
 gpu_shapes.py    models that GPUs are measured with, how work on a GPU is timed, and attention of mixed lengths
 lessons.py       requests whose words tell their lengths, and what a predictor has learnt of them
 machines.py      workers whose steps were measured, as profiles for the simulator
+mixed_load.py    all kinds of clients at once
 models.py        random weights of usual sizes
 predictor_simulated.py  what predictions of lengths buy in a simulated deployment
 requests.py      requests for cores, and lengths of real conversations
 serving.py       deployments: started, asked for a stream of tokens, and their processes
 simulating.py    simulated runs, of which each must end without a problem
+slopes.py        whether a figure grows with time
 timing.py        work that is timed in turns
 """

@@ -20,6 +20,15 @@ import httpx
 
 NAME = "measured"  # of the model in the API
 _PATIENCE_S = 600.0
+_TITLES = (
+    (re.compile(r"alignedserve\.launch\.start (\S+)"), "{}"),
+    (re.compile(r"^ray::([a-z]+-\d+|router)"), "{}"),
+    (re.compile(r"-m alignedserve serve"), "launcher"),
+    (re.compile(r"alignedserve\.router\.side\.process"), "router's side"),
+    (re.compile(r"/(gcs_server|raylet) "), "Ray's {}"),
+    (re.compile(r"(DashboardAgent|RuntimeEnvAgent)"), "Ray's {}"),
+    (re.compile(r"/ray/\S*/(\w+)\.py"), "Ray's {}"),
+)
 
 
 @dataclass(frozen=True)
@@ -136,6 +145,12 @@ def processes_under(root: int) -> dict[int, str]:
             with suppress(OSError):
                 found[pid] = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
     return found
+
+
+def name_of(command: str) -> str | None:
+    """Return the name of the part that a process runs, or None for another process, such as a shell."""
+    found = ((pattern.search(command), name) for pattern, name in _TITLES)
+    return next((name.format(*match.groups()) for match, name in found if match), None)
 
 
 def memory_mb(pid: int, row: str) -> float:

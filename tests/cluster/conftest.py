@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.cluster.growing import CONFIG
-from tests.end_to_end.deployment import MARK, RAY_FOR_TESTS, STOP_S, Deployment, deployed, marked
+from tests.end_to_end.deployment import MARK, RAY_FOR_TESTS, STOP_S, Deployment, deployed, marked, part_of
 
 Resources = Mapping[str, float]
 
@@ -64,12 +64,15 @@ class Nodes:
 
     def count(self) -> int:
         """Return the number of nodes, the head among them."""
-        return sum(bool(re.search(r"/raylet/raylet ", command)) for command in marked(self._mark).values())
+        return sum(bool(re.search(r"/raylet/raylet ", command)) for command in self.processes().values())
+
+    def processes(self) -> dict[int, str]:
+        """Return all living processes of the nodes: pid -> command line."""
+        return marked(self._mark)
 
     def pid(self, part: str) -> int | None:
         """Return the pid of the actor with this name, or None if it does not run."""
-        found = (pid for pid, command in marked(self._mark).items() if re.match(rf"ray::{part}(\.|$)", command))
-        return next(found, None)
+        return next((pid for pid, command in self.processes().items() if part_of(command) == part), None)
 
     def home(self, part: str) -> int | None:
         """Return the node's own process under which the part runs."""
@@ -80,7 +83,7 @@ class Nodes:
 
     def kill_home(self, home: int) -> None:
         """Kill a node, while every node that was made is still there."""
-        raylets = [pid for pid, command in marked(self._mark).items() if command.split()[0].endswith("/raylet")]
+        raylets = [pid for pid, command in self.processes().items() if command.split()[0].endswith("/raylet")]
         self.kill(sorted(raylets, key=_began_at).index(home))
 
     def _order(self, order: str) -> None:

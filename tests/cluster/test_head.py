@@ -12,7 +12,7 @@ from tests.cluster.conftest import clustered, deployed_on
 from tests.conftest import SOAK
 from tests.end_to_end.client import check_greedy, mixed
 from tests.end_to_end.deployment import Deployment, shared_memory, wait_until
-from tests.end_to_end.test_batches import Patient
+from tests.end_to_end.patient import Patient
 
 HEAD, WORKER = {"CPU": 0}, {"CPU": 4, "decode": 1}
 LINES = 40

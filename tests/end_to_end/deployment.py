@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from types import MappingProxyType
@@ -128,10 +128,8 @@ class Deployment:
         return bool(self._pids(part))
 
     def _pids(self, part: str) -> list[int]:
-        """Return the pids of this part.
-        Both launchers put its name in the title: `alignedserve.launch.start router`, or `ray::router.run()`."""
-        title = re.compile(rf"(alignedserve\.launch\.start |^ray::){re.escape(part)}(\.|$)")
-        return [pid for pid, command in self.processes().items() if title.search(command)]
+        """Return the pids of this part."""
+        return [pid for pid, command in self.processes().items() if part_of(command) == part]
 
     def wound(self, part: str) -> None:
         """Kill the process of this part, and return when the launcher has started another process for it."""
@@ -263,6 +261,13 @@ def marked(mark: str) -> dict[int, str]:
     return {pid: command for pid, command in found.items() if command}
 
 
+def part_of(command: str) -> str | None:
+    """Return the name of the part whose process has this command line, or None.
+    Both launchers put the name in the title: `alignedserve.launch.start router`, or `ray::router.run()`."""
+    found = re.search(r"(?:alignedserve\.launch\.start |^ray::)([a-z][\w-]*)(?:\.|$)", command)
+    return found[1] if found else None
+
+
 @contextmanager
 def held(pid: int) -> Iterator[None]:
     """Stop the process during the block, so that its unfinished work stays unfinished."""
@@ -315,17 +320,18 @@ def deployed(
     topology: str = "colocated",
     launcher: str = "local",
     model: Path = MODEL,
+    memory: Path | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
     typed_in: Path | None = None,
 ) -> Iterator[Deployment]:
     """Yield a deployment. If the test has not ended it, end it in good order, and check that it leaves nothing."""
-    with shared_memory() as memory:
+    with shared_memory() if memory is None else nullcontext(memory) as folder:
         deployment = Deployment(
             *flags,
             topology=topology,
             launcher=launcher,
             model=model,
-            memory=memory,
+            memory=folder,
             environment=environment,
             typed_in=typed_in,
         )

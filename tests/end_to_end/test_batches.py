@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,8 @@ import pytest
 from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, check_greedy, client, mixed, streamed, tokens_of
 from tests.end_to_end.conftest import shared_on
-from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
+from tests.end_to_end.deployment import Deployment, deployed, wait_until
+from tests.end_to_end.patient import ENDED, Patient
 from tests.redis_server import RedisServer
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "extraction_batch.jsonl"
@@ -95,39 +96,6 @@ def redis(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RedisServe
     server.kill()
 
 
-def as_line(number: int, wanted: Wanted) -> str:
-    body = {name: value for name, value in wanted.body.items() if name != "stream"}
-    return json.dumps({"custom_id": str(number), "method": "POST", "url": "/v1/completions", "body": body})
-
-
-class Patient:
-    """A client that repeats its requests while the gateway is away."""
-
-    def __init__(self, deployment: Deployment) -> None:
-        self._deployment = deployment
-
-    def ask(self, method: str, path: str, **given: Any) -> httpx.Response:
-        deadline = time.monotonic() + BACK_S
-        while True:
-            with suppress(httpx.TransportError):
-                answer = httpx.request(method, f"{self._deployment.url}{path}", timeout=60, **given)
-                if answer.status_code < 500:
-                    assert answer.status_code == 200, answer.text
-                    return answer
-            assert time.monotonic() < deadline, self._deployment.log()
-            time.sleep(0.05)
-
-    def submit(self, wanted: Sequence[Wanted]) -> str:
-        data = "\n".join(as_line(number, request) for number, request in enumerate(wanted)).encode()
-        files, purpose = {"file": ("x.jsonl", data)}, {"purpose": "batch"}
-        file = self.ask("POST", "/v1/files", files=files, data=purpose).json()
-        asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "7d"}
-        return str(self.ask("POST", "/v1/batches", json=asked).json()["id"])
-
-    def look(self, id: str) -> Any:
-        return self.ask("GET", f"/v1/batches/{id}").json()
-
-
 class Killer:
     """Kills parts, and the store, in turn, but the same part never too soon again; each ended part is started again."""
 
@@ -197,7 +165,7 @@ def test_whatever_is_killed_every_line_is_answered_once_and_right(redis: RedisSe
         id = patient.submit(wanted)
         killer.kill()  # later kills happen while the batch runs
         deadline = time.monotonic() + DONE_S
-        while (batch := patient.look(id))["status"] not in ("completed", "failed", "expired"):
+        while (batch := patient.look(id))["status"] not in ENDED:
             assert time.monotonic() < deadline, (batch, killer.killed, deployment.log())
             done = batch["request_counts"]["completed"]
             if done > len(killer.killed) * LINES // (KILLS + 1):
@@ -208,8 +176,8 @@ def test_whatever_is_killed_every_line_is_answered_once_and_right(redis: RedisSe
         print(f"killed: {killer.killed}")
         # No kill happens while a gateway is starting again, and a short job may end by then.
         assert len(killer.killed) >= (KILLS - 1 if SOAK else 1), killer.killed
-        rows = patient.ask("GET", f"/v1/files/{batch['output_file_id']}/content").text.splitlines()
-    answers = {row["custom_id"]: row["response"]["body"]["choices"][0] for row in map(json.loads, rows)}
+        rows = patient.rows(batch)
+    answers = {row["custom_id"]: row["response"]["body"]["choices"][0] for row in rows}
     assert len(rows) == len(answers) == LINES
     check_greedy(wanted, [answers[str(number)]["token_ids"] for number in range(LINES)])
     if killer.chatted:

@@ -1,0 +1,67 @@
+"""Hurt real deployments while they serve, and compare every answer with the undisturbed answer.
+
+Each trial starts a deployment, asks it questions calmly, asks them again while its processes, disks, clocks and wires
+are hurt for some seconds, and calmly once more. A round has one trial of each scenario. Each trial adds a line to the
+state file, and the table at the end is of the whole file: a long run may be stopped and go on. Exit code 1: an answer
+was wrong, an error had no excuse, or a deployment did not come back or left something.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.report import command, several
+from tests.chaos.scenarios import SCENARIOS, Scenario
+from tests.chaos.table import append, num_kills, read, table
+from tests.chaos.trial import run
+
+STATE = Path("build/chaos.jsonl")
+
+
+def _parser() -> argparse.ArgumentParser:
+    names = [scenario.name for scenario in SCENARIOS]
+    parser = command(__doc__)
+    parser.add_argument("--kills", type=int, help="rounds until the state file has so many kills; default: one round")
+    parser.add_argument("--only", type=several(str, names), default=names, help=f"scenarios: {', '.join(names)}")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of faults in a trial")
+    parser.add_argument("--state", type=Path, default=STATE, help="file with a line for each trial")
+    parser.add_argument("--new", action="store_true", help="begin the state file anew")
+    parser.add_argument("--table", action="store_true", help="print the table of the state file, and try nothing")
+    return parser
+
+
+def main() -> None:
+    given = _parser().parse_args()
+    if given.new:
+        given.state.unlink(missing_ok=True)
+    chosen = [scenario for scenario in SCENARIOS if scenario.name in given.only]
+    try:
+        if not given.table:
+            _try(chosen, given)
+    except KeyboardInterrupt:
+        print("stopped: the next run goes on with the same state file", file=sys.stderr)
+    rows = read(given.state)
+    if rows:
+        print(table(rows))
+    sys.exit(any(row.problems for row in rows))
+
+
+def _try(chosen: list[Scenario], given: argparse.Namespace) -> None:
+    while True:
+        for scenario in chosen:
+            rows = read(given.state)
+            if given.kills is not None and num_kills(rows) >= given.kills:
+                return
+            row = run(scenario, len(rows), given.seconds)
+            append(given.state, row)
+            print(
+                f"{scenario.name}: {dict(row.faults)}, {row.streams} streams, {len(row.problems)} problems", flush=True
+            )
+        if given.kills is None:
+            return
+
+
+if __name__ == "__main__":
+    main()

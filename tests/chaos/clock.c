@@ -1,0 +1,48 @@
+// A wall clock that a test can move: preloaded into every process of a deployment (clock.py).
+// $CHAOS_CLOCK names a file with the offset of the wall clock in seconds, which all processes map.
+
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+
+static const int64_t NEVER;
+static volatile const int64_t* offset_s = &NEVER;
+static int (*real_gettime)(clockid_t, struct timespec*);
+
+__attribute__((constructor)) static void begin(void) {
+  real_gettime = (int (*)(clockid_t, struct timespec*))dlsym(RTLD_NEXT, "clock_gettime");
+  const char* path = getenv("CHAOS_CLOCK");
+  int fd = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
+  if (fd < 0) return;
+  void* mapped = mmap(NULL, sizeof(int64_t), PROT_READ, MAP_SHARED, fd, 0);
+  if (mapped != MAP_FAILED) offset_s = mapped;
+  close(fd);
+}
+
+int clock_gettime(clockid_t clock, struct timespec* now) {
+  if (!real_gettime) begin();  // another library's constructor may ask first
+  int failed = real_gettime(clock, now);
+  if (!failed && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) now->tv_sec += *offset_s;
+  return failed;
+}
+
+int gettimeofday(struct timeval* restrict now, void* restrict zone) {
+  struct timespec exact;
+  (void)zone;
+  int failed = clock_gettime(CLOCK_REALTIME, &exact);
+  if (!failed) now->tv_sec = exact.tv_sec, now->tv_usec = exact.tv_nsec / 1000;
+  return failed;
+}
+
+time_t time(time_t* into) {
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  if (into) *into = now.tv_sec;
+  return now.tv_sec;
+}

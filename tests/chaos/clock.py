@@ -1,0 +1,38 @@
+"""A wall clock that steps while a deployment runs, for the deployment's processes alone.
+
+The machine's own clock is left as it is, and time namespaces cannot move the wall clock. So a small library (clock.c)
+is compiled here and preloaded, and adds what a shared file says. Monotonic clocks are not touched.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.chaos.absent import Absent
+
+_SOURCE = Path(__file__).with_name("clock.c")
+_OFFSET = struct.Struct("=q")
+
+
+class WallClock:
+    """The wall clock of all processes that have `environment`."""
+
+    def __init__(self, folder: Path) -> None:
+        compiler = shutil.which("cc") or shutil.which("gcc")
+        if compiler is None:
+            raise Absent("clocks do not step: there is no C compiler")
+        library, self._file = folder / "clock.so", folder / "clock"
+        subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, _SOURCE, "-ldl"], check=True)
+        self.offset_s = 0
+        self._file.write_bytes(_OFFSET.pack(0))
+        self.environment: Mapping[str, str] = {"LD_PRELOAD": str(library), "CHAOS_CLOCK": str(self._file)}
+
+    def step(self, by_s: int) -> None:
+        self.offset_s += by_s
+        with self._file.open("r+b", buffering=0) as file:  # in place: processes have it mapped
+            os.pwrite(file.fileno(), _OFFSET.pack(self.offset_s), 0)

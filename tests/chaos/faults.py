@@ -1,0 +1,165 @@
+"""What goes wrong in a trial. Each fault hurts a real process, disk, clock or wire, and ends by itself."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from random import Random
+from typing import Protocol
+
+from tests.chaos.clock import WallClock
+from tests.chaos.networks import Wire
+from tests.chaos.parts import Parts
+from tests.cluster.conftest import Nodes, Resources
+from tests.redis_server import RedisServer
+from tests.small_disk import SmallDisk
+
+FROZEN_S = (0.2, 8.0)  # shorter and longer than the silence after which a process counts as dead (3 s)
+FULL_S = (0.5, 4.0)
+STEPS_S = (-36_000, -600, -1, 1, 600, 36_000)
+CUT_S = (0.5, 10.0)
+
+
+class Fault(Protocol):
+    kind: str  # its column in the table
+    weight: float  # how often it is drawn
+
+    async def strike(self, draw: Random) -> bool:
+        """Do the harm, and undo what does not mend by itself; return whether anything was there to be hurt."""
+
+
+class Kill:
+    kind, weight = "kills", 12.0
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def strike(self, draw: Random) -> bool:
+        chosen = await asyncio.to_thread(self._parts.choose, draw)
+        if chosen is None:
+            return False
+        with suppress(ProcessLookupError):  # it has just ended by itself
+            os.kill(chosen[1], signal.SIGKILL)
+            return True
+        return False
+
+
+class Freeze:
+    """Stop a process for a while: it goes on as if nothing had been."""
+
+    kind, weight = "freezes", 3.0
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    async def strike(self, draw: Random) -> bool:
+        chosen = await asyncio.to_thread(self._parts.choose, draw)
+        if chosen is None:
+            return False
+        part, pid = chosen
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(draw.uniform(*FROZEN_S))
+            finally:
+                os.kill(pid, signal.SIGCONT)
+                self._parts.note(part)  # now it may end itself
+            return True
+        return False
+
+
+class FillDisk:
+    """Fill the disk with files and jobs to the last byte for a while, or almost."""
+
+    kind, weight = "full disks", 1.0
+
+    def __init__(self, disk: SmallDisk) -> None:
+        self._disk = disk
+
+    async def strike(self, draw: Random) -> bool:
+        await asyncio.to_thread(self._disk.fill, draw.choice((0, 0, 4096)))
+        try:
+            await asyncio.sleep(draw.uniform(*FULL_S))
+        finally:
+            await asyncio.to_thread(self._disk.make_room)
+        return True
+
+
+class FillMemory:
+    """Fill the folder in shared memory, and kill the pool or a worker, which needs room there to start again."""
+
+    kind, weight = "full shm", 1.0
+
+    def __init__(self, memory: SmallDisk, parts: Parts) -> None:
+        self._memory, self._parts = memory, parts
+
+    async def strike(self, draw: Random) -> bool:
+        await asyncio.to_thread(self._memory.fill)
+        try:
+            chosen = await asyncio.to_thread(self._parts.choose, draw, ("pool", "prefill", "decode"))
+            if chosen is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(chosen[1], signal.SIGKILL)
+            await asyncio.sleep(draw.uniform(*FULL_S))
+        finally:
+            await asyncio.to_thread(self._memory.make_room)
+        return True
+
+
+class StepClock:
+    kind, weight = "clock steps", 2.0
+
+    def __init__(self, clock: WallClock) -> None:
+        self._clock = clock
+
+    async def strike(self, draw: Random) -> bool:
+        self._clock.step(draw.choice(STEPS_S))
+        return True
+
+
+class KillRedis:
+    kind, weight = "redis kills", 1.0
+
+    def __init__(self, redis: RedisServer) -> None:
+        self._redis = redis
+
+    async def strike(self, draw: Random) -> bool:
+        await asyncio.to_thread(self._redis.kill)
+        try:
+            await asyncio.sleep(draw.uniform(0.0, FULL_S[1]))
+        finally:
+            await asyncio.to_thread(self._redis.start)
+        return True
+
+
+class CutWire:
+    kind, weight = "cuts", 4.0
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+
+    async def strike(self, draw: Random) -> bool:
+        await asyncio.to_thread(self._wire.cut)
+        try:
+            await asyncio.sleep(draw.uniform(*CUT_S))
+        finally:
+            await asyncio.to_thread(self._wire.mend)
+        return True
+
+
+class LoseNode:
+    """End a node of a cluster after another node like it has come."""
+
+    kind, weight = "nodes lost", 1.0
+
+    def __init__(self, nodes: Nodes, number: int, like: Resources) -> None:
+        self._nodes, self._newest, self._like = nodes, number, like
+        self._oldest = number  # of the nodes like this that live
+
+    async def strike(self, draw: Random) -> bool:
+        await asyncio.to_thread(self._nodes.add, self._like)
+        await asyncio.to_thread(self._nodes.kill, self._oldest)
+        self._oldest += 1
+        return True

@@ -1,0 +1,159 @@
+"""The deployments that trials hurt: every topology and launcher, each with the faults that it can have here."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tests.chaos.absent import Absent
+from tests.chaos.clock import WallClock
+from tests.chaos.faults import CutWire, Fault, FillDisk, FillMemory, Freeze, Kill, KillRedis, LoseNode, StepClock
+from tests.chaos.networks import machines
+from tests.chaos.parts import Parts
+from tests.cluster.conftest import clustered
+from tests.end_to_end.deployment import Deployment, deployed
+from tests.redis_server import RedisServer
+from tests.small_disk import SmallDisk, small_disk
+
+T = TypeVar("T")
+_DIRECT = ("--transport", "collective")
+_RANKS = ("--tensor-parallel-size", "2")
+_POOL = ("--pool-memory-mb", "64")  # fits the disk below
+_DISK, _SHARED_MEMORY = "16m", "100m"
+_UNTUNED = ("--set", "engine.tune_s=0")  # else each worker that starts again tunes for seconds
+
+
+@dataclass
+class Stage:
+    """A running deployment, and what can hurt it."""
+
+    deployment: Deployment
+    parts: Parts
+    faults: list[Fault]
+    absent: list[str]  # why some faults are not there
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    topology: str
+    launcher: str
+    flags: tuple[str, ...] = ()
+    redis: bool = False  # whether jobs are kept there, and not on a small disk
+    setting: Callable[[Scenario, ExitStack], Stage] = field(kw_only=True)
+
+    @contextmanager
+    def staged(self) -> Iterator[Stage]:
+        with ExitStack() as stack:
+            yield self.setting(self, stack)
+
+
+class _Means:
+    """The things that faults need, as far as this machine has them."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self.folder = Path(
+            stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-", ignore_cleanup_errors=True))
+        )
+        self.absent: list[str] = []
+
+    def disk(self, name: str, size: str) -> SmallDisk | None:
+        return self._try(lambda: self._stack.enter_context(small_disk(self.folder / name, size)))
+
+    def redis(self) -> RedisServer | None:
+        (folder := self.folder / "redis").mkdir()
+        server = self._try(lambda: RedisServer(folder))
+        if server is not None:
+            self._stack.callback(server.kill)
+        return server
+
+    def clock(self) -> WallClock | None:
+        return self._try(lambda: WallClock(self.folder))
+
+    def _try(self, get: Callable[[], T]) -> T | None:
+        try:
+            return get()
+        except (Absent, pytest.skip.Exception) as why:
+            self.absent.append(str(why))
+            return None
+
+
+def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
+    means = _Means(stack)
+    clock = means.clock()
+    redis = means.redis() if scenario.redis else None
+    disk = None if scenario.redis else means.disk("disk", _DISK)
+    memory = None if "colocated" in scenario.topology else means.disk("memory", _SHARED_MEMORY)
+    store = ("--jobs-store", redis.url) if redis is not None else ()
+    deployment = stack.enter_context(
+        deployed(
+            *(*scenario.flags, *store, *_POOL, *_UNTUNED),
+            topology=scenario.topology,
+            memory=None if memory is None else memory.folder,
+            environment={
+                **({} if clock is None else clock.environment),
+                **({} if disk is None else {"ALIGNEDSERVE_JOBS_DIRECTORY": str(disk.folder / "jobs")}),
+            },
+        )
+    )
+    parts = Parts(deployment.processes)
+    faults: list[Fault] = [Kill(parts), Freeze(parts)]
+    faults += [] if clock is None else [StepClock(clock)]
+    faults += [] if disk is None else [FillDisk(disk)]
+    faults += [] if memory is None else [FillMemory(memory, parts)]
+    faults += [] if redis is None else [KillRedis(redis)]
+    return Stage(deployment, parts, faults, means.absent)
+
+
+def _on_ray(scenario: Scenario, stack: ExitStack) -> Stage:
+    deployment = stack.enter_context(
+        deployed(*scenario.flags, *_POOL, *_UNTUNED, topology=scenario.topology, launcher="ray")
+    )
+    parts = Parts(deployment.processes)
+    return Stage(deployment, parts, [Kill(parts), Freeze(parts)], [])
+
+
+_PROMPTS, _DECODES = {"CPU": 2, "prefill": 2}, {"CPU": 2, "kv_pool": 1, "decode": 1}
+_SOON = ("--set", "wire.transfer_timeout_s=3", "--profile-s", "0")
+
+
+def _on_nodes(scenario: Scenario, stack: ExitStack) -> Stage:
+    nodes = stack.enter_context(clustered(_PROMPTS, _DECODES, _DECODES))
+    flags = ("--ray-address", nodes.address, *_SOON, *scenario.flags, *_POOL, *_UNTUNED)
+    deployment = stack.enter_context(
+        deployed(*flags, topology=scenario.topology, launcher="ray", environment=nodes.environment)
+    )
+    parts = Parts(lambda: deployment.processes() | nodes.processes())
+    return Stage(deployment, parts, [Kill(parts), Freeze(parts), LoseNode(nodes, 1, _DECODES)], [])
+
+
+def _on_machines(scenario: Scenario, stack: ExitStack) -> Stage:
+    network = stack.enter_context(machines(_PROMPTS, _DECODES, _DECODES))
+    flags = ("--ray-address", network.address, *_SOON, *scenario.flags, *_POOL, *_UNTUNED)
+    deployment = stack.enter_context(
+        deployed(*flags, topology=scenario.topology, launcher="ray", environment=network.environment)
+    )
+    parts = Parts(lambda: deployment.processes() | network.processes())
+    cuts = [CutWire(wire) for wire in network.wires]
+    return Stage(deployment, parts, [Kill(parts), Freeze(parts), *cuts], [])
+
+
+SCENARIOS = [
+    Scenario("colocated", "colocated", "processes", setting=_on_processes),
+    Scenario("2xcolocated", "2xcolocated", "processes", redis=True, setting=_on_processes),
+    Scenario("1+1", "1+1", "processes", setting=_on_processes),
+    Scenario("2+2-direct", "2+2", "processes", _DIRECT, redis=True, setting=_on_processes),
+    Scenario("ranks", "colocated", "processes", _RANKS, setting=_on_processes),
+    Scenario("1+1-ranks-direct", "1+1", "processes", (*_RANKS, *_DIRECT), setting=_on_processes),
+    Scenario("colocated-ray", "colocated", "Ray", setting=_on_ray),
+    Scenario("1+1-ray", "1+1", "Ray", setting=_on_ray),
+    Scenario("2+2-nodes", "2+2", "Ray, 3 nodes", _DIRECT, setting=_on_nodes),
+    Scenario("1+2-machines", "1+2", "Ray, 3 networks", _DIRECT, setting=_on_machines),
+]

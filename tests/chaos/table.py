@@ -1,0 +1,74 @@
+"""The state file, a line for each trial, and the table of all its trials."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from tests.chaos.trial import Row
+
+_SUMMED = ("seconds", "streams", "tokens", "other", "lost", "repeated", "near_ties", "broken", "refused", "failed")
+_KINDS = ("kills", "freezes", "full disks", "full shm", "clock steps", "redis kills", "nodes lost", "cuts")
+
+
+def append(path: Path, row: Row) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(json.dumps(vars(row)) + "\n")
+
+
+def read(path: Path) -> list[Row]:
+    if not path.exists():
+        return []
+    rows = [Row(**json.loads(line)) for line in path.read_text().splitlines()]
+    return [replace(row, faults=Counter(row.faults)) for row in rows]
+
+
+def num_kills(rows: Iterable[Row]) -> int:
+    return sum(row.faults["kills"] for row in rows)
+
+
+def summed(name: str, rows: Sequence[Row]) -> Row:
+    """Return one row for several trials."""
+    first = rows[0]
+    total = Row(name, first.topology, first.launcher, first.seed)
+    for key in _SUMMED:
+        setattr(total, key, sum(getattr(row, key) for row in rows))
+    for row in rows:
+        total.faults += row.faults
+    total.longest_pause_s = max(row.longest_pause_s for row in rows)
+    total.problems = [problem for row in rows for problem in row.problems]
+    total.absent = sorted({reason for row in rows for reason in row.absent})
+    return total
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return the table of all trials, a row for each scenario, and what went wrong below it."""
+    names = list(dict.fromkeys(row.scenario for row in rows))
+    totals = [summed(name, [row for row in rows if row.scenario == name]) for name in names]
+    everything = summed("all", rows)
+    everything.topology, everything.launcher = "", ""
+    kinds = [kind for kind in _KINDS if everything.faults[kind]]
+    head = [
+        *("scenario", "topology", "launcher", "min", *kinds, "streams", "tokens", "other", "lost", "repeated"),
+        *("near ties", "broken", "refused", "failed", "pause s", "problems"),
+    ]
+    cells = [head, *(_cells(row, kinds) for row in (*totals, everything))]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
+    lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
+    notes = [f"not here: {reason}" for reason in everything.absent]
+    notes += [f"{row.scenario}: {problem}" for row in totals for problem in row.problems]
+    return "\n".join([*lines, *notes])
+
+
+def _cells(row: Row, kinds: Sequence[str]) -> list[str]:
+    return [
+        *(row.scenario, row.topology, row.launcher, f"{row.seconds / 60:.1f}"),
+        *(str(row.faults[kind]) for kind in kinds),
+        *(str(getattr(row, key)) for key in _SUMMED[1:]),
+        f"{row.longest_pause_s:.1f}",
+        str(len(row.problems)),
+    ]

@@ -1,0 +1,40 @@
+"""Tests that trials add up: in the state file, and in the table."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from tests.chaos.table import append, num_kills, read, table
+from tests.chaos.trial import Row
+
+
+def row(scenario: str, seed: int, kills: int, **more: object) -> Row:
+    made = Row(scenario, scenario, "processes", seed, faults=Counter(kills=kills), streams=10, tokens=500)
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_a_state_file_gives_back_what_was_appended(tmp_path: Path) -> None:
+    rows, state = (
+        [row("1+1", 0, 4, absent=["no disk"]), row("2+2", 1, 6, problems=["lost"])],
+        tmp_path / "new" / "state",
+    )
+    assert read(state) == []
+    for each in rows:
+        append(state, each)
+    assert read(state) == rows
+    assert num_kills(read(state)) == 10
+
+
+def test_the_table_sums_the_trials_of_a_scenario_and_says_what_went_wrong() -> None:
+    rows = [row("1+1", 0, 4), row("2+2", 1, 6), row("1+1", 2, 5, lost=3, longest_pause_s=9.5, problems=["3 lost"])]
+    head, first, second, everything, problem = table(rows).splitlines()
+    columns = head.replace("near ties", "near_ties").replace("pause s", "pause_s").split()
+    cells = dict(zip(columns, first.split(), strict=True))
+    assert (cells["scenario"], cells["kills"], cells["streams"], cells["lost"]) == ("1+1", "9", "20", "3")
+    assert (cells["pause_s"], cells["problems"]) == ("9.5", "1")
+    assert second.split()[0] == "2+2"
+    assert everything.split()[:3] == ["all", "0.0", "15"]
+    assert problem == "1+1: 3 lost"
