@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,14 @@ def test_an_address_for_others_needs_keys_or_a_plain_word(host: str) -> None:
     assert [told.rpartition(":")[2] for told in warnings(allowed.server)] == [" there are no keys", " there is no TLS"]
     keyed = check_exposure(config(host=host, api_key="hush"))
     assert [told.rpartition(":")[2] for told in warnings(keyed.server)] == [" there is no TLS"]
+
+
+def test_pages_of_all_origins_without_a_key_are_warned_of() -> None:
+    opened = ServerConfig(cors_origins="*")
+    assert (
+        [told for told in warnings(opened) if "every page that a browser here opens" in told] == warnings(opened) != []
+    )
+    assert warnings(replace(opened, api_key="hush")) == warnings(ServerConfig(cors_origins="https://a.example")) == []
 
 
 def test_a_key_leaves_the_launcher_as_its_hash() -> None:

@@ -45,6 +45,7 @@ def test_a_file_that_stops_coming_is_given_up(service: Service, monkeypatch: pyt
                 patched.setattr("alignedserve.gateway.http.bodies.FILE_S", 0.05)
                 given_up = await client.post("/v1/files", content=stops(), headers=FORM)
             assert error_of(given_up, 408) == "request_timeout"
+            assert given_up.headers["connection"] == "close"
             assert await kept(service) == 0
             assert (await upload(client, b"x")).status_code == 200
 
@@ -118,6 +119,10 @@ def test_a_client_that_reads_nothing_of_a_file_is_given_up(service: Service, mon
     service.run(check)
 
 
+async def submit(client: httpx.AsyncClient, body: bytes | AsyncIterator[bytes]) -> httpx.Response:
+    return await client.post("/v1/batches", content=body, headers={"Content-Type": "application/json"})
+
+
 def test_the_body_of_a_batch_has_limits(
     text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -130,12 +135,14 @@ def test_the_body_of_a_batch_has_limits(
 
     async def check() -> None:
         async with service.client() as client:
-            assert error_of(await client.post("/v1/batches", content=stops()), 408) == "request_timeout"
-            assert error_of(await client.post("/v1/batches", content=b" " * 100_000), 413) == "request_too_large"
+            assert error_of(await submit(client, stops()), 408) == "request_timeout"
+            assert error_of(await submit(client, b" " * 100_000), 413) == "request_too_large"
             for body in (b"[" * 5000, b"[]", b"\xff", b'{"endpoint": "\\ud800"}', b""):
-                assert error_of(await client.post("/v1/batches", content=body), 400) == "invalid_json"
+                assert error_of(await submit(client, body), 400) == "invalid_json"
+            plain = await client.post("/v1/batches", content=b"{}", headers={"Content-Type": "text/plain"})
+            assert error_of(plain, 415) == "unsupported_content_type"
             file = (await upload(client, line("a"))).json()
             asked = {"input_file_id": file["id"], "endpoint": "/v1/chat/completions", "completion_window": "1h"}
-            assert (await client.post("/v1/batches", content=json.dumps(asked))).status_code == 200
+            assert (await submit(client, json.dumps(asked).encode())).status_code == 200
 
     service.run(check)

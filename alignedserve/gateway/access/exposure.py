@@ -31,10 +31,12 @@ def check_exposure(config: Config) -> Config:
 
 def warnings(server: ServerConfig) -> list[str]:
     """Return warnings for the operator about a configuration that is allowed but open."""
+    found, has_keys = [], bool(key_ring(server.api_key, server.keys_file))
+    if not has_keys and "*" in (server.cors_origins or ""):
+        found.append("every page that a browser here opens may use it: --cors-origins is *, and there are no keys")
     if is_loopback(server.host):
-        return []
-    found = []
-    if not key_ring(server.api_key, server.keys_file):
+        return found
+    if not has_keys:
         found.append(f"everybody who can reach {server.host} may use it: there are no keys")
     if server.tls_cert is None:
         found.append("keys, prompts and answers cross the network as plain text: there is no TLS")
