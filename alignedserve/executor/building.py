@@ -18,7 +18,7 @@ from alignedserve.executor.device_loss import end_where_lost
 from alignedserve.executor.hands import EngineHands
 from alignedserve.executor.leading import Say, say_nothing
 from alignedserve.executor.loading import AnEngine, device_for, load, with_pairs
-from alignedserve.kvpool.arena.shared_files import HolderLock
+from alignedserve.kvpool.arena.shared_files import HolderLock, remove_stale
 from alignedserve.machine.capacity import Capacity
 from alignedserve.protocol.messages import holder
 from alignedserve.shell.part import Place, lock_name
@@ -74,8 +74,11 @@ def build_rank(place: Place, kind: type[AnEngine]) -> Iterator[RankParts[AnEngin
 
 
 def _hold_leases(place: Place) -> HolderLock:
-    """Take the lock that shows others that this process lives and may still write to its leased pages."""
+    """Take the lock that shows others that this process lives and may still write to its leased pages.
+
+    Killed lives of this worker may have left their locks and device caches: they are removed first."""
     spec = place.spec
+    remove_stale(place.shared_memory, lock_name(spec.deployment, f"{spec.worker}."))
     name = lock_name(spec.deployment, holder(spec.worker, place.incarnation), spec.rank)
     return HolderLock(place.shared_memory, name)
 

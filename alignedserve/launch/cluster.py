@@ -144,6 +144,7 @@ class _OnCluster(OnRay):
 
     def run(self) -> int:
         self.hear_signals()
+        self._clean()  # what a killed launcher's parts have left
         try:
             deadline = time.monotonic() + self._config.ray.place_s
             for group, held in [(group, self._reserve(group)) for group in self._groups]:

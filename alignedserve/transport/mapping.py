@@ -15,14 +15,13 @@ import math
 import mmap
 import os
 import warnings
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, alone, fill, remove_stale, unlink
+from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, alone, fill, unlink
 
 
 class NotMapped(Exception):
@@ -121,12 +120,6 @@ class CudaMaps:
     @property
     def _gpu(self) -> str:
         return str(torch.cuda.get_device_properties(self._device).uuid)
-
-
-def remove_earlier(directory: Path, prefix: str) -> None:
-    """Remove files that killed incarnations of this worker have left."""
-    with suppress(OSError):
-        remove_stale(directory, prefix)
 
 
 def _packed(cache: Tensor, **more: Any) -> bytes:

@@ -127,14 +127,13 @@ def open_transport(
         return ThroughTheArena(), cache
     # Imported here, so that only workers that use it need a torch with it.
     from alignedserve.transport.direct import Direct
-    from alignedserve.transport.mapping import CacheFile, CudaMaps, Maps, remove_earlier
+    from alignedserve.transport.mapping import CacheFile, CudaMaps, Maps
     from alignedserve.transport.payload import DeviceBlocks
     from alignedserve.transport.together import together
 
     maps: Maps | None = None
     if chosen.name is TransportName.IPC and cache.device.type == "cpu":
         own = lock_name(spec.deployment, name, spec.rank)
-        remove_earlier(place.shared_memory, lock_name(spec.deployment, f"{spec.worker}."))
         maps = file = CacheFile(place.shared_memory, f"{spec.deployment}-", f"{own}.cache")
         cache = file.zeros(cache.shape, cache.dtype)
     elif chosen.name is TransportName.IPC:

@@ -15,7 +15,7 @@ from alignedserve.launch.keeper import QUICK_DEATH_S
 from tests.cluster.conftest import Nodes, clustered, deployed_on
 from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, documents, mixed, tokens_of
-from tests.end_to_end.deployment import BACK_S, START_S, Deployment, spawn, wait_until
+from tests.end_to_end.deployment import BACK_S, START_S, Deployment, shared_memory, spawn, wait_until
 
 HEAD = {"CPU": 0}
 SPLIT = {"CPU": 4, "kv_pool": 1, "prefill": 1, "decode": 1}
@@ -182,6 +182,19 @@ def test_what_has_no_place_is_said_in_a_line(apart: Nodes, topology: str, flags:
     _, errors = process.communicate(timeout=START_S)
     assert process.returncode == 2, errors
     assert re.search(rf"^alignedserve: {said}$", errors.decode(), re.MULTILINE), errors.decode()
+
+
+def test_what_a_killed_launcher_left_in_shared_memory_goes_at_the_next_start(apart: Nodes) -> None:
+    with shared_memory() as memory:
+        (left := memory / "alignedserve-1-pool-0.lock").touch()
+        where = ("--ray-address", apart.address, "--profile-s", "0")
+        deployment = Deployment(*where, launcher="ray", memory=memory, environment=apart.environment)
+        try:
+            assert not left.exists(), deployment.log()
+            assert deployment.stop() == 0, deployment.log()
+        finally:
+            deployment.kill()
+            deployment.forget()
 
 
 def test_a_node_that_does_not_know_rays_token_may_not_join(apart: Nodes) -> None:

@@ -18,7 +18,17 @@ from alignedserve.launch.keeper import QUICK_DEATH_S
 from alignedserve.shell.exit_code import ExitCode
 from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, streamed, tokens_of
-from tests.end_to_end.deployment import BACK_S, MODEL, ONE_ON_RAY, Deployment, Kind, deployed, held, wait_until
+from tests.end_to_end.deployment import (
+    BACK_S,
+    MODEL,
+    NONE_ON_RAY,
+    ONE_ON_RAY,
+    Deployment,
+    Kind,
+    deployed,
+    held,
+    wait_until,
+)
 
 REQUESTS = 20
 SEEDS = range(10 if SOAK else 1)
@@ -89,6 +99,17 @@ def test_the_streams_of_a_killed_gateway_end_and_it_comes_back(wounded: Deployme
     wait_until(lambda: wounded.is_ready, BACK_S, wounded.log)
     assert wounded.metric("num_requests_running") == 0
     check_greedy(few := mixed(4, seed=200), asyncio.run(all_tokens(wounded.url, few)))
+
+
+@pytest.mark.parametrize("wounded", NONE_ON_RAY, ids="-".join, indirect=True, scope="module")
+def test_the_files_of_a_killed_worker_go_when_it_starts_again(wounded: Deployment) -> None:
+    wounded.wound("decode-0")
+    wait_until(lambda: wounded.is_ready, BACK_S, wounded.log)
+
+    def files() -> list[str]:
+        return [path.name for path in wounded.memory.iterdir() if "-decode-0." in path.name]
+
+    wait_until(lambda: len(files()) == 1, BACK_S, lambda: f"{files()} are there")  # the lock of its life
 
 
 def test_a_part_that_cannot_start_again_is_tried_again_and_then_given_up(tmp_path: Path) -> None:
