@@ -56,6 +56,7 @@ ALL_OTHERS = (*OTHERS, "alise", "accelgen", "apt-serve-kv", "vllm-chunked", "sar
 POINTS, OF_BEST = 0.005, 0.98
 DOCUMENTS = {"service": "be", "prompt": "lognormal:800:900:6000", "output": "exp:150:1000"}
 AT_ONCE, A_SECOND = 300, 4.0  # documents
+ENDLESS_CHATS = "sizes:prompt=lognormal:1000:1100:7000,output=lognormal:210:150:1000"  # about as long as the trace's
 LONGEST_S = 20.0  # twice schedule.age_s
 LOTS = {  # of documents: a lot comes when the one before it has ended
     "name": "documents",
@@ -178,7 +179,8 @@ def _against_colocated(load: Load, seeds: Sequence[int], with_all: bool) -> None
 
 
 def placement(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
-    load = replace(chosen["chats"], seconds=20)
+    # A trace would have ended after 3 s for 256 workers: eleven chats each.
+    load = replace(chosen["chats"], workload=ENDLESS_CHATS, seconds=20)
     sizes = (2, 8, 64, 256) if with_all else (2, 8)
     trials = [load.trial(load.capacity / 2 * 0.9 * workers, f"{workers}xcolocated") for workers in sizes]
     first = 0.0
@@ -195,10 +197,12 @@ def _evenness(record: RunRecord) -> tuple[float, float]:
 
 
 def _spread(record: RunRecord) -> float:
-    """Return how much more tokens the fullest workers hold in their decode steps than the usual worker, on average."""
+    """Return how much more tokens the fullest workers hold in their decode steps than the usual worker, on average
+    while requests come."""
     held: dict[str, list[int]] = {}
+    last_at = max(request.arrival_at for request in record.requests)
     for step in record.steps:
-        if step.shape.decodes:
+        if step.shape.decodes and step.began_at <= last_at:
             held.setdefault(step.worker, []).append(step.shape.prefixes)
     means = sorted(mean(tokens) for tokens in held.values())
     return means[-(-len(means) * 95 // 100) - 1] / means[-(-len(means) // 2) - 1]
