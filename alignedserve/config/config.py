@@ -208,7 +208,9 @@ class PoolConfig:
     page_size: int | None = experiment(
         None, f"tokens in a page; by default {_PAGE_TOKENS}, in whole blocks, or those of one block", least=1
     )
-    verify_pages: bool = setting(False, "check each page's bytes when it is read")
+    verify_pages: bool | None = setting(
+        None, "check the bytes of pages and transfers by checksums; by default where the CPU copies them anyway"
+    )
     compression: Compression = setting(
         DEFAULT_POLICY.compression,
         "whether full pages of waiting requests are kept as int8: never, while few pages are free, or always",
@@ -452,6 +454,16 @@ class Config:
     def why_host(self) -> str | None:
         """Return why KV goes through the pool, whatever else a machine has; None where KV may go directly."""
         return self.policy.pairs.why_not_direct
+
+    @property
+    def verifies_pages(self) -> bool:
+        """Return whether pages have checksums. A CPU sums up what it copies meanwhile; a GPU's pages it reads again."""
+        wanted = self.kvpool.verify_pages
+        return self.engine.device is DeviceKind.CPU if wanted is None else wanted
+
+    def verifies_transfers(self, transport: TransportName) -> bool:
+        """Return whether transfers have checksums. With `ipc` the source has to read all of the KV for that."""
+        return self.kvpool.verify_pages or (self.verifies_pages and transport is not TransportName.IPC)
 
     @property
     def page_size(self) -> int:

@@ -44,7 +44,7 @@ class RankParts(Generic[AnEngine]):
             self.engine,
             self.place.arena_path(spec.rank),
             limits.page_size,
-            config.kvpool.verify_pages,
+            config.verifies_pages,
             cudart_for(self.engine.cache.device),
             self.transport,
             self.pace,

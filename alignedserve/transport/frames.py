@@ -20,14 +20,13 @@ bytes that the other end does not send.
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from alignedserve.protocol.page_names import chained_hashes
 
-_MAGIC = 0x414C474E4B560003  # the last digits are the version
+_MAGIC = 0x414C474E4B560004  # the last digits are the version
 _HEADER = struct.Struct("=QQ?xxxIQQI?xxx")
 _REPLY = struct.Struct("=QQB")
 _TAIL = struct.Struct("=QII")
@@ -120,14 +119,11 @@ def read_places(raw: bytes | bytearray, number: int) -> tuple[tuple[int, ...], i
     return struct.unpack_from(f"={num_pairs}I", raw, _PLACES.size), checksum
 
 
-def seal(chunk: memoryview, number: int, index: int, is_checked: bool) -> None:
-    """Write the tail of a chunk."""
-    body = chunk[:-TAIL_BYTES]
-    _TAIL.pack_into(chunk, len(body), number, index, zlib.crc32(body) if is_checked else 0)
+def seal(chunk: memoryview, number: int, index: int, checksum: int) -> None:
+    """Write the tail of a chunk; the checksum is that of its body, or 0 where chunks have none."""
+    _TAIL.pack_into(chunk, len(chunk) - TAIL_BYTES, number, index, checksum)
 
 
-def is_sealed(chunk: memoryview, number: int, index: int, is_checked: bool) -> bool:
-    """Return whether this is the chunk of that number, and it arrived unchanged."""
-    body = chunk[:-TAIL_BYTES]
-    transfer, at, checksum = _TAIL.unpack_from(chunk, len(body))
-    return (transfer, at) == (number, index) and (not is_checked or checksum == zlib.crc32(body))
+def is_sealed(chunk: memoryview, number: int, index: int, checksum: int) -> bool:
+    """Return whether the chunk's tail has this number, place and checksum."""
+    return _TAIL.unpack_from(chunk, len(chunk) - TAIL_BYTES) == (number, index, checksum)

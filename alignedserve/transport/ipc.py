@@ -22,6 +22,7 @@ never write to another device cache: on CPUs it is mapped read-only.
 from __future__ import annotations
 
 import logging
+import struct
 import time
 import zlib
 
@@ -82,10 +83,8 @@ class MappingSender(Sender):
         buffers, checksum = ChunkBuffers(self._most_bytes(header), self._end.blocks.device), 0
         for index, (slots, num_bytes) in enumerate(self._chunks(transfer, header)):
             body = buffers.chunk(index, num_bytes).body
-            with self._end.pace.turn():
-                with self._blocks_of(header.number) as blocks:
-                    blocks.gather(slots, body)
-                checksum = _added(checksum, body)
+            with self._end.pace.turn(), self._blocks_of(header.number) as blocks:
+                checksum = _added(checksum, blocks.gather(slots, body, is_checked=True))
         return checksum
 
     @property
@@ -134,10 +133,10 @@ class MappingReceiver(Receiver):
         for index, (source, (slots, num_bytes)) in enumerate(zip(sources, self._chunks(transfer, header), strict=True)):
             body = buffers.chunk(index, num_bytes).body
             with self._end.pace.turn():
-                there.gather(source, body)
+                of_chunk = there.gather(source, body, header.is_checked)
                 with self._blocks_of(header.number) as blocks:
                     blocks.scatter(slots, body)
-                checksum = _added(checksum, body) if header.is_checked else 0
+                checksum = _added(checksum, of_chunk)
             if time.monotonic() - spoke_at > self._end.timeout_s / _REPLY_PART:
                 self._say(group, header.number, Reply.GOES_ON)
                 spoke_at = time.monotonic()
@@ -152,5 +151,6 @@ def _bytes(data: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
-def _added(checksum: int, body: torch.Tensor) -> int:
-    return zlib.crc32(body.cpu().numpy().data, checksum)
+def _added(checksum: int, of_chunk: int) -> int:
+    """Return the checksum of chunks, and of one more, by theirs."""
+    return zlib.crc32(struct.pack("=II", checksum, of_chunk))

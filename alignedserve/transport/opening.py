@@ -140,7 +140,7 @@ def open_transport(
         maps = CudaMaps(cache.device)
     direct = Direct(
         *(name, spec.host, DeviceBlocks(cache), pace),
-        verify=config.kvpool.verify_pages,
+        verify=config.verifies_transfers(chosen.name),
         timeout_s=config.wire.transfer_timeout_s,
         maps=maps,
         rank=spec.rank,

@@ -32,22 +32,18 @@ class PayloadChunk(NamedTuple):
     whole: Tensor  # the body and its tail
     view: memoryview | None  # view of `whole`; None on a GPU
 
-    def seal(self, number: int, index: int, is_checked: bool) -> None:
+    def seal(self, number: int, index: int, checksum: int) -> None:
         """Write the tail."""
         if self.view is not None:
-            seal(self.view, number, index, is_checked)
+            seal(self.view, number, index, checksum)
             return
-        copy = self._copy(is_checked)
-        seal(copy.numpy().data, number, index, is_checked)
-        self.whole[-TAIL_BYTES:].copy_(copy[-TAIL_BYTES:])
+        tail = torch.empty(TAIL_BYTES, dtype=torch.uint8)
+        seal(tail.numpy().data, number, index, checksum)
+        self.whole[-TAIL_BYTES:].copy_(tail)
 
-    def is_sealed(self, number: int, index: int, is_checked: bool) -> bool:
-        view = self.view if self.view is not None else self._copy(is_checked).numpy().data
-        return is_sealed(view, number, index, is_checked)
-
-    def _copy(self, is_checked: bool) -> Tensor:
-        """Return a copy in the CPU's memory: the whole chunk if it is checked, else only the tail."""
-        return (self.whole if is_checked else self.whole[-TAIL_BYTES:]).cpu()
+    def is_sealed(self, number: int, index: int, checksum: int) -> bool:
+        view = self.view if self.view is not None else self.whole[-TAIL_BYTES:].cpu().numpy().data
+        return is_sealed(view, number, index, checksum)
 
 
 class ChunkBuffers:
@@ -80,7 +76,7 @@ class DeviceBlocks:
         self._cache = cache
         self._layers, blocks, self._block_size, self._kv_dim = cache.shape
         self._num_pairs = blocks // 2
-        self._kernels = choose(cache.device, cache.dtype).kernels
+        self._kernels, self._sums = (choose(device, cache.dtype).kernels for device in (cache.device, CPU))
 
     @property
     def cache(self) -> Tensor:
@@ -127,9 +123,17 @@ class DeviceBlocks:
         rights = torch.tensor([pair in from_right for pair in pairs], dtype=torch.bool)
         return slots_of(torch.tensor(pairs, dtype=torch.long), rights, self._block_size)[:num_tokens]
 
-    def gather(self, slots: Tensor, into: Tensor) -> None:
-        """Copy the vectors into `into`, a chunk without its tail."""
-        self._kernels.gather(self._cache, slots, self._rows(into, len(slots)))
+    def gather(self, slots: Tensor, into: Tensor, is_checked: bool) -> int:
+        """Copy the vectors into `into`, a chunk without its tail; return its checksum if it is checked, else 0."""
+        rows = self._rows(into, len(slots))
+        if is_checked and self._cache.device.type == "cpu":
+            return self._kernels.gather_and_sum(self._cache, slots, rows)
+        self._kernels.gather(self._cache, slots, rows)
+        return self.checksum(into) if is_checked else 0
+
+    def checksum(self, chunk: Tensor) -> int:
+        """Return the CRC-32 of a chunk without its tail."""
+        return self._sums.crc32(chunk.cpu()[None])
 
     def scatter(self, slots: Tensor, chunk: Tensor) -> None:
         self._kernels.scatter(self._cache, slots, self._rows(chunk, len(slots)))

@@ -96,7 +96,8 @@ class ChunkReceiver(Receiver):
             with self._end.pace.turn():
                 if index + 1 < len(chunks):  # not earlier: a chunk comes only when it is asked for
                     flight = begin(index + 1)
-                is_intact = is_intact and chunk.is_sealed(header.number, index, header.is_checked)
+                checksum = self._end.blocks.checksum(chunk.body) if header.is_checked else 0
+                is_intact = is_intact and chunk.is_sealed(header.number, index, checksum)
                 if is_intact:
                     with self._blocks_of(header.number) as blocks:
                         blocks.scatter(slots, chunk.body)

@@ -61,8 +61,8 @@ class ChunkSender(Sender):
             chunk = buffers.chunk(index, num_bytes)
             with pace.turn():
                 with self._blocks_of(number) as blocks:
-                    blocks.gather(slots, chunk.body)
-                chunk.seal(number, index, header.is_checked)
+                    checksum = blocks.gather(slots, chunk.body, header.is_checked)
+                chunk.seal(number, index, checksum)
             if group.asks_first and self._hear(group, number) is not Reply.GOES_ON:
                 raise NotOurs(f"the other end does not ask for a chunk of transfer {number}")
             flights.append(group.send(chunk.whole, CHUNK))

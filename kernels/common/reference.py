@@ -13,6 +13,7 @@ was never written may hold anything, NaN included: it is never read.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 
 import torch
@@ -150,6 +151,23 @@ class Reference:
         both = torch.cat((slots, slots + cache.shape[2])).to(cache.device)
         vectors.index_copy_(1, both, rows.to(cache.device).reshape(len(cache), -1, cache.shape[-1]))
 
+    def gather_and_sum(self, cache: Tensor, slots: Tensor, out: Tensor) -> int:
+        """Copy as `gather` does on a CPU, and return the CRC-32 of the vectors in `out`, in their order."""
+        self.gather(cache, slots, out)
+        return self.crc32(bytes_of(out))
+
+    def scatter_and_sum(self, cache: Tensor, slots: Tensor, rows: Tensor) -> int:
+        """Copy as `scatter` does on a CPU, and return the CRC-32 of the rows."""
+        self.scatter(cache, slots, rows)
+        return self.crc32(bytes_of(rows))
+
+    def crc32(self, rows: Tensor) -> int:
+        """Return the CRC-32, as zlib has it, of rows of bytes on the CPU, one after the other."""
+        crc = 0
+        for row in rows:
+            crc = zlib.crc32(row.numpy().data, crc)
+        return crc
+
     # --- int8, per channel
 
     def quantise(self, rows: Tensor, q: Tensor, least: Tensor, step: Tensor) -> None:
@@ -184,6 +202,12 @@ class Reference:
         rows = torch.empty(q.shape, dtype=cache.dtype, device=q.device)
         self.dequantise(q.flatten(0, 1), least.flatten(0, 1), step.flatten(0, 1), rows.flatten(0, 1))
         self.scatter(cache, slots, rows)
+
+
+def bytes_of(rows: Tensor) -> Tensor:
+    """Return the bytes of vectors [layers, 2, tokens, kv_dim], where those of a layer's K or V lie side by side, as a
+    row for each layer's K and V."""
+    return rows.flatten(0, 1).flatten(1).view(torch.uint8)
 
 
 def _attend(query: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:

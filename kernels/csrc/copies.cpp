@@ -2,10 +2,12 @@
 //
 // Slots that follow each other are one run: a block that is filled from its left end is one copy of each layer's K and
 // one of its V. A block that is filled from its right end goes vector by vector.
+#include <omp.h>
+
 #include <algorithm>
 #include <vector>
 
-#include "kernels.h"
+#include "crc.h"
 
 namespace ISA {
 
@@ -43,8 +45,10 @@ static void stream(char* to, const char* from, int64_t bytes) {
     std::memcpy(to, from, bytes);
 }
 
-static void copy(char* to, const char* from, int64_t bytes, bool streamed) {
-    if (streamed)
+static void copy(char* to, const char* from, int64_t bytes, bool streamed, Crc* crc) {
+    if (crc)
+        crc->add(to, from, bytes, streamed);
+    else if (streamed)
         stream(to, from, bytes);
     else
         std::memcpy(to, from, bytes);
@@ -62,39 +66,51 @@ static bool inside(const BlockRows& of, const int64_t* slots) {
     return true;
 }
 
-// Calls action(place in the cache, place in the rows, bytes, streamed) for every run of every layer's K and V.
-template <class Action>
-static int each_run(const BlockRows& of, const int64_t* slots, Action action) {
+// Copies every run of every layer's K and V, by copy(place in the cache, place in the rows, bytes, streamed, its Crc); where
+// `crc` is not null, it becomes the CRC-32 of the rows.
+template <class Copy>
+static int each_run(const BlockRows& of, const int64_t* slots, uint32_t* crc, Copy copy) {
     if (!inside(of, slots)) return 1;
     const std::vector<Run> runs = runs_of(slots, of.tokens);
-    const int64_t total = of.layers * 2 * of.tokens * of.vector;
+    const int64_t halves = of.layers * 2, half_bytes = of.tokens * of.vector, total = halves * half_bytes;
     const bool streamed = total >= 1 << 20, packed = of.row_token == of.vector;
-#pragma omp parallel for if (total >= 1 << 18)
-    for (int64_t half = 0; half < of.layers * 2; ++half) {
-        const int64_t layer = half / 2, is_v = half % 2;
-        const int64_t cache = layer * of.cache_layer + is_v * of.v_after * of.vector;
-        const int64_t rows = layer * of.row_layer + is_v * of.row_half;
+    const int64_t parts = total < 1 << 18 ? 1 : std::min<int64_t>(halves, omp_get_max_threads());
+    std::vector<uint32_t> crcs(parts);
+    auto end_of = [=](int64_t part) { return halves * (part + 1) / parts; };
+#pragma omp parallel for num_threads(int(parts)) schedule(static, 1) if (parts > 1)
+    for (int64_t part = 0; part < parts; ++part) {
+        Crc own;
         if (streamed) fence();
-        for (const Run& run : runs) {
-            const int64_t pieces = packed ? 1 : run.count, count = run.count / pieces;
-            for (int64_t piece = 0; piece < pieces; ++piece)
-                action(cache + (run.slot + piece) * of.vector, rows + (run.token + piece) * of.row_token,
-                       count * of.vector, streamed);
+        for (int64_t half = end_of(part - 1); half < end_of(part); ++half) {
+            const int64_t layer = half / 2, is_v = half % 2;
+            const int64_t cache = layer * of.cache_layer + is_v * of.v_after * of.vector;
+            const int64_t rows = layer * of.row_layer + is_v * of.row_half;
+            for (const Run& run : runs) {
+                const int64_t pieces = packed ? 1 : run.count, count = run.count / pieces;
+                for (int64_t piece = 0; piece < pieces; ++piece)
+                    copy(cache + (run.slot + piece) * of.vector, rows + (run.token + piece) * of.row_token,
+                         count * of.vector, streamed, crc ? &own : nullptr);
+            }
         }
         if (streamed) fence();
+        if (crc) crcs[part] = own.value();
     }
+    if (!crc) return 0;
+    *crc = crcs[0];
+    for (int64_t part = 1; part < parts; ++part)
+        *crc = join_crcs(*crc, crcs[part], (end_of(part) - end_of(part - 1)) * half_bytes);
     return 0;
 }
 
-int gather(const BlockRows* of, const int64_t* slots, const char* cache, char* rows) {
-    return each_run(*of, slots, [=](int64_t here, int64_t there, int64_t bytes, bool streamed) {
-        copy(rows + there, cache + here, bytes, streamed);
+int gather(const BlockRows* of, const int64_t* slots, const char* cache, char* rows, uint32_t* crc) {
+    return each_run(*of, slots, crc, [=](int64_t here, int64_t there, int64_t bytes, bool streamed, Crc* own) {
+        copy(rows + there, cache + here, bytes, streamed, own);
     });
 }
 
-int scatter(const BlockRows* of, const int64_t* slots, char* cache, const char* rows) {
-    return each_run(*of, slots, [=](int64_t here, int64_t there, int64_t bytes, bool streamed) {
-        copy(cache + here, rows + there, bytes, streamed);
+int scatter(const BlockRows* of, const int64_t* slots, char* cache, const char* rows, uint32_t* crc) {
+    return each_run(*of, slots, crc, [=](int64_t here, int64_t there, int64_t bytes, bool streamed, Crc* own) {
+        copy(cache + here, rows + there, bytes, streamed, own);
     });
 }
 

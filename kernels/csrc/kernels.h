@@ -93,9 +93,13 @@ struct BlockRows {
     int64_t row_layer, row_half, row_token;  // in the rows: from layer to layer, from K to V, from token to token
 };
 // Copies the slots' vectors to rows[layer][K, V][token], or back. Returns 1, with nothing done, where a slot is not in the
-// cache.
-int gather(const BlockRows* of, const int64_t* slots, const char* cache, char* rows);
-int scatter(const BlockRows* of, const int64_t* slots, char* cache, const char* rows);
+// cache. Where `crc` is not null, it becomes the CRC-32 of the rows' vectors in their order.
+int gather(const BlockRows* of, const int64_t* slots, const char* cache, char* rows, uint32_t* crc);
+int scatter(const BlockRows* of, const int64_t* slots, char* cache, const char* rows, uint32_t* crc);
+
+// crc.cpp
+// The CRC-32, as zlib has it, of rows of so many bytes, one after the other; they are `stride` bytes apart.
+void crc32(const char* from, int64_t rows, int64_t stride, int64_t bytes, uint32_t* crc);
 
 // quantise.cpp
 // Quantises rows[group][token][channel], with these strides, to packed q and to least and step [groups][channels].

@@ -42,6 +42,7 @@ static const Named kernels[] = {
     {"rms_norm", (void*)&InC<&rms_norm>::call},
     {"gather", (void*)&InC<&gather>::call},
     {"scatter", (void*)&InC<&scatter>::call},
+    {"crc32", (void*)&InC<&crc32>::call},
     {"quantise", (void*)&InC<&quantise>::call},
     {"dequantise", (void*)&InC<&dequantise>::call},
     {"layer_norm", (void*)&InC<&layer_norm>::call},

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ctypes import Structure, byref, c_int, c_int64, c_void_p
+from collections.abc import Callable
+from ctypes import Structure, byref, c_int, c_int64, c_uint32, c_void_p
 
 import torch
 from torch import Tensor
@@ -25,8 +26,9 @@ class NativeCopies(NativeLibrary):
     def __init__(self, library: Library) -> None:
         super().__init__(library)
         pointer = c_void_p
-        self._gather = library.kernel("gather", pointer, pointer, pointer, pointer, returns=c_int)
-        self._scatter = library.kernel("scatter", pointer, pointer, pointer, pointer, returns=c_int)
+        self._gather = library.kernel("gather", *[pointer] * 5, returns=c_int)
+        self._scatter = library.kernel("scatter", *[pointer] * 5, returns=c_int)
+        self._crc32 = library.kernel("crc32", pointer, c_int64, c_int64, c_int64, pointer)
         rows, levels = (c_int, pointer, c_int64, c_int64), (pointer, pointer, pointer, c_int64, c_int64, c_int64)
         self._quantise = library.kernel("quantise", *rows, *levels, returns=c_int)
         self._dequantise = library.kernel("dequantise", *rows, *levels)
@@ -34,16 +36,26 @@ class NativeCopies(NativeLibrary):
     # --- Between the device and pages
 
     def gather(self, cache: Tensor, slots: Tensor, out: Tensor) -> None:
-        where = _block_rows(cache, slots, out)
-        slots = slots.contiguous()
-        if self._gather(byref(where), slots.data_ptr(), cache.data_ptr(), out.data_ptr()):
-            raise _outside(cache)
+        _copy(self._gather, cache, slots, out)
 
     def scatter(self, cache: Tensor, slots: Tensor, rows: Tensor) -> None:
-        where = _block_rows(cache, slots, rows)
-        slots = slots.contiguous()
-        if self._scatter(byref(where), slots.data_ptr(), cache.data_ptr(), rows.data_ptr()):
-            raise _outside(cache)
+        _copy(self._scatter, cache, slots, rows)
+
+    def gather_and_sum(self, cache: Tensor, slots: Tensor, out: Tensor) -> int:
+        crc = c_uint32()
+        _copy(self._gather, cache, slots, out, crc)
+        return crc.value
+
+    def scatter_and_sum(self, cache: Tensor, slots: Tensor, rows: Tensor) -> int:
+        crc = c_uint32()
+        _copy(self._scatter, cache, slots, rows, crc)
+        return crc.value
+
+    def crc32(self, rows: Tensor) -> int:
+        crc, (num, num_bytes) = c_uint32(), rows.shape
+        _check(rows.dtype == torch.uint8 and rows.stride(1) == 1, "rows are bytes side by side")
+        self._crc32(rows.data_ptr(), num, rows.stride(0), num_bytes, byref(crc))
+        return crc.value
 
     # --- int8, per channel
 
@@ -58,6 +70,14 @@ class NativeCopies(NativeLibrary):
         self._dequantise(
             *(DTYPES[out.dtype], out.data_ptr(), out.stride(0), out.stride(1)), *_levels(out, q, least, step)
         )
+
+
+def _copy(kernel: Callable[..., int], cache: Tensor, slots: Tensor, rows: Tensor, crc: c_uint32 | None = None) -> None:
+    """Copy between the cache and the rows, and set `crc` to the CRC-32 of the rows."""
+    where, slots = _block_rows(cache, slots, rows), slots.contiguous()
+    into = None if crc is None else byref(crc)
+    if kernel(byref(where), slots.data_ptr(), cache.data_ptr(), rows.data_ptr(), into):
+        raise IndexError(f"a copy names a slot outside the {cache.shape[1]} blocks of the cache")
 
 
 def _levels(rows: Tensor, q: Tensor, least: Tensor, step: Tensor) -> tuple[int, ...]:
@@ -84,10 +104,6 @@ def _block_rows(cache: Tensor, slots: Tensor, rows: Tensor) -> _BlockRows:
     return _BlockRows(
         layers, len(slots), vectors.shape[1], block_size, kv_dim * size, vectors.stride(0) * size, *strides
     )
-
-
-def _outside(cache: Tensor) -> IndexError:
-    return IndexError(f"a copy names a slot outside the {cache.shape[1]} blocks of the cache")
 
 
 def _check(holds: bool, rule: str) -> None:

@@ -251,22 +251,13 @@ class Arena:
             return None
         return Contents(kind, header.length, header.token_hash)
 
-    def read(
-        self,
-        page: int,
-        expected: Contents,
-        copy: Callable[[memoryview], None],
-        checksum: Callable[[memoryview], int] | None = None,
-    ) -> bool:
+    def read(self, page: int, expected: Contents, copy: Callable[[memoryview], int | None]) -> bool:
         """Copy a page; return False where it was not as expected all the time: then the copy must not be used.
 
-        With a `checksum`, a page whose header has another checksum, or none, is not as expected either.
+        Where `copy` returns the checksum of what it read, a page whose header has another, or none, is not as expected.
         """
         before = self.begin_read(page, expected)
-        if before is None:
-            return False
-        copy(self.payload(page))
-        return self.end_read(page, expected, before, checksum)
+        return before is not None and self.end_read(page, expected, before, copy(self.payload(page)))
 
     def begin_read(self, page: int, expected: Contents) -> Header | None:
         """Begin to copy a page beside others; `end_read` says whether the copy may be used.
@@ -276,10 +267,8 @@ class Arena:
         before = self._header(page)
         return before if self._holds(page, before, expected) else None
 
-    def end_read(
-        self, page: int, expected: Contents, before: Header, checksum: Callable[[memoryview], int] | None = None
-    ) -> bool:
-        if checksum is not None and checksum(self.payload(page)) != before.checksum:
+    def end_read(self, page: int, expected: Contents, before: Header, checksum: int | None = None) -> bool:
+        if checksum is not None and checksum != before.checksum:
             return False
         return self._holds(page, self._header(page), expected) and self._header(page) == before
 

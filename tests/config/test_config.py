@@ -83,6 +83,18 @@ def test_flags_may_be_typed_already() -> None:
     assert (config.server.port, str(config.topology), config.kvpool.verify_pages) == (9, "1+1", True)
 
 
+def test_what_a_cpu_copies_is_verified_and_what_is_asked_for() -> None:
+    gpu = {"engine.device": "cuda"}
+    assert Config().verifies_pages
+    assert not load(gpu, {}, None).verifies_pages
+    assert not load({"kvpool.verify_pages": False}, {}, None).verifies_pages
+    asked = load({**gpu, "kvpool.verify_pages": True}, {}, None)
+    assert asked.verifies_pages
+    both = (TransportName.COLLECTIVE, TransportName.IPC)
+    assert [Config().verifies_transfers(name) for name in both] == [True, False], "the source would read all for it"
+    assert [asked.verifies_transfers(name) for name in both] == [True, True]
+
+
 @pytest.mark.parametrize("text", ["", "# nothing\n", "server:\n", "engine: {max_model_len: null}\n"])
 def test_a_file_may_leave_everything_out(tmp_path: Path, text: str) -> None:
     assert load({}, {}, _file(tmp_path, text)) == Config()

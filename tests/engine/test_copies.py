@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,6 +172,51 @@ def test_a_flipped_bit_is_noticed(page: int, place: str, at_once: int) -> None:
         assert not copies.copy_in([0, 3], [1, 2, 3], case().tokens)
 
 
+def swap_tokens(page: torch.Tensor, draw: random.Random) -> None:
+    first, second = draw.sample(range(3), 2)
+    page[:, :, [first, second]] = page[:, :, [second, first]]
+
+
+def swap_halves(page: torch.Tensor, draw: random.Random) -> None:
+    layer = draw.randrange(len(page))
+    page[layer] = page[layer].flip(0)
+
+
+def cut_off(page: torch.Tensor, draw: random.Random) -> None:
+    """Lose what was written last."""
+    page.view(-1)[draw.randrange(3 * page.shape[-1]) :] = 0
+
+
+def flip_bits(page: torch.Tensor, draw: random.Random) -> None:
+    """Flip bits of the first three tokens."""
+    bits = page[:, :, :3].contiguous()
+    for _ in range(draw.choice((1, 1, 2, 3, 9))):
+        bits.view(-1)[draw.randrange(bits.numel())] ^= 1 << draw.randrange(15)
+    page[:, :, :3] = bits
+
+
+@pytest.mark.parametrize("change", [flip_bits, swap_tokens, swap_halves, cut_off])
+@pytest.mark.parametrize("page", [0, 3])
+@given(seed=st.integers(0, 1 << 30))
+@settings(deadline=None, max_examples=40)
+def test_no_changed_page_is_used(change: Callable[[torch.Tensor, random.Random], None], page: int, seed: int) -> None:
+    """Page 0 is full, page 3 has three tokens."""
+    with written(case()) as (copies, arena):
+        rows = torch.frombuffer(arena.payload(page), dtype=torch.int16)
+        rows = rows.view(CONFIG.num_layers, 2, case().page_size, CONFIG.kv_dim)
+        used = rows[:, :, :3] if page else rows
+        before = used.clone()
+        change(rows, random.Random(seed))
+        assert copies.copy_in([0, 3], [1, 2, 3], case().tokens) is torch.equal(used, before)
+        del rows, used
+
+
+def test_pages_whose_bytes_were_swapped_are_not_used() -> None:
+    with written(case()) as (copies, arena), arena.payload(0) as first, arena.payload(3) as second:
+        first[:], second[:] = bytes(second), bytes(first)
+        assert not copies.copy_in([0, 3], [1, 2, 3], case().tokens)
+
+
 def test_the_unused_tail_is_not_verified() -> None:
     with written(case()) as (copies, arena):
         arena.payload(3)[-1] ^= 1
@@ -208,7 +253,7 @@ def test_a_torn_page_is_not_used(verify: bool, page: int, at_once: int) -> None:
 def test_a_copy_out_that_fails_leaves_no_page_to_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     with written(case()) as (copies, _):
         with monkeypatch.context() as patched:
-            patched.setattr(PageCopier, "_checksum", interrupted)
+            patched.setattr(PageCopier, "_gather", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 copies.copy_out([1, 2, 3], [0, 3], case().tokens)
         assert not copies.copy_in([0, 3], [1, 2, 3], case().tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 
 import pytest
@@ -105,6 +106,24 @@ def test_slots_hold_what_is_in_the_rows_and_others_what_they_held(kernels: Kerne
     assert torch.equal(bits(page), bits(case.page))
 
 
+@on_all_kernels
+@given(case=cases())
+@settings(deadline=None)
+def test_a_copy_that_sums_up_copies_the_same_and_returns_zlibs_crc32(kernels: Kernels, case: Case) -> None:
+    slots = torch.tensor(case.slots, dtype=torch.long)
+    for copy, copy_and_sum in ((kernels.gather, kernels.gather_and_sum), (kernels.scatter, kernels.scatter_and_sum)):
+        (cache, page), (other_cache, other_page) = ((case.cache, case.page) for _ in range(2))
+        rows = other_page[:, :, : len(slots)]
+        copy(cache, slots, page[:, :, : len(slots)])
+        assert copy_and_sum(other_cache, slots, rows) == crc_of(rows)
+        assert torch.equal(bits(other_cache), bits(cache))
+        assert torch.equal(bits(other_page), bits(page))
+
+
+def crc_of(rows: torch.Tensor) -> int:
+    return zlib.crc32(bits(rows.contiguous()).numpy().tobytes())
+
+
 LARGE = Case(torch.bfloat16, 3, 40, 16, 776, tuple(block_slots([*range(39, -1, -2)], [False, True] * 10, 16)), 333, 1)
 
 
@@ -121,6 +140,8 @@ def test_a_copy_that_is_large_enough_to_go_past_the_caches(kernels: Kernels) -> 
     kernels.scatter(back, slots, rows)
     again = LARGE.page[:, :, : len(slots)]
     kernels.gather(back, slots, again)
+    assert torch.equal(bits(again), bits(rows.contiguous()))
+    assert kernels.gather_and_sum(cache, slots, again) == kernels.scatter_and_sum(back, slots, rows) == crc_of(rows)
     assert torch.equal(bits(again), bits(rows.contiguous()))
 
 

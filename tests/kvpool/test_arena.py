@@ -217,7 +217,7 @@ def test_a_read_beside_a_writer_returns_a_single_write(tmp_path: Path, arena: Ar
 @pytest.mark.parametrize(("stored", "right"), [(9, True), (8, False), (0, False)])
 def test_the_checksum_must_be_that_of_the_payload(arena: Arena, stored: int, right: bool) -> None:
     write(arena, checksum=stored)
-    assert arena.read(1, CONTENTS, nothing, checksum=lambda _: 9) is right
+    assert arena.read(1, CONTENTS, lambda _: 9) is right
     assert reads(arena), "without verification the checksum does not matter"
 
 

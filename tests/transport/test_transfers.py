@@ -159,7 +159,7 @@ def test_between_blocks_that_are_filled_from_either_end() -> None:
     here, there = DeviceBlocks(first), DeviceBlocks(second)
     num_bytes = len(TOKENS) * here.token_bytes
     chunk = payload.ChunkBuffers(num_bytes).chunk(0, num_bytes)
-    here.gather(here.slots(HERE, len(TOKENS), from_right={2}), chunk.body)
+    here.gather(here.slots(HERE, len(TOKENS), from_right={2}), chunk.body, is_checked=False)
     there.scatter(there.slots(THERE, len(TOKENS), from_right={9, 1}), chunk.body)
     for place, token in ((0, 0), (5, 5), (10, 10)):
         pair, to_pair = HERE[place // BLOCK_SIZE], THERE[place // BLOCK_SIZE]
@@ -236,8 +236,8 @@ def test_a_chunk_that_was_changed_on_its_way_is_not_used(
 ) -> None:
     source, to = both
 
-    def spoil(chunk: memoryview, number: int, index: int, is_checked: bool) -> None:
-        frames.seal(chunk, number, index, is_checked)
+    def spoil(chunk: memoryview, number: int, index: int, checksum: int) -> None:
+        frames.seal(chunk, number, index, checksum)
         chunk[place] ^= 1
 
     with monkeypatch.context() as patched:

@@ -11,6 +11,9 @@ A request's tokens fill its pairs one by one, each pair from its left end or, if
 end; a page holds the tokens in their order. In a request's last page only the first `length` tokens of each row count:
 the rest is neither written, nor read, nor part of the checksum.
 
+The checksum is the CRC-32 of what is in use, and 1 in place of 0, which says that there is none. A CPU sums up what it
+copies while it copies it; a GPU's pages, and what is written to a page otherwise, are read once more.
+
 A page of kind KV_INT8 (int8_pages.py) is compressed from a page of kind KV, and expanded on its way to the device. A
 GPU does both itself: it receives the page as it is, and expands it into the blocks.
 
@@ -20,10 +23,8 @@ when its pages are through: between two turns nothing touches the arena.
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import islice
 from types import MappingProxyType
 
@@ -31,8 +32,9 @@ import torch
 from torch import Tensor
 
 from alignedserve.engine.copying.int8_pages import Int8Pages
-from alignedserve.engine.device.devices import finish
+from alignedserve.engine.device.devices import CPU, finish
 from alignedserve.errors import ArenaError, PlanError
+from alignedserve.kernels.common.reference import bytes_of
 from alignedserve.kernels.common.spans import slots_of
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kvpool.arena.arena import Arena, Contents, Header
@@ -68,7 +70,8 @@ class PageCopier:
         self._kernels = choose(cache.device, cache.dtype).kernels
         self._arena = arena
         self._page_size = page_size
-        self._verify = verify
+        self._verify, self._sums = verify, choose(CPU, cache.dtype).kernels
+        self._sums_while_copying = verify and cache.device.type == "cpu"
         page_bytes = 2 * self._layers * page_size * self._kv_dim * cache.dtype.itemsize
         self._at_once = pages_at_once(cache.device, page_bytes)
         self._int8 = Int8Pages(2 * self._layers, page_size, self._kv_dim, cache.dtype, self._kernels, cache.device)
@@ -103,14 +106,14 @@ class PageCopier:
         for turn in self._turns(self._parts(pairs, pages, tokens, start, from_right)):
             for part in turn:
                 self._arena.begin_write(part.page)
-                self._gather(part, self._arena.payload(part.page))
+            sums = [self._gather(part, self._arena.payload(part.page)) for part in turn]
             finish(self._cache.device)
-            for part in turn:
+            for part, checksum in zip(turn, sums, strict=True):
                 payload = self._arena.payload(part.page)
                 if saved:
                     self._put_saved(part, payload, saved)
-                checksum = self._checksum(part.contents, payload) if self._verify else 0
-                self._arena.end_write(part.page, part.contents, checksum)
+                    checksum = None
+                self._arena.end_write(part.page, part.contents, checksum or self._checksum(part.contents, payload) or 0)
             yield True
 
     def copy_in(
@@ -140,15 +143,15 @@ class PageCopier:
         part, compressed = _PagePart(page, contents, torch.empty(0)), list[bool]()
         self._arena.begin_write(into)
 
-        def compress(payload: memoryview) -> None:
-            rows = self._rows(part, payload).flatten(0, 1)
+        def compress(payload: memoryview) -> int | None:
+            rows = self._rows(part.contents, payload).flatten(0, 1)
             compressed.append(self._int8.compress(rows, self._arena.payload(into)))
+            return self._checksum(contents, payload)
 
-        if not self._arena.read(page, contents, compress, self._checking(contents)) or not compressed[0]:
+        if not self._arena.read(page, contents, compress) or not compressed[0]:
             return False
         written = Contents(PageKind.KV_INT8, contents.length, contents.token_hash)
-        checksum = self._checksum(written, self._arena.payload(into)) if self._verify else 0
-        self._arena.end_write(into, written, checksum)
+        self._arena.end_write(into, written, self._checksum(written, self._arena.payload(into)) or 0)
         return True
 
     def close(self) -> None:
@@ -160,53 +163,59 @@ class PageCopier:
 
     def _read(self, turn: list[_PagePart]) -> bool:
         """Copy a turn's pages to the device, wait until the copies have left the pages, and check them again."""
-        begun = list[tuple[_PagePart, Header]]()
+        begun = list[tuple[_PagePart, Header, int | None]]()
         for part in turn:
             before = self._arena.begin_read(part.page, part.contents)
             if before is None:
                 break
-            self._scatter(part, self._arena.payload(part.page))
-            begun.append((part, before))
+            begun.append((part, before, self._scatter(part, self._arena.payload(part.page))))
         finish(self._cache.device)
-        return len(begun) == len(turn) and all(
-            self._arena.end_read(part.page, part.contents, before, self._checking(part.contents))
-            for part, before in begun
-        )
+        return len(begun) == len(turn) and all(self._end_read(*one) for one in begun)
 
-    def _gather(self, part: _PagePart, payload: memoryview) -> None:
-        """Copy from the device to the page; from a GPU it may still be on its way when this returns."""
-        self._kernels.gather(self._cache, part.slots, self._rows(part, payload))
+    def _end_read(self, part: _PagePart, before: Header, checksum: int | None) -> bool:
+        checksum = checksum or self._checksum(part.contents, self._arena.payload(part.page))
+        return self._arena.end_read(part.page, part.contents, before, checksum)
+
+    def _gather(self, part: _PagePart, payload: memoryview) -> int | None:
+        """Copy from the device to the page, and return the checksum if that took no other pass.
+
+        From a GPU the copy may still be on its way when this returns.
+        """
+        rows = self._rows(part.contents, payload)
+        if self._sums_while_copying:
+            return _in_header(self._kernels.gather_and_sum(self._cache, part.slots, rows))
+        self._kernels.gather(self._cache, part.slots, rows)
+        return None
 
     def _put_saved(self, part: _PagePart, payload: memoryview, saved: Mapping[int, Tensor]) -> None:
-        rows = self._rows(part, payload)
+        rows = self._rows(part.contents, payload)
         for token in range(part.first, part.first + part.contents.length):
             if token in saved:
                 rows[:, :, token - part.first] = saved[token]
 
-    def _scatter(self, part: _PagePart, payload: memoryview) -> None:
-        """Copy from the page to the device; to a GPU it may still be on its way when this returns."""
+    def _scatter(self, part: _PagePart, payload: memoryview) -> int | None:
+        """Copy from the page to the device, and return as `_gather` does."""
         if part.contents.kind is PageKind.KV_INT8:
             self._int8.expand(payload, self._cache, part.slots)
-        else:
-            self._kernels.scatter(self._cache, part.slots, self._rows(part, payload))
+            return None
+        rows = self._rows(part.contents, payload)
+        if self._sums_while_copying:
+            return _in_header(self._kernels.scatter_and_sum(self._cache, part.slots, rows))
+        self._kernels.scatter(self._cache, part.slots, rows)
+        return None
 
-    def _rows(self, part: _PagePart, payload: memoryview) -> Tensor:
+    def _rows(self, contents: Contents, payload: memoryview) -> Tensor:
         """Return a view of the page's memory, [layers, 2, length, kv_dim]."""
         flat = torch.frombuffer(payload, dtype=self._cache.dtype)
-        return flat.view(self._layers, 2, self._page_size, self._kv_dim)[:, :, : part.contents.length]
+        return flat.view(self._layers, 2, self._page_size, self._kv_dim)[:, :, : contents.length]
 
-    def _checking(self, contents: Contents) -> Callable[[memoryview], int] | None:
-        return partial(self._checksum, contents) if self._verify else None
-
-    def _checksum(self, contents: Contents, payload: memoryview) -> int:
+    def _checksum(self, contents: Contents, payload: memoryview) -> int | None:
         """Return the checksum of what is in use: the first tokens of each row, or all of a page that is always full."""
+        if not self._verify:
+            return None
         if contents.kind is PageKind.KV_INT8:
-            return zlib.crc32(payload) or 1
-        row_bytes = self._page_size * self._kv_dim * self._cache.dtype.itemsize
-        used, crc = contents.length * row_bytes // self._page_size, 0
-        for row in range(0, len(payload), row_bytes):
-            crc = zlib.crc32(payload[row : row + used], crc)
-        return crc or 1  # 0 means that there is no checksum
+            return _in_header(self._sums.crc32(torch.frombuffer(payload, dtype=torch.uint8)[None]))
+        return _in_header(self._sums.crc32(bytes_of(self._rows(contents, payload))))
 
     def _parts(
         self,
@@ -249,3 +258,8 @@ class PageCopier:
                     f"{self._arena.path} has pages of {self._arena.page_size} tokens in {found.payload(kind)} bytes,"
                     f" this model needs {self._page_size} tokens in {needed.payload(kind)}: restart the pool"
                 )
+
+
+def _in_header(crc: int) -> int:
+    """Return the checksum as a page's header has it, where 0 says that there is none."""
+    return crc or 1
