@@ -95,9 +95,14 @@ class DecodeCore(WorkerCore):
         return memory if isinstance(memory, WeighedMemory) else None
 
     @property
-    def attempts(self) -> list[Attempt]:
-        """Return all attempts that are here."""
-        return self.stores.roster.attempts()
+    def holds(self) -> set[Attempt]:
+        """Return the attempts for which the pool keeps pages."""
+        return self.stores.holds.attempts
+
+    @property
+    def settled(self) -> set[Attempt]:
+        """Return the attempts that have ended, and of whose answers the pool will hear."""
+        return self._parts.writing.settled()
 
     @property
     def held(self) -> dict[str, int]:

@@ -15,7 +15,7 @@ no other pages are left, asks for best-effort pages wait.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from alignedserve.core import Entry, Role, ServiceClass
@@ -171,6 +171,14 @@ class PoolCore:
     def kept(self) -> set[str]:
         """Return the requests whose KV is here."""
         return {*(waiting.id for waiting in self._waiting), *self._out, *self._held}
+
+    @property
+    def out(self) -> Mapping[str, set[Attempt]]:
+        """Return which attempts each decode worker has got, as far as is known here."""
+        at: dict[str, set[Attempt]] = {}
+        for worker, entry in self._out.values():
+            at.setdefault(worker, set()).add(_attempt(entry))
+        return at
 
     @property
     def pages(self) -> Pages:

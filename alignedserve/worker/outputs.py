@@ -7,12 +7,12 @@ asks again; so a request's tokens stay here until the owner acknowledges the las
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from alignedserve.core import FinishReason, Request
 from alignedserve.protocol.commands import Send
-from alignedserve.protocol.messages import Output, Resend, Tokens
+from alignedserve.protocol.messages import Attempt, Output, Resend, Tokens
 from alignedserve.worker.step.running import Running
 
 MOST_ENDED = 10_000  # an owner that never acknowledges must not fill the memory
@@ -53,6 +53,11 @@ class Outputs:
     @property
     def num_kept(self) -> int:
         return len(self._kept)
+
+    @property
+    def attempts(self) -> Mapping[Attempt, bool]:
+        """Return the attempts whose outputs are kept, and whether they have ended."""
+        return {(name, kept.request.attempt): kept.finish is not None for name, kept in self._kept.items()}
 
     def emit(self, running: Running, finish: FinishReason | None) -> None:
         """Add the last token of the output to the owner's frame; an error comes after the last token."""

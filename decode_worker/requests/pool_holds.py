@@ -18,6 +18,10 @@ class PoolHolds:
     def __contains__(self, attempt: Attempt) -> bool:
         return self._attempts.get(attempt[0]) == attempt
 
+    @property
+    def attempts(self) -> set[Attempt]:
+        return set(self._attempts.values())
+
     def add(self, attempt: Attempt) -> None:
         self._attempts[attempt[0]] = attempt
 

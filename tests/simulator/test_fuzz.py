@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, replace
 from enum import Enum
 from itertools import combinations, product
@@ -21,10 +21,13 @@ from alignedserve.config.topology import Topology
 from alignedserve.core import Role, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.errors import FuzzError
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.messages import Commit, GiveBack, Keep, Member
+from alignedserve.protocol.messages import Commit, GiveBack, Keep, Member, Output
 from alignedserve.scheduling.policy import Policy, Predictor
 from alignedserve.simulator.fuzzing.fuzz import attempt, record
+from alignedserve.simulator.fuzzing.invariants import Rule
 from alignedserve.simulator.fuzzing.recording import Difference, first_difference, read_scenario
 from alignedserve.simulator.fuzzing.scenario import Scenario, from_tree, lines, to_tree
 from alignedserve.simulator.fuzzing.scenario_drawing import draw_narrow_scenario, draw_scenario
@@ -184,6 +187,46 @@ class TestPlanted:
         assert len(small.faults) < len(draw_scenario(seed).faults)
         assert len(small.asks) < len(draw_scenario(seed).asks)
         assert attempt(small).failure is None, "without the bug"
+
+
+def _without_acknowledgements(patch: pytest.MonkeyPatch) -> None:
+    ended = OwnerCore._ended
+    patch.setattr(OwnerCore, "_ended", lambda owner, opened: ended(owner, opened)[:0])
+
+
+def _with_an_attempt_more(patch: pytest.MonkeyPatch) -> None:
+    arrived = OwnerCore._arrived
+
+    def lost_too(owner: OwnerCore, sender: str, outputs: Iterable[Output], now: float) -> list[Command]:
+        first = next(iter(outputs))
+        return [*arrived(owner, sender, outputs, now), *owner._lost(first.request, 0)]
+
+    patch.setattr(OwnerCore, "_arrived", lost_too)
+
+
+def _with_entries_out_for_ever(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PoolCore, "_release", lambda _pool, _worker, _request, _attempt: None)
+
+
+class TestWaste:
+    """Each bug is put right by a repeated message at the latest, or costs time only."""
+
+    @pytest.mark.parametrize(
+        ("plant", "said"),
+        [
+            (_without_acknowledgements, "which has ended"),
+            (_with_an_attempt_more, "starts without cause"),
+            (_with_entries_out_for_ever, "out at decode-0"),
+        ],
+    )
+    def test_each_is_found_in_a_run_without_faults(self, plant: Plant, said: str) -> None:
+        scenario = replace(draw_narrow_scenario(3), faults=())
+        assert attempt(scenario).failure is None
+        with planted(plant):
+            failure = attempt(scenario).failure
+        assert failure is not None
+        assert failure.rule is Rule.WASTE
+        assert said in failure.what
 
 
 class TestShrinking:

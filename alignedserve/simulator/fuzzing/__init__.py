@@ -7,5 +7,6 @@ scenario.py          Describes a small deployment, its requests and its faults.
 scenario_drawing.py  Draws scenarios from seeds: most are small and crowded, where cores fail most.
 shrink.py            Makes a failing scenario smaller while it still breaks the same rule.
 typed_tree.py        Builds dataclasses from JSON trees and names a wrong key.
+waste.py             Checks that a run wastes nothing: attempts, outputs, pages.
 wider_drawing.py     Widens scenarios: presets, switches, many workers, several nodes.
 """

@@ -22,6 +22,7 @@ At every command, and when work begins and ends:
 
 After every event too, for the whole deployment:
 
+- waste: no attempt starts without cause, and nothing is kept without an owner (waste.py);
 - progress: while requests are open, a step, a copy or a delivery happens every STALLED_S, once faults are over;
 - patience: every request has ended by `Scenario.ends_by`.
 
@@ -35,6 +36,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from alignedserve.decode_worker.state import DecodeCore
@@ -52,10 +54,12 @@ from alignedserve.protocol.commands import (
     ReceiveKv,
     Reject,
     RunStep,
+    Send,
     SendKv,
 )
 from alignedserve.protocol.messages import Member
 from alignedserve.simulator.fuzzing.scenario import Scenario
+from alignedserve.simulator.fuzzing.waste import WasteWatch
 from alignedserve.simulator.machines.process import Process
 from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.records.records import RequestOutcome
@@ -72,6 +76,7 @@ class Rule(Enum):
     LEASES = "leases"
     TOKENS = "tokens"
     ENDS_ONCE = "ends once"
+    WASTE = "waste"
     PROGRESS = "progress"
     PATIENCE = "patience"
     NO_CRASH = "no crash"
@@ -105,10 +110,14 @@ class InvariantWatch(Witness):
         self._num_delivered: Counter[str] = Counter()
         self._ended: set[str] = set()
         self._moved_at = 0.0
+        self._waste = WasteWatch(scenario, self._world, simulation.clients.kept, partial(self._break, Rule.WASTE))
         self.num_events = 0
 
     def commanded(self, by: Member, command: Command, frame: bytes) -> None:
         match command:
+            case Send():
+                self._waste.commanded(command)
+                return
             case Deliver(request, tokens, finish):
                 self._check_delivery(request, tokens)
                 if finish is not None:
@@ -131,6 +140,7 @@ class InvariantWatch(Witness):
             case PrefillCore() | DecodeCore() as core:
                 self._check_pairs(process, core)
                 self._check_lease(process)
+        self._waste.look()
         self._check_time()
 
     def works(self, process: Process, command: Command) -> None:

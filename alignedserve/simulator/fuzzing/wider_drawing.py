@@ -21,6 +21,12 @@ def widened(drawn: Scenario) -> Scenario:
     return _on_nodes(_with_more_workers(_switched(_with_preset(drawn))))
 
 
+def some_without_faults(drawn: Scenario) -> Scenario:
+    """Leave all faults out of every eighth run: there nothing may be late, and no attempt may be lost (waste.py)."""
+    is_calm = Random(f"{drawn.seed}/calm").random() < 1 / 8
+    return replace(drawn, faults=()) if is_calm else drawn
+
+
 def _with_preset(drawn: Scenario) -> Scenario:
     """Give every fifth run the policy of a preset; what a preset reserves is cut to the size of the device."""
     draw = Random(f"{drawn.seed}/preset")

@@ -146,10 +146,11 @@ Fault: TypeAlias = (
 
 def calm_at(faults: Iterable[Fault]) -> float:
     """Return when the last fault is over. Skew stays, but is harmless then: clocks differ by as much as before."""
-    return max((fault.at + _lasts_s(fault) for fault in faults), default=0.0)
+    return max((fault.at + lasts_s(fault) for fault in faults), default=0.0)
 
 
-def _lasts_s(fault: Fault) -> float:
+def lasts_s(fault: Fault) -> float:
+    """Return how long the fault goes on; 0 for a fault of a moment."""
     match fault:
         case Freeze() | Slow() | Reorder() | Mute() | SlowWorker() | LowMemory():
             return fault.for_s

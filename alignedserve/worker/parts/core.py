@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event
-from alignedserve.protocol.messages import Member
+from alignedserve.protocol.messages import Attempt, Member
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.part import Act, CorePart
 
@@ -36,6 +38,16 @@ class WorkerCore:
     def pool(self) -> Member | None:
         """Return the member whose pages are copied from and to."""
         return self._common.pool.member
+
+    @property
+    def attempts(self) -> list[Attempt]:
+        """Return all attempts that are here."""
+        return self._common.roster.attempts()
+
+    @property
+    def outputs(self) -> Mapping[Attempt, bool]:
+        """Return the attempts whose outputs are kept, and whether they have ended."""
+        return self._common.owners.outputs.attempts
 
     @property
     def pairs(self) -> list[int]:
