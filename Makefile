@@ -11,7 +11,7 @@ TORCH := torch==2.13.0
 
 # For the tests of the store in Redis: a server on the path, or Debian's, which is unpacked here.
 REDIS := build/redis
-.PHONY: serve redis test test-again soak chaos endurance digests-everywhere setup setup-serving lint types demo-model eval-demo-model examples clean
+.PHONY: serve redis test test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types demo-model eval-demo-model examples clean
 .DEFAULT_GOAL := test
 # Arguments of the command: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
@@ -86,6 +86,11 @@ digests-everywhere:
 	  build/digests/$$(basename $$python)/bin/pip --quiet install msgspec numpy; \
 	  build/digests/$$(basename $$python)/bin/python -m tests.simulator.digests --check; \
 	done
+
+# Plant bugs in a copy of the repository, and see whether seeds and unit tests find them: make mutants MUTANTS="--seeds 50"
+MUTANTS ?=
+mutants: $(TESTING)
+	$(BIN)/python -m tests.mutants $(MUTANTS)
 
 demo-model: $(TESTING)
 	$(BIN)/python tools/train_demo_model.py

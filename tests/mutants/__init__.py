@@ -1,0 +1,18 @@
+"""Mutants: planted bugs that the fuzzer and the unit tests must find (`python -m tests.mutants`).
+
+mutant.py         What a mutant is.
+of_owners.py      Mutants of owners, membership and the job runner.
+of_pools.py       Mutants of the pool and the transport.
+of_routers.py     Mutants of the router.
+of_workers.py     Mutants of prefill and decode workers.
+first_failure.py  Finds the first seed that fails, in a process of its own.
+workshop.py       Plants a mutant in a copy of the repository, and runs the fuzzer and the unit tests there.
+"""
+
+from tests.mutants.mutant import Mutant
+from tests.mutants.of_owners import JOBS, MEMBERSHIP, OWNER
+from tests.mutants.of_pools import POOL, TRANSPORT
+from tests.mutants.of_routers import ROUTER
+from tests.mutants.of_workers import DECODE, PREFILL, WORKER
+
+MUTANTS: tuple[Mutant, ...] = (*OWNER, *MEMBERSHIP, *ROUTER, *PREFILL, *DECODE, *WORKER, *POOL, *JOBS, *TRANSPORT)

@@ -1,0 +1,138 @@
+"""Mutants of the pool's core, and of the transport's decisions."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_STATE, _PAGES = "kvpool/state.py", "kvpool/pages.py"
+
+POOL = (
+    Mutant(
+        "commit of another's entry",
+        _STATE,
+        "return out is not None and out[0] != worker and _attempt(out[1]) == _attempt(entry)",
+        "return False",
+        "A worker that was taken for dead commits a request that another worker has.",
+    ),
+    Mutant(
+        "prefix of a lost worker kept",
+        _STATE,
+        "        for request in [request for request, (worker, _) in self._held.items() if worker == name]:\n"
+        "            self._let_go_of_prefix(request)\n",
+        "",
+        "The pool holds prefixes for a worker that is gone.",
+    ),
+    Mutant(
+        "any worker may release",
+        _STATE,
+        "        if self._is_out(worker, request, attempt):\n            del self._out[request]\n"
+        "            self._pages.free_entry(request)\n        elif",
+        "        if request in self._out:\n            del self._out[request]\n"
+        "            self._pages.free_entry(request)\n        elif",
+        "A late Release frees the pages of a request that another worker has.",
+    ),
+    Mutant(
+        "cancelled request taken",
+        _STATE,
+        "if unwanted or self._cancelled.get(request.id, -1) >= request.attempt:",
+        "if unwanted:",
+        "A Commit that comes after its Cancel waits in the pool.",
+    ),
+    Mutant(
+        "cancel of a waiting attempt ignored",
+        _STATE,
+        "if waiting is not None and waiting.request.attempt <= attempt:",
+        "if waiting is not None and waiting.request.attempt < attempt:",
+        "A waiting request is handed out although it was cancelled.",
+    ),
+    Mutant(
+        "requests of a lost worker kept out",
+        _STATE,
+        "        self._waiting.back(self._waiter(entry, now) for entry in entries)\n",
+        "        for entry in entries:\n            self._pages.free_entry(entry.request.id)\n",
+        "What a lost worker had not begun is forgotten, and computed anew.",
+    ),
+    Mutant(
+        "spoiled page keeps its name",
+        _STATE,
+        "                    self._pages.forget(page)\n",
+        "                    pass\n",
+        "Other prompts get a page that does not hold what its name says.",
+    ),
+    Mutant(
+        "copy of an older attempt kept",
+        _STATE,
+        "is_late = commit.to not in self._decode_workers or self._latest(request.id) >= request.attempt",
+        "is_late = commit.to not in self._decode_workers",
+        "The pool takes a copy for the attempt that it has already.",
+    ),
+    Mutant(
+        "pages of a lost answer stay leased",
+        _PAGES,
+        "        self.give_back(holder, sorted(leased - set(kept)))\n",
+        "",
+        "Pages whose lease was lost on the way are never free again.",
+    ),
+    Mutant(
+        "evicted page keeps its name",
+        _PAGES,
+        "            del self._named[self._names.pop(page)]\n            self._free.wake(page)",
+        "            self._names.pop(page)\n            self._free.wake(page)",
+        "Prompts get a page that holds other KV by now.",
+    ),
+    Mutant(
+        "reserve not kept",
+        _PAGES,
+        "return self.num_free if service is ServiceClass.RT else max(0, self.num_free - self._num_reserved)",
+        "return self.num_free",
+        "Best-effort requests take pages that are reserved for real-time ones.",
+    ),
+    Mutant(
+        "page of a running request compressed",
+        "kvpool/compression.py",
+        "take = done and self._waits_only(page)",
+        "take = done",
+        "A page that a worker reads by its number gives place to another.",
+    ),
+    Mutant(
+        "compressed pages of a dead holder kept",
+        "kvpool/compression.py",
+        "                for page in order.command.pages:\n"
+        "                    self._pages.compressed(lease_to_compress(holder), page, take=False)\n",
+        "                for page in order.command.pages:\n",
+        "Pages into which a dead worker compressed are never free again.",
+    ),
+)
+
+_CHANNEL, _RECEIVING, _MEETING = (f"alignedserve/transport/{name}.py" for name in ("channel", "receiving", "meeting"))
+
+TRANSPORT = (
+    Mutant(
+        "another transfer's header taken",
+        _RECEIVING,
+        "is_it = header == expected",
+        "is_it = header.number == expected.number",
+        "KV of other tokens than were announced is written to the blocks.",
+    ),
+    Mutant(
+        "broken chunk written",
+        _RECEIVING,
+        "is_intact = is_intact and chunk.is_sealed(",
+        "is_intact = True or chunk.is_sealed(",
+        "A chunk whose checksum is wrong is written to the blocks, and counts.",
+    ),
+    Mutant(
+        "transfer given up is awaited",
+        _MEETING,
+        "            self._past = max(self._past, note.number)\n",
+        "            pass\n",
+        "An end waits for a transfer that the other end has given up.",
+    ),
+    Mutant(
+        "closed channel ends nothing",
+        _CHANNEL,
+        "            self._is_closed = True\n            self._fail(list(self._outstanding))\n",
+        "            self._is_closed = True\n",
+        "Transfers of a worker that is gone never end.",
+    ),
+)

@@ -1,0 +1,129 @@
+"""Mutants of the router's core."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_STATE, _RECOVERY = "router/state.py", "router/recovery.py"
+
+ROUTER = (
+    Mutant(
+        "dead life taken back",
+        _STATE,
+        "if member.incarnation <= self._dead.get(member.name, -1):",
+        "if member.incarnation < self._dead.get(member.name, -1):",
+        "A process that was given up for dead is a member again, and has what others got.",
+    ),
+    Mutant(
+        "frames of a lost member heard",
+        _STATE,
+        "return known if known is not None and known.incarnation == incarnation else None",
+        "return known",
+        "The router hears what a member's earlier life has sent.",
+    ),
+    Mutant(
+        "lost attempt runs on",
+        _STATE,
+        "return [*self._cancel_everywhere(request.id, request.attempt), lost]",
+        "return [lost]",
+        "An attempt that was given up is not cancelled.",
+    ),
+    Mutant(
+        "earlier attempts run on",
+        _STATE,
+        "earlier = self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []",
+        "earlier = list[Command]()",
+        "Earlier attempts run beside the next one.",
+    ),
+    Mutant(
+        "cancel of a prompt that waits ignored",
+        _STATE,
+        "if opened is None or opened.request.attempt > attempt:",
+        "if opened is None or opened.is_waiting or opened.request.attempt > attempt:",
+        "A request that waits for a place is served although its client has left.",
+    ),
+    Mutant(
+        "placed during the recovery",
+        _STATE,
+        "if self._recovery.is_on or not self._open.waiting:",
+        "if not self._open.waiting:",
+        "A new router places requests that members hold already.",
+    ),
+    Mutant(
+        "unknown attempt waited for",
+        _STATE,
+        "if opened is not None and (opened.at == member.name or key in progress.lost):",
+        "if opened is not None and key in progress.lost:",
+        "An attempt that its holder does not know is never given up.",
+    ),
+    Mutant(
+        "requests of a lost pool waited for",
+        _STATE,
+        "            elif opened.at == member.name:\n",
+        "            elif opened.at == member.name and member.role is not Role.POOL:\n",
+        "What waited in a pool that died is not given up.",
+    ),
+    Mutant(
+        "requests on their way to a lost pool forgotten",
+        _STATE,
+        "commands += self._inquire([opened for opened in self._open if opened.state is State.PREFILL], now)",
+        "pass",
+        "The router asks late for requests that were committed to a pool that died.",
+    ),
+    Mutant(
+        "returned request stays with its worker",
+        _STATE,
+        "return self._arrive(opened, pool, Fact.RETURNED, now)",
+        "return []",
+        "The router gives a request up with a worker that had given it to the pool.",
+    ),
+    Mutant(
+        "left pool waited for",
+        _STATE,
+        "return self._give_up(opened) if to.role is Role.POOL and to.node in self._left else []",
+        "return []",
+        "A request that comes to a pool from which no worker decodes waits there for ever.",
+    ),
+    Mutant(
+        "bare pool not left",
+        _STATE,
+        "again, self._without_decode = bare & self._without_decode, bare",
+        "again, self._without_decode = set[str](), bare",
+        "What waits in a pool whose decode workers stay away waits for ever.",
+    ),
+    Mutant(
+        "unknown attempt of an owner ignored",
+        _STATE,
+        "lost = [key for key in attempts if self._open.is_unknown(key)]",
+        "lost = list[Attempt]()",
+        "An owner that asks for an attempt that nobody has gets no answer.",
+    ),
+    Mutant(
+        "requests of a lost owner run on",
+        _STATE,
+        "                commands += self._cancel_open(opened)\n",
+        "                pass\n",
+        "Requests of a gateway that died are not cancelled.",
+    ),
+    Mutant(
+        "nowhere held, nowhere lost",
+        _STATE,
+        "lost = [command for opened in self._nowhere for command in self._give_up(opened)]",
+        "lost = list[Command]()",
+        "A declared request that no member holds is placed as the same attempt.",
+    ),
+    Mutant(
+        "first holder wins",
+        _RECOVERY,
+        "if self.is_on and (held is None or held.role is not Role.DECODE):",
+        "if self.is_on and held is None:",
+        "A new router takes the member that answered first for the one that has the request.",
+    ),
+    Mutant(
+        "queue never shrinks",
+        "router/placing/admission.py",
+        "            self._tokens_queued[queued.service] -= len(queued.prompt)\n",
+        "",
+        "The tokens of prompts that have begun count as queued for ever, and requests are refused.",
+    ),
+)

@@ -1,0 +1,250 @@
+"""Mutants of the cores of prefill and decode workers."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+_OFFERING, _DECODE, _WORKER = "prefill_worker/offering.py", "decode_worker", "alignedserve/worker"
+
+PREFILL = (
+    Mutant(
+        "spoiled pages not named",
+        "prefill_worker/running_prompts.py",
+        "spoiled = self._pool.send(Spoiled(pages))",
+        "spoiled = list[Command]()",
+        "The pool does not hear that pages do not hold what their names say.",
+    ),
+    Mutant(
+        "late prefix kept",
+        "prefill_worker/prefixes.py",
+        "return [] if here else self._known.release(attempt, pages)",
+        "return []",
+        "The pool holds a prefix for a prompt that is not there any more.",
+    ),
+    Mutant(
+        "old pool's pages stay known to prompts",
+        "prefill_worker/prefixes.py",
+        "                for running in (*self._roster.occupants(), *self._queue.waiting):\n"
+        "                    running.known = ()\n",
+        "",
+        "A prompt names pages of a pool that died, in which the next pool has other KV.",
+    ),
+    Mutant(
+        "failed transfer counts as sent",
+        _OFFERING,
+        "if candidate.is_here and (ok or candidate.is_kept):",
+        "if candidate.is_here:",
+        "A request whose transfer failed is forgotten.",
+    ),
+    Mutant(
+        "declined while it is sent",
+        _OFFERING,
+        "            candidate.is_declined = True\n",
+        "            pass\n",
+        "A request that was declined while it was sent goes to no pool.",
+    ),
+    Mutant(
+        "prompts go to a pool from which no worker decodes",
+        _OFFERING,
+        "(pool is None or not self._candidates.has_peer_on(pool.node))",
+        "pool is None",
+        "Requests are committed to a pool that no decode worker reads.",
+    ),
+    Mutant(
+        "repeated pull sent again",
+        "prefill_worker/candidates.py",
+        "if number <= self._last[receiver]:",
+        "if number < self._last[receiver]:",
+        "A Pull that comes twice is answered twice.",
+    ),
+    Mutant(
+        "output kept beside the decode worker's",
+        "prefill_worker/committing.py",
+        "        self._outputs.forget([running.request.id])  # the decode worker gets the whole output, and keeps it\n",
+        "",
+        "A prefill worker keeps the outputs of requests that have gone on.",
+    ),
+    Mutant(
+        "buffer freed while it is read",
+        "prefill_worker/buffering.py",
+        "            if buffer.is_over:\n",
+        "            if buffer in self._buffers:\n",
+        "Pairs of prefetched KV are free while a copy or a transfer uses them.",
+    ),
+    Mutant(
+        "pages of a dropped candidate kept",
+        _OFFERING,
+        "                self._writer.take_back(written)\n",
+        "",
+        "Pages that were written for a request that has gone stay leased.",
+    ),
+)
+
+DECODE = (
+    Mutant(
+        "superseded batch not released",
+        f"{_DECODE}/parts/intake.py",
+        "                over.append(Send(pool, Release(name, attempt)))\n",
+        "",
+        "The pool keeps the pages of an attempt whose next one the worker has.",
+    ),
+    Mutant(
+        "bad copy not released",
+        f"{_DECODE}/parts/joining.py",
+        "return [*refused, *self._holds.release(running.key)]",
+        "return [*refused]",
+        "The pool keeps the pages of a request whose copy was not intact.",
+    ),
+    Mutant(
+        "pairs of a bad copy lost",
+        f"{_DECODE}/parts/joining.py",
+        '        self._memory.release_after_step(running)\n        self._notes.note("lost", running.key)\n',
+        '        self._notes.note("lost", running.key)\n',
+        "Block pairs are never free again.",
+    ),
+    Mutant(
+        "partial page counts as known",
+        f"{_DECODE}/requests/candidates.py",
+        "full = entry.prefix // page_size",
+        "full = -(-entry.prefix // page_size)",
+        "A worker that gives a request up does not write its last page anew.",
+    ),
+    Mutant(
+        "partial page of a copy counts as known",
+        f"{_DECODE}/parts/intake.py",
+        "full = len(running.request.tokens) // self._limits.page_size",
+        "full = -(-len(running.request.tokens) // self._limits.page_size)",
+        "The same, where the pool's copy came later than the KV.",
+    ),
+    Mutant(
+        "two attempts in one worker",
+        f"{_DECODE}/parts/joining.py",
+        "            commands += self._roster.drop(first.key[0], first.key[1] - 1)\n",
+        "",
+        "An older attempt runs beside the one that joins.",
+    ),
+    Mutant(
+        "pairs freed while they are sent",
+        f"{_DECODE}/parts/leaving.py",
+        "            if departure.number is None:\n                self._departures.remove(departure)\n"
+        "                self._memory.give(departure.running.pairs)\n",
+        "            self._departures.remove(departure)\n            self._memory.give(departure.running.pairs)\n",
+        "Pairs of a request that leaves and is cancelled are free while they are sent.",
+    ),
+    Mutant(
+        "retiring worker takes offers",
+        f"{_DECODE}/parts/intake.py",
+        "if source is None or self._retirement.is_retiring or not is_taken:",
+        "if source is None or not is_taken:",
+        "A worker that retires takes new requests.",
+    ),
+    Mutant(
+        "pages of a cancelled candidate kept",
+        f"{_DECODE}/parts/intake.py",
+        "        return [command for key in dropped for command in self._holds.release(key)]\n",
+        "        return []\n",
+        "The pool keeps the pages of a candidate that was cancelled.",
+    ),
+    Mutant(
+        "old pool's pages stay known to residents",
+        f"{_DECODE}/parts/writing.py",
+        "            running.known = ()\n",
+        "            pass\n",
+        "A resident names pages of a pool that died when it goes to the next pool.",
+    ),
+    Mutant(
+        "failed pull forgotten",
+        f"{_DECODE}/parts/receiving.py",
+        "        return [Send(transfer.source.name, Decline(*attempt, is_failed=True))]\n",
+        "        return []\n",
+        "The sender of KV that did not arrive is not told.",
+    ),
+    Mutant(
+        "pages of a transfer outlive their pool",
+        f"{_DECODE}/requests/transfers.py",
+        "            transfer.pages = ()\n",
+        "            pass\n",
+        "A request whose transfer failed is copied from pages of a pool that died.",
+    ),
+    Mutant(
+        "evicted request seated from another's KV",
+        f"{_DECODE}/parts/leaving.py",
+        "if departure is None or departure.number is not None or departure.to.holder != receiver:",
+        "if departure is None or departure.number is not None:",
+        "KV goes to a later life of the worker than that which was to have it.",
+    ),
+)
+
+WORKER = (
+    Mutant(
+        "pairs freed during a step",
+        f"{_WORKER}/device.py",
+        "        if not self._steps.leave(pairs):\n            self.give(pairs)\n",
+        "        self.give(pairs)\n",
+        "Pairs of a request that is dropped are free while a step writes to them.",
+    ),
+    Mutant(
+        "pairs freed a step too early",
+        f"{_WORKER}/in_flight.py",
+        "free = [pairs for last, pairs in self._left if last <= plan.number]\n"
+        "            self._left = [(last, pairs) for last, pairs in self._left if last > plan.number]",
+        "free = [pairs for last, pairs in self._left]\n            self._left = []",
+        "With a step planned ahead, pairs are free while that step writes to them.",
+    ),
+    Mutant(
+        "step after a failed one counts",
+        f"{_WORKER}/in_flight.py",
+        "counts=plan.number != self._void)",
+        "counts=True)",
+        "Tokens of a step that went on from nothing are emitted.",
+    ),
+    Mutant(
+        "answer to an earlier ask taken",
+        f"{_WORKER}/leases.py",
+        "        if lease.number != self._asks:\n            return False\n",
+        "",
+        "A worker counts pages as its own that it gave back with its next ask.",
+    ),
+    Mutant(
+        "copies to a lost pool forgotten",
+        f"{_WORKER}/page_writer.py",
+        "return pool.holder not in self._copies_before.values()",
+        "return True",
+        "A pool that came back leases pages to others to which a copy still writes.",
+    ),
+    Mutant(
+        "unwanted copy handed on",
+        f"{_WORKER}/page_writer.py",
+        "        for copy in dropped:\n            copy.wanted = False\n",
+        "",
+        "A request that was dropped while it was copied is committed.",
+    ),
+    Mutant(
+        "outputs of a lost owner kept",
+        f"{_WORKER}/outputs.py",
+        "        self.forget([name for name, kept in self._kept.items() if kept.request.owner == owner])\n",
+        "",
+        "A worker keeps outputs whose owner is gone.",
+    ),
+    Mutant(
+        "retired before owners have all",
+        f"{_WORKER}/parts/retirement.py",
+        "and not self._outputs.num_kept",
+        "and True",
+        "A worker ends before owners have acknowledged its outputs.",
+    ),
+    Mutant(
+        "unknown attempts not released",
+        f"{_WORKER}/parts/router_link.py",
+        "return [Send(pool, Release(*attempt)) for attempt in unknown if attempt not in settled]",
+        "return []",
+        "A pool that asks for an attempt that is not there any more keeps its pages.",
+    ),
+    Mutant(
+        "token of a request at another place",
+        f"{_WORKER}/parts/owners.py",
+        "if not (pairs and pairs is running.pairs) and not running.is_at(part):",
+        "if False:",
+        "A step's token goes to the request's next attempt.",
+    ),
+)
