@@ -9,15 +9,19 @@ and go, with 4 open for each worker. The predictor is `hash`: its side process r
 timed.
 
 First a worker's frame for the gateway is written and read, with 64 outputs of a token each; the least time counts. The
-baseline is what the same checks in Python took, on a quiet Zen 4 (alignedserve/protocol/wire.py).
+baseline is what the same checks in Python took, on a quiet Zen 4 (alignedserve/protocol/wire.py). Then frames go over
+loopback in bursts, by processor time of sender, receiver and ZeroMQ's threads; the baseline has no keys.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import deque
+from contextlib import ExitStack
 from random import Random
-from time import thread_time
+from time import process_time, thread_time
+
+import zmq
 
 from alignedserve.core import Request, Role, ServiceClass
 from alignedserve.protocol.commands import Command, Send
@@ -39,6 +43,7 @@ from alignedserve.protocol.wire import MOST_FRAME_BYTES, Envelope, decode, encod
 from alignedserve.router.state import RouterCore, RouterLimits
 from alignedserve.scheduling.sketch import sketch_of
 from alignedserve.scheduling.slo import StepTimes
+from alignedserve.shell.link_keys import DeploymentKeys, LinkKeys
 from benchmarks.common.requests import request
 from benchmarks.common.timing import least_us
 from benchmarks.report import command, report, several, status
@@ -47,6 +52,7 @@ _OPEN = 4  # open requests for each worker
 _REPORTS = 4  # requests that a decode worker gets between two reports
 _GOAL = 5000  # requests per second, with 64 workers
 _FRAMES, _ROUNDS = 200, 20  # frames in a round, of which the fastest counts
+_BURST = 500  # frames between two looks at the clock
 _ENCODE_US, _DECODE_US = (83, 3), (139, 8)  # baseline and goal
 
 
@@ -138,9 +144,13 @@ def measure(num_workers: int, count: int) -> tuple[float, list[float]]:
     return count / deployment.seconds, sorted(took)
 
 
+def _frame_of(num_outputs: int) -> Envelope:
+    outputs = (Output(f"cmpl-{number:032x}", 0, 17, (1000 + number,), None) for number in range(num_outputs))
+    return Envelope("decode-0", 1, 1, Tokens(tuple(outputs)))
+
+
 def report_frames() -> None:
-    outputs = (Output(f"cmpl-{number:032x}", 0, 17, (1000 + number,), None) for number in range(64))
-    envelope = Envelope("decode-0", 1, 1, Tokens(tuple(outputs)))
+    envelope = _frame_of(64)
     frame = encode(envelope)
     for way, work, (baseline, goal) in (
         ("encode", lambda: encode(envelope), _ENCODE_US),
@@ -150,12 +160,48 @@ def report_frames() -> None:
         report(f"a frame of 64 outputs, {way}", value, "us", baseline=baseline, goal=goal)
 
 
+def report_links() -> None:
+    for num_outputs in (1, 64):
+        frame, keys = encode(_frame_of(num_outputs)), DeploymentKeys.new().parts
+        plain = _link_us(frame, None)
+        report(f"a frame of {num_outputs} outputs over loopback", _link_us(frame, keys), "us", baseline=plain)
+
+
+def _link_us(frame: bytes, keys: LinkKeys | None) -> float:
+    """Return the microseconds of processor time that a frame takes from one socket to another."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox, link = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+
+    def burst() -> float:
+        began_at = process_time()
+        for _ in range(_BURST):
+            link.send(frame)
+        for _ in range(_BURST):
+            inbox.recv()
+        return 1e6 * (process_time() - began_at) / _BURST
+
+    with ExitStack() as admission:
+        if keys is not None:
+            admission.enter_context(keys.admission(context, hears_launcher=False))
+            keys.guard(inbox)
+            keys.show(link)
+        inbox.bind("tcp://127.0.0.1:*")
+        link.connect(inbox.getsockopt_string(zmq.LAST_ENDPOINT))
+        burst()
+        took = min(burst() for _ in range(_ROUNDS))
+        for socket in (link, inbox):
+            socket.close(linger=0)
+    context.term()
+    return took
+
+
 def main() -> None:
     parser = command(__doc__)
     parser.add_argument("--requests", type=int, default=20_000, help="default: %(default)s")
     parser.add_argument("--workers", type=several(int), default=[8, 64, 256, 1024], help="default: %(default)s")
     args = parser.parse_args()
     report_frames()
+    report_links()
     for num_workers in args.workers:
         rate, took = measure(num_workers, args.requests)
         goal = _GOAL if num_workers == 64 else None

@@ -33,7 +33,6 @@ from alignedserve.launch.ray_actors import LINES, OnRay, in_group, job_config, n
 from alignedserve.protocol.messages import rank_of
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.control import door_of
-from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
 from alignedserve.store.storage import check_storage
@@ -108,7 +107,7 @@ def _placing(ray: Any, config: Config, types: Sequence[NodeType]) -> Placing:
 
 def _plan(config: Config, groups: Sequence[Group], host: str, router: str) -> list[PartSpec]:
     """Return the specs of all parts; several nodes with workers have several pools."""
-    deployment, tree, keys = new_deployment(), dump(config), LinkKeys.new()
+    deployment, tree = new_deployment(), dump(config)
     door, origin = str(door_of(config.server.port)), ClockOrigin.read()
     parts = [(Role(name.partition("-")[0]), name, rank_of(name)) for group in groups for name in group]
     here = [(role, name, 0) for role, name in parts_of(config) if role not in NAMED]
@@ -116,7 +115,6 @@ def _plan(config: Config, groups: Sequence[Group], host: str, router: str) -> li
         PartSpec(
             *(role, name, "" if role in NAMED else "head", deployment, host, router, tree, origin),
             rank=rank,
-            keys=keys,
             door=door,
         )
         for role, name, rank in (*here, *parts)
@@ -287,7 +285,8 @@ class _OnCluster(OnRay):
         super().launch(actor, first)
         for rank in self._ranks(first.worker):
             if rank.rank:
-                self.start(replace(rank, incarnation=first.incarnation, ranks_at=first.ranks_at))
+                name, number, device = rank.name, rank.rank, rank.device
+                self.start(replace(first, name=name, rank=number, device=device))
 
     def began(self, part: str) -> None:
         super().began(part)

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -23,10 +22,11 @@ from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.launch.ready import announce_when_ready
 from alignedserve.launch.scaling import change, check
-from alignedserve.protocol.messages import ROUTER, Died, Retire, rank_suffix
+from alignedserve.protocol.messages import LAUNCHER, ROUTER, Died, Life, Retire, Started, rank_suffix
 from alignedserve.shell.control import Door, HeardOrder
 from alignedserve.shell.exit_code import ExitCode
-from alignedserve.shell.links import tell
+from alignedserve.shell.link_keys import DeploymentKeys
+from alignedserve.shell.links import Pulse
 from alignedserve.shell.part import PartSpec
 
 GRACE_S = 5.0  # between asking a process to stop and killing it
@@ -86,7 +86,10 @@ class Keeper(ABC):
     def __init__(self, config: Config, specs: Sequence[PartSpec]) -> None:
         self._config, self._specs = config, list(specs)
         self._lives: dict[str, _PartLife] = {}
-        self._num_lives: Counter[str] = Counter()  # of each worker, also of those that have gone
+        self._keys = DeploymentKeys.new()
+        router, interval_s = self._specs[0].router, config.wire.heartbeat_s
+        self._to_router = Pulse(LAUNCHER, 0, Started(()), router, interval_s, self._keys.launcher)
+        self._newest: dict[str, Life] = {}  # name -> the newest life of each part, also of those that have gone
         self._alive: set[str] = set()
         self._retiring: dict[str, HeardOrder | None] = {}  # workers and pools that are to end -> the order to answer
         self._added: set[str] = set()  # workers that were not planned: if one cannot run, all else goes on
@@ -150,6 +153,7 @@ class Keeper(ABC):
                 door.close()
         finally:
             self._stop_all()
+            self._to_router.stop()
 
     def _watch(self) -> int:
         while (event := self._events.get()) is not None:
@@ -196,7 +200,7 @@ class Keeper(ABC):
             return ExitCode.USER_ERROR  # what other parts say of the same fault is not printed
         if ended.part != ROUTER:
             self._end_worker(life.spec.worker)
-            tell(life.spec.router, Died(life.spec.worker, ended.incarnation), life.spec.keys)
+            self._to_router.say(Died(life.spec.worker, ended.incarnation))
         if is_hopeless:
             print(f"alignedserve: {ended.part} does not stay up; see its log above", file=sys.stderr, flush=True)
             return ExitCode.BROKEN
@@ -243,7 +247,7 @@ class Keeper(ABC):
                 self.end(name)
                 continue
             asked.answer(f"{name} takes nothing new, and ends when nothing is left there")
-            tell(spec.router, Retire(name, spec.incarnation), spec.keys)
+            self._to_router.say(Retire(name, spec.incarnation))
             overdue = _PartOverdue(name, spec.incarnation)
             timer = threading.Timer(self._config.server.drain_s, self._events.put, [overdue])
             timer.daemon = True
@@ -273,10 +277,10 @@ class Keeper(ABC):
     def _forget(self, worker: str, incarnation: int) -> None:
         """Drop a worker that has ended for good."""
         self._end_worker(worker)
-        first, ranks = self._lives[worker].spec, self._ranks(worker)
+        ranks = self._ranks(worker)
         self._specs = [spec for spec in self._specs if spec.worker != worker]
         self._added.discard(worker)
-        tell(first.router, Died(worker, incarnation), first.keys)
+        self._to_router.say(Died(worker, incarnation))
         for rank in ranks:
             del self._lives[rank.name]
             self.forget(rank.name)
@@ -307,10 +311,15 @@ class Keeper(ABC):
         self._events.put(None)
 
     def _start(self, part: str, quick_deaths: int) -> None:
-        """Start a part; all ranks of a worker get the same incarnation."""
-        self._num_lives[part] += 1
-        for rank in self._ranks(part):
-            spec = replace(rank, incarnation=self._num_lives[part])
+        """Start a part; all ranks of a worker get the same incarnation. The router hears of the life first."""
+        ranks, before = self._ranks(part), self._newest.get(part)
+        life = Life(part, ranks[0].role, before.incarnation + 1 if before is not None else 1)
+        self._newest[part] = life
+        lives = tuple(self._newest.values())
+        self._to_router.change(Started(lives))
+        for rank in ranks:
+            told = lives if part == ROUTER else ()
+            spec = replace(rank, incarnation=life.incarnation, keys=self._keys.parts, lives=told)
             self._lives[spec.name] = _PartLife(spec, spec.name not in self._lives, quick_deaths)
             self.start(spec)
             self._alive.add(spec.name)

@@ -79,6 +79,23 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
+class Life:
+    """A life of a part that the launcher has started, or is about to start."""
+
+    name: str
+    role: Role
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A launcher tells the newest life of each of its parts, before it starts a life and again and again: the router
+    hears no others."""
+
+    lives: tuple[Life, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Died:
     """A launcher tells that it saw the process end."""
 
@@ -528,10 +545,12 @@ class Figures:
 
 
 ROUTER = "router"  # the name that every member knows from the start
+LAUNCHER = "launcher"  # the sender of what only the launcher may say
 
 Message: TypeAlias = (
     Members
     | Heartbeat
+    | Started
     | Died
     | Retire
     | Submit

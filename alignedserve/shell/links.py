@@ -9,24 +9,30 @@ from __future__ import annotations
 
 import logging
 import math
+import queue
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
 import zmq
 
 from alignedserve.errors import AlignedServeError, WireError
 from alignedserve.protocol.events import LinkGap, Received
 from alignedserve.protocol.membership import UNNUMBERED, Heard
-from alignedserve.protocol.messages import ROUTER, Heartbeat, Member, Message
+from alignedserve.protocol.messages import ROUTER, Message
 from alignedserve.protocol.wire import Envelope, decode, encode
 from alignedserve.shell.link_keys import LinkKeys
 
 log = logging.getLogger("alignedserve.links")
+_Arrived = TypeVar("_Arrived")
 
 MOST_QUEUED = 100_000  # frames on a link, before it counts as full
+_SEAL = 33  # bytes that encryption adds to a frame
 CUT_OFF = 4  # times the limit ends the connection; a frame between the two is refused with a line in the log
-TELL_S = 1  # how long a message may wait for a router that is just starting
+MOST_WAITING = 100  # of a pulse, while the router is away: heartbeats do not pile up
 
 
 class LinkFull(AlignedServeError):
@@ -42,21 +48,18 @@ class MemberLink:
 
 
 class Links:
-    def __init__(
-        self, name: str, incarnation: int, bind: str, router: str, most_bytes: int, keys: LinkKeys | None = None
-    ) -> None:
+    def __init__(self, name: str, incarnation: int, bind: str, router: str, most_bytes: int, keys: LinkKeys) -> None:
         self.name, self.incarnation = name, incarnation
         self._most_bytes, self._keys = most_bytes, keys
         self._context = zmq.Context()
         self._doorkeeper = ExitStack()
+        self._hears_launcher = name == ROUTER
+        self._doorkeeper.enter_context(keys.admission(self._context, self._hears_launcher))
         self._inbox = self._context.socket(zmq.PULL)
-        if keys is not None:
-            self._doorkeeper.enter_context(keys.admission(self._context))
-            keys.guard(self._inbox)
+        keys.guard(self._inbox)
         self._inbox.setsockopt(zmq.RCVHWM, MOST_QUEUED)
-        self._inbox.setsockopt(
-            zmq.MAXMSGSIZE, CUT_OFF * most_bytes
-        )  # ends the connection before its frame fills the memory
+        # This ends a connection before its frame fills the memory.
+        self._inbox.setsockopt(zmq.MAXMSGSIZE, CUT_OFF * most_bytes + _SEAL)
         self._bind(bind)
         self.address: str = self._inbox.getsockopt_string(zmq.LAST_ENDPOINT)
         self._wake_address = f"inproc://wake-{id(self)}"
@@ -67,7 +70,7 @@ class Links:
         self._waker_lock = threading.RLock()  # a signal handler may wake while another handler does
         self._links: dict[str, MemberLink] = {}
         self._ended: dict[str, MemberLink] = {}  # name -> the link before
-        self._heard = Heard()
+        self._heard = Heard(name)
         self.connect(ROUTER, router)
 
     def _bind(self, address: str) -> None:
@@ -85,13 +88,13 @@ class Links:
 
     def _connected(self, address: str) -> zmq.Socket[bytes]:
         socket = self._pushing()
-        if self._keys is not None:
-            self._keys.show(socket)
+        self._keys.show(socket)
         socket.connect(address)
         return socket
 
     def connect(self, name: str, address: str, incarnation: int = 0) -> None:
         """Link to a member. A later life's address replaces the present address; an earlier life's address does not."""
+        self._heard.meet(name, incarnation)
         known = self._links.get(name)
         if known is not None and (known.address == address or known.incarnation > incarnation):
             return
@@ -135,27 +138,27 @@ class Links:
         poller.register(self._inbox, zmq.POLLIN)
         poller.register(self._woken, zmq.POLLIN)
         poller.poll(None if timeout_s is None else math.ceil(max(0.0, timeout_s) * 1000))
-        self._drain(self._woken)
+        _drain(partial(self._woken.recv, zmq.NOBLOCK))
         events: list[Received | LinkGap] = []
-        for frame in self._drain(self._inbox):
-            events += self._read(frame)
+        if self._hears_launcher:
+            for labelled in _drain(self._labelled):
+                events += self._read(labelled.bytes, self._keys.is_launchers(labelled))
+        else:
+            for frame in _drain(partial(self._inbox.recv, zmq.NOBLOCK)):
+                events += self._read(frame)
         return events
 
-    def _drain(self, socket: zmq.Socket[bytes]) -> list[bytes]:
-        frames = []
-        try:
-            while True:
-                frames.append(socket.recv(zmq.NOBLOCK))
-        except zmq.Again:
-            return frames
+    def _labelled(self) -> zmq.Frame:
+        """Return a frame with the keys that it came by. This costs a microsecond more."""
+        return self._inbox.recv(zmq.NOBLOCK, copy=False)
 
-    def _read(self, frame: bytes) -> list[Received | LinkGap]:
+    def _read(self, frame: bytes, is_launchers: bool = False) -> list[Received | LinkGap]:
         try:
             envelope = decode(frame, self._most_bytes)
         except WireError as error:
             log.warning("%s: %s", self.name, error)
             return []
-        return self._heard.events(envelope)
+        return self._heard.events(envelope, is_launchers)
 
     def close(self) -> None:
         for link in self._links.values():
@@ -168,47 +171,61 @@ class Links:
         self._context.term()
 
 
-def tell(router: str, message: Message, keys: LinkKeys | None = None) -> None:
-    """Send one message to the router, from a process that is no member."""
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-    socket = context.socket(zmq.PUSH)
-    socket.setsockopt(zmq.LINGER, TELL_S * 1000)
-    if keys is not None:
-        keys.show(socket)
-    socket.connect(router)
-    socket.send(encode(Envelope("launcher", 0, UNNUMBERED, message)))
-    socket.close()
-    context.term()
+def _drain(receive: Callable[[], _Arrived]) -> list[_Arrived]:
+    """Return all that has arrived."""
+    arrived = []
+    try:
+        while True:
+            arrived.append(receive())
+    except zmq.Again:
+        return arrived
 
 
 class Pulse:
-    """Sends heartbeats to the router from a thread of its own."""
+    """Says a message to the router again and again, from a thread of its own: that a member lives, or what a launcher
+    has started."""
 
-    def __init__(self, member: Member, router: str, interval_s: float, keys: LinkKeys | None = None) -> None:
-        self._frame = encode(Envelope(member.name, member.incarnation, UNNUMBERED, Heartbeat(member)))
+    def __init__(
+        self, sender: str, incarnation: int, message: Message, router: str, interval_s: float, keys: LinkKeys
+    ) -> None:
+        self._sender, self._incarnation, self._message = sender, incarnation, message
         self._router, self._interval_s, self._keys = router, interval_s, keys
-        self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._said: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: stop
+        self._said.put(message)
+        self._thread = threading.Thread(target=self._speak, name="pulse", daemon=True)
         self._thread.start()
 
-    def _beat(self) -> None:
+    def say(self, message: Message) -> None:
+        """Say this once, now. Any thread may call this."""
+        self._said.put(message)
+
+    def change(self, message: Message) -> None:
+        """Say this now, and from now on again and again."""
+        self._message = message
+        self.say(message)
+
+    def stop(self) -> None:
+        self._said.put(None)
+        self._thread.join()
+
+    def _speak(self) -> None:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         socket = context.socket(zmq.PUSH)
         socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.SNDHWM, 2)  # while the router is away, heartbeats do not pile up
+        socket.setsockopt(zmq.SNDHWM, MOST_WAITING)
         socket.setsockopt(zmq.RECONNECT_IVL, 50)
-        if self._keys is not None:
-            self._keys.show(socket)
+        self._keys.show(socket)
         socket.connect(self._router)
-        while not self._stopped.is_set():
+        while (message := self._next()) is not None:
             try:
-                socket.send(self._frame, zmq.NOBLOCK)
+                socket.send(encode(Envelope(self._sender, self._incarnation, UNNUMBERED, message)), zmq.NOBLOCK)
             except zmq.Again:
-                log.debug("the router takes no heartbeat")
-            self._stopped.wait(self._interval_s)
+                log.debug("the router takes nothing from %s", self._sender)
         socket.close()
         context.term()
 
-    def stop(self) -> None:
-        self._stopped.set()
-        self._thread.join()
+    def _next(self) -> Message | None:
+        try:
+            return self._said.get(timeout=self._interval_s)
+        except queue.Empty:
+            return self._message

@@ -18,7 +18,7 @@ from alignedserve.config.config import Config, parse
 from alignedserve.core import Role
 from alignedserve.machine.capacity import Capacity, capacity
 from alignedserve.protocol.commands import Command
-from alignedserve.protocol.messages import Member, rank_suffix
+from alignedserve.protocol.messages import Heartbeat, Life, Member, rank_suffix
 from alignedserve.protocol.wire import MOST_FRAME_BYTES
 from alignedserve.shell.clock import Clock, ClockOrigin
 from alignedserve.shell.link_keys import LinkKeys
@@ -39,11 +39,13 @@ class PartSpec:
     router: str  # the router's address
     config: Mapping[str, Any]  # as `alignedserve.config.config.dump` made it
     origin: ClockOrigin  # the same for all parts
-    incarnation: int = 0  # number of this life of the part, from 1; 0: of a part that has not started
+    # The keeper fills in these as the part starts.
+    incarnation: int = 0  # number of this life of the part, from 1
+    keys: LinkKeys | None = None
+    lives: tuple[Life, ...] = ()  # for the router: the newest life of each part
     rank: int = 0  # tensor parallelism: each rank is a part; other parts talk to rank 0 only
     device: int = 0  # number of the GPU, where there are any
     ranks_at: str = ""  # host:port where the ranks of this worker meet
-    keys: LinkKeys | None = None  # keys of all links; None where links stay on this machine
     door: str = ""  # address of the launcher, for parts that ask for more or fewer workers (control.py)
 
     @property
@@ -93,19 +95,23 @@ class Part(Place):
 
     def __init__(self, spec: PartSpec) -> None:
         super().__init__(spec)
+        assert spec.keys is not None, f"{spec.name} has no keys for its links"
+        self._keys = spec.keys
         self.clock = Clock(spec.origin)
         bind = spec.router if spec.role is Role.ROUTER else f"tcp://{spec.host}:*"
-        self.links = Links(spec.name, self.incarnation, bind, spec.router, MOST_FRAME_BYTES, spec.keys)
+        self.links = Links(spec.name, self.incarnation, bind, spec.router, MOST_FRAME_BYTES, self._keys)
         self.member = Member(spec.name, spec.role, spec.node, self.incarnation, self.links.address)
 
     def shell(self, core: Core, hands: Hands | None = None, begin_aside: BeginAside | None = None) -> Shell:
-        return Shell(core, self.links, self.clock, hands, begin_aside)
+        return Shell(core, self.links, self.clock, hands, begin_aside, self.spec.lives)
 
     def run(self, shell: Shell, first: list[Command] | None = None) -> None:
         """Run the shell until it is stopped."""
         pulse = None
         if self.spec.role is not Role.ROUTER:
-            pulse = Pulse(self.member, self.spec.router, self.config.wire.heartbeat_s, self.spec.keys)
+            beat = Heartbeat(self.member)
+            said_by = self.member.name, self.incarnation
+            pulse = Pulse(*said_by, beat, self.spec.router, self.config.wire.heartbeat_s, self._keys)
         try:
             shell.run(first or [])
         finally:

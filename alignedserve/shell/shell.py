@@ -15,8 +15,8 @@ from typing import TypeAlias
 from alignedserve.errors import WireError
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, Post, Unsent
-from alignedserve.protocol.membership import Membership
-from alignedserve.protocol.messages import Member, Message
+from alignedserve.protocol.membership import membership_of
+from alignedserve.protocol.messages import Life, Member, Message
 from alignedserve.shell import journal
 from alignedserve.shell.clock import Clock
 from alignedserve.shell.links import LinkFull, Links
@@ -39,8 +39,10 @@ class Shell(TurnLoop):
         clock: Clock,
         hands: Hands | None = None,
         begin_aside: BeginAside | None = None,
+        lives: Iterable[Life] = (),
     ) -> None:
-        super().__init__(core, hands or NoHands(), Membership(links.name, links.incarnation), clock)
+        """`lives` are those that the launcher had started when a router starts."""
+        super().__init__(core, hands or NoHands(), membership_of(links.name, links.incarnation, lives), clock)
         self._links, self._begin_aside = links, begin_aside
         self._posted: deque[Event | Exception] = deque()  # results of work, and what other threads post
 

@@ -125,15 +125,15 @@ class TurnLoop(ABC):
         return self.alive
 
     def _hear(self, event: Event) -> None:
-        """Deliver the event now, or keep it until its sender is announced."""
+        """Deliver the event now, keep it until its sender is announced, or drop what its sender may not say."""
         match event:
+            case Received() if not self._membership.admits(event):
+                pass
             case Received(message=Heartbeat(member)):
                 self._connect(member)
                 self._deliver(event)
-            case Received(sender, Members(members)) if sender == ROUTER:
+            case Received(message=Members(members)):
                 self._meet(members)
-            case Received() if not self._membership.admits(event):
-                pass
             case _:
                 self._deliver(event)
 

@@ -159,6 +159,7 @@ COMMIT_FRAME = (
 SCHEMA = [
     "Members(members: tuple[Member, ...])",
     "Heartbeat(member: Member)",
+    "Started(lives: tuple[Life, ...])",
     "Died(name: str, incarnation: int)",
     "Retire(name: str, incarnation: int)",
     "Submit(request: Request, sketch: Sketch | None)",
@@ -206,6 +207,7 @@ SCHEMA = [
     "Figures(usage: Usage | None, num_refused: int, num_compressed: int, num_incompressible: int, "
     "num_failed_transfers: int, rebuilt_s: float | None, rt: Stages | None, be: Stages | None, member: str)",
     "Member(name: str, role: Role, node: str, incarnation: int, address: str, transport: str)",
+    "Life(name: str, role: Role, incarnation: int)",
     "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], sampling: "
     "Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, arrival_at: float,"
     " priority: int, emitted_at: float | None, salt: str, estimate: Estimate | None)",

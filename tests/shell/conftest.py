@@ -9,13 +9,14 @@ import pytest
 
 from alignedserve.core import Role
 from alignedserve.protocol.events import LinkGap, Received
-from alignedserve.protocol.messages import Member
-from alignedserve.shell.link_keys import LinkKeys
-from alignedserve.shell.links import Links
+from alignedserve.protocol.messages import Heartbeat, Member
+from alignedserve.shell.link_keys import DeploymentKeys, LinkKeys
+from alignedserve.shell.links import Links, Pulse
 
 DEADLINE_S = 60.0
 MOST_BYTES = 1 << 16
 LOOPBACK = "tcp://127.0.0.1:*"
+OURS = DeploymentKeys.new()
 Start = Callable[..., Links]
 
 
@@ -24,7 +25,7 @@ def start() -> Iterator[Start]:
     """Start links that are closed when the test ends; each member's router is the first that was started."""
     started: list[Links] = []
 
-    def make(name: str, incarnation: int = 1, bind: str = LOOPBACK, keys: LinkKeys | None = None) -> Links:
+    def make(name: str, incarnation: int = 1, bind: str = LOOPBACK, keys: LinkKeys = OURS.parts) -> Links:
         router = started[0].address if started else "tcp://127.0.0.1:9"
         links = Links(name, incarnation, bind, router, MOST_BYTES, keys)
         started.append(links)
@@ -48,3 +49,8 @@ def wait_for(links: Links, count: int) -> list[Received | LinkGap]:
 
 def member(links: Links) -> Member:
     return Member(links.name, Role.DECODE, "node0", links.incarnation, links.address)
+
+
+def beat_of(heart: Member, router: str, interval_s: float = 0.01) -> Pulse:
+    """Return a pulse that says to the router that the member lives."""
+    return Pulse(heart.name, heart.incarnation, Heartbeat(heart), router, interval_s, OURS.parts)

@@ -14,10 +14,10 @@ from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError, WireError
 from alignedserve.protocol.events import LinkGap, Received
 from alignedserve.protocol.membership import UNNUMBERED
-from alignedserve.protocol.messages import ROUTER, AskPages, Cancel, Died, Heartbeat, Member
+from alignedserve.protocol.messages import LAUNCHER, ROUTER, AskPages, Cancel, Died, Heartbeat, Life, Member, Started
 from alignedserve.protocol.wire import Envelope, encode
-from alignedserve.shell.links import CUT_OFF, LinkFull, Links, Pulse, tell
-from tests.shell.conftest import DEADLINE_S, MOST_BYTES, Start, member, wait_for
+from alignedserve.shell.links import CUT_OFF, LinkFull, Links, Pulse
+from tests.shell.conftest import DEADLINE_S, MOST_BYTES, OURS, Start, beat_of, member, wait_for
 
 
 class Raw:
@@ -27,6 +27,7 @@ class Raw:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.PUSH)
         self._socket.setsockopt(zmq.LINGER, 0)
+        OURS.parts.show(self._socket)
         self._ends = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         self._connected: set[str] = set()
 
@@ -103,10 +104,9 @@ def test_an_unknown_member_gets_nothing(start: Start) -> None:
         ([(5, 4), (5, 5)], [GAP, got(4), got(5)]),
         ([(5, 1), (5, 1), (5, 2), (5, 1)], [got(1), got(2)]),  # a frame is repeated
         ([(5, 1), (5, 3), (5, 2), (5, 4)], [got(1), GAP, got(3), got(4)]),  # a frame comes late
-        ([(5, 1), (4, 2), (5, 2)], [got(1), got(2)]),  # a frame of an earlier life comes late
+        ([(5, 1), (4, 1), (5, 2)], [got(1), got(1, incarnation=4), got(2)]),  # each life counts for itself
         ([(5, 1), (5, 2), (6, 1), (6, 2)], [got(1), got(2), got(1, incarnation=6), got(2, incarnation=6)]),
         ([(5, 1), (6, 2)], [got(1), GAP, got(2, incarnation=6)]),
-        ([(5, 1), (6, 1), (5, 2), (6, 2)], [got(1), got(1, incarnation=6), got(2, incarnation=6)]),
         ([(5, 1), (5, UNNUMBERED), (5, 2)], [got(1), got(0), got(2)]),  # an unnumbered frame does not count
     ],
 )
@@ -122,6 +122,16 @@ def test_gaps_and_lives(
     end = got(1, "end", 1)
     raw(links, frame(1, 1, sender="end", incarnation=1))
     assert wait_for(links, len(events) + 1) == [*events, end]
+
+
+def test_frames_of_a_life_before_the_one_that_was_met_are_dropped(start: Start, raw: Raw) -> None:
+    links = start(ROUTER)
+    links.connect("worker", "tcp://127.0.0.1:9", 6)
+    for incarnation in (5, 6, 2**62):
+        raw(links, frame(1, 1, incarnation=incarnation))
+    raw(links, frame(2, 2, incarnation=6))
+    heard = [got(1, incarnation=6), got(1, incarnation=2**62), got(2, incarnation=6)]
+    assert wait_for(links, 3) == heard, "a large number makes nobody deaf to the others"
 
 
 def test_garbage_is_logged_and_survived(start: Start, raw: Raw, caplog: pytest.LogCaptureFixture) -> None:
@@ -226,7 +236,7 @@ def test_wakes_of_many_threads_lose_no_message(start: Start) -> None:
 
 def test_a_wake_may_come_after_the_end() -> None:
     """The thread of a signal does not know that its process is ending by itself."""
-    links = Links(ROUTER, 1, "tcp://127.0.0.1:*", "tcp://127.0.0.1:9", most_bytes=1000)
+    links = Links(ROUTER, 1, "tcp://127.0.0.1:*", "tcp://127.0.0.1:9", 1000, OURS.parts)
 
     def wake_often() -> None:
         for _ in range(500):
@@ -281,7 +291,7 @@ def test_a_receive_waits_as_long_as_it_should(start: Start, wait_s: float) -> No
 
 def test_the_pulse_reaches_the_router_again_and_again(start: Start) -> None:
     router, worker = start(ROUTER), start("worker", 5)
-    pulse = Pulse(member(worker), router.address, 0.01)
+    pulse = beat_of(member(worker), router.address)
     try:
         beats = wait_for(router, 3)
     finally:
@@ -293,7 +303,7 @@ def test_the_pulse_finds_a_router_that_starts_later_or_anew(start: Start) -> Non
     first = start(ROUTER, 1)
     worker, address = start("worker", 5), first.address
     first.close()
-    pulse = Pulse(member(worker), address, 0.01)
+    pulse = beat_of(member(worker), address)
     try:
         second = start(ROUTER, 2, address)
         assert wait_for(second, 1)[0] == Received("worker", Heartbeat(member(worker)), 5)
@@ -305,7 +315,7 @@ def test_the_pulse_finds_a_router_that_starts_later_or_anew(start: Start) -> Non
 
 def test_the_pulse_stops_at_once_though_nobody_listens() -> None:
     began = time.monotonic()
-    Pulse(Member("w", Role.POOL, "n", 1, "tcp://127.0.0.1:9"), "tcp://127.0.0.1:9", 3600.0).stop()
+    beat_of(Member("w", Role.POOL, "n", 1, "tcp://127.0.0.1:9"), "tcp://127.0.0.1:9", 3600.0).stop()
     assert time.monotonic() - began < DEADLINE_S
 
 
@@ -383,21 +393,28 @@ def test_what_was_said_last_still_goes_out(start: Start) -> None:
     assert wait_for(router, 100) == [got(pages) for pages in range(100)]
 
 
-def test_tell_reaches_the_router_and_gives_up_without_one(start: Start) -> None:
-    router = start(ROUTER)
-    tell(router.address, Died("worker", 5))
-    assert wait_for(router, 1) == [Received("launcher", Died("worker", 5), 0)]
-    address = router.address
-    router.close()
-    began = time.monotonic()
-    tell(address, Died("worker", 5))
-    assert time.monotonic() - began < DEADLINE_S
+def test_what_a_launcher_has_started_is_said_again_and_again_and_all_else_once(start: Start) -> None:
+    router, first, second = start(ROUTER), Started(()), Started((Life("pool-0", Role.POOL, 1),))
+    launcher = Pulse(LAUNCHER, 0, first, router.address, 0.01, OURS.launcher)
+    try:
+        assert wait_for(router, 3)[:3] == [Received(LAUNCHER, first)] * 3
+        launcher.say(Died("worker", 5))
+        launcher.change(second)
+        said = wait_for(router, 1)
+        while said[-2:] != [Received(LAUNCHER, second)] * 2:
+            said += wait_for(router, 1)
+    finally:
+        launcher.stop()
+    assert said.count(Received(LAUNCHER, Died("worker", 5))) == 1
+    told = [event.message for event in said if isinstance(event, Received)]
+    assert told.index(Died("worker", 5)) == told.index(second) - 1, "in its order"
+    assert first not in told[told.index(second) :]
 
 
 def test_an_address_that_is_taken_is_a_clear_error(start: Start) -> None:
     router = start(ROUTER)
     with pytest.raises(AlignedServeError, match=f"cannot listen on {router.address}: Address already in use"):
-        Links("other", 1, router.address, router.address, MOST_BYTES)
+        Links("other", 1, router.address, router.address, MOST_BYTES, OURS.parts)
 
 
 def test_a_full_link_is_said_and_leaves_a_gap(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import pytest
 
@@ -24,12 +24,27 @@ from alignedserve.protocol.events import (
     TimerFired,
     Unsent,
 )
-from alignedserve.protocol.messages import ROUTER, AskPages, Heartbeat, Member, Members
+from alignedserve.protocol.messages import (
+    LAUNCHER,
+    ROUTER,
+    AskPages,
+    Died,
+    Heartbeat,
+    Holding,
+    Life,
+    Member,
+    Members,
+    Missed,
+    Retire,
+    Started,
+    Submit,
+)
 from alignedserve.shell.clock import Clock, ClockOrigin
 from alignedserve.shell.links import Links, Pulse
 from alignedserve.shell.shell import BeginAside, Shell
 from alignedserve.shell.turn import Hands, NoHands
-from tests.shell.conftest import DEADLINE_S, Start, wait_for
+from tests.samples import request
+from tests.shell.conftest import DEADLINE_S, OURS, Start, beat_of, wait_for
 
 Answer = Callable[[Event], list[Command]]
 END = TimerFired("end")
@@ -50,9 +65,10 @@ class Bench:
         answer: Answer = silent,
         hands: Hands | None = None,
         begin_aside: BeginAside | None = None,
+        lives: Sequence[Life] = (),
     ) -> None:
         self.happened: list[object] = []
-        self.shell = Shell(self, links, Clock(ClockOrigin.read()), hands, begin_aside)
+        self.shell = Shell(self, links, Clock(ClockOrigin.read()), hands, begin_aside, lives)
         self._last, self._answer = last, answer
 
     def handle(self, event: Event, now: float) -> list[Command]:
@@ -166,25 +182,87 @@ def test_a_later_life_is_not_the_announced_member(router: Links, worker: Links) 
         Bench(worker).run()
 
 
-def test_a_late_heartbeat_of_an_earlier_life_does_not_redirect_the_link(start: Start, router: Links) -> None:
+# --- What the router hears
+
+
+def life_of(links: Links, incarnation: int | None = None) -> Life:
+    return Life(links.name, member(links).role, links.incarnation if incarnation is None else incarnation)
+
+
+def test_a_late_heartbeat_of_an_earlier_life_is_not_heard_and_does_not_redirect_the_link(
+    start: Start, router: Links
+) -> None:
     old, new = start("decode-0", 5), start("decode-0", 6)
-    pulses: list[Pulse] = []
-    late = Received(old.name, Heartbeat(member(old)), 5)
+    last = Received(new.name, Holding(()), 6)
+    bench = Bench(
+        router, last, lambda event: [Send("decode-0", Missed())] if event == last else [], lives=[life_of(new)]
+    )
+    for message in (Heartbeat(member(new)), Heartbeat(member(old)), Holding(())):
+        new.send(ROUTER, message)
+    assert bench.run() == [Received(new.name, Heartbeat(member(new)), 6), last]
+    assert wait_for(new, 1) == [Received(ROUTER, Missed(), 1)]
 
-    def answer(event: Event) -> list[Command]:
-        if event == late:
-            return [Send("decode-0", AskPages(1))]
-        if not pulses:
-            pulses.append(Pulse(member(old), router.address, 3600.0))
-        return []
 
-    new.send(ROUTER, Heartbeat(member(new)))
+def test_who_was_not_started_cannot_register_and_only_the_launcher_declares_deaths(
+    start: Start, router: Links, worker: Links, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A process with the keys of the parts, and the launcher itself where it is wrong."""
+    logging.getLogger("alignedserve").propagate = True
+    stranger, impostor = start("prefill-9", 1), start("decode-0", 2**62)
+    as_launcher = start(LAUNCHER, 1)
+    last = Received(LAUNCHER, Died("decode-0", 5))
+    bench = Bench(router, last, lives=[life_of(worker), Life(ROUTER, Role.ROUTER, 1)])
+    for links in (stranger, impostor, worker):
+        links.send(ROUTER, Heartbeat(member(links)))
+        links.send(ROUTER, Died("decode-0", 5))
+        links.send(ROUTER, Holding(()))
+    as_launcher.send(ROUTER, Died("decode-0", 5))
+    heard: list[Event] = []
+    while Received("decode-0", Holding(()), 5) not in heard:  # then all that came before it has been read
+        heard += bench.shell._arrived(DEADLINE_S)
+    launcher = Pulse(LAUNCHER, 0, Started((Life("decode-0", Role.DECODE, 4),)), router.address, 3600.0, OURS.launcher)
+    for said in (
+        Retire("decode-0", 2**62),
+        Died("decode-0", 2**62),
+        Died("prefill-9", 1),
+        Submit(request("a")),
+        last.message,
+    ):
+        launcher.say(said)
     try:
-        assert Bench(router, late, answer).run() == [Received(new.name, Heartbeat(member(new)), 6), late]
+        bench.shell.turn(heard)
+        bench.run()
     finally:
-        for pulse in pulses:
-            pulse.stop()
-    assert wait_for(new, 1) == [Received(ROUTER, AskPages(1), 1)]
+        launcher.stop()
+    beat, holding = Received("decode-0", Heartbeat(member(worker)), 5), Received("decode-0", Holding(()), 5)
+    assert bench.happened == [beat, holding, last]
+    dropped = [record.getMessage() for record in caplog.records if "may not say" in record.getMessage()]
+    assert sorted(line.split("'")[1] for line in dropped) == ["decode-0", "launcher", "launcher", "prefill-9"]
+
+
+def test_the_router_hears_a_life_as_soon_as_the_launcher_has_started_it(start: Start, router: Links) -> None:
+    worker = start("decode-0", 2)
+    beat = Received(worker.name, Heartbeat(member(worker)), 2)
+    bench = Bench(router, beat, lives=[life_of(worker, 1)])
+    launcher = Pulse(LAUNCHER, 0, Started((life_of(worker),)), router.address, 3600.0, OURS.launcher)
+    pulse = beat_of(member(worker), router.address)
+    try:
+        assert bench.run() == [beat]
+    finally:
+        launcher.stop()
+        pulse.stop()
+
+
+def test_a_member_may_say_only_what_its_role_says(start: Start, router: Links, worker: Links) -> None:
+    pool, joined = start("pool-0", 7), roll(worker, start("gateway-0", 1))
+    bench = Bench(worker, last=Received("pool-0", Missed(), 7))
+    router.send(worker.name, roll(worker, pool))
+    pool.connect(worker.name, worker.address)
+    for message in (joined, Died("decode-0", 5), Heartbeat(member(worker)), Retire("decode-0", 5), Missed()):
+        pool.send(worker.name, message)
+    assert bench.run()[-1] == Received("pool-0", Missed(), 7)
+    assert set(map(type, bench.happened)) == {MemberJoined, Received}
+    assert [event for event in bench.happened if isinstance(event, Received)] == bench.happened[-1:]
 
 
 # --- Timers, work, and other threads

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from alignedserve.core import Role, StepPlan
 from alignedserve.protocol.commands import Command, End, RunStep, Send, SetTimer
 from alignedserve.protocol.events import Closed, Event, MemberJoined, MemberLost, Received, TimerFired
-from alignedserve.protocol.membership import Membership
-from alignedserve.protocol.messages import ROUTER, AskPages, Heartbeat, Member, Members, Message
+from alignedserve.protocol.membership import membership_of
+from alignedserve.protocol.messages import ROUTER, AskPages, Heartbeat, Life, Member, Members, Message
 from alignedserve.shell.turn import NoHands, TurnLoop
 
 ME, OTHER = (Member(name, Role.DECODE, "local", 1, f"{name}#1") for name in ("decode-0", "decode-1"))
@@ -27,10 +27,12 @@ class StoppedClock:
 class Loop(TurnLoop):
     """Record what the core hears and what the loop does, in order; the core answers as the test says."""
 
-    def __init__(self, answer: Callable[[Event], list[Command]] = lambda _: []) -> None:
+    def __init__(
+        self, answer: Callable[[Event], list[Command]] = lambda _: [], me: str = ME.name, lives: Sequence[Life] = ()
+    ) -> None:
         self.clock, self.noted = StoppedClock(), list[object]()
         self._answer = answer
-        super().__init__(self, NoHands(), Membership(ME.name, ME.incarnation), self.clock)
+        super().__init__(self, NoHands(), membership_of(me, ME.incarnation, lives), self.clock)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         self.noted.append(event)
@@ -91,7 +93,8 @@ def test_a_member_is_linked_before_the_core_hears_of_it_and_its_early_frames_fol
 
 
 def test_a_heartbeat_makes_a_link() -> None:
-    loop, beat = Loop(), Received(OTHER.name, Heartbeat(OTHER), 1)
+    beat = Received(OTHER.name, Heartbeat(OTHER), 1)
+    loop = Loop(me=ROUTER, lives=[Life(OTHER.name, OTHER.role, OTHER.incarnation)])
     loop.turn([beat])
     assert loop.noted == [f"link to {OTHER.name}", beat]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 from typing import Any, NamedTuple
 
@@ -11,9 +12,29 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.config.topology import Topology
-from alignedserve.core import WorkerLimits
-from alignedserve.protocol.messages import ROUTER, Batch, Commit, Member, Message
-from alignedserve.protocol.wire import decode
+from alignedserve.core import FinishReason, Role, WorkerLimits
+from alignedserve.protocol.membership import UNNUMBERED
+from alignedserve.protocol.messages import (
+    LAUNCHER,
+    ROUTER,
+    AttemptLost,
+    Batch,
+    Commit,
+    Died,
+    Heartbeat,
+    Life,
+    Member,
+    Members,
+    Message,
+    Output,
+    Progress,
+    Release,
+    Retire,
+    Started,
+    Tokens,
+)
+from alignedserve.protocol.wire import Envelope, decode
+from alignedserve.simulator.machines.clock import Priority
 from alignedserve.simulator.machines.faults import (
     DropFrames,
     Duplicate,
@@ -210,6 +231,39 @@ def test_the_owner_notices_a_last_frame_that_is_lost() -> None:
     """No later frame shows the loss. So many lost frames are several attempts, but too few for the owner to give up."""
     of = replace(deployment(1, "colocated"), workload=Workload(num_requests=1))
     check(replace(of, faults=(DropFrames(2.0, "decode-0", "gateway-0", frames=100),)))
+
+
+def forgeries() -> list[tuple[str, Envelope]]:
+    """Return frames that no part may say, and whom they are for."""
+    worker, late = Member("decode-0", Role.DECODE, "local", 1, "decode-0#1"), 2**62
+    unknown, gateway = replace(worker, name="decode-9"), "gateway-0"
+    tokens = Tokens(tuple(Output(f"request-{n}", 0, 0, (7,) * 5, FinishReason.STOP) for n in range(15)))
+    return [
+        (ROUTER, Envelope(LAUNCHER, 0, UNNUMBERED, Died("decode-0", 1))),
+        (ROUTER, Envelope(LAUNCHER, 0, UNNUMBERED, Started((Life("decode-0", Role.DECODE, late),)))),
+        (ROUTER, Envelope("prefill-0", 1, UNNUMBERED, Died("decode-0", 1))),
+        (ROUTER, Envelope("decode-0", late, 1, Progress(ended=(("request-0", 0),), lengths=(1,)))),
+        (ROUTER, Envelope("decode-0", late, UNNUMBERED, Heartbeat(replace(worker, incarnation=late)))),
+        (ROUTER, Envelope("decode-0", 1, UNNUMBERED, Heartbeat(replace(worker, role=Role.POOL)))),
+        (ROUTER, Envelope("decode-9", 1, UNNUMBERED, Heartbeat(unknown))),
+        *((gateway, Envelope(name, life, 1, tokens)) for name, life in (("decode-9", 1), ("decode-0", late))),
+        *(
+            (gateway, Envelope("pool-0", 1, UNNUMBERED, said))
+            for said in (tokens, Members(()), AttemptLost("request-1", 0))
+        ),
+        ("decode-0", Envelope("prefill-0", 1, UNNUMBERED, Retire("decode-0", 1))),
+        ("pool-0", Envelope("gateway-0", 1, UNNUMBERED, Release("request-2", 0))),
+    ]
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_forged_frames_change_nothing(seed: int) -> None:
+    of = replace(deployment(seed, "1+1"), faults=(Kill(2.2, ROUTER, 0.3), Kill(2.6, "decode-0", 0.4)))
+    forged = Simulation(of)
+    for number in range(400):
+        for to, envelope in forgeries():
+            forged.world.agenda.at(1.7 + number / 100, Priority.FRAME, partial(forged.world.forge, to, envelope))
+    assert forged.run() == simulate(of)
 
 
 def test_every_kind_of_fault_is_drawn_for_every_member_and_link() -> None:

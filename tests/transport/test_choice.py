@@ -14,6 +14,7 @@ from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.errors import ConfigError, TransportError
 from alignedserve.shell.clock import ClockOrigin
+from alignedserve.shell.link_keys import DeploymentKeys
 from alignedserve.shell.part import Part, PartSpec
 from alignedserve.transport.opening import Means, choose, chosen_for, means_of, open_transport
 from alignedserve.transport.transport import Transport
@@ -118,7 +119,8 @@ def part(incarnation: int = 7, **kwargs: object) -> Part:
     config = Config(**({"topology": Topology(1, 1)} | kwargs))  # type: ignore[arg-type]
     dumped = dump(config)
     at = "local", "test", "127.0.0.1", "tcp://127.0.0.1:9"
-    return Part(PartSpec(Role.PREFILL, "prefill-0", *at, dumped, ClockOrigin.read(), incarnation))
+    keys = DeploymentKeys.new().parts
+    return Part(PartSpec(Role.PREFILL, "prefill-0", *at, dumped, ClockOrigin.read(), incarnation, keys))
 
 
 def opened(part_of_worker: Part) -> tuple[Transport, torch.Tensor]:

@@ -19,7 +19,7 @@ from alignedserve.core import StepFailure, StepResult
 from alignedserve.errors import CastOut
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import Event, StepDone
-from alignedserve.protocol.membership import Heard, Membership
+from alignedserve.protocol.membership import Heard, membership_of
 from alignedserve.protocol.messages import ROUTER, Member, Message
 from alignedserve.protocol.wire import Envelope, decode
 from alignedserve.shell.turn import Core, Hands, TurnLoop
@@ -86,12 +86,12 @@ class Process(TurnLoop):
 
     def __init__(self, world: World, member: Member, setup: ProcessSetup) -> None:
         self._own_clock = ProcessClock(world.agenda, world.trouble.ahead_s(member.name))
-        membership = Membership(member.name, member.incarnation)
+        membership = membership_of(member.name, member.incarnation, world.lives)
         super().__init__(setup.core, setup.hands, membership, self._own_clock)
         self.member = member
         self._first, self._work_hands = setup.first, setup.work
         self._world, self._agenda = world, world.agenda
-        self._heard = Heard()
+        self._heard = Heard(member.name)
         self._links = {ROUTER: VirtualLink(ROUTER)}
         self._ended_links: dict[str, VirtualLink] = {}
         self._inbox: deque[Frame | Event] = deque()
@@ -249,6 +249,7 @@ class Process(TurnLoop):
     # --- Links
 
     def _connect(self, member: Member) -> None:
+        self._heard.meet(member.name, member.incarnation)
         known = self._links.get(member.name)
         if known is None or (known.address != member.address and known.incarnation <= member.incarnation):
             self._disconnect(member.name)

@@ -18,8 +18,9 @@ from typing import cast
 
 from alignedserve.core import Role
 from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import Received
 from alignedserve.protocol.membership import UNNUMBERED
-from alignedserve.protocol.messages import ROUTER, Died, Heartbeat, Member, Message, Retire
+from alignedserve.protocol.messages import LAUNCHER, ROUTER, Died, Heartbeat, Life, Member, Message, Retire, Started
 from alignedserve.protocol.wire import Envelope, encode
 from alignedserve.simulator.machines.clock import Agenda, Priority
 from alignedserve.simulator.machines.faults import Fault, Freeze, Kill, Resize
@@ -68,7 +69,7 @@ class World:
         self._draw_share = Random(f"{seed}/delays").random
         self._digest = blake2b(digest_size=16)
         self._makers: dict[str, tuple[Role, MakeSetup, str, str]] = {}
-        self._lives: dict[str, int] = {}  # name -> its last incarnation
+        self._newest: dict[str, Life] = {}  # name -> its newest life
         self._alive: dict[str, Process] = {}
         self._to_router: list[Frame] = []  # frames that wait while the router is away
         self.trouble = Trouble(seed)
@@ -121,7 +122,7 @@ class World:
         if process is None:
             self.on_gone(name)
             return
-        self._send_to_router(Envelope("launcher", 0, UNNUMBERED, Retire(name, process.member.incarnation)))
+        self._say_to_router(Retire(name, process.member.incarnation))
 
     def welcome(self, name: str) -> None:
         """Let the name be used again: an earlier member may have had it and gone for good."""
@@ -139,7 +140,7 @@ class World:
         if name in self._retired or name in self._alive:
             return
         role, make, node, transport = self._makers[name]
-        self._lives[name] = incarnation = self._lives.get(name, 0) + 1
+        incarnation = self._begin_life(name, role)
         address = name if role is Role.ROUTER else f"{name}#{incarnation}"
         member = Member(name, role, node, incarnation, address, transport)
         process = Process(self, member, make(self, member))
@@ -152,6 +153,19 @@ class World:
         else:
             self._beat(process)
 
+    def _begin_life(self, name: str, role: Role) -> int:
+        """Return the incarnation of a member's next life. The launcher tells the router of it before it starts it."""
+        before = self._newest.get(name)
+        self._newest[name] = life = Life(name, role, before.incarnation + 1 if before is not None else 1)
+        if ROUTER in self._alive:
+            self._alive[ROUTER].post(Received(LAUNCHER, Started((life,))))
+        return life.incarnation
+
+    @property
+    def lives(self) -> Iterable[Life]:
+        """Return the newest life of each member that was ever started."""
+        return self._newest.values()
+
     def _beat(self, process: Process) -> None:
         if not process.alive:
             return
@@ -160,7 +174,8 @@ class World:
         if process.is_frozen or self.trouble.mutes(process.member.name, self.agenda.now):
             return
         member = process.member
-        self._send_to_router(Envelope(member.name, member.incarnation, UNNUMBERED, Heartbeat(member)))
+        beat = self.frame(Envelope(member.name, member.incarnation, UNNUMBERED, Heartbeat(member)))
+        self._reach_router(lambda router: router.arrive(beat))
 
     def watch(self, holder: str, gone: Callable[[], None]) -> None:
         """Call `gone` after the holder's process has ended: its lock is free then, however late others hear of it."""
@@ -189,6 +204,11 @@ class World:
         if trouble is not None and trouble.doubles(sender.name, to):
             self.agenda.at(arrival_at + self._delay_s(), Priority.FRAME, arrive)
 
+    def forge(self, to: str, envelope: Envelope) -> None:
+        """Let a frame reach a member that some process with the keys of the parts made, whatever it calls itself."""
+        if to in self._alive:
+            self._alive[to].arrive(self.frame(envelope))
+
     def _arrive(self, address: str, frame: Frame) -> None:
         name = address.partition("#")[0]
         process = self._alive.get(name)
@@ -197,13 +217,16 @@ class World:
         elif name == ROUTER:
             self._to_router.append(frame)
 
-    def _send_to_router(self, envelope: Envelope) -> None:
-        """Send an unnumbered frame to the router; it is lost if the router is away when it arrives."""
-        frame = self.frame(envelope)
+    def _say_to_router(self, message: Message) -> None:
+        """Let the launcher say this to the router, on its own connection."""
+        self._reach_router(lambda router: router.post(Received(LAUNCHER, message)))
+
+    def _reach_router(self, hear: Callable[[Process], None]) -> None:
+        """Have the router hear an unnumbered frame; it is lost if the router is away when it arrives."""
 
         def arrive() -> None:
             if ROUTER in self._alive:
-                self._alive[ROUTER].arrive(frame)
+                hear(self._alive[ROUTER])
 
         self.agenda.at(self.agenda.now + self._delay_s(), Priority.FRAME, arrive)
 
@@ -242,7 +265,7 @@ class World:
         member = process.member
         self.transfers.died(member.holder)
         if seen and member.role is not Role.ROUTER:
-            self._send_to_router(Envelope("launcher", 0, UNNUMBERED, Died(member.name, member.incarnation)))
+            self._say_to_router(Died(member.name, member.incarnation))
         if name in self._retired:
             self.on_gone(name)
         else:

@@ -1,0 +1,99 @@
+"""What each peer may say: its role decides, and what else it says is dropped.
+
+A part that has gone mad, or a process that has stolen the keys of the parts, can so declare no death, name no members
+and speak for no other role.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from alignedserve.core import Role
+from alignedserve.protocol.messages import (
+    Acknowledge,
+    AskBatch,
+    AskPages,
+    AskPrefix,
+    AttemptLost,
+    Batch,
+    Cancel,
+    Commit,
+    Compress,
+    Compressed,
+    Declare,
+    Decline,
+    Died,
+    Evict,
+    Expect,
+    Figures,
+    GiveBack,
+    Heartbeat,
+    Holding,
+    Infeasible,
+    Inquire,
+    Keep,
+    Kept,
+    LeasePages,
+    LetGo,
+    Members,
+    Missed,
+    Offer,
+    Prefetch,
+    Prefetched,
+    Prefill,
+    Prefix,
+    Progress,
+    Pull,
+    Refused,
+    Release,
+    Report,
+    Resend,
+    Retire,
+    Spoiled,
+    Started,
+    Submit,
+    Tokens,
+)
+
+log = logging.getLogger("alignedserve.links")
+
+_OWNER = (Heartbeat, Submit, Cancel, Declare, Inquire, Resend, Acknowledge, Missed)
+_HOLDER = (Heartbeat, Progress, Holding, Figures, Missed)
+_WORKER = (*_HOLDER, Tokens, AskPages, Commit, Release, Compressed, Pull)
+_OF_ROUTER = (Members, Refused, Infeasible, AttemptLost, Prefill, Expect, Cancel, Inquire, Retire, Figures, Missed)
+
+_BY_LAUNCHER = frozenset[type]({Started, Died, Retire})
+_BY_ROLE: Mapping[Role, frozenset[type]] = MappingProxyType(
+    {
+        Role.ROUTER: frozenset(_OF_ROUTER),
+        Role.GATEWAY: frozenset(_OWNER),
+        Role.JOBS: frozenset(_OWNER),
+        Role.POOL: frozenset((*_HOLDER, LeasePages, GiveBack, Prefix, Compress, Batch, Kept, Expect, Inquire, Cancel)),
+        Role.PREFILL: frozenset((*_WORKER, AskPrefix, Spoiled, Offer, Prefetched, LetGo)),
+        Role.DECODE: frozenset((*_WORKER, Report, Cancel, Decline, Prefetch, Evict, AskBatch, Keep)),
+    }
+)
+
+
+def may_say(role: Role | None, kind: type) -> bool:
+    """Return whether a member of this role may send messages of this kind; None is the launcher."""
+    return kind in (_BY_LAUNCHER if role is None else _BY_ROLE[role])
+
+
+class Refusals:
+    """What was dropped because its sender may not say it: counted, with one line in the log for each sender."""
+
+    _MOST_LINES = 20  # a stranger may use many names
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        self._senders: set[str] = set()
+        self.count = 0
+
+    def note(self, sender: str, message: object) -> None:
+        self.count += 1
+        if sender not in self._senders and len(self._senders) < self._MOST_LINES:
+            self._senders.add(sender)
+            log.warning("%s drops what %.60r may not say: %.200r", self._me, sender, message)
