@@ -15,6 +15,7 @@ import uvloop
 from fastapi import FastAPI
 
 from alignedserve.config.config import ServerConfig
+from alignedserve.core import Role
 from alignedserve.gateway.access.exposure import tls_context
 from alignedserve.gateway.access.keys import key_ring
 from alignedserve.gateway.access.ledger import Ledger
@@ -102,12 +103,15 @@ class Gateway:
             await asyncio.sleep(DRAIN_LOOK_S)
 
 
-def _job_routes(part: Part) -> tuple[HttpRoute, ...]:
+def _job_routes(part: Part, owner: Owner) -> tuple[HttpRoute, ...]:
     config = part.config.jobs
     if not is_on(config):
         return ()
     open_storage = LazyStorage(config, holder_of(part.spec.deployment, part.spec.name, part.incarnation))
-    return (*FileRoutes(open_storage, config).routes, *BatchRoutes(open_storage, config).routes)
+    return (
+        *FileRoutes(open_storage, config).routes,
+        *BatchRoutes(open_storage, config, partial(owner.away_s, Role.JOBS)).routes,
+    )
 
 
 def _ledger(part: Part) -> Ledger:
@@ -137,7 +141,7 @@ def run(part: Part, on_start: OnStart) -> None:
         slo=part.config.slo,
         scale={role.value: str(num_workers) for role, num_workers in part.config.scale.ranges.items()},
     )
-    app = make_app(owner, text, settings, _ledger(part), _job_routes(part))
+    app = make_app(owner, text, settings, _ledger(part), _job_routes(part, owner))
     owner.on_figures = app.state.metrics.update_parts
     siblings = _siblings(part, app.state.metrics.series)
     app.state.series = siblings.series

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
 from uuid import uuid4
@@ -19,7 +19,7 @@ from alignedserve.errors import Conflict
 from alignedserve.gateway.files import EXPIRES_S, HttpRoute, OpenStorage, find_file, list_answer, parse_page
 from alignedserve.gateway.http.bodies import Bodies
 from alignedserve.gateway.http.middleware import caller_of
-from alignedserve.gateway.openai.errors import ApiError, invalid
+from alignedserve.gateway.openai.errors import ApiError, invalid, no_runner
 from alignedserve.gateway.openai.parsing import parse_body
 from alignedserve.gateway.openai.strict import Strict
 from alignedserve.gateway.settings import GatewaySettings
@@ -34,6 +34,7 @@ _UNITS = {"m": 60, "h": 3_600, "d": 86_400}
 _MOST_PAIRS, _MOST_KEY, _MOST_VALUE = 16, 64, 512  # of metadata: pairs, characters of a key, of a value
 _MOST_BODY_BYTES = 1 << 16
 MOST_UNFINISHED = 100  # batches of a caller that have not ended
+RUNNER_PATIENCE_S = 10.0  # new jobs wait so long in the store for a job runner: one that died is usually back by then
 _MOST_TRIES = 20  # to cancel a job while other changes to it come first
 
 
@@ -76,8 +77,11 @@ def window_s(window: str) -> int:
 
 
 class BatchRoutes:
-    def __init__(self, open_storage: OpenStorage, config: JobsConfig) -> None:
-        self._open_storage, self._config = open_storage, config
+    def __init__(
+        self, open_storage: OpenStorage, config: JobsConfig, runner_away_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """`runner_away_s` returns for how long there has been no job runner."""
+        self._open_storage, self._config, self._runner_away_s = open_storage, config, runner_away_s
         self._bodies = Bodies(_MOST_BODY_BYTES, GatewaySettings.body_limit_s)
 
     @property
@@ -90,6 +94,8 @@ class BatchRoutes:
         )
 
     async def add(self, http: HttpRequest) -> Response:
+        if self._runner_away_s() > RUNNER_PATIENCE_S:
+            raise no_runner()
         async with self._bodies.read(http) as sent:
             body = parse_body(NewBatch, sent)
         storage, caller = await self._open_storage(), caller_of(http)

@@ -11,7 +11,6 @@ import itertools
 import os
 import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -25,7 +24,7 @@ from alignedserve.config.config import Config, TransportName, dump
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena.shared_files import remove_stale
-from alignedserve.launch.keeper import NewPlace
+from alignedserve.launch.keeper import NewPlace, say
 from alignedserve.launch.node_types import NodeType, may_come, node_types
 from alignedserve.launch.placing import NAMED, ClusterNode, Group, NoPlace, Placing, Resources, fit_one, waits
 from alignedserve.launch.plan import PREFIX, new_deployment, parts_of
@@ -94,7 +93,7 @@ def _wait_for_nodes(ray: Any, config: Config, types: Sequence[NodeType]) -> list
             if time.monotonic() > deadline:
                 raise
             if str(error) != said:
-                _say(f"waits for nodes: {error}")
+                say(f"waits for nodes: {error}")
             said = str(error)
         time.sleep(LOOK_S)
 
@@ -148,7 +147,7 @@ class _OnCluster(OnRay):
             for group, held in [(group, self._reserve(group)) for group in self._groups]:
                 if held.wait(LOOK_S):
                     continue
-                _say(waits(group, self._free()))
+                say(waits(group, self._free()))
                 if not held.wait(max(0.0, deadline - time.monotonic())):
                     raise NoPlace(waits(group, self._free()))
             return super().run()
@@ -295,7 +294,7 @@ class _OnCluster(OnRay):
 
     def _tell_why(self, part: str) -> None:
         ranks = [rank.name for rank in self._ranks(self._lives[part].spec.worker)]
-        _say(waits({name: self._places[name].needs for name in ranks}, self._free()))
+        say(waits({name: self._places[name].needs for name in ranks}, self._free()))
 
     def _free(self) -> list[ClusterNode]:
         """Return what is free on each node; Ray has no public call for that."""
@@ -313,10 +312,6 @@ class _OnCluster(OnRay):
             for node in nodes
         ]
         self._ray.wait(runs, num_returns=len(runs), timeout=CLEAN_S)
-
-
-def _say(line: str) -> None:
-    print(f"alignedserve: {line}", file=sys.stderr, flush=True)
 
 
 def _remove_stale(directory: str) -> None:

@@ -31,7 +31,8 @@ from alignedserve.shell.part import PartSpec
 
 GRACE_S = 5.0  # between asking a process to stop and killing it
 QUICK_DEATH_S = 5.0  # a part that ends sooner after its start has died quickly
-MOST_QUICK_DEATHS = 3  # after so many quick deaths in a row a part is not started again
+MOST_QUICK_DEATHS = 3  # after so many in a row a part is started again after a pause only, or never
+FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # each pause is twice the pause before
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ class Keeper(ABC):
         self._newest: dict[str, Life] = {}  # name -> the newest life of each part, also of those that have gone
         self._alive: set[str] = set()
         self._retiring: dict[str, HeardOrder | None] = {}  # workers and pools that are to end -> the order to answer
-        self._added: set[str] = set()  # workers that were not planned: if one cannot run, all else goes on
+        self._added: set[str] = set()  # workers that were not planned: if one cannot run, it is left out
+        self._paused: set[str] = set()  # workers and other parts that are started again after a pause
         self._events: queue.SimpleQueue[_KeeperEvent | None] = queue.SimpleQueue()  # None: stop
         self._code = ExitCode.STOPPED  # of the launcher, when it is told to stop
         self._asked_to_stop: HeardOrder | None = None
@@ -185,27 +187,57 @@ class Keeper(ABC):
         """React to the end of a part; return an exit code if the deployment ends with it."""
         self._alive.discard(ended.part)
         life = self._lives[ended.part]
+        if life.spec.worker in self._paused:
+            return None  # a rank ends because another one has
         if life.spec.worker in self._retiring:
             if not life.spec.rank:  # the other ranks end because rank 0 has
                 self._finish_retiring(ended)
             return None
         quick_deaths = self._quick_deaths(life, ended)
         # A part that ran before may run again: other processes may free memory or space on a disk.
-        is_hopeless = quick_deaths >= MOST_QUICK_DEATHS or (life.is_first and bool(ended.failure))
+        cannot_run = life.is_first and bool(ended.failure)
+        is_hopeless = cannot_run or quick_deaths >= MOST_QUICK_DEATHS
         if life.spec.worker in self._added and is_hopeless:
             self._leave_out(life, ended)
             return None
-        print(f"alignedserve: {ended.failure or f'{ended.part} ended with {ended.how}'}", file=sys.stderr, flush=True)
-        if ended.failure and is_hopeless:
+        say(ended.failure or f"{ended.part} ended with {ended.how}")
+        ends_all = cannot_run or (is_hopeless and not self._serves_without(life.spec))
+        if ended.failure and ends_all:
             return ExitCode.USER_ERROR  # what other parts say of the same fault is not printed
         if ended.part != ROUTER:
             self._end_worker(life.spec.worker)
             self._to_router.say(Died(life.spec.worker, ended.incarnation))
-        if is_hopeless:
-            print(f"alignedserve: {ended.part} does not stay up; see its log above", file=sys.stderr, flush=True)
+        if ends_all:
+            say(f"{ended.part} does not stay up; see its log above")
             return ExitCode.BROKEN
-        self._start(life.spec.worker, quick_deaths)
+        if is_hopeless:
+            self._start_after_pause(life.spec, quick_deaths)
+        else:
+            self._start(life.spec.worker, quick_deaths)
         return None
+
+    def _serves_without(self, part: PartSpec) -> bool:
+        """Return whether requests are served while this part is away: chats need no job runner, and another part of its
+        role may run."""
+        others = (spec for spec in self._specs if spec.role is part.role and spec.worker != part.worker)
+        return part.role is Role.JOBS or any(map(self._is_up, others))
+
+    def _is_up(self, spec: PartSpec) -> bool:
+        life = self._lives[spec.name]
+        if spec.name not in self._alive or spec.worker in self._retiring or life.began_at == math.inf:
+            return False
+        return life.quick_deaths < MOST_QUICK_DEATHS or time.monotonic() - life.began_at >= QUICK_DEATH_S
+
+    def _start_after_pause(self, part: PartSpec, quick_deaths: int) -> None:
+        pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** (quick_deaths - MOST_QUICK_DEATHS))
+        say(f"{part.worker} does not stay up: it is started again in {pause_s:.0f} s, and all else goes on")
+        self._paused.add(part.worker)
+
+        def start() -> None:
+            if part.worker in self._paused:
+                self._start(part.worker, quick_deaths)
+
+        self.after(pause_s, _PartTask(part.name, part.incarnation, start))
 
     @staticmethod
     def _quick_deaths(life: _PartLife, ended: _PartEnded) -> int:
@@ -217,12 +249,12 @@ class Keeper(ABC):
     def _leave_out(self, life: _PartLife, ended: _PartEnded) -> None:
         """Go on without an added worker that cannot run."""
         why, worker = ended.failure or "it does not stay up; see its log above", life.spec.worker
-        print(f"alignedserve: {worker} is left out: {why}", file=sys.stderr, flush=True)
+        say(f"{worker} is left out: {why}")
         others = self.goes_with(worker)
         self._forget(worker, ended.incarnation)
         for other in others:
             self._retiring[other] = None
-            self.end(other)
+            self._end_retiring(other)
 
     def _scale(self, asked: HeardOrder) -> None:
         """Start and retire workers as an order says."""
@@ -234,7 +266,7 @@ class Keeper(ABC):
             asked.answer(f"error: {error}")
             return asked.done()
         if asked.order.why:
-            print(f"alignedserve: scales by itself: {asked.order.why}", file=sys.stderr, flush=True)
+            say(f"scales by itself: {asked.order.why}")
         for name in changed.new:
             place = self.make_place(name)
             for part in (*place.pools, name):
@@ -243,16 +275,21 @@ class Keeper(ABC):
         for name in changed.retiring:
             spec = self._lives[name].spec
             self._retiring[name] = asked
-            if self._lives[name].began_at == math.inf:  # it still waits for a place
-                self.end(name)
+            if name in self._paused or self._lives[name].began_at == math.inf:  # it still waits for a place
+                self._end_retiring(name)
                 continue
             asked.answer(f"{name} takes nothing new, and ends when nothing is left there")
             self._to_router.say(Retire(name, spec.incarnation))
-            overdue = _PartOverdue(name, spec.incarnation)
-            timer = threading.Timer(self._config.server.drain_s, self._events.put, [overdue])
-            timer.daemon = True
-            timer.start()
+            self.after(self._config.server.drain_s, _PartOverdue(name, spec.incarnation))
         return asked.done() if not changed.retiring else None
+
+    def _end_retiring(self, part: str) -> None:
+        """End a part that is not to come back. During a pause it has ended already."""
+        if part in self._paused:
+            self._paused.discard(part)
+            self.ended(self._lives[part].spec, "a pause")
+        else:
+            self.end(part)
 
     def _add(self, worker: str) -> None:
         """Start a worker, or a pool, that was not planned."""
@@ -268,7 +305,7 @@ class Keeper(ABC):
         self._forget(ended.part, ended.incarnation)
         for other in others:
             self._retiring[other] = asked
-            self.end(other)
+            self._end_retiring(other)
         if asked is not None:
             asked.answer(f"{ended.part} has ended")
             if asked not in self._retiring.values():
@@ -284,6 +321,12 @@ class Keeper(ABC):
         for rank in ranks:
             del self._lives[rank.name]
             self.forget(rank.name)
+
+    def after(self, seconds: float, event: _KeeperEvent) -> None:
+        """Hear the event in so many seconds."""
+        timer = threading.Timer(seconds, self._events.put, [event])
+        timer.daemon = True
+        timer.start()
 
     def later(self, spec: PartSpec, act: Callable[[], None]) -> None:
         """Call `act` in the keeper's own thread, unless the part has ended by then. Any thread may call this."""
@@ -315,6 +358,7 @@ class Keeper(ABC):
         ranks, before = self._ranks(part), self._newest.get(part)
         life = Life(part, ranks[0].role, before.incarnation + 1 if before is not None else 1)
         self._newest[part] = life
+        self._paused.discard(part)
         lives = tuple(self._newest.values())
         self._to_router.change(Started(lives))
         for rank in ranks:
@@ -350,3 +394,7 @@ class Keeper(ABC):
                 self._alive.discard(ended.part)
         for part in parts:
             self.end(part)
+
+
+def say(line: str) -> None:
+    print(f"alignedserve: {line}", file=sys.stderr, flush=True)

@@ -77,6 +77,7 @@ class OwnerCore:
         self._members: dict[str, Member] = {}  # by name
         self._listening = False  # whether the timer for silent requests is set
         self._lost_at = -math.inf  # when a role was last left without a member
+        self._left_at: dict[Role, float] = {}  # role -> when its last member left, or the router joined
 
     @property
     def num_open(self) -> int:
@@ -99,6 +100,11 @@ class OwnerCore:
     def lacks_s(self, now: float) -> float:
         """Return for how long no request could run: 0 if one can run now, infinite if none ever could."""
         return 0.0 if self.ready else now - self._lost_at
+
+    def away_s(self, role: Role, now: float) -> float:
+        """Return for how long no member of this role has been there."""
+        is_there = any(member.role is role for member in self._members.values())
+        return 0.0 if is_there else now - self._left_at.get(role, now)
 
     def handle(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -123,12 +129,15 @@ class OwnerCore:
             case MemberLost(member):
                 was_ready = self.ready
                 self._members.pop(member.name, None)
+                self._left_at[member.role] = now
                 if was_ready and not self.ready:
                     self._lost_at = now
             case MemberJoined(member):
                 self._members[member.name] = member
                 if member.role is not Role.ROUTER:
                     return []
+                for role in Role:
+                    self._left_at.setdefault(role, now)
                 return self._declared()
             case Received(sender, Missed()):
                 return self._say_again(sender)

@@ -72,6 +72,10 @@ class Owner(NoHands):
     def lacks_s(self) -> float:
         return self._core.lacks_s(self.now())
 
+    def away_s(self, role: Role) -> float:
+        """Return for how long no member of this role has been there."""
+        return self._core.away_s(role, self.now())
+
     @property
     def members(self) -> tuple[Member, ...]:
         others = (member for member in self._core.members if member.name != self.name)

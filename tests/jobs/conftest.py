@@ -46,11 +46,11 @@ class Service:
         self.owner, self.config, self._text = owner, config, model
         storage, jobs = LazyStorage(config.jobs, Holder("gateway", 1)), config.jobs
         keys = KeyRing([KeyEntry(name, hash_key(name)) for name in ("ann", "bob")])
-        job_routes = (*FileRoutes(storage, jobs).routes, *BatchRoutes(storage, jobs).routes)
+        job_routes = (*FileRoutes(storage, jobs).routes, *BatchRoutes(storage, jobs, lambda: self.runner_away_s).routes)
         settings = GatewaySettings(served_model_names=(MODEL,), max_model_len=MOST, keys=keys)
         self.app = make_app(owner, model, settings, job_routes=job_routes)
         self.storage = storage
-        self._life = 0
+        self._life, self.runner_away_s = 0, 0.0
 
     def client(self, key: str = "ann") -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"}

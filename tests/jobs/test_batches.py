@@ -17,6 +17,7 @@ from openai import AsyncOpenAI
 
 from alignedserve.config.config import Config
 from alignedserve.errors import StoreError
+from alignedserve.gateway.batches import RUNNER_PATIENCE_S
 from alignedserve.owner.client import GivenUp, Overloaded
 from alignedserve.store.job import Job
 from alignedserve.store.store import Store
@@ -467,3 +468,23 @@ def test_a_store_that_is_away_for_a_while_costs_nothing_but_time(
 
     service.run(check)
     assert times > 3
+
+
+@sqlite_only
+def test_without_a_job_runner_new_jobs_are_refused_for_a_while_and_all_else_goes_on(service: Service) -> None:
+    async def drive() -> None:
+        async with service.client() as client:
+            batch = await submit(client, line("a"))
+            service.runner_away_s = RUNNER_PATIENCE_S + 1
+            asked = {"input_file_id": batch["input_file_id"], "endpoint": URL, "completion_window": "24h"}
+            refused = await client.post("/v1/batches", json=asked)
+            assert (refused.status_code, refused.headers["Retry-After"]) == (503, "10")
+            assert refused.json()["error"]["code"] == "not_ready"
+            assert (await client.get(f"/v1/batches/{batch['id']}")).json()["status"] == "validating"
+            assert (await upload(client, line("b"))).status_code == 200
+            service.runner_away_s = 0.0
+            async with service.running():
+                assert (await client.post("/v1/batches", json=asked)).status_code == 200
+                assert (await ended(client, batch["id"]))["status"] == "completed"
+
+    service.run(drive)

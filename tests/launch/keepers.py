@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from alignedserve.config.config import Config
+from alignedserve.core import WORKERS
 from alignedserve.launch.keeper import Keeper
 from alignedserve.launch.plan import LOOPBACK, parts_of
+from alignedserve.protocol.messages import rank_suffix
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.part import PartSpec
 
@@ -15,15 +17,22 @@ NOWHERE = f"tcp://{LOOPBACK}:9"
 
 def specs_of(config: Config) -> list[PartSpec]:
     at, origin = ("local", "test", LOOPBACK, NOWHERE), ClockOrigin.read()
-    return [PartSpec(role, name, *at, {}, origin) for role, name in parts_of(config)]
+    return [
+        PartSpec(role, f"{name}{rank_suffix(rank)}", *at, {}, origin, rank=rank)
+        for role, name in parts_of(config)
+        for rank in range(config.engine.tensor_parallel_size if role in WORKERS else 1)
+    ]
 
 
 class ScriptedKeeper(Keeper):
-    """Note the lives that start; `on_start` may end any of them, or stop the keeper."""
+    """Note the lives that start and the pauses before them; a pause is over at once, unless `on_pause` takes it."""
 
     def __init__(self, config: Config, on_start: Callable[[ScriptedKeeper, PartSpec], None]) -> None:
         super().__init__(config, specs_of(config))
         self.started: list[PartSpec] = []
+        self.pauses_s: list[float] = []
+        self.on_forget: Callable[[str], None] = lambda _: None
+        self.on_pause: Callable[[], None] | None = None
         self._on_start = on_start
 
     def start(self, spec: PartSpec) -> None:
@@ -31,13 +40,24 @@ class ScriptedKeeper(Keeper):
         self.began(spec.name)
         self._on_start(self, spec)
 
-    def die(self, spec: PartSpec) -> None:
-        self.ended(spec, "a fault")
+    def die(self, spec: PartSpec, failure: str = "") -> None:
+        self.ended(spec, "a fault", failure)
 
     def ask_to_stop(self, part: str) -> None:
-        self.ended(self._lives[part].spec, 0)
+        self.end(part)
 
-    def end(self, part: str) -> None: ...
+    def end(self, part: str) -> None:
+        self.ended(self._lives[part].spec, "a kill")
+
+    def after(self, seconds: float, event: object) -> None:
+        self.pauses_s.append(seconds)
+        if self.on_pause is not None:
+            self.on_pause()
+        else:
+            super().after(0.0, event)  # type: ignore[arg-type]
+
+    def forget(self, part: str) -> None:
+        self.on_forget(part)
 
     def lives(self, part: str) -> list[int]:
         return [spec.incarnation for spec in self.started if spec.name == part]

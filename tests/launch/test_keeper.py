@@ -5,13 +5,14 @@ from __future__ import annotations
 import signal
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from alignedserve.config.config import Config, load
 from alignedserve.launch import keeper
+from alignedserve.shell.control import LauncherOrder, door_of, tell
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec
 from tests.launch.keepers import ScriptedKeeper
@@ -28,8 +29,24 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def config_of(topology: str) -> Config:
-    return load({"topology": topology}, {}, None)
+def config_of(topology: str, **others: object) -> Config:
+    return load({"topology": topology, **{name.replace("__", "."): value for name, value in others.items()}}, {}, None)
+
+
+def stop() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def dying(*parts: str, lives: int) -> Callable[[ScriptedKeeper, PartSpec], None]:
+    """Let each life of these parts end at once, and stop when the first has had so many."""
+
+    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+        if spec.name in parts:
+            kept.die(spec)
+        if kept.lives(parts[0])[-1:] == [lives]:
+            stop()
+
+    return on_start
 
 
 @pytest.mark.parametrize("step_s", [-600.0, 600.0])
@@ -46,7 +63,7 @@ def test_each_life_has_a_larger_incarnation_whatever_the_wall_clock_does(
         if spec.name == "router" and len(kept.lives("router")) < 5:
             kept.die(spec)
         elif spec.name == "router":
-            signal.raise_signal(signal.SIGTERM)
+            stop()
 
     kept = ScriptedKeeper(config_of("1+1"), on_start)
     assert kept.run() == ExitCode.STOPPED
@@ -54,3 +71,73 @@ def test_each_life_has_a_larger_incarnation_whatever_the_wall_clock_does(
     assert len(lives) == 5
     assert lives == sorted(set(lives))
     assert all(kept.lives(part) == [1] for part in ("pool-0", "prefill-0", "decode-0", "gateway-0"))
+
+
+def test_a_job_runner_that_does_not_stay_up_is_started_again_after_longer_and_longer_pauses() -> None:
+    """Chats need no job runner."""
+    kept = ScriptedKeeper(config_of("1+1"), dying("jobs-0", lives=12))
+    assert kept.run() == ExitCode.STOPPED
+    assert kept.pauses_s[:9] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+    assert all(kept.lives(part) == [1] for part in ("router", "pool-0", "prefill-0", "decode-0", "gateway-0"))
+
+
+@pytest.mark.parametrize("part", ["prefill-1", "decode-1", "gateway-1"])
+def test_a_part_that_others_can_stand_in_for_ends_nothing(part: str) -> None:
+    kept = ScriptedKeeper(config_of("2+2", server__gateways=2), dying(part, lives=6))
+    assert kept.run() == ExitCode.STOPPED
+    assert kept.pauses_s[:3] == [1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize("part", ["router", "pool-0", "prefill-0", "decode-0", "gateway-0"])
+def test_the_deployment_ends_with_a_part_that_nothing_can_be_served_without(part: str) -> None:
+    kept = ScriptedKeeper(config_of("1+1"), dying(part, lives=99))
+    assert kept.run() == ExitCode.BROKEN
+    assert kept.lives(part) == [1, 2, 3]
+    assert kept.pauses_s == []
+
+
+def test_parts_that_all_do_not_stay_up_stand_in_for_nobody() -> None:
+    kept = ScriptedKeeper(config_of("1+2"), dying("decode-0", "decode-1", lives=99))
+    assert kept.run() == ExitCode.BROKEN
+    assert kept.pauses_s == [1.0], "the first of them still had the other"
+
+
+def test_a_part_that_stayed_up_is_started_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper, "QUICK_DEATH_S", 0.0)
+    kept = ScriptedKeeper(config_of("1+1"), dying("decode-0", lives=12))
+    assert kept.run() == ExitCode.STOPPED
+    assert kept.pauses_s == []
+
+
+def test_what_cannot_run_from_the_start_is_an_error_of_its_user() -> None:
+    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+        if spec.name == "decode-1":
+            kept.die(spec, "the model is not there")
+
+    kept = ScriptedKeeper(config_of("2xcolocated"), on_start)
+    assert kept.run() == ExitCode.USER_ERROR
+    assert kept.lives("decode-1") == [1]
+
+
+def test_all_ranks_of_a_worker_wait_out_one_pause() -> None:
+    config = config_of("1+2", engine__tensor_parallel_size=2)
+    kept = ScriptedKeeper(config, dying("decode-1", lives=8))
+    assert kept.run() == ExitCode.STOPPED
+    assert kept.pauses_s[:5] == [1.0, 2.0, 4.0, 8.0, 16.0], "the end of the other rank is no death of its own"
+    assert kept.lives("decode-1-rank-1")[:7] == kept.lives("decode-1")[:7] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_a_worker_that_is_retired_during_its_pause_ends_there() -> None:
+    config = config_of("1+2")
+    kept = ScriptedKeeper(config, dying("decode-1", lives=99))
+    kept.on_pause = lambda: tell(str(door_of(config.server.port)), LauncherOrder(decode=1))
+    forgotten: list[str] = []
+
+    def on_forget(part: str) -> None:
+        forgotten.append(part)
+        stop()
+
+    kept.on_forget = on_forget
+    assert kept.run() == ExitCode.STOPPED
+    assert forgotten == ["decode-1"]
+    assert kept.lives("decode-1") == [1, 2, 3]

@@ -306,6 +306,19 @@ def test_it_is_ready_while_all_that_a_request_needs_is_there() -> None:
     assert not owner.ready
 
 
+def test_it_knows_for_how_long_a_role_has_been_away() -> None:
+    owner, first, second = OwnerCore(frozenset()), member("jobs-0", 1), member("jobs-0", 2)
+    assert owner.away_s(Role.JOBS, 4.0) == 0, "it does not know yet"
+    owner.handle(MemberJoined(ROUTER_MEMBER), 5.0)
+    assert owner.away_s(Role.JOBS, 7.0) == 2.0
+    owner.handle(MemberJoined(first), 8.0)
+    assert owner.away_s(Role.JOBS, 9.0) == 0
+    owner.handle(MemberLost(first), 10.0)
+    assert owner.away_s(Role.JOBS, 13.0) == 3.0
+    owner.handle(MemberJoined(second), 14.0)
+    assert owner.away_s(Role.JOBS, 15.0) == 0
+
+
 def test_it_knows_for_how_long_nothing_could_run() -> None:
     owner = OwnerCore(frozenset({Role.ROUTER, Role.DECODE}))
     assert owner.lacks_s(5.0) == math.inf

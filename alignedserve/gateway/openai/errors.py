@@ -12,6 +12,7 @@ from alignedserve.errors import AlignedServeError, ModelError, PromptError, Stor
 from alignedserve.owner.client import CutOff, GivenUp, Overloaded
 
 RETRY_AFTER_DRAINING_S = 5
+RETRY_AFTER_NO_RUNNER_S = 10
 _HANGS_UP = {"Connection": "close"}  # the rest of the body is not read
 
 # The `type` of an error by its status; any other status is the client's fault below 500 and ours from 500 on.
@@ -66,6 +67,11 @@ def draining() -> ApiError:
 
 def not_ready() -> ApiError:
     return ApiError(503, "no workers are ready: try again", code="not_ready", headers={"Retry-After": "1"})
+
+
+def no_runner() -> ApiError:
+    headers = {"Retry-After": str(RETRY_AFTER_NO_RUNNER_S)}
+    return ApiError(503, "no job runner is ready: try again", code="not_ready", headers=headers)
 
 
 def no_key() -> ApiError:
