@@ -3,7 +3,8 @@
 Each trial starts a deployment, asks it questions calmly, asks them again while its processes, disks, clocks and wires
 are hurt for some seconds, and calmly once more. A round has one trial of each scenario. Each trial adds a line to the
 state file, and the table at the end is of the whole file: a long run may be stopped and go on. Exit code 1: an answer
-was wrong, an error had no excuse, or a deployment did not come back or left something.
+was wrong, an error had no excuse, or a deployment did not come back or left something; the folder beside the state file
+has the log of each such trial.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def _try(chosen: list[Scenario], given: argparse.Namespace) -> None:
             rows = read(given.state)
             if given.kills is not None and num_kills(rows) >= given.kills:
                 return
-            row = run(scenario, len(rows), given.seconds)
+            row = run(scenario, len(rows), given.seconds, given.state.with_suffix(".logs"))
             append(given.state, row)
             print(
                 f"{scenario.name}: {dict(row.faults)}, {row.streams} streams, {len(row.problems)} problems", flush=True

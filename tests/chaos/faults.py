@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Collection
 from contextlib import suppress
 from random import Random
 from typing import Protocol
 
 from tests.chaos.clock import WallClock
 from tests.chaos.networks import Wire
-from tests.chaos.parts import Parts
+from tests.chaos.parts import ROLES, Parts
 from tests.cluster.conftest import Nodes, Resources
+from tests.end_to_end.deployment import held
 from tests.redis_server import RedisServer
 from tests.small_disk import SmallDisk
 
@@ -26,8 +28,20 @@ class Fault(Protocol):
     kind: str  # its column in the table
     weight: float  # how often it is drawn
 
-    async def strike(self, draw: Random) -> bool:
-        """Do the harm, and undo what does not mend by itself; return whether anything was there to be hurt."""
+    async def strike(self, draw: Random) -> str:
+        """Do the harm, and undo what does not mend by itself; return what was hurt, or nothing."""
+
+
+def _kill(parts: Parts, draw: Random, roles: Collection[str]) -> str:
+    """Kill a part of these roles that may be hurt now; return its name, or nothing."""
+    chosen = parts.choose(draw, roles)
+    if chosen is None:
+        return ""
+    part, pid = chosen
+    with suppress(ProcessLookupError):  # it has just ended by itself
+        os.kill(pid, signal.SIGKILL)
+        return part
+    return ""
 
 
 class Kill:
@@ -36,14 +50,8 @@ class Kill:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    async def strike(self, draw: Random) -> bool:
-        chosen = await asyncio.to_thread(self._parts.choose, draw)
-        if chosen is None:
-            return False
-        with suppress(ProcessLookupError):  # it has just ended by itself
-            os.kill(chosen[1], signal.SIGKILL)
-            return True
-        return False
+    async def strike(self, draw: Random) -> str:
+        return await asyncio.to_thread(_kill, self._parts, draw, ROLES)
 
 
 class Freeze:
@@ -54,20 +62,17 @@ class Freeze:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
 
-    async def strike(self, draw: Random) -> bool:
+    async def strike(self, draw: Random) -> str:
         chosen = await asyncio.to_thread(self._parts.choose, draw)
         if chosen is None:
-            return False
-        part, pid = chosen
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
-            try:
-                await asyncio.sleep(draw.uniform(*FROZEN_S))
-            finally:
-                os.kill(pid, signal.SIGCONT)
-                self._parts.note(part)  # now it may end itself
-            return True
-        return False
+            return ""
+        (part, pid), frozen_s = chosen, draw.uniform(*FROZEN_S)
+        with suppress(ProcessLookupError):  # it has just ended by itself
+            with held(pid):
+                await asyncio.sleep(frozen_s)
+            self._parts.note(part)  # now it may end itself
+            return f"{part} for {frozen_s:.1f} s"
+        return ""
 
 
 class FillDisk:
@@ -78,13 +83,13 @@ class FillDisk:
     def __init__(self, disk: SmallDisk) -> None:
         self._disk = disk
 
-    async def strike(self, draw: Random) -> bool:
+    async def strike(self, draw: Random) -> str:
         await asyncio.to_thread(self._disk.fill, draw.choice((0, 0, 4096)))
         try:
             await asyncio.sleep(draw.uniform(*FULL_S))
         finally:
             await asyncio.to_thread(self._disk.make_room)
-        return True
+        return "until now"
 
 
 class FillMemory:
@@ -95,17 +100,14 @@ class FillMemory:
     def __init__(self, memory: SmallDisk, parts: Parts) -> None:
         self._memory, self._parts = memory, parts
 
-    async def strike(self, draw: Random) -> bool:
+    async def strike(self, draw: Random) -> str:
         await asyncio.to_thread(self._memory.fill)
         try:
-            chosen = await asyncio.to_thread(self._parts.choose, draw, ("pool", "prefill", "decode"))
-            if chosen is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(chosen[1], signal.SIGKILL)
+            killed = await asyncio.to_thread(_kill, self._parts, draw, ("pool", "prefill", "decode"))
             await asyncio.sleep(draw.uniform(*FULL_S))
         finally:
             await asyncio.to_thread(self._memory.make_room)
-        return True
+        return f"until now; {killed or 'nothing'} was killed"
 
 
 class StepClock:
@@ -114,9 +116,9 @@ class StepClock:
     def __init__(self, clock: WallClock) -> None:
         self._clock = clock
 
-    async def strike(self, draw: Random) -> bool:
-        self._clock.step(draw.choice(STEPS_S))
-        return True
+    async def strike(self, draw: Random) -> str:
+        self._clock.step(by_s := draw.choice(STEPS_S))
+        return f"{by_s} s"
 
 
 class KillRedis:
@@ -125,13 +127,13 @@ class KillRedis:
     def __init__(self, redis: RedisServer) -> None:
         self._redis = redis
 
-    async def strike(self, draw: Random) -> bool:
+    async def strike(self, draw: Random) -> str:
         await asyncio.to_thread(self._redis.kill)
         try:
             await asyncio.sleep(draw.uniform(0.0, FULL_S[1]))
         finally:
             await asyncio.to_thread(self._redis.start)
-        return True
+        return "until now"
 
 
 class CutWire:
@@ -140,13 +142,13 @@ class CutWire:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
 
-    async def strike(self, draw: Random) -> bool:
+    async def strike(self, draw: Random) -> str:
         await asyncio.to_thread(self._wire.cut)
         try:
             await asyncio.sleep(draw.uniform(*CUT_S))
         finally:
             await asyncio.to_thread(self._wire.mend)
-        return True
+        return f"{self._wire.port} until now"
 
 
 class LoseNode:
@@ -158,8 +160,8 @@ class LoseNode:
         self._nodes, self._newest, self._like = nodes, number, like
         self._oldest = number  # of the nodes like this that live
 
-    async def strike(self, draw: Random) -> bool:
+    async def strike(self, draw: Random) -> str:
         await asyncio.to_thread(self._nodes.add, self._like)
         await asyncio.to_thread(self._nodes.kill, self._oldest)
         self._oldest += 1
-        return True
+        return f"node {self._oldest - 1}"

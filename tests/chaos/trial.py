@@ -9,6 +9,8 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -60,15 +62,24 @@ class Row:
             self.problems.append(f"{label}: {found}")
 
 
-def run(scenario: Scenario, seed: int, seconds: float) -> Row:
-    """Return the row of a trial; what goes wrong with the trial itself is one of its problems."""
+def run(scenario: Scenario, seed: int, seconds: float, logs: Path) -> Row:
+    """Return the row of a trial; what goes wrong with the trial itself is one of its problems.
+    A trial with a problem leaves its log in the folder: what was hurt when, and what the deployment said."""
     row, began = Row(scenario.name, scenario.topology, scenario.launcher, seed), time.monotonic()
     try:
         with scenario.staged() as stage:
             row.absent += stage.absent
-            _Trial(stage, row, seed).run(seconds)
+            trial = _Trial(stage, row, seed)
+            try:
+                trial.run(seconds)
+            except Exception:
+                row.problems.append(traceback.format_exc(limit=-4)[:1000])
+            if row.problems:
+                logs.mkdir(parents=True, exist_ok=True)
+                story = "\n".join([*row.problems, *trial.story, stage.deployment.whole_log()])
+                (logs / f"{scenario.name}-{seed}.log").write_text(story)
     except Exception:
-        row.problems.append(traceback.format_exc(limit=-4)[-3000:])
+        row.problems.append(traceback.format_exc(limit=-4)[:1000])
     row.seconds = time.monotonic() - began
     return row
 
@@ -79,6 +90,7 @@ class _Trial:
         self._row, self._seed, self._draw = row, seed, Random(seed)
         self._questions = [*mixed(20, seed, outputs=(20, 200)), *documents(6, seed, outputs=(40, 200))]
         self._undisturbed: list[Undisturbed] = []
+        self.story: list[str] = []  # what was hurt when
 
     def run(self, seconds: float) -> None:
         url, patient = self._deployment.url, Patient(self._deployment)
@@ -109,18 +121,22 @@ class _Trial:
 
     async def _hurt(self, load: Load, until: float) -> None:
         """Strike at random times; faults of several kinds may last at once."""
-        strikes: dict[asyncio.Task[bool], Fault] = {}
+        strikes: dict[asyncio.Task[None], Fault] = {}
         weights = [fault.weight for fault in self._faults]
         while time.monotonic() < until:
             (fault,) = self._draw.choices(self._faults, weights)
             lasting = [other for task, other in strikes.items() if not task.done()]
             if fault.kind in ("kills", "freezes") or fault not in lasting:
-                strikes[asyncio.create_task(fault.strike(self._draw))] = fault
+                strikes[asyncio.create_task(self._strike(fault))] = fault
             await asyncio.sleep(self._draw.expovariate(1 / APART_S))
             if self._draw.random() < CALM:
                 await self._flow(load)
-        for task, fault in strikes.items():
-            self._row.faults[fault.kind] += await task
+        await asyncio.gather(*strikes)
+
+    async def _strike(self, fault: Fault) -> None:
+        if hurt := await fault.strike(self._draw):
+            self._row.faults[fault.kind] += 1
+            self.story.append(f"{datetime.now().isoformat(timespec='milliseconds')} {fault.kind}: {hurt}")
 
     async def _flow(self, load: Load) -> None:
         """Wait until the clients get tokens: else nothing would run that could be hurt."""
