@@ -91,8 +91,8 @@ MEMBERSHIP = (
     Mutant(
         "frame heard twice",
         _MEMBERSHIP,
-        "elif number <= last:",
-        "elif number < last:",
+        "if number <= last or",
+        "if number < last or",
         "A frame that comes a second time is heard again.",
     ),
     Mutant(
@@ -105,9 +105,44 @@ MEMBERSHIP = (
     Mutant(
         "frames of a dead life heard",
         _MEMBERSHIP,
-        "        if incarnation < life:\n            return []\n",
-        "",
-        "A late frame of a member's earlier life is heard, and its numbers count.",
+        " or incarnation < self._met.get(sender, 0):",
+        ":",
+        "A late frame of a member's earlier life is heard.",
+    ),
+    Mutant(
+        "role not asked",
+        _MEMBERSHIP,
+        "if may_say(role, type(event.message)) and",
+        "if",
+        "A worker retires another, and a pool names the members.",
+    ),
+    Mutant(
+        "role not asked by the router",
+        _MEMBERSHIP,
+        "return event.incarnation <= life.incarnation and may_say(life.role, type(event.message))",
+        "return event.incarnation <= life.incarnation",
+        "A worker declares another dead.",
+    ),
+    Mutant(
+        "life that was not started registers",
+        _MEMBERSHIP,
+        "return named == life and event.incarnation == life.incarnation",
+        "return event.sender == member.name",
+        "A process that nobody started takes a member's place with a large incarnation.",
+    ),
+    Mutant(
+        "life that was not started dies",
+        _MEMBERSHIP,
+        "if life is not None and incarnation <= life.incarnation:",
+        "if life is not None:",
+        "A death with a large incarnation takes a member away for good.",
+    ),
+    Mutant(
+        "anyone may be the launcher",
+        _MEMBERSHIP,
+        "if (sender == LAUNCHER) is not is_launchers:",
+        "if sender != LAUNCHER and is_launchers:",
+        "A part that calls itself the launcher declares deaths.",
     ),
     Mutant(
         "process that was cast out goes on",
