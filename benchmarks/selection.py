@@ -39,11 +39,11 @@ COST = CostModel({kind: Coefficients(fixed=0.011, token=(4e-5,), decode=2e-5, pr
 TIMES = StepTimes(0.03, 0.09)
 POLICIES = {
     "default": Policy(),
-    "in order": Policy(selection=PromptChoice.IN_ORDER),
+    "best fit": Policy(selection=PromptChoice.MULTI_RESOURCE),
     "fixed budget": Policy(chunking=Chunking.FIXED),
     "whole prompts": Policy(chunking=Chunking.NONE),
     "by arrival": Policy(Order.FCFS),
-    "shortest": Policy(Order.SHORTEST_REMAINING, selection=PromptChoice.IN_ORDER),
+    "shortest": Policy(Order.SHORTEST_REMAINING),
     "memory by chunks": Policy(room=Room.CHUNKS),
     "as in the paper": Policy(room=Room.CHUNKS, as_in_paper=True),
     "first come": Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER),

@@ -26,7 +26,6 @@ class Preset:
 _FCFS: PresetSettings = {
     "schedule.order": "fcfs",
     "schedule.chunking": "fixed",
-    "schedule.selection": "in_order",
     "schedule.room": "whole",
     "schedule.grouping": "fcfs",
     "schedule.packing": "fcfs",
@@ -39,7 +38,6 @@ _GROWING: PresetSettings = {"schedule.room": "growing"}
 _NEW: PresetSettings = {"schedule.reuse": False}  # these systems have no prefix cache
 _ORCA_MEMORY: PresetSettings = {"schedule.reserve": 8192}
 _BROS: PresetSettings = {
-    "schedule.selection": "in_order",
     "schedule.room": "growing",
     "schedule.grouping": "fcfs",
     "schedule.late": "keep",
@@ -51,7 +49,6 @@ _BROS: PresetSettings = {
 _ALISE: PresetSettings = {
     "schedule.order": "shortest_remaining",
     "schedule.chunking": "fixed",
-    "schedule.selection": "in_order",
     "schedule.room": "growing",
     "schedule.grouping": "fcfs",
     "schedule.late": "keep",
@@ -61,6 +58,7 @@ _ALISE: PresetSettings = {
     **_NEW,
 }
 _ACCELGEN: PresetSettings = {
+    "schedule.selection": "multi_resource",
     "schedule.room": "chunks",
     "schedule.grouping": "fcfs",
     "schedule.late": "keep",
@@ -85,9 +83,7 @@ _APT_SERVE: PresetSettings = {
 
 PRESETS: Mapping[str, Preset] = MappingProxyType(
     {
-        "aligned": Preset(
-            "the default: the most urgent first, then the prompts that best fill time and memory; steps end in time", {}
-        ),
+        "aligned": Preset("the default: the most urgent first, real-time before best-effort; steps end in time", {}),
         "aligned-int8": Preset(
             "the default, with pages of waiting requests as int8 while few pages are free",
             {"kvpool.compression": "auto"},
@@ -108,10 +104,13 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         "aligned-no-order": Preset(
             "the default, first come, first served", {"schedule.order": "fcfs", "schedule.packing": "fcfs"}
         ),
-        "aligned-no-batch": Preset("the default strictly in order", {"schedule.selection": "in_order"}),
+        "aligned-multi-resource": Preset(
+            "the default, of about as urgent prompts those that best fill time and memory (AccelGen)",
+            {"schedule.selection": "multi_resource"},
+        ),
         "shortest": Preset(
             "the default with the shortest remaining first, strictly",
-            {"schedule.order": "shortest_remaining", "schedule.selection": "in_order"},
+            {"schedule.order": "shortest_remaining"},
         ),
         "fcfs": Preset(
             "first come, first served: decodes, and chunks of prompts beside them; memory for the longest output", _FCFS

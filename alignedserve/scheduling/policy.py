@@ -16,8 +16,6 @@ from alignedserve.scheduling.slo import Late
 class Precedence:
     """The precedence between real-time and best-effort requests where a step is chosen; here they are equal."""
 
-    lines: tuple[bool | None, ...] = (None,)  # of waiting prompts: of both classes, or each of one (True: real-time)
-
     def may_displace(self, is_rt: bool) -> bool:
         """Return whether a request of this class may take the seat and the memory of best-effort requests."""
         return False
@@ -42,8 +40,6 @@ class Precedence:
 
 class RealTimeFirst(Precedence):
     """Best-effort requests run in what real-time ones leave, and give their memory up for them (BROS §4.2)."""
-
-    lines = (True, False)  # best-effort prompts that find no memory hold up no real-time one
 
     def may_displace(self, is_rt: bool) -> bool:
         return is_rt
@@ -203,7 +199,7 @@ _ALIKE, _REAL_TIME_FIRST, _PLAIN, _HYBRID = Precedence(), RealTimeFirst(), Plain
 class Policy:
     order: Order = Order.SLACK
     chunking: Chunking = Chunking.SLO
-    selection: PromptChoice = PromptChoice.MULTI_RESOURCE
+    selection: PromptChoice = PromptChoice.IN_ORDER
     room: Room = Room.GROWING
     grouping: Grouping = Grouping.ALIGNED
     packing: Packing = Packing.RT_BE
@@ -263,13 +259,13 @@ class Policy:
         return _REAL_TIME_FIRST if is_first else _ALIKE
 
     @cached_property  # read at every step
-    def has_be_windows(self) -> bool:
-        """Return whether windows of about equal slack choose best-effort prompts too.
+    def ranks_be_by_slack(self) -> bool:
+        """Return whether best-effort prompts that are not urgent go by slack.
 
-        The slack of a best-effort prompt is spread over its steps: the longest have the least. So only AccelGen's own
-        rules go by it; ours take those first that are soonest through (ALISE §3.1).
+        Their slack is spread over their steps: the longest have the least. So only AccelGen's own rules go by it; ours
+        take those first that are soonest through (ALISE §3.1).
         """
-        return self.selection is PromptChoice.MULTI_RESOURCE and self.as_in_paper
+        return self.as_in_paper
 
     @cached_property  # read at every step
     def pairs(self) -> PlainPairs:

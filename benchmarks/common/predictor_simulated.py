@@ -18,7 +18,7 @@ from alignedserve.cli.simulate_once import settings_of
 from alignedserve.core import Sampling, ServiceClass, Sketch
 from alignedserve.protocol.commands import Learn
 from alignedserve.router.prediction.predictor import HashEncoder
-from alignedserve.scheduling.policy import Grouping, Order, Policy, Predictor, PromptChoice, Room
+from alignedserve.scheduling.policy import Grouping, Order, Policy, Predictor, Room
 from alignedserve.scheduling.sketch import sketch_of
 from alignedserve.simulator.machines.engine import STOP
 from alignedserve.simulator.predicting import Knowledge
@@ -57,7 +57,7 @@ class Regime:
     kv_tokens: int | None = None  # of the device's cache; all that the GPU has
 
 
-_SHORTEST = Policy(Order.SHORTEST_REMAINING, selection=PromptChoice.IN_ORDER, grouping=Grouping.FCFS)
+_SHORTEST = Policy(Order.SHORTEST_REMAINING, grouping=Grouping.FCFS)
 _FEW = 12_000  # tokens: a dozen of the longest requests
 REGIMES = (
     Regime("ample memory, slack", Policy(), rate=25.0),

@@ -212,7 +212,7 @@ def test_a_wrong_flag_is_named() -> None:
     ("flags", "problem"),
     [
         (
-            {"schedule.order": "shortest_remaining"},
+            {"schedule.order": "shortest_remaining", "schedule.selection": "multi_resource"},
             "schedule: selection multi_resource compares requests that are about as urgent: "
             "it needs order slack or fcfs",
         ),

@@ -42,7 +42,7 @@ class WaitingLine(ABC):
         return []
 
     @abstractmethod
-    def in_order(self, now: float, most_s: float, only_rt: bool = False, only_be: bool = False) -> Iterator[Ranked]:
+    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
         """Yield all prompts, the real-time ones (and those that are late), or the others, as they are to be served.
 
         Their keys compare with those of `Standing.key`.
@@ -66,7 +66,7 @@ class ArrivalLine(WaitingLine):
         """Both are in the order of arrival, and change with what waits."""
         self._prompts, self._real_time = prompts, real_time
 
-    def in_order(self, now: float, most_s: float, only_rt: bool = False, only_be: bool = False) -> Iterator[Ranked]:
+    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
         for number, running in enumerate(self._real_time if only_rt else self._prompts):
             yield (number,), running
 
@@ -79,8 +79,8 @@ class KeyLine(WaitingLine):
     def file(self, standing: Standing, by_slack: Place, end: Place) -> list[Filing]:
         return [(self._by_key, (self._ordering.key(standing), *end))]
 
-    def in_order(self, now: float, most_s: float, only_rt: bool = False, only_be: bool = False) -> Iterator[Ranked]:
-        classes = _classes(only_rt, only_be)
+    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
+        classes = _classes(only_rt)
         for place in self._by_key:
             if place[-1].promise.is_rt in classes:
                 yield place[:3], place[-1]
@@ -90,7 +90,7 @@ class PromiseLine(WaitingLine):
     def __init__(self, policy: Policy, filed: Mapping[Running, FiledPrompt]) -> None:
         """`filed` says where each prompt is, and changes with what waits."""
         self._drops_late = policy.late is Late.DROP_LAST
-        self._has_be_windows = policy.has_be_windows
+        self._ranks_be_by_slack = policy.ranks_be_by_slack
         self._filed = filed
         self._rt: list[Place] = []
         self._rt_later: list[Place] = []
@@ -103,18 +103,17 @@ class PromiseLine(WaitingLine):
             return [(self._late, by_slack)]
         if standing.service is ServiceClass.RT:
             return [(self._rt, by_slack), (self._rt_later, (standing.priority, *by_slack))]
-        key = (by_slack[0],) if self._has_be_windows else (standing.level, standing.restore_s)
+        key = (by_slack[0],) if self._ranks_be_by_slack else (standing.level, standing.restore_s)
         later = (standing.priority, *key, standing.remaining, *end)
         return [(self._be, by_slack), (self._be_later, later)]
 
-    def in_order(self, now: float, most_s: float, only_rt: bool = False, only_be: bool = False) -> Iterator[Ranked]:
-        classes = _classes(only_rt, only_be)
+    def in_order(self, now: float, most_s: float, only_rt: bool = False) -> Iterator[Ranked]:
+        classes = _classes(only_rt)
         for is_rt in classes:
             yield from self.urgent(now, most_s, is_rt)
         for is_rt in classes:
             yield from self.later(now, most_s, is_rt)
-        if not only_be:
-            yield from self.late(now)
+        yield from self.late(now)
 
     def urgent(self, now: float, most_s: float, is_rt: bool) -> Iterator[Ranked]:
         rank: tuple[float, ...] = (Rank.URGENT_RT,) if is_rt else (Rank.URGENT_BE, True)
@@ -127,7 +126,7 @@ class PromiseLine(WaitingLine):
         rank: tuple[float, ...] = (Rank.RT,) if is_rt else (Rank.BE, True)
         for place in self._rt_later if is_rt else self._be_later:
             if self._filed[place[-1]].until - now > most_s:
-                key = (place[0], place[1] - now) if is_rt or self._has_be_windows else place[:2]
+                key = (place[0], place[1] - now) if is_rt or self._ranks_be_by_slack else place[:2]
                 yield (*rank, *key, *place[2:-2]), place[-1]
 
     def late(self, now: float) -> Iterator[Ranked]:
@@ -135,6 +134,6 @@ class PromiseLine(WaitingLine):
             yield (Rank.LATE, place[0] - now, *place[1:4]), place[-1]
 
 
-def _classes(only_rt: bool, only_be: bool) -> tuple[bool, ...]:
+def _classes(only_rt: bool) -> tuple[bool, ...]:
     """Return which classes are asked for: True is real-time."""
-    return (True,) if only_rt else (False,) if only_be else (True, False)
+    return (True,) if only_rt else (True, False)

@@ -61,7 +61,7 @@ class RankedRequests:
 
     @classmethod
     def build(cls, seated: Iterable[Running], at: Moment) -> RankedRequests:
-        found, late, by_slack = cls(), at.policy.late, at.policy.has_be_windows
+        found, late, by_slack = cls(), at.policy.late, at.policy.ranks_be_by_slack
         lists = {
             Rank.URGENT_RT: found.urgent_rt,
             Rank.URGENT_BE: found.urgent_be,

@@ -6,7 +6,8 @@ A worker that only runs prompts and one that decodes beside them choose alike (A
              may fill it; all else runs only as far as it is in time if the step takes longer than predicted
     budget   prompt tokens: as many as stay within R, at most four times what saturates the hardware
     order    urgent RT, other RT, urgent BE, other BE; of each decodes before prompts
-    choice   urgent requests in that order; then, of those about as urgent, what fills time and memory best (windows.py)
+    choice   in that order; with selection multi_resource, of the prompts about as urgent what fills time and memory
+             best (windows.py)
 
 Waiting prompts are chosen together with seated requests, and get their seats when they are chosen. Only the last prompt
 of a step is cut. No prompt takes memory ahead of another that waits for more of it, unless both are about as urgent:
@@ -188,7 +189,7 @@ def _before_others(kept: Seated, prompts: Sequence[Running], waiting: Waiting, a
     """
     if _has_rt(prompts, waiting):
         return kept.real_time()
-    if at.policy.selection is not PromptChoice.MULTI_RESOURCE:
+    if not at.policy.ordering.goes_by_promises:
         return ()
     return kept.first_real_time(at.now, at.times.most_s, min(at.batch, at.room))
 
@@ -221,19 +222,9 @@ class _Sources:
 
 def _fill_in_order(filling: Filling, sources: _Sources) -> Iterable[Ranked]:
     """Fill a step in the order of the policy, and return the order of seated requests."""
-    at, waiting = sources.at, sources.waiting
-    ranks: Iterable[Ranked] = ranked(sources.seated, at) if sources.kept is None else sources.ranks
-    lines = at.policy.precedence.lines
-    waits = [
-        filling.from_waiting(sources.in_order) if is_rt is None else _line(filling, waiting, is_rt) for is_rt in lines
-    ]
-    filling.add_all(merge(ranks, *waits, key=key_of))
+    ranks: Iterable[Ranked] = ranked(sources.seated, sources.at) if sources.kept is None else sources.ranks
+    filling.add_all(merge(ranks, filling.from_waiting(sources.in_order), key=key_of))
     return ranks
-
-
-def _line(filling: Filling, waiting: Waiting, is_rt: bool) -> Iterator[Ranked]:
-    """Yield the waiting prompts of one class, as long as they may be seated."""
-    return filling.from_waiting(partial(waiting.line.in_order, only_rt=is_rt, only_be=not is_rt), only_be=not is_rt)
 
 
 def _fill_windows_by_arrival(filling: Filling, sources: _Sources) -> Iterable[Ranked]:
@@ -246,10 +237,11 @@ def _fill_windows_by_arrival(filling: Filling, sources: _Sources) -> Iterable[Ra
     return ranks
 
 
-def _fill_windows_by_promises(filling: Filling, sources: _Sources) -> Iterable[Ranked]:
+def _fill_by_promises(filling: Filling, sources: _Sources) -> Iterable[Ranked]:
     """Fill a step with urgent requests in order; then with decodes before prompts, for which what they leave is the
     budget."""
     ranks, waiting = sources.ranks, sources.waiting
+    chooses = filling.policy.selection is PromptChoice.MULTI_RESOURCE
 
     def urgent(is_rt: bool) -> None:
         waits = filling.from_waiting(partial(waiting.line.urgent, is_rt=is_rt), not is_rt)
@@ -261,7 +253,7 @@ def _fill_windows_by_promises(filling: Filling, sources: _Sources) -> Iterable[R
     def prompts(is_rt: bool) -> None:
         rest = filling.from_waiting(partial(waiting.line.later, is_rt=is_rt), not is_rt)
         ranked = merge(ranks.prompts(is_rt), rest, key=key_of)
-        if not is_rt and not filling.policy.has_be_windows:
+        if not chooses or not (is_rt or filling.policy.ranks_be_by_slack):
             filling.add_all(ranked, is_rt)
             return
         ahead = 1 if is_rt else 2  # of a key come before the priority and the slack
@@ -274,8 +266,8 @@ def _fill_windows_by_promises(filling: Filling, sources: _Sources) -> Iterable[R
 
 # (the policy's choice of prompts, whether its order goes by promises) -> the function that fills a step
 _FILLS: Mapping[tuple[PromptChoice, bool], Callable[[Filling, _Sources], Iterable[Ranked]]] = {
-    (PromptChoice.IN_ORDER, True): _fill_in_order,
+    (PromptChoice.IN_ORDER, True): _fill_by_promises,
     (PromptChoice.IN_ORDER, False): _fill_in_order,
-    (PromptChoice.MULTI_RESOURCE, True): _fill_windows_by_promises,
+    (PromptChoice.MULTI_RESOURCE, True): _fill_by_promises,
     (PromptChoice.MULTI_RESOURCE, False): _fill_windows_by_arrival,
 }

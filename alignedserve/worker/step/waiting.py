@@ -71,7 +71,7 @@ class Waiting:
         self._named: dict[str, list[Running]] = {}
         self._ttfts: Counter[float] = Counter()  # promised time to the first token -> real-time prompts
         self.num_tokens = self.num_rt_tokens = 0  # to be run of all prompts, and of the real-time ones
-        self._has_be_windows = policy.has_be_windows
+        self._ranks_be_by_slack = policy.ranks_be_by_slack
         self._drops_late = policy.late is Late.DROP_LAST
         self._filed: dict[Running, FiledPrompt] = {}
         self._unfiled: dict[Running, None] = {}
@@ -207,7 +207,7 @@ class Waiting:
             insort(among, place)
         self._filed[running] = FiledPrompt(self._serial, until, places)
         changes_at = running.promise.changes_at(now)
-        if (running.promise.is_rt or self._drops_late or not self._has_be_windows) and changes_at >= now:
+        if (running.promise.is_rt or self._drops_late or not self._ranks_be_by_slack) and changes_at >= now:
             self._dues.add(changes_at, self._serial, running)
 
     def bound_s(self, now: float, chunk_s: Callable[[int], float]) -> float:

@@ -24,7 +24,7 @@ from alignedserve.worker.step.windows import Left, Window, windows
 from tests.worker.step.test_selection import COST, NOW, TIMES, chat, document, moment, ran, seating, select, waits
 
 BLOCK = 16
-IN_ORDER = Policy(selection=PromptChoice.IN_ORDER)
+BEST_FIT = Policy(selection=PromptChoice.MULTI_RESOURCE)
 
 policies = (
     st.builds(
@@ -205,24 +205,24 @@ class TestTheNearest:
 
     def test_a_request_that_uses_most_of_both_goes_first(self) -> None:
         prompts = [chat("a", 0.8, 100), chat("b", 0.9, 300), chat("c", 1.0, 150)]
-        assert ran(select([], [], prompts, moment(room=460), 100)) == [("b", 300), ("c", 150), ("a", 10)]
+        assert ran(select([], [], prompts, moment(BEST_FIT, room=460), 100)) == [("b", 300), ("c", 150), ("a", 10)]
 
     def test_only_what_does_not_fit_whole_is_cut(self) -> None:
         prompts = [chat("a", 0.8, 100), chat("b", 0.9, 300)]
-        assert ran(select([], [], prompts, moment(room=512), 100)) == [("b", 300), ("a", 100)]
+        assert ran(select([], [], prompts, moment(BEST_FIT, room=512), 100)) == [("b", 300), ("a", 100)]
 
     def test_beyond_the_window_slack_decides(self) -> None:
         prompts = [chat("a", 0.8, 100), chat("b", 1.8, 300)]
-        assert ran(select([], [], prompts, moment(room=110), 100)) == [("a", 100), ("b", 10)]
+        assert ran(select([], [], prompts, moment(BEST_FIT, room=110), 100)) == [("a", 100), ("b", 10)]
 
     def test_documents_come_last(self) -> None:
         prompts = [document("d", 300), chat("a", 0.8, 100)]
-        assert ran(select([], [], prompts, moment(room=110), 100)) == [("a", 100), ("d", 10)]
+        assert ran(select([], [], prompts, moment(BEST_FIT, room=110), 100)) == [("a", 100), ("d", 10)]
 
     def test_memory_may_make_the_smaller_chunk_the_nearest(self) -> None:
         """The large prompt does not fit; only an about equally urgent prompt overtakes it, none of a later window."""
         prompts = [chat("large", 0.8, 300), chat("near", 0.9, 30), chat("far", 2.5, 30)]
-        found = select([], [], prompts, moment(), 5)
+        found = select([], [], prompts, moment(BEST_FIT), 5)
         assert ran(found) == [("near", 30)]
 
     def test_memory_chunk_by_chunk_cuts_a_prompt(self) -> None:
@@ -245,7 +245,7 @@ class TestLongPrompts:
 
     def test_one_at_a_time(self) -> None:
         prompts = [chat("a", 0.8, 250), chat("b", 0.8, 240), chat("c", 0.8, 30)]
-        assert ran(select([], [], prompts, moment(self.LONG), 100)) == [("a", 250), ("c", 30)]
+        assert ran(select([], [], prompts, moment(self.LONG), 100)) == [("c", 30), ("b", 240)]
 
     def test_no_prompt_starts_before_the_running_prompt_is_through(self) -> None:
         runs = chat("runs", 0.8, 250)
@@ -268,7 +268,7 @@ class TestLongPrompts:
     def test_several_with_a_fixed_budget(self) -> None:
         prompts = [chat("a", 0.8, 250), chat("b", 0.8, 240)]
         fixed = replace(self.LONG, chunking=Chunking.FIXED)
-        assert ran(select([], [], prompts, moment(fixed), 100)) == [("a", 250), ("b", 240)]
+        assert ran(select([], [], prompts, moment(fixed), 100)) == [("b", 240), ("a", 250)]
 
 
 class TestTheBudget:
@@ -302,7 +302,7 @@ class TestTheBudget:
         assert ran(found) == [("a", 1), ("d", int(512 * 0.02 / 0.0612) - 1)]
 
 
-@pytest.mark.parametrize("policy", [Policy(), IN_ORDER, Policy(Order.FCFS), Policy(chunking=Chunking.FIXED)])
+@pytest.mark.parametrize("policy", [Policy(), BEST_FIT, Policy(Order.FCFS), Policy(chunking=Chunking.FIXED)])
 def test_nobody_starves_under_overload(policy: Policy) -> None:
     """One large prompt waits among ever new small prompts, which need twice as much memory as there is."""
     blocks, waiting, now = Blocks(64), Waiting(policy), NOW
@@ -343,7 +343,7 @@ class TestWhatMeansNothing:
     @pytest.mark.parametrize(
         "policy",
         [
-            Policy(Order.SHORTEST_REMAINING),
+            Policy(Order.SHORTEST_REMAINING, selection=PromptChoice.MULTI_RESOURCE),
             Policy(chunking=Chunking.NONE, room=Room.CHUNKS),
             Policy(chunking=Chunking.FIXED, selection=PromptChoice.IN_ORDER, as_in_paper=True),
         ],
