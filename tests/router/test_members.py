@@ -8,7 +8,7 @@ import pytest
 
 from alignedserve.protocol.commands import Send, SetTimer
 from alignedserve.protocol.events import LinkGap, TimerFired
-from alignedserve.protocol.messages import AttemptLost, Died, Inquire, Message, Missed, Progress, Submit
+from alignedserve.protocol.messages import AttemptLost, Died, Holding, Inquire, Message, Missed, Progress, Submit
 from alignedserve.router.sizing import LOOK_S
 from alignedserve.router.state import REFRESH_S, RouterCore
 from tests.router.routers import (
@@ -106,6 +106,15 @@ class TestMembers:
         holders = [name for name in HOLDERS if name != "prefill-0"]
         told = announcement(*left, to=("gateway-0", "pool-0"))
         assert gone == [*told, *cancels("a", at=holders), lost_to_owner("a")]
+
+    def test_what_an_earlier_life_has_sent_does_not_count(self, router: RouterCore) -> None:
+        """Its requests were given up with it: their next attempts may be anywhere."""
+        router.handle(said("decode-0", beat("decode-0", 2)), 3.0)
+        submit(router, "a")
+        for late in (Progress(ended=(("a", 0),)), Progress(lost=(("a", 0),)), Holding((("a", 0),))):
+            assert router.handle(said("decode-0", late, incarnation=1), 3.1) == []
+        assert router.held["requests"] == 1
+        assert lost_to_owner("a") in router.handle(said("launcher", Died("prefill-0", 1)), 3.2), "it is still there"
 
     def test_a_next_life_is_announced_before_what_was_lost_with_the_last(self, router: RouterCore) -> None:
         submit(router, "a")

@@ -72,6 +72,14 @@ class TestRoad:
         assert router.handle(said("gateway-0", Cancel("a", 0)), 3.0) == cancels("a")
         assert router.handle(said("gateway-0", Cancel("a", 0)), 3.0) == []
 
+    def test_a_request_that_waits_for_a_worker_is_cancelled(self) -> None:
+        router = serving(("gateway-0", "pool-0", "decode-0"))
+        router.handle(said("gateway-0", Submit(A)), 3.0)
+        router.handle(said("gateway-0", Cancel("a", 0)), 3.1)
+        assert router.held["requests"] == 0
+        met = router.handle(said("prefill-0", beat("prefill-0")), 3.2)
+        assert not any(isinstance(command, Send) and isinstance(command.message, Prefill) for command in met)
+
     def test_a_cancel_of_an_older_attempt_does_not_touch_the_next(self, router: RouterCore) -> None:
         router.handle(said("gateway-0", Submit(next_attempt(A))), 3.0)
         assert router.handle(said("gateway-0", Cancel("a", 0)), 3.0) == []
