@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import socket
 from collections.abc import Iterator
 from contextlib import aclosing, closing
 from typing import Any
@@ -141,6 +142,16 @@ def test_a_bad_request_is_refused_and_a_good_request_follows(
         assert error["param"] == param or param is None
         good = http.post(COMPLETIONS, json=Wanted((5, 6, 7), 2, stream=False, ignore_eos=True).body)
         assert (good.status_code, good.json()["usage"]["completion_tokens"]) == (200, 2)
+
+
+def test_it_answers_to_its_own_names_alone(deployment: Deployment) -> None:
+    def status(host: str) -> int:
+        return httpx.get(f"{deployment.url}/v1/models", headers={"Host": host}, timeout=ANSWER_S).status_code
+
+    assert [status(name) for name in ("127.0.0.1", "localhost:1", socket.gethostname(), "page.example")] == [
+        *[200] * 3,
+        421,
+    ]
 
 
 def test_it_rests_while_nobody_asks(deployment: Deployment) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from alignedserve.machine.safe_path import ABOVE, code_command, module_command
+from draw_folders import modules
 from tests.hostile_folder import imported, make_hostile
 
 MODULE = "alignedserve.core"  # imports only the standard library
@@ -77,3 +78,8 @@ def test_the_command_line_is_safe_where_it_is_typed(folder: Path) -> None:
     assert imported(folder) == [], done.stderr
     assert "statistics" not in done.stderr
     assert '"torch"' in done.stdout
+
+
+def test_every_child_is_started_from_here() -> None:
+    starting = {path.name for path in modules().values() if "sys.executable" in path.read_text(encoding="utf-8")}
+    assert starting == {"safe_path.py"}
