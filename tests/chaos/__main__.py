@@ -4,7 +4,7 @@ Each trial starts a deployment, asks it questions calmly, asks them again while 
 are hurt for some seconds, and calmly once more. A round has one trial of each scenario. Each trial adds a line to the
 state file, and the table at the end is of the whole file: a long run may be stopped and go on. Exit code 1: an answer
 was wrong, an error had no excuse, or a deployment did not come back or left something; the folder beside the state file
-has the log of each such trial.
+has the log of each trial.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import Enum
 from random import Random
 
@@ -32,8 +33,13 @@ class Answer:
     text: str = ""
     ended_at: float = 0.0
     pause_s: float = 0.0  # the longest without a token; a whole answer's is none
+    pause_until: str = ""  # when it was over
     error: Error | None = None
     said: str = ""  # by the server, with an error
+
+
+def wall_clock() -> str:
+    return datetime.now().isoformat(timespec="milliseconds")
 
 
 async def ask(http: httpx.AsyncClient, number: int, wanted: Wanted) -> Answer:
@@ -72,7 +78,9 @@ async def _read_stream(http: httpx.AsyncClient, wanted: Wanted, answer: Answer) 
             if not line.startswith("data: "):
                 continue
             last, now = line, time.monotonic()
-            answer.pause_s, heard_at = max(answer.pause_s, now - heard_at), now
+            if now - heard_at > answer.pause_s:
+                answer.pause_s, answer.pause_until = now - heard_at, wall_clock()
+            heard_at = now
             if line != "data: [DONE]":
                 _add(answer, json.loads(line[6:]))
     if last != "data: [DONE]" and answer.error is None:

@@ -9,14 +9,13 @@ import traceback
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from tests.chaos.comparing import Difference, Undisturbed, difference
 from tests.chaos.faults import Fault
-from tests.chaos.load import Answer, Error, Load, ask_all
+from tests.chaos.load import Answer, Error, Load, ask_all, wall_clock
 from tests.chaos.scenarios import Scenario, Stage
 from tests.end_to_end.client import Wanted, check_greedy, documents, mixed
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, wait_until
@@ -26,6 +25,7 @@ CLIENTS = 8
 LINES = 12
 APART_S = 0.7  # from fault to fault, in the mean, and longer where clients wait for tokens first:
 CALM, FLOWING = 0.5, 60  # how often they do, and for how many tokens
+NOTED_S = 5.0  # a longer pause is in the log
 GATEWAY_BACK_S = 60.0  # after a gateway was hurt, clients may find none for so long
 DONE_S = 600.0  # for a batch to end after the last fault
 
@@ -64,7 +64,7 @@ class Row:
 
 def run(scenario: Scenario, seed: int, seconds: float, logs: Path) -> Row:
     """Return the row of a trial; what goes wrong with the trial itself is one of its problems.
-    A trial with a problem leaves its log in the folder: what was hurt when, and what the deployment said."""
+    The trial leaves its log in the folder: what was hurt when, and what the deployment said."""
     row, began = Row(scenario.name, scenario.topology, scenario.launcher, seed), time.monotonic()
     try:
         with scenario.staged() as stage:
@@ -74,10 +74,9 @@ def run(scenario: Scenario, seed: int, seconds: float, logs: Path) -> Row:
                 trial.run(seconds)
             except Exception:
                 row.problems.append(traceback.format_exc(limit=-4)[:1000])
-            if row.problems:
-                logs.mkdir(parents=True, exist_ok=True)
-                story = "\n".join([*row.problems, *trial.story, stage.deployment.whole_log()])
-                (logs / f"{scenario.name}-{seed}.log").write_text(story)
+            logs.mkdir(parents=True, exist_ok=True)
+            story = [*row.problems, *sorted(trial.story), stage.deployment.whole_log()]
+            (logs / f"{scenario.name}-{seed}.log").write_text("\n".join(story))
     except Exception:
         row.problems.append(traceback.format_exc(limit=-4)[:1000])
     row.seconds = time.monotonic() - began
@@ -136,7 +135,7 @@ class _Trial:
     async def _strike(self, fault: Fault) -> None:
         if hurt := await fault.strike(self._draw):
             self._row.faults[fault.kind] += 1
-            self.story.append(f"{datetime.now().isoformat(timespec='milliseconds')} {fault.kind}: {hurt}")
+            self.story.append(f"{wall_clock()} {fault.kind}: {hurt}")
 
     async def _flow(self, load: Load) -> None:
         """Wait until the clients get tokens: else nothing would run that could be hurt."""
@@ -155,6 +154,8 @@ class _Trial:
         self._compare(wanted, self._undisturbed[answer.number], answer.tokens, answer.text, answer.error is None)
         if answer.error is None:
             row.longest_pause_s = max(row.longest_pause_s, answer.pause_s)
+        if answer.pause_s > NOTED_S:
+            self.story.append(f"{answer.pause_until} question {answer.number} had waited {answer.pause_s:.1f} s")
 
     def _judge_error(self, answer: Answer) -> None:
         row, since = self._row, answer.began_at - GATEWAY_BACK_S
