@@ -10,6 +10,7 @@ has the log of each trial.
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -35,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main() -> None:
     given = _parser().parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends the deployment too
     if given.new:
         given.state.unlink(missing_ok=True)
     chosen = [scenario for scenario in SCENARIOS if scenario.name in given.only]

@@ -4,6 +4,8 @@
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
+#include <pthread.h>
+#include <semaphore.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -45,4 +47,38 @@ time_t time(time_t* into) {
   clock_gettime(CLOCK_REALTIME, &now);
   if (into) *into = now.tv_sec;
   return now.tv_sec;
+}
+
+// A wait until a time of the wall clock ends by the machine's clock, which does not step: its end is moved back. Else each
+// wait that begins after a step would be too long or too short; on a machine whose clock steps, only those are that last
+// meanwhile.
+
+static struct timespec by_machine(const struct timespec* until) {
+  struct timespec moved = *until;
+  moved.tv_sec -= *offset_s;
+  return moved;
+}
+
+static void* real(const char* name, const char* version) {
+  void* found = dlvsym(RTLD_NEXT, name, version);  // plain dlsym may give an older one, with conditions of another layout
+  return found ? found : dlsym(RTLD_NEXT, name);
+}
+
+typedef int (*cond_wait)(pthread_cond_t*, pthread_mutex_t*, const struct timespec*);
+typedef int (*sem_wait_until)(sem_t*, const struct timespec*);
+
+int pthread_cond_timedwait(pthread_cond_t* restrict cond, pthread_mutex_t* restrict mutex,
+                           const struct timespec* restrict until) {
+  static cond_wait wait;
+  if (!wait) wait = (cond_wait)real("pthread_cond_timedwait", "GLIBC_2.3.2");
+  const struct timespec moved = by_machine(until);
+  int is_monotonic = cond->__data.__wrefs & 2;  // glibc's flag
+  return wait(cond, mutex, is_monotonic ? until : &moved);
+}
+
+int sem_timedwait(sem_t* restrict sem, const struct timespec* restrict until) {
+  static sem_wait_until wait;
+  if (!wait) wait = (sem_wait_until)real("sem_timedwait", "GLIBC_2.2.5");
+  const struct timespec moved = by_machine(until);
+  return wait(sem, &moved);
 }

@@ -86,7 +86,11 @@ class Deployment:
         given = ["--topology", topology, "--launcher", launcher, "--pool-directory", str(memory)]
         arguments: list[str | Path] = [model, "--port", "0", *given, *flags]
         self.process = spawn(*arguments, mark=self.mark, stderr=self._log, environment=environment, typed_in=typed_in)
-        self.greeting = self._wait_until_it_serves()
+        try:
+            self.greeting = self._wait_until_it_serves()
+        except BaseException:  # Ctrl-C too
+            self.kill()
+            raise
         self.url = re.findall(r"http://[\d.]+:\d+", self.greeting)[0]
         self.ready_s = time.monotonic() - self.began_at
 
@@ -98,7 +102,6 @@ class Deployment:
             there, _, _ = select.select([self.process.stdout], [], [], max(0, left_s))
             new = os.read(self.process.stdout.fileno(), 4096) if there else b""
             if not new:
-                self.kill()
                 raise AssertionError(f"it does not serve; it said {read!r} and logged:\n{self.log()}")
             read += new
         return read.decode()
