@@ -30,6 +30,12 @@ class FinishReason(str, Enum):
     STOP = "stop"  # a stop token ended the output; it is part of the output
     LENGTH = "length"  # the output has max_tokens tokens
     ERROR = "error"  # the next token could not be sampled: the output ends before it
+    DOUBT = "doubt"  # the same, of KV that came from elsewhere and may be spoiled: its owner tries once more
+
+    @property
+    def has_token(self) -> bool:
+        """Return whether a token came with the end."""
+        return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 
 class CacheKind(str, Enum):

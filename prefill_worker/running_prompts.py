@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
 
-from alignedserve.core import Chunk, Decode, StepPlan, StepResult, units_for
+from alignedserve.core import Chunk, Decode, FinishReason, StepPlan, StepResult, units_for
 from alignedserve.prefill_worker.known_pages import KnownPages
 from alignedserve.prefill_worker.offering import Offers
 from alignedserve.prefill_worker.prefixes import Prefixes
 from alignedserve.protocol.commands import Command, CopyIn
 from alignedserve.protocol.events import CopiedIn, Event
-from alignedserve.protocol.messages import Attempt, Member, Spoiled
+from alignedserve.protocol.messages import Attempt, Member
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.parts.queue import PromptQueue
@@ -93,7 +93,7 @@ class RunningPrompts(CorePart):
         """Let the prompt run. KV that is not intact is computed anew, and no other request gets it."""
         self._running[running.request.id] = running
         if intact:
-            running.prefix = self._tokens_in(running.known)
+            running.prefix, running.came_with_kv = self._tokens_in(running.known), True
             running.num_cached = min(running.prefix, len(running.request.prompt))
             self.num_reused_tokens += running.prefix
             return []
@@ -101,7 +101,7 @@ class RunningPrompts(CorePart):
         self.num_spoiled_pages += len(pages)
         if self._pool.member is None:
             return []
-        spoiled = self._pool.send(Spoiled(pages))
+        spoiled = self._pool.tell_spoiled(pages)
         return [self._faults.count_refused(), *spoiled, *self._known.release(running.key, pages)]
 
     def _tokens_in(self, pages: tuple[int, ...]) -> int:
@@ -120,6 +120,8 @@ class RunningPrompts(CorePart):
             else:
                 self._give_up(running)
                 self._notes.note_end(running)
+                if finish is FinishReason.DOUBT:
+                    commands += self._pool.tell_spoiled(running.known)
                 commands += self._known.release(running.key, running.known)
         return [*commands, *self._owners.flush()]
 

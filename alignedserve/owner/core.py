@@ -60,6 +60,7 @@ class OwnedRequest:
     missing_at: int | None = None  # the index that a Resend asked for
     num_fruitless: int = 0  # attempts in a row that brought no token
     emitted_at: float | None = None  # when the last token came
+    has_doubted: bool = False  # whether an attempt was given up since its KV may have been spoiled
     is_infeasible: bool = False  # whether its prompt alone takes longer than its ttft
 
     @property
@@ -159,6 +160,9 @@ class OwnerCore:
             if output.attempt < opened.request.attempt:  # the worker did not hear that it was to drop this attempt
                 commands.append(Send(sender, Cancel(output.request, output.attempt)))
                 continue
+            if output.finish is FinishReason.DOUBT:
+                commands += self._hear_doubt(opened, sender, output, now)
+                continue
             opened.senders.add(sender)
             opened.heard_at = now
             have, new, logprobs = len(opened.output), output.tokens, output.logprobs
@@ -181,6 +185,16 @@ class OwnerCore:
             if output.finish is not None:
                 commands += self._ended(opened)
         return commands
+
+    def _hear_doubt(self, opened: OwnedRequest, sender: str, output: Output, now: float) -> list[Command]:
+        """Start the next attempt, after the tokens that came before; the second time, end with an error."""
+        if opened.has_doubted:
+            return self._arrived(sender, (replace(output, finish=FinishReason.ERROR),), now)
+        commands = self._arrived(sender, (replace(output, finish=None),), now)
+        if len(opened.output) < output.index + len(output.tokens):
+            return commands  # earlier tokens are missing: the output comes again
+        opened.has_doubted = True
+        return [*commands, *self._lost(output.request, output.attempt)]
 
     def _unwanted(self, sender: str, output: Output) -> list[Command]:
         """Tell the worker, and a router that has just started, that the client has gone or has the whole output."""

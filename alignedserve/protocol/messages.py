@@ -352,7 +352,8 @@ class Prefix:
 
 @dataclass(frozen=True, slots=True)
 class Spoiled:
-    """A worker tells that these pages do not hold what their names say. The pool hands them out no more."""
+    """A worker tells that these pages do not hold what their names say, or that no token could be sampled after them.
+    The pool hands them out no more."""
 
     pages: tuple[int, ...]
 

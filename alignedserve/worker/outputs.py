@@ -34,7 +34,7 @@ class _KeptOutput:
     @property
     def last(self) -> int:
         """Return the index of what came last."""
-        return len(self.output) - (self.finish is not FinishReason.ERROR)
+        return len(self.output) - (self.finish is None or self.finish.has_token)
 
     def since(self, index: int) -> Output:
         """Return the output from an index on, as far as this attempt emitted it."""
@@ -70,7 +70,8 @@ class Outputs:
             if len(self._kept) > MOST_ENDED:
                 self._drop_oldest_ended()
         output = running.output
-        if len(output) == 1 or running.logprobs or running.prompt_logprobs or finish is FinishReason.ERROR:
+        has_token = finish is None or finish.has_token
+        if len(output) == 1 or running.logprobs or running.prompt_logprobs or not has_token:
             new = kept.since(kept.last)
         else:  # nearly always, and once for each token
             new = Output(name, request.attempt, len(output) - 1, (output[-1],), finish)

@@ -13,7 +13,7 @@ class StepOutcome:
     """The requests that may be in a step, as `StepEnd` knows them (step_end.Runs)."""
 
     def __init__(self, stores: Stores, keeping: AnswerKeeping) -> None:
-        self._here, self._memory, self._owners = stores.here, stores.memory, stores.owners
+        self._here, self._memory, self._owners, self._pool = stores.here, stores.memory, stores.owners, stores.pool
         self._holds, self._notes = stores.holds, stores.notes
         self._keeping = keeping
 
@@ -35,7 +35,9 @@ class StepOutcome:
     def _end(self, running: Running, finish: FinishReason) -> list[Command]:
         self._here.remove(running)
         self._notes.note_end(running)
-        return self._keeping.end(running, finish)
+        is_doubtful = finish is FinishReason.DOUBT and running.key in self._holds
+        spoiled = self._pool.tell_spoiled(running.known) if is_doubtful else []
+        return [*spoiled, *self._keeping.end(running, finish)]
 
     def lose(self, ran: Chunk | Decode) -> list[Command]:
         """Give up the attempt that this was to run a part of, if it is still here."""

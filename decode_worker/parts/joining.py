@@ -74,6 +74,7 @@ class Joining(CorePart):
             if not self._seats.has_seat(running) or not self._memory.seat(running, room, self._queue.waiting, now):
                 break
             self._candidates.take(first)
+            running.came_with_kv = True
             self._tag(first, running, now)
             if first.is_rt and first.evicted is None:
                 self._pace.coming.joined(running.request.slo.tbt_s, now)

@@ -23,7 +23,7 @@ class AnswerKeeping:
     def end(self, running: Running, finish: FinishReason) -> list[Command]:
         """Free what a request has that has ended, at once or after its answer is copied to the pool."""
         is_alone = not self._memory.is_shared(running)  # else it would be in another request's way
-        if is_alone and finish is not FinishReason.ERROR and self._num_pages(running) > 0:
+        if is_alone and finish.has_token and self._num_pages(running) > 0:
             self._here.kept.append(running)
             self._memory.hold(running)
             return []

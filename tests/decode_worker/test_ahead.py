@@ -237,7 +237,7 @@ def test_an_output_that_cannot_go_on_ends_there() -> None:
     bench = Bench()
     bench.joins(A)
     bench.ends(unsampled=("a",))
-    assert bench.outputs[-1].finish is FinishReason.ERROR
+    assert bench.outputs[-1].finish is FinishReason.DOUBT
     bench.ends(("a", 4))
     assert len(bench.outputs) == 1
     assert bench.pairs == 0

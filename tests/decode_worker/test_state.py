@@ -41,6 +41,7 @@ from alignedserve.protocol.messages import (
     Release,
     Report,
     Resend,
+    Spoiled,
     Tokens,
 )
 from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice, Room
@@ -232,13 +233,23 @@ def test_an_entry_brings_its_history_and_its_log_probabilities(worker: DecodeCor
     assert worker.handle(said("gateway-0", Resend("a", 0, 0)), 0.0) == [Send("gateway-0", again)]
 
 
-def test_a_token_that_cannot_be_sampled_ends_the_output_and_frees_its_room(worker: DecodeCore) -> None:
+def test_a_token_that_cannot_be_sampled_ends_the_output_in_doubt_and_frees_its_room(worker: DecodeCore) -> None:
+    """Its KV was copied to the device, and may be spoiled."""
     joins(worker)
     failed = worker.handle(StepDone(StepResult(1, (), unsampled=("a",))), 0.0)
-    assert Send("gateway-0", Tokens((Output("a", 0, 1, (), FinishReason.ERROR),))) in failed
+    assert Send("gateway-0", Tokens((Output("a", 0, 1, (), FinishReason.DOUBT),))) in failed
     assert Send("pool-0", Release("a", 0)) in failed
     worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0)
     assert worker.held == NOTHING_HELD
+
+
+def test_no_other_request_gets_pages_after_which_no_token_could_be_sampled(worker: DecodeCore) -> None:
+    long = request("a", prompt=10)  # a full page and two tokens
+    worker.handle(said("pool-0", Batch((entry(long, (5, 6)),))), 0.0)
+    worker.handle(CopiedIn(1, intact=True), 0.0)
+    failed = worker.handle(StepDone(StepResult(1, (), unsampled=("a",))), 0.0)
+    spoiled, released = Send("pool-0", Spoiled((5,))), Send("pool-0", Release("a", 0))
+    assert [command for command in failed if command in (spoiled, released)] == [spoiled, released]
 
 
 def test_an_entry_without_room_waits_and_nobody_overtakes_it(worker: DecodeCore) -> None:

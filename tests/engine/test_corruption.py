@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.core import Request, ServiceClass, WorkerLimits
+from alignedserve.core import FinishReason, Request, ServiceClass, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.hands import EngineHands
@@ -53,6 +53,7 @@ class Deployment:
     output: dict[str, list[int]] = field(default_factory=dict)
     lost: list[tuple[str, int]] = field(default_factory=list)
     num_refused: dict[str, int] = field(default_factory=dict)
+    num_doubted: dict[str, int] = field(default_factory=dict)
     _todo: deque[tuple[str, Event]] = field(default_factory=deque)
 
     def run(self, request: Request) -> list[int]:
@@ -86,6 +87,9 @@ class Deployment:
                 for output in outputs:
                     assert output.index == len(self.output[output.request]), "tokens come once, and in their order"
                     self.output[output.request] += output.tokens
+                    if output.finish is FinishReason.DOUBT:
+                        self.lost.append((output.request, output.attempt))
+                        self.num_doubted[name] = self.num_doubted.get(name, 0) + 1
             case Send(message=Progress() as progress):
                 self.lost += progress.lost
             case Send(message=Figures(num_refused=refused)):
@@ -114,7 +118,12 @@ def folder(folder_of: Callable[[str], Path]) -> Path:
 
 
 @pytest.fixture
-def deployment(folder: Path, tmp_path: Path) -> Iterator[Deployment]:
+def verify() -> bool:
+    return True
+
+
+@pytest.fixture
+def deployment(folder: Path, tmp_path: Path, verify: bool) -> Iterator[Deployment]:
     limits = WorkerLimits(64, BLOCK_SIZE, PAGE_SIZE, max_step_tokens=16, max_batch=4)
     engines = {
         name: Engine(folder, num_pairs=64, block_size=BLOCK_SIZE, dtype="float32") for name in ("prefill-0", "decode-0")
@@ -129,7 +138,7 @@ def deployment(folder: Path, tmp_path: Path) -> Iterator[Deployment]:
             "decode-0": DecodeCore(WorkerSetup(limits)),
             "pool-0": PoolCore(NUM_PAGES, BLOCK_SIZE),
         }
-        hands = {name: EngineHands(engine, path, PAGE_SIZE, verify=True) for name, engine in engines.items()}
+        hands = {name: EngineHands(engine, path, PAGE_SIZE, verify) for name, engine in engines.items()}
         for engine in engines.values():
             engine.cache.fill_(float("nan"))  # NaN shows if a request reads places that were not written for it
         deployment = Deployment(cores, hands, arena)
@@ -172,6 +181,13 @@ def flip(arena: Arena, page: int) -> None:
     payload = arena.payload(page)
     payload[len(payload) // 2] ^= 4
     payload.release()
+
+
+def not_a_number(arena: Arena, page: int) -> None:
+    """Set the bits of a number's exponent and its first digit, in the last V vector."""
+    with arena.payload(page) as payload:
+        at = len(payload) - 4
+        payload[at + 2 : at + 4] = bytes((payload[at + 2] | 0xC0, payload[at + 3] | 0x7F))
 
 
 def another_has_it_by_now(arena: Arena, page: int) -> None:
@@ -242,6 +258,22 @@ def test_as_the_beginning_of_another_prompt(
     assert deployment.cores["prefill-0"].num_reused_tokens == 2 * PAGE_SIZE, (
         "the third began with what the second wrote"
     )
+
+
+@pytest.mark.parametrize("verify", [False])
+@pytest.mark.parametrize("service", list(ServiceClass))
+@pytest.mark.parametrize("worker", ["decode-0", "prefill-0"])
+def test_kv_that_is_not_a_number_is_computed_anew_where_pages_are_not_verified(
+    deployment: Deployment, check: Callable[[Request, list[int]], None], worker: str, service: ServiceClass
+) -> None:
+    """It is the KV of a request that goes on to be decoded, or the beginning of another prompt."""
+    for name in ("a", "b", "c"):
+        if name == ("a" if worker == "decode-0" else "b"):
+            deployment.spoil_once(worker, not_a_number)
+        request = asked(name, service=service)
+        check(request, deployment.run(request))
+    assert deployment.num_doubted == {worker: 1}, "no other request gets the page"
+    assert not deployment.num_refused
 
 
 def test_a_best_effort_request_fares_the_same(

@@ -30,6 +30,13 @@ OWNER = (
         "A token that was lost on the way is left out.",
     ),
     Mutant(
+        "doubt without end",
+        _OWNER,
+        "        opened.has_doubted = True\n",
+        "",
+        "A request of which no token can be sampled is tried ten times.",
+    ),
+    Mutant(
         "any attempt counts as lost",
         _OWNER,
         "if not self._is_current(request, attempt):\n            return []\n        opened = self._open[request]",

@@ -10,7 +10,7 @@ PREFILL = (
     Mutant(
         "spoiled pages not named",
         "prefill_worker/running_prompts.py",
-        "spoiled = self._pool.send(Spoiled(pages))",
+        "spoiled = self._pool.tell_spoiled(pages)",
         "spoiled = list[Command]()",
         "The pool does not hear that pages do not hold what their names say.",
     ),
@@ -87,6 +87,13 @@ DECODE = (
         "                over.append(Send(pool, Release(name, attempt)))\n",
         "",
         "The pool keeps the pages of an attempt whose next one the worker has.",
+    ),
+    Mutant(
+        "copied KV is never in doubt",
+        f"{_DECODE}/parts/joining.py",
+        "            running.came_with_kv = True\n",
+        "",
+        "A request fails because of a spoiled page, though another attempt could answer it.",
     ),
     Mutant(
         "bad copy not released",

@@ -116,6 +116,27 @@ def test_an_end_without_a_token_is_delivered_once_all_before_it_are(owner: Owner
     assert hears(owner, 2, [], finish=FinishReason.ERROR) == [Send("decode-0", Acknowledge(("r",)))]
 
 
+def test_after_an_end_in_doubt_the_next_attempt_starts_once_and_then_it_is_an_error(owner: OwnerCore) -> None:
+    hears(owner, 0, [7])
+    assert hears(owner, 1, [8], finish=FinishReason.DOUBT) == [
+        Deliver("r", (8,), None),
+        Send(ROUTER, Submit(replace(SECOND, emitted_at=0.0))),
+    ]
+    assert hears(owner, 2, [], finish=FinishReason.DOUBT) == [Send("decode-0", Cancel("r", 0))], "it comes again"
+    assert hears(owner, 2, [9], attempt=1) == [Deliver("r", (9,), None)]
+    assert hears(owner, 3, [], attempt=1, finish=FinishReason.DOUBT) == [
+        Deliver("r", (), FinishReason.ERROR),
+        Send("decode-0", Acknowledge(("r",))),
+    ]
+
+
+def test_an_end_in_doubt_waits_for_the_tokens_before_it(owner: OwnerCore) -> None:
+    hears(owner, 0, [7])
+    asked = [Send("decode-0", Resend("r", 0, 1)), SetTimer("r", RESEND_S)]
+    assert hears(owner, 2, [], finish=FinishReason.DOUBT) == asked
+    assert hears(owner, 1, [8], finish=FinishReason.DOUBT)[-1] == Send(ROUTER, Submit(replace(SECOND, emitted_at=0.0)))
+
+
 def test_an_end_without_any_token_is_an_end(owner: OwnerCore) -> None:
     assert hears(owner, 0, [], finish=FinishReason.ERROR) == [
         Deliver("r", (), FinishReason.ERROR),

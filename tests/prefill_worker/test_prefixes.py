@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Chunk, Due, Entry, Request, Sampling, ServiceClass, StepPlan, StepResult
+from alignedserve.core import Chunk, Due, Entry, FinishReason, Request, Sampling, ServiceClass, StepPlan, StepResult
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.prefill_worker.prefixes import ANSWER_S
 from alignedserve.prefill_worker.state import PrefillCore
@@ -101,6 +101,18 @@ def test_a_page_that_is_not_intact_is_computed_and_nobody_else_gets_it(worker: P
     assert RELEASE in commands
     assert plans(commands)[0].chunks[0].start == 0
     assert worker.num_spoiled_pages == 2
+
+
+def test_pages_after_which_no_token_could_be_sampled_are_nobodys_beginning(worker: PrefillCore) -> None:
+    fetching(worker)
+    worker.handle(CopiedIn(1, intact=True), 0.0)
+    commands = worker.handle(StepDone(StepResult(1, (), unsampled=("long",))), 0.0)
+    end = Tokens((Output("long", 0, 0, (), FinishReason.DOUBT, num_cached=16),))
+    assert Send("gateway-0", end) in commands
+    assert [command for command in commands if command in (RELEASE, Send("pool-0", Spoiled((4, 5))))] == [
+        Send("pool-0", Spoiled((4, 5))),
+        RELEASE,
+    ]
 
 
 class TestBeforeAStep:

@@ -231,7 +231,7 @@ SCHEMA = [
     "...], allowed_tokens: tuple[int, ...], grammar: Choice | None, syntax: str, logprobs: int | None, "
     "prompt_logprobs: int | None)",
     "Slo(ttft_s: float, tbt_s: float, jct_s: float, strict: bool)",
-    "FinishReason: stop length error",
+    "FinishReason: stop length error doubt",
     "Logprob(value: float, top: tuple[tuple[int, float], ...])",
     "Due(at: float, num_left: int, num_missed: int)",
     "Choice(outputs: tuple[tuple[int, ...], ...])",

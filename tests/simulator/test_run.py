@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.config.topology import Topology
-from alignedserve.core import Chunk, Decode, History, Sampling, Scoring, StepPlan, WorkerLimits
+from alignedserve.core import Chunk, Decode, History, Sampling, Scoring, StepPlan, StepResult, WorkerLimits
+from alignedserve.cost.trials import NOBODY
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedIn, CopiedOut
@@ -83,6 +84,27 @@ def test_output_depends_on_the_request_alone() -> None:
     again = list(arrivals(Workload(num_requests=5), ("gateway-1",), seed=3, start_at=9.0))
     for arrival, same in zip(drawn, again, strict=True):
         assert story_from(arrival.request, arrival.length).output == story_from(same.request, same.length).output
+
+
+def test_kv_that_was_copied_and_gives_no_token_is_computed_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each answer cannot go on once, at its first decode."""
+    step, spoiled = CheckedHands._step, set[str]()
+
+    def without_some(hands: CheckedHands, plan: StepPlan) -> StepResult:
+        result = step(hands, plan)
+        new = {decode.request for decode in plan.decodes if not decode.request.startswith(NOBODY)} - spoiled
+        spoiled.update(new)
+        result.tokens = tuple(sampled for sampled in result.tokens if sampled[0] not in new)
+        result.unsampled = tuple(sorted(new))
+        return result
+
+    monkeypatch.setattr(CheckedHands, "_step", without_some)
+    policy = replace(Settings().policy, helps=False)  # a decode worker's own prompts have no copied KV
+    run = Settings(topology=Topology(1, 2), workload=Workload(num_requests=30), policy=policy, num_gateways=2)
+    summary = simulate(run)
+    assert summary.problems == ()
+    assert summary.num_finished == 30
+    assert len(spoiled) > 20
 
 
 class TestEngine:

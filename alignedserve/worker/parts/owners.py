@@ -72,7 +72,7 @@ class Owners(CorePart):
                     self._coming.learn(running, now)
                 finish = running.emit(token, now, logprobs.get(request) if logprobs else None)
             elif request in unsampled:
-                finish = FinishReason.ERROR
+                finish = FinishReason.DOUBT if running.came_with_kv else FinishReason.ERROR
             else:
                 continue
             emit(running, finish)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from alignedserve.core import Role
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, MemberJoined, MemberLost
-from alignedserve.protocol.messages import Member, Message
+from alignedserve.protocol.messages import Member, Message, Spoiled
 from alignedserve.worker.parts.part import CorePart
 
 
@@ -26,3 +26,7 @@ class PoolLink(CorePart):
     def send(self, message: Message) -> list[Command]:
         """Send the message to the pool; return no command where there is no pool."""
         return [] if self.member is None else [Send(self.member.name, message)]
+
+    def tell_spoiled(self, pages: tuple[int, ...]) -> list[Command]:
+        """Tell the pool that these pages do not hold what their names say, or may not."""
+        return self.send(Spoiled(pages)) if pages else []

@@ -68,6 +68,7 @@ class Running:
     num_cached: int = 0  # tokens of the prompt that were not computed: the pool had their KV
     logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
     prompt_logprobs: list[Logprob] = field(default_factory=list)
+    came_with_kv: bool = False  # whether KV of it was copied here, from pages or from another device
     decode: str = ""  # the decode worker that the router named for it
     from_right: tuple[int, ...] = ()  # pairs of it that are filled from their right end
     blocks: tuple[int, ...] = ()  # both halves of the pairs, where hidden vectors lie in them in place of KV
