@@ -181,7 +181,7 @@ def open_page(text: TextModel, profile: Path, rebinding: bool, **settings: Any) 
             given = {"body": json.dumps(json.dumps(BODY)), "url": url, "report": f"http://{OTHER}:{port}/report"}
             site.page = PAGE % given
             with browser(f"{page}/page", profile):
-                seen = site.reports.get(timeout=PATIENT_S)
+                seen = site.reports.get(timeout=4 * PATIENT_S)  # a browser starts slowly on a busy machine
     saw = {name: Saw(*what) for name, what in seen.items()}
     return Trial(saw, answered, len(gateway.owner.opened))
 
