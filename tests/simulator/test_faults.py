@@ -39,6 +39,7 @@ from alignedserve.simulator.machines.faults import (
     DropFrames,
     Duplicate,
     Fault,
+    Forge,
     Freeze,
     Kill,
     LinkFault,
@@ -256,6 +257,15 @@ def forgeries() -> list[tuple[str, Envelope]]:
     ]
 
 
+@pytest.mark.parametrize("topology", ["colocated", "1+1"])
+def test_every_forged_frame_is_dropped(topology: str) -> None:
+    of = replace(deployment(1, topology), faults=(Kill(2.2, ROUTER, 0.3), Kill(2.6, "decode-0", 0.4)))
+    of = replace(of, faults=(*of.faults, Skew(5.0, ROUTER, 0.0)))  # both runs end at the same time
+    forged = [Forge(1.7 + number / 20, member) for number in range(60) for member in members_of(of)]
+    faults = tuple(sorted((*of.faults, *forged), key=lambda fault: fault.at))
+    assert simulate(replace(of, faults=faults)).digest == simulate(of).digest
+
+
 @pytest.mark.parametrize("seed", [1, 2])
 def test_forged_frames_change_nothing(seed: int) -> None:
     of = replace(deployment(seed, "1+1"), faults=(Kill(2.2, ROUTER, 0.3), Kill(2.6, "decode-0", 0.4)))
@@ -268,8 +278,8 @@ def test_forged_frames_change_nothing(seed: int) -> None:
 
 def test_every_kind_of_fault_is_drawn_for_every_member_and_link() -> None:
     names = list(members_of(deployment(1, "1+1")))
-    # A seed that draws LowMemory (a third of seeds do), BreakTransfer (half) and Resize (a fifth).
-    faults = draw_faults(45, names, 2000, FROM_S, TO_S)
+    # A seed that draws LowMemory and Forge (a third of seeds do each), BreakTransfer (half) and Resize (a fifth).
+    faults = draw_faults(57, names, 2000, FROM_S, TO_S)
     assert {type(fault) for fault in faults} == {*MemberFault.__subclasses__(), *LinkFault.__subclasses__(), Resize}
     assert {(fault.sender, fault.to) for fault in faults if isinstance(fault, DropFrames)} == set(
         permutations(names, 2)

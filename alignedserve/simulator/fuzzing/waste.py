@@ -27,7 +27,7 @@ from alignedserve.protocol.commands import Send
 from alignedserve.protocol.messages import Attempt, AttemptLost, Resend, Submit
 from alignedserve.simulator.clients import Client
 from alignedserve.simulator.fuzzing.scenario import Scenario
-from alignedserve.simulator.machines.faults import Fault, LinkFault, MemberFault, Resize, Skew, lasts_s
+from alignedserve.simulator.machines.faults import Fault, Forge, LinkFault, MemberFault, Resize, Skew, lasts_s
 from alignedserve.simulator.machines.process import Process
 from alignedserve.simulator.machines.world import World
 from alignedserve.simulator.records.records import RequestOutcome
@@ -51,7 +51,7 @@ class WasteWatch:
 
     def __init__(self, scenario: Scenario, world: World, clients: dict[str, Client], breaks: Breaks) -> None:
         self._world, self._clients, self._breaks = world, clients, breaks
-        self._faults = [fault for fault in scenario.faults if not isinstance(fault, Skew)]
+        self._faults = [fault for fault in scenario.faults if not isinstance(fault, Skew | Forge)]
         self._is_calm = not scenario.faults
         self._grace_s = CALM_GRACE_S if self._is_calm else GRACE_S
         self._may_start: set[Attempt] = set()  # attempts that are lost, as their owners have heard, or asked for

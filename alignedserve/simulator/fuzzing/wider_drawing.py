@@ -1,4 +1,4 @@
-"""Widen drawn scenarios: presets, single switches, many workers and several nodes, each in some of the runs.
+"""Widen drawn scenarios: presets, switches, many workers, several nodes and clocks apart, each in some of the runs.
 
 Each feature draws from a generator of its own, as in scenario_drawing.py.
 """
@@ -13,8 +13,10 @@ from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
 from alignedserve.scheduling.policy import Chunking, Packing, Policy, Room
 from alignedserve.simulator.fuzzing.scenario import Scenario
+from alignedserve.simulator.machines.faults import Skew
 
 _MOST_WORKERS, _MOST_NODES = 4, 3
+_AHEAD_S, _APART_S = 4 * 3600.0, 3 * 3600.0
 
 
 def widened(drawn: Scenario) -> Scenario:
@@ -25,6 +27,21 @@ def some_without_faults(drawn: Scenario) -> Scenario:
     """Leave all faults out of every eighth run: there nothing may be late, and no attempt may be lost (waste.py)."""
     is_calm = Random(f"{drawn.seed}/calm").random() < 1 / 8
     return replace(drawn, faults=()) if is_calm else drawn
+
+
+def some_with_clocks_apart(drawn: Scenario) -> Scenario:
+    """Let the clocks of two members be off by up to three hours in every eighth run, one from its next life on.
+
+    All clocks are ahead by four hours, since no clock shows less than nothing.
+    """
+    draw = Random(f"{drawn.seed}/clocks")
+    if draw.random() > 1 / 8 or not drawn.faults:
+        return drawn
+    skews = [Skew(0.0, member, _AHEAD_S) for member in drawn.members]
+    for at in (0.0, drawn.faults[0].at):
+        skews.append(Skew(at, draw.choice(drawn.members), _AHEAD_S + draw.uniform(-_APART_S, _APART_S)))
+    others = (fault for fault in drawn.faults if not isinstance(fault, Skew))
+    return replace(drawn, faults=tuple(sorted((*skews, *others), key=lambda fault: fault.at)))
 
 
 def _with_preset(drawn: Scenario) -> Scenario:

@@ -3,6 +3,7 @@
 clock.py      Keeps virtual time and orders events: (time, priority, serial).
 engine.py     Models an engine: how long its work takes, which tokens it samples, and KV that it checks.
 faults.py     Defines faults, and draws them from a seed.
+forging.py    Makes frames that no part may say.
 gpu_truth.py  Computes from measured grids how long a step takes on a real GPU.
 hardware.py   Describes a worker's device: how long steps and copies take, and how much memory it has.
 process.py    Runs one life of a member in virtual time.

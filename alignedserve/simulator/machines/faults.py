@@ -110,6 +110,11 @@ class Skew(MemberFault):
 
 
 @dataclass(frozen=True)
+class Forge(MemberFault):
+    """A member gets frames that no part may say (forging.py)."""
+
+
+@dataclass(frozen=True)
 class BreakTransfer(LinkFault):
     """The next transfers of KV from one worker to another go wrong; their two ends may see different results."""
 
@@ -139,6 +144,7 @@ Fault: TypeAlias = (
     | SlowWorker
     | LowMemory
     | Skew
+    | Forge
     | BreakTransfer
     | Resize
 )
@@ -177,6 +183,7 @@ def draw_faults(
     faults += _low_memory(seed, members, start_at, end_at)
     faults += _broken_transfers(seed, members, start_at, end_at)
     faults += _resizes(seed, members, start_at, end_at)
+    faults += _forged(seed, members, start_at, end_at)
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
@@ -302,6 +309,14 @@ def _resizes(seed: int, members: Sequence[str], start_at: float, end_at: float) 
             dies = f"{draw.choice(('prefill', 'decode'))}-{draw.randrange(3)}"
             faults.append(_death(draw, dies, at + draw.uniform(0.0, 1.5)))
     return faults
+
+
+def _forged(seed: int, members: Sequence[str], start_at: float, end_at: float) -> Sequence[Fault]:
+    """Draw forged frames in every third run, from their own random numbers."""
+    draw = Random(f"{seed}/forged")
+    if draw.random() > 1 / 3:
+        return []
+    return [Forge(draw.uniform(start_at, end_at), draw.choice(members)) for _ in range(draw.randint(1, 4))]
 
 
 def _workers(members: Sequence[str]) -> Sequence[str]:

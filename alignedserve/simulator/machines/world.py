@@ -23,7 +23,8 @@ from alignedserve.protocol.membership import UNNUMBERED
 from alignedserve.protocol.messages import LAUNCHER, ROUTER, Died, Heartbeat, Life, Member, Message, Retire, Started
 from alignedserve.protocol.wire import Envelope, encode
 from alignedserve.simulator.machines.clock import Agenda, Priority
-from alignedserve.simulator.machines.faults import Fault, Freeze, Kill, Resize
+from alignedserve.simulator.machines.faults import Fault, Forge, Freeze, Kill, Resize
+from alignedserve.simulator.machines.forging import forgeries
 from alignedserve.simulator.machines.process import Frame, Process, ProcessSetup, VirtualLink
 from alignedserve.simulator.machines.transfers import SimulatedTransfers
 from alignedserve.simulator.machines.trouble import Trouble
@@ -254,6 +255,9 @@ class World:
                 self._alive[member].freeze(at + for_s)
             case Resize():
                 self.on_resize(fault)
+            case Forge(_, member):
+                for frame in forgeries(Role(member.partition("-")[0]), self.lives):
+                    self.forge(member, frame)
             case _:
                 self.trouble.begin(fault)
         self.fault_counts[type(fault).__name__] += 1
