@@ -95,7 +95,8 @@ class RouterMembership(Membership):
         life = self._lives.get(event.sender)
         if life is not None and self._is_by(life, event):
             return True
-        self.refusals.note(event.sender, event.message)
+        if life is None or event.incarnation >= life.incarnation:  # an earlier life's last heartbeat comes late
+            self.refusals.note(event.sender, event.message)
         return False
 
     def _admits_of_launcher(self, message: Message) -> bool:
@@ -138,7 +139,7 @@ class Heard:
     """The number of the last frame from each life of each sender."""
 
     def __init__(self, me: str) -> None:
-        self._refusals = Refusals(me)
+        self.refusals = Refusals(me)
         self._met: dict[str, int] = {}  # sender -> its newest incarnation that was met
         self._last: dict[tuple[str, int], int] = {}  # sender and its incarnation -> its last number
 
@@ -158,7 +159,7 @@ class Heard:
         """
         sender, incarnation, number = envelope.sender, envelope.incarnation, envelope.number
         if (sender == LAUNCHER) is not is_launchers:
-            self._refusals.note(sender, envelope.message)
+            self.refusals.note(sender, envelope.message)
             return []
         received = Received(sender, envelope.message, incarnation)
         if number == UNNUMBERED:

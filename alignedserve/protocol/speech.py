@@ -71,7 +71,7 @@ _BY_ROLE: Mapping[Role, frozenset[type]] = MappingProxyType(
         Role.GATEWAY: frozenset(_OWNER),
         Role.JOBS: frozenset(_OWNER),
         Role.POOL: frozenset((*_HOLDER, LeasePages, GiveBack, Prefix, Compress, Batch, Kept, Expect, Inquire, Cancel)),
-        Role.PREFILL: frozenset((*_WORKER, AskPrefix, Spoiled, Offer, Prefetched, LetGo)),
+        Role.PREFILL: frozenset((*_WORKER, AskPrefix, Spoiled, Expect, Offer, Prefetched, LetGo)),
         Role.DECODE: frozenset((*_WORKER, Report, Cancel, Decline, Prefetch, Evict, AskBatch, Keep)),
     }
 )

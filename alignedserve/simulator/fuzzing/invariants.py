@@ -77,6 +77,7 @@ class Rule(Enum):
     TOKENS = "tokens"
     ENDS_ONCE = "ends once"
     WASTE = "waste"
+    SPEECH = "speech"
     PROGRESS = "progress"
     PATIENCE = "patience"
     NO_CRASH = "no crash"
@@ -140,6 +141,8 @@ class InvariantWatch(Witness):
             case PrefillCore() | DecodeCore() as core:
                 self._check_pairs(process, core)
                 self._check_lease(process)
+        if process.num_refused:
+            self._break(Rule.SPEECH, f"{process.member.name} drops what a member of its sender's role may not say")
         self._waste.look()
         self._check_time()
 

@@ -117,6 +117,11 @@ class Process(TurnLoop):
     def is_frozen(self) -> bool:
         return self._agenda.now < self._frozen_until
 
+    @property
+    def num_refused(self) -> int:
+        """Return the number of frames that were dropped because their senders may not say such things."""
+        return self._membership.refusals.count + self._heard.refusals.count
+
     def freeze(self, until: float) -> None:
         """Stop the process until then, as SIGSTOP does: it sends no heartbeats, and does not know of the pause."""
         self._frozen_until = until

@@ -43,7 +43,7 @@ class _Passed:
         return max(model_s, (seconds * seen_s + _MODEL_S * model_s) / (seconds + _MODEL_S))
 
     def _left(self, now: float) -> float:
-        return exp((self._at - now) / _MEMORY_S)
+        return exp(min(0.0, self._at - now) / _MEMORY_S)
 
 
 class PromptRate(CorePart):
