@@ -60,6 +60,7 @@ from alignedserve.protocol.commands import (
 from alignedserve.protocol.messages import Member
 from alignedserve.simulator.fuzzing.scenario import Scenario
 from alignedserve.simulator.fuzzing.waste import WasteWatch
+from alignedserve.simulator.machines.faults import Forge
 from alignedserve.simulator.machines.process import Process
 from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.records.records import RequestOutcome
@@ -111,6 +112,7 @@ class InvariantWatch(Witness):
         self._num_delivered: Counter[str] = Counter()
         self._ended: set[str] = set()
         self._moved_at = 0.0
+        self._has_forged = any(isinstance(fault, Forge) for fault in scenario.faults)  # members are to drop those
         self._waste = WasteWatch(scenario, self._world, simulation.clients.kept, partial(self._break, Rule.WASTE))
         self.num_events = 0
 
@@ -141,7 +143,7 @@ class InvariantWatch(Witness):
             case PrefillCore() | DecodeCore() as core:
                 self._check_pairs(process, core)
                 self._check_lease(process)
-        if process.num_refused:
+        if process.num_refused and not self._has_forged:
             self._break(Rule.SPEECH, f"{process.member.name} drops what a member of its sender's role may not say")
         self._waste.look()
         self._check_time()
