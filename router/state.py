@@ -76,6 +76,7 @@ class RouterCore:
         self._limits = limits
         self._roll = Roll(me)
         self._heard_at: dict[str, float] = {}
+        self._looks_at = now + limits.heartbeat_s  # for silent members
         self._dead: dict[str, int] = {}  # member -> its newest incarnation that was lost
         self._retiring: set[str] = set()  # workers that get no new requests
         self._left: set[str] = set()  # nodes with a pool from which no decode worker fetches any more
@@ -223,12 +224,17 @@ class RouterCore:
         return [] if scale is None else [scale]
 
     def _find_silent(self, now: float) -> list[Command]:
+        """Declare dead that was silent for too long. Time in which the router itself stood still counts as no silence:
+        what others said meanwhile is still to be heard."""
+        late_s = max(0.0, now - self._looks_at)
+        self._heard_at = {name: at + late_s for name, at in self._heard_at.items()}
         silent = [name for name, at in self._heard_at.items() if now - at > self._limits.death_s]
         members = [member for name in silent if (member := self._roll.get(name)) is not None]
         return [command for member in members for command in self._declare_dead(member.name, member.incarnation, now)]
 
     def _watch_liveness(self, now: float) -> SetTimer:
-        return SetTimer(_LIVENESS, now + self._limits.heartbeat_s)
+        self._looks_at = now + self._limits.heartbeat_s
+        return SetTimer(_LIVENESS, self._looks_at)
 
     def _alive(self, sender: str, incarnation: int) -> Member | None:
         """Return the member, unless it is lost: its last frames come too late, since its requests were given up."""

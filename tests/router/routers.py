@@ -40,6 +40,14 @@ def serving(names: Sequence[str] = NAMES, limits: RouterLimits = LIMITS) -> Rout
     return router
 
 
+def look(router: RouterCore, first: float, last: float) -> list[Command]:
+    """Have the router look for silent members each heartbeat, and return what it does at the last look."""
+    commands, at = list[Command](), first
+    while at <= last:
+        commands, at = router.handle(TimerFired("liveness"), at), at + LIMITS.heartbeat_s
+    return commands
+
+
 def cancels(name: str, attempt: int = 0, at: Sequence[str] = HOLDERS) -> list[Command]:
     return [Send(holder, Cancel(name, attempt)) for holder in at]
 

@@ -23,6 +23,7 @@ from tests.router.routers import (
     beat,
     cancels,
     inquiry,
+    look,
     lost_to_owner,
     roll,
     serving,
@@ -63,12 +64,20 @@ class TestMembers:
 
     def test_a_silent_member_is_dead(self) -> None:
         router = serving(("gateway-0", "decode-0"))
-        router.handle(said("gateway-0", beat("gateway-0")), 3.0)
-        assert router.handle(TimerFired("liveness"), 3.05) == [SetTimer("liveness", 3.55)]
-        assert router.handle(TimerFired("liveness"), 3.2) == [
-            *announcement(("gateway-0", 1)),
-            SetTimer("liveness", 3.7),
-        ]
+        router.handle(said("gateway-0", beat("gateway-0")), 2.9)
+        assert look(router, 0.5, 3.0) == [SetTimer("liveness", 3.5)]
+        assert look(router, 3.5, 3.5) == [*announcement(("gateway-0", 1)), SetTimer("liveness", 4.0)]
+
+    def test_a_router_that_stood_still_takes_nobody_for_silent(self) -> None:
+        """What the members said meanwhile is still on its way to the core when the timer fires."""
+        router = serving(("gateway-0", "decode-0"))
+        for name in ("gateway-0", "decode-0"):
+            router.handle(said(name, beat(name)), 2.9)
+        look(router, 0.5, 3.0)
+        assert look(router, 11.0, 11.0) == [SetTimer("liveness", 11.5)]
+        router.handle(said("gateway-0", beat("gateway-0")), 11.1)
+        assert look(router, 11.5, 13.0) == [SetTimer("liveness", 13.5)]
+        assert look(router, 13.5, 13.5) == [*announcement(("gateway-0", 1)), SetTimer("liveness", 14.0)]
 
     def test_everybody_is_announced_again_now_and_then(self) -> None:
         """An announcement that was lost with the last frame on its link would be missed for ever."""
@@ -83,7 +92,10 @@ class TestMembers:
         """The member was only frozen: its requests have been given to others, and it must not go on with them."""
         router = serving(("gateway-0", "decode-0"))
         router.handle(said("gateway-0", beat("gateway-0")), 3.0)
-        router.handle(said("launcher", Died("decode-0", 1)) if seen else TimerFired("liveness"), 3.2)
+        if seen:
+            router.handle(said("launcher", Died("decode-0", 1)), 3.2)
+        else:
+            look(router, 0.5, 3.5)
         told = Send("decode-0", roll("decode-0", ("gateway-0", 1)))
         assert router.handle(said("decode-0", beat("decode-0", 1)), 3.3) == [told]
         assert router.handle(said("decode-0", beat("decode-0", 1)), 3.8) == [told]
