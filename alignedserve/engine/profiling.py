@@ -50,6 +50,7 @@ _PROJECTED = 256  # tokens whose K and V are computed at once when projection is
 _COPIED_PAGES = (1, 4, 16)
 _CAUTION = 1.25  # factor by which a guessed time may be too low
 _LARGEST_SHARE = 0.1  # largest share of the budget for one step
+_FEWEST = 6  # trials that are measured whatever they take, two of each kind: with fewer, a profile predicts nothing
 _CHECK_S = 10.0  # time limit of a check of three steps
 _CHECK_RUNS = 9  # runs of each
 _LEAST_SHARE = 0.01  # of a run's time that is its own: the clocks differ a little
@@ -155,8 +156,8 @@ def _quickest(runs: Sequence[TimedRun]) -> float:
 def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float, num_runs: int = RUNS) -> Measured:
     """Measure as many trials as fit in the budget.
 
-    A trial that would take much of the budget is left out: many small trials tell more. The runs of a trial are far
-    apart, so a disturbance of a second hits one run each of many trials.
+    A trial that would take much of the budget is left out, but for the first few: many small trials tell more. The runs
+    of a trial are far apart, so a disturbance of a second hits one run each of many trials.
     """
     end = meter.clock() + budget_s
     times: dict[Trial, list[TimedRun]] = {}
@@ -164,7 +165,7 @@ def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float, num_runs: in
     for trial in wanted:
         guess = _CAUTION * _guess(times, trial.shape)
         takes = guess * (num_runs if guess <= _LONG_S else 1)
-        if takes <= min(end - meter.clock() - later, _LARGEST_SHARE * budget_s):
+        if len(times) < _FEWEST or takes <= min(end - meter.clock() - later, _LARGEST_SHARE * budget_s):
             times[trial] = [meter.run(trial)]
             later += (num_runs - 1) * times[trial][0].seconds if times[trial][0].quiet_s <= _LONG_S else 0.0
     for _ in range(num_runs - 1):

@@ -146,6 +146,18 @@ def test_a_long_step_that_runs_once_tells_of_the_machine_too() -> None:
     assert measured.slowdown == pytest.approx(3.0)
 
 
+def test_a_first_step_that_takes_long_leaves_some_of_each_kind() -> None:
+    """A worker that knew one step only predicted that others take no time."""
+
+    class Cold(FakeMeter):
+        def run(self, trial: Trial) -> TimedRun:
+            self.ticks.now += 5.0 if self.ticks.now == 0 else 0.0
+            return super().run(trial)
+
+    measured = measure(Cold(1e-3), trials(LARGE), 2.0)
+    assert {point.shape.kind for point in measured.points} == set(Kind)
+
+
 class FakeMeter(Meter):
     """A meter whose steps take what a formula says, without running."""
 

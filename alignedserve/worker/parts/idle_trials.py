@@ -47,7 +47,9 @@ class IdleTrials(CorePart):
         if not isinstance(event, StepDone) or trial is None or event.result.number != trial.number:
             return []
         self._running = None
-        if event.result.failure is not None:
+        if (
+            event.result.failure is not None or trial.predicted_s <= 0
+        ):  # what is predicted to take no time tells nothing
             return self._start_in(AGAIN_S, now)
         self._ratios.append(event.seconds / trial.predicted_s)
         return []

@@ -134,6 +134,16 @@ def test_a_trial_that_fails_is_not_tried_again_at_once(kind: type[DecodeCore] | 
     assert machine.cost.slowdown == pytest.approx(1.0, rel=0.05)
 
 
+def test_a_profile_that_predicts_no_time_ends_no_worker() -> None:
+    """Its measuring ended before the first step."""
+    machine = Machine()
+    machine.cost = OnlineCost([], slowdown=2.0)
+    machine.core = DecodeCore(WorkerSetup(LIMITS, Policy(reuse=False), machine.cost))
+    machine.do(machine.core.handle(MemberJoined(ROUTER_MEMBER), 0.0))
+    machine.wait(3 * AGAIN_S)
+    assert machine.cost.slowdown == 2.0
+
+
 @pytest.mark.parametrize(("slowdown", "retires"), [(1.2, False), (2.0, True)])
 def test_nothing_is_measured_where_there_is_nothing_to_learn(slowdown: float, retires: bool) -> None:
     machine = Machine(slowdown=slowdown)
