@@ -89,7 +89,7 @@ class FillDisk:
             await asyncio.sleep(draw.uniform(*FULL_S))
         finally:
             await asyncio.to_thread(self._disk.make_room)
-        return "until now"
+        return "full"
 
 
 class FillMemory:
@@ -107,7 +107,7 @@ class FillMemory:
             await asyncio.sleep(draw.uniform(*FULL_S))
         finally:
             await asyncio.to_thread(self._memory.make_room)
-        return f"until now; {killed or 'nothing'} was killed"
+        return f"{killed or 'nothing'} was killed meanwhile"
 
 
 class StepClock:
@@ -133,7 +133,7 @@ class KillRedis:
             await asyncio.sleep(draw.uniform(0.0, FULL_S[1]))
         finally:
             await asyncio.to_thread(self._redis.start)
-        return "until now"
+        return "away"
 
 
 class CutWire:
@@ -148,7 +148,7 @@ class CutWire:
             await asyncio.sleep(draw.uniform(*CUT_S))
         finally:
             await asyncio.to_thread(self._wire.mend)
-        return f"{self._wire.port} until now"
+        return self._wire.port
 
 
 class LoseNode:

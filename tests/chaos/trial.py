@@ -133,9 +133,10 @@ class _Trial:
         await asyncio.gather(*strikes)
 
     async def _strike(self, fault: Fault) -> None:
+        began = wall_clock()
         if hurt := await fault.strike(self._draw):
             self._row.faults[fault.kind] += 1
-            self.story.append(f"{wall_clock()} {fault.kind}: {hurt}")
+            self.story.append(f"{began} {fault.kind}, until {wall_clock()}: {hurt}")
 
     async def _flow(self, load: Load) -> None:
         """Wait until the clients get tokens: else nothing would run that could be hurt."""
