@@ -33,12 +33,12 @@ def say(line: Any) -> None:
 def hang_at_the_second_touch(name: str) -> None:
     touch, touches = getattr(DeviceBlocks, name), [0]
 
-    def hanging(*args: Any) -> None:
+    def hanging(*args: Any, **options: Any) -> Any:
         touches[0] += 1
         if touches[0] == 2:
             say("touched")
             threading.Event().wait()
-        touch(*args)
+        return touch(*args, **options)
 
     setattr(DeviceBlocks, name, hanging)
 

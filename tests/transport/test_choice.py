@@ -149,14 +149,3 @@ def test_a_worker_opens_it_as_it_starts_and_says_which(caplog: pytest.LogCapture
     worker_part = part(topology=Topology())
     assert opened(worker_part)[0].address == "", "nobody to send to"
     worker_part.links.close()
-
-
-def test_what_a_killed_life_of_a_worker_has_left_goes_with_the_next(tmp_path: Path) -> None:
-    pool = PoolConfig(directory=str(tmp_path))
-    for name in ("test-prefill-0.6.cache", "test-prefill-01.6.cache"):
-        (tmp_path / name).touch()
-    worker_part = part(transport=TransportName.IPC, kvpool=pool)
-    transport, _ = opened(worker_part)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["test-prefill-0.7.cache", "test-prefill-01.6.cache"]
-    transport.close()
-    worker_part.links.close()
