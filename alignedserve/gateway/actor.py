@@ -26,6 +26,7 @@ from alignedserve.gateway.http.connections import Connection, raise_file_limit
 from alignedserve.gateway.http.siblings import Siblings
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.owner.shell import Halt, Owner
+from alignedserve.shell.control import private_socket
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import OnStart, Part
 from alignedserve.store.storage import LazyStorage, holder_of, is_on
@@ -81,10 +82,10 @@ class Gateway:
         uvloop.run(self._serve())
 
     async def _serve(self) -> None:
-        await self._siblings.listen()
-        drain = asyncio.create_task(self._drain())
-        await self._server.serve(sockets=[self._listener])
-        drain.cancel()
+        async with self._siblings.listening():
+            drain = asyncio.create_task(self._drain())
+            await self._server.serve(sockets=[self._listener])
+            drain.cancel()
 
     async def _drain(self) -> None:
         await self._halt.wait()
@@ -120,8 +121,11 @@ def _ledger(part: Part) -> Ledger:
 
 
 def _siblings(part: Part, series: Callable[[], bytes]) -> Siblings:
-    names = [f"gateway-{number}" for number in range(part.config.server.gateways)]
-    return Siblings(part.spec.deployment, part.spec.name, [name for name in names if name != part.spec.name], series)
+    server = part.config.server
+    names = [f"gateway-{number}" for number in range(server.gateways)]
+    # The address is this deployment's, so whoever made a file of this name has gone.
+    sockets = {name: private_socket(f"{server.host}-{server.port}-{name}") for name in names}
+    return Siblings(part.spec.name, sockets, series)
 
 
 def run(part: Part, on_start: OnStart) -> None:

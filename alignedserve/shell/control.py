@@ -108,12 +108,18 @@ def tell(door: str, order: LauncherOrder) -> None:
 
 def door_of(port: int) -> Path:
     """Return the path of the launcher's socket; raises ControlError if other users could open it."""
+    return private_socket(str(port))
+
+
+def private_socket(name: str) -> Path:
+    """Return the path of a socket with this name in a folder that only this user can open; raises ControlError if there
+    is none."""
     folder = Path(tempfile.gettempdir()) / f"alignedserve-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ControlError(f"{folder} is not a folder that only you can use: remove it, or set TMPDIR")
-    door = folder / f"{port}.sock"
-    if len(os.fsencode(door)) > _MOST_PATH:
-        raise ControlError(f"{door} is too long for the name of a socket: set TMPDIR to a folder with a shorter one")
-    return door
+    path = folder / f"{name}.sock"
+    if len(os.fsencode(path)) > _MOST_PATH:
+        raise ControlError(f"{path} is too long for the name of a socket: set TMPDIR to a folder with a shorter one")
+    return path

@@ -155,6 +155,12 @@ class Deployment:
         """Return the addresses at which its processes accept connections."""
         return {address for pid in self.processes() for address in _listens_at(pid)}
 
+    def unix_sockets(self) -> set[str]:
+        """Return the names of its processes' Unix sockets; that of an abstract socket begins with @."""
+        rows = [row.split(maxsplit=7) for row in Path("/proc/net/unix").read_text().splitlines()]
+        named = {f"socket:[{row[6]}]": row[7] for row in rows[1:] if len(row) == 8}
+        return {named[file] for pid in self.processes() for file in _opened(pid) & named.keys()}
+
     def cpu_s(self) -> float:
         """Return the processor time of all threads of its living processes, in seconds since each began."""
         threads = [stat for pid in self.processes() for stat in Path(f"/proc/{pid}/task").glob("*/schedstat")]
@@ -286,11 +292,16 @@ def _listens_at(pid: int) -> set[IPAddress]:
     tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table.splitlines()]
     listening = {f"socket:[{row[9]}]": row[1].rpartition(":")[0] for row in rows if row[3] == _LISTENS}
+    return {_address(listening[file]) for file in _opened(pid) & listening.keys()}
+
+
+def _opened(pid: int) -> set[str]:
+    """Return the names of the process's open files."""
     opened = set()
     for file in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(FileNotFoundError):  # the socket has been closed meanwhile
+        with suppress(FileNotFoundError):  # it has been closed meanwhile
             opened.add(os.readlink(file))
-    return {_address(listening[file]) for file in opened & listening.keys()}
+    return opened
 
 
 def _address(written: str) -> IPAddress:

@@ -4,6 +4,8 @@ client."""
 from __future__ import annotations
 
 import math
+import os
+import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -56,6 +58,15 @@ def test_both_serve_and_either_tells_of_both(two: Deployment, keys: tuple[Path, 
     wait_until(both, BACK_S, two.log)
     wait_until(lambda: two.metric("request_success_total") == asked, BACK_S)
     assert [two.metric("request_success_total") for _ in range(6)] == [asked] * 6
+
+
+def test_no_other_user_may_listen_or_ask_between_them(two: Deployment) -> None:
+    sockets = two.unix_sockets()
+    assert len(sockets) == 3  # the launcher has one too
+    for name in sockets:
+        folder = Path(name).parent.stat()
+        assert folder.st_uid == os.getuid()
+        assert stat.S_IMODE(folder.st_mode) == 0o700
 
 
 def test_limits_hold_over_both(two: Deployment, keys: tuple[Path, str, str]) -> None:

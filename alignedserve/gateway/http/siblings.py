@@ -1,16 +1,16 @@
 """Answer with the metrics of all gateways of a deployment, because all of them share one address.
 
-Each gateway listens at an abstract Unix socket, sends its series to any gateway that connects, and closes the
-connection. Its series carry its name as the label `gateway`. A gateway that is gone or does not answer soon is left
-out.
+Each gateway listens at a Unix socket that only its user can open, sends its series to any gateway that connects, and
+closes the connection. Its series carry its name as the label `gateway`. A gateway that is gone or does not answer soon
+is left out.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 # A gateway that has ended refuses at once. A gateway that is left out while it lives would look as if it began to
 # count again.
@@ -19,22 +19,30 @@ _MOST_BYTES = 4 << 20
 
 
 class Siblings:
-    def __init__(self, deployment: str, name: str, others: Sequence[str], series: Callable[[], bytes]) -> None:
-        """`series` returns the series of this gateway alone."""
-        self._deployment, self._name, self._others, self._series = deployment, name, others, series
-        self._server: asyncio.AbstractServer | None = None  # kept: uvloop closes a server without a reference
+    def __init__(self, name: str, sockets: Mapping[str, Path], series: Callable[[], bytes]) -> None:
+        """`sockets` are those of all gateways, by name; `series` returns the series of this gateway alone."""
+        self._name, self._series = name, series
+        self._own = sockets[name]
+        self._others = {other: path for other, path in sockets.items() if other != name}
 
-    async def listen(self) -> None:
-        """Start to answer the other gateways, until the event loop ends."""
-        if self._others:
-            listener = socket.socket(socket.AF_UNIX)  # made here: uvloop cannot name an abstract socket
-            listener.bind(self._address(self._name))
-            self._server = await asyncio.start_unix_server(self._send_series, sock=listener)
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Answer the other gateways meanwhile."""
+        if not self._others:
+            yield
+            return
+        self._own.unlink(missing_ok=True)  # an earlier life of this gateway was killed
+        server = await asyncio.start_unix_server(self._send_series, self._own)
+        try:
+            yield
+        finally:
+            server.close()
+            self._own.unlink(missing_ok=True)
 
     async def series(self) -> bytes:
         if not self._others:
             return self._series()
-        answers = await asyncio.gather(*map(self._ask, self._others))
+        answers = await asyncio.gather(*map(self._ask, self._others.values()))
         return merge_series({self._name: self._series(), **dict(zip(self._others, answers, strict=True))})
 
     async def _send_series(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -43,23 +51,19 @@ class Siblings:
             writer.close()
             await writer.wait_closed()
 
-    async def _ask(self, other: str) -> bytes:
+    @staticmethod
+    async def _ask(other: Path) -> bytes:
         with suppress(OSError, asyncio.TimeoutError):
-            return await asyncio.wait_for(self._read_series(other), ANSWER_S)
+            return await asyncio.wait_for(_read_series(other), ANSWER_S)
         return b""
 
-    async def _read_series(self, other: str) -> bytes:
-        connection = socket.socket(socket.AF_UNIX)
-        connection.setblocking(False)
-        connection.connect(self._address(other))
-        reader, writer = await asyncio.open_unix_connection(sock=connection, limit=_MOST_BYTES)
-        try:
-            return await reader.read()
-        finally:
-            writer.close()
 
-    def _address(self, name: str) -> str:
-        return f"\0{self._deployment}-{name}"
+async def _read_series(path: Path) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(path, limit=_MOST_BYTES)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()
 
 
 def merge_series(expositions: dict[str, bytes]) -> bytes:
