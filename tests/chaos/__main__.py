@@ -2,21 +2,24 @@
 
 Each trial starts a deployment, asks it questions calmly, asks them again while its processes, disks, clocks and wires
 are hurt for some seconds, and calmly once more. A round has one trial of each scenario. Each trial adds a line to the
-state file, and the table at the end is of the whole file: a long run may be stopped and go on. Exit code 1: an answer
-was wrong, an error had no excuse, or a deployment did not come back or left something; the folder beside the state file
-has the log of each trial.
+state file, the next one is of a scenario that has the fewest there, and the table at the end is of the whole file: a
+long run may be stopped and go on. Exit code 1: an answer was wrong, an error had no excuse, or a deployment did not
+come back or left something; the folder beside the state file has the log of each trial.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
+import math
 import signal
 import sys
+import time
 from pathlib import Path
 
 from benchmarks.report import command, several
-from tests.chaos.scenarios import SCENARIOS, Scenario
-from tests.chaos.table import append, num_kills, read, table
+from tests.chaos.scenarios import SCENARIOS
+from tests.chaos.table import append, least_tried, num_kills, read, table
 from tests.chaos.trial import run
 
 STATE = Path("build/chaos.jsonl")
@@ -26,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     names = [scenario.name for scenario in SCENARIOS]
     parser = command(__doc__)
     parser.add_argument("--kills", type=int, help="rounds until the state file has so many kills; default: one round")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no trial after so many")
     parser.add_argument("--only", type=several(str, names), default=names, help=f"scenarios: {', '.join(names)}")
     parser.add_argument("--seconds", type=float, default=15.0, help="of faults in a trial")
     parser.add_argument("--state", type=Path, default=STATE, help="file with a line for each trial")
@@ -39,10 +43,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends the deployment too
     if given.new:
         given.state.unlink(missing_ok=True)
-    chosen = [scenario for scenario in SCENARIOS if scenario.name in given.only]
     try:
         if not given.table:
-            _try(chosen, given)
+            _try(given.only, given)
     except KeyboardInterrupt:
         print("stopped: the next run goes on with the same state file", file=sys.stderr)
     rows = read(given.state)
@@ -51,19 +54,17 @@ def main() -> None:
     sys.exit(any(row.problems for row in rows))
 
 
-def _try(chosen: list[Scenario], given: argparse.Namespace) -> None:
-    while True:
-        for scenario in chosen:
-            rows = read(given.state)
-            if given.kills is not None and num_kills(rows) >= given.kills:
-                return
-            row = run(scenario, len(rows), given.seconds, given.state.with_suffix(".logs"))
-            append(given.state, row)
-            print(
-                f"{scenario.name}: {dict(row.faults)}, {row.streams} streams, {len(row.problems)} problems", flush=True
-            )
-        if given.kills is None:
+def _try(chosen: list[str], given: argparse.Namespace) -> None:
+    until, by_name = time.monotonic() + 60 * given.minutes, {scenario.name: scenario for scenario in SCENARIOS}
+    for number in itertools.count():
+        rows = read(given.state)
+        is_done = number == len(chosen) if given.kills is None else num_kills(rows) >= given.kills
+        if is_done or time.monotonic() >= until:
             return
+        scenario = by_name[least_tried(chosen, rows)]
+        row = run(scenario, len(rows), given.seconds, given.state.with_suffix(".logs"))
+        append(given.state, row)
+        print(f"{scenario.name}: {dict(row.faults)}, {row.streams} streams, {len(row.problems)} problems", flush=True)
 
 
 if __name__ == "__main__":

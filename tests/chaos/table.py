@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from tests.chaos.parts import ROLES
 from tests.chaos.trial import Row
 
 _SUMMED = ("seconds", "streams", "tokens", "other", "lost", "repeated", "near_ties", "broken", "refused", "failed")
@@ -24,11 +25,17 @@ def read(path: Path) -> list[Row]:
     if not path.exists():
         return []
     rows = [Row(**json.loads(line)) for line in path.read_text().splitlines()]
-    return [replace(row, faults=Counter(row.faults)) for row in rows]
+    return [replace(row, faults=Counter(row.faults), killed=Counter(row.killed)) for row in rows]
 
 
 def num_kills(rows: Iterable[Row]) -> int:
     return sum(row.faults["kills"] for row in rows)
+
+
+def least_tried(scenarios: Sequence[str], rows: Iterable[Row]) -> str:
+    """Return the scenario with the fewest trials, the first of them: parts of a run go on where the last one ended."""
+    trials = Counter(row.scenario for row in rows)
+    return min(scenarios, key=lambda name: trials[name])
 
 
 def summed(name: str, rows: Sequence[Row]) -> Row:
@@ -39,6 +46,7 @@ def summed(name: str, rows: Sequence[Row]) -> Row:
         setattr(total, key, sum(getattr(row, key) for row in rows))
     for row in rows:
         total.faults += row.faults
+        total.killed += row.killed
     total.longest_pause_s = max(row.longest_pause_s for row in rows)
     total.problems = [problem for row in rows for problem in row.problems]
     total.absent = sorted({reason for row in rows for reason in row.absent})
@@ -46,14 +54,15 @@ def summed(name: str, rows: Sequence[Row]) -> Row:
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Return the table of all trials, a row for each scenario, and what went wrong below it."""
+    """Return the table of all trials, a row for each scenario, and what went wrong below it. The columns with the names
+    of parts say how often those were killed."""
     names = list(dict.fromkeys(row.scenario for row in rows))
     totals = [summed(name, [row for row in rows if row.scenario == name]) for name in names]
     everything = summed("all", rows)
     everything.topology, everything.launcher = "", ""
     kinds = [kind for kind in _KINDS if everything.faults[kind]]
     head = [
-        *("scenario", "topology", "launcher", "min", *kinds, "streams", "tokens", "other", "lost", "repeated"),
+        *("scenario", "topology", "launcher", "min", *ROLES, *kinds, "streams", "tokens", "other", "lost", "repeated"),
         *("near ties", "broken", "refused", "failed", "pause s", "problems"),
     ]
     cells = [head, *(_cells(row, kinds) for row in (*totals, everything))]
@@ -67,6 +76,7 @@ def table(rows: Sequence[Row]) -> str:
 def _cells(row: Row, kinds: Sequence[str]) -> list[str]:
     return [
         *(row.scenario, row.topology, row.launcher, f"{row.seconds / 60:.1f}"),
+        *(str(row.killed[role]) for role in ROLES),
         *(str(row.faults[kind]) for kind in kinds),
         *(str(getattr(row, key)) for key in _SUMMED[1:]),
         f"{row.longest_pause_s:.1f}",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from tests.chaos.table import append, num_kills, read, table
+from tests.chaos.table import append, least_tried, num_kills, read, table
 from tests.chaos.trial import Row
 
 
@@ -28,13 +28,27 @@ def test_a_state_file_gives_back_what_was_appended(tmp_path: Path) -> None:
     assert num_kills(read(state)) == 10
 
 
+def test_a_part_of_a_run_goes_on_with_what_was_tried_least() -> None:
+    names, rows = ["1+1", "2+2", "ray"], list[Row]()
+    for number in range(7):
+        rows.append(row(least_tried(names, rows), number, 1))
+    assert [each.scenario for each in rows] == ["1+1", "2+2", "ray", "1+1", "2+2", "ray", "1+1"]
+    assert least_tried(["2+2", "new"], rows) == "new"
+
+
 def test_the_table_sums_the_trials_of_a_scenario_and_says_what_went_wrong() -> None:
-    rows = [row("1+1", 0, 4), row("2+2", 1, 6), row("1+1", 2, 5, lost=3, longest_pause_s=9.5, problems=["3 lost"])]
+    killed = Counter(pool=3, decode=1)
+    rows = [
+        row("1+1", 0, 4, killed=killed),
+        row("2+2", 1, 6),
+        row("1+1", 2, 5, lost=3, longest_pause_s=9.5, problems=["3 lost"]),
+    ]
     head, first, second, everything, problem = table(rows).splitlines()
     columns = head.replace("near ties", "near_ties").replace("pause s", "pause_s").split()
     cells = dict(zip(columns, first.split(), strict=True))
     assert (cells["scenario"], cells["kills"], cells["streams"], cells["lost"]) == ("1+1", "9", "20", "3")
+    assert (cells["pool"], cells["decode"], cells["router"]) == ("3", "1", "0")
     assert (cells["pause_s"], cells["problems"]) == ("9.5", "1")
     assert second.split()[0] == "2+2"
-    assert everything.split()[:3] == ["all", "0.0", "15"]
+    assert everything.split()[:9] == ["all", "0.0", "0", "3", "0", "1", "0", "0", "15"]
     assert problem == "1+1: 3 lost"

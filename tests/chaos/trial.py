@@ -14,8 +14,9 @@ from random import Random
 from typing import Any
 
 from tests.chaos.comparing import Difference, Undisturbed, difference
-from tests.chaos.faults import Fault
+from tests.chaos.faults import Fault, Kill
 from tests.chaos.load import Answer, Error, Load, ask_all, wall_clock
+from tests.chaos.parts import role_of
 from tests.chaos.scenarios import Scenario, Stage
 from tests.end_to_end.client import Wanted, check_greedy, documents, mixed
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, wait_until
@@ -40,6 +41,7 @@ class Row:
     seed: int
     seconds: float = 0.0
     faults: Counter[str] = field(default_factory=Counter)  # by kind
+    killed: Counter[str] = field(default_factory=Counter)  # parts, by role
     streams: int = 0  # answers that were compared, and lines of batches
     tokens: int = 0
     other: int = 0  # wrong tokens, by kind (comparing.py)
@@ -136,6 +138,8 @@ class _Trial:
         began = wall_clock()
         if hurt := await fault.strike(self._draw):
             self._row.faults[fault.kind] += 1
+            if fault.kind == Kill.kind:
+                self._row.killed[role_of(hurt)] += 1
             self.story.append(f"{began} {fault.kind}, until {wall_clock()}: {hurt}")
 
     async def _flow(self, load: Load) -> None:
