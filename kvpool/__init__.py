@@ -8,7 +8,6 @@ holders.py        the entries that have each page
 pages.py          the owners of pages: leases, entries, idle pages, names
 quadtree.py       waiting requests by prefix length, in a quad-tree
 reserve.py        the pages that best-effort requests keep from real-time ones
-segmented_lru.py  the order in which idle pages are evicted
 state.py          the pool's core
 waiting_order.py  waiting requests by expected wait, for compression
 """

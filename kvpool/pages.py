@@ -31,9 +31,7 @@ from alignedserve.errors import LeaseError
 from alignedserve.kvpool.arena.extents import Extents, FreePages, PageKind
 from alignedserve.kvpool.holders import Holders
 from alignedserve.kvpool.reserve import BestEffort
-from alignedserve.kvpool.segmented_lru import SegmentedLru
-
-PROTECTED_SHARE = 0.8  # most of all pages that are protected from eviction (segmented_lru.py)
+from alignedserve.scheduling.segmented_lru import PROTECTED_SHARE, SegmentedLru
 
 
 class Pages:

@@ -9,8 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from alignedserve.errors import LeaseError
 from alignedserve.kvpool.pages import Pages
-from alignedserve.kvpool.segmented_lru import SegmentedLru
 from alignedserve.protocol.page_names import chained_hashes
+from alignedserve.scheduling.segmented_lru import SegmentedLru
 
 NUM_PAGES, PAGE = 10, 2
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)  # two words: many prompts begin alike

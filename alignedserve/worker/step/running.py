@@ -53,6 +53,15 @@ class Blocks:
     def give(self, pairs: Sequence[int]) -> None:
         self._back.extend(pairs)
 
+    def num_freed(self, pairs: Sequence[int]) -> int:
+        """Return how many of these pairs of a request are free once it gives them back."""
+        return len(pairs)
+
+    @property
+    def more_readers(self) -> Sequence[int]:
+        """Return the pairs that several requests read, each as often as it has readers beside the first."""
+        return ()
+
 
 @dataclass(eq=False, slots=True)  # two are never equal, whatever they hold
 class Running:

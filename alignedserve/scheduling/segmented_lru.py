@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+PROTECTED_SHARE = 0.8  # most of all pages that are protected from eviction
+
 
 class SegmentedLru:
     """Idle pages in the order of eviction: pages on probation, then protected pages, each by when they became idle.

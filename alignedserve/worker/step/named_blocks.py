@@ -1,0 +1,190 @@
+"""Block pairs of a device whose full pages have names, so that requests with equal beginnings read the same pairs.
+
+    free ── take ──▶ read by one ── publish ──▶ named, read by some ── give, by the last ──▶ idle, and found by its name
+     ▲                    │                        ▲                                          │  │
+     ├────── give ────────┘                        └──────────────── share ───────────────────┘  │
+     └───────────────────────────────── take, where no pair is free ─────────────────────────────┘
+
+A page is named by its tokens and all tokens before them, and has as many pairs as hold its tokens. Nothing is written
+to a full page any more, so all who read it may do so at once. Pages make a tree: a page is found only after the page
+before it. So no page is evicted as long as an idle page goes on from it, and what comes after a page that is forgotten
+is forgotten with it: it was computed from that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from alignedserve.scheduling.segmented_lru import PROTECTED_SHARE, SegmentedLru
+from alignedserve.worker.step.running import Blocks
+
+
+@dataclass(eq=False, slots=True)
+class _DevicePage:
+    name: int
+    pairs: tuple[int, ...]
+    before: _DevicePage | None
+    num_readers: int = 1
+    after: dict[int, _DevicePage] = field(default_factory=dict)  # named pages that go on from it, by name
+    is_named: bool = True
+
+    @property
+    def place(self) -> int:
+        """Return its first pair, by which it is known: no two pages have the same."""
+        return self.pairs[0]
+
+
+class NamedBlocks(Blocks):
+    def __init__(self, num_pairs: int, pairs_of_page: int) -> None:
+        super().__init__(num_pairs)
+        self._pairs_of_page = pairs_of_page
+        self._pages: dict[
+            int, _DevicePage
+        ] = {}  # by their first pairs: those with names, and forgotten ones with readers
+        self._named: dict[int, _DevicePage] = {}
+        self._idle = SegmentedLru(int(num_pairs // pairs_of_page * PROTECTED_SHARE))  # first pairs of pages
+        self.version = 0  # rises whenever another set of pages has names
+
+    # --- Pairs
+
+    @property
+    def num_free(self) -> int:
+        """Return how many pairs can be taken: free ones, and those of idle pages."""
+        return len(self._back) + self._num_pairs - self._fresh + len(self._idle) * self._pairs_of_page
+
+    @property
+    def free(self) -> tuple[int, ...]:
+        idle = (pair for place in self._idle for pair in self._pages[place].pairs)
+        return (*super().free, *idle)
+
+    def take(self, count: int) -> tuple[int, ...] | None:
+        """Take so many pairs, or return None where there are fewer. Idle pages are evicted where free pairs lack."""
+        if count > self.num_free:
+            return None
+        while count > len(self._back) + self._num_pairs - self._fresh:
+            self._evict()
+        return super().take(count)
+
+    def give(self, pairs: Sequence[int]) -> None:
+        """Give back all pairs of a request. The last page becomes idle first, so that it is evicted first."""
+        if not self._pages:
+            super().give(pairs)
+            return
+        read = list[_DevicePage]()
+        for page, own in self._pages_in(pairs):
+            if page is None:
+                self._back.extend(own)
+            else:
+                read.append(page)
+        for page in reversed(read):
+            page.num_readers -= 1
+            if not page.num_readers:
+                self._rest(page)
+
+    def _rest(self, page: _DevicePage) -> None:
+        """Let a page that nobody reads be idle, or free it where it has no name any more."""
+        if page.is_named:
+            self._idle.add(page.place)
+        else:
+            self._free(page)
+
+    def _free(self, page: _DevicePage) -> None:
+        del self._pages[page.place]
+        self._idle.forget(page.place)
+        self._back.extend(page.pairs)
+
+    def num_freed(self, pairs: Sequence[int]) -> int:
+        """Return how many of these pairs of a request have no other reader."""
+        if not self._pages:
+            return len(pairs)
+        return sum(len(own) for page, own in self._pages_in(pairs) if page is None or page.num_readers == 1)
+
+    def _pages_in(self, pairs: Sequence[int]) -> Iterator[tuple[_DevicePage | None, Sequence[int]]]:
+        """Yield the pairs of a request by pages; pairs that are in none, one by one."""
+        at = 0
+        while at < len(pairs):
+            page = self._pages.get(pairs[at])
+            own = pairs[at : at + 1] if page is None else page.pairs
+            yield page, own
+            at += len(own)
+
+    @property
+    def more_readers(self) -> Sequence[int]:
+        return [pair for page in self._pages.values() for pair in page.pairs * (page.num_readers - 1)]
+
+    # --- Pages
+
+    def find(self, names: Sequence[int]) -> int:
+        """Return how many of these pages are here, one after the other from the first."""
+        found = 0
+        for name in names:
+            if name not in self._named:
+                break
+            found += 1
+        return found
+
+    def num_read(self, names: Sequence[int]) -> int:
+        """Return how many pairs of these pages, which are here, some request reads."""
+        return sum([self._named[name].num_readers > 0 for name in names]) * self._pairs_of_page
+
+    def num_read_once(self, names: Sequence[int]) -> int:
+        """Return how many pairs of these pages, which are here, have a single reader."""
+        return sum([self._named[name].num_readers == 1 for name in names]) * self._pairs_of_page
+
+    def share(self, names: Sequence[int]) -> tuple[int, ...]:
+        """Read these pages, which are here, and return their pairs."""
+        pages = [self._named[name] for name in names]
+        for page in pages:
+            self._idle.again(page.place)
+            page.num_readers += 1
+        return tuple([pair for page in pages for pair in page.pairs])
+
+    def publish(self, names: Sequence[int], pairs: Sequence[int]) -> None:
+        """Name the full pages that a request has in these pairs, where no others have their names already.
+
+        Pages of it that were forgotten keep all that come after them from being named.
+        """
+        count, size = len(names), self._pairs_of_page
+        while count and names[count - 1] not in self._named:
+            count -= 1
+        before = self._named[names[count - 1]] if count else None
+        for at in range(count, len(names)):
+            own = tuple(pairs[at * size : (at + 1) * size])
+            if own[0] in self._pages:
+                return
+            page = _DevicePage(names[at], own, before)
+            self._pages[page.place] = self._named[page.name] = page
+            if before is not None:
+                before.after[page.name] = page
+            before = page
+            self.version += 1
+
+    def forget(self, names: Sequence[int]) -> None:
+        """Let no other request read these pages, nor those that go on from them; who reads them now goes on."""
+        for name in names:
+            if (page := self._named.get(name)) is not None:
+                self._unname(page)
+
+    def _unname(self, page: _DevicePage) -> None:
+        """Take the names of a page and of all that go on from it; the idle ones of them are free."""
+        if page.before is not None:
+            del page.before.after[page.name]
+        leaving = [page]
+        while leaving:
+            page = leaving.pop()
+            leaving += page.after.values()
+            del self._named[page.name]
+            page.after, page.before, page.is_named = {}, None, False
+            if page.num_readers:
+                self._idle.forget(page.place)
+            else:
+                self._free(page)
+        self.version += 1
+
+    def _evict(self) -> None:
+        """Free the idle page that is of least use, or the last idle one of those that go on from it."""
+        page = self._pages[next(iter(self._idle))]
+        while (last := next((page for page in page.after.values() if not page.num_readers), None)) is not None:
+            page = last
+        self._unname(page)
