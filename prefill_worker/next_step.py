@@ -43,7 +43,8 @@ class PoolSeating(Seating):
     def left_for(self, running: Running) -> int:
         pairs = self.blocks.num_free
         if self.idle and running.promise.is_rt:
-            pairs += sum(len(running.pairs) for running in self.idle)
+            freed = sum(self.blocks.num_freed(idle.pairs) for idle in self.idle)
+            pairs += max(0, freed - self.pages.num_read_once(running))
         return pairs * self.block_size
 
     def may_seat(self, waiting: Running) -> bool:
@@ -83,7 +84,8 @@ class NextStep:
     ) -> None:
         self._prefixes = prefixes
         self._policy, self._roster, self._steps, self._pace = common.policy, common.roster, common.steps, common.pace
-        self._memory, self._writer, self._queue, self._prompts = common.memory, common.writer, queue, prompts
+        self._memory, self._pages, self._writer = common.memory, common.pages, common.writer
+        self._queue, self._prompts = queue, prompts
         self._commits, self._offers, self._buffers, self._writing = commits, offers, buffers, writing
         self.num_preemptions = 0
 
@@ -131,6 +133,7 @@ class NextStep:
         for running in prompts:
             if not seating.may_seat(running):
                 continue
+            self._queue.waiting.look(running)
             if not seating.most(running, running.num_ahead):
                 break
             seating.take(running, running.num_ahead)
@@ -143,9 +146,8 @@ class NextStep:
         for running in unseated:
             self._commits.waiting.remove(running)
             self._writer.forget_parts(running)
-            running.prefix = 0
             self.num_preemptions += 1
-            self._queue.waiting.add(running)
+            self._queue.unseat(running)
         return commands
 
     def _seating(self, seats: int) -> PoolSeating:
@@ -159,6 +161,7 @@ class NextStep:
             _tokens_of,
             self._long_classes,
             spare_pages=self._writing.spare_pages if self._queue.waiting else 0,
+            pages=self._pages,
             needs_pages=not self._offers.needs_no_pool,
             pages_for=self._writing.pages_for,
             idle=[running for running in self._commits.waiting if not running.promise.is_rt],

@@ -22,7 +22,7 @@ ANSWER_S = 0.005  # a step waits so long for the pool's word on a chat: it takes
 
 class Prefixes(CorePart):
     def __init__(self, common: Common, queue: PromptQueue, known: KnownPages) -> None:
-        self._names, self._roster, self._pool = common.names, common.roster, common.pool
+        self._roster, self._pool, self._pages = common.roster, common.pool, common.pages
         self._writer, self._reuse = common.writer, common.policy.reuse
         self._queue, self._known = queue, known
         self._asking: dict[str, Running] = {}
@@ -55,15 +55,8 @@ class Prefixes(CorePart):
         return any(running.promise.is_rt for running in self._asking.values())
 
     def _askable(self, running: Running) -> tuple[int, ...]:
-        """Return the names of the full pages that the pool may have.
-
-        There are none where no whole page comes before the last token, whose logits are needed in any case, or where
-        the logits of all tokens are needed.
-        """
-        is_scored = running.request.sampling.prompt_logprobs is not None
-        if not self._reuse or self._pool.member is None or is_scored:
-            return ()
-        return self._names.pages_of(running, running.num_tokens - 1)
+        """Return the names of the full pages that the pool may have."""
+        return self._pages.findable(running) if self._reuse and self._pool.member is not None else ()
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:

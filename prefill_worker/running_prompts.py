@@ -31,7 +31,7 @@ class RunningPrompts(CorePart):
         known: KnownPages,
         copy_numbers: Iterator[int],
     ) -> None:
-        self._pool, self._memory, self._writer = common.pool, common.memory, common.writer
+        self._pool, self._memory, self._pages, self._writer = common.pool, common.memory, common.pages, common.writer
         self._owners, self._notes, self._faults = common.owners, common.notes, common.faults
         self._queue, self._prefixes, self._offers, self._known = queue, prefixes, offers, known
         self._copy_numbers = copy_numbers
@@ -64,7 +64,7 @@ class RunningPrompts(CorePart):
         commands: list[Command] = []
         for running in prompts:
             self._queue.waiting.remove(running)
-            if running.known and self._pool.member is not None:
+            if self._pages.has_to_fetch(running) and self._pool.member is not None:
                 commands.append(self._fetch(running, self._pool.member))
             else:
                 self._running[running.request.id] = running
@@ -79,9 +79,10 @@ class RunningPrompts(CorePart):
     def _fetch(self, running: Running, pool: Member) -> Command:
         number = next(self._copy_numbers)
         self._fetching[number] = running
-        tokens = running.tokens(0, self._tokens_in(running.known))
-        pairs = running.pairs[: units_for(len(tokens), self._memory.limits.block_size)]
-        return CopyIn(number, pool.holder, running.known, pairs, tokens)
+        tokens, limits = running.tokens(0, self._tokens_in(running.known)), self._memory.limits
+        pairs, pages = running.pairs[: units_for(len(tokens), limits.block_size)], running.known
+        start = running.prefix  # the pages before it are here
+        return CopyIn(number, pool.holder, pages[start // limits.page_size :], pairs, tokens, start)
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -93,9 +94,11 @@ class RunningPrompts(CorePart):
         """Let the prompt run. KV that is not intact is computed anew, and no other request gets it."""
         self._running[running.request.id] = running
         if intact:
-            running.prefix, running.came_with_kv = self._tokens_in(running.known), True
-            running.num_cached = min(running.prefix, len(running.request.prompt))
-            self.num_reused_tokens += running.prefix
+            tokens = max(running.prefix, self._tokens_in(running.known))  # the pool may have been lost
+            self.num_reused_tokens += tokens - running.prefix
+            running.prefix, running.came_with_kv = tokens, True
+            self._pages.count_cached(running)
+            self._pages.publish(running)
             return []
         pages, running.known = running.known, ()
         self.num_spoiled_pages += len(pages)

@@ -99,7 +99,9 @@ class PoolCopies:
 
     def _copy_in(self, command: CopyIn) -> bool:
         copier = self._copier_to(command.pool)
-        return copier is not None and copier.copy_in(command.pages, command.pairs, command.tokens, command.from_right)
+        if copier is None:
+            return False
+        return copier.copy_in(command.pages, command.pairs, command.tokens, command.start, command.from_right)
 
     def _copier_of(self, arena: Arena) -> PageCopier:
         return PageCopier(self._engine.cache, arena, self._page_size, self._verify)

@@ -45,13 +45,14 @@ class CopyOut:
 
 @dataclass(frozen=True, slots=True)
 class CopyIn:
-    """Copy arena pages to device blocks."""
+    """Copy arena pages to device blocks: the KV of `tokens`, a request's first tokens, from `start` on."""
 
     number: int
     pool: str
     pages: tuple[int, ...]
     pairs: tuple[int, ...]
     tokens: tuple[int, ...]
+    start: int = 0  # as in CopyOut: the pairs before it hold their tokens already
     from_right: tuple[int, ...] = ()  # as in CopyOut
     aside: bool = False  # as in CopyOut
 

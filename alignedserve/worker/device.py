@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
 from alignedserve.core import WorkerLimits
+from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.step.named_blocks import NamedBlocks
 from alignedserve.worker.step.running import Blocks, Running
 
 
+def blocks_for(limits: WorkerLimits, policy: Policy) -> Blocks:
+    """Return the pairs of a device that keeps what requests have computed for others, if the policy reuses it."""
+    return (
+        NamedBlocks(limits.num_pairs, limits.page_size // limits.block_size)
+        if policy.reuse
+        else Blocks(limits.num_pairs)
+    )
+
+
 class DeviceMemory:
-    def __init__(
-        self,
-        limits: WorkerLimits,
-        steps: StepsInFlight,
-        blocks: Blocks | None = None,
-    ) -> None:
+    def __init__(self, limits: WorkerLimits, steps: StepsInFlight, blocks: Blocks) -> None:
         self.limits = limits
-        self.blocks = Blocks(limits.num_pairs) if blocks is None else blocks
+        self.blocks = blocks
         self.is_stuck = False  # the first waiting prompt could not be seated, and nothing has changed since
         self.is_crowded = False  # a prompt had to leave for others: no prompt is seated before memory is free
         self._steps = steps
@@ -32,9 +39,12 @@ class DeviceMemory:
         return self.blocks.num_free / self.limits.num_pairs
 
     def pairs_with(self, occupants: Iterable[Running]) -> list[int]:
-        """Return free, taken and still written pairs: each pair of the device once, as long as all is well."""
+        """Return free, taken and still written pairs: each pair of the device once, as long as all is well.
+
+        A pair that several requests read counts as taken by the first of them."""
         taken = [*self._steps.left, *(running.pairs for running in occupants)]
-        return [*self.blocks.free, *(pair for pairs in taken for pair in pairs)]
+        pairs = Counter([*self.blocks.free, *(pair for pairs in taken for pair in pairs)])
+        return list((pairs - Counter(self.blocks.more_readers)).elements())
 
     def reconsider(self) -> None:
         """Let the first waiting prompt try again to get a seat, because something has changed."""

@@ -129,7 +129,7 @@ def test_a_round_trip_through_other_pairs_of_another_cache(case: Case) -> None:
     with arena_for(case) as arena:
         copier(first, arena, case).copy_out(here, case.pages(), case.tokens, from_right=right_here)
         with closing(Arena.attach(arena.path)) as attached:
-            assert copier(second, attached, case).copy_in(case.pages(), there, case.tokens, right_there)
+            assert copier(second, attached, case).copy_in(case.pages(), there, case.tokens, from_right=right_there)
     if case.tokens:
         count = len(case.tokens)
         assert torch.equal(kv(second, there, count, right_there), kv(first, here, count, right_here))

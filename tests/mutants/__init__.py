@@ -13,6 +13,10 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.of_owners import JOBS, MEMBERSHIP, OWNER
 from tests.mutants.of_pools import POOL, TRANSPORT
 from tests.mutants.of_routers import ROUTER
-from tests.mutants.of_workers import DECODE, PREFILL, WORKER
+from tests.mutants.of_workers import DECODE, PREFILL, SHARED_PAGES, WORKER
 
-MUTANTS: tuple[Mutant, ...] = (*OWNER, *MEMBERSHIP, *ROUTER, *PREFILL, *DECODE, *WORKER, *POOL, *JOBS, *TRANSPORT)
+MUTANTS: tuple[Mutant, ...] = (
+    *(*OWNER, *MEMBERSHIP, *ROUTER),
+    *(*PREFILL, *DECODE, *WORKER, *SHARED_PAGES),
+    *(*POOL, *JOBS, *TRANSPORT),
+)

@@ -6,6 +6,46 @@ from tests.mutants.mutant import Mutant
 
 _OFFERING, _DECODE, _WORKER = "prefill_worker/offering.py", "decode_worker", "alignedserve/worker"
 
+_NAMED = f"{_WORKER}/step/named_blocks.py"
+
+SHARED_PAGES = (
+    Mutant(
+        "a reader of a page too few",
+        _NAMED,
+        "            page.num_readers += 1\n",
+        "            page.num_readers += not page.num_readers\n",
+        "A page that two requests share is given to others when the first of them ends.",
+    ),
+    Mutant(
+        "pages shared before they are computed",
+        f"{_WORKER}/step/device_pages.py",
+        "self._name(running, running.prefix), running.pairs",
+        "self._name(running, min(running.num_tokens, running.prefix + self._page_size)), running.pairs",
+        "A request reads a page that another one is only about to compute.",
+    ),
+    Mutant(
+        "doubtful pages stay shared",
+        f"{_WORKER}/step/device_pages.py",
+        "            self._blocks.forget(running.names)\n",
+        "            pass\n",
+        "KV from which no token could be sampled is shared with the next request.",
+    ),
+    Mutant(
+        "what goes on from a forgotten page is found",
+        _NAMED,
+        "            leaving += page.after.values()\n",
+        "            pass\n",
+        "KV that was computed from doubtful KV is shared as soon as the page before it is computed anew.",
+    ),
+    Mutant(
+        "an evicted page is found",
+        _NAMED,
+        "            del self._named[page.name]\n",
+        "            pass\n",
+        "A request reads a page whose pairs were given to others.",
+    ),
+)
+
 PREFILL = (
     Mutant(
         "spoiled pages not named",

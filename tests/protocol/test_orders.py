@@ -48,7 +48,7 @@ PLAN = StepPlan(
     [
         RunStep(PLAN),
         CopyOut(1, "pool-0.7", (1,), (2, 3), (5, 6), 0, (1,), ((0, 4),), True),
-        CopyIn(2, "pool-0.7", (1,), (2,), (3,), (), True),
+        CopyIn(2, "pool-0.7", (1,), (2,), (3,), 0, (), True),
         CopySlots(((1, 2),), ((3, 4),), ((5, 6),)),
         ProjectKv("r", (2, 3), (1, 4), 17),
         CompressPage(1, "pool-0.7", 2, 3),

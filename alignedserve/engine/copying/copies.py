@@ -117,16 +117,27 @@ class PageCopier:
             yield True
 
     def copy_in(
-        self, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int], from_right: Collection[int] = ()
+        self,
+        pages: Sequence[int],
+        pairs: Sequence[int],
+        tokens: Sequence[int],
+        start: int = 0,
+        from_right: Collection[int] = (),
     ) -> bool:
-        """Copy pages to the pairs; False if a page does not hold its tokens' KV: then no pair may be used."""
-        return all(self.pages_in(pages, pairs, tokens, from_right))
+        """Copy the KV of a request's first `tokens`, from `start` on, to the pairs; False if a page does not hold its
+        tokens' KV: then no pair from there on may be used."""
+        return all(self.pages_in(pages, pairs, tokens, start, from_right))
 
     def pages_in(
-        self, pages: Sequence[int], pairs: Sequence[int], tokens: Sequence[int], from_right: Collection[int] = ()
+        self,
+        pages: Sequence[int],
+        pairs: Sequence[int],
+        tokens: Sequence[int],
+        start: int = 0,
+        from_right: Collection[int] = (),
     ) -> Iterator[bool]:
         """Copy in one turn at a time, and yield whether all pages of the turn were intact."""
-        return map(self._read, self._turns(self._parts(pairs, pages, tokens, 0, from_right)))
+        return map(self._read, self._turns(self._parts(pairs, pages, tokens, start, from_right)))
 
     def num_turns(self, num_pages: int) -> int:
         """Return how many turns `pages_out` or `pages_in` takes for so many pages."""

@@ -16,6 +16,7 @@ At every command, and when work begins and ends:
 
 - tokens: a client gets the next tokens of its request, no others, no token twice and none after the end;
 - ends once: a request is finished or refused once;
+- pairs: nothing is written to pairs of a full page that several requests may read;
 - leases: a worker copies only to pages that the pool has leased to it, in either of its leases;
 - transfers: the blocks that are sent stay unchanged, and no other work writes to the blocks that receive, until both
   sides have ended (simulator/machines/transfers.py and the modelled engine check this).
@@ -39,6 +40,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+from alignedserve.core import Chunk
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.compression import lease_to_compress
 from alignedserve.kvpool.state import PoolCore
@@ -107,7 +109,7 @@ class InvariantWatch(Witness):
     def __init__(self, scenario: Scenario, simulation: Simulation) -> None:
         self._simulation, self._world = simulation, simulation.world
         self._calm_at, self._ends_by = scenario.calm_at, scenario.ends_by
-        self._all_pairs = list(range(scenario.limits.num_pairs))
+        self._all_pairs, self._block_size = list(range(scenario.limits.num_pairs)), scenario.limits.block_size
         self._reserved = scenario.policy.reserved
         self._num_delivered: Counter[str] = Counter()
         self._ended: set[str] = set()
@@ -149,6 +151,9 @@ class InvariantWatch(Witness):
         self._check_time()
 
     def works(self, process: Process, command: Command) -> None:
+        kept = process.core.kept_pairs if isinstance(process.core, PrefillCore | DecodeCore) else ()
+        if kept and (wrong := sorted(_written(command, self._block_size).intersection(kept))):
+            self._break(Rule.PAIRS, f"{process.member.name} writes to pairs {wrong} of full pages")
         if isinstance(command, CopyOut):
             self._check_leased(process, command.pool, command.pages, "copies to")
         if isinstance(command, CompressPage):
@@ -233,6 +238,19 @@ class InvariantWatch(Witness):
 
     def _break(self, rule: Rule, what: str) -> None:
         raise BrokenRule(Failure(rule, what, self._now))
+
+
+def _written(command: Command, block_size: int) -> set[int]:
+    """Return the pairs to which a worker writes."""
+    match command:
+        case RunStep(plan):
+            ends = [(part, part.start + (len(part.tokens) if isinstance(part, Chunk) else 1)) for part in plan.parts]
+            return {pair for part, end in ends for pair in part.pairs[part.start // block_size : -(-end // block_size)]}
+        case CopyIn(pairs=pairs, start=start):
+            return set(pairs[start // block_size :])
+        case ReceiveKv(pairs=pairs):
+            return set(pairs)
+    return set()
 
 
 def _difference(numbers: Sequence[Any], wanted: Sequence[Any]) -> str:

@@ -457,7 +457,9 @@ class CheckedHands(ModelledHands):
         if arena is None:
             return False
         size, blocks = arena.page_size, _k_blocks(command.pairs)
-        for at, (page, token_hash) in enumerate(zip(command.pages, chained_hashes(tokens, size), strict=True)):
+        first = command.start // size
+        hashes = chained_hashes(tokens, size)[first:]
+        for at, (page, token_hash) in enumerate(zip(command.pages, hashes, strict=True), first):
             read = arena.pages.get(page)
             if read is None or (read.token_hash, read.length) != (token_hash, len(tokens[at * size : (at + 1) * size])):
                 return False

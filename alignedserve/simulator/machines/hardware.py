@@ -107,7 +107,7 @@ class Hardware:
         return self.links[Route.DEVICE_TO_ARENA].seconds((len(command.tokens) - command.start) * self.kv_bytes)
 
     def copy_in(self, command: CopyIn) -> float:
-        kv_bytes = len(command.tokens) * self.kv_bytes
+        kv_bytes = (len(command.tokens) - command.start) * self.kv_bytes
         if self.extents is not None:
             num_int8 = sum(self.extents.kind_of(page) is PageKind.KV_INT8 for page in command.pages)
             kv_bytes -= round((1 - self.int8_in) * num_int8 * self.page_size * self.kv_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from alignedserve.worker.device import DeviceMemory
+from alignedserve.worker.device import DeviceMemory, blocks_for
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.notes import Faults, Notes
 from alignedserve.worker.pace import Pace
@@ -14,6 +14,7 @@ from alignedserve.worker.parts.part import Roster
 from alignedserve.worker.parts.pool_link import PoolLink
 from alignedserve.worker.parts.retirement import Retirement
 from alignedserve.worker.setup import WorkerSetup
+from alignedserve.worker.step.device_pages import DevicePages
 
 
 class Common:
@@ -23,11 +24,15 @@ class Common:
         self.roster = Roster()
         self.steps = StepsInFlight()
         self.pace = Pace(setup)
-        self.memory = DeviceMemory(setup.limits, self.steps) if make_memory is None else make_memory(self.steps)
+        if make_memory is None:
+            self.memory = DeviceMemory(setup.limits, self.steps, blocks_for(setup.limits, setup.policy))
+        else:
+            self.memory = make_memory(self.steps)
+        self.names = PageNames(setup.limits.page_size, setup.root)
+        self.pages = DevicePages(self.memory.blocks, setup.limits.page_size, self.names.pages_of)
         self.pool = PoolLink()
         self.notes = Notes()
         self.faults = Faults()
-        self.owners = Owners(self.pace.coming)
+        self.owners = Owners(self.pace.coming, self.pages)
         self.retirement = Retirement(self.roster, self.steps, self.owners.outputs)
-        self.names = PageNames(setup.limits.page_size, setup.root)
         self.writer = PageWriter(setup.limits.page_size)

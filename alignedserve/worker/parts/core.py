@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event
@@ -53,6 +53,16 @@ class WorkerCore:
     def pairs(self) -> list[int]:
         """Return each pair of the device once, as long as all is well."""
         return self._common.memory.pairs_with(self._common.roster.occupants())
+
+    @property
+    def kept_pairs(self) -> Collection[int]:
+        """Return the pairs of full pages, to which nothing is to be written."""
+        return self._common.memory.blocks.kept
+
+    @property
+    def num_shared_tokens(self) -> int:
+        """Return how many tokens were not computed because the device had their KV for another request."""
+        return self._common.pages.num_shared_tokens
 
     @property
     def free_share(self) -> float:

@@ -16,6 +16,7 @@ from alignedserve.protocol.messages import Acknowledge, Resend
 from alignedserve.worker.outputs import Outputs
 from alignedserve.worker.parts.part import REFRESH, CorePart
 from alignedserve.worker.step.coming import Coming
+from alignedserve.worker.step.device_pages import DevicePages
 from alignedserve.worker.step.running import Running
 
 # Requests to which a step has brought a token or their end, and why they ended, if they did.
@@ -23,9 +24,9 @@ Emitted: TypeAlias = Iterator[tuple[Running, FinishReason | None]]
 
 
 class Owners(CorePart):
-    def __init__(self, coming: Coming) -> None:
+    def __init__(self, coming: Coming, pages: DevicePages) -> None:
         self.outputs = Outputs()
-        self._coming = coming
+        self._coming, self._pages = coming, pages
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -52,7 +53,7 @@ class Owners(CorePart):
         """
         tokens, unsampled = dict(result.tokens), set(result.unsampled)
         logprobs, scores = dict(result.logprobs), dict(result.prompt_logprobs)
-        emit = self.outputs.emit
+        emit, size = self.outputs.emit, self._pages.page_size
         for part in parts:  # one for each token
             request = part.request
             running = find(request)
@@ -63,8 +64,11 @@ class Owners(CorePart):
                 continue
             if isinstance(part, Decode):
                 running.prefix += 1
+                if size and not running.prefix % size:
+                    self._pages.publish(running)
             else:
                 running.end_chunk(part, scores.get(request, ()))
+                self._pages.publish(running)
                 running.promise.served(now)
             token, finish = tokens.get(request), None
             if token is not None:
@@ -73,6 +77,7 @@ class Owners(CorePart):
                 finish = running.emit(token, now, logprobs.get(request) if logprobs else None)
             elif request in unsampled:
                 finish = FinishReason.DOUBT if running.came_with_kv else FinishReason.ERROR
+                self._pages.forget(running)
             else:
                 continue
             emit(running, finish)

@@ -16,7 +16,7 @@ from alignedserve.worker.step.waiting import Waiting
 class PromptQueue(CorePart):
     def __init__(self, common: Common, release: Callable[[Running], list[Command]]) -> None:
         """`release` tells the pool that it need not keep the pages of a prompt that leaves."""
-        self.waiting = Waiting(common.policy)
+        self.waiting = Waiting(common.policy, common.pages)
         self._pace, self._steps, self._memory, self._release = common.pace, common.steps, common.memory, release
         self._came_in_step: list[Running] = []  # real-time prompts that came since the step in flight began
         self._num_came_in_step = 0  # prompts of both classes
@@ -42,6 +42,11 @@ class PromptQueue(CorePart):
         self._memory.release(running)
         running.pairs, running.blocks, running.prefix = (), (), 0
         self.waiting.add_first(running)
+
+    def unseat(self, running: Running) -> None:
+        """Let a request wait again whose pairs were given to others."""
+        running.prefix = 0
+        self.waiting.add(running)
 
     def crowd_out(self, running: Running) -> None:
         """Put a seated prompt back so that others can go on.

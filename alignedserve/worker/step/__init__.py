@@ -12,5 +12,6 @@ seated.py        Seated decodes, where there are more than a step has places for
 ranks.py         Seated requests, in the order in which a step serves them.
 coming.py        Real-time requests that are still to come: a step must not cost them their first token.
 running.py       A request on a worker, and the block pairs of a device.
+device_pages.py  What a device has of the beginnings of requests, which share it.
 named_blocks.py  Block pairs whose full pages have names, and several readers.
 """

@@ -23,12 +23,15 @@ HELD_TO = 0.75  # of the time of a step: best-effort prompts beside real-time de
 
 
 class Filling:
-    def __init__(self, bounds: StepBounds, budget: int, at: Moment, seating: Seating) -> None:
+    def __init__(
+        self, bounds: StepBounds, budget: int, at: Moment, seating: Seating, look: Callable[[Running], None]
+    ) -> None:
+        """`look` notes what the device has of a prompt that waits."""
         careful = caution(at)
         self._most_s = bounds.decodes_s  # for real-time decodes
         self._prompts_s = min(bounds.decodes_s, at.joins_s) / careful  # for real-time prompts
         self._bound_s = min(bounds.all_s, at.joins_s) / careful  # for all others
-        self._budget, self._at, self._seating = budget, at, seating
+        self._budget, self._at, self._seating, self._look = budget, at, seating, look
         seating.has_time_to_project = self._has_time_to_project
         self.policy, self._rules = at.policy, rules_of(at.policy)
         self._first_is_sure = not at.policy.ordering.goes_by_promises  # without promises, the first of all
@@ -85,6 +88,7 @@ class Filling:
             if only_be and (self._be_has_no_memory or not seating.takes_best_effort):
                 return
             if self._takes(found[1]) and self._seating.may_seat(found[1]):
+                self._look(found[1])
                 yield found
 
     @property
@@ -158,6 +162,8 @@ class Filling:
 
     def _add(self, running: Running, is_urgent: bool) -> None:
         """Add a request if it fits; of a prompt, as much as fits."""
+        if not running.pairs:
+            self._look(running)
         if running.decodes:
             if not self._taken or id(running) not in self._taken:
                 self._add_decode(running)
@@ -266,7 +272,7 @@ class Filling:
 
     def _add_chunk(self, running: Running, most: int) -> int:
         """Add a chunk of at most so many tokens, for which there is memory, and return for how many there is time."""
-        if running.known and not running.pairs:  # what is known of it is fetched first
+        if not running.pairs and self._seating.pages.has_to_fetch(running):  # what is known of it is fetched first
             self._seating.take(running, most)
             return 0
         bound_s = self._prompts_s if running.promise.is_rt else self._bound_s

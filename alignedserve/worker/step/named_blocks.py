@@ -13,7 +13,7 @@ is forgotten with it: it was computed from that.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from alignedserve.scheduling.segmented_lru import PROTECTED_SHARE, SegmentedLru
@@ -108,6 +108,10 @@ class NamedBlocks(Blocks):
             own = pairs[at : at + 1] if page is None else page.pairs
             yield page, own
             at += len(own)
+
+    @property
+    def kept(self) -> Collection[int]:
+        return {pair for page in self._pages.values() for pair in page.pairs}
 
     @property
     def more_readers(self) -> Sequence[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from alignedserve.core import (
@@ -58,6 +58,11 @@ class Blocks:
         return len(pairs)
 
     @property
+    def kept(self) -> Collection[int]:
+        """Return the pairs that are never written to as long as somebody reads them, or may come to."""
+        return ()
+
+    @property
     def more_readers(self) -> Sequence[int]:
         """Return the pairs that several requests read, each as often as it has readers beside the first."""
         return ()
@@ -65,7 +70,10 @@ class Blocks:
 
 @dataclass(eq=False, slots=True)  # two are never equal, whatever they hold
 class Running:
-    """A request as its worker knows it: `prefix` of its tokens have KV in `pairs`, which it gets when seated."""
+    """A request as its worker knows it: `prefix` of its tokens have KV in `pairs`, which it gets when seated.
+
+    Until then the device may have its beginning for others, who would share it (device_pages.py).
+    """
 
     request: Request
     promise: Promise
@@ -74,10 +82,11 @@ class Running:
     prefix: int = 0
     known: tuple[int, ...] = ()  # pages of the pool that hold its first tokens, kept there for it
     names: tuple[int, ...] = ()  # hashes of the tokens of its first full pages, as far as they were needed
-    num_cached: int = 0  # tokens of the prompt that were not computed: the pool had their KV
+    looked_up: int = -1  # at which version of the device's pages its prefix was found there, while it waits
+    num_cached: int = 0  # tokens of the prompt that were not computed: the pool or the device had their KV
     logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
     prompt_logprobs: list[Logprob] = field(default_factory=list)
-    came_with_kv: bool = False  # whether KV of it was copied here, from pages or from another device
+    came_with_kv: bool = False  # whether KV of it was not computed for it here: copied, or shared with another request
     decode: str = ""  # the decode worker that the router named for it
     from_right: tuple[int, ...] = ()  # pairs of it that are filled from their right end
     blocks: tuple[int, ...] = ()  # both halves of the pairs, where hidden vectors lie in them in place of KV
@@ -125,17 +134,17 @@ class Running:
     @property
     def most_in_chunk(self) -> int:
         """Return how many tokens one chunk may run: logits of all tokens of a scored chunk take much memory."""
-        return min(self.num_ahead, MOST_SCORED) if self._is_scored else self.num_ahead
+        return min(self.num_ahead, MOST_SCORED) if self.is_scored else self.num_ahead
 
     @property
-    def _is_scored(self) -> bool:
+    def is_scored(self) -> bool:
         """Return whether the owner gets log-probabilities of the prompt, which go with the first token."""
         return self.request.sampling.prompt_logprobs is not None and not self.output
 
     def scoring(self, end: int) -> Scoring | None:
         """Return which tokens of a chunk from the prefix to `end` are scored, if any."""
         top = self.request.sampling.prompt_logprobs
-        if top is None or not self._is_scored:
+        if top is None or not self.is_scored:
             return None
         return Scoring(self.request.prompt[self.prefix + 1 : end + 1], top)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from alignedserve.core import ServiceClass, units_for
+from alignedserve.worker.step.device_pages import NOTHING_SHARED, DevicePages
 from alignedserve.worker.step.running import Blocks, Running
 
 
@@ -18,6 +19,7 @@ class Seating:
     by_chunk: bool  # whether a prompt gets pairs for the chunk that runs, or at once what it will need
     room_for: Callable[[Running], int]  # tokens of a request that is seated as a whole
     long_classes: Callable[[], set[ServiceClass]]  # of the long prompts that are unfinished here
+    pages: DevicePages = NOTHING_SHARED  # what requests share
     seated: list[Running] = field(default_factory=list)  # by this choice
     unseated: list[Running] = field(default_factory=list)  # requests that gave up their pairs for these, and wait again
     # Tells whether the step has time to make K and V of so many tokens anew; the selection sets it.
@@ -40,12 +42,19 @@ class Seating:
         return True
 
     def demand(self, running: Running, size: int) -> int:
-        """Return how many tokens of memory, rounded to blocks, so many more tokens of a request need beside its own."""
+        """Return how many tokens of memory, rounded to blocks, so many more tokens of a request need beside its own,
+        and beside what it shares with others that are seated."""
         if running.pairs and not self.by_chunk:  # most requests
             return 0
-        by_chunk = self._grows(running)
-        tokens = running.prefix + size if by_chunk else self.room_for(running)
-        return max(0, units_for(tokens, self.in_pair(running)) - len(running.pairs)) * self.block_size
+        return max(0, self._pairs_for(running, size) - self._num_held(running)) * self.block_size
+
+    def _pairs_for(self, running: Running, size: int) -> int:
+        """Return how many pairs a request has with so many more tokens."""
+        tokens = running.prefix + size if self._grows(running) else self.room_for(running)
+        return units_for(tokens, self.in_pair(running))
+
+    def _num_held(self, running: Running) -> int:
+        return len(running.pairs) or self.pages.num_read(running)
 
     def in_pair(self, _running: Running) -> int:
         """Return how many tokens of a request a pair holds."""
@@ -56,7 +65,7 @@ class Seating:
 
         The KV that the pool has of it when it is seated is copied to its pairs at once; what comes later is not.
         """
-        return self.by_chunk and bool(running.pairs or not running.known)
+        return self.by_chunk and bool(running.pairs or not self.pages.has_to_fetch(running))
 
     def most(self, running: Running, size: int) -> int:
         """Return how many of these tokens of a request there is memory for."""
@@ -65,15 +74,18 @@ class Seating:
         left = self.left_for(running)
         if self.demand(running, size) <= left:
             return size
-        return len(running.pairs) * self.block_size + left - running.prefix if self._grows(running) else 0
+        return max(0, self._num_held(running) * self.block_size + left - running.prefix) if self._grows(running) else 0
 
     def take(self, running: Running, size: int) -> None:
         """Take memory for so many tokens of a request, which `most` has found; seat it if it waits."""
-        more = self._taken(self.demand(running, size) // self.block_size)
+        wanted = self._pairs_for(running, size)
         if not running.pairs:
             self.seats -= 1
             self.seated.append(running)
-        running.add_pairs(more)
+            self.pages.share(running)
+        elif not self.by_chunk:
+            return
+        running.add_pairs(self._taken(max(0, wanted - len(running.pairs))))
 
     def _taken(self, count: int) -> tuple[int, ...]:
         pairs = self.blocks.take(count)

@@ -131,7 +131,7 @@ def _filled(
     if kept is not None:
         kept.refresh(decodes, at.now, at.times)
     bounds = step_bounds(decodes, prompts, waiting, at, kept)
-    filling = Filling(bounds, prompt_budget(decodes, prompts, waiting, at), at, seating)
+    filling = Filling(bounds, prompt_budget(decodes, prompts, waiting, at), at, seating, waiting.look)
     first = _first(decodes, prompts, waiting, at, kept)
     seated: Sequence[Running] = (*decodes, *prompts)
     if filling.add_decodes(first) and kept is None:

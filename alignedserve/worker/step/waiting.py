@@ -23,6 +23,7 @@ from alignedserve.scheduling.orders import ByKey
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.promise import TokenPromise
 from alignedserve.scheduling.slo import Late, StepTimes
+from alignedserve.worker.step.device_pages import NOTHING_SHARED, DevicePages
 from alignedserve.worker.step.lines import ArrivalLine, FiledPrompt, KeyLine, Place, PromiseLine, WaitingLine
 from alignedserve.worker.step.running import Running
 
@@ -63,9 +64,10 @@ class Changes:
 
 
 class Waiting:
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
-        self._all: OrderedDict[Running, None] = OrderedDict()  # in the order of arrival
+    def __init__(self, policy: Policy, pages: DevicePages = NOTHING_SHARED) -> None:
+        self._policy, self._pages = policy, pages
+        # In the order of arrival, with the tokens that each is counted with: what is here of a prompt may change.
+        self._all: OrderedDict[Running, int] = OrderedDict()
         self._rt_alone: OrderedDict[Running, None] = OrderedDict()  # the real-time ones of them
         self._be_alone: OrderedDict[Running, None] = OrderedDict()
         self._named: dict[str, list[Running]] = {}
@@ -75,6 +77,7 @@ class Waiting:
         self._drops_late = policy.late is Late.DROP_LAST
         self._filed: dict[Running, FiledPrompt] = {}
         self._unfiled: dict[Running, None] = {}
+        self._moved: dict[Running, None] = {}  # filed by what was here of them before
         self._serial = 0
         self._times, self._chunk = StepTimes(), 1  # that prompts are filed by
         self.line = self._new_line()
@@ -114,7 +117,8 @@ class Waiting:
         return self._rt_alone if running.promise.is_rt else self._be_alone
 
     def add(self, running: Running) -> None:
-        self._all[running] = None
+        self._pages.look(running)
+        self._all[running] = running.num_ahead
         self._alone(running)[running] = None
         self._named.setdefault(running.request.id, []).append(running)
         self._count(running, running.num_ahead)
@@ -127,6 +131,14 @@ class Waiting:
         if running.promise.is_rt:
             self.num_rt_tokens += tokens
 
+    def look(self, running: Running) -> None:
+        """Note what is here by now of a prompt's beginning; its place in the order changes when that is refreshed."""
+        self._pages.look(running)
+        if running.num_ahead != self._all[running]:
+            self._count(running, running.num_ahead - self._all[running])
+            self._all[running] = running.num_ahead
+            self._moved[running] = None
+
     def add_first(self, running: Running) -> None:
         """Add a prompt before all that have arrived."""
         self.add(running)
@@ -134,16 +146,16 @@ class Waiting:
         self._alone(running).move_to_end(running, last=False)
 
     def remove(self, running: Running) -> None:
-        del self._all[running]
+        self._count(running, -self._all.pop(running))
         del self._alone(running)[running]
         same = self._named[running.request.id]
         same.remove(running)
         if not same:
             del self._named[running.request.id]
-        self._count(running, -running.num_tokens)  # a prompt that waits has nothing in a cache
         if running.promise.is_rt:
             self._forget_ttft(running.request.slo.ttft_s)
         self._unfiled.pop(running, None)
+        self._moved.pop(running, None)
         self._take_out(running)
 
     def _forget_ttft(self, ttft_s: float) -> None:
@@ -174,12 +186,13 @@ class Waiting:
         if _has_moved(self._times.most_s, times.most_s) or _has_moved(self._chunk, chunk):
             self._times, self._chunk = times, chunk
             self._file_all_anew()
-        for running in self._dues.before(now, self._filed):
+        for running in (*self._moved, *self._dues.before(now, self._filed)):
             self._take_out(running)
             self._unfiled[running] = None
         for running in self._unfiled:
             self._file(running, now)
         self._unfiled.clear()
+        self._moved.clear()
         self._dues.sweep(self._filed)
 
     def _file_all_anew(self) -> None:

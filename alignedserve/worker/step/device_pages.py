@@ -1,0 +1,86 @@
+"""The pages of requests' beginnings that a device has: a request shares them with others, and computes the rest.
+
+A prompt that waits is looked up when it comes, and again before it may be seated: its `prefix` is what is here. Nothing
+is kept for it before it has a seat, so what is here by then is what counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from alignedserve.worker.step.named_blocks import NamedBlocks
+from alignedserve.worker.step.running import Blocks, Running
+
+NamePages: TypeAlias = Callable[[Running, int], tuple[int, ...]]  # of the full pages of so many tokens of a request
+
+
+class DevicePages:
+    def __init__(self, blocks: Blocks, page_size: int, name: NamePages) -> None:
+        self._blocks = blocks if isinstance(blocks, NamedBlocks) else None  # else nothing is shared
+        self._page_size, self._name = page_size, name
+        self.num_shared_tokens = 0  # that were not computed because another request had done so
+
+    @property
+    def page_size(self) -> int:
+        """Return how many tokens a page has; 0 where nothing is shared."""
+        return 0 if self._blocks is None else self._page_size
+
+    def findable(self, running: Running) -> tuple[int, ...]:
+        """Return the names of the full pages that others may have computed for a request.
+
+        There are none where no whole page comes before the last token, whose logits are needed in any case, or where
+        the logits of all tokens are needed.
+        """
+        return () if running.is_scored else self._name(running, running.num_tokens - 1)
+
+    def look(self, waiting: Running) -> None:
+        """Note what is here of a request that has no pairs."""
+        blocks = self._blocks
+        if blocks is not None and not waiting.pairs and waiting.looked_up != blocks.version:
+            waiting.prefix = blocks.find(self.findable(waiting)) * self._page_size
+            waiting.looked_up = blocks.version
+
+    def num_read(self, waiting: Running) -> int:
+        """Return how many pairs of what was found of a request others read: it needs no free pair for them."""
+        return 0 if self._blocks is None else self._blocks.num_read(self._found(waiting))
+
+    def num_read_once(self, waiting: Running) -> int:
+        """Return how many of these a single request reads: they do not come free if it leaves for this one."""
+        return 0 if self._blocks is None else self._blocks.num_read_once(self._found(waiting))
+
+    def _found(self, waiting: Running) -> tuple[int, ...]:
+        self.look(waiting)  # pages may have been evicted since
+        return waiting.names[: waiting.prefix // self._page_size]
+
+    def has_to_fetch(self, waiting: Running) -> bool:
+        """Return whether the pool knows more of a request than is here."""
+        return len(waiting.known) * self._page_size > waiting.prefix
+
+    def share(self, running: Running) -> None:
+        """Seat a request on what is here of it."""
+        if self._blocks is None:
+            return
+        found = self._found(running)
+        running.pairs, running.looked_up = self._blocks.share(found), -1
+        if found:
+            running.came_with_kv = True
+            self.count_cached(running)
+            self.num_shared_tokens += running.prefix
+
+    def count_cached(self, running: Running) -> None:
+        """Note that what a request has now was not computed for it."""
+        running.num_cached = min(running.prefix, len(running.request.prompt))
+
+    def publish(self, running: Running) -> None:
+        """Let others share the full pages of a request, which have KV now."""
+        if self._blocks is not None and running.pairs:
+            self._blocks.publish(self._name(running, running.prefix), running.pairs)
+
+    def forget(self, running: Running) -> None:
+        """Let nobody share what a request has computed, or was computed from: its KV may be wrong."""
+        if self._blocks is not None:
+            self._blocks.forget(running.names)
+
+
+NOTHING_SHARED = DevicePages(Blocks(0), 1, lambda _running, _tokens: ())

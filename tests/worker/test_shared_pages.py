@@ -1,0 +1,140 @@
+"""Prompts that begin alike share pages of a prefill worker's device, and only what lies there is not computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.core import FinishReason, Request, Sampling, StepPlan, StepResult
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send
+from alignedserve.protocol.events import CopiedIn, Event, MemberJoined, StepDone
+from alignedserve.protocol.messages import ROUTER, Output, Prefill, Prefix, Tokens
+from alignedserve.scheduling.policy import DEFAULT_POLICY
+from alignedserve.worker.setup import WorkerSetup
+from tests.samples import LIMITS, POOL_MEMBER, STOP, request, said
+
+FIRST = request("first", prompt=19)  # two pages of 8 tokens, and three tokens
+SAME = replace(FIRST, id="same")
+LONGER = replace(FIRST, id="longer", prompt=(*FIRST.prompt[:16], *range(50, 60)))
+
+
+class Worker:
+    """A prefill worker whose requests end with their first token, without a pool."""
+
+    def __init__(self, reuse: bool = True) -> None:
+        self.core = PrefillCore(WorkerSetup(LIMITS, replace(DEFAULT_POLICY, reuse=reuse)))
+        self.now = 0.0
+
+    def hear(self, event: Event) -> list[Command]:
+        return self.core.handle(event, self.now)
+
+    def run(self, *requests: Request) -> dict[str, int]:
+        """Let these requests come and end; return with how many tokens in place the first chunk of each began."""
+        commands, starts = list[Command](), dict[str, int]()
+        for asked in requests:
+            commands += self.hear(said(ROUTER, Prefill(asked)))
+        while plans := plans_of(commands):
+            for chunk in plans[0].chunks:
+                starts.setdefault(chunk.request, chunk.start)
+            commands = self.end(plans[0])
+        return starts
+
+    def end(self, plan: StepPlan) -> list[Command]:
+        tokens = tuple((part.request, STOP) for part in plan.parts if part.sampling is not None)
+        return self.hear(StepDone(StepResult(plan.number, tokens)))
+
+
+def plans_of(commands: list[Command]) -> list[StepPlan]:
+    return [command.plan for command in commands if isinstance(command, RunStep)]
+
+
+@pytest.fixture
+def worker() -> Worker:
+    return Worker()
+
+
+def test_what_a_request_left_is_not_computed_again(worker: Worker) -> None:
+    assert worker.run(FIRST) == {"first": 0}
+    assert worker.run(SAME) == {"same": 16}
+    assert worker.run(LONGER) == {"longer": 16}
+    assert worker.core.num_shared_tokens == 32
+    assert worker.core.held["pairs"] == 0
+
+
+def test_its_owner_hears_how_many_tokens_were_not_computed(worker: Worker) -> None:
+    worker.run(FIRST)
+    (plan,) = plans_of(worker.hear(said(ROUTER, Prefill(SAME))))
+    output = Output("same", 0, 0, (STOP,), FinishReason.STOP, num_cached=16)
+    assert Send("gateway-0", Tokens((output,))) in worker.end(plan)
+
+
+def test_the_last_token_is_computed_in_any_case(worker: Worker) -> None:
+    whole = replace(FIRST, prompt=FIRST.prompt[:16])
+    worker.run(whole)
+    assert worker.run(replace(whole, id="again")) == {"again": 8}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(SAME, salt="another tenant"),
+        replace(SAME, prompt=(99, *FIRST.prompt[1:])),
+        replace(SAME, sampling=Sampling(prompt_logprobs=0)),
+    ],
+    ids=["another tenant", "another first token", "logits of all tokens"],
+)
+def test_what_is_not_the_same_is_computed(worker: Worker, other: Request) -> None:
+    worker.run(FIRST)
+    assert worker.run(other) == {"same": 0}
+
+
+def test_nothing_is_shared_where_prompts_are_not_reused() -> None:
+    worker = Worker(reuse=False)
+    worker.run(FIRST)
+    assert worker.run(SAME) == {"same": 0}
+
+
+def test_a_tenant_cannot_tell_from_its_steps_what_another_has_asked() -> None:
+    """The steps of a tenant's request are the same, whether or not its prompt was run for another tenant."""
+
+    def steps(before: Request) -> list[tuple[int, int, float]]:
+        worker = Worker()
+        worker.run(before)
+        commands, steps = worker.hear(said(ROUTER, Prefill(replace(FIRST, salt="another tenant")))), []
+        while plans := plans_of(commands):
+            steps += [(chunk.start, len(chunk.tokens), plans[0].predicted_s) for chunk in plans[0].chunks]
+            commands = worker.end(plans[0])
+        return steps
+
+    assert steps(before=SAME) == steps(before=replace(SAME, prompt=tuple(range(50, 69))))
+
+
+def test_kv_of_which_no_token_could_be_sampled_is_never_shared(worker: Worker) -> None:
+    worker.run(FIRST)
+    (plan,) = plans_of(worker.hear(said(ROUTER, Prefill(SAME))))
+    doubtful = Output("same", 0, 0, (), FinishReason.DOUBT, num_cached=16)
+    ended = worker.hear(StepDone(StepResult(plan.number, (), unsampled=("same",))))
+    assert Send("gateway-0", Tokens((doubtful,))) in ended
+    assert worker.run(LONGER) == {"longer": 0}
+
+
+def test_pages_of_the_pool_are_copied_behind_those_that_are_here(worker: Worker) -> None:
+    worker.run(replace(FIRST, prompt=FIRST.prompt[:9]))
+    worker.hear(MemberJoined(POOL_MEMBER))
+    worker.hear(said(ROUTER, Prefill(SAME)))
+    commands = worker.hear(said("pool-0", Prefix("same", 0, (4, 5))))
+    (copy,) = [command for command in commands if isinstance(command, CopyIn)]
+    assert (copy.pages, copy.tokens, copy.start) == ((5,), SAME.prompt[:16], 8)
+    (plan,) = plans_of(worker.hear(CopiedIn(copy.number, intact=True)))
+    assert (plan.chunks[0].start, plan.chunks[0].pairs[:4]) == (16, copy.pairs)
+
+
+def test_a_copy_that_is_not_intact_leaves_what_was_here(worker: Worker) -> None:
+    worker.run(replace(FIRST, prompt=FIRST.prompt[:9]))
+    worker.hear(MemberJoined(POOL_MEMBER))
+    worker.hear(said(ROUTER, Prefill(SAME)))
+    worker.hear(said("pool-0", Prefix("same", 0, (4, 5))))
+    (plan,) = plans_of(worker.hear(CopiedIn(1, intact=False)))
+    assert plan.chunks[0].start == 8
