@@ -10,6 +10,9 @@
 
 The pool looks for a batch when the worker has no next batch. Ahead of need it looks only where enough requests wait for
 a full batch; and a worker gets at most its share of the waiting requests, so that it takes none that others will lack.
+
+A worker whose steps hardly take longer for requests of unequal length, as its cost model has measured it, gets them in
+order: there is nothing to hold a request back for.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from alignedserve.core import Entry, Estimate, units_for
-from alignedserve.cost.model import CostModel, Kind
+from alignedserve.cost.model import Coefficients, CostModel, Kind
 from alignedserve.kvpool.batching import BatchBounds, find_batch
 from alignedserve.kvpool.quadtree import ROOT, QuadTree, leaf_of
 from alignedserve.protocol.messages import AskBatch
@@ -32,6 +35,7 @@ from alignedserve.scheduling.slo import Standing, Work, in_order
 
 DEVICE_SHARE = 0.4  # most of a worker's pairs that a batch may take, so that the next batch can arrive while it ends
 LEAST = 36  # least requests of a batch, where so many wait
+LEAST_SKEW = 0.01  # of a prefix's own cost, for what it lacks to the longest: from there on requests are grouped
 _WEIGHT = 0.1  # weight of the newest wait in the mean
 _LEAST_S = 1e-3  # least time between two looks at requests whose slack runs out
 _NO_ASK = AskBatch(0, 0)
@@ -159,6 +163,10 @@ class Waiters(ABC):
         most = all_pairs * self._block_size
         return units_for(room_for(entry.request, len(entry.output), self._policy, most), self._block_size)
 
+    def _in_order(self, ask: AskBatch, now: float) -> Iterable[WaitingEntry]:
+        policy = self._policy
+        return policy.ordering.sort(self, lambda waiting: waiting.standing(ask, now), ask.times, policy.late)
+
     def _hand_out(self, candidates: Iterable[WaitingEntry], places: _RoomLeft) -> tuple[list[WaitingEntry], bool]:
         """Take the requests that fit, and return them and whether all of them fit."""
         taken: list[WaitingEntry] = []
@@ -174,10 +182,6 @@ class OneByOne(Waiters):
     def next_for(self, worker: str, ask: AskBatch, now: float) -> Handed:
         taken, _ = self._hand_out(self._in_order(ask, now), _RoomLeft(ask, self._pairs_for))
         return Handed(batch=taken)
-
-    def _in_order(self, ask: AskBatch, now: float) -> Iterable[WaitingEntry]:
-        policy = self._policy
-        return policy.ordering.sort(self, lambda waiting: waiting.standing(ask, now), ask.times, policy.late)
 
 
 class SlowestAsk:
@@ -246,15 +250,23 @@ class Aligned(Waiters):
         self._pin_those_out_of_slack(now)
         places = _RoomLeft(ask, self._pairs_for)
         pinned, all_fit = self._hand_out(self._most_urgent_pinned(ask, now), places)
-        dynamic = self._dynamic(ask, places) if all_fit else []
-        are_few = self._are_few(ask)
-        batch = self._found(ask, now) if all_fit else []
-        if are_few and ask.band is not None:  # too few requests for a batch of their own
-            dynamic, batch = dynamic + batch, []
-        handed = Handed(pinned, dynamic, batch)
+        choose = self._grouped if skew_counts(ask.cost) else self._in_line
+        handed = choose(pinned, ask, places, now) if all_fit else Handed(pinned)
         for waiting in handed.all:
             self._mean_wait_s += _WEIGHT * (now - waiting.since - self._mean_wait_s)
         return handed
+
+    def _grouped(self, pinned: Sequence[WaitingEntry], ask: AskBatch, places: _RoomLeft, now: float) -> Handed:
+        dynamic, are_few = self._dynamic(ask, places), self._are_few(ask)
+        batch = self._found(ask, now)
+        if are_few and ask.band is not None:  # too few requests for a batch of their own
+            dynamic, batch = dynamic + batch, []
+        return Handed(pinned, dynamic, batch)
+
+    def _in_line(self, pinned: Sequence[WaitingEntry], ask: AskBatch, places: _RoomLeft, now: float) -> Handed:
+        """Take requests in their order, whatever their lengths: as many as fit, and some ahead."""
+        found = list(self._in_order(ask, now)) if ask.requests or ask.ahead else []
+        return Handed(pinned, self._with_some_ahead(found, ask, places))
 
     @property
     def step_s(self) -> float:
@@ -314,11 +326,15 @@ class Aligned(Waiters):
         leaves = self._tree.filled(range(leaf_of(shortest), leaf_of(longest) + 1))
         members = (member for leaf in leaves for member in self._tree.members(leaf))
         found = [self._waiting[member.id] for member in sorted(islice(members, ask.requests + ask.ahead))]
+        return self._with_some_ahead(found, ask, places)
+
+    def _with_some_ahead(self, found: Sequence[WaitingEntry], ask: AskBatch, places: _RoomLeft) -> list[WaitingEntry]:
+        """Take the requests that fit, and those after them that the worker wants to have at hand."""
         taken, _ = self._hand_out(found, places)
         ahead = found[len(taken) : len(taken) + ask.ahead]
         for waiting in ahead:
             self.remove(waiting.id)
-        return taken + ahead
+        return [*taken, *ahead]
 
     def _are_few(self, ask: AskBatch) -> bool:
         """Return whether all waiting requests fit into one small batch, so that there is nothing to choose."""
@@ -346,6 +362,14 @@ class Aligned(Waiters):
 def _most_blocks(ask: AskBatch) -> int:
     """Return the most blocks of a batch (B_max)."""
     return max(1, int(DEVICE_SHARE * ask.all_pairs))
+
+
+def skew_counts(cost: Coefficients) -> bool:
+    """Return whether steps of this cost take longer for requests of unequal length (AlignedServe §2.2, bubbles).
+
+    Kernels that split a long prefix among blocks or cores lose next to nothing. Where no cost is known it counts.
+    """
+    return cost.bubble >= LEAST_SKEW * cost.prefix
 
 
 def waiters(policy: Policy, block_size: int) -> Waiters:
