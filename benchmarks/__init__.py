@@ -21,14 +21,15 @@ Single cores and processes
 Deployments, real or simulated
     batch_files.py      large and odd files of batches over HTTP
     batch_isolation.py  chats beside a batch job
-    conversations.py    the gain from keeping and finding the KV of earlier turns
     endurance.py        whether memory, descriptors and latencies stay as they are for hours
     isolation.py        chats beside best-effort documents
     packing.py          presets on workers that are short of memory
     processes.py        memory of an idle deployment, and the time until it is ready
     router_restart.py   the router killed under load
+    turns.py            chats of turns and prompts that begin alike against vLLM's server; memory for half of a load
     windows.py          batch jobs with windows beside chats
 The simulator and what it compares
+    conversations.py    the gain from knowing where the KV of earlier turns is
     grouping.py         grouping by length against first come, first served
     job_window.py       whether the job runner opens enough lines
     predictor.py        how well lengths are predicted, and the gain

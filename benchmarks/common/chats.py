@@ -69,6 +69,8 @@ class Load:
     rate: float  # chats in a second
     seconds: float  # of arrivals
     documents: int  # at once
+    document: tuple[int, int] = DOCUMENT  # least and most tokens of a document's prompt
+    summary: tuple[int, int] = SUMMARY  # and of its output
 
 
 @dataclass
@@ -126,7 +128,7 @@ class Served:
     async def play(self, load: Load, promise: Promise | None) -> Run:
         began, documents = perf_counter(), list[Answer]()
         ends_at, draw = began + load.seconds, Random(SEED + 1)
-        clients = [self._documents(documents, draw, ends_at) for _ in range(load.documents)]
+        clients = [self._documents(load, documents, draw, ends_at) for _ in range(load.documents)]
         first_at = began + HEAD_START_S * bool(load.documents)
         chats = asyncio.create_task(self.chats(load.rate, promise, first_at, ends_at))
         await asyncio.gather(chats, *clients)
@@ -134,9 +136,9 @@ class Served:
         meanwhile = sum(since <= at < ends_at for document in documents for at in document.token_at)
         return Run(perf_counter() - began, await chats, documents, meanwhile, ends_at - since)
 
-    async def _documents(self, ended: list[Answer], draw: Random, ends_at: float) -> None:
+    async def _documents(self, load: Load, ended: list[Answer], draw: Random, ends_at: float) -> None:
         while perf_counter() < ends_at:
-            size, most = draw.randint(*DOCUMENT), draw.randint(*SUMMARY)
+            size, most = draw.randint(*load.document), draw.randint(*load.summary)
             ended.append(await ask(self.url, self.prompt(draw, size), most, **self._best_effort))
 
     async def chats(self, rate: float, promise: Promise | None, at: float, ends_at: float) -> list[Answer]:
@@ -164,7 +166,7 @@ class ServedBatch(Served):
         batches = Batches(self.url)
         if self._file is None:
             draw = Random(SEED + 1)
-            self._file = await batches.upload(jsonl(self._line(draw) for _ in range(LINES)))
+            self._file = await batches.upload(jsonl(self._line(load, draw) for _ in range(LINES)))
         batch = await batches.submit(self._file)
         await batches.until(batch, "in_progress")
         began = perf_counter()
@@ -181,8 +183,8 @@ class ServedBatch(Served):
             lines.append(Answer(began, 200, after - before, token_at=[at]))
         return Run(ended_at - at, answers, lines, after - before, ended_at - at)
 
-    def _line(self, draw: Random) -> dict[str, Any]:
-        size, most = draw.randint(*DOCUMENT), draw.randint(*SUMMARY)
+    def _line(self, load: Load, draw: Random) -> dict[str, Any]:
+        size, most = draw.randint(*load.document), draw.randint(*load.summary)
         prompt = self.prompt(draw, size)
         return {"model": NAME, "prompt": prompt, "max_tokens": most, "temperature": 0, "ignore_eos": True}
 
@@ -198,8 +200,16 @@ async def _usage(batches: Batches, batch: str, at: float) -> tuple[float, int]:
 
 
 class Simulated:
-    def __init__(self, profile: Path, seeds: Sequence[int], preset: str = "aligned", is_batch: bool = False) -> None:
-        self._profile, self._seeds, self._preset, self._is_batch = profile, seeds, preset, is_batch
+    def __init__(
+        self,
+        profile: Path,
+        seeds: Sequence[int],
+        preset: str = "aligned",
+        is_batch: bool = False,
+        options: tuple[str, ...] = (),
+    ) -> None:
+        self._profile, self._seeds, self._is_batch = profile, seeds, is_batch
+        self._trial = SimulationTrial(preset, profile=str(profile), options=options, gateway_ms=GATEWAY_MS)
 
     def run(self, load: Load, promise: Promise | None) -> Run:
         runs = [self._of_seed(load, promise, seed) for seed in self._seeds]
@@ -217,8 +227,8 @@ class Simulated:
         streams = [_chats(load, promise)] if promise or as_lines else []
         streams += [_documents(load)] if load.documents and not as_lines else []
         workload = save_load(self._profile.with_name("load.yaml"), load.seconds, *streams)
-        trial = SimulationTrial(self._preset, workload, seed=seed, profile=str(self._profile), gateway_ms=GATEWAY_MS)
-        settings, jobs = settings_of(trial), [Submission("batch", LINES, int(load.seconds))]
+        settings = settings_of(replace(self._trial, workload=workload, seed=seed))
+        jobs = [Submission("batch", LINES, int(load.seconds))]
         record = recorded(JobsSimulation(settings, jobs) if as_lines else Simulation(settings))
         chats = [request for request in record.requests if promise and request.service is ServiceClass.RT]
         documents = [request for request in record.requests if request.service is ServiceClass.BE]
@@ -239,7 +249,8 @@ def _chats(load: Load, promise: Promise | None) -> dict[str, Any]:
 
 
 def _documents(load: Load) -> dict[str, Any]:
-    sizes = {"prompt": "{}-{}".format(*DOCUMENT), "output": "{}-{}".format(*SUMMARY), "max_tokens": SUMMARY[1]}
+    prompt, output = ("{}-{}".format(*sizes) for sizes in (load.document, load.summary))
+    sizes = {"prompt": prompt, "output": output, "max_tokens": load.summary[1]}
     closed = {"arrivals": "closed", "in_flight": load.documents, "jct_s": 600}
     return {"name": "documents", "kind": "sizes", "service": "be", **sizes, **closed}
 

@@ -68,6 +68,7 @@ class Answer:
     num_cached: int = 0  # tokens of the prompt that came from the pool
     tokens: list[int] = field(default_factory=list)
     token_at: list[float] = field(default_factory=list)
+    begun_at: dict[int, float] = field(default_factory=dict)  # by choice, when the client read its first token
 
     @property
     def is_whole(self) -> bool:
@@ -76,6 +77,11 @@ class Answer:
     @property
     def ttft_s(self) -> float:
         return self.token_at[0] - self.asked_at
+
+    @property
+    def all_begun_s(self) -> float:
+        """Return the time until every choice had a token."""
+        return max(self.begun_at.values()) - self.asked_at
 
     @property
     def gaps(self) -> list[float]:
@@ -115,9 +121,12 @@ def _add(answer: Answer, chunk: dict[str, Any]) -> None:
         answer.num_cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
     for choice in chunk.get("choices", ()):
         # A server that does not say token ids counts one token for each piece of text.
-        tokens = choice.get("token_ids")
+        tokens, now = choice.get("token_ids"), perf_counter()
+        count = 1 if tokens is None else len(tokens)
         answer.tokens += tokens or ()
-        answer.token_at += [perf_counter()] * (1 if tokens is None else len(tokens))
+        answer.token_at += [now] * count
+        if count:
+            answer.begun_at.setdefault(choice["index"], now)
 
 
 async def ask_chat(url: str, messages: list[dict[str, str]], max_tokens: int) -> Any:
