@@ -68,6 +68,7 @@ class DecodeCore(WorkerCore):
                 parts.repeats.set_timer,
                 parts.router.report,
                 parts.reporting.report,
+                parts.counting.tell,
                 parts.idle.measure,
                 parts.retirement.end,
             ),

@@ -530,6 +530,21 @@ class Stages:
     decode: int = 0  # with decode workers
 
 
+SPREADS = (64, 256, 1_024, 4_096, 16_384)  # tokens: steps are counted up to each, and beyond the last
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSteps:
+    """Counts of a decode worker's life: its steps by what ran together in them, and what came ahead of need."""
+
+    by_batches: tuple[int, ...] = (0, 0, 0)  # steps with members of no batch, of one, of two or more
+    by_spread: tuple[int, ...] = (0,) * (len(SPREADS) + 1)  # by the longest prefix less the shortest
+    spread_tokens: int = 0  # all these differences together
+    switches: int = 0  # batches of which a member has joined
+    prefetched: int = 0  # requests that joined from a prefill worker's device, and had waited in the pool
+    in_vain: int = 0  # requests whose KV a prefill worker had fetched, or was to fetch, and that joined otherwise
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
     """A pool or a worker sends figures to the router, which hands them and its own to the gateways for metrics."""
@@ -540,6 +555,8 @@ class Figures:
     num_incompressible: int = 0  # pages in a pool's life that could not become int8
     num_failed_transfers: int = 0  # of KV between workers, in a worker's life, as this end saw it
     rebuilt_s: float | None = None  # of a router: from its start until it knew all open requests and their places
+    steps: DecodeSteps | None = None  # of a decode worker
+    slowdown: float = 0.0  # of a decode worker: how many times as long steps take as in its profile
     rt: Stages | None = None  # of a router: the open requests of each class
     be: Stages | None = None
     member: str = ""  # the member that these are about: the router fills it in

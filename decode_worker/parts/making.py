@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from alignedserve.decode_worker.parts.asking import BatchAsks, PageAsks
+from alignedserve.decode_worker.parts.counting import Counting
 from alignedserve.decode_worker.parts.ending import StepOutcome
 from alignedserve.decode_worker.parts.intake import Intake
 from alignedserve.decode_worker.parts.joining import Joining
@@ -53,6 +54,7 @@ class DecodeParts:
         self.asking = BatchAsks(stores, self.joining)
         self.pages = PageAsks(stores, self.writing, self.taking_in)
         self.compression, self.repeats, self.reporting = PageCompression(stores), Repeats(stores), Reporting(stores)
+        self.counting, self._steps = Counting(stores, self.joining, self.receiving), stores.step_counts
         self.router = RouterLink(stores, self.rate, self.writing.settled)
 
     @property
@@ -66,8 +68,8 @@ class DecodeParts:
             prefetched=self.receiving.num_prefetched,
             taken_in=self.taking_in.num_taken_in,
             kept_pages=self.writing.num_kept_pages,
-            decode_steps=self.stepping.num_decode_steps,
-            mixed_steps=self.stepping.num_mixed_steps,
+            decode_steps=sum(self._steps.by_batches),
+            mixed_steps=self._steps.by_batches[-1],
             ahead_steps=self.stepping.num_ahead_steps,
         )
 

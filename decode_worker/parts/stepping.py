@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from alignedserve.core import CacheKind, Decode, StepPlan
@@ -23,15 +22,13 @@ from alignedserve.worker.step.selection import select
 class Stepping:
     def __init__(self, stores: Stores, joining: Joining, preempting: Preempting, leaving: Leaving) -> None:
         self._limits, self._pace, self._steps = stores.limits, stores.pace, stores.steps
-        self._here, self._batch, self._queue = stores.here, stores.batch, stores.queue
+        self._here, self._counts, self._queue = stores.here, stores.step_counts, stores.queue
         self._memory, self._order = stores.memory, stores.order
         self._joining, self._preempting, self._leaving = joining, preempting, leaving
         self._looks_ahead = stores.setup.look_ahead > 0
         why_not = stores.policy.pairs.why_not_ahead
         assert not (self._looks_ahead and why_not), why_not
         self._all_run = False  # whether the newest choice left out no request that could decode
-        self.num_decode_steps = 0
-        self.num_mixed_steps = 0  # of them, those with members of two batches; guests are of none
         self.num_ahead_steps = 0  # planned while another ran
 
     def plan(self, now: float) -> list[Command]:
@@ -47,7 +44,7 @@ class Stepping:
             if not selection.seated and not self._make_room(before, now):
                 break
             selection = self._choose(before, now)
-        self._count(selection.decodes)
+        self._counts.count(selection.decodes)
         before += self._memory.copies()
         decodes = _decodes_of(selection)
         self._all_run = len(decodes) == len(self._here.residents)
@@ -90,11 +87,6 @@ class Stepping:
         before += commands
         return selection
 
-    def _count(self, decodes: Sequence[Running]) -> None:
-        if decodes and self._batch.num_batches:
-            self.num_decode_steps += 1
-            self.num_mixed_steps += len({running.batch for running in decodes if running.batch}) > 1
-
     # --- The step after the one in flight
 
     def _plan_ahead(self, running: StepPlan, now: float) -> list[Command]:
@@ -110,7 +102,7 @@ class Stepping:
             return []
         selection = Selection(ahead.going, (), shape, predicted_s)
         self._order.packer.planned(selection)
-        self._count(ahead.going)
+        self._counts.count(ahead.going)
         self.num_ahead_steps += 1
         return begin_step(self._steps, selection, tuple(ahead.decodes))
 

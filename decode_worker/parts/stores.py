@@ -12,6 +12,7 @@ from alignedserve.decode_worker.requests.candidates import CandidateLists
 from alignedserve.decode_worker.requests.line import CandidateOrder
 from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.decode_worker.requests.pool_holds import PoolHolds
+from alignedserve.decode_worker.requests.step_counts import StepCounts
 from alignedserve.scheduling.policy import Cache, Layout, Packing, Policy
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
@@ -25,6 +26,7 @@ class Stores(Common):
 
     def __init__(self, setup: WorkerSetup) -> None:
         self.here, self.candidates, self.batch = Occupancy(), CandidateLists(), RunningBatch()
+        self.step_counts = StepCounts()
         super().__init__(setup, self._memory_of)
         self.line = CandidateOrder(self.pace, self.here, self.candidates, self.steps)
         self.holds = PoolHolds(self.pool)

@@ -76,6 +76,7 @@ class CandidateLists:
         self._requests: list[JoinCandidate] = []  # in the order in which they are to join
         self._batch: list[JoinCandidate] = []  # members of the candidate batch, likewise
         self.arranged_in = -1  # the step in which the candidate requests were last put in order
+        self.num_in_vain = 0  # copies of which partners were told so
         self._in_vain: list[tuple[str, Attempt]] = []  # (partner, attempt): prefetched, not pulled, and not told yet
 
     def __len__(self) -> int:
@@ -273,4 +274,5 @@ class CandidateLists:
     def take_in_vain(self) -> list[tuple[str, Attempt]]:
         """Return the copies whose partners are to be told that they are not wanted, once."""
         in_vain, self._in_vain = self._in_vain, []
+        self.num_in_vain += len(in_vain)
         return in_vain

@@ -18,6 +18,7 @@ from alignedserve.protocol.messages import (
     AskBatch,
     Batch,
     Cancel,
+    Figures,
     LetGo,
     Message,
     Prefetch,
@@ -217,8 +218,11 @@ def test_steps_that_mix_two_batches_are_counted() -> None:
     assert (worker.core.counts.decode_steps, worker.core.counts.mixed_steps) == (2, 0), "it is of the batch that runs"
     worker.gets(D2)
     worker.hears(CopiedIn(3, intact=True))
-    worker.hears(StepDone(StepResult(2, (("d1", 7), ("d3", 7)))))
+    commands = worker.core.handle(StepDone(StepResult(2, (("d1", 7), ("d3", 7)))), 1.0)
     assert (worker.core.counts.decode_steps, worker.core.counts.mixed_steps) == (3, 1)
+    told = [command.message for command in commands if isinstance(command, Send)]
+    counted = [message.steps for message in told if isinstance(message, Figures) and message.steps is not None]
+    assert [(steps.by_batches, steps.switches) for steps in counted] == [((0, 2, 1), 2)], "the router hears of it"
 
 
 class TestPrefetching:

@@ -7,7 +7,7 @@ from alignedserve.gateway.http.metrics import Metrics
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Send, Show
 from alignedserve.protocol.events import TimerFired
-from alignedserve.protocol.messages import Figures, Heartbeat
+from alignedserve.protocol.messages import DecodeSteps, Figures, Heartbeat
 from alignedserve.router.state import RouterCore, RouterLimits
 from tests.samples import ROUTER_MEMBER, member, said
 
@@ -48,6 +48,26 @@ def test_what_became_int8_and_what_could_not_are_counted_for_each_pool() -> None
     metrics.update_parts(Figures(USAGE, num_compressed=8, num_incompressible=2, member="pool-0"))
     assert shown(metrics, 'kv_pages_compressed_total{pool="pool-0"}') == 8
     assert shown(metrics, 'kv_pages_incompressible_total{pool="pool-0"}') == 2
+
+
+def test_what_ran_together_in_a_worker_s_steps_is_counted() -> None:
+    metrics = Metrics()
+    metrics.update_parts(Figures(steps=DecodeSteps((1, 2, 0), (3, 0, 0, 0, 0, 0), 40), member="decode-0"))
+    steps = DecodeSteps((1, 5, 2), (6, 1, 0, 0, 0, 1), 20_340, switches=2, prefetched=4, in_vain=1)
+    metrics.update_parts(Figures(steps=steps, slowdown=1.25, member="decode-0"))
+    of_worker = 'worker="decode-0"'
+    by_batches = {
+        batches: shown(metrics, f'decode_steps_total{{batches="{batches}",{of_worker}}}')
+        for batches in ("0", "1", "2+")
+    }
+    assert by_batches == {"0": 1, "1": 5, "2+": 2}
+    assert shown(metrics, f'decode_step_spread_tokens_bucket{{le="256.0",{of_worker}}}') == 7
+    assert shown(metrics, f'decode_step_spread_tokens_bucket{{le="+Inf",{of_worker}}}') == 8
+    assert shown(metrics, f"decode_step_spread_tokens_sum{{{of_worker}}}") == 20_340
+    assert shown(metrics, f"step_slowdown{{{of_worker}}}") == 1.25
+    assert shown(metrics, f"batch_switches_total{{{of_worker}}}") == 2
+    assert shown(metrics, f'kv_prefetches_total{{outcome="used",{of_worker}}}') == 4
+    assert shown(metrics, f'kv_prefetches_total{{outcome="wasted",{of_worker}}}') == 1
 
 
 def test_a_count_goes_on_where_a_worker_s_next_life_begins_anew() -> None:

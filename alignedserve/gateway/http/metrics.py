@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import HistogramMetricFamily
+from prometheus_client.registry import Collector
 
 from alignedserve.core import ServiceClass, Slo
-from alignedserve.protocol.messages import Figures
+from alignedserve.protocol.messages import SPREADS, DecodeSteps, Figures
 
 _log = logging.getLogger("alignedserve.gateway")
 
@@ -64,6 +67,22 @@ class HttpRecord:
         _log.info("answered", extra={"fields": fields})
 
 
+class SpreadHistograms(Collector):
+    """A histogram for each decode worker, which counts for itself: it starts anew with the worker."""
+
+    def __init__(self) -> None:
+        self.steps: dict[str, DecodeSteps] = {}  # worker -> its counts
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        about = "Decode steps by the spread of their prefixes: tokens of the longest less the shortest."
+        family = HistogramMetricFamily(f"{PREFIX}decode_step_spread_tokens", about, labels=["worker"])
+        bounds = [*map(str, map(float, SPREADS)), "+Inf"]
+        for worker, steps in self.steps.items():
+            buckets = list(zip(bounds, accumulate(steps.by_spread), strict=True))
+            family.add_metric([worker], buckets, steps.spread_tokens)
+        yield family
+
+
 class Metrics:
     """The metrics of one application. Nothing is global, so that two applications in one process stay apart."""
 
@@ -106,6 +125,26 @@ class Metrics:
             "Transfers of KV between workers that failed, as either end saw it; the KV is sent another way.",
             "worker",
         )
+        self._decode_steps = self._part_counter(
+            "decode_steps", "Decode steps, by how many of the pool's batches had members in them.", "worker", "batches"
+        )
+        self._switches = self._part_counter(
+            "batch_switches", "Batches of the pool that began to run on a decode worker.", "worker"
+        )
+        self._prefetches = self._part_counter(
+            "kv_prefetches",
+            "Requests whose KV a prefill worker fetched ahead of need: used, or wasted.",
+            "worker",
+            "outcome",
+        )
+        self._slowdown = Gauge(
+            f"{PREFIX}step_slowdown",
+            "How many times as long steps take as when the worker's profile was measured.",
+            ["worker"],
+            registry=self._parts,
+        )
+        self._spreads = SpreadHistograms()
+        self._parts.register(self._spreads)
         self._rebuilt = Gauge(
             f"{PREFIX}router_rebuilt_seconds",
             "Time from the router's last start until it knew all open requests and their places again.",
@@ -123,7 +162,7 @@ class Metrics:
             ["pool", "state"],
             registry=self._parts,
         )
-        self._known: dict[tuple[Counter, str], int] = {}  # (counter, member) -> the count that it last reported
+        self._known: dict[tuple[Counter, tuple[str, ...]], int] = {}  # (counter, labels) -> the count last reported
         for service in ServiceClass:  # make the series now, so that it has no gap before its first event
             self._running.labels(service.value)
         # Looked up once: these count every token, and to look a series up costs more than to add to it.
@@ -158,12 +197,24 @@ class Metrics:
             (self._incompressible, figures.num_incompressible),
         ):
             if now:
-                self._raise_counter(counter, figures.member, now)
+                self._raise_counter(counter, now, figures.member)
+        if figures.slowdown:
+            self._slowdown.labels(figures.member).set(figures.slowdown)
+        if figures.steps is not None:
+            self._update_steps(figures.member, figures.steps)
 
-    def _raise_counter(self, counter: Counter, member: str, now: int) -> None:
-        known = self._known.get((counter, member), 0)
-        self._known[counter, member] = now
-        counter.labels(member).inc(now - known if now >= known else now)  # a smaller count is of the member's next life
+    def _update_steps(self, worker: str, steps: DecodeSteps) -> None:
+        self._spreads.steps[worker] = steps
+        for batches, num in zip(("0", "1", "2+"), steps.by_batches, strict=True):
+            self._raise_counter(self._decode_steps, num, worker, batches)
+        self._raise_counter(self._switches, steps.switches, worker)
+        self._raise_counter(self._prefetches, steps.prefetched, worker, "used")
+        self._raise_counter(self._prefetches, steps.in_vain, worker, "wasted")
+
+    def _raise_counter(self, counter: Counter, now: int, *labels: str) -> None:
+        known = self._known.get((counter, labels), 0)
+        self._known[counter, labels] = now
+        counter.labels(*labels).inc(now - known if now >= known else now)  # a smaller count is of its next life
 
     def count_answer(self, record: HttpRecord) -> None:
         if record.status is not None and record.status >= 400:
@@ -197,8 +248,8 @@ class Metrics:
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
         return Counter(f"{PREFIX}{name}", about, labels, registry=self._registry)
 
-    def _part_counter(self, name: str, about: str, label: str) -> Counter:
-        return Counter(f"{PREFIX}{name}", about, [label], registry=self._parts)
+    def _part_counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(f"{PREFIX}{name}", about, labels, registry=self._parts)
 
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
         return Histogram(f"{PREFIX}{name}", about, ["class"], buckets=buckets, registry=self._registry)
