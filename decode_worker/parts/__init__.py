@@ -15,6 +15,5 @@ preempting.py   How a request that may be in a step leaves for lack of memory, b
 leaving.py      Requests that have to leave a decode worker, to a prefill worker that can send their KV back.
 writing.py      What a decode worker writes to the pool: requests that have to leave, and answers.
 asking.py       What a decode worker asks the pool for: requests that it has room for, and pages to have at hand.
-counting.py     What ran together in a decode worker's steps, as the metrics have it.
-reporting.py    What a decode worker reports to the router about its load, every few steps.
+reporting.py    What a decode worker tells the router about its load, and for the metrics about its steps.
 """

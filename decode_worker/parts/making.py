@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from alignedserve.decode_worker.parts.asking import BatchAsks, PageAsks
-from alignedserve.decode_worker.parts.counting import Counting
 from alignedserve.decode_worker.parts.ending import StepOutcome
 from alignedserve.decode_worker.parts.intake import Intake
 from alignedserve.decode_worker.parts.joining import Joining
@@ -14,7 +13,7 @@ from alignedserve.decode_worker.parts.leaving import Leaving
 from alignedserve.decode_worker.parts.preempting import Preempting
 from alignedserve.decode_worker.parts.prefetching import Prefetching
 from alignedserve.decode_worker.parts.receiving import KvReceiving
-from alignedserve.decode_worker.parts.reporting import Reporting
+from alignedserve.decode_worker.parts.reporting import Counting, Reporting
 from alignedserve.decode_worker.parts.seats import Seats
 from alignedserve.decode_worker.parts.stepping import Stepping
 from alignedserve.decode_worker.parts.stores import Stores
