@@ -284,7 +284,7 @@ class ScheduleConfig:
     )
     reuse: bool = setting(
         DEFAULT_POLICY.reuse,
-        "prefix cache: KV of prompts that begin alike is computed once, while the pool has room for it",
+        "prefix cache: KV of prompts that begin alike is computed once, while a device or the pool has room for it",
     )
     late: Late = experiment(
         DEFAULT_POLICY.late,

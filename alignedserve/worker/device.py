@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from alignedserve.core import WorkerLimits
 from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.step.device_pages import NOTHING_SHARED, DevicePages, NamePages
 from alignedserve.worker.step.named_blocks import NamedBlocks
 from alignedserve.worker.step.running import Blocks, Running
 
@@ -25,6 +26,7 @@ class DeviceMemory:
     def __init__(self, limits: WorkerLimits, steps: StepsInFlight, blocks: Blocks) -> None:
         self.limits = limits
         self.blocks = blocks
+        self.pages = NOTHING_SHARED
         self.is_stuck = False  # the first waiting prompt could not be seated, and nothing has changed since
         self.is_crowded = False  # a prompt had to leave for others: no prompt is seated before memory is free
         self._steps = steps
@@ -45,6 +47,15 @@ class DeviceMemory:
         taken = [*self._steps.left, *(running.pairs for running in occupants)]
         pairs = Counter([*self.blocks.free, *(pair for pairs in taken for pair in pairs)])
         return list((pairs - Counter(self.blocks.more_readers)).elements())
+
+    def share_pages(self, name: NamePages) -> DevicePages:
+        """Let requests share full pages that have these names, where the pairs allow it."""
+        self.pages = DevicePages(self.blocks, self.limits.page_size, name)
+        return self.pages
+
+    def num_freed(self, leaving: Iterable[Running]) -> int:
+        """Return how many pairs come free at least if all of these requests leave."""
+        return sum([self.blocks.num_freed(running.pairs) for running in leaving])
 
     def reconsider(self) -> None:
         """Let the first waiting prompt try again to get a seat, because something has changed."""

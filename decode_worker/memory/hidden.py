@@ -29,7 +29,7 @@ from alignedserve.scheduling.slo import Late
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.step.limits import Selection
-from alignedserve.worker.step.running import Running
+from alignedserve.worker.step.running import Blocks, Running
 from alignedserve.worker.step.waiting import Waiting
 
 _LATE_WORTH = 1e-6  # of a request that has missed its deadline, where such are dropped to the end
@@ -66,7 +66,7 @@ class WeighedMemory(PlainMemory):
     def __init__(
         self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy, order: ServingOrder
     ) -> None:
-        super().__init__(limits, pace, steps, here, order)
+        super().__init__(limits, pace, steps, here, order, Blocks(limits.num_pairs))
         self._halves = 2 if pace.policy.cache is Cache.HYBRID else 1  # blocks of hidden vectors in a pair
         self._now, self._token_s = 0.0, 0.0
         self.num_hidden = 0  # requests that were seated as hidden, and stayed so

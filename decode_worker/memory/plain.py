@@ -1,4 +1,5 @@
-"""The interface of a decode worker's memory. As it stands it is plain: each block pair holds the KV of one request.
+"""The interface of a decode worker's memory. As it stands it is plain: a block pair holds the KV of one request, or
+of all that begin alike.
 
 With Room.WHOLE a request gets the pairs for its whole possible length when it is seated, so that a resident never has
 to leave for lack of memory, but best-effort ones for real-time prompts. Otherwise it gets them block by block; where
@@ -23,7 +24,7 @@ from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.protocol.commands import Command
 from alignedserve.scheduling.lengths import room_for
 from alignedserve.scheduling.policy import Room
-from alignedserve.worker.device import DeviceMemory
+from alignedserve.worker.device import DeviceMemory, blocks_for
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.step.limits import Selection, rules_of
@@ -55,7 +56,7 @@ class PlainMemory(DeviceMemory):
         order: ServingOrder,
         blocks: Blocks | None = None,
     ) -> None:
-        super().__init__(limits, steps, Blocks(limits.num_pairs) if blocks is None else blocks)
+        super().__init__(limits, steps, blocks_for(limits, pace.policy) if blocks is None else blocks)
         self._pace, self._policy, self._here, self._order = pace, pace.policy, here, order
         self._need = RecentNeed()
 
@@ -73,22 +74,39 @@ class PlainMemory(DeviceMemory):
 
     def seat(self, running: Running, tokens: int, waiting: Waiting, now: float) -> bool:
         """Give the request memory for so many tokens; return whether there was as much."""
-        pairs = self.blocks.take(units_for(tokens, self.limits.block_size))
+        pairs = self.blocks.take(units_for(tokens, self.limits.block_size) - len(running.pairs))
         if pairs is None:
             self.is_stuck = True
             return False
-        running.pairs = pairs
+        running.add_pairs(pairs)
         return True
+
+    def seat_prompt(self, prompt: Running, waiting: Waiting, now: float) -> bool:
+        """Give a prompt memory for all its tokens, beside what it shares with others; return whether there was."""
+        tokens = self.room_for(prompt)
+        if self.pages.page_size:
+            if units_for(tokens, self.limits.block_size) - self.pages.num_read(prompt) > self.num_free:
+                self.is_stuck = True
+                return False
+            self.pages.share(prompt)
+        return self.seat(prompt, tokens, waiting, now)
 
     def seating(self, seats: int, waiting: Waiting, now: float) -> Seating:
         """Return what the choice of a step may take: memory, and so many seats."""
         limits, by_chunk = self.limits, self._policy.room is Room.CHUNKS
         if not self._policy.precedence.may_displace(is_rt=True):
             return Seating(
-                self.blocks, limits.num_pairs, self.limits.block_size, seats, by_chunk, self.room_for, self.long_classes
+                self.blocks,
+                limits.num_pairs,
+                self.limits.block_size,
+                seats,
+                by_chunk,
+                self.room_for,
+                self.long_classes,
+                self.pages,
             )
         seated = self._here.seated if waiting else []
-        held = sum(len(running.pairs) for running in seated if running.promise.is_rt)
+        held = self.num_freed(running for running in seated if running.promise.is_rt)
         return self._packed_seating(waiting, now)(
             self.blocks,
             limits.num_pairs,
@@ -97,6 +115,7 @@ class PlainMemory(DeviceMemory):
             by_chunk,
             self.room_for,
             self.long_classes,
+            self.pages,
             best_effort=[running for running in seated if not running.promise.is_rt],
             spare=self._need.spare_pairs(held, now, self._pace.coming.are_expected(now)) if seated else 0,
             is_open=not self.is_crowded,
@@ -113,12 +132,12 @@ class PlainMemory(DeviceMemory):
         if self._steps.running is not None:
             return []
         wanted, free, best_effort = units_for(tokens, self.limits.block_size), self.num_free, self._here.best_effort
-        if wanted <= free or wanted > free + sum([len(running.pairs) for running in best_effort]):
+        if wanted <= free or wanted > free + self.num_freed(best_effort):
             return []
         line, leaving = self._order.as_they_leave(best_effort, now), list[Running]()
         while wanted > free:
             leaving.append(line.pop())
-            free += len(leaving[-1].pairs)
+            free += self.num_freed(leaving[-1:])
         return leaving
 
     # --- The next step

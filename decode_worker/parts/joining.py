@@ -122,6 +122,7 @@ class Joining(CorePart):
         if intact:
             self._here.residents[running.request.id] = running
             self._notes.note("joined", running.key)
+            self._memory.pages.publish(running)
             return []
         self._memory.release_after_step(running)
         self._notes.note("lost", running.key)

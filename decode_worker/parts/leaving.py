@@ -73,7 +73,7 @@ class Leaving(CorePart):
         if not self.is_on:
             return []
         here, commands = self._here, list[Command]()
-        lacking = self._pairs_needed(AHEAD_STEPS) - self._memory.num_free - self._departures.num_pairs
+        lacking = self._pairs_needed(AHEAD_STEPS) - self._memory.num_free - self._memory.num_freed(self.occupants())
         while lacking > 0 and len(here.residents) > 1:
             running = self._order.packer.leaving((), (*here.residents.values(),), now)
             is_bound = running.promise.is_rt or not is_writable(running)
@@ -85,7 +85,7 @@ class Leaving(CorePart):
             self._departures.add(departure)
             here.note_shortage()
             commands.append(_evict(departure))
-            lacking -= len(running.pairs)
+            lacking -= self._memory.num_freed((running,))
         return commands
 
     def has_room_for(self, steps: int) -> bool:

@@ -37,6 +37,7 @@ class KvReceiving(CorePart):
             return self._taking_in.write(running)
         self.num_prefetched += transfer.is_prefetched
         self._here.residents[running.request.id] = running
+        self._memory.pages.publish(running)
         return []
 
     def _go_without(self, transfer: IncomingTransfer) -> list[Command]:

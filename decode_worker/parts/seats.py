@@ -49,7 +49,7 @@ class Seats(CorePart):
             is_blocked = not prompt.promise.is_rt and bool(self._memory.lacking())
             if is_blocked or not self._order.packer.has_seat(self._here.num_seated):
                 break
-            if not self._memory.seat(prompt, self._memory.room_for(prompt), self._queue.waiting, now):
+            if not self._memory.seat_prompt(prompt, self._queue.waiting, now):
                 break
             self.seat(prompt)
 

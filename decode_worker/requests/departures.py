@@ -47,10 +47,6 @@ class Departures:
     def unpulled(self) -> list[Departure]:
         return [departure for departure in self._departures if departure.is_unpulled]
 
-    @property
-    def num_pairs(self) -> int:
-        return sum(len(departure.running.pairs) for departure in self._departures)
-
     def find(self, attempt: Attempt) -> Departure | None:
         """Return the departure of this attempt, if it is wanted."""
         return next((departure for departure in self.wanted if departure.running.key == attempt), None)

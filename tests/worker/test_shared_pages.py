@@ -1,4 +1,4 @@
-"""Prompts that begin alike share pages of a prefill worker's device, and only what lies there is not computed."""
+"""Prompts that begin alike share pages of a worker's device, and only what lies there is not computed."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import FinishReason, Request, Sampling, StepPlan, StepResult
+from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, Event, MemberJoined, StepDone
 from alignedserve.protocol.messages import ROUTER, Output, Prefill, Prefix, Tokens
-from alignedserve.scheduling.policy import DEFAULT_POLICY
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Cache, Layout, Policy
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, STOP, request, said
 
@@ -21,10 +22,10 @@ LONGER = replace(FIRST, id="longer", prompt=(*FIRST.prompt[:16], *range(50, 60))
 
 
 class Worker:
-    """A prefill worker whose requests end with their first token, without a pool."""
+    """A worker whose requests end with their first token, without a pool."""
 
-    def __init__(self, reuse: bool = True) -> None:
-        self.core = PrefillCore(WorkerSetup(LIMITS, replace(DEFAULT_POLICY, reuse=reuse)))
+    def __init__(self, core: type[PrefillCore | DecodeCore] = PrefillCore, policy: Policy = DEFAULT_POLICY) -> None:
+        self.core = core(WorkerSetup(LIMITS, policy))
         self.now = 0.0
 
     def hear(self, event: Event) -> list[Command]:
@@ -50,8 +51,13 @@ def plans_of(commands: list[Command]) -> list[StepPlan]:
     return [command.plan for command in commands if isinstance(command, RunStep)]
 
 
+@pytest.fixture(params=[PrefillCore, DecodeCore])
+def worker(request: pytest.FixtureRequest) -> Worker:
+    return Worker(request.param)
+
+
 @pytest.fixture
-def worker() -> Worker:
+def prefill() -> Worker:
     return Worker()
 
 
@@ -90,17 +96,28 @@ def test_what_is_not_the_same_is_computed(worker: Worker, other: Request) -> Non
     assert worker.run(other) == {"same": 0}
 
 
-def test_nothing_is_shared_where_prompts_are_not_reused() -> None:
-    worker = Worker(reuse=False)
+@pytest.mark.parametrize(
+    ("core", "policy"),
+    [
+        (PrefillCore, replace(DEFAULT_POLICY, reuse=False)),
+        (DecodeCore, replace(DEFAULT_POLICY, reuse=False)),
+        (DecodeCore, replace(DEFAULT_POLICY, blocks=Layout.BIDIRECTIONAL)),
+        (DecodeCore, replace(DEFAULT_POLICY, cache=Cache.HYBRID)),
+    ],
+    ids=["prefill, off", "decode, off", "shared pairs", "hidden vectors"],
+)
+def test_nothing_is_shared_where_it_is_off_or_cannot_be(core: type[PrefillCore | DecodeCore], policy: Policy) -> None:
+    worker = Worker(core, policy)
     worker.run(FIRST)
     assert worker.run(SAME) == {"same": 0}
 
 
-def test_a_tenant_cannot_tell_from_its_steps_what_another_has_asked() -> None:
+@pytest.mark.parametrize("core", [PrefillCore, DecodeCore])
+def test_a_tenant_cannot_tell_from_its_steps_what_another_has_asked(core: type[PrefillCore | DecodeCore]) -> None:
     """The steps of a tenant's request are the same, whether or not its prompt was run for another tenant."""
 
     def steps(before: Request) -> list[tuple[int, int, float]]:
-        worker = Worker()
+        worker = Worker(core)
         worker.run(before)
         commands, steps = worker.hear(said(ROUTER, Prefill(replace(FIRST, salt="another tenant")))), []
         while plans := plans_of(commands):
@@ -120,21 +137,21 @@ def test_kv_of_which_no_token_could_be_sampled_is_never_shared(worker: Worker) -
     assert worker.run(LONGER) == {"longer": 0}
 
 
-def test_pages_of_the_pool_are_copied_behind_those_that_are_here(worker: Worker) -> None:
-    worker.run(replace(FIRST, prompt=FIRST.prompt[:9]))
-    worker.hear(MemberJoined(POOL_MEMBER))
-    worker.hear(said(ROUTER, Prefill(SAME)))
-    commands = worker.hear(said("pool-0", Prefix("same", 0, (4, 5))))
+def test_pages_of_the_pool_are_copied_behind_those_that_are_here(prefill: Worker) -> None:
+    prefill.run(replace(FIRST, prompt=FIRST.prompt[:9]))
+    prefill.hear(MemberJoined(POOL_MEMBER))
+    prefill.hear(said(ROUTER, Prefill(SAME)))
+    commands = prefill.hear(said("pool-0", Prefix("same", 0, (4, 5))))
     (copy,) = [command for command in commands if isinstance(command, CopyIn)]
     assert (copy.pages, copy.tokens, copy.start) == ((5,), SAME.prompt[:16], 8)
-    (plan,) = plans_of(worker.hear(CopiedIn(copy.number, intact=True)))
+    (plan,) = plans_of(prefill.hear(CopiedIn(copy.number, intact=True)))
     assert (plan.chunks[0].start, plan.chunks[0].pairs[:4]) == (16, copy.pairs)
 
 
-def test_a_copy_that_is_not_intact_leaves_what_was_here(worker: Worker) -> None:
-    worker.run(replace(FIRST, prompt=FIRST.prompt[:9]))
-    worker.hear(MemberJoined(POOL_MEMBER))
-    worker.hear(said(ROUTER, Prefill(SAME)))
-    worker.hear(said("pool-0", Prefix("same", 0, (4, 5))))
-    (plan,) = plans_of(worker.hear(CopiedIn(1, intact=False)))
+def test_a_copy_that_is_not_intact_leaves_what_was_here(prefill: Worker) -> None:
+    prefill.run(replace(FIRST, prompt=FIRST.prompt[:9]))
+    prefill.hear(MemberJoined(POOL_MEMBER))
+    prefill.hear(said(ROUTER, Prefill(SAME)))
+    prefill.hear(said("pool-0", Prefix("same", 0, (4, 5))))
+    (plan,) = plans_of(prefill.hear(CopiedIn(1, intact=False)))
     assert plan.chunks[0].start == 8

@@ -14,7 +14,6 @@ from alignedserve.worker.parts.part import Roster
 from alignedserve.worker.parts.pool_link import PoolLink
 from alignedserve.worker.parts.retirement import Retirement
 from alignedserve.worker.setup import WorkerSetup
-from alignedserve.worker.step.device_pages import DevicePages
 
 
 class Common:
@@ -29,7 +28,7 @@ class Common:
         else:
             self.memory = make_memory(self.steps)
         self.names = PageNames(setup.limits.page_size, setup.root)
-        self.pages = DevicePages(self.memory.blocks, setup.limits.page_size, self.names.pages_of)
+        self.pages = self.memory.share_pages(self.names.pages_of)
         self.pool = PoolLink()
         self.notes = Notes()
         self.faults = Faults()
