@@ -280,11 +280,13 @@ def start_profile(
     shared_memory: Path,
     directory: Path | None = None,
     budget_s: float = BUDGET_S,
+    in_haste: bool = False,
 ) -> Profile:
-    """Return the cached profile if it still holds for this device; else measure one and cache it for the next start."""
+    """Return the cached profile if it still holds for this device; else measure one and cache it for the next start.
+    In haste it need not hold: streams wait for a worker that starts again, and its steps will correct it."""
     with own_cache(meter.engine):
         known = cached(directory, subject) if directory else None
-        profile = known and checked(known, meter, bounds)
+        profile = known and checked(known, meter, bounds, in_haste)
         if profile is None:
             log.info("measuring what steps take on %s, for at most %g s", subject.device, budget_s)
             profile = measure_profile(meter, bounds, subject, shared_memory, budget_s)
@@ -325,7 +327,7 @@ def _kv_bytes(engine: Engine) -> int:
     return 2 * layers * width * engine.cache.itemsize
 
 
-def checked(profile: Profile, meter: Meter, bounds: Bounds) -> Profile | None:
+def checked(profile: Profile, meter: Meter, bounds: Bounds, in_haste: bool = False) -> Profile | None:
     """Return the cached profile with the slowdown of now, or None if it is not right for this worker.
 
     The middle step of each kind is measured again. Other work on the machine makes steps slower, and never faster: a
@@ -344,14 +346,18 @@ def checked(profile: Profile, meter: Meter, bounds: Bounds) -> Profile | None:
         return None
     now = measure(meter, again, _CHECK_S, _CHECK_RUNS)
     off = median(point.seconds / known[point.shape] for point in now.points) - 1
-    is_busy = now.slowdown >= BUSY
-    if off < -_TOLERANCE or (off > _TOLERANCE and not is_busy):
-        log.warning("the cached cost profile is off by %.0f %%: it is measured anew", 100 * abs(off))
-        return None
-    if profile.is_busy and not is_busy:
-        log.info("the cached cost profile was taken on a busy machine: it is measured anew")
+    wrong = "" if in_haste else _why_wrong(profile, off, now.slowdown >= BUSY)
+    if wrong:
+        log.info("the cached cost profile %s: it is measured anew", wrong)
         return None
     return replace(profile, slowdown=now.slowdown * max(1.0, 1 + off))
+
+
+def _why_wrong(profile: Profile, off: float, is_busy: bool) -> str:
+    """Return why the profile is worth measuring anew, or an empty text."""
+    if off < -_TOLERANCE or (off > _TOLERANCE and not is_busy):
+        return f"is off by {100 * abs(off):.0f} %"
+    return "was taken on a busy machine" if profile.is_busy and not is_busy else ""
 
 
 @contextmanager

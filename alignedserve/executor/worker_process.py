@@ -66,7 +66,7 @@ def _known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None
     subject, bounds = subject_of(engine, part.folder), Bounds(room.limits, room.max_model_len)
     meter = Meter(engine, synchronize=lambda: finish(engine.device))
     with one_at_a_time(folder):
-        return start_profile(meter, bounds, subject, part.shared_memory, folder, profile_s)
+        return start_profile(meter, bounds, subject, part.shared_memory, folder, profile_s, part.incarnation > 1)
 
 
 def run_rank(place: Place) -> None:

@@ -214,10 +214,11 @@ def profiled(
     tick: float = 0.001,
     subject: Subject = SUBJECT,
     clock: Ticks | None = None,
+    in_haste: bool = False,
 ) -> tuple[Point, ...]:
     clock = clock or Ticks(tick)
     meter = Meter(engine, clock, clock.synchronize, lambda: 0.0)
-    profile = start_profile(meter, BOUNDS, subject, shared_memory, directory, budget_s=1000.0)
+    profile = start_profile(meter, BOUNDS, subject, shared_memory, directory, 1000.0, in_haste)
     assert set(profile.links) == {Route.ARENA_TO_DEVICE, Route.DEVICE_TO_ARENA}
     assert all(link.bandwidth > 0 for link in profile.links.values())
     assert (profile.hidden_token_s > 0) is (engine.config.why_not_hidden is None)
@@ -249,6 +250,17 @@ def test_a_cached_profile_that_is_off_is_measured_anew(
     assert second[0].seconds == pytest.approx(2 * first[0].seconds)
     assert "the cached cost profile is off by 100 %: it is measured anew" in caplog.text
     assert profiled(engine, tmp_path / "cache", tmp_path, tick=0.002) == second
+
+
+def test_a_worker_that_starts_again_takes_even_a_profile_that_is_off(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams wait for it."""
+    first = profiled(engine, tmp_path / "cache", tmp_path, tick=0.003)
+    steps = counted(engine, monkeypatch)
+    assert profiled(engine, tmp_path / "cache", tmp_path, in_haste=True) == first
+    assert len(steps) == len(Kind) * 9  # a step of each kind, nine times
+    assert profiled(engine, None, tmp_path, in_haste=True)  # but it measures where there is none
 
 
 def test_a_cached_profile_outlives_other_work_on_the_machine(
