@@ -18,13 +18,13 @@ The other parts start deployments of their own, and compare ours with ours:
     nothing   16 prompts at once that begin like no other: time with the prefix cache, and without it
     memory    chats beside best-effort requests of long outputs, with memory for half of their tokens: against workers
               that drop the KV of requests that leave and reuse none, as all colocated workers of commit dda63cc do. A
-              simulation also counts how often a request was computed anew
+              simulation also counts the tokens that were computed again
     scan      four prefixes that come again and again among prompts that come once: share of the prefixes that is found
               where between two uses of a prefix nothing else comes, half of what the pool holds, and twice as much
 
-A round of a part takes about a minute on two quiet cores. No server refuses a request where times are compared. The
-peer is vLLM's server, with its prefix cache, on the same random model, which
-`python -m benchmarks.common.models llama160m FOLDER` writes:
+A round of a part takes about a minute on two quiet cores, of `memory` three; more rounds make its runs longer. Ours
+refuses no request but in `memory`: a server for `--url` needs `--schedule-refuse-ttfts 0`. The peer is vLLM's server,
+with its prefix cache, on the same random model, which `python -m benchmarks.common.models llama160m FOLDER` writes:
 
     VLLM_CPU_KVCACHE_SPACE=4 VLLM_CPU_OMP_THREADS_BIND=0-1 python -m vllm.entrypoints.openai.api_server --model FOLDER
         --served-model-name measured --host 127.0.0.1 --port 8100 --dtype bfloat16 --max-num-seqs 64
@@ -59,9 +59,9 @@ NEW, OUT, THINKS_S = 192, 48, 1.0  # tokens of a turn; seconds from an answer to
 SYSTEM, QUESTIONS, QUESTION = 1024, 32, 32
 SIBLINGS = 8
 UNKNOWN, UNKNOWN_OUT = range(256, 512, 16), 32  # lengths of prompts that begin like no other; tokens out of each
-LONG = Load(rate=2.0, seconds=30.0, documents=32, document=(64, 128), summary=(400, 600))
+LONG = Load(rate=2.0, seconds=30.0, documents=64, document=(64, 128), summary=(400, 600))
 TOKEN_BYTES = 36_864  # of KV, in the 160 M Llama
-SHORT_TOKENS = 6_000  # of memory: once the load is under way, it needs about 11,000
+SHORT_TOKENS = 8_000  # of memory: in the mean of its half minute the load needs about 16,000
 HOT, HOT_SIZE, ONCE_SIZE, USES = 4, 256, 448, 6  # prefixes, tokens, tokens, uses of each prefix that count
 LEAST_FOUND = 90.0  # percent, where nothing but the prefixes comes: they fit
 SCANS = {"half of": 1, "twice": 4}  # what the pool holds -> prompts that come once after each use of a prefix
@@ -276,9 +276,8 @@ def report_memory(runs: Compared[Run]) -> None:
     runs.report(f"{label}: chats attained", attained, "%", 1.0, at_least=True)
     failed = average(lambda run: sum(not answer.is_whole for answer in [*run.chats, *run.documents]))
     runs.report(f"{label}: refused or failed", failed, "1")
-    if runs.ours[0].num_preempted is not None:
-        preempted = average(lambda run: run.num_preempted or 0)
-        runs.report(f"{label}: requests computed anew", preempted, "1", 0.0)
+    if runs.ours[0].num_recomputed is not None:
+        runs.report(f"{label}: recomputed", average(lambda run: run.num_recomputed or 0), "tokens", 0.0)
 
 
 def scan(deployments: Deployments) -> None:

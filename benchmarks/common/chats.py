@@ -28,7 +28,7 @@ from alignedserve.core import ServiceClass
 from alignedserve.cost.model import Uncertainty
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
 from alignedserve.simulator.records.distribution import percentile
-from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
+from alignedserve.simulator.records.records import RequestOutcome, RequestRecord, RunRecord
 from alignedserve.simulator.reports.request_figures import has_finished
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
@@ -81,6 +81,7 @@ class Run:
     meanwhile_tokens: int  # of documents, from the end of the run's first third to the last chat
     meanwhile_s: float
     num_preempted: float | None = None  # in a run, where the backend knows
+    num_recomputed: float | None = None  # tokens that were computed again, in a run, where the backend knows
 
     @property
     def ttfts(self) -> list[float]:
@@ -220,6 +221,7 @@ class Simulated:
             sum(run.meanwhile_tokens for run in runs),
             sum(run.meanwhile_s for run in runs),
             sum(run.num_preempted or 0.0 for run in runs) / len(runs),
+            sum(run.num_recomputed or 0.0 for run in runs) / len(runs),
         )
 
     def _of_seed(self, load: Load, promise: Promise | None, seed: int) -> Run:
@@ -238,7 +240,15 @@ class Simulated:
             documents = [document for document in documents if document.outcome is not RequestOutcome.LEFT]
         preempted = sum(request.num_preempted for request in record.requests)
         answers = [[_answer(request) for request in requests] for requests in (chats, documents)]
-        return Run(record.duration_s, answers[0], answers[1], meanwhile, until - since, preempted)
+        return Run(
+            record.duration_s, answers[0], answers[1], meanwhile, until - since, preempted, num_recomputed(record)
+        )
+
+
+def num_recomputed(record: RunRecord) -> int:
+    """Return the tokens that chunks computed beyond the prompts of requests that got output: no two begin alike."""
+    computed = sum(step.shape.chunk_tokens for step in record.steps)
+    return computed - sum(request.num_prompt for request in record.requests if request.token_at)
 
 
 def _chats(load: Load, promise: Promise | None) -> dict[str, Any]:
