@@ -18,6 +18,7 @@ from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.parts.step_end import begin_step
 from alignedserve.worker.step.chunks import chunk_of
+from alignedserve.worker.step.device_pages import NextPages
 from alignedserve.worker.step.limits import Selection
 from alignedserve.worker.step.ranks import last
 from alignedserve.worker.step.running import Running
@@ -48,6 +49,8 @@ class PoolSeating(Seating):
         return pairs * self.block_size
 
     def may_seat(self, waiting: Running) -> bool:
+        if not Seating.may_seat(self, waiting):
+            return False
         if waiting.promise.is_rt or not self.needs_pages:
             return True
         return self.spare_pages > 0 and self.pages_for(waiting) <= self.spare_pages
@@ -162,6 +165,7 @@ class NextStep:
             self._long_classes,
             spare_pages=self._writing.spare_pages if self._queue.waiting else 0,
             pages=self._pages,
+            next_pages=NextPages(self._pages, self._prompts.seated if self._queue.waiting else ()),
             needs_pages=not self._offers.needs_no_pool,
             pages_for=self._writing.pages_for,
             idle=[running for running in self._commits.waiting if not running.promise.is_rt],

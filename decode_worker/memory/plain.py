@@ -27,6 +27,7 @@ from alignedserve.scheduling.policy import Room
 from alignedserve.worker.device import DeviceMemory, blocks_for
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
+from alignedserve.worker.step.device_pages import NextPages
 from alignedserve.worker.step.limits import Selection, rules_of
 from alignedserve.worker.step.running import Blocks, Running
 from alignedserve.worker.step.seating import Seating
@@ -104,6 +105,7 @@ class PlainMemory(DeviceMemory):
                 self.room_for,
                 self.long_classes,
                 self.pages,
+                self.next_pages(waiting),
             )
         seated = self._here.seated if waiting else []
         held = self.num_freed(running for running in seated if running.promise.is_rt)
@@ -116,11 +118,16 @@ class PlainMemory(DeviceMemory):
             self.room_for,
             self.long_classes,
             self.pages,
+            self.next_pages(waiting),
             best_effort=[running for running in seated if not running.promise.is_rt],
             spare=self._need.spare_pairs(held, now, self._pace.coming.are_expected(now)) if seated else 0,
             is_open=not self.is_crowded,
             in_order=lambda requests: self._order.as_they_leave(requests, now),
         )
+
+    def next_pages(self, waiting: Waiting) -> NextPages:
+        """Return the pages that seated prompts compute next, for which prompts may wait."""
+        return NextPages(self.pages, self._here.prompts.values() if waiting else ())
 
     def _packed_seating(self, waiting: Waiting, now: float) -> Callable[..., PackedSeating]:
         return PackedSeating

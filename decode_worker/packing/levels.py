@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.decode_worker.packing.packer import Packer, Runnable
+from alignedserve.decode_worker.packing.packer import MaySeat, Packer, Runnable
 from alignedserve.scheduling.levels import level_served
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.waiting import Waiting
@@ -21,8 +21,8 @@ class ByLevels(Packer):
     def has_seat(self, num_seated: int) -> bool:
         return True  # a new prompt is in the highest level, and pauses other requests
 
-    def first(self, waiting: Waiting) -> Running:
-        return min(waiting, key=self._level)
+    def first(self, waiting: Waiting, may_seat: MaySeat) -> Running | None:
+        return min(filter(may_seat, waiting), key=self._level, default=None)
 
     def runnable(self, decodes: Sequence[Running], prompts: Sequence[Running]) -> Runnable:
         if len(decodes) + len(prompts) <= self._most:

@@ -19,6 +19,7 @@ from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.waiting import Waiting
 
 FirstToLeave: TypeAlias = Callable[[Sequence[Running], float], Running]  # chooses among requests of one class, now
+MaySeat: TypeAlias = Callable[[Running], bool]  # tells whether a prompt waits for memory alone
 Runnable: TypeAlias = tuple[Sequence[Running], Sequence[Running]]  # decodes and prompts, in the order in which they run
 
 
@@ -68,9 +69,9 @@ class Packer:
         """Return whether a prompt may be seated beside so many requests, where the step's choice does not seat it."""
         return num_seated < self._most
 
-    def first(self, waiting: Waiting) -> Running:
+    def first(self, waiting: Waiting, may_seat: MaySeat) -> Running | None:
         """Return the prompt that is seated next, where the step's choice does not seat it."""
-        return next(iter(waiting))
+        return next(filter(may_seat, waiting), None)
 
     def prepare(self, room: MemoryGiver, now: float) -> list[Command]:
         """Give the residents memory for their next tokens before a step is chosen."""

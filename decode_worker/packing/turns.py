@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
-from alignedserve.decode_worker.packing.packer import Packer, PackingSetup, Runnable
+from alignedserve.decode_worker.packing.packer import MaySeat, Packer, PackingSetup, Runnable
 from alignedserve.worker.step.limits import Selection
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.waiting import Waiting
@@ -20,12 +21,11 @@ class RoundRobin(Packer):
         self._is_rt = True  # whether it is the turn of the real-time class
         self._runs_rt = True  # whether real-time requests run in this turn
 
-    def first(self, waiting: Waiting) -> Running:
+    def first(self, waiting: Waiting, may_seat: MaySeat) -> Running | None:
         its_turn, others = waiting.real_time, waiting.best_effort
         if not self._is_rt:
             its_turn, others = others, its_turn
-        first = next(its_turn, None)
-        return next(others) if first is None else first
+        return next(filter(may_seat, chain(its_turn, others)), None)
 
     def runnable(self, decodes: Sequence[Running], prompts: Sequence[Running]) -> Runnable:
         for is_rt in (self._is_rt, not self._is_rt):

@@ -56,12 +56,18 @@ class Seats(CorePart):
     def _first_come(self) -> Iterator[Running]:
         """Yield waiting prompts that are seated without being chosen, in their order.
 
-        No prompt overtakes the first one: otherwise a large prompt could wait for ever. Yield none while nothing has
-        changed."""
+        No prompt overtakes the first one that does not wait for a page: otherwise a large prompt could wait for ever.
+        Yield none while nothing has changed."""
         waiting = self._queue.waiting
-        prompts = first_come(self._policy, waiting)
-        while prompts and not self._memory.is_stuck:
-            yield self._order.packer.first(waiting)
+        if not first_come(self._policy, waiting):
+            return
+        next_pages = self._memory.next_pages(waiting)
+        while not self._memory.is_stuck:
+            first = self._order.packer.first(waiting, lambda prompt: not next_pages.holds_up(prompt))
+            if first is None:
+                return
+            yield first
+            next_pages.add(first)
 
     def has_seat(self, running: Running) -> bool:
         """Return whether there is a seat for the request, free or of a best-effort request that it may displace."""

@@ -10,6 +10,13 @@ _NAMED = f"{_WORKER}/step/named_blocks.py"
 
 SHARED_PAGES = (
     Mutant(
+        "chats wait for documents",
+        f"{_WORKER}/step/device_pages.py",
+        "return prompt is not None and _order(prompt) <= _order(waiting)",
+        "return prompt is not None",
+        "A chat waits for a page that a document computes, which runs when no chat does.",
+    ),
+    Mutant(
         "a reader of a page too few",
         _NAMED,
         "            page.num_readers += 1\n",

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import FinishReason, Request, Sampling, StepPlan, StepResult
+from alignedserve.core import FinishReason, Request, Sampling, ServiceClass, StepPlan, StepResult
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, Event, MemberJoined, StepDone
-from alignedserve.protocol.messages import ROUTER, Output, Prefill, Prefix, Tokens
+from alignedserve.protocol.messages import ROUTER, Cancel, Output, Prefill, Prefix, Tokens
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Cache, Layout, Policy
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, STOP, request, said
@@ -135,6 +135,49 @@ def test_kv_of_which_no_token_could_be_sampled_is_never_shared(worker: Worker) -
     ended = worker.hear(StepDone(StepResult(plan.number, (), unsampled=("same",))))
     assert Send("gateway-0", Tokens((doubtful,))) in ended
     assert worker.run(LONGER) == {"longer": 0}
+
+
+class TestTogether:
+    """Prompts that begin alike and come together: what they share is computed once."""
+
+    def coming(self, worker: Worker, *requests: Request) -> list[dict[str, int]]:
+        """Let requests come at once, and return for each step the chunks that run: request -> first token."""
+        commands, steps = list[Command](), list[dict[str, int]]()
+        for asked in (request("busy", prompt=1), *requests):
+            commands += worker.hear(said(ROUTER, Prefill(asked)))
+        while plans := plans_of(commands):
+            steps.append({chunk.request: chunk.start for chunk in plans[0].chunks})
+            commands = worker.end(plans[0])
+        return steps
+
+    def test_the_second_waits_for_each_page_of_the_first(self, worker: Worker) -> None:
+        steps = self.coming(worker, FIRST, SAME)
+        assert [start for step in steps for name, start in step.items() if name == "same"] == [16]
+        assert worker.core.num_shared_tokens == 16
+
+    def test_what_only_begins_alike_goes_on_as_soon_as_that_is_there(self, worker: Worker) -> None:
+        other = replace(FIRST, id="other", prompt=(*FIRST.prompt[:8], *range(50, 63)))
+        starts = [step["other"] for step in self.coming(worker, FIRST, other) if "other" in step]
+        assert starts[0] == 8
+
+    def test_others_behind_it_do_not_wait(self, worker: Worker) -> None:
+        steps = self.coming(worker, replace(FIRST, prompt=FIRST.prompt[:10]), SAME, request("short", prompt=2))
+        order = [name for step in steps for name in step]
+        assert order.index("short") < order.index("same")
+
+    def test_a_chat_waits_for_no_document(self) -> None:
+        worker = Worker(DecodeCore)
+        (plan,) = plans_of(worker.hear(said(ROUTER, Prefill(replace(FIRST, service=ServiceClass.BE)))))
+        worker.hear(said(ROUTER, Prefill(SAME)))
+        (plan,) = plans_of(worker.end(plan))
+        assert "same" in [chunk.request for chunk in plan.chunks]
+
+    def test_it_goes_on_when_the_first_leaves(self, worker: Worker) -> None:
+        (plan,) = plans_of(worker.hear(said(ROUTER, Prefill(FIRST))))
+        worker.hear(said(ROUTER, Prefill(SAME)))
+        worker.hear(said(ROUTER, Cancel("first", 0)))
+        (plan,) = plans_of(worker.end(plan))
+        assert [chunk.request for chunk in plan.chunks] == ["same"]
 
 
 def test_pages_of_the_pool_are_copied_behind_those_that_are_here(prefill: Worker) -> None:

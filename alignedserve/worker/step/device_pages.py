@@ -6,7 +6,7 @@ is kept for it before it has a seat, so what is here by then is what counts.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias
 
 from alignedserve.worker.step.named_blocks import NamedBlocks
@@ -53,6 +53,15 @@ class DevicePages:
         self.look(waiting)  # pages may have been evicted since
         return waiting.names[: waiting.prefix // self._page_size]
 
+    def next_page(self, running: Running) -> int | None:
+        """Return the name of the page that a request computes next; None where that is its last, or not full."""
+        if self._blocks is None:
+            return None
+        if not running.pairs:
+            self.look(running)
+        at, names = running.prefix // self._page_size, running.names
+        return names[at] if at < len(names) else None
+
     def has_to_fetch(self, waiting: Running) -> bool:
         """Return whether the pool knows more of a request than is here."""
         return len(waiting.known) * self._page_size > waiting.prefix
@@ -83,4 +92,37 @@ class DevicePages:
             self._blocks.forget(running.names)
 
 
+class NextPages:
+    """The pages that seated prompts are about to compute: a prompt that lacks such a page next waits for it.
+
+    So what several requests begin with is computed once. None waits for a request that is served after it.
+    """
+
+    def __init__(self, pages: DevicePages, prompts: Iterable[Running]) -> None:
+        self._pages = pages
+        self._prompts: dict[int, Running] = {}  # by the name of the page
+        for prompt in prompts:
+            self.add(prompt)
+
+    def add(self, prompt: Running) -> None:
+        """Note a prompt that has a seat."""
+        if (name := self._pages.next_page(prompt)) is not None:
+            self._prompts.setdefault(name, prompt)
+
+    def holds_up(self, waiting: Running) -> bool:
+        """Return whether a waiting prompt is to share the page that it lacks as soon as that is computed."""
+        if not self._prompts or self._pages.has_to_fetch(waiting):
+            return False
+        name = self._pages.next_page(waiting)
+        prompt = None if name is None else self._prompts.get(name)
+        return prompt is not None and _order(prompt) <= _order(waiting)
+
+
+def _order(prompt: Running) -> tuple[bool, int, float]:
+    """Return a key of the order of service that changes with nothing that happens here."""
+    request, is_rt = prompt.request, prompt.promise.is_rt
+    return not is_rt, request.priority if is_rt else 0, request.arrival_at + request.slo.ttft_s if is_rt else 0.0
+
+
 NOTHING_SHARED = DevicePages(Blocks(0), 1, lambda _running, _tokens: ())
+NO_NEXT_PAGES = NextPages(NOTHING_SHARED, ())

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from alignedserve.core import ServiceClass, units_for
-from alignedserve.worker.step.device_pages import NOTHING_SHARED, DevicePages
+from alignedserve.worker.step.device_pages import NO_NEXT_PAGES, NOTHING_SHARED, DevicePages, NextPages
 from alignedserve.worker.step.running import Blocks, Running
 
 
@@ -20,6 +20,7 @@ class Seating:
     room_for: Callable[[Running], int]  # tokens of a request that is seated as a whole
     long_classes: Callable[[], set[ServiceClass]]  # of the long prompts that are unfinished here
     pages: DevicePages = NOTHING_SHARED  # what requests share
+    next_pages: NextPages = NO_NEXT_PAGES  # that seated prompts compute
     seated: list[Running] = field(default_factory=list)  # by this choice
     unseated: list[Running] = field(default_factory=list)  # requests that gave up their pairs for these, and wait again
     # Tells whether the step has time to make K and V of so many tokens anew; the selection sets it.
@@ -32,9 +33,9 @@ class Seating:
     def has_seat(self, _waiting: Running) -> bool:
         return self.seats > 0
 
-    def may_seat(self, _waiting: Running) -> bool:
+    def may_seat(self, waiting: Running) -> bool:
         """Return whether a prompt is to be seated at all now, memory apart. A prompt that is not holds up no other."""
-        return True
+        return not self.next_pages.holds_up(waiting)
 
     @property
     def takes_best_effort(self) -> bool:
@@ -86,6 +87,7 @@ class Seating:
         elif not self.by_chunk:
             return
         running.add_pairs(self._taken(max(0, wanted - len(running.pairs))))
+        self.next_pages.add(running)
 
     def _taken(self, count: int) -> tuple[int, ...]:
         pairs = self.blocks.take(count)
