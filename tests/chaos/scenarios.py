@@ -113,11 +113,16 @@ def _on_processes(scenario: Scenario, stack: ExitStack) -> Stage:
 
 
 def _on_ray(scenario: Scenario, stack: ExitStack) -> Stage:
+    means = _Means(stack)
+    clock = means.clock()
+    environment = {} if clock is None else clock.environment
+    flags = (*scenario.flags, *_POOL, *_UNTUNED)
     deployment = stack.enter_context(
-        deployed(*scenario.flags, *_POOL, *_UNTUNED, topology=scenario.topology, launcher="ray")
+        deployed(*flags, topology=scenario.topology, launcher="ray", environment=environment)
     )
     parts = Parts(deployment.processes)
-    return Stage(deployment, parts, [Kill(parts), Freeze(parts)], [])
+    steps = [] if clock is None else [StepClock(clock)]
+    return Stage(deployment, parts, [Kill(parts), Freeze(parts), *steps], means.absent)
 
 
 _PROMPTS, _DECODES = {"CPU": 2, "prefill": 2}, {"CPU": 2, "kv_pool": 1, "decode": 1}
