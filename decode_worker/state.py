@@ -5,7 +5,7 @@
                              pairs)        │
     Offer ───▶ candidate ─▶ receiving ─────┤  (a request that has to leave becomes a candidate: leaving.py)
     Prefill ─▶ waiting ────▶ prompt ───────┘
-               (no room)    (its chunks)
+               (no room)    (known pages, then its chunks)
 
 Parts hear each event; then the acts of a turn follow, in their order. Stores know which requests are where (requests/),
 a memory knows what they may take of the device (memory/), and a packing knows which of them run (packing/).
@@ -37,7 +37,10 @@ class DecodeCore(WorkerCore):
                 parts.expectations,
                 parts.seats,  # before the step's end: memory that was left until then comes free first
                 parts.queue,
+                parts.prefixes,
+                parts.fetching,
                 parts.writing,
+                parts.prompt_keeping,
                 parts.intake,
                 parts.joining,
                 parts.receiving,
@@ -57,6 +60,8 @@ class DecodeCore(WorkerCore):
                 parts.joining.seat,
                 parts.stepping.plan,
                 self._keep_answers,
+                parts.prompt_keeping.keep,
+                parts.fetching.fetch,  # behind the copies of requests that left their pairs to these prompts
                 # Prompts get their seats with a step. Only then the pool is asked to fill the memory that is left; no
                 # memory is left where a request had to leave.
                 parts.taking_in.take_in,

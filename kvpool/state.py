@@ -82,7 +82,7 @@ class PoolCore:
         self._has_changed = False  # whether requests or asks have changed since batches were looked for
         self._looks_at: float | None = None  # when a request's slack may run out: a timer is set
         self._out: dict[str, tuple[str, Entry]] = {}  # request -> (decode worker that has it, entry)
-        self._held: dict[str, tuple[str, Attempt]] = {}  # request -> (prefill worker that holds its prefix, attempt)
+        self._held: dict[str, tuple[str, Attempt]] = {}  # request -> (worker for which its pages are held, attempt)
         self.num_prefix_hits = 0  # prompts with a prefix that was here
         self._decode_workers: set[str] = set()
         self._asks: dict[str, AskBatch] = {}  # decode worker -> its room, in the order of the asks
@@ -109,7 +109,7 @@ class PoolCore:
             case Received(worker, Commit(entry, num_known, to), incarnation):
                 commands += self._commit(worker, holder(worker, incarnation), entry, num_known, to, now)
             case Received(worker, Keep() as keep, incarnation):
-                self._keep(worker, holder(worker, incarnation), keep)
+                commands += self._keep(worker, holder(worker, incarnation), keep)
             case Received(message=Expect() as told):
                 commands += self._expect(told, now)
             case Received(worker, AskBatch() as room):
@@ -247,7 +247,7 @@ class PoolCore:
         """Take over a request from a worker: it waits here from now on."""
         request = entry.request
         new, names = entry.pages[num_known:], entry.names[num_known:]
-        held = self._take_prefix(entry) or self._take_returned(worker, entry, num_known)
+        held = self._take_prefix(entry, num_known) or self._take_returned(worker, entry, num_known)
         taken_back = held != entry.pages[:num_known]  # before the worker heard of it: others may have the prefix now
         unwanted = taken_back or self._is_elsewhere(worker, entry) or self._latest(request.id) > request.attempt
         if unwanted or self._cancelled.get(request.id, -1) >= request.attempt:
@@ -273,7 +273,7 @@ class PoolCore:
         """
         entry, request = commit.entry, commit.entry.request
         new, names = entry.pages[commit.num_known :], entry.names[commit.num_known :]
-        held = self._take_prefix(entry)
+        held = self._take_prefix(entry, commit.num_known)
         is_late = commit.to not in self._decode_workers or self._latest(request.id) >= request.attempt
         taken_back = held != entry.pages[: commit.num_known]
         if is_late or taken_back or self._cancelled.get(request.id, -1) >= request.attempt:
@@ -303,15 +303,28 @@ class PoolCore:
         out = self._out.get(entry.request.id)
         return out is not None and out[0] != worker and _attempt(out[1]) == _attempt(entry)
 
-    def _keep(self, worker: str, by: str, keep: Keep) -> None:
-        """Keep the pages of an output, after those of its prompt: all of them are idle from now on."""
-        if not self._is_out(worker, keep.request, keep.attempt):
+    def _keep(self, worker: str, by: str, keep: Keep) -> list[Command]:
+        """Keep full pages of a request, after those that are here: for its worker, or idle from now on."""
+        name, attempt = keep.request, (keep.request, keep.attempt)
+        is_held = self._held.get(name) == (worker, attempt)
+        if not (is_held or self._is_out(worker, *attempt)):
+            if keep.num_known or self._latest(name) >= keep.attempt:
+                self._pages.give_back(by, keep.pages)
+                return []
+            self._forget(name)
+        elif len(self._pages.pages_of(name)) < keep.num_known or (keep.goes_on and not is_held):
             self._pages.give_back(by, keep.pages)
-            return
-        self._pages.shorten(keep.request, keep.num_known)
-        service = self._pages.class_of(keep.request)
-        self._pages.adopt(by, keep.pages, keep.request, keep.names, service)
-        self._release(worker, keep.request, keep.attempt)
+            return []
+        else:
+            self._pages.shorten(name, keep.num_known)
+        self._pages.adopt(by, keep.pages, name, keep.names, keep.service)
+        if keep.goes_on:
+            self._held[name] = (worker, attempt)
+            return [Send(worker, Kept(*attempt, self._pages.pages_of(name)))]
+        self._out.pop(name, None)
+        self._held.pop(name, None)
+        self._pages.free_entry(name)
+        return []
 
     def _is_out(self, worker: str, request: str, attempt: int) -> bool:
         at, entry = self._out.get(request, ("", None))
@@ -370,16 +383,17 @@ class PoolCore:
             self.num_prefix_hits += 1
         return Prefix(*attempt, pages)
 
-    def _take_prefix(self, entry: Entry) -> tuple[int, ...]:
+    def _take_prefix(self, entry: Entry, num_known: int) -> tuple[int, ...]:
         """Hand the pages that were held for this attempt to its entry; return none that the entry does not name."""
         name = entry.request.id
         if self._held.get(name, ("", None))[1] != _attempt(entry):
             return ()
-        pages = self._pages.pages_of(name)
-        if entry.pages[: len(pages)] != pages:  # the answer was lost, and the worker has computed them
+        pages = self._pages.pages_of(name)[:num_known]
+        if not pages or entry.pages[: len(pages)] != pages:  # the answer was lost, and the worker has computed them
             self._let_go_of_prefix(name)
             return ()
         del self._held[name]
+        self._pages.shorten(name, len(pages))
         return pages
 
     def _let_go_of_prefix(self, request: str) -> None:

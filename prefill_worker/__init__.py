@@ -1,7 +1,6 @@
 """Runs prompts, emits their first tokens, and hands their KV on. A core is made of parts (alignedserve/worker/parts/).
 
 state.py            The prefill worker's core: its parts and its turn.
-prefixes.py         Prompts that begin as others did: what the pool still has of their beginning is not computed again.
 known_pages.py      Pages that the pool keeps for prompts of this worker, and their release.
 running_prompts.py  Prompts that have block pairs and are not through.
 next_step.py        The next step: which prompts get seats, and which chunks run.

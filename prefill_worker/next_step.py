@@ -10,11 +10,11 @@ from alignedserve.prefill_worker.buffering import Buffers
 from alignedserve.prefill_worker.committing import Commits
 from alignedserve.prefill_worker.offering import Offers
 from alignedserve.prefill_worker.pool_writing import PoolWriting
-from alignedserve.prefill_worker.prefixes import Prefixes
 from alignedserve.prefill_worker.running_prompts import RunningPrompts
 from alignedserve.protocol.commands import Command, SetTimer
 from alignedserve.scheduling.policy import Room
 from alignedserve.worker.parts.common import Common
+from alignedserve.worker.parts.prefixes import Prefixes
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.parts.step_end import begin_step
 from alignedserve.worker.step.chunks import chunk_of

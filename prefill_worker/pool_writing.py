@@ -12,7 +12,6 @@ from alignedserve.prefill_worker.candidates import Candidates
 from alignedserve.prefill_worker.committing import Commits
 from alignedserve.prefill_worker.known_pages import KnownPages
 from alignedserve.prefill_worker.offering import Offers
-from alignedserve.prefill_worker.prefixes import ANSWER_S
 from alignedserve.prefill_worker.running_prompts import RunningPrompts
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import CopiedOut, Event, MemberLost, Received
@@ -20,6 +19,7 @@ from alignedserve.protocol.messages import LeasePages, Member
 from alignedserve.worker.leases import Need
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.part import CorePart
+from alignedserve.worker.parts.prefixes import ANSWER_S
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.step.running import Running
 

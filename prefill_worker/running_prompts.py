@@ -11,12 +11,12 @@ from collections.abc import Collection, Iterable, Iterator
 from alignedserve.core import Chunk, Decode, FinishReason, StepPlan, StepResult, units_for
 from alignedserve.prefill_worker.known_pages import KnownPages
 from alignedserve.prefill_worker.offering import Offers
-from alignedserve.prefill_worker.prefixes import Prefixes
 from alignedserve.protocol.commands import Command, CopyIn
 from alignedserve.protocol.events import CopiedIn, Event
 from alignedserve.protocol.messages import Attempt, Member
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.part import CorePart
+from alignedserve.worker.parts.prefixes import Prefixes
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.step.running import Running
 

@@ -30,7 +30,6 @@ from alignedserve.prefill_worker.known_pages import KnownPages
 from alignedserve.prefill_worker.next_step import NextStep
 from alignedserve.prefill_worker.offering import Offers
 from alignedserve.prefill_worker.pool_writing import PoolWriting
-from alignedserve.prefill_worker.prefixes import Prefixes
 from alignedserve.prefill_worker.running_prompts import RunningPrompts
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Expect
@@ -39,6 +38,7 @@ from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.compression import PageCompression
 from alignedserve.worker.parts.core import WorkerCore
 from alignedserve.worker.parts.idle_trials import IdleTrials
+from alignedserve.worker.parts.prefixes import Prefixes
 from alignedserve.worker.parts.prompt_rate import PromptRate
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.parts.repeats import Repeats
@@ -54,7 +54,7 @@ class PrefillCore(WorkerCore):
         super().__init__(common)
         candidates, copy_numbers, known = Candidates(), count(1), KnownPages(common.pool, common.notes)
         queue = PromptQueue(common, known.leave)
-        prefixes = Prefixes(common, queue, known)
+        prefixes = Prefixes(common, queue)
         commits = Commits(common, candidates, known)
         offers = Offers(common, candidates, commits, known)
         prompts = RunningPrompts(common, queue, prefixes, offers, known, copy_numbers)

@@ -34,6 +34,7 @@ def run(part: Part, on_start: OnStart) -> None:
         capacity.limits.num_tokens,
         queues_of(server),
         sizes_of(config.scale),
+        config.topology.prompts_on,
     )
     core = RouterCore(part.member, limits, part.clock.now())
     side = _side_process(part)

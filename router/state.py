@@ -69,6 +69,7 @@ class RouterLimits:
     kv_tokens: int = 0  # tokens that a decode worker's device holds; 0: not known
     queues: Queues = Queues()  # noqa: RUF009  (frozen)
     sizes: Sizes = Sizes()  # noqa: RUF009  (frozen)
+    prompts_on: Role = Role.PREFILL  # the role of the workers that run the prompts
 
 
 class RouterCore:
@@ -82,7 +83,7 @@ class RouterCore:
         self._left: set[str] = set()  # nodes with a pool from which no decode worker fetches any more
         self._without_decode: set[str] = set()  # nodes whose pool had no decode worker at the last look
         self._open = OpenRequests()
-        self._placement = Placement(limits.policy, limits.block_size, limits.kv_tokens)
+        self._placement = Placement(limits.policy, limits.block_size, limits.kv_tokens, limits.prompts_on)
         self._admission = Admission(limits.policy, limits.most_open, limits.queues)
         self._predictions = PredictionOrders(limits.policy)
         self._sizing = Sizing(limits.sizes)
@@ -480,7 +481,7 @@ class RouterCore:
             return []
         commands: list[Command] = []
         pools = self._pools
-        if not self._placement.runs_prompts(pools):
+        if not self._placement.runs_prompts:
             return []
         for opened in self._most_urgent_first(now):
             name = self._placement.worker_for(opened.request, pools, now)
@@ -527,7 +528,7 @@ class RouterCore:
 
         In a pool from which no worker decodes any more the attempt is lost: the next one runs elsewhere.
         """
-        if to.role is not Role.PREFILL and opened.state in (State.WAITING, State.PREFILL):
+        if to.role is not Role.PREFILL and opened.state is not State.POOL:
             self._placement.kept(opened.request, to.node, self._pools)
         self._move(opened, to, fact, now)
         return self._give_up(opened) if to.role is Role.POOL and to.node in self._left else []

@@ -35,6 +35,7 @@ _FCFS: PresetSettings = {
     "kvpool.rt_reserve": 0.0,
 }
 _GROWING: PresetSettings = {"schedule.room": "growing"}
+_RECOMPUTES: PresetSettings = {"schedule.evict": False}  # what has to leave is computed anew
 _NEW: PresetSettings = {"schedule.reuse": False}  # these systems have no prefix cache
 _ORCA_MEMORY: PresetSettings = {"schedule.reserve": 8192}
 _BROS: PresetSettings = {
@@ -67,12 +68,14 @@ _ACCELGEN: PresetSettings = {
     "schedule.refuse_ttfts": 0.0,
     "schedule.helps": False,
     "kvpool.rt_reserve": 0.0,
+    **_RECOMPUTES,
     **_NEW,
 }
 
 _APT_SERVE: PresetSettings = {
     **_FCFS,
     **_GROWING,
+    **_RECOMPUTES,
     **_NEW,
     "schedule.packing": "knapsack",
     "schedule.cache": "hybrid",
@@ -118,12 +121,12 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         # PagedAttention (SOSP 23) §4.5: the newest request gives up all its memory first, and is recomputed later.
         "vllm-fcfs": Preset(
             "vLLM without chunked prefill (its V0): whole prompts alone whenever one fits, else decodes",
-            {**_FCFS, **_GROWING, "schedule.chunking": "none", "engine.max_step_tokens": 8192},
+            {**_FCFS, **_GROWING, **_RECOMPUTES, "schedule.chunking": "none", "engine.max_step_tokens": 8192},
             source="PagedAttention §4.5; vLLM V0",
         ),
         "vllm-chunked": Preset(
             "vLLM with chunked prefill (its V1): decodes, then chunks up to 2,048 tokens; recomputes the newest",
-            {**_FCFS, **_GROWING, "engine.max_step_tokens": 2048},
+            {**_FCFS, **_GROWING, **_RECOMPUTES, "engine.max_step_tokens": 2048},
             source="vLLM V1",
         ),
         # Orca (OSDI 22) §4.1 iteration-level scheduling, §4.2 slots for max_tokens; batch and 8K as in BROS §7.
@@ -136,13 +139,13 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         # Sarathi-Serve (OSDI 24) §4.3, Algorithm 3: leaves out how its budget is found (by profiling, for each TBT).
         "sarathi": Preset(
             "Sarathi-Serve: decodes, running chunks, then new ones, in fixed 512 tokens; several long prompts at once",
-            {**_FCFS, **_GROWING, **_NEW, "engine.max_step_tokens": 512},
+            {**_FCFS, **_GROWING, **_RECOMPUTES, **_NEW, "engine.max_step_tokens": 512},
             source="Sarathi-Serve §4.3",
         ),
         # DeepSpeed-FastGen (2024) §3.B, dynamic SplitFuse: leaves out that it never recomputes (it takes in no more).
         "fastgen": Preset(
             "DeepSpeed-FastGen: the same 512 tokens filled by splitting and composing prompts; memory chunk by chunk",
-            {**_FCFS, **_NEW, "schedule.room": "chunks", "engine.max_step_tokens": 512},
+            {**_FCFS, **_RECOMPUTES, **_NEW, "schedule.room": "chunks", "engine.max_step_tokens": 512},
             source="DeepSpeed-FastGen §3",
         ),
         # FastServe (2023) §4.1 skip-join MLFQ, with the memory that BROS §7 and ALISE §4 give it. Leaves out §4.2's
@@ -162,7 +165,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         # BROS compares with this (§6.1): two queues, whose steps take turns.
         "round-robin": Preset(
             "real-time and best-effort requests in alternate steps, each by arrival; the newest request is recomputed",
-            {**_FCFS, **_GROWING, **_NEW, "schedule.packing": "round_robin"},
+            {**_FCFS, **_GROWING, **_RECOMPUTES, **_NEW, "schedule.packing": "round_robin"},
             source="BROS §7.1",
         ),
         # TGI's router: waiting prompts interrupt decodes when they are 1.2 times as many as those, or after 20 steps.
@@ -175,7 +178,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         # ALISE and FastServe compare with it; they swap the request served most, here it is recomputed.
         "mlfq": Preset(
             "five levels by tokens already served, no prediction; the request served most is recomputed",
-            {**_FCFS, **_GROWING, **_NEW, "schedule.packing": "mlfq"},
+            {**_FCFS, **_GROWING, **_RECOMPUTES, **_NEW, "schedule.packing": "mlfq"},
             source="ALISE §4.1; FastServe §4.1",
         ),
         # AlignedServe §3.3 (Density First Search), §3.2 (prompts apart, KV through host memory), §3.4 (which request
@@ -200,7 +203,9 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         # Its own ablation (BROS §7.4): a request that gives up its memory is recomputed.
         "bros-plain": Preset(
-            "BROS with plain blocks: best-effort memory is taken as a whole", _BROS, source="BROS §7.4"
+            "BROS with plain blocks: best-effort memory is taken as a whole",
+            {**_BROS, **_RECOMPUTES},
+            source="BROS §7.4",
         ),
         # ALISE §3.1 (lengths, priority), §3.2 (int8 of waiting requests). Only where promises count have best-effort
         # requests levels and ageing: here the shortest is first, strictly.

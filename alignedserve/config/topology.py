@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from alignedserve.core import Role
 from alignedserve.errors import ConfigError
 
 
@@ -39,6 +40,11 @@ class Topology:
     def colocated(self) -> bool:
         """Return whether decode workers run the prompts too."""
         return self.prefill_workers == 0
+
+    @property
+    def prompts_on(self) -> Role:
+        """Return the role of the workers that run the prompts."""
+        return Role.DECODE if self.colocated else Role.PREFILL
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,8 @@ def _wait_for_nodes(ray: Any, config: Config, types: Sequence[NodeType]) -> list
 
 def _placing(ray: Any, config: Config, types: Sequence[NodeType]) -> Placing:
     nodes = [ClusterNode(node["NodeManagerAddress"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
-    may_travel, ranks = config.transport is TransportName.COLLECTIVE, config.engine.tensor_parallel_size
+    may_travel = config.transport is TransportName.COLLECTIVE or config.topology.colocated
+    ranks = config.engine.tensor_parallel_size
     return Placing(nodes, config.ray.gpus_per_worker, may_travel, ranks, may_come(types, nodes))
 
 
@@ -193,6 +194,8 @@ class _OnCluster(OnRay):
         if with_room is None and role is Role.DECODE and placing.has_pools:
             pool = next(name for name in (f"{Role.POOL.value}-{n}" for n in itertools.count()) if name not in pools)
             return self._room_for({pool: placing.needs(Role.POOL), **parts}, pool)
+        if with_room is None and self._config.topology.colocated:
+            return self._room_for(parts)  # it does without a pool
         beside = with_room or next(iter(pools.values()))  # where it waits for room
         self._places |= {part: _NodePlace(beside.group, None, needs) for part, needs in parts.items()}
         return NewPlace() if with_room is not None else NewPlace(lacks=waits(parts, self._free()))

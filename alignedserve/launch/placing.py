@@ -3,9 +3,10 @@
 The router and the gateway run where the deployment was started: users and parts know their addresses. All other parts
 are in groups, each on one node: workers that share a pool share the memory of its node, and a decode worker gets a
 prefill worker beside it as long as there are some. The ranks of a worker are on one node. If one node has room for
-all, they are one group. If none has, and KV may travel (`transport: collective`), groups with a pool take as few nodes
-as have room for the decode workers, and the other prefill workers go anywhere. A colocated worker is a group of its
-own. If the present nodes have no room, nodes that may come (node_types.py) count, too.
+all, they are one group. If none has, and KV may travel (`transport: collective`), or need not (colocated), groups with
+a pool take as few nodes as have room for the decode workers, and the other prefill workers go anywhere. Colocated
+workers go without pools where nodes are not said to have one each. If the present nodes have no room, nodes that may
+come (node_types.py) count, too.
 
 Nodes may say what they are for by resources that are named after roles (`ray start --resources '{"decode": 8}'`); a
 role that no node names runs anywhere.
@@ -56,7 +57,7 @@ class Placing:
 
     nodes: Sequence[ClusterNode]
     gpus_per_worker: float
-    may_travel: bool  # whether KV may go from node to node
+    may_travel: bool  # whether KV may go from node to node, or need not
     ranks: int = 1  # of each worker
     may_come: Sequence[ClusterNode] = ()  # nodes that Ray's autoscaler starts for parts without a place
 
@@ -102,14 +103,14 @@ class Placing:
             return replace(self, nodes=self._all, may_come=())._groups(prefill, decode)
 
     def _groups(self, prefill: Sequence[str], decode: Sequence[str]) -> list[Group]:
-        if not prefill:
-            return self._each_anywhere(decode, Role.DECODE, [_NodeRoom(dict(node.total)) for node in self.nodes])
         whole = {"pool-0": self.needs(Role.POOL)}
         for role, names in ((Role.PREFILL, prefill), (Role.DECODE, decode)):
             for name in names:
                 whole |= self.parts(role, name)
         if any(_fits(_sum(whole.values()), node.total) for node in self.nodes):
             return [whole]
+        if not prefill and not self.has_pools:
+            return self._each_anywhere(decode, Role.DECODE, [_NodeRoom(dict(node.total)) for node in self.nodes])
         if not self.may_travel:
             what = f"{', '.join(whole)} share the memory of one node, which has to have {_said(_sum(whole.values()))}"
             raise NoPlace(f"{what}, or `transport: collective`, by which they may share several; {_named(self.nodes)}")

@@ -37,8 +37,7 @@ def new_deployment() -> str:
 def parts_of(config: Config) -> list[tuple[Role, str]]:
     """Return the role and the name of every part."""
     topology = config.topology
-    names = [(Role.ROUTER, ROUTER)]
-    names += [] if topology.colocated else [(Role.POOL, "pool-0")]
+    names = [(Role.ROUTER, ROUTER), (Role.POOL, "pool-0")]
     names += [(Role.PREFILL, f"prefill-{number}") for number in range(topology.prefill_workers)]
     names += [(Role.DECODE, f"decode-{number}") for number in range(topology.decode_workers)]
     names += [(Role.GATEWAY, f"gateway-{number}") for number in range(config.server.gateways)]
@@ -97,8 +96,7 @@ def plan(config: Config, router: str, machine: Machine) -> list[PartSpec]:
     room = capacity(config, model)
     directory = Path(config.kvpool.directory)
     remove_stale(directory, PREFIX)
-    if not config.topology.colocated:
-        check_space(directory, shared_memory(config, model, room), use_of(config))
+    check_space(directory, shared_memory(config, model, room), use_of(config))
     check_machine(config, model, room, folder)
     tree, door, origin = dump(config), str(door_of(config.server.port)), ClockOrigin.read()
     deployment = new_deployment()

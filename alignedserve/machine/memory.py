@@ -77,7 +77,7 @@ def check_machine(config: Config, model: ModelConfig, room: Capacity, folder: Pa
         return
     topology = config.topology
     ranks = config.engine.tensor_parallel_size
-    pool = 0 if topology.colocated else ranks * room.num_pages * room.page_bytes
+    pool = ranks * room.num_pages * room.page_bytes
     workers = ranks * (topology.prefill_workers + topology.decode_workers)
     num_places = config.policy.pairs.num_places(room.limits.num_pairs * room.limits.block_size)
     checkpoints = topology.decode_workers * ranks * model.share(ranks).kv_bytes(num_places, room.dtype)

@@ -474,13 +474,18 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """A decode worker releases the request, whose tokens after the first `num_known` pages these full pages hold."""
+    """A decode worker hands on full pages that hold the request's tokens after those of the first `num_known` pages.
+
+    It releases the request, or goes on with it: then the pool holds all of these pages for it, and says which (Kept).
+    """
 
     request: str
     attempt: int
-    num_known: int  # full pages of the entry, as it was handed out
+    num_known: int  # full pages that the pool holds for it
     pages: tuple[int, ...]
     names: tuple[int, ...]  # of these pages
+    service: ServiceClass = ServiceClass.RT
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ log = logging.getLogger("alignedserve.links")
 
 _OWNER = (Heartbeat, Submit, Cancel, Declare, Inquire, Resend, Acknowledge, Missed)
 _HOLDER = (Heartbeat, Progress, Holding, Figures, Missed)
-_WORKER = (*_HOLDER, Tokens, AskPages, Commit, Release, Compressed, Pull)
+_WORKER = (*_HOLDER, Tokens, AskPages, AskPrefix, Spoiled, Commit, Release, Compressed, Pull)
 _OF_ROUTER = (Members, Refused, Infeasible, AttemptLost, Prefill, Expect, Cancel, Inquire, Retire, Figures, Missed)
 
 _BY_LAUNCHER = frozenset[type]({Started, Died, Retire})
@@ -71,7 +71,7 @@ _BY_ROLE: Mapping[Role, frozenset[type]] = MappingProxyType(
         Role.GATEWAY: frozenset(_OWNER),
         Role.JOBS: frozenset(_OWNER),
         Role.POOL: frozenset((*_HOLDER, LeasePages, GiveBack, Prefix, Compress, Batch, Kept, Expect, Inquire, Cancel)),
-        Role.PREFILL: frozenset((*_WORKER, AskPrefix, Spoiled, Expect, Offer, Prefetched, LetGo)),
+        Role.PREFILL: frozenset((*_WORKER, Expect, Offer, Prefetched, LetGo)),
         Role.DECODE: frozenset((*_WORKER, Report, Cancel, Decline, Prefetch, Evict, AskBatch, Keep)),
     }
 )

@@ -26,7 +26,8 @@ class Recorder:
             Counter()
         )  # request -> how often its prompt was computed again after its first token
         self.steps = StepLog(budget)
-        self._copies: list[tuple[str, float, float, bool, int]] = []  # worker, began_at, seconds, to_device, tokens
+        # worker, began_at, seconds, to_device, tokens, beside steps
+        self._copies: list[tuple[str, float, float, bool, int, bool]] = []
 
     def step(self, worker: str, began_at: float, seconds: float, free_share: float, plan: StepPlan) -> None:
         if plan.chunks:
@@ -35,7 +36,7 @@ class Recorder:
 
     def copy(self, worker: str, began_at: float, seconds: float, command: CopyIn | CopyOut) -> None:
         to_device = isinstance(command, CopyIn)
-        self._copies.append((worker, began_at, seconds, to_device, len(command.tokens)))
+        self._copies.append((worker, began_at, seconds, to_device, len(command.tokens), command.aside))
 
     def copies(self) -> list[CopyRecord]:
         return [CopyRecord(*copy) for copy in self._copies]
@@ -69,7 +70,8 @@ class RecordedHands:
         self._hands.transfer(command, transfers, process)
 
     def begin(self, command: Command) -> float:
-        self._begun_at, self._was_free = self._agenda.now, self._free_share()
+        if not _is_aside(command):
+            self._begun_at, self._was_free = self._agenda.now, self._free_share()
         return self._hands.begin(command)
 
     def finish(self, command: Command, seconds: float) -> Event | None:
@@ -77,5 +79,10 @@ class RecordedHands:
             case RunStep(plan):
                 self._recorder.step(self._worker, self._begun_at, seconds, self._was_free, plan)
             case CopyIn() | CopyOut():
-                self._recorder.copy(self._worker, self._begun_at, seconds, command)
+                began_at = self._agenda.now - seconds if command.aside else self._begun_at
+                self._recorder.copy(self._worker, began_at, seconds, command)
         return self._hands.finish(command, seconds)
+
+
+def _is_aside(command: Command) -> bool:
+    return isinstance(command, CopyIn | CopyOut) and command.aside

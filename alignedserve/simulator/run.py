@@ -140,6 +140,7 @@ class Simulation:
             settings.limits.num_tokens,
             settings.queues,
             settings.sizes,
+            settings.topology.prompts_on,
         )
         core = RouterCore(member, limits, world.now_of(member.name))
         post = partial(self._post_to, member)

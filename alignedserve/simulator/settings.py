@@ -60,8 +60,7 @@ class Settings:
 
 def members_of(settings: Settings) -> dict[str, Role]:
     topology = settings.topology
-    names = {ROUTER: Role.ROUTER}
-    names |= {} if topology.colocated else {f"pool-{number}": Role.POOL for number in range(settings.nodes)}
+    names = {ROUTER: Role.ROUTER, **{f"pool-{number}": Role.POOL for number in range(settings.nodes)}}
     names |= {f"prefill-{number}": Role.PREFILL for number in range(topology.prefill_workers)}
     names |= {f"decode-{number}": Role.DECODE for number in range(topology.decode_workers)}
     return names | dict.fromkeys(gateways_of(settings), Role.GATEWAY)

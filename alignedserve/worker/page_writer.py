@@ -51,7 +51,13 @@ class Copy:
     pool: str  # its holder
     wanted: bool = True
     has_ended: bool = False  # the request had ended when the copy began: only its full pages are written
+    stays: bool = False  # the request stays here, and is to be found by these full pages
     is_written: bool = False  # the copy has ended, and its pages are not handed on yet
+
+    @property
+    def has_left(self) -> bool:
+        """Return whether the request is nowhere else on the worker."""
+        return not (self.has_ended or self.stays)
 
 
 class PageWriter:
@@ -136,6 +142,7 @@ class PageWriter:
         has_ended: bool = False,
         aside: bool = False,
         saved: tuple[tuple[int, int], ...] = (),
+        stays: bool = False,
     ) -> CopyOut:
         """Begin to copy the tokens whose pages the pool lacks to pages at hand for that class, which must be enough.
 
@@ -146,7 +153,7 @@ class PageWriter:
         all_pages = pages if parts is None else parts.pages + pages
         self._copy_number += 1
         self._copies[self._copy_number] = Copy(
-            running, running.known, all_pages, service, pool.holder, has_ended=has_ended
+            running, running.known, all_pages, service, pool.holder, has_ended=has_ended, stays=stays
         )
         written, right = running.tokens(0, tokens), running.from_right
         return CopyOut(self._copy_number, pool.holder, running.pairs, pages, written, start, right, saved, aside)
@@ -186,6 +193,11 @@ class PageWriter:
         tokens = running.tokens(0, (start + count) * self._page_size)
         first = start * self._page_size
         return CopyOut(self._copy_number, pool.holder, running.pairs, pages, tokens, first, aside=True)
+
+    def take_parts(self, running: Running) -> Copy:
+        """Return all parts of a request, which are written, as one copy."""
+        assert not self.is_writing(running), "a part is under way"
+        return self._written.pop(running)
 
     def forget_parts(self, running: Running) -> None:
         """Take the pages of all parts of a request back; those of a part under way when that has ended."""
@@ -236,7 +248,7 @@ class PageWriter:
         self._copies_before |= {number: copy.pool for number, copy in (*self._copies.items(), *self._parts.items())}
         self._parts.clear()
         self._written.clear()
-        again = [copy.running for copy in self._copies.values() if copy.wanted and not copy.has_ended]
+        again = [copy.running for copy in self._copies.values() if copy.wanted and copy.has_left]
         self._copies = {number: replace(copy, pages=()) for number, copy in self._copies.items() if not copy.wanted}
         return again
 

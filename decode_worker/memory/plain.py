@@ -48,6 +48,8 @@ class Preempts(Protocol):
 
 
 class PlainMemory(DeviceMemory):
+    keeps_places = True  # whether the KV of a request stays where it is as long as the request has its pairs
+
     def __init__(
         self,
         limits: WorkerLimits,

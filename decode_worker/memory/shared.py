@@ -34,6 +34,8 @@ from alignedserve.worker.step.waiting import Waiting
 
 
 class SharedMemory(PlainMemory):
+    keeps_places = False
+
     def __init__(
         self, limits: WorkerLimits, pace: Pace, steps: StepsInFlight, here: Occupancy, order: ServingOrder
     ) -> None:

@@ -7,10 +7,10 @@ joining.py      How candidates join the requests that decode: in their order, as
 receiving.py    What becomes of KV that has come from a prefill worker's device, or should have.
 prefetching.py  KV of candidates that prefill workers fetch from the pool ahead of need.
 taking_in.py    Prompts that were run on a node without a pool: they are taken in for the pool of this node.
-seats.py        The seats of a decode worker: waiting prompts are seated, and requests that are not wanted leave.
+seats.py        The seats of a decode worker: waiting prompts get them, and what the pool has of those is fetched.
 stepping.py     How a decode worker plans a step, and a step ahead of the one in flight.
 ending.py       What a step brings to requests: tokens, their end, or the loss of an attempt.
-keeping.py      The answers of requests that have ended: the pool keeps their full pages.
+keeping.py      Prompts that are through, and answers of requests that have ended: the pool keeps their full pages.
 preempting.py   How a request that may be in a step leaves for lack of memory, by whatever rule it was chosen.
 leaving.py      Requests that have to leave a decode worker, to a prefill worker that can send their KV back.
 writing.py      What a decode worker writes to the pool: requests that have to leave, and answers.

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from alignedserve.cost.model import Kind
 from alignedserve.decode_worker.parts.joining import Joining
+from alignedserve.decode_worker.parts.keeping import PromptKeeping
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.parts.taking_in import STOCK, TakingIn
 from alignedserve.decode_worker.parts.writing import PageWriting, is_writable
@@ -36,11 +37,10 @@ class BatchAsks(CorePart):
     def ask(self, now: float) -> list[Command]:
         """Tell the pool of the room here whenever it has changed.
 
-        A worker that had to let a request go has no room until another one ends. Requests that have to be computed anew
-        come before others."""
-        if self._pool.member is None or self._queue.waiting:
+        A worker that had to let a request go has no room until another one ends. Prompts of chats, and requests that
+        had to leave and wait here, come before others."""
+        if self._pool.member is None or self._queue.waiting.come_first:
             return []
-        self._here.forget_shortage()
         room = self._room
         if room == self._asked or not (_offers(room) or self._withdraws):
             return []
@@ -108,14 +108,13 @@ def _offers(room: AskBatch) -> bool:
 
 
 class PageAsks:
-    """Asks for the pages that a resident would be written to if it left, or ended, with its next token.
+    """Asks for the pages that a resident would be written to if it left, or ended, with its next token: as many as the
+    resident needs that would need most. And for those of prompts that are through."""
 
-    The number of pages is that of the resident that would need most."""
-
-    def __init__(self, stores: Stores, writing: PageWriting, taking_in: TakingIn) -> None:
+    def __init__(self, stores: Stores, writing: PageWriting, taking_in: TakingIn, prompts: PromptKeeping) -> None:
         self._page_size, self._policy = stores.limits.page_size, stores.policy
         self._here, self._steps = stores.here, stores.steps
-        self._writing, self._taking_in = writing, taking_in
+        self._writing, self._taking_in, self._prompts = writing, taking_in, prompts
         self._lacks = (0, 0)  # step, and the pages that one of the residents may need
 
     def ask(self, now: float) -> list[Command]:
@@ -125,7 +124,8 @@ class PageAsks:
             return []
         if self._lacks[0] != self._steps.number:  # looked at once a step
             self._lacks = (self._steps.number, self._most_lacking)
-        return self._writing.writer.ask_for_spare(pool, max(self._lacks[1], self._taking_in.num_pages))
+        wanted = max(self._lacks[1], self._taking_in.num_pages) + self._prompts.num_pages
+        return self._writing.writer.ask_for_spare(pool, wanted)
 
     @property
     def _most_lacking(self) -> int:
@@ -133,4 +133,6 @@ class PageAsks:
         last = size if self._policy.grows else 1  # a request that has to leave needs a page for a part of a page, too
         last += self._steps.has_next  # one more token is on its way
         residents = (resident for resident in self._here.residents.values() if is_writable(resident))
-        return max(((resident.prefix + last) // size - len(resident.known) for resident in residents), default=0)
+        lacking = [(resident.prefix + last) // size - len(resident.known) for resident in residents]
+        prompts = (prompt for prompt in self._here.prompts.values() if is_writable(prompt) and self._policy.evict)
+        return max([*lacking, *(prompt.num_tokens // size - len(prompt.known) for prompt in prompts)], default=0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from alignedserve.core import Chunk, Decode, FinishReason, StepPlan, StepResult
-from alignedserve.decode_worker.parts.keeping import AnswerKeeping
+from alignedserve.decode_worker.parts.keeping import AnswerKeeping, PromptKeeping
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.protocol.commands import Command
 from alignedserve.worker.step.running import Running
@@ -12,10 +12,10 @@ from alignedserve.worker.step.running import Running
 class StepOutcome:
     """The requests that may be in a step, as `StepEnd` knows them (step_end.Runs)."""
 
-    def __init__(self, stores: Stores, keeping: AnswerKeeping) -> None:
+    def __init__(self, stores: Stores, prompts: PromptKeeping, keeping: AnswerKeeping) -> None:
         self._here, self._memory, self._owners, self._pool = stores.here, stores.memory, stores.owners, stores.pool
         self._holds, self._notes = stores.holds, stores.notes
-        self._keeping = keeping
+        self._prompts, self._keeping = prompts, keeping
 
     def find(self, request: str) -> Running | None:
         """Return the request of this name that may be in a step."""
@@ -28,6 +28,8 @@ class StepOutcome:
         for running, finish in self._owners.emitted(plan.parts, result, here.find, now):
             if prompts and (request := running.request.id) in prompts:
                 here.residents[request] = prompts.pop(request)
+                if finish is None:
+                    self._prompts.add(running)
             if finish is not None:
                 released += self._end(running, finish)
         return [*released, *self._owners.flush()]

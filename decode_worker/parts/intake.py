@@ -25,7 +25,7 @@ class Intake(CorePart):
             stores.candidates,
         )
         self._batch, self._memory, self._queue, self._holds = stores.batch, stores.memory, stores.queue, stores.holds
-        self._retirement, self._notes = stores.retirement, stores.notes
+        self._retirement, self._notes, self._writer = stores.retirement, stores.notes, stores.writer
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -101,13 +101,13 @@ class Intake(CorePart):
         """Note that the pool has a copy of what came from a prefill worker: it lacks what is written from now on."""
         attempt = (kept.request, kept.attempt)
         is_here = attempt in self._roster.attempts()  # and not only its pairs, until what comes has come
-        having = (*self._roster.occupants(), *self._candidates.evicted)
+        having = (*self._roster.occupants(), *self._candidates.evicted, *self._queue.waiting.named(kept.request))
         running = next((running for running in having if is_here and running.key == attempt), None)
         is_candidate = self._has_pages(attempt, None, kept.pages)
         if running is None and not is_candidate:
-            return [Send(pool, Release(*attempt))]
+            return [] if is_here else [Send(pool, Release(*attempt))]  # what is written now is on its way there
         self._holds.add(attempt)
-        if running is not None:
+        if running is not None and not self._writer.num_written(running):
             full = len(running.request.tokens) // self._limits.page_size  # of the prompt, as it was handed on
             running.known, running.names = kept.pages[:full], kept.names[:full] or running.names
         return []

@@ -21,9 +21,8 @@ class Joining(CorePart):
         self._here, self._candidates, self._line = stores.here, stores.candidates, stores.line
         self._batch, self._memory, self._queue = stores.batch, stores.memory, stores.queue
         self._order, self._holds = stores.order, stores.holds
-        self._notes, self._faults = stores.notes, stores.faults
+        self._notes, self._faults, self._copy_numbers = stores.notes, stores.faults, stores.copy_numbers
         self._seats, self._preempting = seats, preempting
-        self._copy_number = 0
         self._from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when their pool was lost
         self.mean_join_s = 0.0  # from a batch's arrival until a member joins
         self.num_switches = 0  # batches of which a member has joined
@@ -41,12 +40,18 @@ class Joining(CorePart):
     def next_candidate(self, now: float) -> JoinCandidate | None:
         """Return the candidate that joins next, if it may join now.
 
-        A prompt that has run here and is computed anew comes before best-effort candidates that have not. A candidate
-        that had to leave joins again when another request has ended: otherwise the two would take turns."""
+        Prompts of chats, and requests that had to leave and wait here, come before best-effort candidates; other
+        prompts come after them. A candidate that had to leave joins again when another request has ended: otherwise the
+        two would take turns."""
         first = self._candidates.first(now)
         if first is None or (first.evicted is not None and self._here.is_short):
             return None
-        return None if self._queue.waiting and not (first.is_pinned or first.is_rt) else first
+        return None if self._queue.waiting.come_first and not (first.is_pinned or first.is_rt) else first
+
+    def takes_prompts(self, now: float) -> bool:
+        """Return whether prompts may be seated on free memory: no candidate waits for it, nor a request that has just
+        left for the pool for lack of it."""
+        return self.next_candidate(now) is None and not self._here.is_short
 
     def cannot_wait(self, candidate: JoinCandidate, now: float) -> bool:
         """Return whether the candidate cannot wait for memory that comes free by itself: it was pinned for that, or its
@@ -57,8 +62,9 @@ class Joining(CorePart):
 
     def seat(self, now: float) -> list[Command]:
         """Seat candidates, which have waited already, and then prompts."""
+        self._here.forget_shortage()  # others may take the seats of requests that have ended
         commands = self._seat_candidates(now)
-        if self.next_candidate(now) is None:
+        if self.takes_prompts(now):
             self._seats.seat_prompts(now)
         return commands
 
@@ -109,10 +115,10 @@ class Joining(CorePart):
     def copy_in(self, running: Running, pages: tuple[int, ...]) -> list[Command]:
         """Copy the request's pages of the pool to its pairs."""
         assert self._pool.member is not None, "entries are lost with their pool"
-        self._copy_number += 1
-        self._here.joining[self._copy_number] = running
+        number = next(self._copy_numbers)
+        self._here.joining[number] = running
         tokens, right = running.tokens(0, running.prefix), running.from_right
-        copy = CopyIn(self._copy_number, self._pool.member.holder, pages, running.pairs, tokens, from_right=right)
+        copy = CopyIn(number, self._pool.member.holder, pages, running.pairs, tokens, from_right=right)
         return [*self._memory.copies(), copy]
 
     def _end_copy(self, number: int, intact: bool) -> list[Command]:

@@ -1,4 +1,11 @@
-"""The answers of requests that have ended: the pool keeps their full pages, for requests that go on from there."""
+"""The KV that the pool keeps of requests, for them and for others that begin alike.
+
+    through ── pages at hand ──▶ copied beside the steps ──▶ Keep: held while its request decodes
+       └── its request has left or ended: no longer wanted (an answer takes what is written with it)
+    ended ──▶ its answer is copied ──▶ Keep: for requests that go on from there
+
+A request that has to leave then writes only what it has made since, and is not computed anew.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +13,81 @@ from alignedserve.core import FinishReason
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.parts.writing import PageWriting, is_writable
 from alignedserve.protocol.commands import Command
+from alignedserve.protocol.events import Event, MemberLost
 from alignedserve.protocol.messages import SPARE
+from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.step.running import Running
 
 
+class PromptKeeping(CorePart):
+    """Has the pool keep the full pages of prompts that are through, while their requests decode."""
+
+    def __init__(self, stores: Stores, writing: PageWriting) -> None:
+        self._page_size, self._pool, self._here = stores.limits.page_size, stores.pool, stores.here
+        self._writing, self._writer = writing, writing.writer
+        # Beside steps only what stays where it is can be copied.
+        self._is_on = stores.policy.reuse and stores.memory.keeps_places
+        self._through: dict[Running, None] = {}  # whose prompts are to be written, in the order of their first tokens
+        self._copying: dict[Running, None] = {}
+
+    def add(self, running: Running) -> None:
+        """Have the prompt of a request written that decodes from now on."""
+        if self._is_on and self._pool.member is not None and self._num_pages(running) > 0:
+            self._through[running] = None
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case MemberLost(member) if member == self._pool.member:
+                self._through.clear()
+                self._copying.clear()
+        return []
+
+    def _num_pages(self, running: Running) -> int:
+        """Return how many full pages of the prompt the pool lacks."""
+        return len(running.request.tokens) // self._page_size - len(running.known) if is_writable(running) else 0
+
+    @property
+    def num_pages(self) -> int:
+        """Return the pages that are wanted at hand."""
+        return sum(map(self._num_pages, self._through))
+
+    def keep(self, now: float) -> list[Command]:
+        """Hand on what is written, and begin to copy as many prompts as there are pages for."""
+        if not self._through and not self._copying:
+            return []
+        for running in [running for running in self._copying if not self._decodes(running)]:
+            del self._copying[running]
+            if running not in self._here.kept:
+                self._writer.forget_parts(running)
+        self._through = {running: None for running in self._through if self._decodes(running)}
+        return [*self._hand_on(), *self._begin()]
+
+    def _decodes(self, running: Running) -> bool:
+        return self._here.residents.get(running.request.id) is running
+
+    def _hand_on(self) -> list[Command]:
+        written = [running for running in self._copying if not self._writer.is_writing(running)]
+        for running in written:
+            del self._copying[running]
+        return [command for running in written for command in self._writing.hand_on_parts(running)]
+
+    def _begin(self) -> list[Command]:
+        commands: list[Command] = []
+        pool = self._writing.target
+        for running in list(self._through):
+            pages = self._num_pages(running)
+            if pool is None or pages > self._writer.num_at_hand(SPARE):
+                break
+            del self._through[running]
+            if pages > 0:
+                self._copying[running] = None
+                commands.append(self._writer.begin_part(running, pool, pages, SPARE))
+        return commands
+
+
 class AnswerKeeping:
+    """Has the pool keep the full pages of requests that have ended: of their prompts it has most already."""
+
     def __init__(self, stores: Stores, writing: PageWriting) -> None:
         self._page_size, self._pace, self._here, self._steps = (
             stores.limits.page_size,
@@ -19,38 +96,50 @@ class AnswerKeeping:
             stores.steps,
         )
         self._memory, self._holds, self._writing = stores.memory, stores.holds, writing
+        self._writer = writing.writer
 
     def end(self, running: Running, finish: FinishReason) -> list[Command]:
         """Free what a request has that has ended, at once or after its answer is copied to the pool."""
-        is_alone = not self._memory.is_shared(running)  # else it would be in another request's way
-        if is_alone and finish.has_token and self._num_pages(running) > 0:
+        if finish.has_token and self._is_kept(running):
             self._here.kept.append(running)
             self._memory.hold(running)
             return []
         self._memory.release_after_step(running)
         return self._holds.release(running.key)
 
+    def _is_kept(self, running: Running) -> bool:
+        """Return whether there is anything to be kept: of a request that came with KV, what comes after the pages that
+        the pool holds. Where a request shares its pairs it would be in another one's way."""
+        begins = running.key in self._holds or not running.came_with_kv
+        if not (self._writing.has_answered(running) and begins) or self._memory.is_shared(running):
+            return False
+        return self._num_pages(running) > 0 or self._writer.num_written(running) > 0
+
     def _num_pages(self, running: Running) -> int:
-        """Return the pages of its answer to keep: the pool has what comes before, and there are pages at hand."""
-        if not self._pace.policy.reuse or self._writing.target is None or running.key not in self._holds:
+        """Return the pages to write for the pool to keep: it lacks them, and they are at hand."""
+        if not self._pace.policy.reuse or self._writing.target is None or not is_writable(running):
             return 0
-        if not is_writable(running):
-            return 0
-        full = running.prefix // self._page_size - len(running.known)
-        return min(full, self._writing.writer.num_at_hand(SPARE))
+        full = running.prefix // self._page_size - len(running.known) - self._writer.num_written(running)
+        return min(full, self._writer.num_at_hand(SPARE))
 
     def keep_answers(self, now: float) -> list[Command]:
-        """Copy answers after the step that is due, and only if the one after it will not be late for that."""
+        """Copy answers after the step that is due, and only if the one after it will not be late for that.
+
+        An answer whose prompt is still being written waits for that, with its pairs."""
         commands: list[Command] = []
-        kept, self._here.kept = self._here.kept, []
+        writing = [running for running in self._here.kept if self._writer.is_writing(running)]
+        kept = [running for running in self._here.kept if running not in writing]
+        self._here.kept = writing
         copied = 0
         for running in kept:
             pages, pool = self._num_pages(running), self._writing.target
             more = pages * self._page_size
             if pool is not None and pages > 0 and self._has_time_for(copied + more, now):
                 copied += more
-                tokens = (len(running.known) + pages) * self._page_size
-                commands.append(self._writing.writer.begin(running, pool, tokens, SPARE, has_ended=True))
+                tokens = (len(running.known) + self._writer.num_written(running) + pages) * self._page_size
+                commands.append(self._writer.begin(running, pool, tokens, SPARE, has_ended=True))
+            elif self._writer.num_written(running):
+                commands += self._writing.hand_on_parts(running, has_ended=True)
             else:
                 commands += self._holds.release(running.key)
             if self._is_in_step(running):  # a step that was planned ahead writes there, behind what is copied

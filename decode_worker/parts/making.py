@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from alignedserve.decode_worker.parts.asking import BatchAsks, PageAsks
 from alignedserve.decode_worker.parts.ending import StepOutcome
 from alignedserve.decode_worker.parts.intake import Intake
 from alignedserve.decode_worker.parts.joining import Joining
-from alignedserve.decode_worker.parts.keeping import AnswerKeeping
+from alignedserve.decode_worker.parts.keeping import AnswerKeeping, PromptKeeping
 from alignedserve.decode_worker.parts.leaving import Leaving
 from alignedserve.decode_worker.parts.preempting import Preempting
 from alignedserve.decode_worker.parts.prefetching import Prefetching
 from alignedserve.decode_worker.parts.receiving import KvReceiving
 from alignedserve.decode_worker.parts.reporting import Counting, Reporting
-from alignedserve.decode_worker.parts.seats import Seats
+from alignedserve.decode_worker.parts.seats import Fetching, Seats
 from alignedserve.decode_worker.parts.stepping import Stepping
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.parts.taking_in import TakingIn
@@ -22,19 +23,22 @@ from alignedserve.decode_worker.parts.writing import PageWriting
 from alignedserve.worker.parts.arrivals import Arrivals, Expectations
 from alignedserve.worker.parts.compression import PageCompression
 from alignedserve.worker.parts.idle_trials import IdleTrials
+from alignedserve.worker.parts.prefixes import Prefixes
 from alignedserve.worker.parts.prompt_rate import PromptRate
 from alignedserve.worker.parts.repeats import Repeats
 from alignedserve.worker.parts.router_link import RouterLink
 from alignedserve.worker.parts.step_end import StepEnd
+from alignedserve.worker.step.running import Running
 
 
 class DecodeParts:
     def __init__(self, stores: Stores) -> None:
-        queue, prompts = stores.queue, stores.here.prompts
+        queue = stores.queue
         self.queue, self.owners, self.pool = queue, stores.owners, stores.pool
         self.retirement = stores.retirement
         # Seats and memory of requests, and the ways to leave
-        self.seats, self.writing = Seats(stores), PageWriting(stores)
+        self.fetching = Fetching(stores)
+        self.seats, self.writing = Seats(stores, self.fetching), PageWriting(stores)
         self.preempting = Preempting(stores, self.seats, self.writing)
         self.leaving = Leaving(stores, self.preempting)
         # Ways for requests to come
@@ -42,19 +46,25 @@ class DecodeParts:
         self.joining = Joining(stores, self.seats, self.preempting)
         self.taking_in = TakingIn(stores, self.writing)
         self.receiving = KvReceiving(stores, self.joining, self.taking_in)
-        self.arrivals = Arrivals(stores, self.seats.admit)
-        self.expectations = Expectations(stores, queue, self.seats.named, self.intake.expect)
+        self.prefixes = Prefixes(stores, queue, stores.holds)
+        self.arrivals = Arrivals(stores, self.prefixes.admit)
+        self.expectations = Expectations(stores, queue, self._named, self.intake.expect)
         # Steps
-        self.stepping = Stepping(stores, self.joining, self.preempting, self.leaving)
-        self.keeping = AnswerKeeping(stores, self.writing)
-        self.rate, self.idle = PromptRate(stores, queue, prompts.values), IdleTrials(stores)
-        self.step_end = StepEnd(stores, queue, StepOutcome(stores, self.keeping))
+        self.stepping = Stepping(stores, self.prefixes, self.joining, self.preempting, self.leaving)
+        self.prompt_keeping, self.keeping = PromptKeeping(stores, self.writing), AnswerKeeping(stores, self.writing)
+        self.rate = PromptRate(stores, queue, lambda: stores.here.unfinished, lambda: self.prefixes.asking)
+        self.idle = IdleTrials(stores)
+        self.step_end = StepEnd(stores, queue, StepOutcome(stores, self.prompt_keeping, self.keeping))
         # Messages to the pool, the router and owners
         self.asking = BatchAsks(stores, self.joining)
-        self.pages = PageAsks(stores, self.writing, self.taking_in)
+        self.pages = PageAsks(stores, self.writing, self.taking_in, self.prompt_keeping)
         self.compression, self.repeats, self.reporting = PageCompression(stores), Repeats(stores), Reporting(stores)
         self.counting, self._steps = Counting(stores, self.joining, self.receiving), stores.step_counts
         self.router = RouterLink(stores, self.rate, self.writing.settled)
+
+    def _named(self, request: str) -> Iterable[Running]:
+        """Return the requests of this name that do not wait for a seat, and all that ask the pool for their prefix."""
+        return [*self.seats.named(request), *self.prefixes.asking]
 
     @property
     def counts(self) -> DecodeCounts:
@@ -67,6 +77,8 @@ class DecodeParts:
             prefetched=self.receiving.num_prefetched,
             taken_in=self.taking_in.num_taken_in,
             kept_pages=self.writing.num_kept_pages,
+            reused_tokens=self.fetching.num_reused_tokens,
+            spoiled_pages=self.fetching.num_spoiled_pages,
             decode_steps=sum(self._steps.by_batches),
             mixed_steps=self._steps.by_batches[-1],
             ahead_steps=self.stepping.num_ahead_steps,
@@ -83,7 +95,9 @@ class DecodeCounts:
     switches: int  # batches of which a member has joined
     prefetched: int  # requests that joined from a prefill worker's device, and had waited in the pool
     taken_in: int  # prompts of a node without a pool that were committed to this one's
-    kept_pages: int  # of answers
+    kept_pages: int  # of prompts and answers
+    reused_tokens: int  # that were not computed because the pool had their KV
+    spoiled_pages: int  # of the pool that were not intact
     decode_steps: int
     mixed_steps: int  # decode steps with members of two batches; guests are of none
     ahead_steps: int  # planned while another ran

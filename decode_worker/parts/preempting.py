@@ -1,7 +1,8 @@
 """Preempt a request that may be in a step where memory is short, by whatever rule it was chosen.
 
-resident ── pages at hand ──▶ evicted: copied to the pool, where it waits again (writing.py)
-   └── none ──▶ waiting, and what it had is computed anew
+resident ── pages at hand ──▶ evicted: copied to the pool, where it waits (writing.py)
+   └── too few ──┐
+prompt ──────────┴──▶ waiting: its full pages are copied, as far as there are pages at hand, and it goes on from there
 """
 
 from __future__ import annotations
@@ -22,31 +23,38 @@ class Preempting:
 
     def preempt(self, running: Running, now: float) -> list[Command]:
         """Let the request leave: to the pool's pages where there are any at hand, for which it never waits."""
-        copy = self._write(running)
-        if copy:
+        copies, is_evicted = self._write(running)
+        if is_evicted:
             self._memory.release(running)  # whatever is written there next is written after the copy
             running.pairs = ()
         else:
             self._queue.put_back(running)
-        return copy
+        return copies
 
     def preempt_replaced(self, running: Running) -> list[Command]:
         """Let a request leave whose pairs the choice of a step has given to others."""
-        copy = self._write(running)
+        copies, is_evicted = self._write(running)
         running.pairs = ()
-        if not copy:
+        if not is_evicted:
             self._queue.put_back(running)
-        return copy
+        return copies
 
-    def _write(self, running: Running) -> list[Command]:
-        """Take the request out of its seat, and order a copy of it to the pool where it can be evicted."""
+    def _write(self, running: Running) -> tuple[list[Command], bool]:
+        """Take the request out of its seat, and order a copy of it to the pool; return whether it waits there."""
         is_resident = self._here.remove(running)
-        if not (self._policy.evict and is_resident and is_writable(running) and self._writing.has_pages(running)):
+        if not (self._policy.evict and is_writable(running)):
             self.num_preemptions += 1
-            return []
+            return [], False
+        if not (is_resident and self._writing.has_pages(running)):
+            self.num_preemptions += 1
+            return self._write_full_pages(running), False
         self.note_eviction()
         saved, before = self._memory.saved(running), self._memory.copies()
-        return [*before, self._writing.write(running, saved)]
+        return [*before, self._writing.write(running, saved)], True
+
+    def _write_full_pages(self, running: Running) -> list[Command]:
+        copies = self._writing.write_full_pages(running, self._memory.saved(running))
+        return [*self._memory.copies(), *copies] if copies else []
 
     def note_eviction(self) -> None:
         """Count a request that has left with its KV; none is asked for before another one has ended."""

@@ -1,21 +1,96 @@
-"""The seats of a decode worker: prompts that wait here are seated, and requests that are not wanted any more leave."""
+"""The seats of a decode worker: prompts that wait here are seated, and requests that are not wanted any more leave.
+
+waiting ── a seat, and nothing known ────────────────────▶ prompt
+   └────── a seat, and known pages ──▶ fetching ─────────▶ prompt, from its first unknown token on
+                                          └── not intact: waiting, and computed anew; the pool hears Spoiled
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from alignedserve.core import units_for
 from alignedserve.decode_worker.parts.stores import Stores
-from alignedserve.protocol.commands import Command
-from alignedserve.protocol.events import Event, Received, StepDone
+from alignedserve.protocol.commands import Command, CopyIn
+from alignedserve.protocol.events import CopiedIn, Event, MemberLost, Received, StepDone
 from alignedserve.protocol.messages import Attempt, Expect
 from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.selection import first_come
 
 
-class Seats(CorePart):
+class Fetching(CorePart):
+    """Copies what the pool has of a prompt to its pairs; the prompt runs from there on."""
+
     def __init__(self, stores: Stores) -> None:
-        self._roster = stores.roster
+        self._limits, self._policy, self._pool, self._memory = stores.limits, stores.policy, stores.pool, stores.memory
+        self._here, self._queue, self._holds = stores.here, stores.queue, stores.holds
+        self._faults, self._copy_numbers, self._pages = stores.faults, stores.copy_numbers, stores.pages
+        self._from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when their pool was lost
+        self._starts: dict[int, int] = {}  # number of a copy -> tokens of which the device had KV already
+        self._new: list[int] = []  # copies that are not ordered yet
+        self.num_reused_tokens = 0  # that were not computed because the pool had their KV
+        self.num_spoiled_pages = 0  # of the pool that were not intact
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case CopiedIn(number, intact) if number in self._here.fetching:
+                return self._end(number, intact)
+            case CopiedIn(number):
+                self._starts.pop(number, None)  # its prompt has left
+            case MemberLost(member) if member == self._pool.member:
+                self._from_lost_pool = frozenset(self._here.fetching)
+        return []
+
+    def seat(self, prompt: Running) -> None:
+        """Let a prompt run that has got its pairs, after what the pool knows of it has been fetched."""
+        if self._pages.has_to_fetch(prompt) and self._may_fetch(prompt) and self._pool.member is not None:
+            number = next(self._copy_numbers)
+            self._here.fetching[number], self._starts[number] = prompt, prompt.prefix
+            self._new.append(number)
+            prompt.prefix = len(prompt.known) * self._limits.page_size  # a slot that it loses from now on is saved
+        else:
+            self._here.prompts[prompt.request.id] = prompt
+
+    def _may_fetch(self, prompt: Running) -> bool:
+        """Return whether it becomes KV, and is not to be computed anew because it had to leave (`schedule.evict`)."""
+        has_left = len(prompt.output) > len(prompt.request.emitted)
+        return not prompt.blocks and (self._policy.evict or not has_left)
+
+    def fetch(self, now: float) -> list[Command]:
+        """Order the copies of the prompts that were seated since the last turn."""
+        new, self._new = [number for number in self._new if number in self._here.fetching], []
+        return [*self._memory.copies(), *map(self._copy, new)] if new else []
+
+    def _copy(self, number: int) -> Command:
+        """Return the order to copy what the device lacks of a prompt."""
+        assert self._pool.member is not None, "known pages are forgotten with their pool"
+        prompt, start, limits = self._here.fetching[number], self._starts[number], self._limits
+        tokens, pages = prompt.tokens(0, prompt.prefix), prompt.known[start // limits.page_size :]
+        pairs = prompt.pairs[: units_for(len(tokens), limits.block_size)]
+        return CopyIn(number, self._pool.member.holder, pages, pairs, tokens, start, from_right=prompt.from_right)
+
+    def _end(self, number: int, intact: bool) -> list[Command]:
+        """Let the prompt run. KV that is not intact is computed anew, and no other request gets it."""
+        prompt, start = self._here.fetching.pop(number), self._starts.pop(number)
+        if intact:
+            self._here.prompts[prompt.request.id] = prompt
+            prompt.came_with_kv = True
+            self.num_reused_tokens += prompt.prefix - start
+            self._pages.count_cached(prompt)
+            self._pages.publish(prompt)
+            return []
+        pages, prompt.known = prompt.known, ()
+        self._queue.put_back(prompt)
+        if number in self._from_lost_pool:
+            return []
+        self.num_spoiled_pages += len(pages)
+        return [self._faults.count_refused(), *self._pool.tell_spoiled(pages), *self._holds.release(prompt.key)]
+
+
+class Seats(CorePart):
+    def __init__(self, stores: Stores, fetching: Fetching) -> None:
+        self._roster, self._fetching = stores.roster, fetching
         self._limits, self._policy, self._here, self._memory = stores.limits, stores.policy, stores.here, stores.memory
         self._queue, self._order, self._holds, self._notes = stores.queue, stores.order, stores.holds, stores.notes
 
@@ -28,19 +103,14 @@ class Seats(CorePart):
                     self._order.moved(resident)
         return []
 
-    def admit(self, prompt: Running, now: float) -> list[Command]:
-        """Let a new prompt wait for a seat."""
-        self._queue.admit(prompt, now)
-        return []
-
     def named(self, request: str) -> list[Running]:
-        """Return the requests of this name that have block pairs."""
+        """Return the requests of this name that do not wait for a seat."""
         return [running for running in self._roster.occupants() if running.request.id == request]
 
     def seat(self, prompt: Running) -> None:
-        """Count a prompt that has its pairs among those that may be in a step."""
+        """Give a prompt its seat, which has its pairs."""
         self._queue.waiting.remove(prompt)
-        self._here.prompts[prompt.request.id] = prompt
+        self._fetching.seat(prompt)
         self._notes.note("joined", prompt.key)
 
     def seat_prompts(self, now: float) -> None:
@@ -87,7 +157,10 @@ class Seats(CorePart):
         return commands
 
     def attempts(self) -> list[Attempt]:
-        return [running.key for running in self.occupants()]
+        return [running.key for running in self._here_now()]
 
     def occupants(self) -> list[Running]:
-        return [*self._here.seated, *self._here.joining.values()]
+        return [*self._here_now(), *self._here.kept]
+
+    def _here_now(self) -> list[Running]:
+        return [*self._here.seated, *self._here.joining.values(), *self._here.fetching.values()]

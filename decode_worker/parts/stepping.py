@@ -12,18 +12,24 @@ from alignedserve.decode_worker.parts.joining import Joining
 from alignedserve.decode_worker.parts.leaving import AHEAD_STEPS, Leaving
 from alignedserve.decode_worker.parts.preempting import Preempting
 from alignedserve.decode_worker.parts.stores import Stores
-from alignedserve.protocol.commands import Command
+from alignedserve.protocol.commands import Command, SetTimer
+from alignedserve.worker.parts.prefixes import Prefixes
 from alignedserve.worker.parts.step_end import begin_step
 from alignedserve.worker.step.limits import Selection, caution, rules_of
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.selection import select
 
+_ANSWER = "answer"  # timer: the next step waits no longer for the pool
+
 
 class Stepping:
-    def __init__(self, stores: Stores, joining: Joining, preempting: Preempting, leaving: Leaving) -> None:
+    def __init__(
+        self, stores: Stores, prefixes: Prefixes, joining: Joining, preempting: Preempting, leaving: Leaving
+    ) -> None:
         self._limits, self._pace, self._steps = stores.limits, stores.pace, stores.steps
         self._here, self._counts, self._queue = stores.here, stores.step_counts, stores.queue
         self._memory, self._order = stores.memory, stores.order
+        self._prefixes = prefixes
         self._joining, self._preempting, self._leaving = joining, preempting, leaving
         self._looks_ahead = stores.setup.look_ahead > 0
         why_not = stores.policy.pairs.why_not_ahead
@@ -35,15 +41,19 @@ class Stepping:
         """Plan the next step where none runs, and the one after it where that is possible."""
         if self._steps.running is not None:
             return self._plan_ahead(self._steps.running, now)
-        if self._here.joining:  # the copies come before the step in any case: their requests are to run in it
+        if self._here.is_copying:  # the copies come before the step in any case: their requests are to run in it
             return []
+        if now < self._prefixes.answered_by and (self._here.num_seated or self._queue.waiting):
+            return [SetTimer(_ANSWER, self._prefixes.answered_by)]
         before = self._order.packer.prepare(self, now)
         selection = self._choose(before, now)
         # A request that had left, and that the pool knows, is seated by one choice and computed anew by the next.
-        while not selection.chunks and not selection.decodes:
+        while not selection.chunks and not selection.decodes and not self._here.fetching:
             if not selection.seated and not self._make_room(before, now):
                 break
             selection = self._choose(before, now)
+        if self._here.fetching:  # the step is chosen anew when the pages of these prompts are here
+            return before
         self._counts.count(selection.decodes)
         before += self._memory.copies()
         decodes = _decodes_of(selection)
@@ -73,7 +83,7 @@ class Stepping:
 
     def _choose(self, before: list[Command], now: float) -> Selection:
         """Choose what runs in the next step. Commands that must come before it are added to `before`."""
-        seats = 0 if self._joining.next_candidate(now) is not None else self._limits.max_batch - self._here.num_seated
+        seats = self._limits.max_batch - self._here.num_seated if self._joining.takes_prompts(now) else 0
         packer, waiting = self._order.packer, self._queue.waiting
         decodes, prompts = packer.runnable(*self._memory.runnable())
         seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, now)
@@ -82,7 +92,8 @@ class Stepping:
             before += self._preempting.preempt_replaced(running)
         for prompt in selection.seated:
             self._preempting.seat(prompt)
-        packer.planned(selection)
+        if not self._here.fetching:
+            packer.planned(selection)
         selection, commands = self._memory.settle(selection, now)
         before += commands
         return selection
@@ -108,7 +119,7 @@ class Stepping:
 
     def _is_settled(self, running: StepPlan, now: float) -> bool:
         """Return whether every request that is here decodes in it, or has joined since, and has memory to go on."""
-        has_prompts = running.chunks or self._queue.waiting or self._here.prompts
+        has_prompts = running.chunks or self._queue.waiting or self._here.unfinished or self._prefixes.asking
         if has_prompts or self._steps.runs_in_vain or not self._all_run:
             return False
         first = self._joining.next_candidate(now)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 from alignedserve.core import WorkerLimits
 from alignedserve.decode_worker.memory.hidden import WeighedMemory
 from alignedserve.decode_worker.memory.plain import PlainMemory
@@ -11,12 +13,12 @@ from alignedserve.decode_worker.requests.band import RunningBatch
 from alignedserve.decode_worker.requests.candidates import CandidateLists
 from alignedserve.decode_worker.requests.line import CandidateOrder
 from alignedserve.decode_worker.requests.occupancy import Occupancy
-from alignedserve.decode_worker.requests.pool_holds import PoolHolds
 from alignedserve.decode_worker.requests.step_counts import StepCounts
 from alignedserve.scheduling.policy import Cache, Layout, Packing, Policy
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.parts.common import Common
+from alignedserve.worker.parts.pool_holds import PoolHolds
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.setup import WorkerSetup
 
@@ -29,7 +31,7 @@ class Stores(Common):
         self.step_counts = StepCounts()
         super().__init__(setup, self._memory_of)
         self.line = CandidateOrder(self.pace, self.here, self.candidates, self.steps)
-        self.holds = PoolHolds(self.pool)
+        self.holds, self.copy_numbers = PoolHolds(self.pool), count(1)  # of copies from the pool
         self.queue = PromptQueue(self, lambda prompt: self.holds.release(prompt.key))
 
     def _memory_of(self, steps: StepsInFlight) -> PlainMemory:

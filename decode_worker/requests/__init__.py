@@ -5,7 +5,6 @@ candidates.py  The requests that join as soon as there is room: candidate reques
 line.py        The line of candidate requests: the order in which they join, and how long each has to wait.
 transfers.py   Transfers of KV from prefill workers to this one.
 departures.py  Requests that leave for a prefill worker; each has its pairs until it is sent.
-pool_holds.py  The requests whose pages the pool keeps for this worker until it releases them.
 step_counts.py How many steps had members of how many batches, and how far their prefixes lay apart.
 band.py        The batch that runs, and which requests are about as long as its members (AlignedServe §3.4).
 """

@@ -2,10 +2,11 @@
 
 residents  decode, or are about to: all their tokens but the last have KV here
 prompts    have pairs, and run chunk by chunk
+fetching   have pairs, and the pages that hold their first tokens are being copied there; prompts after that
 joining    have pairs, and the pages that hold their KV are being copied there
 received   have pairs, and their KV is on its way from a prefill worker (transfers.py)
 departing  have pairs, and leave for a prefill worker, but may have to stay (departures.py)
-kept       have ended, and have pairs until their answers are on their way to the pool
+kept       have ended, and have pairs until their KV is on its way to the pool
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Occupancy:
         self.residents: dict[str, Running] = {}
         self.prompts: dict[str, Running] = {}
         self.joining: dict[int, Running] = {}  # number of the copy -> request
+        self.fetching: dict[int, Running] = {}  # likewise
         self.kept: list[Running] = []
         self.transfers = IncomingTransfers()
         self.departures = Departures()
@@ -48,6 +50,11 @@ class Occupancy:
         return [*self.residents.values(), *self.prompts.values()]
 
     @property
+    def unfinished(self) -> list[Running]:
+        """Return the prompts that have pairs and are not through."""
+        return [*self.prompts.values(), *self.fetching.values()]
+
+    @property
     def best_effort(self) -> list[Running]:
         """Return the best-effort requests that may be in a step, and so can leave."""
         return [running for running in self.seated if not running.promise.is_rt]
@@ -55,7 +62,7 @@ class Occupancy:
     @property
     def num_seated(self) -> int:
         """Return how many requests have a seat; a departing one may have to stay."""
-        seated = len(self.residents) + len(self.prompts) + len(self.joining)
+        seated = len(self.residents) + len(self.prompts) + len(self.joining) + len(self.fetching)
         return seated + len(self.transfers.joining) + len(self.departures)
 
     @property
@@ -66,7 +73,12 @@ class Occupancy:
     @property
     def is_changing(self) -> bool:
         """Return whether some request has pairs and is on its way here, or leaves them."""
-        return bool(self.joining or self.transfers.occupants or self.departures)
+        return bool(self.is_copying or self.transfers.occupants or self.departures)
+
+    @property
+    def is_copying(self) -> bool:
+        """Return whether pages are being copied here for a request that is to run in the next step."""
+        return bool(self.joining or self.fetching)
 
     def pairs_needed(self, steps: int, block_size: int) -> int:
         """Return the pairs that decodes need to go on for so many steps."""
@@ -83,11 +95,12 @@ class Occupancy:
         return is_resident
 
     def take(self, request: str, attempt: int) -> list[Running]:
-        """Remove residents, prompts and joining requests of this name, up to this attempt."""
+        """Remove all requests of this name that have a seat, up to this attempt."""
         return [
             *_taken(self.residents, request, attempt),
             *_taken(self.prompts, request, attempt),
             *_taken(self.joining, request, attempt),
+            *_taken(self.fetching, request, attempt),
         ]
 
     # --- A shortage of memory

@@ -1,10 +1,11 @@
 """Choose the worker that runs a prompt, and the decode worker that the request should go on to.
 
-A prompt goes to the worker with the earliest predicted first token, behind the prompts that run before it there. Where
-promises decide the order, only real-time prompts run before a real-time one. Workers do not compute again what their
-node's pool has of a prompt's beginning: where several nodes have pools, the nodes that had this beginning before have
-less to do (beginnings.py). The request goes on to a decode worker of the same node if one has room, else to the node
-whose decode worker has most room: the KV travels there by the collective transport, and the request stays there.
+A prompt goes to the worker with the earliest predicted first token, behind the prompts that run before it there: a
+prefill worker, or a decode worker where these run the prompts (colocated). Where promises decide the order, only
+real-time prompts run before a real-time one. Workers do not compute again what their node's pool has of a prompt's
+beginning: where several nodes have pools, the nodes that had this beginning before have less to do (beginnings.py).
+From a prefill worker the request goes on to a decode worker of the same node if one has room, else to the node whose
+decode worker has most room: the KV travels there by the collective transport, and the request stays there.
 
     prompts pile up    decode workers that have room take prompts of chats
     decodes pile up    decode workers have no room left, and take no prompts
@@ -35,9 +36,10 @@ _NOWHERE: Mapping[str, int] = {}
 
 
 class Placement:
-    def __init__(self, policy: Policy, block_size: int, kv_tokens: int) -> None:
-        """`kv_tokens` is the number of tokens that a decode worker's device holds; 0 means not known."""
-        self._policy, self._kv_tokens = policy, kv_tokens
+    def __init__(self, policy: Policy, block_size: int, kv_tokens: int, prompts_on: Role = Role.PREFILL) -> None:
+        """`kv_tokens` is the number of tokens that a decode worker's device holds; 0 means not known. `prompts_on` is
+        the role of the workers that run the prompts."""
+        self._policy, self._kv_tokens, self._prompts_on = policy, kv_tokens, prompts_on
         self._num_at: Counter[str] = Counter()  # member -> number of its requests
         self._holdings: dict[str, Holdings] = {}  # member -> memory of its requests
         self._backlogs: dict[str, Backlog] = {}  # worker -> its prompts, including those sent since it told
@@ -48,7 +50,7 @@ class Placement:
         self._block_size = block_size
         self._node: dict[str, str] = {}  # worker -> node
         self._rooms: dict[str, Rooms] = {}  # node -> the room of its decode workers
-        self._prefill_at: dict[str, dict[str, None]] = {}  # node -> its prefill workers, in the order of their arrival
+        self._run_prompts_at: dict[str, dict[str, None]] = {}  # node -> its workers that do, in the order of arrival
         self._beginnings = Beginnings()
         self._late: dict[str, tuple[int, int]] = {}  # decode worker -> (chats that it decodes, late ones among them)
 
@@ -60,8 +62,8 @@ class Placement:
         if self._node.get(worker.name, worker.node) != worker.node:  # it has started again on another node
             self._leave_node(worker.name)
         self._roles[worker.name], self._node[worker.name] = worker.role, worker.node
-        if worker.role is Role.PREFILL:
-            self._prefill_at.setdefault(worker.node, {})[worker.name] = None
+        if worker.role is self._prompts_on:
+            self._run_prompts_at.setdefault(worker.node, {})[worker.name] = None
         self._update_load(worker.name)
 
     def lost(self, member: str) -> None:
@@ -77,7 +79,7 @@ class Placement:
 
     def _leave_node(self, worker: str) -> None:
         self._rooms_of(worker).forget(worker)
-        self._prefill_at.get(self._node[worker], {}).pop(worker, None)
+        self._run_prompts_at.get(self._node[worker], {}).pop(worker, None)
 
     def renewed(self, member: str) -> None:
         """Note that the member has started again: what its earlier incarnation had is gone."""
@@ -176,18 +178,18 @@ class Placement:
             return None
         return max(0, self._holdings_of(worker).rt_with_one_more(request) - self._kv_tokens)
 
-    def runs_prompts(self, pools: Pools) -> bool:
-        """Return whether any worker runs prompts: a prefill worker, or a decode worker where there is no pool."""
-        return bool(self._num_workers[Role.PREFILL] or (self._num_workers[Role.DECODE] and not pools))
+    @property
+    def runs_prompts(self) -> bool:
+        """Return whether there is a worker that runs prompts."""
+        return self._num_workers[self._prompts_on] > 0
 
     def worker_for(self, request: Request, pools: Pools, now: float) -> str | None:
-        if not self.runs_prompts(pools):
-            return None
-        prefill, decode = (self._loads[role, request.service].least(now) for role in WORKERS)
-        if prefill is None:
-            return decode
-        if len(pools) > 1 and (known := self._known(request, pools)):
-            prefill = self._first_through(prefill, request, known, now)
+        first = self._loads[self._prompts_on, request.service].least(now)
+        if first is not None and len(pools) > 1 and (known := self._known(request, pools)):
+            first = self._first_through(first, request, known, now)
+        if first is None or self._prompts_on is Role.DECODE:
+            return first
+        prefill, decode = first, self._loads[Role.DECODE, request.service].least(now)
         helps = (
             decode is not None
             and self._node[decode] in pools
@@ -196,8 +198,8 @@ class Placement:
         return decode if helps else prefill
 
     def _first_through(self, least: str, request: Request, known: Mapping[str, int], now: float) -> str:
-        """Return the prefill worker with the earliest first token: the least loaded, or one near its prefix."""
-        others = [worker for node in known if self._decodes_at(node) for worker in self._prefill_at.get(node, ())]
+        """Return the worker with the earliest first token: the least loaded, or one near its prefix."""
+        others = [worker for node in known if self._decodes_at(node) for worker in self._run_prompts_at.get(node, ())]
 
         def first_token_s(worker: str) -> float:
             return self._wait_s(worker, request.service, now) + self._prompt_s(worker, request, known)

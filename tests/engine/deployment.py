@@ -151,8 +151,8 @@ def deployed(
     pages: int = PAGES,
     look_ahead: int = 0,
 ) -> Iterator[Deployment]:
-    """Make the deployment, with the arena in the directory; `cost` is the decode worker's cost model; `direct`: from
-    device to device."""
+    """Make the deployment, with the arena in the directory, or no pool where there are no pages; `cost` is the decode
+    worker's cost model; `direct`: from device to device."""
     setup = WorkerSetup(LIMITS, policy, cost, root=b"model", direct=direct, look_ahead=look_ahead)
     cores: dict[str, Any] = {"decode-0": DecodeCore(setup)}
     if topology == "1+1":
@@ -174,7 +174,7 @@ def deployed(
         engine.cache.fill_(float("nan"))  # NaN shows if a request reads places that were not written for it
     made = Deployment(cores, hands)
     with ExitStack() as arenas:
-        if topology == "1+1":
+        if pages:
             extents, sizes = _pages(engines["decode-0"], pages)
             cores["pool-0"] = PoolCore(extents, BLOCK, policy)
             arena = Arena.create(path, pages=extents, payload_bytes=sizes, page_size=PAGE, incarnation=1)

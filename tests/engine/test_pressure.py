@@ -5,7 +5,7 @@ one
 process.
 
     evicted         a request is computed anew where there is no pool; else it goes to the pool, or to the prefill
-                    worker and back
+                    worker and back, or waits and fetches what the pool has of it
     two in a pair   the transport is through the pool (docs/how/blocks.md): no request goes to a prefill worker
     hidden          of a model whose hidden vectors are smaller than its K and V: OPT's, and not grouped Llama's
 """
@@ -29,6 +29,7 @@ HYBRID = Policy(candidate_share=1.0, cache=Cache.HYBRID)
 SHARED = Policy(blocks=Layout.BIDIRECTIONAL)
 LITTLE_KEPT = Policy(blocks=Layout.BIDIRECTIONAL, checkpoints=0.2)
 FEW_PAGES = 14  # pages of the pool: some evicted requests find none, and are computed anew, as hidden vectors
+FEWER_PAGES = 8  # what has to leave waits on the worker, and fetches what the pool has of it
 PREFILL_PAIRS = 40
 
 
@@ -47,6 +48,8 @@ def happened(core: DecodeCore) -> set[str]:
         "eviction to the pool": core.counts.evictions - core.counts.evicted_aside,
         "eviction to candidate requests": core.counts.evicted_aside,
         "batch switch": core.counts.switches > 1,
+        "fetched": core.counts.reused_tokens,
+        "kept": core.counts.kept_pages,
     }
     if core.shared is not None:
         slots = core.shared.counts
@@ -67,11 +70,15 @@ KINDS = {"hidden", "projected"}
     ("topology", "name", "policy", "seed", "pages", "wanted"),
     [
         ("1+1", "gqa-untied", PLAIN, 2, PAGES, LEAVING | ASIDE),
-        ("1+1", "gqa-untied", LITTLE_KEPT, 2, PAGES, LEAVING | SLOTS),
-        ("1+1", "opt", HYBRID, 22, FEW_PAGES, LEAVING | ASIDE | KINDS),
-        ("colocated", "gqa-untied", PLAIN, 2, PAGES, {"preemption"}),
+        ("1+1", "gqa-untied", LITTLE_KEPT, 0, PAGES, LEAVING | SLOTS),
+        ("1+1", "opt", HYBRID, 10, FEW_PAGES, LEAVING | ASIDE | KINDS),
+        ("colocated", "gqa-untied", PLAIN, 2, PAGES, {"preemption", "eviction to the pool", "kept"}),
+        ("colocated", "gqa-untied", PLAIN, 6, FEWER_PAGES, {"preemption", "eviction to the pool", "fetched", "kept"}),
+        ("colocated", "gqa-untied", PLAIN, 2, 0, {"preemption"}),
         ("colocated", "gqa-untied", SHARED, 15, PAGES, SLOTS),
+        ("colocated", "gqa-untied", SHARED, 15, 0, SLOTS),
         ("colocated", "opt", HYBRID, 2, PAGES, {"preemption"} | KINDS),
+        ("colocated", "opt", HYBRID, 2, 0, {"preemption"} | KINDS),
     ],
 )
 def test_what_they_say_is_what_they_say_alone(

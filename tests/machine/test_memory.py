@@ -70,15 +70,15 @@ def test_a_file_without_a_header(folder: Path, content: bytes) -> None:
 
 
 def test_what_fits_and_what_does_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = 200 + 512 + STEP_MB
-    check(folder, needed, monkeypatch)
+    needed = 200 + 512 + STEP_MB + 128
+    check(folder, needed, monkeypatch, kvpool__memory_mb=128)
     with pytest.raises(MemoryTooSmall) as refused:
-        check(folder, needed - 100, monkeypatch)
+        check(folder, needed - 100, monkeypatch, kvpool__memory_mb=128)
     assert str(refused.value) == (
         f"{needed - 100} MB of memory are available, {needed} are needed: a worker takes 200 MB of weights as bfloat16,"
-        f" 512 of KV and {STEP_MB} for a step: lower engine.kv_memory_mb from 512 to 412"
+        f" 512 of KV and {STEP_MB} for a step, the KV pool 128: lower engine.kv_memory_mb from 512 to 412"
     )
-    check(folder, needed - 100, monkeypatch, engine__kv_memory_mb=412)
+    check(folder, needed - 100, monkeypatch, engine__kv_memory_mb=412, kvpool__memory_mb=128)
 
 
 def test_all_workers_and_the_pool_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,8 +99,8 @@ def test_a_pool_that_takes_all_of_it(folder: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("available", "changes", "advice"),
     [
-        (210, {}, "lower engine.max_step_tokens from 512, and engine.kv_memory_mb"),
-        (390, {"engine__dtype": "float32"}, "set engine.dtype to bfloat16"),
+        (218, {}, "lower engine.max_step_tokens from 512, and engine.kv_memory_mb"),
+        (398, {"engine__dtype": "float32"}, "set engine.dtype to bfloat16"),
         (100, {}, "take a smaller model"),
     ],
 )
@@ -108,7 +108,7 @@ def test_advice_where_less_kv_is_not_enough(
     available: int, changes: dict[str, Any], advice: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(MemoryTooSmall) as refused:
-        check(folder, available, monkeypatch, **changes)
+        check(folder, available, monkeypatch, kvpool__memory_mb=8, **changes)
     assert advice in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -126,9 +126,10 @@ def test_where_nobody_says_what_there_is_nothing_is_refused(folder: Path, monkey
 
 
 def test_checkpoints_are_counted_for_requests_that_make_them(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shared = {"schedule__room": "growing", "schedule__blocks": "bidirectional", "engine__kv_memory_mb": 64}
-    least = 200 + 64 + STEP_MB
-    check(folder, least, monkeypatch, engine__kv_memory_mb=64)
+    shared: dict[str, Any] = {"schedule__room": "growing", "schedule__blocks": "bidirectional"}
+    shared |= {"engine__kv_memory_mb": 64, "kvpool__memory_mb": 8}
+    least = 200 + 64 + STEP_MB + 8
+    check(folder, least, monkeypatch, engine__kv_memory_mb=64, kvpool__memory_mb=8)
     check(folder, least + 64, monkeypatch, **shared)
     check(folder, least, monkeypatch, **shared, schedule__checkpoints=0.0)
     message = r"checkpoints 64: lower schedule.checkpoints from 1 to 0.5"

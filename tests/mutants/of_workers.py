@@ -63,14 +63,14 @@ PREFILL = (
     ),
     Mutant(
         "late prefix kept",
-        "prefill_worker/prefixes.py",
-        "return [] if here else self._known.release(attempt, pages)",
+        "alignedserve/worker/parts/prefixes.py",
+        "return self._pool.send(Release(*attempt)) if pages else []",
         "return []",
         "The pool holds a prefix for a prompt that is not there any more.",
     ),
     Mutant(
         "old pool's pages stay known to prompts",
-        "prefill_worker/prefixes.py",
+        "alignedserve/worker/parts/prefixes.py",
         "                for running in (*self._roster.occupants(), *self._queue.waiting):\n"
         "                    running.known = ()\n",
         "",
@@ -200,11 +200,11 @@ DECODE = (
         "The pool keeps the pages of a candidate that was cancelled.",
     ),
     Mutant(
-        "old pool's pages stay known to residents",
+        "old pool's pages stay known to what was on its way there",
         f"{_DECODE}/parts/writing.py",
-        "            running.known = ()\n",
-        "            pass\n",
-        "A resident names pages of a pool that died when it goes to the next pool.",
+        "            running.known = ()\n            self._queue.put_back(running)\n",
+        "            self._queue.put_back(running)\n",
+        "A request that was being written names pages of a pool that died when it goes to the next pool.",
     ),
     Mutant(
         "failed pull forgotten",

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Entry, ServiceClass, StepResult
-from alignedserve.prefill_worker.prefixes import ANSWER_S
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send, SendKv
 from alignedserve.protocol.events import CopiedOut, KvSent, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
@@ -27,6 +26,7 @@ from alignedserve.protocol.messages import (
     Pull,
 )
 from alignedserve.scheduling.policy import Policy
+from alignedserve.worker.parts.prefixes import ANSWER_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 

@@ -8,7 +8,6 @@ import pytest
 
 from alignedserve.core import Chunk, Due, Entry, FinishReason, Request, Sampling, ServiceClass, StepPlan, StepResult
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.prefill_worker.prefixes import ANSWER_S
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedIn, CopiedOut, MemberJoined, MemberLost, StepDone, TimerFired
@@ -30,6 +29,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.worker.parts.part import REFRESH_S
+from alignedserve.worker.parts.prefixes import ANSWER_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, STOP, entry, request, said
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Chunk, Due, Entry, FinishReason, Logprob, Sampling, StepPlan, StepResult
-from alignedserve.prefill_worker.prefixes import ANSWER_S
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedOut, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
@@ -29,6 +28,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice
 from alignedserve.worker.parts.part import REFRESH_S
+from alignedserve.worker.parts.prefixes import ANSWER_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, member, next_attempt, request, said
 

@@ -172,11 +172,11 @@ SCHEMA = [
     "Tokens(outputs: tuple[Output, ...])",
     "Resend(request: str, attempt: int, index: int)",
     "Acknowledge(requests: tuple[str, ...])",
-    "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], ended: "
-    "tuple[tuple[str, int], ...], lengths: tuple[int, ...], lost: tuple[tuple[str, int], ...], unknown: "
-    "tuple[tuple[str, int], ...], returned: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
-    "Report(num_running: int, band: tuple[int, int] | None, free_pairs: int, batch: int, times: StepTimes, "
-    "num_requests: int, num_batch: int, num_buffered: int, num_rt: int, num_late: int)",
+    "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], ended: tuple[tuple[str, int"
+    "], ...], lengths: tuple[int, ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, int], ...], retur"
+    "ned: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
+    "Report(num_running: int, band: tuple[int, int] | None, free_pairs: int, batch: int, times: StepTimes, num_request"
+    "s: int, num_batch: int, num_buffered: int, num_rt: int, num_late: int)",
     "Declare(requests: tuple[Request, ...], is_last: bool)",
     "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int, is_retiring: bool)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",
@@ -198,38 +198,40 @@ SCHEMA = [
     "Prefetched(attempts: tuple[tuple[str, int], ...])",
     "LetGo(attempts: tuple[tuple[str, int], ...])",
     "Kept(request: str, attempt: int, pages: tuple[int, ...], names: tuple[int, ...])",
-    "Keep(request: str, attempt: int, num_known: int, pages: tuple[int, ...], names: tuple[int, ...])",
-    "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: "
-    "int, band: tuple[int, int] | None, cost: Coefficients, rt_pairs: int, wants_batch: bool, ahead: int, wait_s:"
-    " float)",
+    "Keep(request: str, attempt: int, num_known: int, pages: tuple[int, ...], names: tuple[int, ...], service: Service"
+    "Class, goes_on: bool)",
+    "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: int, ba"
+    "nd: tuple[int, int] | None, cost: Coefficients, rt_pairs: int, wants_batch: bool, ahead: int, wait_s: float)",
     "Batch(entries: tuple[Entry, ...], is_pinned: bool, is_dynamic: bool)",
     "Release(request: str, attempt: int)",
-    "Figures(usage: Usage | None, num_refused: int, num_compressed: int, num_incompressible: int, "
-    "num_failed_transfers: int, rebuilt_s: float | None, rt: Stages | None, be: Stages | None, member: str)",
+    "Figures(usage: Usage | None, num_refused: int, num_compressed: int, num_incompressible: int, num_failed_transfers"
+    ": int, rebuilt_s: float | None, steps: DecodeSteps | None, slowdown: float, rt: Stages | None, be: Stages | None,"
+    " member: str)",
     "Member(name: str, role: Role, node: str, incarnation: int, address: str, transport: str)",
     "Life(name: str, role: Role, incarnation: int)",
-    "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], sampling: "
-    "Sampling, max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, arrival_at: float,"
-    " priority: int, emitted_at: float | None, salt: str, estimate: Estimate | None)",
+    "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], sampling: Sampling,"
+    " max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, arrival_at: float, priority: int"
+    ", emitted_at: float | None, salt: str, estimate: Estimate | None)",
     "Sketch(counts: bytes, text: str)",
     "Estimate(mean: int, upper: int)",
-    "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None, "
-    "logprobs: tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], num_cached: int)",
-    "Backlog(prompts_s: float, prompt_token_s: float, rt_prompts_s: float, loaded_token_s: float, "
-    "rt_loaded_token_s: float)",
+    "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None, logprobs: tu"
+    "ple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], num_cached: int)",
+    "Backlog(prompts_s: float, prompt_token_s: float, rt_prompts_s: float, loaded_token_s: float, rt_loaded_token_s: f"
+    "loat)",
     "StepTimes(mean_s: float, most_s: float)",
     "ServiceClass: rt be",
-    "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None, logprobs: "
-    "tuple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], names: tuple[int, ...], num_cached: int)",
-    "Coefficients(fixed: float, token: tuple[float, ...], work: float, chunk: float, cached: float, decode: "
-    "float, prefix: float, bubble: float, hidden: float)",
+    "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None, logprobs: tuple[Logprob"
+    ", ...], prompt_logprobs: tuple[Logprob, ...], names: tuple[int, ...], num_cached: int)",
+    "Coefficients(fixed: float, token: tuple[float, ...], work: float, chunk: float, cached: float, decode: float, pre"
+    "fix: float, bubble: float, hidden: float)",
     "Usage(rt: int, be: int, shared: int, idle: int, leased: int, free: int)",
+    "DecodeSteps(by_batches: tuple[int, ...], by_spread: tuple[int, ...], spread_tokens: int, switches: int, prefetche"
+    "d: int, in_vain: int)",
     "Stages(unplaced: int, prefill: int, pool: int, decode: int)",
     "Role: router gateway prefill decode pool jobs",
-    "Sampling(temperature: float, top_k: int, top_p: float, seed: int, min_p: float, repetition_penalty: float, "
-    "presence_penalty: float, frequency_penalty: float, min_tokens: int, logit_bias: tuple[tuple[int, float], "
-    "...], allowed_tokens: tuple[int, ...], grammar: Choice | None, syntax: str, logprobs: int | None, "
-    "prompt_logprobs: int | None)",
+    "Sampling(temperature: float, top_k: int, top_p: float, seed: int, min_p: float, repetition_penalty: float, presen"
+    "ce_penalty: float, frequency_penalty: float, min_tokens: int, logit_bias: tuple[tuple[int, float], ...], allowed_"
+    "tokens: tuple[int, ...], grammar: Choice | None, syntax: str, logprobs: int | None, prompt_logprobs: int | None)",
     "Slo(ttft_s: float, tbt_s: float, jct_s: float, strict: bool)",
     "FinishReason: stop length error doubt",
     "Logprob(value: float, top: tuple[tuple[int, float], ...])",

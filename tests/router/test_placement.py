@@ -30,8 +30,8 @@ def be(prompt: int = 100) -> Request:
     return replace(rt(prompt), service=ServiceClass.BE, slo=Slo(jct_s=600.0))
 
 
-def placement(*workers: str, policy: Policy = DEFAULT_POLICY) -> Placement:
-    found = Placement(policy, block_size=16, kv_tokens=1600)
+def placement(*workers: str, policy: Policy = DEFAULT_POLICY, prompts_on: Role = Role.PREFILL) -> Placement:
+    found = Placement(policy, block_size=16, kv_tokens=1600, prompts_on=prompts_on)
     for name in workers:
         found.met(member(name))
     return found
@@ -64,10 +64,14 @@ class TestWhere:
         assert found.worker_for(rt(), POOL, NOW) == "prefill-1"
         assert found.ahead_of(rt(), POOL, NOW).prompts_s == pytest.approx(0.05)
 
-    def test_without_prefill_workers_and_pool_decode_workers_run_prompts(self) -> None:
+    def test_colocated_decode_workers_run_prompts_with_and_without_a_pool(self) -> None:
+        found = placement("decode-0", prompts_on=Role.DECODE)
+        assert found.worker_for(rt(), {}, NOW) == found.worker_for(be(), POOL, NOW) == "decode-0"
+
+    def test_where_prefill_workers_run_prompts_these_wait_for_one(self) -> None:
         found = placement("decode-0")
-        assert found.worker_for(rt(), {}, NOW) == "decode-0"
-        assert found.worker_for(rt(), POOL, NOW) is None
+        assert not found.runs_prompts
+        assert found.worker_for(rt(), {}, NOW) is found.worker_for(rt(), POOL, NOW) is None
 
     def test_a_worker_that_is_lost_gets_nothing(self) -> None:
         found = placement("prefill-0", "prefill-1")
@@ -118,7 +122,7 @@ class TestMemoryOfAWorker:
     """
 
     def colocated(self, kv_tokens: int = 450) -> Placement:
-        found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=kv_tokens)
+        found = Placement(DEFAULT_POLICY, block_size=16, kv_tokens=kv_tokens, prompts_on=Role.DECODE)
         for name in ("decode-0", "decode-1"):
             found.met(member(name))
         return found

@@ -36,7 +36,7 @@ def can_travel(seed: int) -> bool:
 
 def test_documents_of_a_node_without_a_pool_are_taken_in_by_those_that_have_one() -> None:
     taken = 0
-    for seed in (45, 57, 61):  # among the first seeds in which there are too few seats for the documents
+    for seed in (45, 93, 108):  # among the first seeds in which there are too few seats for the documents
         scenario = on_nodes(seed)
         simulation = Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
         assert not simulation.run().problems
@@ -78,4 +78,5 @@ def test_the_next_turn_of_a_conversation_goes_where_the_turn_before_was() -> Non
     simulation = Simulation(settings, asked)
     assert not simulation.run().problems
     workers = [process.core for process in simulation.world.processes if isinstance(process.core, PrefillCore)]
-    assert sum(core.num_reused_tokens for core in workers) >= 0.8 * 20 * 1800
+    reused = sum(core.num_reused_tokens + core.num_shared_tokens for core in workers)  # of the pool, of the device
+    assert reused >= 0.8 * 20 * 1800

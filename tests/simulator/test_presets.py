@@ -107,8 +107,9 @@ TRAITS: Mapping[tuple[str, str], Trait] = MappingProxyType(
         ("accelgen", "fastgen"): lambda of: num_sizes(of) > 200 and is_mixed(of),
         ("mlfq", "fastserve"): recomputes,
         ("fastserve", "mlfq"): lambda of: not recomputes(of),
-        ("alise", "alise-defer"): recomputes,
-        ("alise-defer", "alise"): lambda of: not recomputes(of),
+        ("alise", "alise-recompute"): lambda of: not recomputes(of),
+        ("alise-recompute", "alise-defer"): recomputes,
+        ("alise-defer", "alise-recompute"): lambda of: not recomputes(of),
         ("bros", "vllm-chunked"): lambda of: chats_in_time(of) == 1.0,
     }
 )
@@ -129,7 +130,6 @@ def test_it_does_what_its_kin_does_not(preset: str, kin: str) -> None:
 
 
 def test_alise_keeps_leaving_requests_in_the_pool_and_its_ablation_computes_them_anew() -> None:
-    """The two differ only with a pool: colocated, both recompute."""
     assert not recomputes(run("alise", "1+1"))
     assert recomputes(run("alise-recompute", "1+1"))
 

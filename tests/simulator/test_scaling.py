@@ -112,7 +112,7 @@ def test_colocated_workers_too() -> None:
     colocated = replace(SPLIT, topology=Topology(), sizes=replace(SIZES, ranges={Role.DECODE: Range(1, 4)}))
     simulation, share = served(colocated)
     decode = counts(simulation, Role.DECODE)
-    assert share > 0.8
+    assert share > 0.75
     assert max(decode) >= 2
     assert decode[-1] < max(decode)
 

@@ -55,6 +55,7 @@ class CopyRecord:
     seconds: float
     to_device: bool  # False: from the device
     num_tokens: int
+    aside: bool = False  # beside steps
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
     process "requests"   a track for each request, from its arrival to its end, and a mark at its first token
     process decode-0     steps │prefill│  decode  │ mixed │ ...
-                         copies   │to device│     │from device│
+                         copies   │to device│     │from device│, and those beside steps on a track of their own
 
 Times are microseconds since the run began. An event that begins after the limit is left out. A step or a copy that ends
 after the limit is shown whole; a request is cut at the limit.
@@ -19,7 +19,7 @@ from alignedserve.simulator.records.records import CopyRecord, RequestOutcome, R
 from alignedserve.simulator.reports.step_figures import spread
 
 _REQUESTS = 1  # pid of the requests; workers have the following pids
-_STEPS, _COPIES = 1, 2  # tids of a worker's tracks
+_STEPS, _COPIES, _ASIDE = 1, 2, 3  # tids of a worker's tracks
 
 TraceEvent = dict[str, Any]
 
@@ -74,6 +74,7 @@ def _names(view: _View) -> Iterator[TraceEvent]:
         yield _name("process_name", worker, pid)
         yield _name("thread_name", "steps", pid, _STEPS)
         yield _name("thread_name", "copies", pid, _COPIES)
+        yield _name("thread_name", "copies beside steps", pid, _ASIDE)
 
 
 def _name(event: str, name: str, pid: int, tid: int = 0) -> TraceEvent:
@@ -93,7 +94,7 @@ def _step(view: _View, step: StepRecord) -> TraceEvent:
 
 def _copy(view: _View, copy: CopyRecord) -> TraceEvent:
     name = "to device" if copy.to_device else "from device"
-    place = {"name": name, "cat": "copy", "pid": view.pids[copy.worker], "tid": _COPIES}
+    place = {"name": name, "cat": "copy", "pid": view.pids[copy.worker], "tid": _ASIDE if copy.aside else _COPIES}
     return place | view.span(copy.began_at, copy.seconds) | {"args": {"tokens": copy.num_tokens}}
 
 

@@ -70,6 +70,7 @@ class Waiting:
         self._all: OrderedDict[Running, int] = OrderedDict()
         self._rt_alone: OrderedDict[Running, None] = OrderedDict()  # the real-time ones of them
         self._be_alone: OrderedDict[Running, None] = OrderedDict()
+        self._again: dict[Running, None] = {}  # those that had a seat before
         self._named: dict[str, list[Running]] = {}
         self._ttfts: Counter[float] = Counter()  # promised time to the first token -> real-time prompts
         self.num_tokens = self.num_rt_tokens = 0  # to be run of all prompts, and of the real-time ones
@@ -113,6 +114,12 @@ class Waiting:
     def num_rt(self) -> int:
         return len(self._rt_alone)
 
+    @property
+    def come_first(self) -> bool:
+        """Return whether a prompt waits that comes before best-effort requests which the pool has: of a chat, or of a
+        request that had a seat before."""
+        return bool(self._rt_alone or self._again)
+
     def _alone(self, running: Running) -> OrderedDict[Running, None]:
         return self._rt_alone if running.promise.is_rt else self._be_alone
 
@@ -140,14 +147,16 @@ class Waiting:
             self._moved[running] = None
 
     def add_first(self, running: Running) -> None:
-        """Add a prompt before all that have arrived."""
+        """Add a request that had a seat before all that have arrived."""
         self.add(running)
+        self._again[running] = None
         self._all.move_to_end(running, last=False)
         self._alone(running).move_to_end(running, last=False)
 
     def remove(self, running: Running) -> None:
         self._count(running, -self._all.pop(running))
         del self._alone(running)[running]
+        self._again.pop(running, None)
         same = self._named[running.request.id]
         same.remove(running)
         if not same:

@@ -3,17 +3,17 @@
     Prefill ─▶ asking ── Prefix ──▶ waiting ──▶ fetching ── CopiedIn ──▶ running, from the first unknown token on
                   └── no answer ──▶            (seated)        └── not intact ──▶ running, from its first token on
 
-The pool holds the pages for the attempt until its Commit names them or a Release lets them go.
+The pool holds the pages for the attempt until its Commit or Keep names them, or a Release lets them go.
 """
 
 from __future__ import annotations
 
-from alignedserve.prefill_worker.known_pages import KnownPages
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, MemberLost, Received
-from alignedserve.protocol.messages import AskPrefix, Attempt, Prefix
+from alignedserve.protocol.messages import AskPrefix, Attempt, Prefix, Release
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.part import CorePart
+from alignedserve.worker.parts.pool_holds import PoolHolds
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.step.running import Running
 
@@ -21,10 +21,11 @@ ANSWER_S = 0.005  # a step waits so long for the pool's word on a chat: it takes
 
 
 class Prefixes(CorePart):
-    def __init__(self, common: Common, queue: PromptQueue, known: KnownPages) -> None:
+    def __init__(self, common: Common, queue: PromptQueue, holds: PoolHolds | None = None) -> None:
+        """`holds` notes the attempts for which the pool keeps pages, where the worker keeps account of them."""
         self._roster, self._pool, self._pages = common.roster, common.pool, common.pages
         self._writer, self._reuse = common.writer, common.policy.reuse
-        self._queue, self._known = queue, known
+        self._queue, self._holds = queue, holds
         self._asking: dict[str, Running] = {}
         self._unanswered: set[str] = set()  # those that were asking at the last look: at the next look they go on
         self._answered_by = 0.0  # until then the next step waits for the pool's word on a chat's prompt
@@ -73,6 +74,7 @@ class Prefixes(CorePart):
         if running is None or running.key != attempt:
             return self._answered_late(attempt, prefix.pages)
         running.known = prefix.pages
+        self._note(attempt, bool(prefix.pages))
         self._queue.admit(self._leave(prefix.request), now)
         return []
 
@@ -85,7 +87,14 @@ class Prefixes(CorePart):
             for running in here:
                 self._writer.forget_parts(running)  # they come after what is to be written now
                 running.known = ()
-        return [] if here else self._known.release(attempt, pages)
+        if here:
+            self._note(attempt, bool(pages))
+            return []
+        return self._pool.send(Release(*attempt)) if pages else []
+
+    def _note(self, attempt: Attempt, is_held: bool) -> None:
+        if self._holds is not None:
+            (self._holds.add if is_held else self._holds.discard)(attempt)
 
     def ask_again(self) -> None:
         """Let prompts go on without an answer that were asking at the last look already: the ask or its answer was

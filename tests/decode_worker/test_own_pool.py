@@ -1,0 +1,239 @@
+"""A decode worker that runs prompts, with a pool: what that has is not computed again, and what leaves comes back."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from alignedserve.core import Request, ServiceClass, StepResult, WorkerLimits
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send, SetTimer
+from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, MemberJoined, Received, StepDone
+from alignedserve.protocol.messages import ROUTER, Cancel, LeasePages, Output, Prefill, Prefix, Spoiled, Tokens
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
+from alignedserve.worker.setup import WorkerSetup
+from tests.samples import POOL_MEMBER, member, request
+
+LIMITS = WorkerLimits(num_pairs=24, block_size=4, page_size=8, max_step_tokens=32, max_batch=4)
+FIRST = request("first", prompt=20, max_tokens=13)
+TURN = replace(request("turn", max_tokens=2), prompt=(*FIRST.prompt, *[7] * 13, 50, 51))  # goes on where it ended
+
+
+@dataclass
+class Pair:
+    """A decode worker and its pool. Messages between them arrive at once; what the worker orders waits for `works`."""
+
+    core: DecodeCore
+    pool: PoolCore
+    work: list[Command] = field(default_factory=list)
+    said: list[object] = field(default_factory=list)  # by either
+    ran: Counter[str] = field(default_factory=Counter)  # request -> prompt tokens that were computed
+    outputs: dict[str, list[Output]] = field(default_factory=dict)
+    delays: Callable[[object], bool] = field(default=lambda _message: False)  # whether a message of the pool is held
+    held: list[tuple[str, object]] = field(default_factory=list)
+    now: float = 0.0
+
+    def asks(self, *requests: Request) -> None:
+        for asked in requests:
+            self.hears(Received(ROUTER, Prefill(replace(asked, arrival_at=self.now)), 1))
+
+    def hears(self, event: Event, by: str = "decode-0") -> None:
+        core = self.core if by == "decode-0" else self.pool
+        for command in core.handle(event, self.now):
+            match command:
+                case Send(to, message):
+                    self.said.append(message)
+                    self._send(by, to, message)
+                case RunStep() | CopyIn() | CopyOut():
+                    self.work.append(command)
+                case SetTimer():
+                    self.said.append(command)
+
+    def _send(self, by: str, to: str, message: object) -> None:
+        if isinstance(message, Tokens):
+            for output in message.outputs:
+                self.outputs.setdefault(output.request, []).append(output)
+        if to == "pool-0" or (to == "decode-0" and not self.delays(message)):
+            self.hears(Received(by, message, 1), to)  # type: ignore[arg-type]
+        elif to == "decode-0":
+            self.held.append((by, message))
+
+    def lets_go(self) -> None:
+        """Let the messages arrive that were held."""
+        self.delays = lambda _message: False
+        held, self.held = self.held, []
+        for by, message in held:
+            self.hears(Received(by, message, 1))  # type: ignore[arg-type]
+
+    def works(self, intact: bool = True) -> Command:
+        """Do one piece of work."""
+        self.now += 0.001
+        command = self.work.pop(0)
+        match command:
+            case RunStep(plan):
+                for chunk in plan.chunks:
+                    self.ran[chunk.request] += len(chunk.tokens)
+                sampled = [(part.request, 7) for part in plan.parts if part.sampling is not None]
+                self.hears(StepDone(StepResult(plan.number, tuple(sampled)), 0.01))
+            case CopyIn(number):
+                self.hears(CopiedIn(number, intact))
+            case CopyOut(number):
+                self.hears(CopiedOut(number))
+        return command
+
+    def until_idle(self) -> None:
+        for _ in range(500):
+            if not self.work:
+                return
+            self.works()
+        raise AssertionError("it does not come to an end")
+
+    def count(self, request: str) -> int:
+        return sum(len(output.tokens) for output in self.outputs.get(request, ()))
+
+    def cached(self, request: str) -> int:
+        return self.outputs[request][0].num_cached
+
+
+def pair(policy: Policy = DEFAULT_POLICY, pages: int = 60, limits: WorkerLimits = LIMITS) -> Pair:
+    made = Pair(DecodeCore(WorkerSetup(limits, policy, root=b"model")), PoolCore(pages, limits.block_size, policy))
+    made.hears(MemberJoined(member("decode-0")), "pool-0")
+    made.hears(MemberJoined(POOL_MEMBER))
+    return made
+
+
+def be(of: Request) -> Request:
+    return replace(of, service=ServiceClass.BE)
+
+
+def unlike(of: Request, number: int) -> Request:
+    """Return the request with a prompt that begins as no other does."""
+    return replace(of, prompt=tuple(token + 100 * number for token in of.prompt))
+
+
+def have_written_over(worker: Pair) -> None:
+    """Run a prompt that takes the whole device."""
+    worker.asks(unlike(request("large", prompt=95, max_tokens=1), 9))
+    worker.until_idle()
+
+
+class TestWhatThePoolHas:
+    def test_the_next_turn_finds_prompt_and_answer(self) -> None:
+        worker = pair()
+        worker.asks(FIRST)
+        worker.until_idle()
+        have_written_over(worker)
+        worker.asks(TURN)
+        worker.until_idle()
+        assert (worker.ran["first"], worker.ran["turn"]) == (20, len(TURN.prompt) - 32)
+        assert (worker.cached("first"), worker.cached("turn")) == (0, 32)
+        assert worker.core.counts.reused_tokens == 32
+
+    def test_a_prompt_is_found_while_its_request_decodes(self) -> None:
+        worker = pair()
+        worker.asks(FIRST)
+        while worker.pool.pages.num_stored < 2:
+            worker.works()
+        worker.asks(replace(FIRST, id="alike"))
+        worker.until_idle()
+        assert worker.cached("alike") == 16
+        assert worker.count("first") == worker.count("alike") == 13
+
+    def test_pages_that_are_not_intact_are_computed_anew_and_the_pool_hears_of_them(self) -> None:
+        worker = pair()
+        worker.asks(FIRST)
+        worker.until_idle()
+        have_written_over(worker)
+        worker.asks(TURN)
+        assert isinstance(worker.works(intact=False), CopyIn)
+        worker.until_idle()
+        assert (worker.ran["turn"], worker.cached("turn"), worker.count("turn")) == (len(TURN.prompt), 0, 2)
+        assert [len(message.pages) for message in worker.said if isinstance(message, Spoiled)] == [4]
+        assert worker.core.counts.spoiled_pages == 4
+
+    def test_a_step_waits_a_moment_for_the_word_on_a_chat_but_on_no_document(self) -> None:
+        for asked, waits in ((TURN, True), (be(TURN), False)):
+            worker = pair()
+            worker.asks(FIRST)
+            worker.works()  # its prompt: a decode comes next
+            worker.delays = lambda message: isinstance(message, Prefix)
+            worker.asks(asked)
+            while worker.work:
+                worker.works()
+                if worker.work and isinstance(worker.work[0], RunStep):
+                    break
+            assert bool(worker.work) is not waits
+            worker.lets_go()
+            worker.until_idle()
+            assert worker.count("turn") == 2
+
+    def test_a_prompt_that_is_cancelled_while_it_is_fetched_leaves_nothing(self) -> None:
+        worker = pair()
+        worker.asks(FIRST)
+        worker.until_idle()
+        have_written_over(worker)
+        worker.asks(TURN)
+        worker.hears(Received(ROUTER, Cancel("turn", 0), 1))
+        worker.until_idle()
+        assert worker.core.held | {"outputs": 0} == dict.fromkeys(worker.core.held, 0)
+        assert worker.pool.held["entries"] == 0
+
+
+class TestWhatLeaves:
+    """Two documents grow until one has to leave: with pages at hand nothing is computed twice."""
+
+    TIGHT = replace(LIMITS, num_pairs=14)
+    LONG = (be(request("one", prompt=20, max_tokens=20)), be(unlike(request("two", prompt=20, max_tokens=20), 1)))
+
+    def test_it_comes_back_from_the_pool_as_it_was(self) -> None:
+        worker = pair(limits=self.TIGHT)
+        worker.asks(*self.LONG)
+        worker.until_idle()
+        assert worker.core.counts.evictions > 0
+        assert worker.ran == Counter(one=20, two=20)
+        assert worker.count("one") == worker.count("two") == 20
+
+    def test_it_goes_on_from_full_pages_where_there_are_too_few_for_all(self) -> None:
+        few = pair(limits=self.TIGHT, pages=4)
+        few.asks(*self.LONG)
+        few.until_idle()
+        none = pair(limits=self.TIGHT, policy=Policy(evict=False, reuse=False))
+        none.asks(*self.LONG)
+        none.until_idle()
+        assert few.core.counts.preemptions > few.core.counts.evictions
+        assert 40 < few.ran.total() < none.ran.total()
+        assert few.count("one") == few.count("two") == 20
+
+    def test_a_document_in_the_midst_of_its_prompt_gives_way_to_a_chat_and_goes_on_from_there(self) -> None:
+        worker = pair(limits=replace(LIMITS, num_pairs=14, max_step_tokens=16))
+        worker.asks(be(request("document", prompt=50, max_tokens=2)))
+        while worker.ran["document"] < 32:
+            worker.works()
+        worker.asks(unlike(request("chat", prompt=20, max_tokens=4), 1))
+        worker.until_idle()
+        assert worker.core.counts.preemptions == 1
+        assert worker.ran["document"] < 50 + 8 + 16, "at most a part of a page is computed again"
+        assert worker.count("document") == 2
+
+    def test_new_documents_do_not_pass_it_for_ever(self) -> None:
+        worker = pair(limits=self.TIGHT)
+        worker.asks(self.LONG[0])
+        for number in range(40):
+            worker.asks(be(unlike(request(f"new{number}", prompt=8, max_tokens=4), number + 2)))
+        while worker.count("one") < 20:
+            worker.works()
+        assert worker.core.counts.evictions > 0
+        assert sum(worker.count(f"new{number}") < 4 for number in range(40)) > 10
+        worker.until_idle()
+
+    def test_nothing_is_held_at_the_end(self) -> None:
+        worker = pair(limits=self.TIGHT, pages=8)
+        worker.asks(*self.LONG, FIRST, TURN, *(be(request(f"new{number}", prompt=9)) for number in range(5)))
+        worker.until_idle()
+        assert {what for what, count in worker.core.held.items() if count} <= {"outputs"}
+        assert worker.pool.held["entries"] == 0
+        leased = [message for message in worker.said if isinstance(message, LeasePages)]
+        assert leased
+        assert worker.pool.num_lent_pages == len(worker.core.leased_pages)
