@@ -11,8 +11,9 @@ from random import Random
 
 from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
-from alignedserve.scheduling.policy import Chunking, Packing, Policy, Room
-from alignedserve.simulator.fuzzing.scenario import Scenario
+from alignedserve.core import ServiceClass
+from alignedserve.scheduling.policy import Cache, Chunking, Layout, Packing, Policy, Room
+from alignedserve.simulator.fuzzing.scenario import Ask, Scenario
 from alignedserve.simulator.machines.faults import Skew
 
 _MOST_WORKERS, _MOST_NODES = 4, 3
@@ -20,7 +21,7 @@ _AHEAD_S, _APART_S = 4 * 3600.0, 3 * 3600.0
 
 
 def widened(drawn: Scenario) -> Scenario:
-    return _on_nodes(_with_more_workers(_switched(_with_preset(drawn))))
+    return _with_families(_on_nodes(_with_more_workers(_switched(_with_preset(drawn)))))
 
 
 def some_without_faults(drawn: Scenario) -> Scenario:
@@ -105,6 +106,26 @@ def _with_more_workers(drawn: Scenario) -> Scenario:
     prefill, decode = draw.randint(0, _MOST_WORKERS), draw.randint(1, _MOST_WORKERS)
     topology = f"{prefill}+{decode}" if prefill else f"{max(2, decode)}xcolocated"
     return replace(drawn, topology=topology)
+
+
+def _with_families(drawn: Scenario) -> Scenario:
+    """Let the requests of every fifth run come together and begin alike: they share pages of a device while one of
+    them runs, and some of those that others wait for leave."""
+    draw = Random(f"{drawn.seed}/families")
+    if draw.random() > 1 / 5:
+        return drawn
+    at, asks = 0.0, list[Ask]()
+    for ask in drawn.asks:
+        at = ask.at if draw.random() < 0.3 else max(at, drawn.asks[0].at)
+        service, leaves_after_s = draw.choice((ask.service, ServiceClass.BE)), draw.choice((None, draw.uniform(0, 0.1)))
+        num_alike = max(0, ask.num_prompt - draw.choice((0, 0, 1, 5)))
+        family = replace(ask, at=at, service=service, beginning=0, num_alike=num_alike)
+        asks.append(family if draw.random() < 0.7 else replace(family, leaves_after_s=leaves_after_s))
+    policy, drawn = (
+        replace(drawn.policy, reuse=True, blocks=Layout.PLAIN, cache=Cache.KV),
+        replace(drawn, asks=tuple(asks)),
+    )
+    return drawn if policy.problem is not None else _with_policy(drawn, policy)
 
 
 def _on_nodes(drawn: Scenario) -> Scenario:
