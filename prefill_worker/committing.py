@@ -61,6 +61,7 @@ class Commits(CorePart):
             self.waiting.appendleft(running)
             self._memory.reconsider()
             return []
+        self._memory.pages.note_in_pool(running)
         self._memory.give(running.pairs)
         self._outputs.forget([running.request.id])  # the decode worker gets the whole output, and keeps it
         return self.commit(copy, running.decode)

@@ -65,8 +65,12 @@ class SegmentedLru:
                 return True
         return False
 
-    def pop(self) -> int:
+    def first(self) -> tuple[bool, int]:
+        """Return whether the page that is evicted next is protected, and the page."""
         segment = self._probation or self._protected
-        page = next(iter(segment))
-        del segment[page]
+        return segment is self._protected, next(iter(segment))
+
+    def pop(self) -> int:
+        _, page = self.first()
+        self.discard(page)
         return page

@@ -6,20 +6,23 @@ from collections import Counter
 from collections.abc import Iterable
 
 from alignedserve.core import WorkerLimits
-from alignedserve.scheduling.policy import Policy
 from alignedserve.worker.in_flight import StepsInFlight
+from alignedserve.worker.pace import Pace
 from alignedserve.worker.step.device_pages import NOTHING_SHARED, DevicePages, NamePages
 from alignedserve.worker.step.named_blocks import NamedBlocks
 from alignedserve.worker.step.running import Blocks, Running
 
 
-def blocks_for(limits: WorkerLimits, policy: Policy) -> Blocks:
+def blocks_for(limits: WorkerLimits, pace: Pace) -> Blocks:
     """Return the pairs of a device that keeps what requests have computed for others, if the policy reuses it."""
-    return (
-        NamedBlocks(limits.num_pairs, limits.page_size // limits.block_size)
-        if policy.reuse
-        else Blocks(limits.num_pairs)
-    )
+    if not pace.policy.reuse:
+        return Blocks(limits.num_pairs)
+    size = limits.page_size
+
+    def cost_s(is_in_pool: bool) -> float:
+        return size * (pace.copy_token_s if is_in_pool else pace.prompt_token_s)
+
+    return NamedBlocks(limits.num_pairs, size // limits.block_size, cost_s)
 
 
 class DeviceMemory:

@@ -59,7 +59,7 @@ class PlainMemory(DeviceMemory):
         order: ServingOrder,
         blocks: Blocks | None = None,
     ) -> None:
-        super().__init__(limits, steps, blocks_for(limits, pace.policy) if blocks is None else blocks)
+        super().__init__(limits, steps, blocks_for(limits, pace) if blocks is None else blocks)
         self._pace, self._policy, self._here, self._order = pace, pace.policy, here, order
         self._need = RecentNeed()
 

@@ -138,6 +138,7 @@ class AnswerKeeping:
                 copied += more
                 tokens = (len(running.known) + self._writer.num_written(running) + pages) * self._page_size
                 commands.append(self._writer.begin(running, pool, tokens, SPARE, has_ended=True))
+                self._memory.pages.note_in_pool(running)
             elif self._writer.num_written(running):
                 commands += self._writing.hand_on_parts(running, has_ended=True)
             else:

@@ -26,7 +26,7 @@ class PageWriting(CorePart):
         self._pool, self._holds, self._queue = stores.pool, stores.holds, stores.queue
         self._candidates, self._notes = stores.candidates, stores.notes
         self._outputs, self._names = stores.owners.outputs, stores.names
-        self.writer = stores.writer
+        self.writer, self._pages = stores.writer, stores.pages
         self._awaited: set[Attempt] = set()  # of which the pool is to say what it holds
         self.num_kept_pages = 0  # of prompts and answers
 
@@ -61,6 +61,7 @@ class PageWriting(CorePart):
     def write(self, running: Running, saved: tuple[tuple[int, int], ...] = ()) -> Command:
         """Order a copy of the request to pages at hand; `saved` are its tokens without a slot, and their places."""
         assert self.target is not None, "there are pages at hand"
+        self._pages.note_in_pool(running)
         return self.writer.begin(running, self.target, running.prefix, SPARE, saved=saved)
 
     def write_full_pages(self, running: Running, saved: tuple[tuple[int, int], ...] = ()) -> list[Command]:
@@ -73,6 +74,7 @@ class PageWriting(CorePart):
             return []
         tokens = (len(running.known) + pages) * self._page_size
         saved = tuple((token, place) for token, place in saved if token < tokens)
+        self._pages.note_in_pool(running)
         return [self.writer.begin(running, self.target, tokens, SPARE, saved=saved, stays=True)]
 
     def has_answered(self, running: Running) -> bool:

@@ -24,7 +24,7 @@ class Sharing(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = NamedBlocks(NUM_PAIRS, PAIRS_OF_PAGE)
+        self.blocks = NamedBlocks(NUM_PAIRS, PAIRS_OF_PAGE, cost_s)
         self.requests: list[tuple[tuple[int, ...], tuple[int, ...], int]] = []  # names, pairs, full pages
         self.forgotten: set[tuple[int, ...]] = set()  # pairs of pages that were forgotten, and are read still
 
@@ -50,6 +50,10 @@ class Sharing(RuleBasedStateMachine):
         full = min(full + pages, len(names))
         self.blocks.publish(names[:full], pairs)
         self.requests[number] = names, pairs, full
+
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=5))
+    def note_elsewhere(self, tokens: list[int]) -> None:
+        self.blocks.note_elsewhere(names_of(*tokens))
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data(), in_doubt=st.booleans())
@@ -87,7 +91,7 @@ class Sharing(RuleBasedStateMachine):
 
 
 TestSharing = Sharing.TestCase
-TestSharing.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestSharing.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 
 
 def filled(blocks: NamedBlocks, names: tuple[int, ...]) -> tuple[int, ...]:
@@ -152,6 +156,44 @@ def test_a_scan_of_prompts_that_come_once_keeps_what_was_used_again() -> None:
     blocks, hot = NamedBlocks(40, PAIRS_OF_PAGE), names_of(1, 2, 3, 4)
     blocks.give(filled(blocks, hot))
     blocks.give(filled(blocks, hot))
+    for number in range(200):
+        blocks.give(filled(blocks, names_of(100 + number, 0, 0)))
+        assert blocks.find(hot) == 4
+
+
+def cost_s(is_elsewhere: bool) -> float:
+    return 1.0 if is_elsewhere else 3.0
+
+
+def test_what_the_pool_has_too_is_evicted_before_what_is_to_be_computed_anew() -> None:
+    blocks, computed, copied = NamedBlocks(4, PAIRS_OF_PAGE, cost_s), names_of(1), names_of(2)
+    blocks.give(filled(blocks, computed))
+    pairs = filled(blocks, copied)
+    blocks.note_elsewhere(copied)
+    blocks.give(pairs)
+    blocks.take(PAIRS_OF_PAGE)
+    assert (blocks.find(computed), blocks.find(copied)) == (1, 0)
+
+
+def test_what_costs_much_goes_too_once_nobody_has_asked_for_it_long_enough() -> None:
+    blocks, computed = NamedBlocks(4, PAIRS_OF_PAGE, cost_s), names_of(1)
+    blocks.give(filled(blocks, computed))
+    kept = 0
+    while blocks.find(computed):
+        kept += 1
+        copied = names_of(10 + kept)
+        pairs = filled(blocks, copied)
+        blocks.note_elsewhere(copied)
+        blocks.give(pairs)
+    assert kept == 4, "three copies are worth as much as the computation"
+
+
+def test_a_scan_of_what_is_computed_keeps_what_was_used_again_and_the_pool_has() -> None:
+    blocks, hot = NamedBlocks(40, PAIRS_OF_PAGE, cost_s), names_of(1, 2, 3, 4)
+    for _ in range(2):
+        pairs = filled(blocks, hot)
+        blocks.note_elsewhere(hot)
+        blocks.give(pairs)
     for number in range(200):
         blocks.give(filled(blocks, names_of(100 + number, 0, 0)))
         assert blocks.find(hot) == 4

@@ -24,7 +24,7 @@ class Common:
         self.steps = StepsInFlight()
         self.pace = Pace(setup)
         if make_memory is None:
-            self.memory = DeviceMemory(setup.limits, self.steps, blocks_for(setup.limits, setup.policy))
+            self.memory = DeviceMemory(setup.limits, self.steps, blocks_for(setup.limits, self.pace))
         else:
             self.memory = make_memory(self.steps)
         self.names = PageNames(setup.limits.page_size, setup.root)

@@ -85,6 +85,13 @@ class DevicePages:
         """Let others share the full pages of a request, which have KV now."""
         if self._blocks is not None and running.pairs:
             self._blocks.publish(self._name(running, running.prefix), running.pairs)
+            if running.known:
+                self._blocks.note_elsewhere(running.names[: len(running.known)])
+
+    def note_in_pool(self, running: Running) -> None:
+        """Note that the pool gets the full pages of a request, which has them still."""
+        if self._blocks is not None:
+            self._blocks.note_elsewhere(running.names)
 
     def forget(self, running: Running) -> None:
         """Let nobody share what a request has computed, or was computed from: its KV may be wrong."""

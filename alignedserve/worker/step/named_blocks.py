@@ -9,15 +9,22 @@ A page is named by its tokens and all tokens before them, and has as many pairs 
 to a full page any more, so all who read it may do so at once. Pages make a tree: a page is found only after the page
 before it. So no page is evicted as long as an idle page goes on from it, and what comes after a page that is forgotten
 is forgotten with it: it was computed from that.
+
+Evicted first are pages that were used once, then those that were used again (segmented LRU). Among these, the page of
+the least value goes first: its value is what it costs to have it anew, a copy from the pool or a computation, and rises
+with the value of the page that was last evicted before it became idle (GreedyDual).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from alignedserve.scheduling.segmented_lru import PROTECTED_SHARE, SegmentedLru
 from alignedserve.worker.step.running import Blocks
+
+PageCost: TypeAlias = Callable[[bool], float]
 
 
 @dataclass(eq=False, slots=True)
@@ -28,6 +35,8 @@ class _DevicePage:
     num_readers: int = 1
     after: dict[int, _DevicePage] = field(default_factory=dict)  # named pages that go on from it, by name
     is_named: bool = True
+    is_elsewhere: bool = False  # the pool has it too: to have it anew costs a copy
+    value: float = 0.0  # while it is idle
 
     @property
     def place(self) -> int:
@@ -36,14 +45,17 @@ class _DevicePage:
 
 
 class NamedBlocks(Blocks):
-    def __init__(self, num_pairs: int, pairs_of_page: int) -> None:
+    def __init__(self, num_pairs: int, pairs_of_page: int, cost_s: PageCost = lambda _is_elsewhere: 0.0) -> None:
+        """`cost_s` returns what it costs to have a page anew that the pool has, or has not."""
         super().__init__(num_pairs)
         self._pairs_of_page = pairs_of_page
         self._pages: dict[
             int, _DevicePage
         ] = {}  # by their first pairs: those with names, and forgotten ones with readers
         self._named: dict[int, _DevicePage] = {}
-        self._idle = SegmentedLru(int(num_pairs // pairs_of_page * PROTECTED_SHARE))  # first pairs of pages
+        most = int(num_pairs // pairs_of_page * PROTECTED_SHARE)
+        self._idle = {is_elsewhere: SegmentedLru(most) for is_elsewhere in (False, True)}  # first pairs of pages
+        self._cost_s, self._level = cost_s, 0.0  # the level: the value of the page that was evicted last
         self.version = 0  # rises whenever another set of pages has names
 
     # --- Pairs
@@ -51,11 +63,15 @@ class NamedBlocks(Blocks):
     @property
     def num_free(self) -> int:
         """Return how many pairs can be taken: free ones, and those of idle pages."""
-        return len(self._back) + self._num_pairs - self._fresh + len(self._idle) * self._pairs_of_page
+        return len(self._back) + self._num_pairs - self._fresh + self._num_idle * self._pairs_of_page
+
+    @property
+    def _num_idle(self) -> int:
+        return len(self._idle[False]) + len(self._idle[True])
 
     @property
     def free(self) -> tuple[int, ...]:
-        idle = (pair for place in self._idle for pair in self._pages[place].pairs)
+        idle = (pair for order in self._idle.values() for place in order for pair in self._pages[place].pairs)
         return (*super().free, *idle)
 
     def take(self, count: int) -> tuple[int, ...] | None:
@@ -85,13 +101,14 @@ class NamedBlocks(Blocks):
     def _rest(self, page: _DevicePage) -> None:
         """Let a page that nobody reads be idle, or free it where it has no name any more."""
         if page.is_named:
-            self._idle.add(page.place)
+            page.value = self._level + self._cost_s(page.is_elsewhere)
+            self._idle[page.is_elsewhere].add(page.place)
         else:
             self._free(page)
 
     def _free(self, page: _DevicePage) -> None:
         del self._pages[page.place]
-        self._idle.forget(page.place)
+        self._idle[page.is_elsewhere].forget(page.place)
         self._back.extend(page.pairs)
 
     def num_freed(self, pairs: Sequence[int]) -> int:
@@ -140,7 +157,7 @@ class NamedBlocks(Blocks):
         """Read these pages, which are here, and return their pairs."""
         pages = [self._named[name] for name in names]
         for page in pages:
-            self._idle.again(page.place)
+            self._idle[page.is_elsewhere].again(page.place)
             page.num_readers += 1
         return tuple([pair for page in pages for pair in page.pairs])
 
@@ -164,6 +181,16 @@ class NamedBlocks(Blocks):
             before = page
             self.version += 1
 
+    def note_elsewhere(self, names: Sequence[int]) -> None:
+        """Note that the pool has these pages too, as far as they are here and read."""
+        for name in names:
+            page = self._named.get(name)
+            if page is not None and page.num_readers and not page.is_elsewhere:
+                was_used_again = self._idle[False].forget_return(page.place)
+                page.is_elsewhere = True
+                if was_used_again:
+                    self._idle[True].again(page.place)
+
     def forget(self, names: Sequence[int]) -> None:
         """Let no other request read these pages, nor those that go on from them; who reads them now goes on."""
         for name in names:
@@ -181,14 +208,19 @@ class NamedBlocks(Blocks):
             del self._named[page.name]
             page.after, page.before, page.is_named = {}, None, False
             if page.num_readers:
-                self._idle.forget(page.place)
+                self._idle[page.is_elsewhere].forget(page.place)
             else:
                 self._free(page)
         self.version += 1
 
     def _evict(self) -> None:
         """Free the idle page that is of least use, or the last idle one of those that go on from it."""
-        page = self._pages[next(iter(self._idle))]
+        first = [(is_protected, self._pages[place]) for is_protected, place in self._first_idle()]
+        _, page = min(first, key=lambda found: (found[0], found[1].value))
         while (last := next((page for page in page.after.values() if not page.num_readers), None)) is not None:
             page = last
+        self._level = max(self._level, page.value)
         self._unname(page)
+
+    def _first_idle(self) -> Iterator[tuple[bool, int]]:
+        return (order.first() for order in self._idle.values() if len(order))
