@@ -255,7 +255,7 @@ class RouterCore:
             elif opened.at == member.name:
                 commands += self._give_up(opened)
         if member.role is Role.POOL:  # prefill workers may have sent it requests that it never reported
-            self._placement.pool_lost(member.node)
+            self._placement.pool_lost(member.name)
             commands += self._inquire([opened for opened in self._open if opened.state is State.PREFILL], now)
         return commands
 

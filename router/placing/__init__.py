@@ -1,7 +1,7 @@
 """Admission and placement: whether a request is admitted, and which worker and node take it.
 
 admission.py   whether the router admits a new request, and when a refused client should come again
-beginnings.py  which nodes' pools have the beginning of a prompt
+beginnings.py  which pools and devices have the beginning of a prompt
 holdings.py    how much memory open requests will hold together, as predicted
 loads.py       workers ordered by the work before them
 placement.py   which worker runs a prompt, and which decode worker the request goes on to

@@ -2,8 +2,9 @@
 
 A prompt goes to the worker with the earliest predicted first token, behind the prompts that run before it there: a
 prefill worker, or a decode worker where these run the prompts (colocated). Where promises decide the order, only
-real-time prompts run before a real-time one. Workers do not compute again what their node's pool has of a prompt's
-beginning: where several nodes have pools, the nodes that had this beginning before have less to do (beginnings.py).
+real-time prompts run before a real-time one. Workers do not compute again what their device, or the pool of their node,
+has of a prompt's beginning (beginnings.py): it gets the prompt, unless another is through earlier all the same.
+
 From a prefill worker the request goes on to a decode worker of the same node if one has room, else to the node whose
 decode worker has most room: the KV travels there by the collective transport, and the request stays there.
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from alignedserve.core import WORKERS, Request, Role, ServiceClass
@@ -32,7 +33,29 @@ from alignedserve.scheduling.policy import Grouping, Policy
 
 PILED_TTFT = 0.5  # prompts have piled up when a chat would wait for this share of its ttft
 Pools: TypeAlias = Mapping[str, str]  # node -> name of its pool
-_NOWHERE: Mapping[str, int] = {}
+_COPY_SHARE = 0.05  # of a prompt token's time, to copy its KV from the pool: 0.02 to 0.06 on measured machines
+_MORE_HELD = 4  # tokens more that a worker may hold than another, for each that it need not compute
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """How many of a prompt's first tokens are at each place, as far as the router knows."""
+
+    at: Mapping[str, int] = field(default_factory=dict)  # worker or pool -> tokens
+    pools: Pools = field(default_factory=dict)
+
+    def saved(self, worker: str, node: str) -> float:
+        """Return the tokens that the worker need not compute, less those that it could in the time to copy them."""
+        here, there = self.at.get(worker, 0), self.at.get(self.pools.get(node, ""), 0)
+        return here + (1 - _COPY_SHARE) * max(0, there - here)
+
+    @property
+    def nodes(self) -> list[str]:
+        """Return the nodes whose pools have something of it."""
+        return [node for node, pool in self.pools.items() if pool in self.at]
+
+
+_NOTHING = Known()
 
 
 class Placement:
@@ -69,6 +92,7 @@ class Placement:
     def lost(self, member: str) -> None:
         self._backlogs.pop(member, None)
         self._late.pop(member, None)
+        self._beginnings.forget(member)
         role = self._roles.pop(member, None)
         if role is not None:
             self._num_workers[role] -= 1
@@ -85,6 +109,7 @@ class Placement:
         """Note that the member has started again: what its earlier incarnation had is gone."""
         self._backlogs.pop(member, None)
         self._late.pop(member, None)
+        self._beginnings.forget(member)
         self._update_load(member)
 
     def progressed(self, worker: str, backlog: Backlog, free_pairs: int, now: float) -> None:
@@ -104,10 +129,10 @@ class Placement:
     def kept(self, request: Request, node: str, pools: Pools) -> None:
         """Remember that the KV of the prompt is on this node, where the pool keeps it."""
         if self._policy.reuse and node in pools:
-            self._beginnings.came(request, node)
+            self._beginnings.came(request, pools[node])
 
-    def pool_lost(self, node: str) -> None:
-        self._beginnings.forget(node)
+    def pool_lost(self, pool: str) -> None:
+        self._beginnings.forget(pool)
 
     def came(self, member: str, request: Request) -> None:
         """Note that a request has come to the member."""
@@ -185,8 +210,8 @@ class Placement:
 
     def worker_for(self, request: Request, pools: Pools, now: float) -> str | None:
         first = self._loads[self._prompts_on, request.service].least(now)
-        if first is not None and len(pools) > 1 and (known := self._known(request, pools)):
-            first = self._first_through(first, request, known, now)
+        if first is not None and self._num_workers[self._prompts_on] > 1:
+            first = self._first_through(first, request, self._known(request, pools), now)
         if first is None or self._prompts_on is Role.DECODE:
             return first
         prefill, decode = first, self._loads[Role.DECODE, request.service].least(now)
@@ -197,14 +222,24 @@ class Placement:
         )
         return decode if helps else prefill
 
-    def _first_through(self, least: str, request: Request, known: Mapping[str, int], now: float) -> str:
-        """Return the worker with the earliest first token: the least loaded, or one near its prefix."""
-        others = [worker for node in known if self._decodes_at(node) for worker in self._run_prompts_at.get(node, ())]
+    def _first_through(self, least: str, request: Request, known: Known, now: float) -> str:
+        """Return the worker with the earliest first token: the least loaded, or one near its prefix.
+
+        A beginning that all requests share would draw all of them to one worker, where they would decode slowly: so a
+        worker that holds much more than others does not count."""
+        nodes = [node for node in known.nodes if self._decodes_at(node)] if len(self._run_prompts_at) > 1 else []
+        others = [worker for node in nodes for worker in self._run_prompts_at.get(node, ())]
+        others += [worker for worker in known.at if self._roles.get(worker) is self._prompts_on]
+        least_held = self._held(least, request.service)
+
+        def is_balanced(worker: str) -> bool:
+            more = self._held(worker, request.service) - least_held
+            return more <= _MORE_HELD * known.saved(worker, self._node[worker])
 
         def first_token_s(worker: str) -> float:
             return self._wait_s(worker, request.service, now) + self._prompt_s(worker, request, known)
 
-        return min((least, *others), key=first_token_s)  # among equals the least loaded
+        return min((least, *filter(is_balanced, others)), key=first_token_s)  # among equals the least loaded
 
     def placed(self, worker: str, request: Request, pools: Pools, now: float) -> str:
         """Add the prompt to the worker's backlog, and return the decode worker that it should go on to, if any."""
@@ -214,6 +249,8 @@ class Placement:
             all_s, rt_s = max(0.0, backlog.prompts_s - passed_s), max(0.0, backlog.rt_prompts_s - passed_s)
             rt_s += more_s if request.service is ServiceClass.RT else 0.0
             self._backlogs[worker] = replace(backlog, prompts_s=all_s + more_s, rt_prompts_s=rt_s)
+        if self._policy.reuse:
+            self._beginnings.came(request, worker)
         if self._roles.get(worker) is not Role.PREFILL:
             return ""
         return self._rooms_for(worker, request).choose(request.tokens, self._most(request))
@@ -232,7 +269,7 @@ class Placement:
             self._rooms[node] = Rooms(self._block_size, self._policy.grouping is Grouping.ALIGNED)
         return self._rooms[node]
 
-    def _can_help(self, decode: str, prefill: str, request: Request, known: Mapping[str, int], now: float) -> bool:
+    def _can_help(self, decode: str, prefill: str, request: Request, known: Known, now: float) -> bool:
         if not self._policy.helps or request.service is not ServiceClass.RT:
             return False
         first_s = self._first_token_s(prefill, request, known, now)
@@ -242,7 +279,7 @@ class Placement:
             return False
         return self._first_token_s(decode, request, known, now) < first_s
 
-    def _first_token_s(self, worker: str, request: Request, known: Mapping[str, int], now: float) -> float:
+    def _first_token_s(self, worker: str, request: Request, known: Known, now: float) -> float:
         """Return the seconds until the first token of a request that the worker would get now."""
         return self._wait_s(worker, request.service, now) + self._loaded_s(worker, request, known)
 
@@ -257,23 +294,23 @@ class Placement:
         is_first = self._policy.ordering.puts_first(service)
         return backlog.rt_prompts_s if is_first else backlog.prompts_s
 
-    def _known(self, request: Request, pools: Pools) -> Mapping[str, int]:
-        """Return for each node how many of the prompt's first tokens its pool has."""
-        return self._beginnings.tokens_at(request) if pools and self._policy.reuse else _NOWHERE
+    def _known(self, request: Request, pools: Pools) -> Known:
+        """Return how many of the prompt's first tokens devices and pools have."""
+        return Known(self._beginnings.tokens_at(request), pools) if self._policy.reuse else _NOTHING
 
     def _decodes_at(self, node: str) -> bool:
         return node in self._rooms and self._rooms[node].is_any
 
-    def _prompt_s(self, worker: str, request: Request, known: Mapping[str, int]) -> float:
-        """Return the time of the prompt alone, without what the pool of the worker's node has of it."""
-        return (len(request.tokens) - known.get(self._node[worker], 0)) * self._token_s(worker)
+    def _prompt_s(self, worker: str, request: Request, known: Known) -> float:
+        """Return the time of the prompt alone, without what the worker's device and its node's pool have of it."""
+        return (len(request.tokens) - known.saved(worker, self._node[worker])) * self._token_s(worker)
 
-    def _loaded_s(self, worker: str, request: Request, known: Mapping[str, int]) -> float:
+    def _loaded_s(self, worker: str, request: Request, known: Known) -> float:
         """Return the time of the prompt behind and beside what the worker has."""
         backlog = self._backlogs.get(worker, Backlog())
         is_first = self._policy.ordering.puts_first(request.service)
         token_s = backlog.rt_loaded_token_s if is_first else backlog.loaded_token_s
-        return (len(request.tokens) - known.get(self._node[worker], 0)) * token_s
+        return (len(request.tokens) - known.saved(worker, self._node[worker])) * token_s
 
     def _token_s(self, worker: str) -> float:
         """Return the time of a prompt token on this worker."""
@@ -287,7 +324,10 @@ class Placement:
         role = self._roles.get(name)
         if role is None:
             return
-        holdings = self._holdings_of(name)
         for service in ServiceClass:
-            tokens = holdings.rt_tokens if self._policy.ordering.puts_first(service) else holdings.tokens
-            self._loads[role, service].put(name, self._through_at(name, service), tokens)
+            self._loads[role, service].put(name, self._through_at(name, service), self._held(name, service))
+
+    def _held(self, worker: str, service: ServiceClass) -> int:
+        """Return the tokens that requests of the worker will hold: those that a new one of this class waits for."""
+        holdings = self._holdings_of(worker)
+        return holdings.rt_tokens if self._policy.ordering.puts_first(service) else holdings.tokens

@@ -94,7 +94,7 @@ class TestTime:
         tell(found, "prefill-0", all_s=2.0, rt_s=2.0)
         found.placed("prefill-0", rt(500), POOL, NOW + 1.5)
         assert found.ahead_of(rt(), POOL, NOW + 1.5).prompts_s == pytest.approx(1.0)
-        found.placed("prefill-0", rt(500), POOL, NOW + 60.0)
+        found.placed("prefill-0", replace(rt(500), salt="unlike"), POOL, NOW + 60.0)
         assert found.ahead_of(rt(), POOL, NOW + 60.0).prompts_s == pytest.approx(0.5)
 
     def test_a_worker_that_will_be_through_is_as_good_as_an_idle_one(self) -> None:
@@ -311,40 +311,42 @@ POOLS = {"n0": "pool-0", "n1": "pool-1"}
 
 
 class TestBeginnings:
-    """Several nodes have a pool, and a single pool has the beginning of a prompt."""
+    """Several nodes have a pool, and one of them has the beginning of a prompt; to copy it takes a 20th of the time."""
 
     def two(self, policy: Policy = DEFAULT_POLICY) -> Placement:
         found = Placement(policy, block_size=16, kv_tokens=16_000)
         for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
             found.met(replace(member(name), node=f"n{name[-1]}"))
             tell(found, name, all_s=0.0, free_pairs=1000)
-        found.kept(rt(600), "n1", POOLS)  # two pieces of 256 tokens
+        found.kept(rt(600), "n1", POOLS)  # four pieces of 128 tokens
         tell(found, "prefill-1", all_s=0.2, rt_s=0.2)
         return found
 
     def test_it_goes_where_its_first_token_comes_first(self) -> None:
         found = self.two()
-        assert found.worker_for(rt(1000), POOLS, NOW) == "prefill-1", "0.2 s for others, 0.488 s for what is not known"
-        assert found.worker_for(rt(200), POOLS, NOW) == "prefill-0", "no whole piece"
+        assert found.worker_for(rt(1000), POOLS, NOW) == "prefill-1", (
+            "0.2 s for others, and 0.51 s"
+        )
+        assert found.worker_for(rt(120), POOLS, NOW) == "prefill-0", "no whole piece"
         tell(found, "prefill-1", all_s=0.6, rt_s=0.6)
         assert found.worker_for(rt(1000), POOLS, NOW) == "prefill-0"
 
     def test_it_is_expected_to_take_what_is_not_known(self) -> None:
-        assert self.two().ahead_of(rt(1000), POOLS, NOW).prompt_s == pytest.approx(0.488)
+        assert self.two().ahead_of(rt(1000), POOLS, NOW).prompt_s == pytest.approx(0.488 + 0.05 * 0.512)
 
     def test_so_is_what_comes_after_it(self) -> None:
         found = self.two()
         tell(found, "prefill-0", all_s=9.0, rt_s=9.0)
         found.placed("prefill-1", rt(500), POOLS, NOW)
         found.came("prefill-1", rt())
-        assert found.ahead_of(rt(1000), POOLS, NOW).prompts_s == pytest.approx(0.2 + 0.244)
+        assert found.ahead_of(rt(1000), POOLS, NOW).prompts_s == pytest.approx(0.2 + 0.5 - 0.95 * 0.384)
 
     def test_another_salt_is_another_beginning(self) -> None:
         assert self.two().worker_for(replace(rt(1000), salt="other"), POOLS, NOW) == "prefill-0"
 
     def test_not_where_its_pool_is_gone(self) -> None:
         found = self.two()
-        found.pool_lost("n1")
+        found.pool_lost("pool-1")
         assert found.worker_for(rt(1000), POOLS, NOW) == "prefill-0"
 
     def test_nor_where_prompts_are_not_reused(self) -> None:
@@ -360,14 +362,53 @@ class TestBeginnings:
         known, request = Beginnings(), rt(1000)
         known.came(request, "n0")
         known.came(replace(request, prompt=request.prompt[:300] + (7,) * 700), "n1")
-        assert known.tokens_at(request) == {"n0": 768, "n1": 256}
+        assert known.tokens_at(request) == {"n0": 896, "n1": 256}
         known.forget("n0")
         assert known.tokens_at(request) == {"n1": 256}
 
     def test_what_is_remembered_is_bounded_and_the_oldest_leaves(self) -> None:
         known = Beginnings(most=4)
         for number in range(5):
-            known.came(replace(rt(), prompt=(number,) * 300), "n0")
+            known.came(replace(rt(), prompt=(number,) * 150), "n0")
         assert len(known) == 4
-        assert not known.tokens_at(replace(rt(), prompt=(0,) * 300))
-        assert known.tokens_at(replace(rt(), prompt=(4,) * 300))
+        assert not known.tokens_at(replace(rt(), prompt=(0,) * 150))
+        assert known.tokens_at(replace(rt(), prompt=(4,) * 150))
+
+
+class TestDevices:
+    """A worker has the beginning of a prompt on its device, where others began so."""
+
+    def two(self, policy: Policy = DEFAULT_POLICY) -> Placement:
+        found = Placement(policy, block_size=16, kv_tokens=16_000, prompts_on=Role.DECODE)
+        for name in ("decode-0", "decode-1"):
+            found.met(member(name))
+            tell(found, name, all_s=0.0, free_pairs=1000)
+        found.placed("decode-1", rt(600), POOL, NOW)
+        tell(found, "decode-1", all_s=0.0)
+        return found
+
+    def test_it_goes_to_that_worker_unless_another_is_through_earlier(self) -> None:
+        found = self.two()
+        tell(found, "decode-1", all_s=0.4, rt_s=0.4)
+        assert found.worker_for(rt(1000), POOL, NOW) == "decode-1", "0.4 s for others, 0.512 s that it need not compute"
+        tell(found, "decode-1", all_s=0.6, rt_s=0.6)
+        assert found.worker_for(rt(1000), POOL, NOW) == "decode-0"
+
+    def test_to_copy_what_the_node_s_pool_has_takes_some_time(self) -> None:
+        found = self.two()
+        found.kept(rt(600), "local", POOL)
+        assert found.worker_for(rt(1000), POOL, NOW) == "decode-1", "nothing is to be copied there"
+        tell(found, "decode-1", all_s=0.1, rt_s=0.1)
+        assert found.worker_for(rt(1000), POOL, NOW) == "decode-0"
+
+    def test_a_worker_that_holds_much_more_than_others_gets_no_more_of_them(self) -> None:
+        found = self.two()
+        for number in range(20):
+            found.came("decode-1", replace(rt(1000), id=f"here-{number}"))
+        assert found.worker_for(rt(1000), POOL, NOW) == "decode-0"
+
+    def test_a_worker_that_has_started_again_has_nothing(self) -> None:
+        found = self.two()
+        found.renewed("decode-1")
+        tell(found, "decode-1", all_s=0.1, rt_s=0.1)
+        assert found.worker_for(rt(1000), POOL, NOW) == "decode-0"

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from alignedserve.core import Request, ServiceClass, Slo
+from alignedserve.core import Request, Role, ServiceClass, Slo
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.events import TimerFired
 from alignedserve.protocol.messages import (
@@ -35,7 +35,8 @@ class TestPlacement:
         assert router.handle(said("gateway-0", Submit(B)), 3.0) == [Send("prefill-1", Prefill(B))]
 
     def test_colocated_the_decode_worker_does(self) -> None:
-        router = serving(("gateway-0", "decode-0"))
+        colocated = replace(LIMITS, prompts_on=Role.DECODE)
+        router = serving(("gateway-0", "pool-0", "decode-0"), colocated)
         assert router.handle(said("gateway-0", Submit(A)), 3.0) == [Send("decode-0", Prefill(A))]
 
     def test_without_a_prefill_worker_a_pool_keeps_prompts_waiting(self) -> None:
