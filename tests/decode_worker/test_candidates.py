@@ -27,6 +27,7 @@ from alignedserve.protocol.messages import (
     Progress,
     Pull,
     Release,
+    Retire,
 )
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Layout, Order, Packing, Policy, PromptChoice, Room
 from alignedserve.worker.setup import WorkerSetup
@@ -153,6 +154,11 @@ class TestSaidAgain:
         assert (holding.attempts, holding.free_pairs) == ((("a", 0),), 6)
 
 
+def test_a_worker_that_retires_takes_no_offer(worker: DecodeCore) -> None:
+    worker.handle(said(ROUTER, Retire("decode-0", 1)), 0.0)
+    assert sent(offered(worker, IN_A, is_pinned=True), "prefill-0") == [Decline("a", 0)]
+
+
 class TestThePoolKeepsItToo:
     def test_then_it_gets_only_what_comes_later_and_is_told_of_the_end(self, worker: DecodeCore) -> None:
         offered(worker, IN_A)
@@ -170,6 +176,13 @@ class TestThePoolKeepsItToo:
         assert CopyIn(1, "pool-0.1", (5,), (0, 1), (1, 2, 3)) in commands
         assert sent(commands, ROUTER)[0] == Figures(num_failed_transfers=1)
         assert [type(command) for command in worker.handle(CopiedIn(1, intact=True), 0.0)][:1] == [RunStep]
+
+    def test_what_did_not_come_is_not_copied_from_a_pool_that_has_started_again(self, worker: DecodeCore) -> None:
+        offered(worker, IN_A)
+        worker.handle(said("pool-0", Kept("a", 0, (5,))), 0.0)
+        worker.handle(MemberLost(POOL_MEMBER), 0.0)
+        worker.handle(MemberJoined(replace(POOL_MEMBER, incarnation=2)), 0.0)
+        assert sent(received(worker, intact=False), "prefill-0") == [Decline("a", 0, is_failed=True)]
 
     def test_so_is_what_the_pool_hands_out_meanwhile(self, worker: DecodeCore) -> None:
         """The prefill worker had no memory to keep the request, so the pool hands it out."""

@@ -174,11 +174,13 @@ def test_nobody_wants_it_any_more(worker: Worker, how_far: str) -> None:
         worker.send_d2()
     if how_far == "there":
         is_there(worker)
+    taken = worker.core.held["pairs"]
     assert Cancel(*D2) in sent(worker.cancels("d2"), "prefill-0")
     assert worker.core.attempts == [("d1", 0)]
     if how_far == "sending":
-        assert sorted(worker.core.pairs) == [0, 1, 2], "they are read still"
+        assert worker.core.held["pairs"] == taken, "they are read still"
         worker.hears(KvSent(1, "prefill-0.1", ok=True))
+        assert worker.core.held["pairs"] == taken - 1
     assert sorted(worker.core.pairs) == [0, 1, 2]
     worker.cancels("d1")
     worker.steps()
@@ -196,6 +198,10 @@ def test_what_may_have_been_lost_is_said_again_and_heard_once(worker: Worker) ->
 def test_a_pull_in_vain_is_told_so(worker: Worker) -> None:
     worker.cancels("d2")
     assert SendKv(1, "prefill-0.1", (), ()) in worker.hears(said("prefill-0", Pull(1, *D2)))
+
+
+def test_a_later_life_of_the_prefill_worker_gets_nothing_that_was_meant_for_the_earlier_one(worker: Worker) -> None:
+    assert SendKv(1, "prefill-0.2", (), ()) in worker.hears(said("prefill-0", Pull(1, *D2), 2))
 
 
 def test_chats_do_not_leave_this_way() -> None:

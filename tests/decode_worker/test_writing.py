@@ -9,7 +9,15 @@ import pytest
 from alignedserve.core import Entry, Request, StepPlan, StepResult, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
-from alignedserve.protocol.events import CopiedIn, CopiedOut, MemberJoined, MemberLost, StepDone, TimerFired
+from alignedserve.protocol.events import (
+    CopiedIn,
+    CopiedOut,
+    KvReceived,
+    MemberJoined,
+    MemberLost,
+    StepDone,
+    TimerFired,
+)
 from alignedserve.protocol.messages import (
     ROUTER,
     SPARE,
@@ -21,7 +29,9 @@ from alignedserve.protocol.messages import (
     GiveBack,
     Inquire,
     Keep,
+    Kept,
     LeasePages,
+    Offer,
     Progress,
     Release,
 )
@@ -29,8 +39,9 @@ from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.scheduling.policy import Layout, Policy, Room
 from alignedserve.worker.parts.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
-from tests.samples import LIMITS, POOL_MEMBER, request, said
+from tests.samples import LIMITS, POOL_MEMBER, member, request, said
 
+PREFILL = replace(member("prefill-0"), transport="there")
 ROOT, PAGE = b"model ", LIMITS.page_size
 A, B = request("a", prompt=9, max_tokens=12), request("b", prompt=9, max_tokens=12)
 TIGHT = replace(LIMITS, num_pairs=6)  # three pairs for each request, and no pair for a thirteenth token
@@ -162,6 +173,25 @@ class TestWhoHasToLeave:
         assert worker.core.held == (nothing | {"places": 0} if policy.blocks is Layout.BIDIRECTIONAL else nothing)
         assert not worker.core.leased_pages
 
+    @pytest.mark.parametrize("is_on_its_way", [True, False])
+    def test_goes_to_a_pool_that_has_started_again_as_a_whole(self, is_on_its_way: bool) -> None:
+        worker = engine(GROWING, pages=(20,) if is_on_its_way else ())
+        if is_on_its_way:
+            worker.until(CopyOut)
+        worker.hears(MemberLost(POOL_MEMBER))
+        while is_on_its_way and any(isinstance(command, CopyOut) for command in worker.work):
+            worker.works()
+        worker.hears(MemberJoined(replace(POOL_MEMBER, incarnation=2)))
+        num_asks = len(worker.heard(AskPages))
+        worker.works()
+        while len(asked := worker.heard(AskPages)) == num_asks:
+            worker.works()
+        assert isinstance(asked[-1], AskPages)
+        worker.hears(said("pool-0", LeasePages((30, 31), asked[-1].number, SPARE), 2))
+        copy = worker.until(CopyOut)
+        assert isinstance(copy, CopyOut)
+        assert (copy.pool, copy.pages[0], copy.start) == ("pool-0.2", 31, 0)
+
     def test_and_is_cancelled_leaves_nothing_but_a_page_at_hand(self) -> None:
         worker = engine(GROWING, pages=(20,))
         worker.until(CopyOut)
@@ -222,6 +252,22 @@ class TestAnswers:
         assert isinstance(asked[0], AskPages)
         worker.hears(said("pool-0", LeasePages((20,), asked[0].number, SPARE)))
         return worker
+
+    def test_are_kept_from_the_last_full_page_of_a_copy_that_the_pool_was_given_later(self) -> None:
+        """Of the prompt's nine tokens one is in a page that the answer goes on filling."""
+        worker = Engine(DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.WHOLE), direct=True, root=ROOT)))
+        for neighbour in (POOL_MEMBER, PREFILL):
+            worker.hears(MemberJoined(neighbour))
+        worker.hears(said("prefill-0", Offer(entry(A))))
+        worker.hears(KvReceived(1, "prefill-0.1", intact=True))
+        worker.hears(said("pool-0", Kept("a", 0, (5, 6))))
+        while not (asked := worker.heard(AskPages)):
+            worker.works()
+        assert isinstance(asked[0], AskPages)
+        worker.hears(said("pool-0", LeasePages((20,), asked[0].number, SPARE)))
+        copy = worker.until(CopyOut)
+        assert isinstance(copy, CopyOut)
+        assert (copy.pages, copy.start) == ((20,), PAGE)
 
     def test_not_without_reuse(self) -> None:
         worker = self.ended(engine(Policy(reuse=False, room=Room.WHOLE), pages=()))

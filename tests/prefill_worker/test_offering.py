@@ -193,7 +193,8 @@ class TestWrittenBeside:
 
     def test_what_is_cancelled_gives_its_pages_back(self, worker: PrefillCore) -> None:
         self.written(worker)
-        worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+        asks = sent(worker.handle(said(ROUTER, Cancel("a", 0)), 0.0), "pool-0")
+        assert asks == [AskPages(0, 2)], "it keeps none"
         assert (is_empty(worker), len(worker.leased_pages)) == (True, 0)
 
 
