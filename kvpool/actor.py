@@ -8,12 +8,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from alignedserve.architectures.model_config import read_config
+from alignedserve.config.config import Config
 from alignedserve.errors import ArenaTooSmall
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.numa import best_place
 from alignedserve.kvpool.arena.shared_files import HolderLock, is_held, remove_stale
 from alignedserve.kvpool.state import PoolCore
-from alignedserve.machine.capacity import Capacity
+from alignedserve.machine.capacity import Capacity, capacity
+from alignedserve.machine.memory import why_too_small, with_pool_memory
 from alignedserve.protocol.commands import Command, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone
 from alignedserve.shell.part import OnStart, Part, lock_name
@@ -67,18 +70,28 @@ def _new_arena(part: Part, capacity: Capacity, rank: int) -> Arena:
             time.sleep(WATCH_S)
 
 
+def _tell_size(config: Config, room: Capacity) -> None:
+    tokens, cache = room.num_pages * config.page_size, room.limits.num_tokens * config.topology.decode_workers
+    times = f", {tokens / cache:.1f} times what its decode workers' devices hold" if cache else ""
+    log.info("the KV pool takes %d MB and holds %d tokens%s", config.kvpool.memory_mb, tokens, times)
+    if (why := why_too_small(config, room)) is not None:
+        log.warning("%s", why)
+
+
 def run(part: Part, on_start: OnStart) -> None:
-    spec, config = part.spec, part.config
-    _, capacity = part.capacity()
+    spec, model = part.spec, read_config(part.folder)
+    config = with_pool_memory(part.config, model, part.folder)
+    room = capacity(config, model)
+    _tell_size(config, room)
     directory = part.shared_memory
     own = HolderLock(directory, f"{spec.deployment}-{spec.name}")  # there is one pool per node
     arenas: list[Arena] = []
     try:
         ranks = config.engine.tensor_parallel_size
         for rank in range(ranks):
-            arenas.append(_new_arena(part, capacity, rank))
+            arenas.append(_new_arena(part, room, rank))
         hands = _PoolProcessHands(directory, spec.deployment, ranks)
-        shell = part.shell(PoolCore(capacity.extents, config.engine.block_size, config.policy), hands)
+        shell = part.shell(PoolCore(room.extents, config.engine.block_size, config.policy), hands)
         hands.post = shell.post
         on_start(shell)
         part.run(shell)

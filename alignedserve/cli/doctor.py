@@ -22,6 +22,7 @@ from alignedserve.errors import ConfigError
 from alignedserve.kernels.build import NoCompiler, find_compiler
 from alignedserve.kvpool.arena import numa
 from alignedserve.machine import resources as machine
+from alignedserve.machine.capacity import pool_mb_within, wanted_pool_mb
 from alignedserve.machine.safe_path import code_command
 
 NEEDED = (  # beside torch
@@ -149,14 +150,19 @@ def _memory() -> Finding:
 def _shared_memory() -> Finding:
     flag = settings()["kvpool.memory_mb"].flags[0]
     try:
-        wanted = load({}, os.environ, None).kvpool.memory_mb
+        config = load({}, os.environ, None)
         usage = shutil.disk_usage(_SHM)
     except ConfigError as error:
         return Finding("configuration", Presence.MISSING, str(error), "correct or unset the environment variable")
     except OSError:
         return Finding(str(_SHM), Presence.MISSING, "not there", "the KV pool lives in it: serve on Linux")
-    free = usage.free // _MB
+    free, wanted, found = usage.free // _MB, config.kvpool.memory_mb, machine.memory()
     what = f"{free} MB free of {usage.total // _MB} MB"
+    if wanted is None:
+        available = usage.free if found is None else found.available
+        comes_to = pool_mb_within(wanted_pool_mb(config), usage.free, available)
+        what += f", of which the KV pool would take {comes_to} (kvpool.memory_mb)"
+        return Finding(str(_SHM), Presence.FOUND, what)
     if free >= wanted:
         return Finding(str(_SHM), Presence.FOUND, what)
     how = f"the KV pool takes {wanted} MB: start the container with a larger --shm-size"

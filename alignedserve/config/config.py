@@ -204,7 +204,12 @@ _PAGE_TOKENS = 64
 class PoolConfig:
     """The KV pool, which keeps KV in shared memory."""
 
-    memory_mb: int = common(256, "memory of the KV pool in /dev/shm, in MB", least=1)
+    memory_mb: int | None = common(
+        None,
+        "memory of the KV pool in /dev/shm, in MB; by default four times the decode workers' device caches, and at most"
+        " half of what is free",
+        least=1,
+    )
     page_size: int | None = experiment(
         None, f"tokens in a page; by default {_PAGE_TOKENS}, in whole blocks, or those of one block", least=1
     )

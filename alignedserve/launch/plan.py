@@ -15,7 +15,7 @@ from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena.shared_files import check_space, remove_stale
 from alignedserve.machine.capacity import capacity
-from alignedserve.machine.memory import check_machine, shared_memory, use_of
+from alignedserve.machine.memory import check_machine, shared_memory, use_of, with_pool_memory
 from alignedserve.machine.resources import allow_open_files
 from alignedserve.protocol.messages import ROUTER, rank_suffix
 from alignedserve.shell.clock import ClockOrigin
@@ -93,9 +93,10 @@ def plan(config: Config, router: str, machine: Machine) -> list[PartSpec]:
     """Return the parts of a deployment on one machine, after all checks that need no process."""
     folder = resolve(config.model)
     model = read_config(folder)
-    room = capacity(config, model)
     directory = Path(config.kvpool.directory)
     remove_stale(directory, PREFIX)
+    config = with_pool_memory(config, model, folder)
+    room = capacity(config, model)
     check_space(directory, shared_memory(config, model, room), use_of(config))
     check_machine(config, model, room, folder)
     tree, door, origin = dump(config), str(door_of(config.server.port)), ClockOrigin.read()

@@ -13,6 +13,8 @@ from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from alignedserve.scheduling.policy import Compression
 
 _MIB = 1 << 20
+_CACHES = 4  # the pool's memory, in device caches of all decode workers, where there is so much
+_GPU_CACHE_MB = 16_384  # assumed of a GPU, since its cache is known only when its worker has loaded the weights
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,11 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
     model = model.share(ranks)
     if config.policy.pairs.keeps_hidden and model.why_not_hidden is not None:
         raise ConfigError(f"schedule.cache cannot be hybrid: {model.why_not_hidden}: set it to kv")
-    cache_mb = engine.cache_mb
+    cache_mb, pool_mb = engine.cache_mb, pool.memory_mb or wanted_pool_mb(config)
     cache = cache_mb * _MIB if cache_mb is not None else left or 0
     num_pairs = cache // model.kv_bytes(engine.block_size, dtype)
     sizes = _page_bytes(config, model, dtype)
-    extents = sizes.divide(pool.memory_mb * _MIB // ranks // sizes.kv)
+    extents = sizes.divide(pool_mb * _MIB // ranks // sizes.kv)
     if cache_mb is not None:
         _holds_longest("engine.kv_memory_mb", cache_mb, num_pairs * engine.block_size, longest)
     elif left is not None and num_pairs * engine.block_size < longest:
@@ -63,10 +65,22 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
         )
     if not config.topology.colocated:
         pages = extents.num_pages(extents.first_kind)
-        _holds_longest("kvpool.memory_mb", pool.memory_mb, pages * config.page_size, longest)
-        _holds_longest_beside_reserve(config, pages, longest)
+        _holds_longest("kvpool.memory_mb", pool_mb, pages * config.page_size, longest)
+        _holds_longest_beside_reserve(config, pool_mb, pages, longest)
     limits = WorkerLimits(num_pairs, engine.block_size, config.page_size, engine.max_step_tokens, engine.max_batch)
     return Capacity(dtype, longest, extents, sizes, limits)
+
+
+def wanted_pool_mb(config: Config) -> int:
+    """Return the memory that the pool would have with its default, were there enough."""
+    engine = config.engine
+    ranks = config.topology.decode_workers * engine.tensor_parallel_size
+    return _CACHES * ranks * (engine.cache_mb or _GPU_CACHE_MB)
+
+
+def pool_mb_within(wanted_mb: int, *free: int) -> int:
+    """Return the memory of a pool that takes at most half of each of these, in bytes."""
+    return max(1, min(wanted_mb, *(bytes_free // 2 // _MIB for bytes_free in free)))
 
 
 def _page_bytes(config: Config, model: ModelConfig, dtype: str) -> PageBytes:
@@ -86,12 +100,12 @@ def _holds_longest(path: str, given_mb: int, tokens: int, longest: int) -> None:
         )
 
 
-def _holds_longest_beside_reserve(config: Config, num_pages: int, longest: int) -> None:
+def _holds_longest_beside_reserve(config: Config, pool_mb: int, num_pages: int, longest: int) -> None:
     """Refuse a pool in which a long best-effort request would wait for ever, beside what is reserved for chats."""
     pool, left = config.kvpool, num_pages - config.policy.reserved(num_pages)
     if left * config.page_size < longest:
         raise ConfigError(
-            f"kvpool.memory_mb {pool.memory_mb} less kvpool.rt_reserve {pool.rt_reserve:g} holds"
+            f"kvpool.memory_mb {pool_mb} less kvpool.rt_reserve {pool.rt_reserve:g} holds"
             f" {left * config.page_size} tokens, but one request may have {longest}: raise kvpool.memory_mb,"
             " or lower kvpool.rt_reserve"
         )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alignedserve.architectures.model_config import DTYPE_BYTES, ModelConfig
@@ -10,10 +11,11 @@ from alignedserve.architectures.weight_files import count_numbers
 from alignedserve.config.config import Config, DeviceKind, TransportName
 from alignedserve.errors import MemoryTooSmall
 from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, POOL, Use
-from alignedserve.machine.capacity import Capacity
+from alignedserve.machine.capacity import Capacity, capacity, pool_mb_within, wanted_pool_mb
 from alignedserve.machine.resources import memory
 
 _MIB = 1 << 20
+BATCH_SHARE = 0.4  # of a decode worker's device that the pool fills with one batch (kvpool/batching.py)
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,39 @@ def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> 
     )
 
 
-def shared_memory(config: Config, model: ModelConfig, room: Capacity) -> int:
+def with_pool_memory(config: Config, model: ModelConfig, folder: Path) -> Config:
+    """Return the config with a size of the pool for this machine, where none is given: what the workers need comes
+    first, and at most half of what is free in memory and in shared memory is the pool's."""
+    if config.kvpool.memory_mb is not None:
+        return config
+    room, found, there = capacity(config, model), memory(), os.statvfs(config.kvpool.directory)
+    free, left = there.f_bavail * there.f_frsize, []
+    if found is not None:
+        left = [found.available]
+        if config.engine.device is DeviceKind.CPU:
+            workers, _, checkpoints = _of_workers(config, model, room, folder)
+            left.append(2 * (found.available - workers - checkpoints))
+    if _maps_files(config):
+        left.append(2 * (free - shared_memory(config, model, room, with_pool=False)))
+    memory_mb = pool_mb_within(wanted_pool_mb(config), free, *left)
+    return replace(config, kvpool=replace(config.kvpool, memory_mb=memory_mb))
+
+
+def why_too_small(config: Config, room: Capacity) -> str | None:
+    """Return why the pool is too small for batches to mean anything, or None; on GPUs caches are not known before."""
+    tokens, batch = room.num_pages * config.page_size, int(BATCH_SHARE * room.limits.num_tokens)
+    if tokens >= batch:
+        return None
+    return (
+        f"the KV pool holds {tokens} tokens, a decode worker's batch may have {batch}: requests are hardly grouped by"
+        " length, and little is found again; raise kvpool.memory_mb"
+    )
+
+
+def shared_memory(config: Config, model: ModelConfig, room: Capacity, with_pool: bool = True) -> int:
     """Return the shared memory that the parts of one machine take: arenas, and device caches that other parts map."""
     ranks, topology = config.engine.tensor_parallel_size, config.topology
-    pool = ranks * room.num_pages * room.page_bytes
+    pool = ranks * room.num_pages * room.page_bytes if with_pool else 0
     if not _maps_files(config):
         return pool
     cache = model.share(ranks).kv_bytes(room.limits.num_pairs * room.limits.block_size, room.dtype)
@@ -75,13 +106,18 @@ def check_machine(config: Config, model: ModelConfig, room: Capacity, folder: Pa
     """Check that all workers and the pool fit on this machine. On GPUs each worker checks after loading weights."""
     if config.engine.device is not DeviceKind.CPU:
         return
-    topology = config.topology
-    ranks = config.engine.tensor_parallel_size
-    pool = ranks * room.num_pages * room.page_bytes
+    pool = config.engine.tensor_parallel_size * room.num_pages * room.page_bytes
+    _, workers, checkpoints = _of_workers(config, model, room, folder)
+    _check(config, demand(config, model, room, folder), workers, pool, checkpoints)
+
+
+def _of_workers(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> tuple[int, int, int]:
+    """Return the bytes that all ranks of all workers need, how many ranks there are, and the bytes of checkpoints."""
+    topology, ranks = config.topology, config.engine.tensor_parallel_size
     workers = ranks * (topology.prefill_workers + topology.decode_workers)
     num_places = config.policy.pairs.num_places(room.limits.num_pairs * room.limits.block_size)
     checkpoints = topology.decode_workers * ranks * model.share(ranks).kv_bytes(num_places, room.dtype)
-    _check(config, demand(config, model, room, folder), workers, pool, checkpoints)
+    return workers * demand(config, model, room, folder).total, workers, checkpoints
 
 
 def _check(config: Config, rank: MemoryDemand, workers: int, pool: int, checkpoints: int = 0) -> None:

@@ -117,12 +117,20 @@ def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.Mo
 
 def test_shared_memory_that_is_too_small_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(64 << 20, 0, 48 << 20))
+    monkeypatch.setenv("ALIGNEDSERVE_KVPOOL_MEMORY_MB", "256")
     found = _found("/dev/shm")
     assert found.state is Presence.MISSING
     assert found.what == "48 MB free of 64 MB"
     assert "--pool-memory-mb 48" in found.how
     monkeypatch.setenv("ALIGNEDSERVE_KVPOOL_MEMORY_MB", "32")
     assert _found("/dev/shm").state is Presence.FOUND
+
+
+def test_it_says_what_the_pool_comes_to_where_no_size_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(64 << 20, 0, 48 << 20))
+    found = _found("/dev/shm")
+    assert found.state is Presence.FOUND
+    assert "the KV pool would take 24" in found.what
 
 
 def test_a_wrong_variable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

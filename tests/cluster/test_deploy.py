@@ -135,7 +135,7 @@ def test_what_selects_pods_finds_some() -> None:
 def test_the_pool_fits_the_shared_memory_of_its_pod() -> None:
     config = served(K8S / "serve.yaml")
     (shared,) = [volume for volume in pods()["worker"]["spec"]["volumes"] if volume["name"] == "shared-memory"]
-    assert config.kvpool.memory_mb < int(shared["emptyDir"]["sizeLimit"].removesuffix("Gi")) * 1024
+    assert (config.kvpool.memory_mb or 0) < int(shared["emptyDir"]["sizeLimit"].removesuffix("Gi")) * 1024
     assert (config.launcher, config.ray.address, config.server.port) == (Launcher.RAY, "auto", 8000)
 
 

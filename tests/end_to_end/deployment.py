@@ -84,6 +84,7 @@ class Deployment:
         self.began_at = time.monotonic()
         self._log = tempfile.NamedTemporaryFile(prefix="alignedserve-log-")  # noqa: SIM115  (closed by `forget`)
         given = ["--topology", topology, "--launcher", launcher, "--pool-directory", str(memory)]
+        given += ["--pool-memory-mb", "256"]  # or each deployment would take half of what is free
         arguments: list[str | Path] = [model, "--port", "0", *given, *flags]
         self.process = spawn(*arguments, mark=self.mark, stderr=self._log, environment=environment, typed_in=typed_in)
         try:

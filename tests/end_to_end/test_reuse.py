@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.end_to_end.client import Wanted, check_greedy, client, held_out, tokens_of
-from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
+from tests.end_to_end.deployment import ANSWER_S, BACK_S, TOPOLOGIES, Deployment, deployed, wait_until
 
 MOST = 640  # tokens of a request in a small pool
 TIGHT = (
@@ -63,16 +63,15 @@ def talks(deployment: Deployment, count: int, turns: int, most: int = 2_000) -> 
     return asyncio.run(talk())
 
 
-@pytest.fixture(scope="module")
-def roomy() -> Iterator[Deployment]:
-    """Yield a deployment where all prompts go to the prefill worker: a decode worker that helps finds nothing again."""
-    with deployed("--pool-verify-pages", "--set", "schedule.helps=false", topology="1+1") as deployment:
+@pytest.fixture(scope="module", params=TOPOLOGIES)
+def roomy(request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    with deployed("--pool-verify-pages", topology=request.param) as deployment:
         yield deployment
 
 
-@pytest.fixture(scope="module")
-def tight() -> Iterator[Deployment]:
-    with deployed(*TIGHT, topology="1+1") as deployment:
+@pytest.fixture(scope="module", params=TOPOLOGIES)
+def tight(request: pytest.FixtureRequest) -> Iterator[Deployment]:
+    with deployed(*TIGHT, topology=request.param) as deployment:
         yield deployment
 
 

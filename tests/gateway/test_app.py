@@ -138,6 +138,7 @@ def test_usage_says_what_of_the_prompt_the_pool_had(text: TextModel, route: str)
         gateway = Gateway(text, FakeOwner(*pieces))
         answered: Response = getattr(gateway, route)(**given)
         assert gateway.metric('alignedserve:prompt_tokens_cached_total{class="rt"}') == 3
+        assert gateway.metric('alignedserve:prefix_cache_hits_total{class="rt"}') == 3
         return answered
 
     *_, last, _ = data_lines(ask(stream=True, stream_options={"include_usage": True}))
@@ -281,6 +282,8 @@ def test_what_happened_is_counted(gateway: Gateway, hello: tuple[int, ...]) -> N
         'request_success_total{class="rt",finished_reason="length"}': 1,
         'prompt_tokens_total{class="rt"}': prompt,
         'prompt_tokens_cached_total{class="rt"}': 0,
+        'prefix_cache_queries_total{class="rt"}': prompt,
+        'prefix_cache_hits_total{class="rt"}': 0,
         'generation_tokens_total{class="rt"}': len(hello) + 2,
         'num_requests_running{class="rt"}': 0,
         'time_to_first_token_seconds_count{class="rt"}': 2,

@@ -171,6 +171,7 @@ def test_an_extent_that_is_not_whole_is_left_out() -> None:
 
 def test_ranks_each_have_a_share_of_what_is_kept() -> None:
     """Every rank's device has as much memory as was given; the pool's memory is for all ranks together."""
-    alone, shared = (capacity(split(engine__tensor_parallel_size=ranks), llama(32)) for ranks in (1, 2))
+    given = {"kvpool__memory_mb": 1024}
+    alone, shared = (capacity(split(engine__tensor_parallel_size=ranks, **given), llama(32)) for ranks in (1, 2))
     assert shared.limits.num_pairs == 2 * alone.limits.num_pairs
     assert (shared.num_pages, 2 * shared.page_bytes) == (alone.num_pages, alone.page_bytes)

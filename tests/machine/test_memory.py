@@ -4,18 +4,21 @@ change."""
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from alignedserve.architectures.model_config import ModelConfig
 from alignedserve.architectures.weight_files import count_numbers
-from alignedserve.config.config import load
+from alignedserve.config.config import Config, load
 from alignedserve.errors import MemoryTooSmall, ModelError
 from alignedserve.machine import memory
 from alignedserve.machine.capacity import capacity
-from alignedserve.machine.memory import check_machine, check_worker
+from alignedserve.machine.memory import check_machine, check_worker, why_too_small, with_pool_memory
 from alignedserve.machine.resources import Memory
 
 MIB = 1 << 20
@@ -111,6 +114,59 @@ def test_advice_where_less_kv_is_not_enough(
         check(folder, available, monkeypatch, kvpool__memory_mb=8, **changes)
     assert advice in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+class TestPoolMemory:
+    """Where no size is given, the pool takes four device caches, and leaves half of what is free."""
+
+    def sized(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, available_mb: int, free_mb: int, **changes: Any
+    ) -> Config:
+        monkeypatch.setattr(memory, "memory", lambda: Memory(1 << 50, available_mb * MIB, None))
+        there = os.statvfs_result((MIB, MIB, 1 << 30, free_mb, free_mb, 0, 0, 0, 0, 255))
+        monkeypatch.setattr(os, "statvfs", lambda _path: there)
+        config = load({name.replace("__", "."): value for name, value in changes.items()}, {}, None)
+        found = with_pool_memory(config, MODEL, folder)
+        check_machine(found, MODEL, capacity(found, MODEL), folder)
+        return found
+
+    @pytest.mark.parametrize(
+        ("available_mb", "free_mb", "changes", "comes_to"),
+        [
+            (100_000, 100_000, {}, 4 * 512),
+            (100_000, 100_000, {"topology": "1+3", "engine__kv_memory_mb": 100}, 4 * 3 * 100),
+            (100_000, 1000, {}, 500),
+            (3000, 100_000, {}, 1500),
+            (200 + 512 + STEP_MB + 300, 100_000, {}, 300),  # what a worker needs comes first
+            (100_000, 64, {"kvpool__memory_mb": 1000}, 1000),
+            (100_000, 100_000, {"engine__device": "cuda"}, 50_000),
+        ],
+    )
+    def test_it_comes_to(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        available_mb: int,
+        free_mb: int,
+        changes: dict[str, Any],
+        comes_to: int,
+    ) -> None:
+        found = self.sized(folder, monkeypatch, available_mb, free_mb, **changes)
+        assert found.kvpool.memory_mb == comes_to
+
+    @given(st.integers(800, 1 << 20), st.integers(1, 1 << 20))
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+    def test_never_more_than_half_of_anything(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, available_mb: int, free_mb: int
+    ) -> None:
+        found = self.sized(folder, monkeypatch, available_mb, free_mb).kvpool.memory_mb
+        assert found is not None
+        assert 1 <= found <= max(1, min(available_mb // 2, free_mb // 2, 4 * 512))
+
+    def test_a_pool_smaller_than_a_batch_is_said_to_be(self) -> None:
+        for memory_mb, is_small in ((100, True), (300, False)):
+            config = load({"kvpool.memory_mb": memory_mb}, {}, None)
+            assert (why_too_small(config, capacity(config, MODEL)) is not None) == is_small
 
 
 def test_a_worker_counts_itself_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

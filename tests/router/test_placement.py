@@ -324,9 +324,7 @@ class TestBeginnings:
 
     def test_it_goes_where_its_first_token_comes_first(self) -> None:
         found = self.two()
-        assert found.worker_for(rt(1000), POOLS, NOW) == "prefill-1", (
-            "0.2 s for others, and 0.51 s"
-        )
+        assert found.worker_for(rt(1000), POOLS, NOW) == "prefill-1", "0.2 s for others, and 0.51 s"
         assert found.worker_for(rt(120), POOLS, NOW) == "prefill-0", "no whole piece"
         tell(found, "prefill-1", all_s=0.6, rt_s=0.6)
         assert found.worker_for(rt(1000), POOLS, NOW) == "prefill-0"

@@ -38,7 +38,7 @@ class HttpRecord:
     caller: str | None = None  # the id of the caller
     service: ServiceClass | None = None  # None: the request does not ask for tokens
     prompt_tokens: int = 0  # of all requests of the body
-    cached_tokens: int = 0  # of the prompt tokens, those whose KV the pool had
+    cached_tokens: int = 0  # of the prompt tokens, those whose KV a device or the pool had
     output_tokens: int = 0
     ttft_s: float | None = None
     finish: str | None = None  # stop, length, abort (the client left) or error
@@ -92,8 +92,10 @@ class Metrics:
         self._succeeded = self._counter("request_success", "Requests that ended.", "finished_reason", "class")
         self._prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that got output.", "class")
         self._cached_tokens = self._counter(
-            "prompt_tokens_cached", "Prompt tokens of such requests whose KV the pool had.", "class"
+            "prompt_tokens_cached", "Prompt tokens of such requests whose KV a device or the pool had.", "class"
         )
+        self._queries = self._counter("prefix_cache_queries", "Prompt tokens that were looked up.", "class")
+        self._hits = self._counter("prefix_cache_hits", "Of those, the tokens that were found.", "class")
         self._generation_tokens = self._counter("generation_tokens", "Output tokens that reached the gateway.", "class")
         self._attained = self._counter("slo_attained", "Requests that ended within all of their deadlines.", "class")
         self._missed = self._counter("slo_missed", "Requests that ended and missed one of their deadlines.", "class")
@@ -235,6 +237,8 @@ class Metrics:
     def count_prompt(self, service: ServiceClass, tokens: int, num_cached: int) -> None:
         self._prompt_tokens.labels(service.value).inc(tokens)
         self._cached_tokens.labels(service.value).inc(num_cached)
+        self._queries.labels(service.value).inc(tokens)
+        self._hits.labels(service.value).inc(num_cached)
 
     def count_output(self, service: ServiceClass, tokens: int) -> None:
         self._generated[service].inc(tokens)
