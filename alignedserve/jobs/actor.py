@@ -22,7 +22,7 @@ from alignedserve.config.config import Config
 from alignedserve.errors import AlignedServeError, BytesGone, Conflict, Fenced, StoreError, StoreFull
 from alignedserve.gateway.access.keys import Caller
 from alignedserve.gateway.openai.errors import ApiError, api_error, internal
-from alignedserve.jobs.answering import Answering, LineRequest
+from alignedserve.jobs.answering import Answering, Answers, LineRequest
 from alignedserve.jobs.assembling import assemble
 from alignedserve.jobs.lines import (
     MOST_LINES,
@@ -87,7 +87,7 @@ class JobRunner:
 
     def __init__(
         self,
-        answering: Answering,
+        answering: Answers,
         config: Config,
         holder: Holder,
         now: Callable[[], float],
@@ -107,6 +107,13 @@ class JobRunner:
         self._results: dict[str, list[LineResult]] = defaultdict(list)  # job -> results that must be written
         self._has_results, self._writing = asyncio.Event(), asyncio.Lock()
         self._halt = Halt()
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Return the counts of what the runner holds now; all are zero when no job is open."""
+        results = sum(map(len, self._results.values()))
+        tasks = sum(map(len, self._lines.values())) + len(self._tasks)
+        return {**self._core.held, "results": results, "places": len(self._places), "tasks": tasks}
 
     def stop(self) -> None:
         self._halt.say()
@@ -245,8 +252,7 @@ class JobRunner:
         except (Conflict, Fenced, StoreFull):  # after any other error the job may be saved: the sweep finds out later
             await ended.discard(self._storage)
             raise
-        self._places.pop(command.job.id, None)
-        self._lines.pop(command.job.id, None)
+        self._drop(command.job.id)
         self._deliver(JobSaved(saved))
 
     # --- Lines
@@ -287,6 +293,7 @@ class JobRunner:
                 raise BytesGone(message) from None
 
     def _drop(self, job: str) -> None:
+        self._places.pop(job, None)
         for task in self._lines.pop(job, ()):
             task.cancel()
 
@@ -350,6 +357,8 @@ class JobRunner:
         self._fence = None
         self._results.clear()
         self._places.clear()
+        for task in self._tasks:  # what was begun under this lease would answer in the next
+            task.cancel()
         self._deliver(LeaseLost())
 
     async def _poll(self) -> None:

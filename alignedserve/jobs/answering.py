@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from alignedserve.core import Estimate, Request, ServiceClass, Slo
 from alignedserve.gateway.access.keys import Caller
@@ -36,6 +36,16 @@ class LineRequest:
     jct_s: float
     estimate: Estimate | None
     caller: Caller
+
+
+class Answers(Protocol):
+    """The interface of what answers lines, as the job runner uses it."""
+
+    @property
+    def models(self) -> Sequence[str]: ...
+
+    async def answer(self, line: LineRequest, on_running: Callable[[], None], /) -> dict[str, Any]:
+        """Return the line's answer; raise ApiError if the answer is an error, and Overloaded if there is no room."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -154,8 +154,7 @@ class RunnerCore:
             case JobChecked(id) if opened := self._jobs.get(id):
                 commands += self._start_job(opened, event, wall)
             case JobIndexed(id, lines) if opened := self._jobs.get(id):
-                opened.phase, opened.pending, opened.rate = Phase.RUNNING, array("I", reversed(lines)), Rate(now)
-                commands += self._finalize_if_done(opened, wall)
+                commands += self._begin_lines(opened, lines, now, wall)
             case JobSaved(job) if opened := self._jobs.get(job.id):
                 opened.job, opened.phase = job, Phase.NEW
                 commands += self._continue_job(opened, wall)
@@ -187,7 +186,8 @@ class RunnerCore:
     # --- Jobs
 
     def _update_jobs(self, jobs: Iterable[Job], wall: float) -> list[JobCommand]:
-        commands: list[JobCommand] = []
+        jobs = tuple(jobs)
+        commands = self._forget_ended({job.id for job in jobs})
         for job in jobs:
             opened = self._jobs.setdefault(job.id, _OpenJob(job))
             if job.revision >= opened.job.revision:
@@ -197,6 +197,13 @@ class RunnerCore:
             elif opened.phase is Phase.NEW:
                 commands += self._continue_job(opened, wall)
         return commands
+
+    def _forget_ended(self, open_ids: Container[str]) -> list[JobCommand]:
+        """Forget jobs that have ended in the store, though their last command failed: its answer was lost."""
+        ended = [id for id, opened in self._jobs.items() if opened.phase is Phase.NEW and id not in open_ids]
+        for id in ended:
+            del self._jobs[id]
+        return [DropLines(id) for id in ended]
 
     def _continue_job(self, opened: _OpenJob, wall: float) -> list[JobCommand]:
         """Return the next command for a job in phase NEW."""
@@ -217,10 +224,19 @@ class RunnerCore:
         return [IndexJob(job)]
 
     def _start_job(self, opened: _OpenJob, checked: JobChecked, wall: float) -> list[JobCommand]:
-        """Save the job as in progress, or as failed if its file has problems."""
+        """Save the job as in progress, or as failed if its file has problems, unless it was cancelled meanwhile."""
+        if opened.job.status is not JobStatus.VALIDATING:
+            return self._continue_job(opened, wall)
         if checked.problems:
             return [SaveJob(opened.job.move(JobStatus.FAILED, wall, problems=checked.problems))]
         return [SaveJob(opened.job.move(JobStatus.IN_PROGRESS, wall, total=checked.total, model=checked.model))]
+
+    def _begin_lines(self, opened: _OpenJob, lines: Sequence[int], now: float, wall: float) -> list[JobCommand]:
+        """Let the job's lines run, unless it was cancelled meanwhile."""
+        if opened.job.status is not JobStatus.IN_PROGRESS:
+            return self._continue_job(opened, wall)
+        opened.phase, opened.pending, opened.rate = Phase.RUNNING, array("I", reversed(lines)), Rate(now)
+        return self._finalize_if_done(opened, wall)
 
     def _finalize_if_done(self, opened: _OpenJob, wall: float) -> list[JobCommand]:
         if opened.phase is not Phase.RUNNING or opened.num_left:

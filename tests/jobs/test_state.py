@@ -254,6 +254,27 @@ def test_where_lines_have_their_places_soon_more_may_wait_and_where_they_do_not_
     assert system.most_open == (8 if line_s else 64)
 
 
+@pytest.mark.parametrize("status", [JobStatus.VALIDATING, JobStatus.IN_PROGRESS])
+def test_a_job_that_is_cancelled_while_its_file_is_read_runs_no_line(status: JobStatus) -> None:
+    core, new_job = RunnerCore(64, 2), replace(job("a"), status=status)
+    core.handle(LeaseTaken(), 0.0)
+    core.handle(OpenJobsRead((new_job,)), 0.0)
+    cancelled = replace(new_job.move(JobStatus.CANCELLING, 0.5), revision=1)
+    core.handle(OpenJobsRead((cancelled,)), 0.5)
+    read = JobChecked("a", 5, "demo") if status is JobStatus.VALIDATING else JobIndexed("a", (1, 2))
+    assert core.handle(read, 1.0) == [AssembleJob(cancelled, JobStatus.CANCELLED)]
+
+
+def test_a_job_that_ended_is_forgotten_where_the_answer_to_its_end_was_lost() -> None:
+    core, new_job = RunnerCore(64, 2), job("a")
+    core.handle(LeaseTaken(), 0.0)
+    core.handle(OpenJobsRead((replace(new_job, status=JobStatus.FINALIZING),)), 0.0)
+    core.handle(JobCommandFailed("a"), 0.0)
+    assert core.held["jobs"] == 1, "it is not known whether it has ended"
+    assert DropLines("a") in core.handle(OpenJobsRead(()), 1.0)
+    assert core.held == {"jobs": 0, "lines": 0}
+
+
 def test_what_cannot_be_written_holds_up_the_lines_after_it() -> None:
     core = RunnerCore(8, 2)
     core.handle(LeaseTaken(), 0.0)
