@@ -80,7 +80,10 @@ def run(scenario: Scenario, seed: int, seconds: float, logs: Path) -> Row:
             story = [*row.problems, *sorted(trial.story), stage.deployment.whole_log()]
             (logs / f"{scenario.name}-{seed}.log").write_text("\n".join(story))
     except Exception:
-        row.problems.append(traceback.format_exc(limit=-4)[:1000])
+        problem = traceback.format_exc(limit=-4)
+        row.problems.append(problem[:1000])
+        logs.mkdir(parents=True, exist_ok=True)
+        (logs / f"{scenario.name}-{seed}.end").write_text(problem)  # with the end of the log
     row.seconds = time.monotonic() - began
     return row
 

@@ -51,6 +51,7 @@ STOP_S = 180.0
 BACK_S = 240.0  # for a part that was killed, added or removed, until the deployment is in order again
 GONE_S = 90.0  # for all processes and files to disappear after a deployment has ended
 ANSWER_S = 300.0
+STACKS_S = 5.0  # for the stacks of a launcher that does not end to be written
 LOOK_S = 0.1  # each look at all processes, or at the gateway, takes some milliseconds of what is waited for
 MARK = "ALIGNED_E2E_DEPLOYMENT"  # set in the environment of all that a deployment starts
 _LOG_TAIL = 6_000
@@ -204,8 +205,15 @@ class Deployment:
             return self.process.wait(within_s)
         except subprocess.TimeoutExpired:
             left = self.processes()
+            self._show_where_it_is()
             self.kill()
             raise AssertionError(f"it does not stop within {within_s} s, {left} are left:\n{self.log()}") from None
+
+    def _show_where_it_is(self) -> None:
+        """Have the launcher log the stacks of its threads; it ends with that."""
+        self.process.send_signal(signal.SIGABRT)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(STACKS_S)
 
     def kill(self) -> None:
         """Kill all processes at once, for tests that have failed."""
@@ -248,6 +256,7 @@ def spawn(
     environment do not reach it."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
     env |= {MARK: mark, "RAY_TMPDIR": _RAY_FILES.name, **RAY_FOR_TESTS}
+    env |= {"PYTHONFAULTHANDLER": "1"}
     env |= {"SPT_NOENV": "1"}  # Ray's processes rename themselves, and would write the name over their environment
     env |= {"ALIGNEDSERVE_CACHE_DIRECTORY": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "2"}
     # a slow machine must not refuse requests here: tests/router covers refusals
