@@ -14,6 +14,7 @@ from alignedserve.protocol.messages import (
     ROUTER,
     AskBatch,
     AskPages,
+    AskPrefix,
     Batch,
     Cancel,
     Commit,
@@ -22,6 +23,7 @@ from alignedserve.protocol.messages import (
     Inquire,
     LeasePages,
     Missed,
+    Prefix,
     Progress,
     Release,
 )
@@ -144,6 +146,16 @@ def test_released_pages_are_free(pool: PoolCore) -> None:
     assert pool.handle(said("decode-0", Release("a", 1)), 0.0) == []
     assert pool.handle(said("decode-0", Release("a", 0)), 0.0) == [leases("prefill-1", 0)]
     assert pool.handle(said("decode-0", Release("a", 0)), 0.0) == []
+    assert pool.held == NOTHING_HELD
+
+
+def test_a_prefix_is_held_no_longer_than_the_worker_that_asked_for_it_lives(pool: PoolCore) -> None:
+    pool.handle(said("decode-0", AskBatch(8, 2)), 0.0)
+    pool.handle(said("prefill-0", Commit(replace(IN_A, names=(11,)))), 0.0)
+    pool.handle(said("decode-0", Release("a", 0)), 0.0)
+    assert Send("prefill-1", Prefix("b", 0, (0,))) in pool.handle(said("prefill-1", AskPrefix("b", 0, (11,))), 0.0)
+    assert pool.held["entries"] == 1
+    pool.handle(MemberLost(member("prefill-1")), 0.0)
     assert pool.held == NOTHING_HELD
 
 
