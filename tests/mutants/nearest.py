@@ -21,13 +21,14 @@ _FOLDERS = (
     "shell",
 )
 
-# Tests of both cores that find most mutants of what they share.
+# Tests that find most mutants of what both cores share.
 _OF_CORES = (
     "tests/decode_worker/test_state.py",
     "tests/decode_worker/test_writing.py",
     "tests/decode_worker/test_candidates.py",
     "tests/prefill_worker/test_state.py",
     "tests/prefill_worker/test_offering.py",
+    "tests/worker/test_shared_pages.py",
 )
 
 
