@@ -52,6 +52,7 @@ class Copy:
     wanted: bool = True
     has_ended: bool = False  # the request had ended when the copy began: only its full pages are written
     stays: bool = False  # the request stays here, and is to be found by these full pages
+    tokens: int = 0  # that are copied between two steps
     is_written: bool = False  # the copy has ended, and its pages are not handed on yet
 
     @property
@@ -87,6 +88,11 @@ class PageWriter:
     @property
     def copies(self) -> list[Copy]:
         return list(self._copies.values())
+
+    @property
+    def num_between_steps(self) -> int:
+        """Return how many tokens are still to be copied before the next step begins."""
+        return sum(copy.tokens for copy in self._copies.values() if not copy.is_written)
 
     @property
     def awaits_the_pool(self) -> bool:
@@ -155,6 +161,7 @@ class PageWriter:
         self._copies[self._copy_number] = Copy(
             running, running.known, all_pages, service, pool.holder, has_ended=has_ended, stays=stays
         )
+        self._copies[self._copy_number].tokens = 0 if aside else max(0, tokens - start)
         written, right = running.tokens(0, tokens), running.from_right
         return CopyOut(self._copy_number, pool.holder, running.pairs, pages, written, start, right, saved, aside)
 

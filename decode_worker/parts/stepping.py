@@ -29,7 +29,7 @@ class Stepping:
         self._limits, self._pace, self._steps = stores.limits, stores.pace, stores.steps
         self._here, self._counts, self._queue = stores.here, stores.step_counts, stores.queue
         self._memory, self._order = stores.memory, stores.order
-        self._prefixes = prefixes
+        self._prefixes, self._writer = prefixes, stores.writer
         self._joining, self._preempting, self._leaving = joining, preempting, leaving
         self._looks_ahead = stores.setup.look_ahead > 0
         why_not = stores.policy.pairs.why_not_ahead
@@ -79,6 +79,11 @@ class Stepping:
         before += commands or ()
         return commands is not None
 
+    @property
+    def _copies_s(self) -> float:
+        """Return the time of copies that come before the step: gaps between tokens are longer by as much."""
+        return self._writer.num_between_steps * self._pace.copy_token_s
+
     # --- The choice
 
     def _choose(self, before: list[Command], now: float) -> Selection:
@@ -87,7 +92,7 @@ class Stepping:
         packer, waiting = self._order.packer, self._queue.waiting
         decodes, prompts = packer.runnable(*self._memory.runnable())
         seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, now)
-        selection = select(decodes, prompts, waiting, self._order.moment(now), seating)
+        selection = select(decodes, prompts, waiting, self._order.moment(now + self._copies_s), seating)
         for running in selection.unseated:
             before += self._preempting.preempt_replaced(running)
         for prompt in selection.seated:

@@ -237,3 +237,16 @@ class TestWhatLeaves:
         leased = [message for message in worker.said if isinstance(message, LeasePages)]
         assert leased
         assert worker.pool.num_lent_pages == len(worker.core.leased_pages)
+
+
+def test_a_step_is_shorter_by_the_copies_that_come_before_it() -> None:
+    """A document leaves for a chat's next token: the copy of it and the step fit between two tokens together."""
+    writer = pair(limits=replace(LIMITS, num_pairs=14))
+    core = writer.core
+    writer.asks(*TestWhatLeaves.LONG)
+    while not core.counts.evictions:
+        assert core.stores.writer.num_between_steps == 0
+        writer.works()
+    assert core.stores.writer.num_between_steps > 0
+    writer.until_idle()
+    assert core.stores.writer.num_between_steps == 0
