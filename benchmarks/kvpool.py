@@ -112,7 +112,7 @@ def tightest(prefixes: Sequence[int], window: BatchWindow) -> float:
 
 def lookup() -> float:
     """Return the least seconds in which a worker names a prompt's pages and the pool finds them all."""
-    words, names = random.Random(5), PageNames(PAGE, b"model bfloat16 64 ")
+    words, names = random.Random(5), PageNames(PAGE, PAGE, b"model bfloat16 64 ")
     asked = request("r", words.choices(range(50_000), k=PROMPT + 1), 1)
     pool = PoolCore(2 * PROMPT // PAGE, BLOCK)
 

@@ -17,12 +17,12 @@ def blocks_for(limits: WorkerLimits, pace: Pace) -> Blocks:
     """Return the pairs of a device that keeps what requests have computed for others, if the policy reuses it."""
     if not pace.policy.reuse:
         return Blocks(limits.num_pairs)
-    size = limits.page_size
+    size = limits.block_size
 
     def cost_s(is_in_pool: bool) -> float:
         return size * (pace.copy_token_s if is_in_pool else pace.prompt_token_s)
 
-    return NamedBlocks(limits.num_pairs, size // limits.block_size, cost_s)
+    return NamedBlocks(limits.num_pairs, 1, cost_s)
 
 
 class DeviceMemory:
@@ -53,7 +53,7 @@ class DeviceMemory:
 
     def share_pages(self, name: NamePages) -> DevicePages:
         """Let requests share full pages that have these names, where the pairs allow it."""
-        self.pages = DevicePages(self.blocks, self.limits.page_size, name)
+        self.pages = DevicePages(self.blocks, self.limits.block_size, self.limits.page_size, name)
         return self.pages
 
     def num_freed(self, leaving: Iterable[Running]) -> int:

@@ -22,22 +22,35 @@ from alignedserve.protocol.commands import Command, CopyOut, Send
 from alignedserve.protocol.messages import SPARE, LeasePages, Member
 from alignedserve.protocol.page_names import more_hashes
 from alignedserve.worker.leases import Lease, Need
+from alignedserve.worker.step.device_pages import findable_tokens
 from alignedserve.worker.step.running import Running
 
 
 class PageNames:
-    def __init__(self, page_size: int, root: bytes) -> None:
+    def __init__(self, page_size: int, block_size: int, root: bytes) -> None:
         """`root` names the model and the layout of its KV."""
-        self._page_size, self._root = page_size, root
+        self._page_size, self._block_size, self._root = page_size, block_size, root
 
     def pages_of(self, running: Running, tokens: int) -> tuple[int, ...]:
         """Return the names of the full pages of so many tokens of a request: each page is hashed once on a worker."""
-        full, known = tokens // self._page_size, running.names
-        if len(known) < full:
-            more = running.tokens(len(known) * self._page_size, full * self._page_size)
-            root = self._root + running.request.salt.encode()
-            running.names = more_hashes(known, more, self._page_size, root)
-        return running.names[:full]
+        running.names = self._named(running, running.names, tokens, self._page_size)
+        return running.names[: tokens // self._page_size]
+
+    def blocks_of(self, running: Running, tokens: int) -> tuple[int, ...]:
+        """Return the names of the full block pairs of so many tokens of a request, by which a device shares them."""
+        running.block_names = self._named(running, running.block_names, tokens, self._block_size)
+        return running.block_names[: tokens // self._block_size]
+
+    def _named(self, running: Running, known: tuple[int, ...], tokens: int, size: int) -> tuple[int, ...]:
+        full = tokens // size
+        if len(known) >= full:
+            return known
+        more = running.tokens(len(known) * size, full * size)
+        return more_hashes(known, more, size, self._root + running.request.salt.encode())
+
+    def pages_before_last(self, running: Running) -> tuple[int, ...]:
+        """Return the names of the full pages that others may have computed for a request."""
+        return self.pages_of(running, findable_tokens(running))
 
 
 @dataclass

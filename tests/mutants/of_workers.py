@@ -33,7 +33,7 @@ SHARED_PAGES = (
     Mutant(
         "doubtful pages stay shared",
         f"{_WORKER}/step/device_pages.py",
-        "            self._blocks.forget(running.names)\n",
+        "            self._blocks.forget(running.block_names)\n",
         "            pass\n",
         "KV from which no token could be sampled is shared with the next request.",
     ),

@@ -194,7 +194,8 @@ def test_steps_grow_again_once_they_go_well(worker: AnyCore) -> None:
             if done:
                 break
             plan = planned(commands)
-        plan = planned(worker.handle(said(ROUTER, Prefill(request(f"b{number}", prompt=8))), 0.0))
+        unlike = replace(request(f"b{number}"), prompt=tuple(range(10 * number + 10, 10 * number + 18)))
+        plan = planned(worker.handle(said(ROUTER, Prefill(unlike)), 0.0))
     assert sizes == sorted(sizes), "they only grow, as long as none fails"
     assert {1, 2, 4, 8} <= set(sizes)
 

@@ -27,8 +27,8 @@ class Common:
             self.memory = DeviceMemory(setup.limits, self.steps, blocks_for(setup.limits, self.pace))
         else:
             self.memory = make_memory(self.steps)
-        self.names = PageNames(setup.limits.page_size, setup.root)
-        self.pages = self.memory.share_pages(self.names.pages_of)
+        self.names = PageNames(setup.limits.page_size, setup.limits.block_size, setup.root)
+        self.pages = self.memory.share_pages(self.names.blocks_of)
         self.pool = PoolLink()
         self.notes = Notes()
         self.faults = Faults()

@@ -23,7 +23,7 @@ ANSWER_S = 0.005  # a step waits so long for the pool's word on a chat: it takes
 class Prefixes(CorePart):
     def __init__(self, common: Common, queue: PromptQueue, holds: PoolHolds | None = None) -> None:
         """`holds` notes the attempts for which the pool keeps pages, where the worker keeps account of them."""
-        self._roster, self._pool, self._pages = common.roster, common.pool, common.pages
+        self._roster, self._pool, self._names = common.roster, common.pool, common.names
         self._writer, self._reuse = common.writer, common.policy.reuse
         self._queue, self._holds = queue, holds
         self._asking: dict[str, Running] = {}
@@ -57,7 +57,7 @@ class Prefixes(CorePart):
 
     def _askable(self, running: Running) -> tuple[int, ...]:
         """Return the names of the full pages that the pool may have."""
-        return self._pages.findable(running) if self._reuse and self._pool.member is not None else ()
+        return self._names.pages_before_last(running) if self._reuse and self._pool.member is not None else ()
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:

@@ -1,4 +1,7 @@
-"""The pages of requests' beginnings that a device has: a request shares them with others, and computes the rest.
+"""The block pairs of requests' beginnings that a device has: a request shares them with others, and computes the rest.
+
+A page of a device is a single pair, so that little is computed twice. Pages of the pool are larger: where more of a
+request is to be fetched, it shares no more than what comes before the first page of the pool that it lacks.
 
 A prompt that waits is looked up when it comes, and again before it may be seated: its `prefix` is what is here. Nothing
 is kept for it before it has a seat, so what is here by then is what counts.
@@ -16,30 +19,25 @@ NamePages: TypeAlias = Callable[[Running, int], tuple[int, ...]]  # of the full 
 
 
 class DevicePages:
-    def __init__(self, blocks: Blocks, page_size: int, name: NamePages) -> None:
+    def __init__(self, blocks: Blocks, block_size: int, page_size: int, name: NamePages) -> None:
+        """`page_size` is that of the pool's pages."""
         self._blocks = blocks if isinstance(blocks, NamedBlocks) else None  # else nothing is shared
-        self._page_size, self._name = page_size, name
+        self._size, self._page_size, self._name = block_size, page_size, name
         self.num_shared_tokens = 0  # that were not computed because another request had done so
 
     @property
     def page_size(self) -> int:
-        """Return how many tokens a page has; 0 where nothing is shared."""
-        return 0 if self._blocks is None else self._page_size
-
-    def findable(self, running: Running) -> tuple[int, ...]:
-        """Return the names of the full pages that others may have computed for a request.
-
-        There are none where no whole page comes before the last token, whose logits are needed in any case, or where
-        the logits of all tokens are needed.
-        """
-        return () if running.is_scored else self._name(running, running.num_tokens - 1)
+        """Return how many tokens a page of the device has; 0 where nothing is shared."""
+        return 0 if self._blocks is None else self._size
 
     def look(self, waiting: Running) -> None:
         """Note what is here of a request that has no pairs."""
         blocks = self._blocks
         if blocks is not None and not waiting.pairs and waiting.looked_up != blocks.version:
-            waiting.prefix = blocks.find(self.findable(waiting)) * self._page_size
+            waiting.prefix = blocks.find(self._name(waiting, findable_tokens(waiting))) * self._size
             waiting.looked_up = blocks.version
+            if self.has_to_fetch(waiting):
+                waiting.prefix -= waiting.prefix % self._page_size
 
     def num_read(self, waiting: Running) -> int:
         """Return how many pairs of what was found of a request others read: it needs no free pair for them."""
@@ -51,7 +49,7 @@ class DevicePages:
 
     def _found(self, waiting: Running) -> tuple[int, ...]:
         self.look(waiting)  # pages may have been evicted since
-        return waiting.names[: waiting.prefix // self._page_size]
+        return waiting.block_names[: waiting.prefix // self._size]
 
     def next_page(self, running: Running) -> int | None:
         """Return the name of the page that a request computes next; None where that is its last, or not full."""
@@ -59,7 +57,7 @@ class DevicePages:
             return None
         if not running.pairs:
             self.look(running)
-        at, names = running.prefix // self._page_size, running.names
+        at, names = running.prefix // self._size, running.block_names
         return names[at] if at < len(names) else None
 
     def has_to_fetch(self, waiting: Running) -> bool:
@@ -86,17 +84,26 @@ class DevicePages:
         if self._blocks is not None and running.pairs:
             self._blocks.publish(self._name(running, running.prefix), running.pairs)
             if running.known:
-                self._blocks.note_elsewhere(running.names[: len(running.known)])
+                known = len(running.known) * self._page_size // self._size
+                self._blocks.note_elsewhere(running.block_names[:known])
 
     def note_in_pool(self, running: Running) -> None:
         """Note that the pool gets the full pages of a request, which has them still."""
         if self._blocks is not None:
-            self._blocks.note_elsewhere(running.names)
+            self._blocks.note_elsewhere(running.block_names)
 
     def forget(self, running: Running) -> None:
         """Let nobody share what a request has computed, or was computed from: its KV may be wrong."""
         if self._blocks is not None:
-            self._blocks.forget(running.names)
+            self._blocks.forget(running.block_names)
+
+
+def findable_tokens(running: Running) -> int:
+    """Return how many tokens of a request others may have computed for it.
+
+    The logits of the last one are needed in any case; there are none where the logits of all tokens are needed.
+    """
+    return 0 if running.is_scored else running.num_tokens - 1
 
 
 class NextPages:
@@ -131,5 +138,5 @@ def _order(prompt: Running) -> tuple[bool, int, float]:
     return not is_rt, request.priority if is_rt else 0, request.arrival_at + request.slo.ttft_s if is_rt else 0.0
 
 
-NOTHING_SHARED = DevicePages(Blocks(0), 1, lambda _running, _tokens: ())
+NOTHING_SHARED = DevicePages(Blocks(0), 1, 1, lambda _running, _tokens: ())
 NO_NEXT_PAGES = NextPages(NOTHING_SHARED, ())

@@ -57,6 +57,7 @@ class NamedBlocks(Blocks):
         self._shared: set[int] = set()  # first pairs of pages that have several readers
         most = int(num_pairs // pairs_of_page * PROTECTED_SHARE)
         self._idle = {is_elsewhere: SegmentedLru(most) for is_elsewhere in (False, True)}  # first pairs of pages
+        self._num_idle = 0  # pages
         self._cost_s, self._level = cost_s, 0.0  # the level: the value of the page that was evicted last
         self.version = 0  # rises whenever another set of pages has names
 
@@ -66,10 +67,6 @@ class NamedBlocks(Blocks):
     def num_free(self) -> int:
         """Return how many pairs can be taken: free ones, and those of idle pages."""
         return len(self._back) + self._num_pairs - self._fresh + self._num_idle * self._pairs_of_page
-
-    @property
-    def _num_idle(self) -> int:
-        return len(self._idle[False]) + len(self._idle[True])
 
     @property
     def free(self) -> tuple[int, ...]:
@@ -96,17 +93,19 @@ class NamedBlocks(Blocks):
                 self._back.extend(pairs[at : at + size])
             else:
                 read.append(page)
+        values = [self._level + self._cost_s(is_elsewhere) for is_elsewhere in (False, True)]
         for page in reversed(read):
             page.num_readers -= 1
             if page.num_readers < 2:
                 self._shared.discard(page.place)
             if not page.num_readers:
-                self._rest(page)
+                self._rest(page, values[page.is_elsewhere])
 
-    def _rest(self, page: _DevicePage) -> None:
+    def _rest(self, page: _DevicePage, value: float) -> None:
         """Let a page that nobody reads be idle, or free it where it has no name any more."""
         if page.is_named:
-            page.value = self._level + self._cost_s(page.is_elsewhere)
+            page.value = value
+            self._num_idle += 1
             self._idle[page.is_elsewhere].add(page.place)
         else:
             self._free(page)
@@ -154,7 +153,7 @@ class NamedBlocks(Blocks):
         """Read these pages, which are here, and return their pairs."""
         pages = [self._named[name] for name in names]
         for page in pages:
-            self._idle[page.is_elsewhere].again(page.place)
+            self._num_idle -= self._idle[page.is_elsewhere].again(page.place)
             page.num_readers += 1
             if page.num_readers == 2:
                 self._shared.add(page.place)
@@ -209,6 +208,7 @@ class NamedBlocks(Blocks):
             if page.num_readers:
                 self._idle[page.is_elsewhere].forget(page.place)
             else:
+                self._num_idle -= 1
                 self._free(page)
         self.version += 1
 
