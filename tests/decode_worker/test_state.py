@@ -427,13 +427,18 @@ def test_nothing_is_kept_for_a_lost_owner(worker: DecodeCore) -> None:
 
 
 class TestGrowingRoom:
-    """Four pairs of four tokens; a decode that has no place for its next token makes the newest request leave."""
+    """Four pairs of four tokens; a decode that has no place for its next token makes the newest request leave.
+
+    The requests say the same, and share nothing: each is to take memory of its own.
+    """
 
     TIGHT = replace(LIMITS, num_pairs=4)
 
     def worker(self) -> DecodeCore:
         return DecodeCore(
-            WorkerSetup(self.TIGHT, Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, Room.GROWING))
+            WorkerSetup(
+                self.TIGHT, Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, Room.GROWING, reuse=False)
+            )
         )
 
     def run(self, worker: DecodeCore, prompts: Sequence[Request]) -> dict[str, list[int]]:
