@@ -62,6 +62,10 @@ class Recovery:
     def holder(self, key: Attempt) -> Member | None:
         return self._held.get(key)
 
+    def lost(self, member: str) -> None:
+        """Forget what a member held whose life has ended: what owners declare of it is lost."""
+        self._held = {key: holder for key, holder in self._held.items() if holder.name != member}
+
     def ended(self, key: Attempt) -> None:
         self._held.pop(key, None)
 

@@ -249,6 +249,7 @@ class RouterCore:
         """Give up the requests of a lost worker or pool, and cancel those of a lost owner."""
         commands: list[Command] = []
         self._placement.renewed(member.name)
+        self._recovery.lost(member.name)
         for opened in list(self._open):
             if opened.request.owner == member.name:
                 commands += self._cancel_open(opened)

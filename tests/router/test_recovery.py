@@ -38,6 +38,13 @@ class TestRecovery:
             REBUILT,
         ]
 
+    def test_what_a_member_held_that_has_died_since_starts_again(self) -> None:
+        router = recovering()
+        router.handle(said("decode-0", Holding((("a", 0),))), 1.1)
+        router.handle(said("launcher", Died("decode-0", 1)), 1.2)
+        router.handle(said("gateway-0", Declare((A,))), 1.3)
+        assert Send("gateway-0", AttemptLost("a", 0)) in router.handle(TimerFired("recovered"), RECOVERED_AT)
+
     def test_of_two_attempts_the_higher_stays(self) -> None:
         router = recovering()
         router.handle(said("decode-0", Holding((("a", 0),))), 1.1)
