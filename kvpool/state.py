@@ -261,7 +261,8 @@ class PoolCore:
         self._pages.adopt(by, new, request.id, names, request.service)
         entry = replace(entry, pages=self._pages.pages_of(request.id))
         self._note("committed", entry)
-        self._waiting.add(self._waiter(entry, now, to))
+        home = worker if worker in self._decode_workers else ""
+        self._waiting.add(self._waiter(entry, now, to or home))
         self._compressor.waits(request.id)
         self._has_changed = True
         return []
@@ -345,10 +346,16 @@ class PoolCore:
         return commands + self._straight_on()
 
     def _straight_on(self) -> list[Command]:
-        """Send requests that cannot wait to the decode worker that the router named, while no worker asks for more."""
-        if any(ask.requests for ask in self._asks.values()):
-            return []
-        leaving = [waiting for waiting in self._waiting.pinned if waiting.to in self._decode_workers]
+        """Send requests that cannot wait to the decode worker that the router named, or that they had to leave, while
+        no other worker asks for more.
+
+        They have a claim there to memory that comes free, which prompts and growing requests would take before them."""
+        asking = {worker for worker, ask in self._asks.items() if ask.requests}
+        leaving = [
+            waiting
+            for waiting in self._waiting.pinned
+            if waiting.to in self._decode_workers and not asking - {waiting.to}
+        ]
         for waiting in leaving:
             self._waiting.remove(waiting.id)
         return [command for waiting in leaving for command in self._batch(waiting.to, [waiting], is_pinned=True)]

@@ -119,9 +119,17 @@ class TestKeptForADecodeWorker:
         committed(pool, IN_A, "decode-1", is_there=True)
         pool.handle(said("decode-1", AskPages(1, 1)), 0.0)
         longer = replace(IN_A, output=(7, 8), pages=(4,))
-        pool.handle(said("decode-1", Commit(longer)), 0.0)
-        asked = pool.handle(said("decode-0", AskBatch(8, 2, times=SLOW)), 0.0)
-        assert sent(asked, "decode-0") == [Batch((longer,), is_pinned=True)]
+        pool.handle(said("decode-0", AskBatch(8, 2, times=SLOW)), 0.0)
+        returned = pool.handle(said("decode-1", Commit(longer)), 0.0)
+        assert sent(returned, "decode-0") == [Batch((longer,), is_pinned=True)]
+
+    def test_a_chat_that_cannot_wait_has_a_claim_to_memory_where_it_had_to_leave(self, pool: PoolCore) -> None:
+        committed(pool, IN_A, "decode-1", is_there=True)
+        pool.handle(said("decode-1", AskPages(1, 1)), 0.0)
+        pool.handle(said("decode-1", AskBatch(0, 1, times=SLOW)), 0.0)
+        longer = replace(IN_A, output=(7, 8), pages=(4,))
+        returned = pool.handle(said("decode-1", Commit(longer)), 0.0)
+        assert sent(returned, "decode-1") == [Batch((longer,), is_pinned=True)]
 
     def test_for_a_worker_that_has_gone_it_is_not_kept(self, pool: PoolCore) -> None:
         before = pool.held
