@@ -122,6 +122,7 @@ class Placing:
                 "no node has room for all, and a node has one pool: nodes that may have one are to be started "
                 f"with the resource `kv_pool` 1; {_named(self.nodes)}"
             )
+        is_colocated = not prefill
         left = [_NodeRoom(dict(node.total)) for node in self.nodes]
         left.sort(key=lambda node: -self._num_decode(node.resources))  # stable
         for number, node in enumerate(left):
@@ -132,13 +133,15 @@ class Placing:
                 node.take(self.parts(Role.PREFILL, prefill.pop(0)))
             while decode and _fits(self.whole(Role.DECODE), node.resources):
                 node.take(self.parts(Role.DECODE, decode.pop(0)))
-        if decode:
+        if decode and not is_colocated:
             needs = _sum((self.needs(Role.POOL), self.whole(Role.DECODE)))
             raise NoPlace(f"{decode[0]} has no place: with a pool it needs {_said(needs)}; {_named(self.nodes)}")
         for node in [node for node in left if node.group]:
             while prefill and _fits(self.whole(Role.PREFILL), node.resources):
                 node.take(self.parts(Role.PREFILL, prefill.pop(0)))
         with_pools: list[Group] = [node.group for node in left if node.group]
+        if is_colocated:  # those that have no place beside a pool do without
+            return [*with_pools, *self._each_anywhere(decode, Role.DECODE, left)]
         return [*with_pools, *self._each_anywhere(prefill, Role.PREFILL, left)]
 
     def _num_decode(self, resources: Resources) -> int:
