@@ -132,5 +132,10 @@ class Joining(CorePart):
             return []
         self._memory.release_after_step(running)
         self._notes.note("lost", running.key)
-        refused = [] if number in self._from_lost_pool else [self._faults.count_refused()]
+        refused = [] if number in self._from_lost_pool else self._refuse(running)
         return [*refused, *self._holds.release(running.key)]
+
+    def _refuse(self, running: Running) -> list[Command]:
+        """Have the pool forget what it has of a request: its next attempt may find the rest on a device, and commit it
+        with the same pages again."""
+        return [self._faults.count_refused(), *self._pool.tell_spoiled(running.known)]

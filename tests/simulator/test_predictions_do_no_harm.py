@@ -32,7 +32,7 @@ from benchmarks.common.lessons import Lesson, arrivals, played, settings_of_clus
 WRONG = pytest.mark.parametrize("lesson", [Lesson.USELESS, Lesson.REVERSED])
 FEW_TOKENS = 16_000  # of KV on each device: some twenty requests
 WINDOW_S = 12.0  # in which not all documents can be served
-SLOWER, BEFORE_OUTPUTS_END, MORE_LATE, MORE_PREEMPTED = 1.05, 1.25, 0.07, 10
+SLOWER, BEFORE_OUTPUTS_END, MORE_LATE, MORE_PREEMPTED = 1.05, 1.25, 0.09, 10
 
 
 @cache
