@@ -84,7 +84,7 @@ def new_tokens(count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Compared(Generic[T]):
-    """What a load came to in each round."""
+    """The figures of a load, one for each round."""
 
     ours: list[T]
     baseline: list[T]  # of the server that ours is compared with, if there is one

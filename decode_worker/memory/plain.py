@@ -96,31 +96,23 @@ class PlainMemory(DeviceMemory):
 
     def seating(self, seats: int, waiting: Waiting, now: float) -> Seating:
         """Return what the choice of a step may take: memory, and so many seats."""
-        limits, by_chunk = self.limits, self._policy.room is Room.CHUNKS
-        if not self._policy.precedence.may_displace(is_rt=True):
-            return Seating(
-                self.blocks,
-                limits.num_pairs,
-                self.limits.block_size,
-                seats,
-                by_chunk,
-                self.room_for,
-                self.long_classes,
-                self.pages,
-                self.next_pages(waiting),
-            )
-        seated = self._here.seated if waiting else []
-        held = self.num_freed(running for running in seated if running.promise.is_rt)
-        return self._packed_seating(waiting, now)(
+        offered = (
             self.blocks,
-            limits.num_pairs,
+            self.limits.num_pairs,
             self.limits.block_size,
             seats,
-            by_chunk,
+            self._policy.room is Room.CHUNKS,
             self.room_for,
             self.long_classes,
             self.pages,
             self.next_pages(waiting),
+        )
+        if not self._policy.precedence.may_displace(is_rt=True):
+            return Seating(*offered)
+        seated = self._here.seated if waiting else []
+        held = self.num_freed(running for running in seated if running.promise.is_rt)
+        return self._packed_seating(waiting, now)(
+            *offered,
             best_effort=[running for running in seated if not running.promise.is_rt],
             spare=self._need.spare_pairs(held, now, self._pace.coming.are_expected(now)) if seated else 0,
             is_open=not self.is_crowded,

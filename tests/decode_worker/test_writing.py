@@ -254,7 +254,7 @@ class TestAnswers:
         return worker
 
     def test_are_kept_from_the_last_full_page_of_a_copy_that_the_pool_was_given_later(self) -> None:
-        """Of the prompt's nine tokens one is in a page that the answer goes on filling."""
+        """The prompt has nine tokens: the ninth is in a page that the answer fills."""
         worker = Engine(DecodeCore(WorkerSetup(LIMITS, Policy(room=Room.WHOLE), direct=True, root=ROOT)))
         for neighbour in (POOL_MEMBER, PREFILL):
             worker.hears(MemberJoined(neighbour))

@@ -117,7 +117,7 @@ def test_advice_where_less_kv_is_not_enough(
 
 
 class TestPoolMemory:
-    """Where no size is given, the pool takes four device caches, and leaves half of what is free."""
+    """By default the pool takes the memory of four device caches, and leaves half of what is free."""
 
     def sized(
         self, folder: Path, monkeypatch: pytest.MonkeyPatch, available_mb: int, free_mb: int, **changes: Any

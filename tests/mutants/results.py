@@ -17,7 +17,7 @@ _HEAD = "| mutant | in | unit test | fuzzer: seed and broken rule | commit |"
 
 @dataclass(frozen=True)
 class Finding:
-    """What kills a mutant."""
+    """The unit test and the seed that kill a mutant, as far as they were found."""
 
     test: str  # the first unit test that fails, or nothing
     seed: str  # the first seed that fails and the rule that it breaks, or nothing
@@ -47,7 +47,7 @@ def _finding(test: str, seed: str, commit: str) -> Finding:
 
 def write(mutants: tuple[Mutant, ...], findings: Findings, path: Path = RESULTS) -> None:
     text = (
-        "# What kills which mutant\n\n"
+        "# The tests and seeds that kill each mutant\n\n"
         f"Written by `python -m tests.mutants --write`, last on {date.today()}. The table names the first unit test\n"
         "that fails, of those near the file, and the first seed. Both pass without the mutant.\n\n"
     )

@@ -69,7 +69,7 @@ class TestMembers:
         assert look(router, 3.5, 3.5) == [*announcement(("gateway-0", 1)), SetTimer("liveness", 4.0)]
 
     def test_a_router_that_stood_still_takes_nobody_for_silent(self) -> None:
-        """What the members said meanwhile is still on its way to the core when the timer fires."""
+        """The timer fires before the core has read the messages that came meanwhile."""
         router = serving(("gateway-0", "decode-0"))
         for name in ("gateway-0", "decode-0"):
             router.handle(said(name, beat(name)), 2.9)

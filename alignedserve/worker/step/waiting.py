@@ -66,7 +66,7 @@ class Changes:
 class Waiting:
     def __init__(self, policy: Policy, pages: DevicePages = NOTHING_SHARED) -> None:
         self._policy, self._pages = policy, pages
-        # In the order of arrival, with the tokens that each is counted with: what is here of a prompt may change.
+        # In the order of arrival, each with the tokens that it was counted with, since its known beginning may change.
         self._all: OrderedDict[Running, int] = OrderedDict()
         self._rt_alone: OrderedDict[Running, None] = OrderedDict()  # the real-time ones of them
         self._be_alone: OrderedDict[Running, None] = OrderedDict()
