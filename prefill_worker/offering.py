@@ -17,7 +17,7 @@ from alignedserve.prefill_worker.candidates import Candidate, Candidates
 from alignedserve.prefill_worker.committing import Commits
 from alignedserve.prefill_worker.known_pages import KnownPages
 from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.events import Event, MemberLost, Received
+from alignedserve.protocol.events import Event, MemberJoined, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Decline, LeasePages, Member, Offer
 from alignedserve.scheduling.slo import StepTimes, Work
 from alignedserve.worker.page_writer import Copy
@@ -39,6 +39,8 @@ class Offers(CorePart):
         self._decode_step_s = 0.0
 
     def hear(self, event: Event, now: float) -> list[Command]:
+        if isinstance(event, MemberJoined | MemberLost):
+            self._memory.reconsider()  # prompts that wait for pages may need none now
         match event:
             case Received(message=LeasePages() as lease):
                 self._expected_wait_s, self._decode_step_s = lease.wait_s, lease.step_s

@@ -19,19 +19,21 @@ from alignedserve.protocol.messages import (
     Decline,
     Figures,
     LeasePages,
+    Member,
     Message,
     Offer,
     Prefill,
     Progress,
     Pull,
 )
-from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.policy import Chunking, Order, Policy
 from alignedserve.worker.parts.prefixes import ANSWER_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
 A = request("a")
 DECODE = replace(member("decode-0"), transport="there")
+ELSEWHERE = replace(member("decode-1"), node="elsewhere", transport="there")
 BE = ServiceClass.BE
 IN_A: Entry = entry(A, ())
 
@@ -128,13 +130,32 @@ def test_what_is_declined_is_committed(worker: PrefillCore) -> None:
 def test_where_no_decode_worker_of_the_node_is_left_prompts_are_offered_elsewhere(worker: PrefillCore) -> None:
     """The pool is there, but no worker would ever fetch a request from it."""
     worker.handle(MemberLost(DECODE), 0.0)
-    elsewhere = replace(member("decode-1"), node="elsewhere", transport="there")
-    worker.handle(MemberJoined(elsewhere), 0.0)
+    worker.handle(MemberJoined(ELSEWHERE), 0.0)
     assert Offer(IN_A, has_pool=False) in sent(through(worker, "decode-1"), "decode-1")
     again = worker.handle(said("decode-1", Decline("a", 0, is_failed=True)), 0.0)
     assert sent(again) == [Offer(IN_A, has_pool=False)]
     worker.handle(MemberJoined(replace(DECODE, incarnation=2)), 0.0)
     assert sent(worker.handle(said("decode-1", Decline("a", 0)), 0.0), "pool-0"), "it asks for pages"
+
+
+@pytest.mark.parametrize(
+    ("before", "then"),
+    [
+        ([], MemberJoined(DECODE)),
+        ([ELSEWHERE, POOL_MEMBER, DECODE], MemberLost(DECODE)),
+        ([ELSEWHERE, POOL_MEMBER, DECODE], MemberLost(POOL_MEMBER)),
+    ],
+)
+def test_a_document_that_waits_for_pages_runs_when_it_needs_none_any_more(
+    before: list[Member], then: MemberJoined | MemberLost
+) -> None:
+    as_they_come = Policy(reuse=False, order=Order.FCFS, chunking=Chunking.NONE)
+    core = PrefillCore(WorkerSetup(LIMITS, as_they_come, direct=True))
+    for neighbour in before:
+        core.handle(MemberJoined(neighbour), 0.0)
+    waiting = core.handle(said(ROUTER, Prefill(replace(A, service=BE), "decode-0")), 0.0)
+    assert not [command for command in waiting if isinstance(command, RunStep)]
+    assert [command for command in core.handle(then, 0.0) if isinstance(command, RunStep)]
 
 
 class TestWrittenBeside:
