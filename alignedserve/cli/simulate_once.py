@@ -97,7 +97,7 @@ def settings_of(trial: SimulationTrial) -> Settings:
         extents=device.extents,
         timing=device,
         belief=partial(hardware.belief, device.truth, limits, longest),
-        copy_token_s=device.kv_bytes / device.links[Route.ARENA_TO_DEVICE].bandwidth,
+        copying=device.links[Route.ARENA_TO_DEVICE].copying(device.kv_bytes),
         gateway_s=trial.gateway_ms / 1000,
         direct=direct if trial.direct is None else trial.direct,
         checked=False,

@@ -181,6 +181,13 @@ class CostModel:
         """Return the time of a prompt token in chunks of this size."""
         return self.seconds(Shape.build([(chunk, 0)])) / chunk
 
+    def computing_s(self, start: int, end: int, tokens: int, beside: int) -> float:
+        """Return by how much a step is longer that runs a prompt's tokens up to `tokens` from `start` on, and not only
+        from `end` on, beside so many other prompt tokens."""
+        others = (beside, 0)
+        whole = self.seconds(Shape.build([others, (tokens - start, start)]))
+        return whole - self.seconds(Shape.build([others, (tokens - end, end)]))
+
 
 class StepEstimate:
     """The time of a step that is being put together, and its time with one more member. Each is O(1).
@@ -299,3 +306,21 @@ class Link:
 
     def seconds(self, num_bytes: int) -> float:
         return self.latency_s + num_bytes / self.bandwidth if num_bytes else 0.0
+
+    def copying(self, kv_bytes: int) -> CopyCost:
+        """Return the time to copy KV, of so many bytes for a token."""
+        return CopyCost(kv_bytes / self.bandwidth, self.latency_s)
+
+
+@dataclass(frozen=True, slots=True)
+class CopyCost:
+    """The time to copy KV from the pool to the device."""
+
+    token_s: float = 0.0
+    fixed_s: float = 0.0  # of a copy, however small
+
+    def seconds(self, tokens: int) -> float:
+        return self.fixed_s + self.token_s * tokens
+
+
+FREE_COPIES = CopyCost()  # where nothing is known of their time

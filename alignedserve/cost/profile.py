@@ -22,7 +22,17 @@ from typing import Any
 
 from alignedserve.core import WorkerLimits
 from alignedserve.cost.fit import OnlineCost, Point, fit
-from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, Uncertainty
+from alignedserve.cost.model import (
+    FREE_COPIES,
+    Coefficients,
+    CopyCost,
+    CostModel,
+    Kind,
+    Link,
+    Route,
+    Shape,
+    Uncertainty,
+)
 from alignedserve.errors import ProfileError
 from alignedserve.machine.whole_file import whole_file
 
@@ -96,10 +106,10 @@ class Profile:
         return f"measured at {when:%Y-%m-%d %H:%M} UTC on a {state} machine (slowdown {self.slowdown:.2f})"
 
     @property
-    def copy_token_s(self) -> float:
-        """Return the time to copy the KV of a token to the device."""
+    def copying(self) -> CopyCost:
+        """Return the time to copy KV from the arena to the device."""
         link = self.links.get(Route.ARENA_TO_DEVICE)
-        return self.memory.kv_bytes / link.bandwidth if link is not None else 0.0
+        return link.copying(self.memory.kv_bytes) if link is not None else FREE_COPIES
 
     def online(self) -> OnlineCost:
         """Return a cost model that goes on learning from this profile.

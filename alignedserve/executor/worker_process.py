@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from alignedserve.core import Role
+from alignedserve.cost.model import FREE_COPIES
 from alignedserve.cost.profile import Profile, cache_directory, one_at_a_time
 from alignedserve.cost.trials import Bounds
 from alignedserve.engine.device.devices import finish
@@ -42,7 +43,7 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
             capacity.limits,
             config.policy,
             profile.online() if profile else None,
-            profile.copy_token_s if profile else 0.0,
+            profile.copying if profile else FREE_COPIES,
             f"{part.folder} {capacity.dtype} {capacity.limits.page_size} ".encode(),
             direct=bool(transport.address),
             look_ahead=look_ahead,

@@ -181,7 +181,7 @@ class Simulation:
             settings.limits,
             settings.policy,
             self._belief(),
-            settings.copy_token_s,
+            settings.copying,
             direct=settings.direct,
             look_ahead=settings.look_ahead,
         )

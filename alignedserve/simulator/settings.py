@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from alignedserve.config.topology import Topology
 from alignedserve.core import Role, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
+from alignedserve.cost.model import FREE_COPIES, CopyCost
 from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.protocol.messages import ROUTER
 from alignedserve.router.placing.admission import Queues
@@ -40,7 +41,7 @@ class Settings:
     nodes: int = 1  # with a pool and workers, in turn; from two on, the last prefill worker is on a node without a pool
     timing: Timing = Costs()  # noqa: RUF009
     belief: Callable[[], OnlineCost] | None = None  # builds the cost model that a worker starts with
-    copy_token_s: float = 0.0  # what a worker believes that a copy of a token to its device takes
+    copying: CopyCost = FREE_COPIES  # what a worker believes that copies to its device take
     gateway_s: float = 0.0  # from the arrival of a client's request to its acceptance, without the network
     checked: bool = True  # whether wrong KV is noticed, frames are bytes, and clients are kept after their end
     network: NetworkDelays = NetworkDelays()  # noqa: RUF009

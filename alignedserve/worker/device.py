@@ -51,9 +51,10 @@ class DeviceMemory:
         pairs = Counter([*self.blocks.free, *(pair for pairs in taken for pair in pairs)])
         return list((pairs - Counter(self.blocks.more_readers)).elements())
 
-    def share_pages(self, name: NamePages) -> DevicePages:
+    def share_pages(self, name: NamePages, pace: Pace) -> DevicePages:
         """Let requests share full pages that have these names, where the pairs allow it."""
-        self.pages = DevicePages(self.blocks, self.limits.block_size, self.limits.page_size, name)
+        limits = self.limits
+        self.pages = DevicePages(self.blocks, limits.block_size, limits.page_size, name, pace.is_copied_sooner)
         return self.pages
 
     def num_freed(self, leaving: Iterable[Running]) -> int:

@@ -47,7 +47,7 @@ _CHUNK_WEIGHT = 0.1  # of the newest chunk in the mean
 
 class Pace:
     def __init__(self, setup: WorkerSetup) -> None:
-        self.policy, self.copy_token_s, self._limits = setup.policy, setup.copy_token_s, setup.limits
+        self.policy, self.copying, self._limits = setup.policy, setup.copying, setup.limits
         self._rules = rules_of(setup.policy)
         self._cost = OnlineCost(()) if setup.cost is None else setup.cost
         self._recent = RecentSteps(_first_times(self._cost.model, setup.limits))
@@ -95,6 +95,20 @@ class Pace:
         long those prompts take.
         """
         return self._cost.model.prompt_token_s(max(self._pivot, round(self._mean_chunk)))
+
+    @property
+    def copy_token_s(self) -> float:
+        """Return the seconds until the KV of a token of the pool is on the device, in a long copy."""
+        return self.copying.token_s
+
+    def is_copied_sooner(self, prompt: Running, end: int, copied: int) -> bool:
+        """Return whether a prompt has KV up to `end` sooner by a copy of so many tokens than if it computes them.
+
+        Where several prompts come each costs what it adds to a step that is full without it: so that is reckoned with.
+        As long as the cost model knows no times, copies are taken to be quicker.
+        """
+        computing_s = self._cost.model.computing_s(prompt.prefix, end, prompt.num_tokens, self._pivot)
+        return not 0 < computing_s < self.copying.seconds(copied)
 
     def learn(self, plan: StepPlan, shape: Shape, seconds: float, find: Callable[[str], Running | None]) -> None:
         """Learn from a step that went well. `find` returns the running request of a name."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from alignedserve.core import Due, Request, WorkerLimits
 from alignedserve.cost.fit import OnlineCost
+from alignedserve.cost.model import FREE_COPIES, CopyCost
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.step.running import Running
@@ -19,7 +20,7 @@ class WorkerSetup:
     limits: WorkerLimits
     policy: Policy = DEFAULT_POLICY
     cost: OnlineCost | None = None  # what the worker expects its steps to take; it learns from each step that runs
-    copy_token_s: float = 0.0  # to copy the KV of a token from the pool to the device
+    copying: CopyCost = FREE_COPIES  # from the pool to the device
     root: bytes = b""  # names the model and the layout of its KV: the hashes of pages begin with it
     direct: bool = False  # whether KV goes from device to device, to and from members that have a `transport`
     look_ahead: int = 0  # steps that a decode worker plans while the step before runs: none, or one

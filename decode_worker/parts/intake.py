@@ -110,6 +110,7 @@ class Intake(CorePart):
         if running is not None and not self._writer.num_written(running):
             full = len(running.request.tokens) // self._limits.page_size  # of the prompt, as it was handed on
             running.known, running.names = kept.pages[:full], kept.names[:full] or running.names
+            running.looked_up = -1  # where it waits it may be seated on them
         return []
 
     # --- From a prefill worker

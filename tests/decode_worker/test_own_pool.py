@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from alignedserve.core import Request, ServiceClass, StepResult, WorkerLimits
+from alignedserve.cost.fit import OnlineCost, Point
+from alignedserve.cost.model import FREE_COPIES, CopyCost, Shape
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send, SetTimer
@@ -16,6 +18,14 @@ from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, member, request
 
+SHAPES = [
+    Shape.build([(tokens, prefix)] * chunks, prefixes=[8] * decodes)
+    for tokens in (1, 2, 4, 8, 16, 32)
+    for prefix in (0, 8, 64)
+    for chunks in (0, 1, 2)
+    for decodes in (0, 1)
+    if chunks + decodes
+]
 LIMITS = WorkerLimits(num_pairs=24, block_size=4, page_size=8, max_step_tokens=32, max_batch=4)
 FIRST = request("first", prompt=20, max_tokens=13)
 TURN = replace(request("turn", max_tokens=2), prompt=(*FIRST.prompt, *[7] * 13, 50, 51))  # goes on where it ended
@@ -97,8 +107,17 @@ class Pair:
         return self.outputs[request][0].num_cached
 
 
-def pair(policy: Policy = DEFAULT_POLICY, pages: int = 60, limits: WorkerLimits = LIMITS) -> Pair:
-    made = Pair(DecodeCore(WorkerSetup(limits, policy, root=b"model")), PoolCore(pages, limits.block_size, policy))
+def pair(
+    policy: Policy = DEFAULT_POLICY,
+    pages: int = 60,
+    limits: WorkerLimits = LIMITS,
+    copying: CopyCost = FREE_COPIES,
+    token_s: float | None = None,
+) -> Pair:
+    """`token_s` is what a prompt token takes by the cost model, where that knows any times."""
+    cost = None if token_s is None else OnlineCost([Point(shape, token_s * shape.tokens) for shape in SHAPES])
+    setup = WorkerSetup(limits, policy, cost, copying, root=b"model")
+    made = Pair(DecodeCore(setup), PoolCore(pages, limits.block_size, policy))
     made.hears(MemberJoined(member("decode-0")), "pool-0")
     made.hears(MemberJoined(POOL_MEMBER))
     return made
@@ -179,6 +198,40 @@ class TestWhatThePoolHas:
         worker.until_idle()
         assert worker.core.held | {"outputs": 0} == dict.fromkeys(worker.core.held, 0)
         assert worker.pool.held["entries"] == 0
+
+
+class TestWhatIsQuicker:
+    """What the pool has of a prompt is copied where that takes less time than computing it."""
+
+    @staticmethod
+    def of_next_turn(copying: CopyCost, num_before: int = 95) -> Pair:
+        """Run a request, then a prompt of so many tokens that takes its pairs from the last on, then the next turn."""
+        worker = pair(copying=copying, token_s=1e-4)
+        worker.asks(FIRST)
+        worker.until_idle()
+        worker.asks(unlike(request("before", prompt=num_before, max_tokens=1), 9))
+        worker.until_idle()
+        worker.asks(TURN)
+        worker.until_idle()
+        assert worker.count("turn") == 2
+        assert worker.core.held | {"outputs": 0} == dict.fromkeys(worker.core.held, 0)
+        return worker
+
+    def test_a_copy_that_takes_less_time_is_made(self) -> None:
+        worker = self.of_next_turn(CopyCost(token_s=5e-5))
+        assert (worker.cached("turn"), worker.core.counts.reused_tokens) == (32, 32)
+
+    def test_what_a_slow_link_would_bring_is_computed(self) -> None:
+        worker = self.of_next_turn(CopyCost(token_s=5e-4))
+        assert (worker.ran["turn"], worker.cached("turn")) == (len(TURN.prompt), 0)
+
+    def test_a_copy_that_takes_a_while_to_begin_is_made_only_of_many_tokens(self) -> None:
+        slow_to_begin = CopyCost(fixed_s=2e-3)
+        whole, rest = self.of_next_turn(slow_to_begin), self.of_next_turn(slow_to_begin, num_before=70)
+        assert (whole.cached("turn"), whole.core.counts.reused_tokens) == (32, 32)
+        assert 16 < rest.cached("turn") < 32
+        assert rest.core.counts.reused_tokens == 0
+        assert rest.ran["turn"] == len(TURN.prompt) - rest.cached("turn")
 
 
 class TestWhatLeaves:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Chunk, Request, ServiceClass, StepResult, WorkerLimits
+from alignedserve.cost.model import CopyCost
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopySlots, RunStep
 from alignedserve.protocol.events import StepDone
@@ -31,7 +32,7 @@ class Worker:
     """Run a colocated worker whose engine always samples token 7."""
 
     def __init__(self, policy: Policy = SHARED, limits: WorkerLimits = LIMITS, copy_token_s: float = 0.0) -> None:
-        self.core = DecodeCore(WorkerSetup(limits, policy, copy_token_s=copy_token_s))
+        self.core = DecodeCore(WorkerSetup(limits, policy, copying=CopyCost(copy_token_s)))
         self.ordered: list[Command] = []
         self.now = 0.0
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Entry, Request, StepPlan, StepResult, WorkerLimits
+from alignedserve.cost.model import CopyCost
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
 from alignedserve.protocol.events import (
@@ -243,7 +244,7 @@ class TestAnswers:
         """Return an engine with two requests, one of which ends before the other."""
         short = replace(B, id="short", max_tokens=8)
         tight = replace(LIMITS, num_pairs=12)
-        setup = WorkerSetup(tight, Policy(room=Room.WHOLE), copy_token_s=copy_token_s, root=ROOT)
+        setup = WorkerSetup(tight, Policy(room=Room.WHOLE), copying=CopyCost(copy_token_s), root=ROOT)
         worker = Engine(DecodeCore(setup))
         worker.hears(MemberJoined(POOL_MEMBER))
         worker.hears(said("pool-0", Batch((entry(A, 1, 2), entry(short, 3, 4)))))

@@ -7,6 +7,8 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import Chunk, Due, Entry, FinishReason, Request, Sampling, ServiceClass, StepPlan, StepResult
+from alignedserve.cost.fit import OnlineCost, Point
+from alignedserve.cost.model import CopyCost, Shape
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send, SetTimer
@@ -34,6 +36,7 @@ from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, STOP, entry, request, said
 
 ROOT = b"model"
+SHAPES = [Shape.build([(tokens, 0)] * chunks) for tokens in (1, 2, 4, 8, 16, 32) for chunks in (1, 2)]
 LONG = request("long", prompt=19)  # two pages of 8 tokens, and three tokens
 NAMES = chained_hashes(LONG.prompt[:16], 8, ROOT)
 ASK = Send("pool-0", AskPrefix("long", 0, NAMES))
@@ -77,6 +80,23 @@ def test_only_what_is_not_known_is_computed_written_and_leased(worker: PrefillCo
     assert copied == [CopyOut(1, "pool-0.1", (0, 1, 2, 3, 4), (9,), LONG.prompt, start=16)]
     whole = Entry(LONG, (7,), (4, 5, 9), Due(LONG.slo.tbt_s), names=NAMES, num_cached=16)
     assert Send("pool-0", Commit(whole, 2)) in worker.handle(CopiedOut(1), 0.0)
+
+
+def test_what_takes_less_time_to_compute_is_not_copied_nor_written_again() -> None:
+    costs = OnlineCost([Point(shape, 1e-4 * shape.tokens) for shape in SHAPES])
+    worker = PrefillCore(WorkerSetup(LIMITS, cost=costs, copying=CopyCost(token_s=2e-4), root=ROOT))
+    worker.handle(MemberJoined(POOL_MEMBER), 0.0)
+    worker.handle(said(ROUTER, Prefill(LONG)), 0.0)
+    commands, ran, asked = prefix(worker, 4, 5), 0, 0
+    while ran < 19:
+        (plan,) = plans(commands)
+        assert plan.chunks[0].start == ran
+        ran += len(plan.chunks[0].tokens)
+        commands = worker.handle(StepDone(StepResult(plan.number, (("long", 7),) if ran == 19 else ())), 0.0)
+        asks = [command.message for command in commands if isinstance(command, Send)]
+        asked += sum(isinstance(message, AskPages) for message in asks)
+    (copy,) = worker.handle(said("pool-0", LeasePages((9,), asked)), 0.0)
+    assert copy == CopyOut(1, "pool-0.1", (0, 1, 2, 3, 4), (9,), LONG.prompt, start=16)
 
 
 def test_a_prompt_of_less_than_a_page_and_a_token_is_not_asked_for(worker: PrefillCore) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from alignedserve.config.topology import Topology
 from alignedserve.core import Request, Sampling, ServiceClass, Slo, WorkerLimits, units_for
+from alignedserve.cost.model import FREE_COPIES, CopyCost
 from alignedserve.cost.sums import added
 from alignedserve.errors import FuzzError
 from alignedserve.kvpool.arena.extents import Extents
@@ -103,6 +104,7 @@ class Scenario:
     direct: bool = False  # whether prefill workers send KV to decode workers
     nodes: int = 1  # as in Settings
     look_ahead: int = 0  # of decode workers
+    knows_copies: bool = False  # whether workers know how long copies take: else all take them to be quicker
 
     @property
     def settings(self) -> Settings:
@@ -117,6 +119,7 @@ class Scenario:
             queues=self.queues,
             policy=self.policy,
             timing=self.costs,
+            copying=CopyCost(self.costs.page_s / self.limits.page_size) if self.knows_copies else FREE_COPIES,
             network=self.network,
             faults=self.faults,
             direct=self.direct,

@@ -21,7 +21,7 @@ _AHEAD_S, _APART_S = 4 * 3600.0, 3 * 3600.0
 
 
 def widened(drawn: Scenario) -> Scenario:
-    return _with_families(_on_nodes(_with_more_workers(_switched(_with_preset(drawn)))))
+    return _with_known_copies(_with_families(_on_nodes(_with_more_workers(_switched(_with_preset(drawn))))))
 
 
 def some_without_faults(drawn: Scenario) -> Scenario:
@@ -126,6 +126,11 @@ def _with_families(drawn: Scenario) -> Scenario:
         replace(drawn, asks=tuple(asks)),
     )
     return drawn if policy.problem is not None else _with_policy(drawn, policy)
+
+
+def _with_known_copies(drawn: Scenario) -> Scenario:
+    """Let the workers of every third run know how long copies take: they compute what takes less time than its copy."""
+    return replace(drawn, knows_copies=Random(f"{drawn.seed}/copies").random() < 1 / 3)
 
 
 def _on_nodes(drawn: Scenario) -> Scenario:

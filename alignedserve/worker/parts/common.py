@@ -28,7 +28,7 @@ class Common:
         else:
             self.memory = make_memory(self.steps)
         self.names = PageNames(setup.limits.page_size, setup.limits.block_size, setup.root)
-        self.pages = self.memory.share_pages(self.names.blocks_of)
+        self.pages = self.memory.share_pages(self.names.blocks_of, self.pace)
         self.pool = PoolLink()
         self.notes = Notes()
         self.faults = Faults()

@@ -1,7 +1,8 @@
 """The block pairs of requests' beginnings that a device has: a request shares them with others, and computes the rest.
 
 A page of a device is a single pair, so that little is computed twice. Pages of the pool are larger: where more of a
-request is to be fetched, it shares no more than what comes before the first page of the pool that it lacks.
+request is fetched, it shares no more than what comes before the first page of the pool that it lacks. It is fetched
+where the copy takes less time than computing it (pace.py), else computed.
 
 A prompt that waits is looked up when it comes, and again before it may be seated: its `prefix` is what is here. Nothing
 is kept for it before it has a seat, so what is here by then is what counts.
@@ -16,11 +17,21 @@ from alignedserve.worker.step.named_blocks import NamedBlocks
 from alignedserve.worker.step.running import Blocks, Running
 
 NamePages: TypeAlias = Callable[[Running, int], tuple[int, ...]]  # of the full pages of so many tokens of a request
+# Whether a prompt has KV up to a token sooner by a copy of so many tokens from the pool than if it computes them.
+IsCopiedSooner: TypeAlias = Callable[[Running, int, int], bool]
 
 
 class DevicePages:
-    def __init__(self, blocks: Blocks, block_size: int, page_size: int, name: NamePages) -> None:
+    def __init__(
+        self,
+        blocks: Blocks,
+        block_size: int,
+        page_size: int,
+        name: NamePages,
+        is_copied_sooner: IsCopiedSooner = lambda _prompt, _end, _copied: True,
+    ) -> None:
         """`page_size` is that of the pool's pages."""
+        self._is_copied_sooner = is_copied_sooner
         self._blocks = blocks if isinstance(blocks, NamedBlocks) else None  # else nothing is shared
         self._size, self._page_size, self._name = block_size, page_size, name
         self.num_shared_tokens = 0  # that were not computed because another request had done so
@@ -31,13 +42,21 @@ class DevicePages:
         return 0 if self._blocks is None else self._size
 
     def look(self, waiting: Running) -> None:
-        """Note what is here of a request that has no pairs."""
-        blocks = self._blocks
-        if blocks is not None and not waiting.pairs and waiting.looked_up != blocks.version:
-            waiting.prefix = blocks.find(self._name(waiting, findable_tokens(waiting))) * self._size
-            waiting.looked_up = blocks.version
-            if self.has_to_fetch(waiting):
-                waiting.prefix -= waiting.prefix % self._page_size
+        """Note what is here of a request that has no pairs, and whether it fetches what the pool has beyond."""
+        version = 0 if self._blocks is None else self._blocks.version
+        if waiting.pairs or waiting.looked_up == version:
+            return
+        if self._blocks is not None:
+            waiting.prefix = self._blocks.find(self._name(waiting, findable_tokens(waiting))) * self._size
+        waiting.looked_up, waiting.is_fetched = version, self._fetches(waiting)
+        if waiting.is_fetched:
+            waiting.prefix -= waiting.prefix % self._page_size
+
+    def _fetches(self, waiting: Running) -> bool:
+        """Return whether to copy what the pool knows of a request beyond what is here: a copy takes whole pages."""
+        end = len(waiting.known) * self._page_size
+        copied = end - waiting.prefix // self._page_size * self._page_size
+        return end > waiting.prefix and self._is_copied_sooner(waiting, end, copied)
 
     def num_read(self, waiting: Running) -> int:
         """Return how many pairs of what was found of a request others read: it needs no free pair for them."""
@@ -61,8 +80,8 @@ class DevicePages:
         return names[at] if at < len(names) else None
 
     def has_to_fetch(self, waiting: Running) -> bool:
-        """Return whether the pool knows more of a request than is here."""
-        return len(waiting.known) * self._page_size > waiting.prefix
+        """Return whether a request copies what the pool knows of it beyond what is here, when it is seated."""
+        return waiting.is_fetched and len(waiting.known) * self._page_size > waiting.prefix
 
     def share(self, running: Running) -> None:
         """Seat a request on what is here of it."""

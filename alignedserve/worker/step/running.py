@@ -81,9 +81,10 @@ class Running:
     pairs: tuple[int, ...] = ()
     prefix: int = 0
     known: tuple[int, ...] = ()  # pages of the pool that hold its first tokens, kept there for it
+    is_fetched: bool = False  # whether they are copied here when it is seated, while it waits; else it computes them
     names: tuple[int, ...] = ()  # hashes of the tokens of its first full pages, as far as they were needed
     block_names: tuple[int, ...] = ()  # the same of its first full block pairs
-    looked_up: int = -1  # at which version of the device's pages its prefix was found there, while it waits
+    looked_up: int = -1  # at which version of the device's pages these two were found, while it waits
     num_cached: int = 0  # tokens of the prompt that were not computed: the pool or the device had their KV
     logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
     prompt_logprobs: list[Logprob] = field(default_factory=list)

@@ -124,6 +124,7 @@ class Waiting:
         return self._rt_alone if running.promise.is_rt else self._be_alone
 
     def add(self, running: Running) -> None:
+        running.looked_up = -1  # the pool may have more of it, or less, than at the last look
         self._pages.look(running)
         self._all[running] = running.num_ahead
         self._alone(running)[running] = None
