@@ -65,6 +65,7 @@ class JoinCandidate:
         running = running_of(policy, entry.request, entry.output, entry.due)
         running.prefix, running.logprobs = entry.prefix, list(entry.logprobs)
         running.prompt_logprobs, running.num_cached = list(entry.prompt_logprobs), entry.num_cached
+        running.has_run = True
         full = entry.prefix // page_size
         running.known, running.names = entry.pages[:full], entry.names[:full]
         return running

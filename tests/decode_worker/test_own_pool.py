@@ -268,6 +268,7 @@ class TestWhatLeaves:
         worker.until_idle()
         assert worker.core.counts.preemptions == 1
         assert worker.ran["document"] < 50 + 8 + 16, "at most a part of a page is computed again"
+        assert worker.cached("document") == 0, "what it finds when it comes back was computed for it"
         assert worker.count("document") == 2
 
     def test_new_documents_do_not_pass_it_for_ever(self) -> None:

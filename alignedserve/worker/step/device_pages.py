@@ -89,14 +89,15 @@ class DevicePages:
             return
         found = self._found(running)
         running.pairs, running.looked_up = self._blocks.share(found), -1
+        self.count_cached(running)
         if found:
             running.came_with_kv = True
-            self.count_cached(running)
             self.num_shared_tokens += running.prefix
 
     def count_cached(self, running: Running) -> None:
-        """Note that what a request has now was not computed for it."""
-        running.num_cached = min(running.prefix, len(running.request.prompt))
+        """Note that what a request has now was not computed for it, unless it has run before."""
+        if not running.has_run:
+            running.num_cached = min(running.prefix, len(running.request.prompt))
 
     def publish(self, running: Running) -> None:
         """Let others share the full pages of a request, which have KV now."""

@@ -85,7 +85,8 @@ class Running:
     names: tuple[int, ...] = ()  # hashes of the tokens of its first full pages, as far as they were needed
     block_names: tuple[int, ...] = ()  # the same of its first full block pairs
     looked_up: int = -1  # at which version of the device's pages these two were found, while it waits
-    num_cached: int = 0  # tokens of the prompt that were not computed: the pool or the device had their KV
+    num_cached: int = 0  # tokens of the prompt whose KV the pool or the device had before any was computed for it
+    has_run: bool = False  # whether a chunk of it has run: what is found from then on may be its own
     logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     came_with_kv: bool = False  # whether KV of it was not computed for it here: copied, or shared with another request
@@ -155,6 +156,7 @@ class Running:
         if ran.scoring is not None:  # a chunk that runs again, as after its pairs were lost, replaces its scores
             self.prompt_logprobs[ran.start :] = scores
         self.prefix += len(ran.tokens)
+        self.has_run = True
         if ran.sampling is None:
             self.promise.chunk_ran()
 
