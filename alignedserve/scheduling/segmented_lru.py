@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 
 PROTECTED_SHARE = 0.8  # most of all pages that are protected from eviction
@@ -16,8 +17,10 @@ class SegmentedLru:
 
     def __init__(self, most_protected: int) -> None:
         self._most_protected = most_protected
-        self._probation: dict[int, None] = {}
-        self._protected: dict[int, None] = {}
+        # A plain dict looks for its first key behind all that were deleted before it: eviction would take as long as
+        # there are pages.
+        self._probation: OrderedDict[int, None] = OrderedDict()
+        self._protected: OrderedDict[int, None] = OrderedDict()
         self._returning: set[int] = set()  # in use again: protected when they become idle next
 
     def __len__(self) -> int:

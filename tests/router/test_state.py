@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -25,6 +23,7 @@ from alignedserve.protocol.messages import (
 )
 from alignedserve.router.placing.admission import Bound, Queues
 from alignedserve.router.state import RouterCore
+from tests.calls import calls_of
 from tests.router.routers import HOLDERS, LIMITS, RECOVERED_AT, A, B, beat, cancels, serving
 from tests.samples import ROUTER_MEMBER, next_attempt, request, said
 
@@ -239,19 +238,3 @@ class TestPredictedPlaces:
             submitted = said("gateway-0", Submit(request(str(number))))
             counted.append(calls_of(partial(router.handle, submitted, 3.0)))
         assert max(counted) < 1.5 * min(counted)
-
-
-def calls_of(act: Callable[[], object]) -> int:
-    """Count the function calls that the action makes."""
-    count = 0
-
-    def note(_frame: object, what: str, _of: object) -> None:
-        nonlocal count
-        count += what in ("call", "c_call")
-
-    sys.setprofile(note)
-    try:
-        act()
-    finally:
-        sys.setprofile(None)
-    return count

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from alignedserve.protocol.page_names import chained_hashes
 from alignedserve.worker.step.named_blocks import NamedBlocks
+from tests.calls import calls_of
 
 NUM_PAIRS, PAIRS_OF_PAGE = 24, 2
 
@@ -120,6 +121,18 @@ def test_the_last_pages_of_a_beginning_are_evicted_first() -> None:
         blocks.take(PAIRS_OF_PAGE)
         found.append(blocks.find(names))
     assert found == [3, 2, 1, 0]
+
+
+def test_a_page_is_evicted_as_fast_the_more_pages_go_on_from_one() -> None:
+    """Function calls are counted. The pool has the first page, so it would go first, but for what goes on from it."""
+    blocks, names = NamedBlocks(200, PAIRS_OF_PAGE, cost_s), names_of(*range(100))
+    pairs = filled(blocks, names)
+    blocks.note_elsewhere(names[:1])
+    blocks.give(pairs)
+    blocks.take(PAIRS_OF_PAGE)
+    counted = [calls_of(lambda: blocks.take(PAIRS_OF_PAGE)) for _ in range(99)]
+    assert max(counted) < 1.5 * min(counted)
+    assert blocks.find(names) == 0
 
 
 def test_a_page_that_was_computed_twice_leaves_none_behind_that_goes_on_from_it() -> None:

@@ -18,7 +18,7 @@ with the value of the page that was last evicted before it became idle (GreedyDu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -59,6 +59,8 @@ class NamedBlocks(Blocks):
         self._idle = {is_elsewhere: SegmentedLru(most) for is_elsewhere in (False, True)}  # first pairs of pages
         self._num_idle = 0  # pages
         self._cost_s, self._level = cost_s, 0.0  # the level: the value of the page that was evicted last
+        # The page that was to go first, and the page before the one that went in its place:
+        self._evicted_after: tuple[_DevicePage | None, _DevicePage | None] = None, None
         self.version = 0  # rises whenever another set of pages has names
 
     # --- Pairs
@@ -128,7 +130,8 @@ class NamedBlocks(Blocks):
 
     @property
     def more_readers(self) -> Sequence[int]:
-        return [pair for page in self._pages.values() for pair in page.pairs * (page.num_readers - 1)]
+        shared = [self._pages[place] for place in self._shared]
+        return [pair for page in shared for pair in page.pairs * (page.num_readers - 1)]
 
     # --- Pages
 
@@ -214,12 +217,25 @@ class NamedBlocks(Blocks):
 
     def _evict(self) -> None:
         """Free the idle page that is of least use, or the last idle one of those that go on from it."""
-        first = [(is_protected, self._pages[place]) for is_protected, place in self._first_idle()]
-        _, page = min(first, key=lambda found: (found[0], found[1].value))
-        while (last := next((page for page in page.after.values() if not page.num_readers), None)) is not None:
-            page = last
+        *_, first = min([self._first_of(order) for order in self._idle.values() if order])
+        page = self._last_idle(first)
+        self._evicted_after = first, page.before
         self._level = max(self._level, page.value)
         self._unname(page)
 
-    def _first_idle(self) -> Iterator[tuple[bool, int]]:
-        return (order.first() for order in self._idle.values() if len(order))
+    def _first_of(self, order: SegmentedLru) -> tuple[bool, float, bool, _DevicePage]:
+        """Return the page that goes first of those that the pool has, or has not, behind what it is compared by."""
+        is_protected, place = order.first()
+        page = self._pages[place]
+        return is_protected, page.value, page.is_elsewhere, page
+
+    def _last_idle(self, first: _DevicePage) -> _DevicePage:
+        """Return an idle page that goes on from this one, and from which no idle page goes on.
+
+        The search goes on where the one before ended: thousands of pages may go on from a page."""
+        before, page = self._evicted_after
+        if before is not first or page is None or page.num_readers or not page.is_named:
+            page = first
+        while page.after and (last := next((page for page in page.after.values() if not page.num_readers), None)):
+            page = last
+        return page
