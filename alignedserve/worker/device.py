@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 
 from alignedserve.core import WorkerLimits
 from alignedserve.worker.in_flight import StepsInFlight
@@ -48,8 +49,10 @@ class DeviceMemory:
 
         A pair that several requests read counts as taken by the first of them."""
         taken = [*self._steps.left, *(running.pairs for running in occupants)]
-        pairs = Counter([*self.blocks.free, *(pair for pairs in taken for pair in pairs)])
-        return list((pairs - Counter(self.blocks.more_readers)).elements())
+        pairs = [*self.blocks.free, *chain.from_iterable(taken)]
+        if more_readers := self.blocks.more_readers:
+            return list((Counter(pairs) - Counter(more_readers)).elements())
+        return pairs
 
     def share_pages(self, name: NamePages, pace: Pace) -> DevicePages:
         """Let requests share full pages that have these names, where the pairs allow it."""

@@ -275,4 +275,4 @@ class PageWriter:
     def _in_copies(self, service: ServiceClass) -> tuple[int, ...]:
         unwanted = [part for part in self._parts.values() if not part.wanted]
         copies = (*self._copies.values(), *self._written.values(), *unwanted)
-        return tuple(page for copy in copies if copy.lease is service for page in copy.pages)
+        return tuple([page for copy in copies if copy.lease is service for page in copy.pages])

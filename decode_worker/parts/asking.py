@@ -132,7 +132,9 @@ class PageAsks:
         size = self._page_size
         last = size if self._policy.grows else 1  # a request that has to leave needs a page for a part of a page, too
         last += self._steps.has_next  # one more token is on its way
-        residents = (resident for resident in self._here.residents.values() if is_writable(resident))
-        lacking = [(resident.prefix + last) // size - len(resident.known) for resident in residents]
+        residents = self._here.residents.values()
+        lacking = [
+            (resident.prefix + last) // size - len(resident.known) for resident in residents if is_writable(resident)
+        ]
         prompts = (prompt for prompt in self._here.prompts.values() if is_writable(prompt) and self._policy.evict)
         return max([*lacking, *(prompt.num_tokens // size - len(prompt.known) for prompt in prompts)], default=0)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from itertools import chain
 
 TOGETHER = 8  # pages of KV in an extent: 15 int8 pages fit in the room of 8 bf16 pages, with hardly any waste
 MEMORY_PAGE, LINE = 4096, 64  # bytes
@@ -162,9 +163,8 @@ class FreePages:
 
     @property
     def numbers(self) -> Iterator[int]:
-        """Yield all present pages: those of each extent's kind."""
-        for extent, kind in enumerate(self._kind):
-            yield from self.extents.pages(extent, kind)
+        """Return all present pages: those of each extent's kind."""
+        return chain.from_iterable([self.extents.pages(extent, kind) for extent, kind in enumerate(self._kind)])
 
     def num_for(self, kind: PageKind) -> int:
         """Return how many pages of the kind may be taken, free or idle, extents that may change their kind included."""

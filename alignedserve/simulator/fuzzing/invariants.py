@@ -197,7 +197,7 @@ class InvariantWatch(Witness):
         self, worker: Process, pool: str, pages: tuple[int, ...], verb: str, lease: Callable[[str], str] = str
     ) -> None:
         """Check the pages against the pool's leases, but skip an earlier incarnation of the pool: its arena is gone."""
-        alive = self._world.alive(pool.rpartition(".")[0])
+        alive = self._world.alive(pool.rpartition(".")[0]) if pages else None
         if alive is None or alive.member.holder != pool:
             return
         assert isinstance(alive.core, PoolCore)

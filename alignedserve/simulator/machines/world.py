@@ -152,7 +152,8 @@ class World:
             for frame in waited:
                 process.arrive(frame)
         else:
-            self._beat(process)
+            beat = self.frame(Envelope(member.name, member.incarnation, UNNUMBERED, Heartbeat(member)))
+            self._beat(process, beat)
 
     def _begin_life(self, name: str, role: Role) -> int:
         """Return the incarnation of a member's next life. The launcher tells the router of it before it starts it."""
@@ -167,15 +168,14 @@ class World:
         """Return the newest life of each member that was ever started."""
         return self._newest.values()
 
-    def _beat(self, process: Process) -> None:
+    def _beat(self, process: Process, beat: Frame) -> None:
+        """Send the heartbeat to the router, and again after each interval."""
         if not process.alive:
             return
         again = self.agenda.now + self._network.heartbeat_s
-        self.agenda.at(again, Priority.TIMER, lambda: self._beat(process))
+        self.agenda.at(again, Priority.TIMER, partial(self._beat, process, beat))
         if process.is_frozen or self.trouble.mutes(process.member.name, self.agenda.now):
             return
-        member = process.member
-        beat = self.frame(Envelope(member.name, member.incarnation, UNNUMBERED, Heartbeat(member)))
         self._reach_router(lambda router: router.arrive(beat))
 
     def watch(self, holder: str, gone: Callable[[], None]) -> None:

@@ -60,11 +60,16 @@ class Roster:
 
     def __init__(self) -> None:
         self.parts: tuple[CorePart, ...] = ()
-        self._hears: tuple[Callable[[Event, float], list[Command]], ...] = ()  # of the parts that hear anything
+        # Asked at every event, so only the parts that have anything to answer:
+        self._hears: tuple[Callable[[Event, float], list[Command]], ...] = ()
+        self._attempts: tuple[Callable[[], list[Attempt]], ...] = ()
+        self._occupants: tuple[Callable[[], list[Running]], ...] = ()
 
     def enlist(self, *parts: CorePart) -> None:
         self.parts = parts
         self._hears = tuple(part.hear for part in parts if type(part).hear is not CorePart.hear)
+        self._attempts = tuple(part.attempts for part in parts if type(part).attempts is not CorePart.attempts)
+        self._occupants = tuple(part.occupants for part in parts if type(part).occupants is not CorePart.occupants)
 
     def hear(self, event: Event, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -78,11 +83,11 @@ class Roster:
 
     def attempts(self) -> list[Attempt]:
         """Return all attempts that are on this worker."""
-        return [attempt for part in self.parts for attempt in part.attempts()]
+        return [attempt for attempts in self._attempts for attempt in attempts()]
 
     def occupants(self) -> list[Running]:
         """Return all requests that have block pairs on the device."""
-        return [running for part in self.parts for running in part.occupants()]
+        return [running for occupants in self._occupants for running in occupants()]
 
     def ask_again(self) -> None:
         for part in self.parts:
