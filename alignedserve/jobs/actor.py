@@ -15,7 +15,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import uuid4
 
 from alignedserve.config.config import Config
@@ -80,6 +80,7 @@ RETRY_S = 1.0  # before an operation that the store refused is tried again
 LEASE_S, RENEW_S = 10.0, 2.0
 SWEEP_S = 60.0  # between two searches for files that have expired
 _MIB = 1 << 20
+_Tasks: TypeAlias = dict["asyncio.Task[None]", None]  # in the order in which they began, which is that of their ends
 
 
 class JobRunner:
@@ -102,8 +103,8 @@ class JobRunner:
         self._fence: int | None = None  # the number of the lease while this runner has it
         self._has_logged_trouble = False
         self._places: dict[str, LinePlaces] = {}  # job -> places of its lines in its file
-        self._lines: dict[str, set[asyncio.Task[None]]] = defaultdict(set)  # job -> its open lines
-        self._tasks: set[asyncio.Task[None]] = set()  # all other tasks
+        self._lines: dict[str, _Tasks] = defaultdict(dict)  # job -> its open lines
+        self._tasks: _Tasks = {}  # all other tasks
         self._results: dict[str, list[LineResult]] = defaultdict(list)  # job -> results that must be written
         self._has_results, self._writing = asyncio.Event(), asyncio.Lock()
         self._halt = Halt()
@@ -173,10 +174,10 @@ class JobRunner:
             case AssembleJob(job):
                 self._begin(self._guard(job, self._assemble(command)), self._tasks)
 
-    def _begin(self, work: Coroutine[Any, Any, None], group: set[asyncio.Task[None]]) -> None:
+    def _begin(self, work: Coroutine[Any, Any, None], group: _Tasks) -> None:
         task = asyncio.create_task(work)
-        group.add(task)
-        task.add_done_callback(group.discard)
+        group[task] = None
+        task.add_done_callback(lambda ended: group.pop(ended, None))
 
     async def _guard(self, job: Job | None, work: Awaitable[None]) -> None:
         """Perform a command; if it fails, report that, and the core makes it again from the job's state."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from alignedserve.core import FinishReason, Request
+from alignedserve.core import FinishReason, Request, Sketch
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Deliver, Reject
 from alignedserve.protocol.events import Closed, Opened
@@ -132,6 +132,14 @@ class Clients:
             self.num_open += 1
             self.world.agenda.at(request.arrival_at, Priority.CLIENT, partial(self._arrive, client))
 
+    def enter(self, arrival: Arrival) -> Request:
+        """Note a request that its owner opens by itself, and return it as it is opened."""
+        request = arrival.request
+        client = Client(arrival, story_from(request, arrival.length, tagged=self._settings.checked), opened=True)
+        self.kept[request.id], self.stories[request.id] = client, client.story
+        self.num_open += 1
+        return self._with_estimate(client, request)
+
     def _arrive(self, client: Client) -> None:
         self.expect(self.load.arrived(client.request.id))
         if not self._settings.gateway_s:
@@ -149,14 +157,26 @@ class Clients:
             leaves_at = self.world.agenda.now + client.arrival.leaves_after_s
             self.world.agenda.at(leaves_at, Priority.CLIENT, partial(self._leave, client))
         accepted_at = client.request.arrival_at + self.world.trouble.ahead_s(client.request.owner)
-        request = replace(client.request, arrival_at=accepted_at)
-        if self._settings.policy.predictor is Predictor.ORACLE:
-            request = replace(request, estimate=oracle_estimate(client.arrival.length, request))
-        return gateway.post(Opened(request, self._knowledge.encode(request.prompt)))
+        request = self._with_estimate(client, replace(client.request, arrival_at=accepted_at))
+        return gateway.post(Opened(request, self.sketch(request.prompt)))
+
+    def sketch(self, prompt: Sequence[int]) -> Sketch | None:
+        return self._knowledge.encode(prompt)
+
+    def _with_estimate(self, client: Client, request: Request) -> Request:
+        if self._settings.policy.predictor is not Predictor.ORACLE:
+            return request
+        return replace(request, estimate=oracle_estimate(client.arrival.length, request))
 
     def leave(self, request: str) -> None:
         """Let the client of the request go before the end."""
         self._leave(self.kept[request])
+
+    def left(self, request: str) -> None:
+        """Note that the owner of a request that it had opened by itself closes it."""
+        client = self.kept[request]
+        if client.outcome is RequestOutcome.OPEN:
+            self._end(client, RequestOutcome.LEFT)
 
     def _leave(self, client: Client) -> None:
         gateway = self.world.alive(client.request.owner)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -104,7 +104,7 @@ class Simulation:
         for name, role in members_of(self.settings).items():
             self._start_member(name, role)
         self.clients.start()
-        world.on_death = self.clients.died
+        world.on_death = self._died
         agenda.run(self.settings.most_s, ended=lambda: self.clients.num_open == 0)
         self._ended_at = agenda.now
         agenda.run(max(agenda.now, calm_at(self.settings.faults)) + _QUIET_S)
@@ -114,6 +114,9 @@ class Simulation:
     def _start_member(self, name: str, role: Role) -> None:
         transport = name if self.settings.direct and role in WORKERS else ""
         self.world.start(name, role, partial(_LIVES[role], self), node_of(name, role, self.settings), transport)
+
+    def _died(self, name: str) -> None:
+        self.clients.died(name)
 
     # --- What gateways tell clients
 
@@ -143,12 +146,12 @@ class Simulation:
             settings.topology.prompts_on,
         )
         core = RouterCore(member, limits, world.now_of(member.name))
-        post = partial(self._post_to, member)
+        post = partial(self.post_to, member)
         predictor = PredictorHands(world.agenda, self._knowledge.encoder, self._kept_lengths, post)
         hands = ModelledRouterHands(predictor, self.launcher)
         return ProcessSetup(core, hands, core.start())
 
-    def _post_to(self, member: Member, event: Event) -> None:
+    def post_to(self, member: Member, event: Event) -> None:
         """Give the event to this life of the member, if it is still alive."""
         process = self.world.alive(member.name)
         if process is not None and process.member == member:
@@ -159,6 +162,9 @@ class Simulation:
         if not self.settings.topology.colocated:
             needed |= {Role.PREFILL, Role.POOL}
         return ProcessSetup(OwnerCore(frozenset(needed)), _ClientHands(self), [])
+
+    def job_runner(self, world: World, member: Member) -> ProcessSetup:
+        raise NotImplementedError("only a JobRunnerSimulation has a job runner")
 
     def pool(self, world: World, member: Member) -> ProcessSetup:
         extents = self.settings.pool_extents
@@ -287,12 +293,13 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-_LIVES = {
+_LIVES: Mapping[Role, Callable[[Simulation, World, Member], ProcessSetup]] = {
     Role.ROUTER: Simulation.router,
     Role.GATEWAY: Simulation.gateway,
     Role.POOL: Simulation.pool,
     Role.PREFILL: Simulation.prefill,
     Role.DECODE: Simulation.decode,
+    Role.JOBS: lambda simulation, world, member: simulation.job_runner(world, member),
 }
 
 

@@ -15,7 +15,7 @@ from alignedserve.router.placing.admission import Queues
 from alignedserve.router.sizing import Sizes
 from alignedserve.scheduling.policy import Policy
 from alignedserve.simulator.machines.engine import Costs, Timing
-from alignedserve.simulator.machines.faults import Fault
+from alignedserve.simulator.machines.faults import JOBS, Fault
 from alignedserve.simulator.machines.world import NetworkDelays
 from alignedserve.simulator.workload import Mixture, Workload
 
@@ -29,6 +29,7 @@ class Settings:
     seed: int = 0
     topology: Topology = Topology()  # noqa: RUF009  (frozen)
     num_gateways: int = 1
+    has_job_runner: bool = False
     workload: Workload | Mixture = Workload()  # noqa: RUF009
     limits: WorkerLimits = WorkerLimits(num_pairs=256, block_size=16, page_size=64, max_step_tokens=512, max_batch=32)  # noqa: RUF009
     policy: Policy = Policy()  # noqa: RUF009
@@ -64,6 +65,7 @@ def members_of(settings: Settings) -> dict[str, Role]:
     names = {ROUTER: Role.ROUTER, **{f"pool-{number}": Role.POOL for number in range(settings.nodes)}}
     names |= {f"prefill-{number}": Role.PREFILL for number in range(topology.prefill_workers)}
     names |= {f"decode-{number}": Role.DECODE for number in range(topology.decode_workers)}
+    names |= {JOBS: Role.JOBS} if settings.has_job_runner else {}
     return names | dict.fromkeys(gateways_of(settings), Role.GATEWAY)
 
 

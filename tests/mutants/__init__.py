@@ -1,7 +1,7 @@
 """Mutants: planted bugs that the fuzzer and the unit tests must kill (`python -m tests.mutants`).
 
 mutant.py         What a mutant is.
-of_owners.py      Mutants of owners, membership and the job runner.
+of_owners.py      Mutants of owners, membership, and the job runner with its store.
 of_pools.py       Mutants of the pool and the transport.
 of_routers.py     Mutants of the router.
 of_workers.py     Mutants of prefill and decode workers.

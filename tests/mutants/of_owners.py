@@ -1,4 +1,4 @@
-"""Mutants of the owner's core, of membership and of the job runner's core."""
+"""Mutants of the owner's core, of membership, and of the job runner with its store."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 _OWNER, _MEMBERSHIP = "alignedserve/owner/core.py", "alignedserve/protocol/membership.py"
 _JOBS, _LINES = "alignedserve/jobs/state.py", "alignedserve/jobs/window.py"
+_RUNNER, _STORE = "alignedserve/jobs/actor.py", "alignedserve/store/sqlite_store.py"
 
 OWNER = (
     Mutant(
@@ -216,5 +217,33 @@ JOBS = (
         "self._ceiling = max(1.0, min(self._ceiling, num_open / 2))",
         "self._ceiling = max(1.0, min(self._ceiling, float(num_open)))",
         "As many lines are open after a refusal as before.",
+    ),
+    Mutant(
+        "line lost at the runner's next start",
+        _RUNNER,
+        "if line.number not in done)",
+        "if line.number > len(done))",
+        "A runner that starts again takes the first lines for those that are done.",
+    ),
+    Mutant(
+        "result written twice",
+        _STORE,
+        "INSERT OR IGNORE INTO results",
+        "INSERT OR REPLACE INTO results",
+        "A line counts twice whose result is written again, since the first answer of the store was lost.",
+    ),
+    Mutant(
+        "lines of a cancelled job run on",
+        _JOBS,
+        "return [DropLines(opened.job.id), AssembleJob(opened.job, status)]",
+        "return [AssembleJob(opened.job, status)]",
+        "Requests of a job that was cancelled are left when it has ended.",
+    ),
+    Mutant(
+        "job that ended unheard kept",
+        _JOBS,
+        "        commands = self._forget_ended({job.id for job in jobs})\n",
+        "        commands: list[JobCommand] = []\n",
+        "A runner that did not hear of a job's end keeps it.",
     ),
 )

@@ -8,6 +8,13 @@ _STATE, _RECOVERY = "router/state.py", "router/recovery.py"
 
 ROUTER = (
     Mutant(
+        "refused after it was admitted",
+        _STATE,
+        "        elif request.attempt == 0:\n",
+        "        else:\n",
+        "The next attempt of a request is refused where a queue is full, and its client waits for it for ever.",
+    ),
+    Mutant(
         "dead life taken back",
         _STATE,
         "if member.incarnation <= self._dead.get(member.name, -1):",

@@ -41,6 +41,7 @@ from alignedserve.simulator.machines.faults import (
     Fault,
     Forge,
     Freeze,
+    FullLink,
     Kill,
     LinkFault,
     LowMemory,
@@ -54,6 +55,7 @@ from alignedserve.simulator.machines.faults import (
     draw_faults,
 )
 from alignedserve.simulator.machines.process import Frame
+from alignedserve.simulator.machines.trouble import Trouble
 from alignedserve.simulator.machines.world import World
 from alignedserve.simulator.run import Simulation, Summary, simulate
 from alignedserve.simulator.settings import Settings, members_of
@@ -76,7 +78,8 @@ def deployment(seed: int, topology: str) -> Settings:
     return Settings(seed, Topology.parse(topology), workload=workload, limits=LIMITS, num_pages=12, most_s=300.0)
 
 
-topologies = st.sampled_from(["colocated", "1+1", "2+1", "1+2", "2+2"])
+TOPOLOGIES = ("colocated", "1+1", "2+1", "1+2", "2+2")
+topologies = st.sampled_from(TOPOLOGIES)
 times = st.floats(FROM_S, TO_S)
 
 
@@ -278,14 +281,32 @@ def test_forged_frames_change_nothing(seed: int) -> None:
 
 def test_every_kind_of_fault_is_drawn_for_every_member_and_link() -> None:
     names = list(members_of(deployment(1, "1+1")))
-    # A seed that draws LowMemory and Forge (a third of seeds do each), BreakTransfer (half) and Resize (a fifth).
-    faults = draw_faults(57, names, 2000, FROM_S, TO_S)
+    # A seed that draws LowMemory, Forge, FullLink (a third of seeds each), BreakTransfer (half) and Resize (a fifth).
+    faults = draw_faults(666, names, 2000, FROM_S, TO_S)
     assert {type(fault) for fault in faults} == {*MemberFault.__subclasses__(), *LinkFault.__subclasses__(), Resize}
     assert {(fault.sender, fault.to) for fault in faults if isinstance(fault, DropFrames)} == set(
         permutations(names, 2)
     )
     assert {fault.member for fault in faults if isinstance(fault, Freeze)} == set(names)
     assert [fault.at for fault in faults] == sorted(fault.at for fault in faults)
+
+
+def test_frames_of_a_full_link_wait_as_far_as_there_is_room_and_the_others_are_lost() -> None:
+    trouble, link = Trouble(0), ("decode-0", "gateway-0")
+    trouble.begin(FullLink(2.0, *link, frames=2, for_s=1.0))
+    assert [trouble.drops(*link, 2.5) for _ in range(4)] == [False, False, True, True]
+    assert trouble.waits_until(*link) == 3.0
+    assert not trouble.drops(*link, 3.0)
+    assert not trouble.drops("gateway-0", "decode-0", 2.5)
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+@pytest.mark.parametrize("frames", [0, 3])
+def test_links_that_are_full_for_a_while(topology: str, frames: int) -> None:
+    """Every link between two members is full, one after the other; what is lost is said again."""
+    of = deployment(1, topology)
+    links = enumerate(permutations(members_of(of), 2))
+    check(replace(of, faults=tuple(FullLink(2.0 + 0.1 * at, *link, frames, 0.5) for at, link in links)))
 
 
 def test_a_fault_is_replayed_from_its_seed() -> None:

@@ -32,10 +32,11 @@ from alignedserve.simulator.fuzzing.recording import Difference, first_differenc
 from alignedserve.simulator.fuzzing.scenario import Scenario, from_tree, lines, to_tree
 from alignedserve.simulator.fuzzing.scenario_drawing import draw_narrow_scenario, draw_scenario
 from alignedserve.simulator.fuzzing.shrink import shrink, smallest
-from alignedserve.simulator.machines.faults import Kill, LinkFault, MemberFault, Resize
+from alignedserve.simulator.machines.faults import Kill, LinkFault, MemberFault, Resize, StoreAway
 from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.run import Simulation
 from tests.conftest import SOAK
+from tests.simulator import digests
 from tests.simulator.planted import PLANTS, Plant, planted
 
 NUM_SEEDS = 10_000 if SOAK else 500
@@ -53,8 +54,11 @@ def test_all_holds_in_every_seed(part: int) -> None:
 def test_the_seeds_are_of_every_kind() -> None:
     scenarios = [draw_scenario(seed) for seed in range(NUM_SEEDS)]
     faults = Counter(type(fault) for scenario in scenarios for fault in scenario.faults)
-    assert set(faults) == {*MemberFault.__subclasses__(), *LinkFault.__subclasses__(), Resize}
+    assert set(faults) == {*MemberFault.__subclasses__(), *LinkFault.__subclasses__(), Resize, StoreAway}
     assert min(faults.values()) > NUM_SEEDS / 5
+    jobs = [job for scenario in scenarios for job in scenario.jobs]
+    assert NUM_SEEDS / 4 < len(jobs) < NUM_SEEDS
+    assert {job.cancel_after_s is None for job in jobs} == {job.window_s < 10 for job in jobs} == {False, True}
     deaths = Counter(
         (scenario.seed, fault.at) for scenario in scenarios for fault in scenario.faults if isinstance(fault, Kill)
     )
@@ -127,7 +131,7 @@ class TestDigests:
 
     def test_in_this_process(self, kept: Mapping[str, str]) -> None:
         again = "where the cores decide otherwise on purpose: python -m tests.simulator.digests"
-        assert {seed: attempt(draw_scenario(int(seed))).digest for seed in kept} == kept, again
+        assert digests.now() == kept, again
 
     @pytest.mark.parametrize("hash_seed", ["1", "2"])
     def test_in_others(self, kept: Mapping[str, str], hash_seed: str) -> None:
@@ -253,7 +257,8 @@ class TestShrinking:
         shown = lines(draw_scenario(3))
         times = [float(line.split(" s  ")[0]) for line in shown if " s  " in line]
         assert times == sorted(times)
-        assert len(times) == len(draw_scenario(3).asks) + len(draw_scenario(3).faults)
+        drawn = draw_scenario(3)
+        assert len(times) == len(drawn.asks) + len(drawn.faults) + len(drawn.jobs)
 
 
 def _kills(scenario: Scenario, member: str) -> bool:

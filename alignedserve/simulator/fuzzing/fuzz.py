@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from alignedserve.simulator.fuzzing.invariants import BrokenRule, Failure, InvariantWatch, Rule
+from alignedserve.simulator.fuzzing.job_rules import JobRules
 from alignedserve.simulator.fuzzing.recording import RunWriter, open_run
 from alignedserve.simulator.fuzzing.scenario import Scenario
 from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.workload import Arrival
 
 
 @dataclass(frozen=True)
@@ -29,13 +31,13 @@ class FuzzVerdict:
 
 
 def attempt(scenario: Scenario) -> FuzzVerdict:
-    simulation = _prepared(scenario)
+    simulation = prepared(scenario)
     return _run(scenario, simulation)
 
 
 def record(scenario: Scenario, path: Path) -> FuzzVerdict:
     """Run the scenario like `attempt`, and write the run to a file."""
-    simulation = _prepared(scenario)
+    simulation = prepared(scenario)
     with open_run(path, "w") as file:
         recorder = RunWriter(file, scenario, simulation.world.agenda)
         simulation.world.witnesses.append(recorder)
@@ -44,15 +46,35 @@ def record(scenario: Scenario, path: Path) -> FuzzVerdict:
     return verdict
 
 
-def _prepared(scenario: Scenario) -> Simulation:
-    return Simulation(scenario.settings, [ask.arrival() for ask in scenario.asks])
+def prepared(scenario: Scenario) -> Simulation:
+    """Return the simulation of a scenario; it has not run yet."""
+    asked = [ask.arrival() for ask in scenario.asks]
+    return _with_jobs(scenario, asked) if scenario.jobs else Simulation(scenario.settings, asked)
+
+
+def _with_jobs(scenario: Scenario, asked: list[Arrival]) -> Simulation:
+    """Return a simulation with the job runner, which is no core: it is imported where there are jobs."""
+    from alignedserve.simulator.job_runner import JobRunnerSimulation
+    from alignedserve.simulator.job_users import SubmittedJob
+
+    def breaks(what: str) -> None:
+        raise BrokenRule(Failure(Rule.JOBS, what, simulation.world.agenda.now))
+
+    jobs = [
+        SubmittedJob(job.name, job.at, tuple(line.arrival() for line in job.lines), job.window_s, job.cancel_at)
+        for job in scenario.jobs
+    ]
+    simulation = JobRunnerSimulation(scenario.settings, asked, jobs, scenario.most_open_lines, JobRules(breaks))
+    return simulation
 
 
 def _run(scenario: Scenario, simulation: Simulation) -> FuzzVerdict:
     watch = InvariantWatch(scenario, simulation)
     simulation.world.witnesses.append(watch)
-    with _no_refusals_logged():
+    with _no_refusals_logged(), _heard_of_jobs() as errors:
         failure = _failure(simulation)
+    if failure is None and errors:
+        failure = Failure(Rule.NO_CRASH, f"the job runner logs {errors[0]}", simulation.world.agenda.now)
     return FuzzVerdict(
         seed=scenario.seed,
         failure=failure,
@@ -72,6 +94,31 @@ def _no_refusals_logged() -> Iterator[None]:
         yield
     finally:
         log.disabled = before
+
+
+class _JobErrors(logging.Handler):
+    """Keeps the exceptions that are logged."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.kept: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info:
+            self.kept.append(f"{record.getMessage()}: {record.exc_info[1]!r:.200}")
+
+
+@contextmanager
+def _heard_of_jobs() -> Iterator[list[str]]:
+    """Yield the exceptions that the job runner logs: it survives them all. Its other lines are not shown."""
+    log, errors = logging.getLogger("alignedserve.jobs"), _JobErrors()
+    log.addHandler(errors)
+    before, log.propagate = log.propagate, False
+    try:
+        yield errors.kept
+    finally:
+        log.removeHandler(errors)
+        log.propagate = before
 
 
 def _failure(simulation: Simulation) -> Failure | None:

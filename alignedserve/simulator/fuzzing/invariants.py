@@ -17,6 +17,8 @@ At every command, and when work begins and ends:
 - tokens: a client gets the next tokens of its request, no others, no token twice and none after the end;
 - ends once: a request is finished or refused once;
 - pairs: nothing is written to pairs of a full page that several requests may read;
+- refusals: a request that is refused was never placed and never is; a best-effort request is refused only where
+  something can be full;
 - leases: a worker copies only to pages that the pool has leased to it, in either of its leases;
 - transfers: the blocks that are sent stay unchanged, and no other work writes to the blocks that receive, until both
   sides have ended (simulator/machines/transfers.py and the modelled engine check this).
@@ -40,7 +42,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from alignedserve.core import Chunk
+from alignedserve.core import Chunk, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.compression import lease_to_compress
 from alignedserve.kvpool.state import PoolCore
@@ -59,7 +61,8 @@ from alignedserve.protocol.commands import (
     Send,
     SendKv,
 )
-from alignedserve.protocol.messages import Member
+from alignedserve.protocol.messages import Member, Message, Prefill, Refused
+from alignedserve.router.placing.admission import Queues
 from alignedserve.simulator.fuzzing.scenario import Scenario
 from alignedserve.simulator.fuzzing.waste import WasteWatch
 from alignedserve.simulator.machines.faults import Forge
@@ -68,6 +71,7 @@ from alignedserve.simulator.machines.world import Witness
 from alignedserve.simulator.records.records import RequestOutcome
 from alignedserve.simulator.run import Simulation
 
+FEW_OPEN = 1000  # no run has so many requests
 STALLED_S = 30.0  # longer than any recovery: at most three requests to parts in a row, each after 5 s
 
 
@@ -81,6 +85,8 @@ class Rule(Enum):
     ENDS_ONCE = "ends once"
     WASTE = "waste"
     SPEECH = "speech"
+    JOBS = "jobs"
+    REFUSALS = "refusals"
     PROGRESS = "progress"
     PATIENCE = "patience"
     NO_CRASH = "no crash"
@@ -113,6 +119,9 @@ class InvariantWatch(Witness):
         self._reserved = scenario.policy.reserved
         self._num_delivered: Counter[str] = Counter()
         self._ended: set[str] = set()
+        self._placed: set[str] = set()
+        self._refused: set[str] = set()
+        self._has_bounds = scenario.queues != Queues() or scenario.most_open < FEW_OPEN
         self._moved_at = 0.0
         self._has_forged = any(isinstance(fault, Forge) for fault in scenario.faults)  # members are to drop those
         self._waste = WasteWatch(scenario, self._world, simulation.clients.kept, partial(self._break, Rule.WASTE))
@@ -122,6 +131,7 @@ class InvariantWatch(Witness):
         match command:
             case Send():
                 self._waste.commanded(command)
+                self._check_refusal(command.message)
                 return
             case Deliver(request, tokens, finish):
                 self._check_delivery(request, tokens)
@@ -129,6 +139,7 @@ class InvariantWatch(Witness):
                     self._check_end(request)
             case Reject(request):
                 self._check_end(request)
+                self._refused.add(request)
             case RunStep() | CopyOut() | CopyIn() | CopySlots() | ProjectKv() | CompressPage() | SendKv() | ReceiveKv():
                 pass
             case _:
@@ -222,6 +233,19 @@ class InvariantWatch(Witness):
         if request in self._ended:
             self._break(Rule.ENDS_ONCE, f"{request} ends a second time")
         self._ended.add(request)
+
+    def _check_refusal(self, message: Message) -> None:
+        match message:
+            case Prefill(request):
+                self._placed.add(request.id)
+                if request.id in self._refused:
+                    self._break(Rule.REFUSALS, f"{request.id} was refused, and runs")
+            case Refused(request, attempt):
+                if attempt or request in self._placed:
+                    self._break(Rule.REFUSALS, f"{request} was admitted, and is refused")
+                client = self._simulation.clients.kept[request]
+                if client.request.service is ServiceClass.BE and not self._has_bounds:
+                    self._break(Rule.REFUSALS, f"{request} is refused, but nothing is full")
 
     def _check_time(self) -> None:
         if self._now > self._ends_by and (late := self._open()):

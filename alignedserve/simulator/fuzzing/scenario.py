@@ -26,6 +26,8 @@ from alignedserve.simulator.machines.world import NetworkDelays
 from alignedserve.simulator.settings import Settings, members_of
 from alignedserve.simulator.workload import Arrival
 
+# A line that the router refused may wait for a minute, and after a failure it may wait for about as long.
+MOST_LINE_WAIT_S = 120.0
 SETTLED_S = 60.0  # time to notice deaths and silences, each asked again after 5 s, several times over
 TOPOLOGIES = ("colocated", "1+1", "2+1", "1+2", "2+2")
 _PAST = 16  # outputs known at the start, so that the predictor predicts
@@ -88,6 +90,25 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class JobAsk:
+    """A batch job of a user, who may cancel it."""
+
+    number: int
+    at: float
+    lines: tuple[Ask, ...]
+    window_s: int
+    cancel_after_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        return f"job-{self.number}"
+
+    @property
+    def cancel_at(self) -> float | None:
+        return None if self.cancel_after_s is None else self.at + self.cancel_after_s
+
+
+@dataclass(frozen=True)
 class Scenario:
     seed: int
     topology: str
@@ -105,6 +126,8 @@ class Scenario:
     nodes: int = 1  # as in Settings
     look_ahead: int = 0  # of decode workers
     knows_copies: bool = False  # whether workers know how long copies take: else all take them to be quicker
+    jobs: tuple[JobAsk, ...] = ()
+    most_open_lines: int = 256  # of jobs
 
     @property
     def settings(self) -> Settings:
@@ -112,6 +135,7 @@ class Scenario:
             seed=self.seed,
             topology=Topology.parse(self.topology),
             num_gateways=self.num_gateways,
+            has_job_runner=bool(self.jobs),
             limits=self.limits,
             num_pages=self.num_pages,
             extents=self.extents,
@@ -151,12 +175,16 @@ class Scenario:
     @property
     def calm_at(self) -> float:
         """Return the time after which there are no faults and no new requests."""
-        return max(calm_at(self.faults), max((ask.at for ask in self.asks), default=0.0))
+        asked_at = [ask.at for ask in self.asks] + [job.cancel_at or job.at for job in self.jobs]
+        return max(calm_at(self.faults), max(asked_at, default=0.0))
 
     @property
     def ends_by(self) -> float:
         """Return the time at which every request has ended, even if each started again and ran alone."""
-        return self.calm_at + SETTLED_S + self._stalled_s + added(self._alone_s(ask) for ask in self.asks)
+        lines = [line for job in self.jobs for line in job.lines]
+        waits_s = MOST_LINE_WAIT_S if lines else 0.0
+        alone_s = added(self._alone_s(ask) for ask in (*self.asks, *lines))
+        return self.calm_at + SETTLED_S + waits_s + self._stalled_s + alone_s
 
     @property
     def _stalled_s(self) -> float:
@@ -183,6 +211,7 @@ def lines(scenario: Scenario) -> list[str]:
     limits = scenario.limits
     events = [(ask.at, _ask_line(ask)) for ask in scenario.asks]
     events += [(fault.at, _fault_line(fault)) for fault in scenario.faults]
+    events += [(job.at, _job_line(job)) for job in scenario.jobs]
     sent = ", KV sent from device to device" if scenario.direct else ""
     return [
         f"{scenario.topology}, nodes: {scenario.nodes}{sent}, gateways: {scenario.num_gateways}, "
@@ -214,6 +243,12 @@ def _ask_line(ask: Ask) -> str:
     goes_on = "" if ask.after is None else f" after request-{ask.after.number}"
     tokens = f"{ask.num_prompt} tokens{goes_on}, says {ask.length} of at most {ask.max_tokens}"
     return f"request-{ask.number} at {ask.gateway}: {tokens}, {ask.service.value}{leaves}"
+
+
+def _job_line(job: JobAsk) -> str:
+    lines = ", ".join(f"{line.num_prompt} tokens say {line.length} of at most {line.max_tokens}" for line in job.lines)
+    cancelled = "" if job.cancel_after_s is None else f", cancelled after {job.cancel_after_s:.3f} s"
+    return f"{job.name}, window {job.window_s} s{cancelled}: {lines}"
 
 
 def _fault_line(fault: Fault) -> str:

@@ -25,6 +25,7 @@ from alignedserve.scheduling.policy import (
     Room,
 )
 from alignedserve.scheduling.slo import Late
+from alignedserve.simulator.fuzzing.job_drawing import some_with_jobs
 from alignedserve.simulator.fuzzing.scenario import TOPOLOGIES, Ask, Scenario, least_pages
 from alignedserve.simulator.fuzzing.wider_drawing import some_with_clocks_apart, some_without_faults, widened
 from alignedserve.simulator.machines.engine import Costs
@@ -36,7 +37,7 @@ _MOST_PROMPT, _MOST_OUTPUT = 200, 60
 
 
 def draw_scenario(seed: int) -> Scenario:
-    return some_with_clocks_apart(some_without_faults(_draw(seed, widened)))
+    return some_with_jobs(some_with_clocks_apart(some_without_faults(_draw(seed, widened))))
 
 
 def draw_narrow_scenario(seed: int) -> Scenario:

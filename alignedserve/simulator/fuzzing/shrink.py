@@ -15,17 +15,19 @@ from typing import TypeVar
 from alignedserve.core import ServiceClass
 from alignedserve.simulator.fuzzing.fuzz import attempt
 from alignedserve.simulator.fuzzing.invariants import Rule
-from alignedserve.simulator.fuzzing.scenario import Ask, Scenario
+from alignedserve.simulator.fuzzing.scenario import Ask, JobAsk, Scenario
 from alignedserve.simulator.machines.faults import (
     DropFrames,
     Duplicate,
     Fault,
     Freeze,
+    FullLink,
     LowMemory,
     Mute,
     Reorder,
     Slow,
     SlowWorker,
+    StoreAway,
 )
 
 BUDGET = 300  # runs
@@ -78,6 +80,14 @@ def _shorter_asks(scenario: Scenario) -> Iterator[Scenario]:
     return (replace(scenario, asks=asks) for asks in _with_some_changed(scenario.asks, _shorter))
 
 
+def _fewer_jobs(scenario: Scenario) -> Iterator[Scenario]:
+    return (replace(scenario, jobs=jobs) for jobs in _with_less(scenario.jobs))
+
+
+def _shorter_jobs(scenario: Scenario) -> Iterator[Scenario]:
+    return (replace(scenario, jobs=jobs) for jobs in _with_some_changed(scenario.jobs, _shorter_job))
+
+
 def _with_less(parts: tuple[_Part, ...]) -> Iterator[tuple[_Part, ...]]:
     size = len(parts)
     while size:
@@ -109,11 +119,19 @@ def _shorter(ask: Ask) -> Sequence[Ask]:
     ]
 
 
+def _shorter_job(job: JobAsk) -> Sequence[JobAsk]:
+    shorter = [replace(job, cancel_after_s=None)]
+    if len(job.lines) > 1:
+        half = len(job.lines) // 2
+        shorter += [replace(job, lines=lines) for lines in (job.lines[:half], job.lines[half:], job.lines[:-1])]
+    return shorter
+
+
 def _milder(fault: Fault) -> Sequence[Fault]:
     match fault:
         case DropFrames() | Duplicate():
             return [replace(fault, frames=1), replace(fault, frames=fault.frames - 1)] if fault.frames > 1 else []
-        case Freeze() | Slow() | Reorder() | Mute() | SlowWorker() | LowMemory():
+        case Freeze() | Slow() | FullLink() | Reorder() | Mute() | SlowWorker() | LowMemory() | StoreAway():
             return [replace(fault, for_s=fault.for_s / 2)] if fault.for_s > 0.1 else []
     return []
 
@@ -128,4 +146,4 @@ def _simpler(scenario: Scenario) -> Iterator[Scenario]:
         yield replace(scenario, num_gateways=1, asks=asks)
 
 
-_STEPS = (_fewer_faults, _fewer_asks, _simpler, _milder_faults, _shorter_asks)
+_STEPS = (_fewer_faults, _fewer_jobs, _fewer_asks, _simpler, _milder_faults, _shorter_jobs, _shorter_asks)

@@ -115,12 +115,14 @@ class WasteWatch:
         return (request for request in requests if self._clients[request].outcome is not RequestOutcome.OPEN)
 
     def _in_fault(self, odd: _Odd, since: float, now: float) -> bool:
-        """Return whether one of the members was in a fault meanwhile, or the clock of one jumped."""
+        """Return whether one of the members was in a fault meanwhile, a frame of one was lost, or its clock jumped."""
         names = {holder.rpartition(".")[0] for holder in odd.members}
-        return any(
+        was_in_fault = any(
             fault.at <= now and fault.at + lasts_s(fault) + GRACE_S >= since and _concerns(fault, names)
             for fault in self._faults
         )
+        lost = self._world.trouble.lost_at.items()  # perhaps long after the fault began
+        return was_in_fault or any(at + GRACE_S >= since and names & set(link) for link, at in lost)
 
 
 def _odd(what: str, *processes: Process) -> _Odd:

@@ -2,6 +2,7 @@
 
 clock.py      Keeps virtual time and orders events: (time, priority, serial).
 engine.py     Models an engine: how long its work takes, which tokens it samples, and KV that it checks.
+event_loop.py An event loop of asyncio in virtual time, for shells that run on one.
 faults.py     Defines faults, and draws them from a seed.
 forging.py    Makes frames that no part may say.
 gpu_truth.py  Computes from measured grids how long a step takes on a real GPU.

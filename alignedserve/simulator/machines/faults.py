@@ -17,6 +17,8 @@ from typing import TypeAlias
 
 from alignedserve.protocol.messages import ROUTER
 
+JOBS = "jobs-0"  # the job runner
+
 
 @dataclass(frozen=True)
 class _TimedFault:
@@ -69,6 +71,14 @@ class Slow(LinkFault):
 
     extra_s: float = 0.05
     for_s: float = 1.0
+
+
+@dataclass(frozen=True)
+class FullLink(LinkFault):
+    """The receiver takes nothing from a link for a while: a few frames wait, and those that come later are lost."""
+
+    frames: int  # that may wait
+    for_s: float
 
 
 @dataclass(frozen=True)
@@ -132,6 +142,15 @@ class Resize(_TimedFault):
     decode: int | None
 
 
+@dataclass(frozen=True)
+class StoreAway(_TimedFault):
+    """The store of jobs cannot be used for a while."""
+
+    for_s: float
+    hangs: bool = False  # it says nothing until it is back; if not, every use is an error at once
+    applies: bool = False  # it does what it is asked, and only the answer is lost
+
+
 # A saved scenario names the kind of each fault.
 Fault: TypeAlias = (
     Kill
@@ -139,6 +158,7 @@ Fault: TypeAlias = (
     | DropFrames
     | Duplicate
     | Slow
+    | FullLink
     | Reorder
     | Mute
     | SlowWorker
@@ -147,6 +167,7 @@ Fault: TypeAlias = (
     | Forge
     | BreakTransfer
     | Resize
+    | StoreAway
 )
 
 
@@ -158,7 +179,7 @@ def calm_at(faults: Iterable[Fault]) -> float:
 def lasts_s(fault: Fault) -> float:
     """Return how long the fault goes on; 0 for a fault of a moment."""
     match fault:
-        case Freeze() | Slow() | Reorder() | Mute() | SlowWorker() | LowMemory():
+        case Freeze() | Slow() | FullLink() | Reorder() | Mute() | SlowWorker() | LowMemory() | StoreAway():
             return fault.for_s
         case Kill():
             return fault.back_after_s
@@ -184,6 +205,7 @@ def draw_faults(
     faults += _broken_transfers(seed, members, start_at, end_at)
     faults += _resizes(seed, members, start_at, end_at)
     faults += _forged(seed, members, start_at, end_at)
+    faults += _full_links(seed, members, start_at, end_at)
     return tuple(sorted(faults, key=lambda fault: fault.at))
 
 
@@ -317,6 +339,35 @@ def _forged(seed: int, members: Sequence[str], start_at: float, end_at: float) -
     if draw.random() > 1 / 3:
         return []
     return [Forge(draw.uniform(start_at, end_at), draw.choice(members)) for _ in range(draw.randint(1, 4))]
+
+
+def _full_links(seed: int, members: Sequence[str], start_at: float, end_at: float) -> Sequence[Fault]:
+    """Draw full links in every third run, from their own random numbers."""
+    draw = Random(f"{seed}/full links")
+    if draw.random() > 1 / 3:
+        return []
+    return [
+        FullLink(draw.uniform(start_at, end_at), *_link(draw, members), draw.randint(0, 8), draw.uniform(0.05, 2.0))
+        for _ in range(draw.randint(1, 3))
+    ]
+
+
+def draw_job_faults(seed: int, members: Sequence[str], start_at: float, end_at: float) -> tuple[Fault, ...]:
+    """Draw faults of the job runner and of its store."""
+    draw, faults = Random(f"{seed}/faults of jobs"), list[Fault]()
+    for _ in range(draw.randint(0, 3)):
+        incident = draw.choice((_kill, _kill, _kill_again, _freeze, _mute, _skew))
+        faults += incident(draw, [JOBS], draw.uniform(start_at, end_at))
+    for _ in range(draw.randint(0, 2)):
+        sender, to = draw.sample([JOBS, draw.choice([member for member in members if member != JOBS])], 2)
+        at, frames = draw.uniform(start_at, end_at), draw.randint(1, 3)
+        faults.append(draw.choice((DropFrames, Duplicate))(at, sender, to, frames))
+    for _ in range(draw.randint(0, 6)):
+        hangs, applies = draw.choice(((False, False), (False, True), (False, True), (True, False)))
+        faults.append(
+            StoreAway(draw.uniform(start_at, end_at), draw.choice((0.01, 0.05, 0.3, 2.0, 9.0)), hangs, applies)
+        )
+    return tuple(faults)
 
 
 def _workers(members: Sequence[str]) -> Sequence[str]:

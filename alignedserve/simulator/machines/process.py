@@ -118,6 +118,10 @@ class Process(TurnLoop):
         return self._agenda.now < self._frozen_until
 
     @property
+    def frozen_until(self) -> float:
+        return self._frozen_until
+
+    @property
     def num_refused(self) -> int:
         """Return the number of frames that were dropped because their senders may not say such things."""
         return self._membership.refusals.count + self._heard.refusals.count

@@ -10,12 +10,14 @@ from alignedserve.simulator.machines.faults import (
     DropFrames,
     Duplicate,
     Fault,
+    FullLink,
     LowMemory,
     Mute,
     Reorder,
     Skew,
     Slow,
     SlowWorker,
+    StoreAway,
 )
 from alignedserve.simulator.machines.transfers import Mishap
 
@@ -35,6 +37,10 @@ class Trouble:
         self._mishaps: dict[_Link, Mishap] = {}
         self._slow_links: dict[_Link, _Until] = {}
         self._reordered: dict[str, _Until] = {}  # receiver ->
+        self.lost_at: dict[_Link, float] = {}  # when a link last lost a frame
+        self._full_until: dict[_Link, float] = {}
+        self._room: Counter[_Link] = Counter()  # frames that still find room in a full link
+        self._store_away: StoreAway | None = None
         self._slow_work: dict[str, _Until] = {}
         self._low_memory: dict[str, _Until] = {}
         self._mute: dict[str, float] = {}  # member -> until when
@@ -53,6 +59,10 @@ class Trouble:
                 self._breaks[sender, to], self._mishaps[sender, to] = transfers, Mishap(ok, intact, stalls)
             case Slow(at, sender, to, extra_s, for_s):
                 self._slow_links[sender, to] = (at + for_s, extra_s)
+            case FullLink(at, sender, to, frames, for_s):
+                self._full_until[sender, to], self._room[sender, to] = at + for_s, frames
+            case StoreAway():
+                self._store_away = fault
             case Reorder(at, member, spread_s, for_s):
                 self._reordered[member] = (at + for_s, spread_s)
             case SlowWorker(at, member, times, for_s):
@@ -73,9 +83,22 @@ class Trouble:
         extra_s = slow_s if now < slow_until else 0.0
         return extra_s + (self._draw.uniform(0.0, spread_s) if now < spread_until else 0.0)
 
-    def drops(self, sender: str, to: str) -> bool:
+    def waits_until(self, sender: str, to: str) -> float:
+        """Return until when the link takes no frames."""
+        return self._full_until.get((sender, to), 0.0)
+
+    def drops(self, sender: str, to: str, now: float) -> bool:
         """Return whether the next frame is lost; count it."""
-        return bool(self._drops) and _use_up(self._drops, (sender, to))
+        link = (sender, to)
+        is_full = now < self._full_until.get(link, 0.0) and not _use_up(self._room, link)
+        if is_lost := is_full or (bool(self._drops) and _use_up(self._drops, link)):
+            self.lost_at[link] = now
+        return is_lost
+
+    def store_away(self, now: float) -> StoreAway | None:
+        """Return the fault of the store of jobs, if it has one now."""
+        away = self._store_away
+        return away if away is not None and now < away.at + away.for_s else None
 
     def doubles(self, sender: str, to: str) -> bool:
         """Return whether the next frame arrives twice; count it."""

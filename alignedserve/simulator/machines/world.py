@@ -195,10 +195,11 @@ class World:
         arrival_at = now + self._delay_s()
         if trouble is not None:
             arrival_at += trouble.extra_s(sender.name, to, now)
+            arrival_at = max(arrival_at, trouble.waits_until(sender.name, to))
         if arrival_at < link.last_arrival_at:
             arrival_at = link.last_arrival_at
         link.last_arrival_at = arrival_at
-        if trouble is not None and trouble.drops(sender.name, to):
+        if trouble is not None and trouble.drops(sender.name, to, now):
             return
         arrive = partial(self._arrive, link.address, frame)
         self.agenda.at(arrival_at, Priority.FRAME, arrive)
