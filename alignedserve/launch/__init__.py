@@ -1,6 +1,7 @@
 """Starting a deployment and keeping it alive, on one machine or a Ray cluster.
 
 cluster.py     The launcher for a Ray cluster that is there already: each part is an actor on a node.
+ending.py      The bound on the end of a deployment on Ray, whatever does not answer.
 keeper.py      What all launchers share: start parts again that have ended, add and retire workers, stop.
 launch.py      Start a deployment with the launcher that its configuration names.
 local.py       The launcher that runs each part as a process of this machine.

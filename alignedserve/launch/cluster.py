@@ -24,6 +24,7 @@ from alignedserve.config.config import Config, TransportName, dump
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena.shared_files import remove_stale
+from alignedserve.launch.ending import AT_ONCE_S, Ending
 from alignedserve.launch.keeper import NewPlace, say
 from alignedserve.launch.node_types import NodeType, may_come, node_types
 from alignedserve.launch.placing import NAMED, ClusterNode, Group, NoPlace, Placing, Resources, fit_one, waits
@@ -51,14 +52,16 @@ def serve_on_cluster(config: Config) -> int:
         raise no_ray() from None
     config = _for_every_node(config)
     types = node_types(config.ray.cluster_file) if config.ray.cluster_file is not None else []
+    ending = Ending(config.server.drain_s)
     _join(ray, config)
     try:
         host = ray.util.get_node_ip_address()
         with bind(host, 0) as router:  # bound as long as this process lives, as in `serve`
             groups = _wait_for_nodes(ray, config, types)
             specs = _plan(config, groups, host, f"tcp://{host}:{router.getsockname()[1]}")
-            return _OnCluster(ray, config, specs, groups, types).run()
+            return _OnCluster(ray, config, specs, ending, groups, types).run()
     finally:
+        ending.begin()
         ray.shutdown()
 
 
@@ -132,9 +135,15 @@ class _NodePlace:
 
 class _OnCluster(OnRay):
     def __init__(
-        self, ray: Any, config: Config, specs: Sequence[PartSpec], groups: Sequence[Group], types: Sequence[NodeType]
+        self,
+        ray: Any,
+        config: Config,
+        specs: Sequence[PartSpec],
+        ending: Ending,
+        groups: Sequence[Group],
+        types: Sequence[NodeType],
     ) -> None:
-        super().__init__(ray, config, specs)
+        super().__init__(ray, config, specs, ending)
         self._groups, self._types = groups, types
         self._places: dict[str, _NodePlace] = {}
         self._here = ray.get_runtime_context().get_node_id()
@@ -314,7 +323,7 @@ class _OnCluster(OnRay):
             clean.options(scheduling_strategy=affinity(node, soft=False)).remote(self._config.kvpool.directory)
             for node in nodes
         ]
-        self._ray.wait(runs, num_returns=len(runs), timeout=CLEAN_S)
+        self._ray.wait(runs, num_returns=len(runs), timeout=AT_ONCE_S / 2 if self._is_hurried else CLEAN_S)
 
 
 def _remove_stale(directory: str) -> None:

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -29,6 +29,7 @@ from alignedserve.shell.link_keys import DeploymentKeys
 from alignedserve.shell.links import Pulse
 from alignedserve.shell.part import PartSpec
 
+STOPS = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 5.0  # between asking a process to stop and killing it
 QUICK_DEATH_S = 5.0  # a part that ends sooner after its start has died quickly
 MOST_QUICK_DEATHS = 3  # after so many in a row a part is started again after a pause only, or never
@@ -98,14 +99,15 @@ class Keeper(ABC):
         self._events: queue.SimpleQueue[_KeeperEvent | None] = queue.SimpleQueue()  # None: stop
         self._code = ExitCode.STOPPED  # of the launcher, when it is told to stop
         self._asked_to_stop: HeardOrder | None = None
+        self._is_hurried = False  # by a second signal
 
     @abstractmethod
     def start(self, spec: PartSpec) -> None:
         """Start the part; call `began` when its process is there, and `ended` once, when it has ended."""
 
     @abstractmethod
-    def ask_to_stop(self, part: str) -> None:
-        """Have the part stop by itself."""
+    def ask_to_stop(self, parts: Collection[str]) -> None:
+        """Have the parts stop by themselves."""
 
     @abstractmethod
     def end(self, part: str) -> None:
@@ -137,7 +139,7 @@ class Keeper(ABC):
 
     def hear_signals(self) -> None:
         """Stop at SIGINT and SIGTERM."""
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in STOPS:
             signal.signal(number, lambda *_: self._events.put(None))
 
     def run(self) -> int:
@@ -379,21 +381,25 @@ class Keeper(ABC):
         self._stop(self._alive & ranks, GRACE_S)
 
     def _stop(self, parts: set[str], patience_s: float) -> None:
-        """Stop these parts, and end after so long those that have not. A second signal ends the wait."""
+        """Stop these parts, and end after so long those that have not."""
+        if not self._is_hurried:
+            self.ask_to_stop(parts)
+        self._wait_until_ended(parts, patience_s)
         for part in parts:
-            self.ask_to_stop(part)
+            self.end(part)
+
+    def _wait_until_ended(self, parts: set[str], patience_s: float) -> None:
+        """Wait until these parts have ended, for so long at most. A second signal ends this wait and those to come."""
         deadline = time.monotonic() + patience_s
-        while self._alive & parts:
+        while self._alive & parts and not self._is_hurried:
             try:
                 ended = self._events.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                break
+                return
             if ended is None:
-                break
-            if isinstance(ended, _PartEnded) and self._is_news(ended):
+                self._is_hurried = True
+            elif isinstance(ended, _PartEnded) and self._is_news(ended):
                 self._alive.discard(ended.part)
-        for part in parts:
-            self.end(part)
 
 
 def say(line: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from alignedserve.config.config import Config
@@ -49,8 +49,9 @@ class OnThisMachine(Keeper):
     def forget(self, part: str) -> None:
         self._machine.leave(part)
 
-    def ask_to_stop(self, part: str) -> None:
-        self._processes[part].terminate()
+    def ask_to_stop(self, parts: Collection[str]) -> None:
+        for part in parts:
+            self._processes[part].terminate()
 
     def end(self, part: str) -> None:
         self._processes[part].kill()

@@ -14,14 +14,16 @@ import sys
 import time
 import traceback
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from alignedserve.config.config import Config, parse
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
-from alignedserve.launch.keeper import Keeper
+from alignedserve.launch.ending import Ending
+from alignedserve.launch.keeper import Keeper, say
 from alignedserve.launch.plan import Machine
 from alignedserve.launch.start import start
 from alignedserve.machine.safe_path import ABOVE
@@ -33,7 +35,7 @@ from alignedserve.shell.part import PartSpec, Stoppable
 log = logging.getLogger("alignedserve.parts")
 
 STORE_BYTES = 80 << 20  # of Ray's object store, about its smallest size: nothing is put there
-ANSWER_S = 2.0  # for an actor to answer that it stops
+ANSWER_S = 2.0  # for actors to answer that they stop
 LOGS_S = 0.5  # for the last log lines of the parts to come through Ray, which looks for them every 0.1 s
 
 # Variables that Ray reads as it is imported and hands on to its processes.
@@ -102,10 +104,15 @@ def _here(spec: PartSpec) -> PartSpec:
 class OnRay(Keeper):
     """Keeps every part as an actor; a subclass says where."""
 
-    def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec]) -> None:
+    def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec], ending: Ending) -> None:
         super().__init__(config, specs)
-        self._ray = ray
+        self._ray, self._ending = ray, ending
         self._actors: dict[str, Any] = {}
+        ending.left = self._alive.copy
+
+    def hear_signals(self) -> None:
+        super().hear_signals()
+        self._ending.hear_signals()
 
     @abstractmethod
     def place(self, part: str) -> dict[str, Any]:
@@ -140,20 +147,35 @@ class OnRay(Keeper):
         else:
             self.ended(spec, type(error).__name__)
 
-    def ask_to_stop(self, part: str) -> None:
-        if part not in self._actors:
-            return  # it has no place yet
-        errors = self._ray.exceptions
+    def ask_to_stop(self, parts: Collection[str]) -> None:
+        asked = {
+            part: self._actors[part].stop.remote() for part in parts if part in self._actors
+        }  # others have no place
+        if asked:
+            self._ray.wait([*asked.values()], num_returns=len(asked), timeout=ANSWER_S)
+        for part, answer in asked.items():
+            if not self._stops(answer):
+                self.end(part)
+
+    def _stops(self, answer: Any) -> bool:
+        """Return whether the actor has answered that it stops."""
         try:
-            stops = self._ray.get(self._actors[part].stop.remote(), timeout=ANSWER_S)
-        except (errors.RayActorError, errors.GetTimeoutError):
-            stops = False
-        if not stops:
-            self.end(part)
+            return bool(self._ray.get(answer, timeout=0))
+        except self._ray.exceptions.RayError:
+            return False
+
+    def _stop_all(self) -> None:
+        self._ending.begin(is_wanted=self._asked_to_stop is not None)
+        super()._stop_all()
+        self._wait_until_ended(self._alive, ANSWER_S)
+        left = self._alive & self._actors.keys()
+        if left and not self._is_hurried:
+            say(f"{', '.join(sorted(left))} may still run where Ray does not reach them; it ends them when it does")
 
     def end(self, part: str) -> None:
         if part in self._actors:
-            self._ray.kill(self._actors[part])
+            with suppress(self._ray.exceptions.RayError):  # its end is not heard, and said when all ends
+                self._ray.kill(self._actors[part])
 
     def forget(self, part: str) -> None:
         """End the actor of a part that has ended: its process, and what is reserved for it, may still be there."""
@@ -165,7 +187,7 @@ class _OnOwnRay(OnRay):
     """Keeps the parts on a Ray that begins and ends with the deployment."""
 
     def __init__(self, ray: Any, config: Config, specs: Sequence[PartSpec], machine: Machine) -> None:
-        super().__init__(ray, config, specs)
+        super().__init__(ray, config, specs, Ending(config.server.drain_s))
         self._machine = machine
         self._group: Any = None
         self._bundles = {spec.name: number for number, spec in enumerate(specs)}
@@ -178,6 +200,7 @@ class _OnOwnRay(OnRay):
             self._group = self._ray.util.placement_group([{"CPU": 1} for _ in self._bundles], strategy="STRICT_PACK")
             return super().run()
         finally:
+            self._ending.begin()
             time.sleep(LOGS_S)
             self._ray.shutdown()
 

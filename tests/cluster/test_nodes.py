@@ -15,9 +15,20 @@ from alignedserve.launch.keeper import QUICK_DEATH_S
 from tests.cluster.conftest import Nodes, clustered, deployed_on
 from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, documents, mixed, tokens_of
-from tests.end_to_end.deployment import BACK_S, START_S, Deployment, shared_memory, spawn, wait_until
+from tests.end_to_end.deployment import (
+    BACK_S,
+    GONE_S,
+    START_S,
+    Deployment,
+    held,
+    part_of,
+    shared_memory,
+    spawn,
+    wait_until,
+)
 
 HEAD = {"CPU": 0}
+SOON_S = 45.0  # sooner than any call to Ray gives up
 SPLIT = {"CPU": 4, "kv_pool": 1, "prefill": 1, "decode": 1}
 
 
@@ -192,6 +203,23 @@ def test_what_a_killed_launcher_left_in_shared_memory_goes_at_the_next_start(apa
         try:
             assert not left.exists(), deployment.log()
             assert deployment.stop() == 0, deployment.log()
+        finally:
+            deployment.kill()
+            deployment.forget()
+
+
+def test_a_second_ctrl_c_ends_a_deployment_whose_cluster_hangs(apart: Nodes) -> None:
+    """Ray itself would wait for its head for ever; it ends the parts once the head goes on."""
+    (head,) = (pid for pid, command in apart.processes().items() if "/gcs_server " in command)
+    with shared_memory() as memory:
+        where = ("--ray-address", apart.address, "--profile-s", "0")
+        deployment = Deployment(*where, launcher="ray", memory=memory, environment=apart.environment)
+        try:
+            with held(head):
+                deployment.send(signal.SIGINT)
+                assert deployment.stop(signal.SIGTERM, within_s=SOON_S) == 0
+            assert "alignedserve: the end hangs in " in deployment.log()
+            wait_until(lambda: not any(map(part_of, apart.processes().values())), GONE_S, deployment.log)
         finally:
             deployment.kill()
             deployment.forget()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from alignedserve.config.config import Config
 from alignedserve.core import WORKERS
@@ -43,8 +43,9 @@ class ScriptedKeeper(Keeper):
     def die(self, spec: PartSpec, failure: str = "") -> None:
         self.ended(spec, "a fault", failure)
 
-    def ask_to_stop(self, part: str) -> None:
-        self.end(part)
+    def ask_to_stop(self, parts: Collection[str]) -> None:
+        for part in parts:
+            self.end(part)
 
     def end(self, part: str) -> None:
         self.ended(self._lives[part].spec, "a kill")

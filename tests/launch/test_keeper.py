@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -141,3 +141,22 @@ def test_a_worker_that_is_retired_during_its_pause_ends_there() -> None:
     assert kept.run() == ExitCode.STOPPED
     assert forgotten == ["decode-1"]
     assert kept.lives("decode-1") == [1, 2, 3]
+
+
+def test_a_second_signal_ends_every_wait() -> None:
+    class Stubborn(ScriptedKeeper):
+        """Parts that do not stop when asked, and a user who then interrupts once more."""
+
+        def ask_to_stop(self, parts: Collection[str]) -> None:
+            asked.append(sorted(parts))
+            stop()
+
+        def end(self, part: str) -> None:
+            killed.append(part)
+
+    asked: list[list[str]] = []
+    killed: list[str] = []
+    config = config_of("1+1", server__drain_s=3600)
+    assert Stubborn(config, lambda _, spec: stop() if spec.name == "jobs-0" else None).run() == ExitCode.STOPPED
+    assert asked == [["gateway-0", "jobs-0"]], "the others are not asked any more"
+    assert sorted(killed) == ["decode-0", "gateway-0", "jobs-0", "pool-0", "prefill-0", "router"]
