@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from alignedserve.core import units_for
 from alignedserve.cost.model import Kind
 from alignedserve.decode_worker.parts.joining import Joining
 from alignedserve.decode_worker.parts.keeping import PromptKeeping
@@ -15,6 +16,8 @@ from alignedserve.protocol.events import Event, MemberLost, Received
 from alignedserve.protocol.messages import AskBatch, Batch
 from alignedserve.scheduling.policy import Grouping
 from alignedserve.worker.parts.part import CorePart
+
+_LEAVING_SHARE = 8  # of the device's memory, an eighth at most is taken from residents until the pool's next answer
 
 
 class BatchAsks(CorePart):
@@ -109,13 +112,15 @@ def _offers(room: AskBatch) -> bool:
 
 class PageAsks:
     """Asks for the pages that a resident would be written to if it left, or ended, with its next token: as many as the
-    resident needs that would need most. And for those of prompts that are through."""
+    resident needs that would need most, and more where memory is short. And for those of prompts that are through."""
 
     def __init__(self, stores: Stores, writing: PageWriting, taking_in: TakingIn, prompts: PromptKeeping) -> None:
         self._page_size, self._policy = stores.limits.page_size, stores.policy
-        self._here, self._steps = stores.here, stores.steps
+        self._here, self._steps, self._memory = stores.here, stores.steps, stores.memory
         self._writing, self._taking_in, self._prompts = writing, taking_in, prompts
-        self._lacks = (0, 0)  # step, and the pages that one of the residents may need
+        self._lacks = (0, 0)  # step, and the pages that residents may need in it
+        self._short = stores.limits.num_pairs // _LEAVING_SHARE
+        self._for_several = units_for(self._short * stores.limits.block_size, self._page_size)
 
     def ask(self, now: float) -> list[Command]:
         pool, policy = self._writing.target, self._policy
@@ -123,12 +128,12 @@ class PageAsks:
         if pool is None or not writes:
             return []
         if self._lacks[0] != self._steps.number:  # looked at once a step
-            self._lacks = (self._steps.number, self._most_lacking)
+            self._lacks = (self._steps.number, self._lacking)
         wanted = max(self._lacks[1], self._taking_in.num_pages) + self._prompts.num_pages
         return self._writing.writer.ask_for_spare(pool, wanted)
 
     @property
-    def _most_lacking(self) -> int:
+    def _lacking(self) -> int:
         size = self._page_size
         last = size if self._policy.grows else 1  # a request that has to leave needs a page for a part of a page, too
         last += self._steps.has_next  # one more token is on its way
@@ -137,4 +142,10 @@ class PageAsks:
             (resident.prefix + last) // size - len(resident.known) for resident in residents if is_writable(resident)
         ]
         prompts = (prompt for prompt in self._here.prompts.values() if is_writable(prompt) and self._policy.evict)
-        return max([*lacking, *(prompt.num_tokens // size - len(prompt.known) for prompt in prompts)], default=0)
+        most = max([*lacking, *(prompt.num_tokens // size - len(prompt.known) for prompt in prompts)], default=0)
+        return max(most, min(sum(lacking), most + self._for_several)) if self._several_may_leave else most
+
+    @property
+    def _several_may_leave(self) -> bool:
+        """Return whether memory is so short that several residents may leave before the pool answers the next ask."""
+        return self._policy.grows and self._policy.evict and self._memory.num_free < self._short

@@ -248,6 +248,19 @@ class TestWhatLeaves:
         assert worker.ran == Counter(one=20, two=20)
         assert worker.count("one") == worker.count("two") == 20
 
+    def test_several_that_leave_at_once_come_back_as_they_were(self) -> None:
+        """Chats take the memory of several documents before the pool can answer another ask for pages."""
+        worker = pair(limits=replace(LIMITS, num_pairs=64, max_batch=24), pages=200)
+        documents = [be(unlike(request(f"document{at}", prompt=9, max_tokens=8), at)) for at in range(16)]
+        worker.asks(*documents)
+        while worker.core.free_share > 0.1:
+            worker.works()
+        chats = [unlike(request(f"chat{at}", prompt=24, max_tokens=2), 20 + at) for at in range(3)]
+        worker.asks(*chats)
+        worker.until_idle()
+        assert worker.core.counts.evictions > 2
+        assert worker.ran == Counter({asked.id: len(asked.prompt) for asked in (*documents, *chats)})
+
     def test_it_goes_on_from_full_pages_where_there_are_too_few_for_all(self) -> None:
         few = pair(limits=self.TIGHT, pages=4)
         few.asks(*self.LONG)
