@@ -275,6 +275,18 @@ def test_a_job_that_ended_is_forgotten_where_the_answer_to_its_end_was_lost() ->
     assert core.held == {"jobs": 0, "lines": 0}
 
 
+def test_a_line_that_ends_again_after_its_result_was_stored_changes_nothing() -> None:
+    core = RunnerCore(8, 2)
+    core.handle(LeaseTaken(), 0.0)
+    core.handle(OpenJobsRead((replace(job("a"), status=JobStatus.IN_PROGRESS),)), 0.0)
+    core.handle(JobIndexed("a", (1, 2)), 0.0)
+    ended = LineEnded("a", 1, LineOutcome.DONE, result(1))
+    assert core.handle(ended, 1.0) == [StoreResult("a", result(1))]
+    core.handle(ResultsStored("a", (1,)), 2.0)
+    assert core.handle(ended, 3.0) == []
+    assert core.held == {"jobs": 1, "lines": 1}
+
+
 def test_what_cannot_be_written_holds_up_the_lines_after_it() -> None:
     core = RunnerCore(8, 2)
     core.handle(LeaseTaken(), 0.0)

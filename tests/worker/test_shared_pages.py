@@ -180,6 +180,16 @@ class TestTogether:
         assert [chunk.request for chunk in plan.chunks] == ["same"]
 
 
+def test_only_pages_whose_step_has_ended_are_shared(worker: Worker) -> None:
+    """A prompt that is cancelled while its second step runs leaves the pages of its first."""
+    (first,) = plans_of(worker.hear(said(ROUTER, Prefill(FIRST))))
+    (second,) = plans_of(worker.end(first))
+    worker.hear(said("gateway-0", Cancel("first", 0)))
+    worker.hear(said(ROUTER, Prefill(SAME)))
+    (plan,) = plans_of(worker.end(second))
+    assert [(chunk.request, chunk.start) for chunk in plan.chunks] == [("same", 8)]
+
+
 def test_pages_of_the_pool_are_copied_behind_those_that_are_here(prefill: Worker) -> None:
     prefill.run(replace(FIRST, prompt=FIRST.prompt[:9]))
     prefill.hear(MemberJoined(POOL_MEMBER))
