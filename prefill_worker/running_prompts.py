@@ -67,6 +67,7 @@ class RunningPrompts(CorePart):
             if self._pages.has_to_fetch(running) and self._pool.member is not None:
                 commands.append(self._fetch(running, self._pool.member))
             else:
+                running.is_fetched = False
                 self._running[running.request.id] = running
         return commands
 
@@ -93,6 +94,8 @@ class RunningPrompts(CorePart):
     def _end_fetch(self, running: Running, intact: bool) -> list[Command]:
         """Let the prompt run. KV that is not intact is computed anew, and no other request gets it."""
         self._running[running.request.id] = running
+        running.is_fetched = False
+        self._memory.reconsider()  # another prompt may have waited for these pages
         if intact:
             tokens = max(running.prefix, self._tokens_in(running.known))  # the pool may have been lost
             self.num_reused_tokens += tokens - running.prefix

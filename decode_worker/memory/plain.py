@@ -120,8 +120,8 @@ class PlainMemory(DeviceMemory):
         )
 
     def next_pages(self, waiting: Waiting) -> NextPages:
-        """Return the pages that seated prompts compute next, for which prompts may wait."""
-        return NextPages(self.pages, self._here.prompts.values() if waiting else ())
+        """Return the pages that seated prompts compute or fetch next, for which prompts may wait."""
+        return NextPages(self.pages, self._here.unfinished if waiting else ())
 
     def _packed_seating(self, waiting: Waiting, now: float) -> Callable[..., PackedSeating]:
         return PackedSeating

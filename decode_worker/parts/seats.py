@@ -27,7 +27,6 @@ class Fetching(CorePart):
         self._here, self._queue, self._holds = stores.here, stores.queue, stores.holds
         self._faults, self._copy_numbers, self._pages = stores.faults, stores.copy_numbers, stores.pages
         self._from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when their pool was lost
-        self._starts: dict[int, int] = {}  # number of a copy -> tokens of which the device had KV already
         self._new: list[int] = []  # copies that are not ordered yet
         self.num_reused_tokens = 0  # that were not computed because the pool had their KV
         self.num_spoiled_pages = 0  # of the pool that were not intact
@@ -36,8 +35,6 @@ class Fetching(CorePart):
         match event:
             case CopiedIn(number, intact) if number in self._here.fetching:
                 return self._end(number, intact)
-            case CopiedIn(number):
-                self._starts.pop(number, None)  # its prompt has left
             case MemberLost(member) if member == self._pool.member:
                 self._from_lost_pool = frozenset(self._here.fetching)
         return []
@@ -46,10 +43,11 @@ class Fetching(CorePart):
         """Let a prompt run that has got its pairs, after what the pool knows of it has been fetched."""
         if self._pages.has_to_fetch(prompt) and self._may_fetch(prompt) and self._pool.member is not None:
             number = next(self._copy_numbers)
-            self._here.fetching[number], self._starts[number] = prompt, prompt.prefix
+            self._here.fetching[number] = prompt
             self._new.append(number)
             prompt.prefix = len(prompt.known) * self._limits.page_size  # a slot that it loses from now on is saved
         else:
+            prompt.is_fetched = False
             self._here.prompts[prompt.request.id] = prompt
 
     def _may_fetch(self, prompt: Running) -> bool:
@@ -65,18 +63,21 @@ class Fetching(CorePart):
     def _copy(self, number: int) -> Command:
         """Return the order to copy what the device lacks of a prompt."""
         assert self._pool.member is not None, "known pages are forgotten with their pool"
-        prompt, start, limits = self._here.fetching[number], self._starts[number], self._limits
+        prompt, limits = self._here.fetching[number], self._limits
+        start = prompt.fetched_from
         tokens, pages = prompt.tokens(0, prompt.prefix), prompt.known[start // limits.page_size :]
         pairs = prompt.pairs[: units_for(len(tokens), limits.block_size)]
         return CopyIn(number, self._pool.member.holder, pages, pairs, tokens, start, from_right=prompt.from_right)
 
     def _end(self, number: int, intact: bool) -> list[Command]:
         """Let the prompt run. KV that is not intact is computed anew, and no other request gets it."""
-        prompt, start = self._here.fetching.pop(number), self._starts.pop(number)
+        prompt = self._here.fetching.pop(number)
+        prompt.is_fetched = False
+        self._memory.reconsider()  # another prompt may have waited for these pages
         if intact:
             self._here.prompts[prompt.request.id] = prompt
             prompt.came_with_kv = True
-            self.num_reused_tokens += prompt.prefix - start
+            self.num_reused_tokens += prompt.prefix - prompt.fetched_from
             self._pages.count_cached(prompt)
             self._pages.publish(prompt)
             return []

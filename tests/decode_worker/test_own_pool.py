@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from alignedserve.core import Request, ServiceClass, StepResult, WorkerLimits
 from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import FREE_COPIES, CopyCost, Shape
@@ -14,7 +16,7 @@ from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, MemberJoined, Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Cancel, LeasePages, Output, Prefill, Prefix, Spoiled, Tokens
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Chunking, Order, Packing, Policy, PromptChoice, Room
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, member, request
 
@@ -28,6 +30,7 @@ SHAPES = [
 ]
 LIMITS = WorkerLimits(num_pairs=24, block_size=4, page_size=8, max_step_tokens=32, max_batch=4)
 FIRST = request("first", prompt=20, max_tokens=13)
+PLAIN = Policy(Order.FCFS, Chunking.FIXED, PromptChoice.IN_ORDER, Room.GROWING, packing=Packing.FCFS)
 TURN = replace(request("turn", max_tokens=2), prompt=(*FIRST.prompt, *[7] * 13, 50, 51))  # goes on where it ended
 
 
@@ -149,6 +152,19 @@ class TestWhatThePoolHas:
         assert (worker.ran["first"], worker.ran["turn"]) == (20, len(TURN.prompt) - 32)
         assert (worker.cached("first"), worker.cached("turn")) == (0, 32)
         assert worker.core.counts.reused_tokens == 32
+
+    @pytest.mark.parametrize("policy", [DEFAULT_POLICY, PLAIN])
+    def test_what_two_prompts_find_is_copied_once(self, policy: Policy) -> None:
+        worker = pair(policy)
+        worker.asks(FIRST)
+        worker.until_idle()
+        have_written_over(worker)
+        worker.asks(unlike(request("other", prompt=5, max_tokens=1), 5))
+        worker.asks(TURN, replace(TURN, id="alike"))  # while a step runs
+        worker.until_idle()
+        assert worker.core.counts.reused_tokens == 32
+        assert worker.cached("turn") == worker.cached("alike") == 32
+        assert worker.count("turn") == worker.count("alike") == 2
 
     def test_a_prompt_is_found_while_its_request_decodes(self) -> None:
         worker = pair()

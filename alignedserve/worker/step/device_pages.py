@@ -51,6 +51,7 @@ class DevicePages:
         waiting.looked_up, waiting.is_fetched = version, self._fetches(waiting)
         if waiting.is_fetched:
             waiting.prefix -= waiting.prefix % self._page_size
+            waiting.fetched_from = waiting.prefix
 
     def _fetches(self, waiting: Running) -> bool:
         """Return whether to copy what the pool knows of a request beyond what is here: a copy takes whole pages."""
@@ -76,7 +77,11 @@ class DevicePages:
             return None
         if not running.pairs:
             self.look(running)
-        at, names = running.prefix // self._size, running.block_names
+        return self.page_at(running, running.prefix)
+
+    def page_at(self, running: Running, token: int) -> int | None:
+        """Return the name of the page of this token of a request; None where that is its last page, or not full."""
+        at, names = token // self._size, running.block_names
         return names[at] if at < len(names) else None
 
     def has_to_fetch(self, waiting: Running) -> bool:
@@ -127,14 +132,16 @@ def findable_tokens(running: Running) -> int:
 
 
 class NextPages:
-    """The pages that seated prompts are about to compute: a prompt that lacks such a page next waits for it.
+    """The pages that seated prompts are about to compute, or fetch: a prompt that lacks such a page next waits for it.
 
-    So what several requests begin with is computed once. None waits for a request that is served after it.
+    So what several requests begin with is computed once, or copied once. None waits for a computation of a request that
+    is served after it; a copy is there before the next step.
     """
 
     def __init__(self, pages: DevicePages, prompts: Iterable[Running]) -> None:
         self._pages = pages
         self._prompts: dict[int, Running] = {}  # by the name of the page
+        self._fetched: set[int] = set()  # names of the first pages that seated prompts fetch
         for prompt in prompts:
             self.add(prompt)
 
@@ -142,13 +149,17 @@ class NextPages:
         """Note a prompt that has a seat."""
         if (name := self._pages.next_page(prompt)) is not None:
             self._prompts.setdefault(name, prompt)
+        if prompt.is_fetched and (name := self._pages.page_at(prompt, prompt.fetched_from)) is not None:
+            self._fetched.add(name)
 
     def holds_up(self, waiting: Running) -> bool:
         """Return whether a waiting prompt is to share the page that it lacks as soon as that is computed."""
-        if not self._prompts or self._pages.has_to_fetch(waiting):
+        if not (self._prompts or self._fetched):
             return False
         name = self._pages.next_page(waiting)
-        prompt = None if name is None else self._prompts.get(name)
+        if name is None or name in self._fetched:
+            return name is not None
+        prompt = None if self._pages.has_to_fetch(waiting) else self._prompts.get(name)
         return prompt is not None and _order(prompt) <= _order(waiting)
 
 

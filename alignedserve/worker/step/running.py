@@ -81,7 +81,8 @@ class Running:
     pairs: tuple[int, ...] = ()
     prefix: int = 0
     known: tuple[int, ...] = ()  # pages of the pool that hold its first tokens, kept there for it
-    is_fetched: bool = False  # whether they are copied here when it is seated, while it waits; else it computes them
+    is_fetched: bool = False  # whether they are copied here, as soon as it is seated; else it computes them
+    fetched_from: int = 0  # then: tokens that were here before
     names: tuple[int, ...] = ()  # hashes of the tokens of its first full pages, as far as they were needed
     block_names: tuple[int, ...] = ()  # the same of its first full block pairs
     looked_up: int = -1  # at which version of the device's pages these two were found, while it waits
