@@ -531,6 +531,10 @@ class RouterCore:
         """
         if to.role is not Role.PREFILL and opened.state is not State.POOL:
             self._placement.kept(opened.request, to.node, self._pools)
+        if to.role is Role.DECODE:
+            self._admission.joined(opened.request.id)
+        elif fact is Fact.RETURNED:
+            self._admission.waits(opened.request)
         self._move(opened, to, fact, now)
         return self._give_up(opened) if to.role is Role.POOL and to.node in self._left else []
 

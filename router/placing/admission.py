@@ -11,10 +11,11 @@ Lines of batch jobs are in no queue: they wait in their store, and the job runne
 (jobs/window.py). A refused client should come again when there will be room for its request, as predicted, after the
 clients that were refused before it.
 
-Real-time requests together need the memory that suffices in nine of ten moments (holdings.py). While the decode workers
-have less, the next request waits until enough memory has come free, at the recent rate; in a burst it does not wait
-for a little that lacks. Best-effort requests do not count: they give their memory to real-time ones. Later attempts are
-never refused: their clients were admitted before.
+While there is room for its prompt now, behind those that wait for memory already, a request waits for none, however
+much is predicted to be wanted later. From then on predictions count: real-time requests together need the memory that
+suffices in nine of ten moments (holdings.py), and where the decode workers have less, the next one waits until enough
+has come free, at the recent rate. Best-effort requests do not count: they give their memory to real-time ones. Later
+attempts are never refused: their clients were admitted before.
 """
 
 from __future__ import annotations
@@ -80,7 +81,6 @@ _OVERLOAD_S = 30.0  # overload ends when nobody was refused for so long
 _STANDING_S = 2.0  # a queue stands that was not calm for so long ...
 _STANDING_PROMPTS = 5  # ... and for the time of so many prompts like the one that comes
 _STANDING_MEMORY_S = 5.0  # the same where requests wait for memory: it comes free no sooner than requests end
-_BURST_MEMORY = 0.2  # of the memory: so much more may a burst want, since its requests have yet to grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +119,8 @@ class WorkAhead:
     memory: int = 0  # tokens that all decode workers hold; 0: not known
     num_workers: int = 1  # workers that share the prompts
     lacks: int | None = None  # tokens of memory for it, on the worker that would run it; None: it goes on to any
+    free: float | None = None  # tokens of memory that are free there, or on the worker with most; None: not known
+    num_decoding: int = 1  # workers that share the memory
 
 
 def is_infeasible(request: Request, ahead: WorkAhead) -> bool:
@@ -168,6 +170,8 @@ class Admission:
         self._queued: dict[str, Request] = {}  # open requests that have not begun
         self._num_queued: Counter[ServiceClass] = Counter()
         self._tokens_queued: Counter[ServiceClass] = Counter()
+        self._seatless: dict[str, int] = {}  # real-time requests that wait for memory -> tokens that they have so far
+        self._seatless_tokens = 0
         self._freed = Freed()  # memory of real-time requests
         self._calm_at: float | None = None  # when a real-time request last found next to no work before it
         self._overloaded_until = 0.0
@@ -197,6 +201,7 @@ class Admission:
             self._queued[request.id] = request
             self._num_queued[request.service] += 1
             self._tokens_queued[request.service] += len(request.prompt)
+            self.waits(request)
 
     def began(self, request: str) -> None:
         """Take the request out of its queue: its prompt runs, or has run."""
@@ -204,6 +209,16 @@ class Admission:
         if queued is not None:
             self._num_queued[queued.service] -= 1
             self._tokens_queued[queued.service] -= len(queued.prompt)
+
+    def waits(self, request: Request) -> None:
+        """Note that the request has no memory on a decode worker, and wants some."""
+        if request.service is ServiceClass.RT and request.id not in self._seatless:
+            self._seatless[request.id] = len(request.tokens)
+            self._seatless_tokens += len(request.tokens)
+
+    def joined(self, request: str) -> None:
+        """Note that the request has memory on a decode worker."""
+        self._seatless_tokens -= self._seatless.pop(request, 0)
 
     def ended(self, request: Request, now: float) -> None:
         """Note that the request has its whole output, so that its memory is free. The router closes it next."""
@@ -214,6 +229,7 @@ class Admission:
     def closed(self, request: Request) -> None:
         """Forget the request, however it ended."""
         self.began(request.id)
+        self.joined(request.id)
         self._holdings.remove(request.id)
 
     def ends_per_s(self, now: float) -> float:
@@ -287,8 +303,6 @@ class Admission:
         is_standing = now - self._calm_at > max(standing_s, _STANDING_PROMPTS * alone_s)
         is_overloaded = is_standing or now < self._overloaded_until
         most_s = _SURE * left_s if is_overloaded else self._policy.refuse_ttfts * usual_s
-        if not is_overloaded and self._lacks(request, ahead) <= _BURST_MEMORY * ahead.memory / _memory_sharers(ahead):
-            wait_s = ahead.prompts_s
         if wait_s <= most_s:
             return None
         self._overloaded_until = now + _OVERLOAD_S
@@ -299,15 +313,18 @@ class Admission:
 
     def _memory_s(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> float:
         """Predict the seconds until there is memory for the request."""
-        sharers = _memory_sharers(ahead)
+        if self._has_room(request, ahead):
+            return 0.0
+        sharers = 1 if ahead.lacks is None else ahead.num_decoding  # a request may wait for its own worker's memory
         lacks, rate = self._lacks(request, ahead) + before.memory / sharers, self._freed.rate(now) / sharers
         return lacks / rate if ahead.memory and lacks > 0 and rate > 0 else 0.0
+
+    def _has_room(self, request: Request, ahead: WorkAhead) -> bool:
+        """Return whether memory for the prompt is free now, behind requests that wait for memory."""
+        if ahead.free is None:
+            return False
+        return ahead.free >= len(request.prompt) + self._seatless_tokens / ahead.num_decoding
 
     def _lacks(self, request: Request, ahead: WorkAhead) -> int:
         """Return the tokens of memory that real-time requests and this one would lack; negative where some is left."""
         return self._holdings.rt_with_one_more(request) - ahead.memory if ahead.lacks is None else ahead.lacks
-
-
-def _memory_sharers(ahead: WorkAhead) -> int:
-    """Return the number of workers among which memory is divided, where a request waits for its own worker's."""
-    return 1 if ahead.lacks is None else ahead.num_workers

@@ -195,7 +195,17 @@ class Placement:
         prompt_s, loaded_s = self._prompt_s(worker, request, known), self._loaded_s(worker, request, known)
         wait_s = self._wait_s(worker, request.service, now) + max(0.0, loaded_s - prompt_s)  # others slow it down too
         lacks = self._lacks(worker, request) if self._roles[worker] is Role.DECODE else None
-        return WorkAhead(wait_s, prompt_s, self._token_s(worker), memory, num_workers, lacks)
+        free, num_decoding = self._free_tokens(worker), max(1, self._num_workers[Role.DECODE])
+        return WorkAhead(wait_s, prompt_s, self._token_s(worker), memory, num_workers, lacks, free, num_decoding)
+
+    def _free_tokens(self, worker: str) -> float | None:
+        """Return how many tokens of memory are free on a decode worker, or where a prompt goes on to from a prefill
+        worker: on the decode worker that has most; None where that is not known."""
+        if self._roles[worker] is Role.DECODE:
+            pairs: float | None = self._rooms_of(worker).free_pairs(worker)
+        else:
+            pairs = max((rooms.most_free for rooms in self._rooms.values()), default=None)
+        return None if pairs is None else pairs * self._block_size
 
     def _lacks(self, worker: str, request: Request) -> int | None:
         """Return the tokens of memory that the worker would lack for its real-time requests and this one."""

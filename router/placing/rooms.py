@@ -51,6 +51,10 @@ class Rooms:
         """Return whether there is any worker."""
         return bool(self._rooms)
 
+    def free_pairs(self, worker: str) -> int | None:
+        """Return the pairs that the worker has free; None where it has not told yet."""
+        return room.free_pairs if (room := self._rooms.get(worker)) is not None else None
+
     @property
     def most_free(self) -> float:
         """Return the free pairs of the worker that has most; minus infinity where there is no worker."""

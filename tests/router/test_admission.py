@@ -201,22 +201,31 @@ class TestMemory:
         assert stands(self.crowded(), 4.0).refusal(rt("c", prompt=100), WorkAhead(memory=400), NOW) is None
 
     @pytest.mark.parametrize("workers", [1, 2])
-    @pytest.mark.parametrize("is_beside_its_decodes", [False, True])
-    def test_a_burst_may_want_a_fifth_more_than_there_is(self, workers: int, is_beside_its_decodes: bool) -> None:
-        """However slowly it comes free: requests of a burst have yet to grow."""
+    def test_a_request_that_has_room_now_waits_for_none_whatever_is_predicted(self, workers: int) -> None:
+        """Two prompts of 100 tokens wait for memory before it."""
 
-        def is_refused(wanted: int) -> bool:
-            lacks = (wanted - 500) // workers if is_beside_its_decodes else None
-            ahead = WorkAhead(memory=500, num_workers=workers, lacks=lacks)
-            chat = rt("c", prompt=wanted - 500, ttft_s=0.01)
-            return self.crowded().refusal(chat, ahead, NOW) is not None
+        def waits(free: int) -> bool:
+            ahead = WorkAhead(memory=300, free=free, num_decoding=workers)
+            return self.crowded().first_token_s(rt("c", prompt=50), ahead, NOW) > 0.0
 
-        assert not is_refused(600)
-        assert is_refused(602)
+        assert not waits(50 + 200 // workers)
+        assert waits(49 + 200 // workers)
+
+    def test_what_waits_for_memory_is_what_has_none(self) -> None:
+        found, ahead = self.crowded(), WorkAhead(memory=300, free=150)
+        found.joined("a")
+        assert found.first_token_s(rt("c", prompt=50), ahead, NOW) == 0.0
+        found.waits(rt("a"))
+        assert found.first_token_s(rt("c", prompt=50), ahead, NOW) > 0.0, "it had to leave its worker"
+        found.closed(rt("b"))
+        assert found.first_token_s(rt("c", prompt=50), ahead, NOW) == 0.0
+
+    def test_where_room_is_not_known_predictions_count(self) -> None:
+        assert self.crowded().first_token_s(rt("c"), WorkAhead(memory=300, free=None), NOW) > 0.0
 
     def test_memory_of_the_worker_that_runs_it_is_what_counts_there(self) -> None:
         """Each of two workers frees half of what comes free."""
-        lacks = WorkAhead(memory=1_000_000, num_workers=2, lacks=300)
+        lacks = WorkAhead(memory=1_000_000, num_decoding=2, lacks=300)
         assert self.crowded().first_token_s(rt("c"), lacks, NOW) == pytest.approx(300 / 100, rel=0.15)
         assert self.crowded().first_token_s(rt("c"), replace(lacks, lacks=0), NOW) == 0.0
         assert self.crowded().first_token_s(rt("c"), replace(lacks, memory=10, lacks=0), NOW) == 0.0
