@@ -84,6 +84,16 @@ class PlainMemory(DeviceMemory):
         running.add_pairs(pairs)
         return True
 
+    def seat_from_pool(self, joining: Running, tokens: int, waiting: Waiting, now: float) -> bool:
+        """Give a request memory whose KV the pool has, beside what it shares with others; return whether there was."""
+        lacking = units_for(tokens, self.limits.block_size) - self.pages.num_read_of_kv(joining)
+        if self.pages.page_size:
+            if lacking > self.num_free:
+                self.is_stuck = True
+                return False
+            self.pages.share_kv(joining)
+        return self.seat(joining, tokens, waiting, now)
+
     def seat_prompt(self, prompt: Running, waiting: Waiting, now: float) -> bool:
         """Give a prompt memory for all its tokens, beside what it shares with others; return whether there was."""
         tokens = self.room_for(prompt)

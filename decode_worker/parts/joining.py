@@ -77,7 +77,8 @@ class Joining(CorePart):
             room = self._memory.room_for(running)
             if self.cannot_wait(first, now):
                 commands += self._preempting.yield_to(room, now)
-            if not self._seats.has_seat(running) or not self._memory.seat(running, room, self._queue.waiting, now):
+            seat = self._memory.seat if first.source is not None else self._memory.seat_from_pool
+            if not self._seats.has_seat(running) or not seat(running, room, self._queue.waiting, now):
                 break
             self._candidates.take(first)
             running.came_with_kv = True
@@ -86,7 +87,7 @@ class Joining(CorePart):
                 self._pace.coming.joined(running.request.slo.tbt_s, now)
             commands += self._roster.drop(first.key[0], first.key[1] - 1)
             if first.source is None:
-                commands += self.copy_in(running, first.entry.pages)
+                commands += self.copy_in(running, first.entry.pages, running.fetched_from)
             else:
                 commands += self._pull(first, running, first.source)
         return commands
@@ -112,13 +113,14 @@ class Joining(CorePart):
             self._notes.note("joined", candidate.key)  # from now on it is lost with this worker
         return [transfer.command, transfer.pull]
 
-    def copy_in(self, running: Running, pages: tuple[int, ...]) -> list[Command]:
-        """Copy the request's pages of the pool to its pairs."""
+    def copy_in(self, running: Running, pages: tuple[int, ...], start: int = 0) -> list[Command]:
+        """Copy the request's pages of the pool to its pairs, from the page that begins with token `start` on."""
         assert self._pool.member is not None, "entries are lost with their pool"
         number = next(self._copy_numbers)
         self._here.joining[number] = running
         tokens, right = running.tokens(0, running.prefix), running.from_right
-        copy = CopyIn(number, self._pool.member.holder, pages, running.pairs, tokens, from_right=right)
+        holder, lacking = self._pool.member.holder, pages[start // self._limits.page_size :]
+        copy = CopyIn(number, holder, lacking, running.pairs, tokens, start, from_right=right)
         return [*self._memory.copies(), copy]
 
     def _end_copy(self, number: int, intact: bool) -> list[Command]:

@@ -15,10 +15,10 @@ from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, MemberJoined, Received, StepDone
-from alignedserve.protocol.messages import ROUTER, Cancel, LeasePages, Output, Prefill, Prefix, Spoiled, Tokens
+from alignedserve.protocol.messages import ROUTER, Batch, Cancel, LeasePages, Output, Prefill, Prefix, Spoiled, Tokens
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Chunking, Order, Packing, Policy, PromptChoice, Room
 from alignedserve.worker.setup import WorkerSetup
-from tests.samples import POOL_MEMBER, member, request
+from tests.samples import POOL_MEMBER, STOP, entry, member, request, said
 
 SHAPES = [
     Shape.build([(tokens, prefix)] * chunks, prefixes=[8] * decodes)
@@ -214,6 +214,20 @@ class TestWhatThePoolHas:
         worker.until_idle()
         assert worker.core.held | {"outputs": 0} == dict.fromkeys(worker.core.held, 0)
         assert worker.pool.held["entries"] == 0
+
+
+def test_a_candidate_copies_only_what_the_device_lacks() -> None:
+    core = DecodeCore(WorkerSetup(LIMITS, root=b"model"))
+    core.handle(MemberJoined(POOL_MEMBER), 0.0)
+    copies = list[CopyIn]()
+    for name, pages in (("one", (1, 2, 3)), ("two", (4, 5, 6))):
+        joins = core.handle(said("pool-0", Batch((entry(replace(FIRST, id=name), pages),))), 0.0)
+        (copy,) = [command for command in joins if isinstance(command, CopyIn)]
+        copies.append(copy)
+        (plan,) = [step.plan for step in core.handle(CopiedIn(copy.number, True), 0.0) if isinstance(step, RunStep)]
+        core.handle(StepDone(StepResult(plan.number, tuple((part.request, STOP) for part in plan.parts))), 0.0)
+    assert [(copy.pages, copy.start) for copy in copies] == [((1, 2, 3), 0), ((6,), 16)]
+    assert copies[0].pairs[:4] == copies[1].pairs[:4]
 
 
 class TestWhatIsQuicker:

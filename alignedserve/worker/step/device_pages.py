@@ -99,6 +99,24 @@ class DevicePages:
             running.came_with_kv = True
             self.num_shared_tokens += running.prefix
 
+    def num_read_of_kv(self, joining: Running) -> int:
+        """Return how many pairs that hold KV of a request, all of which the pool has, others read."""
+        return 0 if self._blocks is None else self._blocks.num_read(self._found_of_kv(joining))
+
+    def share_kv(self, joining: Running) -> None:
+        """Give a request what is here of its KV, which the pool has; `fetched_from` says where the rest begins."""
+        joining.fetched_from = 0
+        if self._blocks is not None:
+            found = self._found_of_kv(joining)
+            joining.pairs, joining.fetched_from = self._blocks.share(found), len(found) * self._size
+
+    def _found_of_kv(self, joining: Running) -> tuple[int, ...]:
+        """Return the names of the pages that are here of its KV, before a page of the pool that is to be copied."""
+        assert self._blocks is not None, "nothing is shared"
+        names = self._name(joining, joining.prefix - 1)
+        tokens = self._blocks.find(names) * self._size
+        return names[: (tokens - tokens % self._page_size) // self._size]
+
     def count_cached(self, running: Running) -> None:
         """Note that what a request has now was not computed for it, unless it has run before."""
         if not running.has_run:
