@@ -20,7 +20,8 @@ The other parts start deployments of their own, and compare ours with ours:
               that drop the KV of requests that leave and reuse none, as all colocated workers of commit dda63cc do. A
               simulation also counts the tokens that were computed again
     scan      four prefixes that come again and again among prompts that come once: share of the prefixes that is found
-              where between two uses of a prefix nothing else comes, half of what the pool holds, and twice as much
+              from their third use on, where between two uses of a prefix nothing else comes, half of what the pool
+              holds, and twice as much
 
 A round of a part takes about a minute on two quiet cores, of `memory` three; more rounds make its runs longer. Ours
 refuses no request but in `memory`: a server for `--url` needs `--schedule-refuse-ttfts 0`. The peer is vLLM's server,
@@ -62,7 +63,8 @@ UNKNOWN, UNKNOWN_OUT = range(256, 512, 16), 32  # lengths of prompts that begin 
 LONG = Load(rate=2.0, seconds=30.0, documents=64, document=(64, 128), summary=(400, 600))
 TOKEN_BYTES = 36_864  # of KV, in the 160 M Llama
 SHORT_TOKENS = 8_000  # of memory: in the mean of its half minute the load needs about 16,000
-HOT, HOT_SIZE, ONCE_SIZE, USES = 4, 256, 448, 6  # prefixes, tokens, tokens, uses of each prefix that count
+HOT, HOT_SIZE, ONCE_SIZE = 4, 256, 448  # prefixes, their tokens, and those of prompts that come once
+FIRST_USES, USES = 2, 6  # of each prefix: those before it is known to be hot, and those that count
 LEAST_FOUND = 90.0  # percent, where nothing but the prefixes comes: they fit
 SCANS = {"half of": 1, "twice": 4}  # what the pool holds -> prompts that come once after each use of a prefix
 
@@ -281,24 +283,25 @@ def report_memory(runs: Compared[Run]) -> None:
 
 
 def scan(deployments: Deployments) -> None:
-    with deployments.serving(*REFUSES_NONE, *SMALL) as url:
-        servers = Servers(url, None, deployments.rounds)
-        without = mean(servers.play(partial(found_of_hot, num_once=0)).ours)
-        report("hot prefixes found without a scan", without, "%", goal=LEAST_FOUND, at_least=True)
-        goal = 0.9 * max(without, LEAST_FOUND)
-        for size, num_once in SCANS.items():
-            found = mean(servers.play(partial(found_of_hot, num_once=num_once)).ours)
-            name = f"hot prefixes found beside a scan of {size} the pool"
-            report(name, found, "%", baseline=without, goal=goal, at_least=True)
+    def found_beside(num_once: int) -> float:
+        with deployments.serving(*REFUSES_NONE, *SMALL) as url:
+            return mean(Servers(url, None, deployments.rounds).play(partial(found_of_hot, num_once=num_once)).ours)
+
+    without = found_beside(0)
+    report("hot prefixes found without a scan", without, "%", goal=LEAST_FOUND, at_least=True)
+    goal = 0.9 * max(without, LEAST_FOUND)
+    for size, num_once in SCANS.items():
+        name = f"hot prefixes found beside a scan of {size} the pool"
+        report(name, found_beside(num_once), "%", baseline=without, goal=goal, at_least=True)
 
 
 async def found_of_hot(url: str, num_once: int) -> float:
     """Use each hot prefix in turn, and after each use ask prompts that come once; return how much was found."""
     hot, found = [new_tokens(HOT_SIZE) for _ in range(HOT)], 0
-    for use in range(1 + USES):
+    for use in range(FIRST_USES + USES):
         for prefix in hot:
             answer = await ask_whole(url, prefix + new_tokens(QUESTION), 4)
-            found += min(answer.num_cached, HOT_SIZE) if use else 0
+            found += min(answer.num_cached, HOT_SIZE) if use >= FIRST_USES else 0
             await ask_at_once(url, [new_tokens(ONCE_SIZE) for _ in range(num_once)], 4)
     return 100 * found / (USES * HOT * HOT_SIZE)
 

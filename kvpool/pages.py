@@ -9,8 +9,8 @@
         ◀─────────────────────────────────────────────┴──────── evicted by a lease ◀─┘
 
 A lease has no time limit: it ends when its holder gives it back, hands it on, or is gone. Full pages never change, so
-several entries may share one, as long as all of them only read it. Idle pages are segmented: a page that was used again
-stays longer than a page that was not (segmented LRU).
+several entries may share one, as long as all of them only read it. Idle pages are segmented: a page that was used
+again, or that came again after it was evicted, stays longer than others (segmented LRU).
 
 Compression writes a page anew into another page. Meanwhile entries keep the old page, and it is not free even if no
 entry has it any more. Then the new page takes its place, its name included, or goes back.
@@ -31,7 +31,7 @@ from alignedserve.errors import LeaseError
 from alignedserve.kvpool.arena.extents import Extents, FreePages, PageKind
 from alignedserve.kvpool.holders import Holders
 from alignedserve.kvpool.reserve import BestEffort
-from alignedserve.scheduling.segmented_lru import PROTECTED_SHARE, SegmentedLru
+from alignedserve.scheduling.segmented_lru import PROTECTED_SHARE, EvictedNames, SegmentedLru
 
 
 class Pages:
@@ -48,6 +48,7 @@ class Pages:
         self._named: dict[int, int] = {}  # name (hash of its tokens and all before) -> page
         self._names: dict[int, int] = {}  # page -> its name
         self._idle = {kind: SegmentedLru(int(extents.num_pages(kind) * PROTECTED_SHARE)) for kind in extents.kinds}
+        self._evicted = EvictedNames(extents.num_pages(extents.first_kind))
         self._compressing: dict[int, int] = {}  # page -> the page that will take its place
         self._incompressible: set[int] = set()
 
@@ -155,10 +156,12 @@ class Pages:
             if known is not None:
                 self._free.give(page)
                 page = known
-                if self._lru(page).discard(page):
+                if self._lru(page).again(page):
                     self._free.wake(page)
             elif name is not None:
                 self._named[name], self._names[page] = page, name
+                if self._evicted.has_back(name):
+                    self._lru(page).again(page)
             held.append(page)
             self._gain(page, entry, service)
 
@@ -387,7 +390,9 @@ class Pages:
 
     def _evict(self, idle: Iterable[int]) -> None:
         for page in idle:
-            del self._named[self._names.pop(page)]
+            name = self._names.pop(page)
+            del self._named[name]
+            self._evicted.note(name)
             self._free.wake(page)
             self._free_up(page)
 

@@ -1,4 +1,4 @@
-"""The order in which idle pages are evicted (segmented LRU)."""
+"""The order in which idle pages are evicted (segmented LRU), and the names of pages that were."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 PROTECTED_SHARE = 0.8  # most of all pages that are protected from eviction
+_REMEMBERED = 4  # names of evicted pages, times the pages that there are
 
 
 class SegmentedLru:
@@ -77,3 +78,26 @@ class SegmentedLru:
         _, page = self.first()
         self.discard(page)
         return page
+
+
+class EvictedNames:
+    """The names of pages that were evicted lately.
+
+    A page that comes again has been used again, however many pages that are used once have come between: without these
+    names a scan would keep all that comes as seldom out of the protected pages (2Q, Johnson and Shasha 1994).
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        self._most = _REMEMBERED * num_pages
+        self._names: OrderedDict[int, None] = OrderedDict()
+
+    def note(self, name: int) -> None:
+        self._names[name] = None
+        if len(self._names) > self._most:
+            self._names.popitem(last=False)
+
+    def has_back(self, name: int) -> bool:
+        """Note that the page is here again, and return whether it was evicted lately."""
+        was_here = name in self._names
+        self._names.pop(name, None)
+        return was_here

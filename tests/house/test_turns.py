@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import turns
 from benchmarks.common.serving import Answer
-from benchmarks.turns import HOT, HOT_SIZE, ONCE_SIZE, POOL_MB, SCANS, TOKEN_BYTES, USES, Servers
+from benchmarks.turns import FIRST_USES, HOT, HOT_SIZE, ONCE_SIZE, POOL_MB, SCANS, TOKEN_BYTES, USES, Servers
 
 POOL_TOKENS = (POOL_MB << 20) / TOKEN_BYTES
 
@@ -62,7 +62,7 @@ def test_a_scan_is_as_large_as_it_says(server: NotingServer, size: str, share: f
     begins = [tuple(prompt[:HOT_SIZE]) for prompt in server.prompts]
     first = begins[0]
     uses = [number for number, begin in enumerate(begins) if begin == first]
-    assert len(uses) == 1 + USES
+    assert len(uses) == FIRST_USES + USES
     for earlier, later in pairwise(uses):
         once = [len(prompt) for prompt in server.prompts[earlier:later] if len(prompt) == ONCE_SIZE]
         assert later - earlier == HOT + len(once)

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from alignedserve.errors import LeaseError
 from alignedserve.kvpool.pages import Pages
 from alignedserve.protocol.page_names import chained_hashes
-from alignedserve.scheduling.segmented_lru import SegmentedLru
+from alignedserve.scheduling.segmented_lru import EvictedNames, SegmentedLru
 
 NUM_PAGES, PAGE = 10, 2
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)  # two words: many prompts begin alike
@@ -159,6 +159,44 @@ def test_a_page_that_was_held_again_stays_longer() -> None:
     for name in (7, 8, 9):
         pages.free_entry(f"c{name}")
     assert pages.lease("worker", 4) == (*stored_pages, *again)
+
+
+def test_a_page_that_comes_again_after_it_was_evicted_stays_longer() -> None:
+    """However many pages come once between its uses: the second use shows that it is worth keeping."""
+    pages = Pages(4)
+
+    def use(name: int) -> bool:
+        is_known = bool(pages.hold(f"{name}", (name,)))
+        if not is_known:
+            stored(pages, f"{name}", name)
+        pages.free_entry(f"{name}")
+        return is_known
+
+    uses = [[use(1), *(use(number) for number in range(10 * turn, 10 * turn + 6))][0] for turn in range(1, 7)]
+    assert uses == [False, False, True, True, True, True]
+
+
+def test_a_page_that_is_computed_again_though_it_is_there_has_been_used_again() -> None:
+    pages = Pages(4)
+    (again,) = stored(pages, "a", 1)
+    pages.free_entry("a")
+    stored(pages, "b", 1)
+    pages.free_entry("b")
+    assert pages.pages_of("b") == ()
+    for name in (7, 8, 9):
+        stored(pages, f"c{name}", name)
+    for name in (7, 8, 9):
+        pages.free_entry(f"c{name}")
+    lease = pages.lease("worker", 4)
+    assert lease is not None
+    assert lease[-1] == again
+
+
+def test_names_of_evicted_pages_are_forgotten_in_their_turn() -> None:
+    evicted = EvictedNames(1)
+    for name in range(5):
+        evicted.note(name)
+    assert [evicted.has_back(name) for name in (0, 1, 1)] == [False, True, False]
 
 
 def test_the_protected_are_bounded() -> None:

@@ -174,6 +174,17 @@ def test_a_scan_of_prompts_that_come_once_keeps_what_was_used_again() -> None:
         assert blocks.find(hot) == 4
 
 
+def test_what_comes_again_after_it_was_evicted_is_kept_in_a_scan() -> None:
+    blocks, hot = NamedBlocks(40, PAIRS_OF_PAGE), names_of(1, 2, 3, 4)
+    found = []
+    for turn in range(4):
+        found.append(blocks.find(hot))
+        blocks.give(filled(blocks, hot))
+        for number in range(10):
+            blocks.give(filled(blocks, names_of(100 * turn + number + 10, 0, 0)))
+    assert found == [0, 0, 4, 4]
+
+
 def cost_s(is_elsewhere: bool) -> float:
     return 1.0 if is_elsewhere else 3.0
 

@@ -11,9 +11,10 @@ read it may do so at once. Pages make a tree: a page is found only after the pag
 long as an idle page goes on from it, and what comes after a page that is forgotten is forgotten with it: it was
 computed from that.
 
-Evicted first are pages that were used once, then those that were used again (segmented LRU). Among these, the page of
-the least value goes first: its value is what it costs to have it anew, a copy from the pool or a computation, and rises
-with the value of the page that was last evicted before it became idle (GreedyDual).
+Evicted first are pages that were used once, then those that were used again, or that came again after they were evicted
+(segmented LRU). Among these, the page of the least value goes first: its value is what it costs to have it anew, a copy
+from the pool or a computation, and rises with the value of the page that was last evicted before it became idle
+(GreedyDual).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from alignedserve.scheduling.segmented_lru import PROTECTED_SHARE, SegmentedLru
+from alignedserve.scheduling.segmented_lru import PROTECTED_SHARE, EvictedNames, SegmentedLru
 from alignedserve.worker.step.running import Blocks
 
 PageCost: TypeAlias = Callable[[bool], float]
@@ -57,6 +58,7 @@ class NamedBlocks(Blocks):
         self._shared: set[int] = set()  # first pairs of pages that have several readers
         most = int(num_pairs // pairs_of_page * PROTECTED_SHARE)
         self._idle = {is_elsewhere: SegmentedLru(most) for is_elsewhere in (False, True)}  # first pairs of pages
+        self._evicted = EvictedNames(num_pairs // pairs_of_page)
         self._num_idle = 0  # pages
         self._cost_s, self._level = cost_s, 0.0  # the level: the value of the page that was evicted last
         # The page that was to go first, and the page before the one that went in its place:
@@ -177,6 +179,8 @@ class NamedBlocks(Blocks):
                 return
             page = _DevicePage(names[at], own, before)
             self._pages[page.place] = self._named[page.name] = page
+            if self._evicted.has_back(page.name):
+                self._idle[False].again(page.place)
             if before is not None:
                 before.after[page.name] = page
             before = page
@@ -221,6 +225,7 @@ class NamedBlocks(Blocks):
         page = self._last_idle(first)
         self._evicted_after = first, page.before
         self._level = max(self._level, page.value)
+        self._evicted.note(page.name)
         self._unname(page)
 
     def _first_of(self, order: SegmentedLru) -> tuple[bool, float, bool, _DevicePage]:
