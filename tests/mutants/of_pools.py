@@ -76,8 +76,8 @@ POOL = (
     Mutant(
         "evicted page keeps its name",
         _PAGES,
-        "            del self._named[self._names.pop(page)]\n            self._free.wake(page)",
-        "            self._names.pop(page)\n            self._free.wake(page)",
+        "            del self._named[name]\n            self._evicted.note(name)",
+        "            self._evicted.note(name)",
         "Prompts get a page that holds other KV by now.",
     ),
     Mutant(
