@@ -3,7 +3,8 @@
 // Work is laid out on one line, unit after unit, each as long as it costs: its tokens times what a token costs. Each
 // thread takes an equal part of the line, whatever the mix of lengths; a cut falls between two grains of tokens. A unit
 // that is cut leaves a Partial with each of its threads, and the thread that has its beginning puts them together. One
-// thread alone cuts nothing.
+// thread alone cuts nothing. Where decodes have their beginning in common there are two rounds: first the units of the
+// beginnings, whose results are kept, then those of what each decode has beside, to which they are added.
 #include "attention.h"
 
 #include <omp.h>
@@ -56,34 +57,59 @@ static int64_t token_cost(const Attention& a, const Unit& unit) {
     return a.head_dim * (unit.tiled ? tile_cost(a.dtype, rows) : unit.kv_heads * row_cost(rows));
 }
 
+// Divides queries that see the same tokens into units.
 template <class Action>
-static void each_unit(const Attention& a, Action action) {
-    int64_t least_rows = least_rows_for_tiles(a.dtype);
-    for (int64_t span = 0; span < a.spans.count; ++span) {
-        int64_t queries = a.spans.queries(span), before = a.spans.tokens[span] - queries;
-        bool tiled = queries * a.group >= least_rows;
-        int64_t at_once = tiled ? larger(1, TILED_ROWS / a.group) : queries, heads = tiled ? 1 : a.kv_heads;
-        for (int64_t head = 0; head < a.kv_heads; head += heads)
-            for (int64_t query = 0; query < queries; query += at_once) {
-                int64_t count = smaller(at_once, queries - query), position = before + query;
-                action(Unit{span, a.spans.rows[span] + query, position, count, head, heads, first_seen(a, position),
-                            position + count, tiled});
+static void divide(const Attention& a, const Unit& all, Action action) {
+    bool tiled = all.queries * a.group >= least_rows_for_tiles(a.dtype);
+    int64_t at_once = tiled ? larger(1, TILED_ROWS / a.group) : all.queries, heads = tiled ? 1 : a.kv_heads;
+    for (int64_t head = 0; head < a.kv_heads; head += heads)
+        for (int64_t query = 0; query < all.queries; query += at_once) {
+            Unit unit = all;
+            unit.first_kv_head = head, unit.kv_heads = heads, unit.tiled = tiled;
+            unit.queries = smaller(at_once, all.queries - query);
+            if (all.members) {
+                unit.members += query;
+            } else {
+                unit.first_row += query, unit.position += query;
+                unit.first_token = larger(first_seen(a, unit.position), all.first_token);
+                unit.end_token = unit.position + unit.queries;
             }
+            action(unit);
+        }
+}
+
+// First the beginnings that spans have in common, then what each has beside.
+enum class Round { BEGINNINGS, SPANS };
+
+template <class Action>
+static void each_unit(const Attention& a, Round round, Action action) {
+    const Beginnings& beginnings = a.beginnings;
+    if (round == Round::BEGINNINGS) {
+        for (const Beginning& each : beginnings.all) {
+            const int32_t* members = &beginnings.members[each.first];
+            divide(a, Unit{members[0], 0, each.tokens, each.count, 0, 0, 0, each.tokens, false, members}, action);
+        }
+        return;
+    }
+    for (int64_t span = 0; span < a.spans.count; ++span) {
+        int64_t queries = a.spans.queries(span), tokens = a.spans.tokens[span];
+        divide(a, Unit{span, a.spans.rows[span], tokens - queries, queries, 0, 0, beginnings.tokens(span), tokens}, action);
     }
 }
 
 // --- Pieces
 
 struct Line {
+    Round round;
     int64_t cost = 0, most_rows = 0;
     int64_t parts;  // one for each thread
 
     int64_t start(int64_t part) const { return cost / parts * part + cost % parts * part / parts; }
 };
 
-static Line measure(const Attention& a) {
-    Line line;
-    each_unit(a, [&](const Unit& unit) {
+static Line measure(const Attention& a, Round round) {
+    Line line{round};
+    each_unit(a, round, [&](const Unit& unit) {
         line.cost += (unit.end_token - unit.first_token) * token_cost(a, unit);
         line.most_rows = larger(line.most_rows, unit.rows(a));
     });
@@ -108,16 +134,6 @@ static void finish_row(const float* from, float factor, int64_t width, int dtype
     });
 }
 
-static void finish(const Attention& a, const Unit& unit, Partial done) {
-    int64_t row = 0;
-    for (int64_t head = unit.first_kv_head * a.group; head < (unit.first_kv_head + unit.kv_heads) * a.group;
-         head += a.group)
-        for (int64_t query = 0; query < unit.queries; ++query)
-            for (int64_t member = 0; member < a.group; ++member, ++row)
-                finish_row(done.out + row * a.head_dim, 1 / done.sum[row], a.head_dim, a.dtype, a.out,
-                           ((unit.first_row + query) * a.heads + head + member) * a.head_dim);
-}
-
 static void put_together(Partial into, Partial more, int64_t rows, int64_t width) {
     for (int64_t row = 0; row < rows; ++row) {
         float most = into.max[row] > more.max[row] ? into.max[row] : more.max[row];
@@ -128,6 +144,41 @@ static void put_together(Partial into, Partial more, int64_t rows, int64_t width
         const float* from = more.out + row * width;
         for (int64_t i = 0; i < width; ++i) to[i] = to[i] * into_factor + from[i] * more_factor;
     }
+}
+
+// The results of the beginnings: those of a member's heads lie one after another.
+struct Common {
+    float* memory;
+    Partial at(const Attention& a, int64_t place, int64_t head) const {
+        Partial all = partial_at(memory, int64_t(a.beginnings.members.size()) * a.heads, a.head_dim);
+        int64_t row = place * a.heads + head;
+        return {all.out + row * a.head_dim, all.max + row, all.sum + row};
+    }
+};
+
+static void keep(const Attention& a, const Unit& unit, Partial done, Common common) {
+    int64_t row = 0, place = unit.members - a.beginnings.members.data();
+    for (int64_t head = unit.first_kv_head; head < unit.first_kv_head + unit.kv_heads; ++head)
+        for (int64_t query = 0; query < unit.queries; ++query, row += a.group) {
+            Partial kept = common.at(a, place + query, head * a.group);
+            std::memcpy(kept.out, done.out + row * a.head_dim, a.group * a.head_dim * sizeof(float));
+            std::memcpy(kept.max, done.max + row, a.group * sizeof(float));
+            std::memcpy(kept.sum, done.sum + row, a.group * sizeof(float));
+        }
+}
+
+static void finish(const Attention& a, const Unit& unit, Partial done, Common common) {
+    if (unit.members) return keep(a, unit, done, common);
+    if (a.beginnings.tokens(unit.span))
+        put_together(done, common.at(a, a.beginnings.place(unit.span), unit.first_kv_head * a.group), unit.rows(a),
+                     a.head_dim);
+    int64_t row = 0;
+    for (int64_t head = unit.first_kv_head * a.group; head < (unit.first_kv_head + unit.kv_heads) * a.group;
+         head += a.group)
+        for (int64_t query = 0; query < unit.queries; ++query)
+            for (int64_t member = 0; member < a.group; ++member, ++row)
+                finish_row(done.out + row * a.head_dim, 1 / done.sum[row], a.head_dim, a.dtype, a.out,
+                           ((unit.first_row + query) * a.heads + head + member) * a.head_dim);
 }
 
 static void attend_piece(const Attention& a, const Unit& unit, int64_t from, int64_t to, Partial out) {
@@ -146,7 +197,7 @@ struct Room {
 template <class Action>
 static void each_piece(const Attention& a, const Line& line, int64_t part, Action action) {
     int64_t at = 0, start = line.start(part), end = line.start(part + 1);
-    each_unit(a, [&](const Unit& unit) {
+    each_unit(a, line.round, [&](const Unit& unit) {
         int64_t cost = token_cost(a, unit), length = (unit.end_token - unit.first_token) * cost;
         if (at < end && at + length > start) {
             int64_t from = cut(unit, cost, start - at), to = cut(unit, cost, end - at);
@@ -156,19 +207,19 @@ static void each_piece(const Attention& a, const Line& line, int64_t part, Actio
     });
 }
 
-static void attend_part(const Attention& a, const Line& line, int64_t part, Room room) {
+static void attend_part(const Attention& a, const Line& line, int64_t part, Room room, Common common) {
     static thread_local Scratch scratch;
     float* memory = (float*)scratch.at_least(partial_floats(line.most_rows, a.head_dim) * sizeof(float));
     each_piece(a, line, part, [&](const Unit& unit, int64_t, int64_t, int64_t from, int64_t to) {
         bool begins = from == unit.first_token, whole = begins && to == unit.end_token;
         Partial out = whole ? partial_at(memory, unit.rows(a), a.head_dim) : room.at(a, unit, part, begins);
         attend_piece(a, unit, from, to, out);
-        if (whole) finish(a, unit, out);
+        if (whole) finish(a, unit, out, common);
     });
 }
 
 // The part that has the beginning of a cut unit puts its pieces together.
-static void join_part(const Attention& a, const Line& line, int64_t part, Room room) {
+static void join_part(const Attention& a, const Line& line, int64_t part, Room room, Common common) {
     each_piece(a, line, part, [&](const Unit& unit, int64_t cost, int64_t at, int64_t from, int64_t to) {
         if (from != unit.first_token || to == unit.end_token) return;
         Partial whole = room.at(a, unit, part, true);
@@ -178,20 +229,16 @@ static void join_part(const Attention& a, const Line& line, int64_t part, Room r
             put_together(whole, room.at(a, unit, next, false), unit.rows(a), a.head_dim);
             to = end;
         }
-        finish(a, unit, whole);
+        finish(a, unit, whole, common);
     });
 }
 
-void attend(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t head_dim,
-            const void* cache, int64_t kv_dim, const void* table, float scale, int64_t window, void* out) {
-    int64_t kv_heads = kv_dim / head_dim;
-    Attention a{dtype, query, row_stride, head_stride, cache,    kv_dim,           *(const Spans*)table,
-                out,   heads, head_dim,   kv_heads,    heads / kv_heads, scale, window};
-    Line line = measure(a);
+static void attend_round(const Attention& a, Round round, Common common) {
+    Line line = measure(a, round);
     if (!line.cost) return;
-    if (line.parts == 1) return attend_part(a, line, 0, Room{});
+    if (line.parts == 1) return attend_part(a, line, 0, Room{}, common);
     static thread_local Scratch scratch;
-    int64_t width = partial_floats(line.most_rows, head_dim);
+    int64_t width = partial_floats(line.most_rows, a.head_dim);
     Room room{(float*)scratch.at_least(2 * line.parts * width * sizeof(float)), width};
     Guard guard;
 #pragma omp parallel num_threads(int(line.parts))
@@ -199,14 +246,32 @@ void attend(int dtype, const void* query, int64_t row_stride, int64_t head_strid
         // Where OpenMP gives fewer threads than were asked for, some take several parts.
         guard.run([&] {
             for (int64_t part = omp_get_thread_num(); part < line.parts; part += omp_get_num_threads())
-                attend_part(a, line, part, room);
+                attend_part(a, line, part, room, common);
         });
 #pragma omp barrier
         if (!guard.has_failed())
             for (int64_t part = omp_get_thread_num(); part < line.parts; part += omp_get_num_threads())
-                join_part(a, line, part, room);
+                join_part(a, line, part, room, common);
     }
     guard.pass_on();
+}
+
+void attend(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t head_dim,
+            const void* cache, int64_t kv_dim, const void* table, float scale, int64_t window, void* out) {
+    static thread_local Beginnings beginnings;
+    static thread_local Scratch scratch;
+    const Spans& spans = *(const Spans*)table;
+    int64_t kv_heads = kv_dim / head_dim;
+    beginnings.find(spans, window);
+    Attention a{dtype, query,    row_stride, head_stride, cache, kv_dim, spans,
+                out,   heads,    head_dim,   kv_heads,    heads / kv_heads, scale, window, beginnings};
+    Common common{};
+    if (!beginnings.all.empty()) {
+        int64_t rows = int64_t(beginnings.members.size()) * heads;
+        common.memory = (float*)scratch.at_least(partial_floats(rows, head_dim) * sizeof(float));
+        attend_round(a, Round::BEGINNINGS, common);
+    }
+    attend_round(a, Round::SPANS, common);
 }
 
 }  // namespace ISA

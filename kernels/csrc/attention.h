@@ -1,7 +1,8 @@
 // Types that the files of attention share: the task, its pieces, and the result of a piece.
 //
 // A unit is a set of queries that go over the same tokens together: all heads of a span with few queries
-// (row_attention.cpp), or some queries of a span with many, of one kv head (tile_attention.cpp). A piece is a unit over a
+// (row_attention.cpp), or some queries of a span with many, of one kv head (tile_attention.cpp). Queries of different spans
+// may go over a beginning that these have in common. A piece is a unit over a
 // range of its tokens. The result of a piece is kept unnormalised, so that pieces of one unit can be put together:
 //
 //     max    the largest score of a row
@@ -10,6 +11,7 @@
 //
 // The rows of a unit are ordered by kv head, query, and query head of that kv head.
 #pragma once
+#include "beginnings.h"
 #include "scratch.h"
 #include "spans.h"
 #include "vectors.h"
@@ -27,6 +29,7 @@ struct Attention {  // the attention of one layer in one step
     int64_t heads, head_dim, kv_heads, group;  // group: the number of query heads of a kv head
     float scale;
     int64_t window;  // tokens that a query sees, itself included
+    const Beginnings& beginnings;
 };
 
 struct Unit {
@@ -34,8 +37,12 @@ struct Unit {
     int64_t queries, first_kv_head, kv_heads;
     int64_t first_token, end_token;  // the tokens that any of its queries sees
     bool tiled;
+    const int32_t* members;  // the span of each query, where they are of different spans
 
     int64_t rows(const Attention& a) const { return kv_heads * queries * a.group; }
+    int64_t row(const Attention& a, int64_t query) const {
+        return members ? a.spans.rows[members[query]] : first_row + query;
+    }
 };
 
 struct Partial {

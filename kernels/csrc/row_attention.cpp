@@ -300,7 +300,7 @@ static void load_queries(const Attention& a, const Unit& unit, const State<T>& s
     for (int64_t head = 0; head < a.kv_heads; ++head)
         for (int64_t query = 0; query < unit.queries; ++query)
             for (int64_t member = 0; member < a.group; ++member, ++row) {
-                int64_t at = (unit.first_row + query) * a.row_stride + (head * a.group + member) * a.head_stride;
+                int64_t at = unit.row(a, query) * a.row_stride + (head * a.group + member) * a.head_stride;
                 Rows<T>::load_query((const T*)a.query + at, a.head_dim, state.queries + row * state.width);
             }
 }

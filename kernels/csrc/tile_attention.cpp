@@ -377,7 +377,7 @@ static void load_queries(const Attention& a, const Unit& unit, Workplace<T>& wor
         Lanes& lanes = work.lanes[tile];
         for (int lane = 0; lane < LANES; ++lane) {
             int64_t row = smaller(tile * LANES + lane, rows - 1), query = row / a.group, member = row % a.group;
-            from[lane] = (const T*)a.query + (unit.first_row + query) * a.row_stride +
+            from[lane] = (const T*)a.query + unit.row(a, query) * a.row_stride +
                          (unit.first_kv_head * a.group + member) * a.head_stride;
             lanes.position[lane] = int32_t(unit.position + query);
             lanes.first_seen[lane] = int32_t(first_seen(a, unit.position + query));

@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import pytest
 import torch
@@ -58,6 +59,7 @@ class Case:
     shape: Shape
     spans: tuple[tuple[int, int], ...]  # (queries, tokens)
     seed: int
+    begins: tuple[int, ...] = ()  # how many pairs of an earlier span each begins with, as far as these are full
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,11 @@ class Step:
     v: torch.Tensor
 
 
+def begins_with(earlier: Lie, most: int, tokens: int, block_size: int) -> tuple[int, ...]:
+    """Return the first pairs of an earlier span that are full before the step, and no longer than these tokens."""
+    return tuple(earlier.pairs[: min(most, tokens // block_size, (earlier.tokens - earlier.queries) // block_size)])
+
+
 def made(case: Case, dtype: torch.dtype) -> Step:
     """Make a step whose K, V and queries are views of one fused tensor, as in a model."""
     shape, chance = case.shape, random.Random(case.seed)
@@ -78,10 +85,12 @@ def made(case: Case, dtype: torch.dtype) -> Step:
     lengths = [-(-tokens // shape.block_size) for _, tokens in case.spans]
     pairs = list(range(sum(lengths) + 2))
     chance.shuffle(pairs)
-    lies = []
-    for (queries, tokens), length in zip(case.spans, lengths, strict=True):
-        own = tuple(pairs.pop() for _ in range(length))
-        lies.append(Lie(queries, tokens, own, tuple(pair for pair in own if chance.random() < 0.4)))
+    lies = list[Lie]()
+    for (queries, tokens), length, begins in zip_longest(case.spans, lengths, case.begins, fillvalue=0):
+        shared = begins_with(chance.choice(lies), begins, tokens - queries, shape.block_size) if lies else ()
+        own = tuple(pairs.pop() for _ in range(length - len(shared)))
+        from_right = () if case.begins else tuple(pair for pair in own if chance.random() < 0.4)
+        lies.append(Lie(queries, tokens, shared + own, from_right))
     spans = Spans(lies, shape.block_size)
     kv_dim = shape.kv_heads * shape.head_dim
     cache = torch.full((2 * (sum(lengths) + 2), shape.block_size, kv_dim), torch.nan, dtype=dtype)
@@ -130,6 +139,9 @@ shapes = st.builds(
 one_span = st.tuples(st.sampled_from([1, 1, 1, 2, 5, 17, 64, 150]), st.integers(0, 200)).map(
     lambda span: (span[0], span[0] + span[1])
 )
+one_long_span = st.tuples(st.sampled_from([1, 1, 1, 1, 1, 3]), st.integers(200, 1000)).map(
+    lambda span: (span[0], span[0] + span[1])
+)
 cases = st.builds(Case, shapes, st.lists(one_span, min_size=1, max_size=5).map(tuple), st.integers(0, 2**32))
 
 
@@ -143,6 +155,23 @@ def test_any_step_attends_as_the_reference_does(kernels: Native, dtype: torch.dt
     holds()
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_decodes_that_read_the_same_pairs_attend_as_the_reference_does(kernels: Native, dtype: torch.dtype) -> None:
+    """Some begin with all that an earlier one has, so that there are several beginnings, one within another."""
+
+    @settings(max_examples=40, deadline=None)
+    @given(
+        shapes,
+        st.lists(st.tuples(one_long_span, st.sampled_from([0, 4, 20, 60, 1000])), min_size=3, max_size=9),
+        st.integers(0, 2**32),
+    )
+    def holds(shape: Shape, begun: list[tuple[tuple[int, int], int]], seed: int) -> None:
+        spans, begins = zip(*begun, strict=True)
+        check(kernels, Case(shape, spans, seed, begins), dtype)
+
+    holds()
+
+
 LONG = [
     Case(Shape(2, 1, 64, 16, None), ((1, 5000), (1, 30), (1, 7), (1, 400)), 1),  # one long request among short requests
     Case(Shape(2, 1, 64, 16, None), ((1, 5000),), 2),
@@ -150,6 +179,8 @@ LONG = [
     Case(Shape(2, 2, 80, 16, None), ((40, 3000), (1, 900), (3, 700)), 4),  # a chunk whose own unit is cut into pieces
     Case(Shape(2, 1, 64, 16, 700), ((300, 3000), (1, 5000), (1, 600)), 5),
     Case(Shape(1, 1, 14, 5, None), ((200, 2200), (1, 1), (1, 3000)), 6),
+    Case(Shape(4, 1, 64, 16, None), tuple((1, 1100 + number) for number in range(40)), 7, (64,) * 40),
+    Case(Shape(2, 4, 80, 16, None), ((3, 900), *((1, 2000 + number) for number in range(9))), 8, (120,) * 10),
 ]
 
 

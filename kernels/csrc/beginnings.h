@@ -1,0 +1,31 @@
+// Tokens that several decodes of a step read from the same slots: requests that begin alike share block pairs. Attention
+// goes over them once for all of these decodes, and then for each over what is its own.
+#pragma once
+#include <cstdint>
+#include <vector>
+
+#include "spans.h"
+
+namespace ISA {
+
+struct Beginning {
+    int64_t tokens, first, count;  // its members are members[first] .. members[first + count]
+};
+
+class Beginnings {
+  public:
+    std::vector<Beginning> all;
+    std::vector<int32_t> members;  // spans
+
+    // Finds the beginnings of a step; a query sees its last `window` tokens.
+    void find(const Spans& spans, int64_t window);
+    // Returns the tokens that a span shares with others, and its place among the members; 0 where it is none.
+    int64_t tokens(int64_t span) const { return all.empty() ? 0 : tokens_of[span]; }
+    int64_t place(int64_t span) const { return place_of[span]; }
+
+  private:
+    std::vector<int64_t> tokens_of, place_of;
+    void add(const int32_t* spans, int64_t count, int64_t tokens);
+};
+
+}  // namespace ISA
