@@ -35,6 +35,7 @@ The simulator and what it compares
     predictor.py        how well lengths are predicted, and the gain
     presets.py          `aligned` against every other preset
     promises.py         promises kept over capacity and below it, beside documents, on few and many workers
+    roofline.py         computed GPUs against measured GPUs
     self_simulation.py  this machine's engine against the simulation of it
     simulator.py        how fast the simulator is, and how near to vLLM
 

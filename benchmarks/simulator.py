@@ -217,8 +217,9 @@ def main() -> None:
         help="latency and bandwidth between tensor-parallel GPUs, instead of the profile's; 0 inf: sums take no time",
     )
     given = parser.parse_args()
-    if given.link and not (given.measured and given.profile.endswith("-tp2")):
-        parser.error("--link needs --measured and a --profile of two GPUs")
+    pairs = [name for name in gpu_truth.names() if name.endswith("-tp2")]
+    if given.link and not (given.measured and given.profile in pairs):
+        parser.error(f"--link needs --measured and a --profile of two GPUs: {', '.join(pairs)}")
     if given.measured:
         against_measured(given.measured, given.profile, given.preset, given.link)
         return

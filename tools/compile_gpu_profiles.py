@@ -10,7 +10,7 @@ The times of the A100 are from Vidur (MIT). It runs attention of prompts and of 
 times of each alone: a step with both takes their sum. Its linear layers lack the output layer and all per-sequence
 parts.
 
-Grids are of one rank. Profiles of several ranks also have the time in which these sum their parts (LINKS). At the end
+Grids are of one rank. Profiles of several ranks also have the time in which these sum their parts. At the end
 composed steps of two A100s are compared with steps that were measured whole.
 """
 
@@ -31,11 +31,12 @@ from statistics import median
 from typing import Any
 
 from alignedserve.cost.fit import spread
+from alignedserve.simulator.machines.device_file import described
+from alignedserve.simulator.machines.devices import Device
 from alignedserve.simulator.machines.gpu_truth import FOLDER, FORMAT, GpuTruth, Grid
 
 PER_STEP = ("embedding", "final_layernorm")  # the other linear parts are in every layer
 TWICE_A_LAYER = "layernorm"
-BF16 = 2  # bytes
 SHARES = [1 / 64, 1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4, 7 / 8]
 SKEW = "llmsim_RTXPRO6000_Llama-3.1-8B_tp1_skew.csv.gz"
 
@@ -53,31 +54,13 @@ class Lattice:
     mixes: bool = True  # whether steps of prompts and decodes were measured
 
 
-@dataclass(frozen=True)
-class Interconnect:
-    """The link between a node's GPUs, fitted to measured all-reduces of two ranks: latency + bytes / bandwidth."""
-
-    latency_us: float
-    gb_s: float
-    origin: str
-
-    def all_reduce(self, source: Source) -> dict[str, Any]:
-        """Return a profile's all-reduce. In a ring each rank sends the bytes 2 (n - 1) / n times: once if n is 2."""
-        rounds = 2 * (source.tensor_parallel - 1)
-        sent = rounds * BF16 * source.hidden_size // source.tensor_parallel
-        return {"latency_us": self.latency_us, "gb_s": self.gb_s, "token_bytes": sent, "source": self.origin}
-
-
-# Fitted to sizes from a token to 2,048 tokens, by least squares of relative errors.
-LINKS = {
+# The measured all-reduces to which simulator/machines/devices.py is fitted: two ranks, a token to 2,048 tokens, least
+# squares of relative errors.
+ALL_REDUCES = {
     # PCIe 5, peer to peer. Off by 3 % (median), 13 % (most).
-    "RTXPRO6000": Interconnect(
-        13.3, 36.9, "github.com/casys-kaist/LLMServingSim, profiler/perf/RTXPRO6000/hardware.yaml, commit 1b2cc02"
-    ),
+    "RTXPRO6000": "github.com/casys-kaist/LLMServingSim, profiler/perf/RTXPRO6000/hardware.yaml, commit 1b2cc02",
     # NVLink 3. Off by 14 % (median), 48 % (most: near 1 MB, where NCCL begins to send in another way).
-    "A100": Interconnect(
-        6.8, 142.0, "github.com/microsoft/vidur, data/profiling/network/a100_pair_nvlink/all_reduce.csv, commit 0abb8ff"
-    ),
+    "A100": "github.com/microsoft/vidur, data/profiling/network/a100_pair_nvlink/all_reduce.csv, commit 0abb8ff",
 }
 
 
@@ -88,8 +71,14 @@ class Source(ABC):
     model: str
     organization: str
     tensor_parallel: int
-    layers: int
-    hidden_size: int
+
+    @property
+    def device(self) -> Device:
+        return described({"gpu": self.gpu, "model": self.model, "tensor_parallel": self.tensor_parallel})
+
+    @property
+    def layers(self) -> int:
+        return self.device.model.layers
 
     @property
     def name(self) -> str:
@@ -187,13 +176,13 @@ class Vidur(Source):
 
 
 SOURCES: Sequence[Source] = [
-    *(LlmServingSim("RTX PRO 6000", "RTXPRO6000", "Llama-3.1-8B", "meta-llama", tp, 32, 4096) for tp in (1, 2)),
-    *(LlmServingSim("RTX PRO 6000", "RTXPRO6000", "Qwen3-32B", "Qwen", tp, 64, 5120) for tp in (1, 2)),
-    LlmServingSim("RTX 4090", "RTX4090", "Llama-3.1-8B", "meta-llama", 1, 32, 4096),
-    Vidur("A100 80GB", "A100", "CodeLlama-34b", "codellama", 2, 48, 8192, "-Instruct"),
+    *(LlmServingSim("RTX PRO 6000", "RTXPRO6000", "Llama-3.1-8B", "meta-llama", tp) for tp in (1, 2)),
+    *(LlmServingSim("RTX PRO 6000", "RTXPRO6000", "Qwen3-32B", "Qwen", tp) for tp in (1, 2)),
+    LlmServingSim("RTX 4090", "RTX4090", "Llama-3.1-8B", "meta-llama", 1),
+    Vidur("A100 80GB", "A100", "CodeLlama-34b", "codellama", 2, "-Instruct"),
 ]
 # Not a profile: it shows how near composed steps of two A100s are to steps that Splitwise measured whole.
-CHECKED = Vidur("A100 80GB", "A100", "Llama-2-70b", "meta-llama", 2, 80, 8192)
+CHECKED = Vidur("A100 80GB", "A100", "Llama-2-70b", "meta-llama", 2)
 
 
 @dataclass(frozen=True)
@@ -234,7 +223,7 @@ def compile_(times: Times, source: Source, skew: list[dict[str, str]]) -> dict[s
         "about": _about(source),
         "linear": times.linear,
         "per_sequence": times.per_sequence,
-        **({"all_reduce": LINKS[source.folder].all_reduce(source)} if source.tensor_parallel > 1 else {}),
+        **({"all_reduce": source.device.all_reduce(ALL_REDUCES[source.folder])} if source.tensor_parallel > 1 else {}),
         "prefill": _grid(
             [lattice.chunks, lattice.cached],
             [[round(attention[chunk, cached, 0, 0], 2) for cached in lattice.cached] for chunk in lattice.chunks],

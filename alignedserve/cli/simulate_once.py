@@ -24,7 +24,7 @@ from alignedserve.errors import ConfigError, SimulateError, WorkloadError
 from alignedserve.router.placing.admission import queues_of
 from alignedserve.scheduling.policy import Policy, Predictor
 from alignedserve.simulator.fuzzing.recording import RunWriter, open_run
-from alignedserve.simulator.machines import gpu_truth, hardware
+from alignedserve.simulator.machines import devices, gpu_truth, hardware
 from alignedserve.simulator.machines.hardware import Hardware
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports.trial import OnProgress, SimulationTrial
@@ -187,11 +187,13 @@ def _cluster_hint(text: str) -> str:
 
 
 def device_of(trial: SimulationTrial) -> Hardware:
-    """Return the hardware: a measured GPU by its name, or a file that `alignedserve profile` wrote."""
+    """Return the hardware: a GPU by its name, or what a file says of a device."""
     name = trial.profile or DEFAULT_PROFILE
-    if name in gpu_truth.names():
+    if name in gpu_truth.names() or devices.named(name):
         return hardware.from_gpu(name)
-    if not Path(name).is_file():
-        near = hint(name, gpu_truth.names())
-        raise SimulateError(f"--profile {name!r:.60} is neither a file nor one of {', '.join(gpu_truth.names())}{near}")
-    return hardware.from_profile(Path(name), trial.seed)
+    if Path(name).is_file():
+        return hardware.from_file(Path(name), trial.seed)
+    measured = gpu_truth.names()
+    near = hint(name, dict.fromkeys((*measured, *devices.names_with_one_gpu())))
+    known = f"nor one of {', '.join(measured)}, nor {devices.HOW_NAMED}"
+    raise SimulateError(f"--profile {name!r:.60} is neither a file {known}{near}")

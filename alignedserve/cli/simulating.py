@@ -94,8 +94,8 @@ def _add_what_runs(group: argparse._ArgumentGroup) -> None:
         type=filled,
         metavar="GPU",
         default=DEFAULT_PROFILE,
-        help="how long steps take: the name of a measured GPU, or a file of `alignedserve profile` "
-        "(default: %(default)s)",
+        help="how long steps take: a GPU and a model, such as a100-80-opt-13b-tp1, or a file: of "
+        "`alignedserve profile`, of measured grids, or of a device's numbers (default: %(default)s)",
     )
     group.add_argument(
         "--transport",

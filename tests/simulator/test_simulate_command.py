@@ -120,6 +120,15 @@ def test_a_gpu_profile_sets_what_steps_take() -> None:
     assert RunFigures.from_record(slow).steps.seconds.p50 > 1.4 * RunFigures.from_record(quick).steps.seconds.p50
 
 
+def test_a_gpu_that_nobody_measured_runs_like_a_measured_one(tmp_path: Path) -> None:
+    named = SimulationTrial("apt-serve", SMALL, profile="a100-40-opt-13b-tp1")  # it keeps hidden vectors
+    path = tmp_path / "mine.yaml"
+    path.write_text("gpu: a100-40\nmodel: opt-13b\n", encoding="utf-8")
+    first, same = (run_once(trial, lambda _ended, _of: None) for trial in (named, replace(named, profile=str(path))))
+    assert [request.outcome for request in first.requests] == [RequestOutcome.FINISHED] * 5
+    assert _without_speed(first) == _without_speed(same)
+
+
 def test_the_rate_replaces_that_of_the_workload() -> None:
     assert settings_of(SimulationTrial("fcfs", SMALL, rate=3.0)).workload.rate == 3.0
 
@@ -249,6 +258,8 @@ def test_what_the_simulation_found_wrong_is_said(
         ("--compare fcfs aligned fcfs", "--compare fcfs aligned fcfs names a preset twice"),
         ("--profile nowhere.json", "--profile 'nowhere.json' is neither a file"),
         ("--profile rtx4090", f"--profile 'rtx4090' is neither a file nor one of {', '.join(gpu_truth.names())}"),
+        ("--profile a100-80-opt-175b-tp4", "OPT-175B does not fit on 4 x A100 80GB: its weights take 349.1 GB"),
+        ("--profile a100-80-opt-13b-tp3", "OPT-13B has 40 heads, which 3 GPUs cannot share"),
         ("--seeds 1,2 --timeline t.json", "--timeline takes a single run, these are 2"),
         ("--plot run.gif", "a plot is a .png or an .svg"),
         ("--json /nowhere/at/all.json", "/nowhere/at/all.json cannot be written"),

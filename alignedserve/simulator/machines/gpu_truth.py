@@ -1,4 +1,6 @@
-"""The time of a step on a real GPU, interpolated from measured grids: the simulator's truth, not the cores' belief.
+"""The time of a step on a GPU, interpolated from grids: the simulator's truth, not the cores' belief.
+
+The grids were measured, or come from roofline.py for GPUs that were not.
 
 The time of a step is that of its linear layers, by tokens; of its attention, in every layer; of the work for each
 request that samples; and with tensor parallelism of the all-reduce, twice a layer.
@@ -22,7 +24,9 @@ import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import log2
+from functools import cache
+from itertools import pairwise
+from math import isfinite, log2
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +37,9 @@ from alignedserve.errors import ProfileError
 FOLDER = Path(__file__).parent.parent / "profiles"
 FORMAT = 1
 _MICRO, _MILLI, _KILO = 1e-6, 1e-3, 1e3
+_FACTORS = ("mixed", "skew_decode", "skew_mixed")
+NAMES = ("linear", "per_sequence", "prefill", "decode", *_FACTORS)  # of grids
+_FACTORS_FROM = "rtxpro6000-llama-3.1-8b-tp1"
 
 Cell = tuple[int, int, float]  # two places on an axis, and where between them: 0 at the first, 1 at the second
 
@@ -44,33 +51,48 @@ def names() -> list[str]:
 def load(name: str) -> GpuTruth:
     if name not in names():
         raise ProfileError(f"there is no GPU profile {name!r:.60}: there are {', '.join(names())}")
-    return GpuTruth(json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")))
+    return GpuTruth(_tree(name))
+
+
+def _tree(name: str) -> dict[str, Any]:
+    tree: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return tree
+
+
+@cache
+def factors() -> dict[str, Any]:
+    """Return how mixed steps and unequal prefixes slow attention down on the GPU on which all of that was measured."""
+    tree = _tree(_FACTORS_FROM)
+    return {name: tree[name] for name in _FACTORS}
 
 
 class GpuTruth:
-    """The measured grids of a GPU and a model."""
+    """The grids of a GPU and a model; a profile that lacks the factors of attention has those of `factors`."""
 
     def __init__(self, tree: Mapping[str, Any]) -> None:
         if tree.get("format") != FORMAT:
             raise ProfileError(
                 f"a GPU profile of format {FORMAT} is needed: write it with tools/compile_gpu_profiles.py"
             )
+        tree = tree if all(name in tree for name in _FACTORS) else {**factors(), **tree}
         self.about: Mapping[str, Any] = tree["about"]
         self._layers: int = tree["about"]["layers"]
-        self._linear, self._per_sequence = Grid(tree["linear"]), Grid(tree["per_sequence"])
-        self._prefill, self._decode = Grid(tree["prefill"]), Grid(tree["decode"])
-        self._mixed = Grid(tree["mixed"])
+        self._linear, self._per_sequence = _grid(tree, "linear", 1), _grid(tree, "per_sequence", 1)
+        self._prefill, self._decode = _grid(tree, "prefill", 2), _grid(tree, "decode", 2)
+        self._mixed = _grid(tree, "mixed", 4)
         self._all_reduce = AllReduce.read(tree)
+        self._hidden_token_s: float = _MICRO * tree.get("hidden_token_us", 0.0)
         self._known_us: dict[tuple[int, int], float] = {}
-        self._skew = {mixed: Grid(tree[f"skew_{name}"]) for mixed, name in ((False, "decode"), (True, "mixed"))}
+        self._skew = {False: _grid(tree, "skew_decode", 2), True: _grid(tree, "skew_mixed", 2)}
 
     def seconds(self, plan: StepPlan) -> float:
         prefixes = [decode.start for decode in plan.decodes]
+        hidden_s = self._hidden_token_s and self._hidden_token_s * sum(part.start for part in plan.parts if part.blocks)
         if not plan.chunks:  # most steps
-            return self.seconds_of((), prefixes)
+            return self.seconds_of((), prefixes) + hidden_s
         chunks = [(len(chunk.tokens), chunk.start) for chunk in plan.chunks]
         sampled = sum(chunk.sampling is not None for chunk in plan.chunks) + len(prefixes)
-        return self.seconds_of(chunks, prefixes, sampled)
+        return self.seconds_of(chunks, prefixes, sampled) + hidden_s
 
     def seconds_of(
         self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int], sampled: int | None = None
@@ -91,8 +113,8 @@ class GpuTruth:
         return known
 
     def hidden_token_s(self) -> float:
-        """Return 0: the measured models have grouped queries, so their hidden vectors are larger than K and V."""
-        return 0.0
+        """Return 0 where hidden vectors are larger than K and V, as with grouped queries."""
+        return self._hidden_token_s
 
     def attention_us(self, chunks: Sequence[tuple[int, int]], prefixes: Sequence[int]) -> float:
         """Return the time of attention in one layer."""
@@ -151,6 +173,8 @@ class Grid:
 
     def __init__(self, tree: Mapping[str, Any]) -> None:
         axes: list[list[float]] = tree["axes"]
+        if not _fits(axes, tree["values"]):
+            raise ValueError("a grid needs two ascending sizes or more on each axis, and a time for each combination")
         self._first, self._others = axes[0], axes[1:]
         self._values: list[Any] = tree["values"]  # nested lists, a level for each axis
         # First axes count tokens or requests: few numbers, which return at nearly every step, so their cells are kept.
@@ -172,6 +196,20 @@ class Grid:
         if len(sizes) == 1:
             return _blend_two(self._values, first, _log_cell(self._others[0], sizes[0]))
         return _blend(self._values, first, list(map(_log_cell, self._others, sizes)))
+
+
+def _grid(tree: Mapping[str, Any], name: str, num_axes: int) -> Grid:
+    if len(tree[name]["axes"]) != num_axes:
+        raise ValueError(f"{name} needs {num_axes} axes")
+    return Grid(tree[name])
+
+
+def _fits(axes: Sequence[Sequence[float]], values: Any) -> bool:
+    """Return whether there is a value, not negative, for each combination of sizes."""
+    if not axes:
+        return isfinite(values) and values >= 0
+    ascends = len(axes[0]) > 1 and all(low < high for low, high in pairwise(axes[0]))
+    return ascends and len(values) == len(axes[0]) and all(_fits(axes[1:], row) for row in values)
 
 
 def _cell(axis: Sequence[float], size: float) -> Cell:

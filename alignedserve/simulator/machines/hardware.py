@@ -12,7 +12,6 @@ from functools import cache
 from hashlib import blake2b
 from math import log
 from pathlib import Path
-from types import MappingProxyType
 from typing import Protocol
 
 from alignedserve.core import StepPlan, WorkerLimits
@@ -27,10 +26,11 @@ from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from alignedserve.protocol.commands import CompressPage, CopyIn, CopyOut, CopySlots, ProjectKv, SendKv
 from alignedserve.scheduling.policy import Compression, Policy
-from alignedserve.simulator.machines import gpu_truth
+from alignedserve.simulator.machines import device_file, devices, gpu_truth, roofline
+from alignedserve.simulator.machines.devices import Device
+from alignedserve.simulator.machines.gpu_truth import GpuTruth
 
 _GB = 1e9
-_SHARE = 0.9  # of a GPU's memory that is used (vLLM's default)
 _HOST = 5e-6  # seconds before a copy begins
 _BLOCK, _PAGE = 16, 64  # tokens
 _BF16 = 2  # bytes
@@ -53,37 +53,6 @@ class Truth(Hashable, Protocol):
         """Return the time to compute K and V of a token from its hidden vectors."""
 
 
-@dataclass(frozen=True)
-class Gpu:
-    """The memory of a GPU, and the bandwidth of its links."""
-
-    memory_gb: float
-    pcie_gb_s: float  # one way, as copies reach in practice
-    nvlink_gb_s: float | None  # None: another GPU is reached over PCIe
-
-
-@dataclass(frozen=True)
-class ModelSize:
-    """The memory that a model takes."""
-
-    weights_gb: float  # bf16
-    kv_bytes: int  # of a token, in all layers
-
-
-GPUS: Mapping[str, Gpu] = MappingProxyType(
-    {
-        "A100 80GB": Gpu(memory_gb=80, pcie_gb_s=25, nvlink_gb_s=300),
-        "RTX PRO 6000": Gpu(memory_gb=96, pcie_gb_s=50, nvlink_gb_s=None),
-        "RTX 4090": Gpu(memory_gb=24, pcie_gb_s=25, nvlink_gb_s=None),
-    }
-)
-MODELS: Mapping[str, ModelSize] = MappingProxyType(
-    {
-        "CodeLlama-34b": ModelSize(weights_gb=67.5, kv_bytes=2 * 2 * 48 * 8 * 128),
-        "Llama-3.1-8B": ModelSize(weights_gb=16.06, kv_bytes=2 * 2 * 32 * 8 * 128),
-        "Qwen3-32B": ModelSize(weights_gb=65.5, kv_bytes=2 * 2 * 64 * 8 * 128),
-    }
-)
 _NETWORK = Link(bandwidth=25 * _GB, latency_s=2e-5)  # 200 Gbit/s
 
 
@@ -152,10 +121,34 @@ class Hardware:
 
 @cache
 def from_gpu(name: str) -> Hardware:
-    """Build the hardware of a measured GPU and model; tensor-parallel ranks share the weights, and split K and V."""
-    truth = gpu_truth.load(name)
-    gpu, model, ranks = GPUS[truth.about["gpu"]], MODELS[truth.about["model"]], truth.about["tensor_parallel"]
-    room_gb = _SHARE * ranks * gpu.memory_gb - model.weights_gb
+    """Build the hardware of a GPU and a model that users name: measured, or else computed by the roofline."""
+    if name in gpu_truth.names():
+        truth = gpu_truth.load(name)
+        return _of_device(name, device_file.described(truth.about), truth)
+    device = devices.named(name)
+    if device is None:
+        raise ProfileError(f"there is no device {name!r:.60}: name one {devices.HOW_NAMED}")
+    return _of_device(name, device, GpuTruth(roofline.profile(device)))
+
+
+def from_file(path: Path, seed: int = 0) -> Hardware:
+    """Build the hardware that a file describes: by numbers, by grids, or as `alignedserve profile` wrote it."""
+    tree = device_file.read(path)
+    if "gpu" not in tree and "about" not in tree:
+        return from_profile(path, seed)
+    try:
+        device = device_file.described(tree.get("about", tree))
+        grids = device_file.grids(tree, device) if "about" in tree else roofline.profile(device)
+        return _of_device(path.stem, device, GpuTruth(grids))
+    except ProfileError as error:
+        raise ProfileError(f"{path}: {error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProfileError(f"{path} is a broken profile ({type(error).__name__}: {error})") from None
+
+
+def _of_device(name: str, device: Device, truth: Truth) -> Hardware:
+    """Return the hardware of GPUs that share a model: tensor-parallel ranks share the weights, and split K and V."""
+    gpu, model, ranks = device.gpu, device.model, device.ranks
     pcie = Link(ranks * gpu.pcie_gb_s * _GB, _HOST)
     peer = pcie if gpu.nvlink_gb_s is None else Link(ranks * gpu.nvlink_gb_s * _GB, _HOST)
     links = {
@@ -164,8 +157,7 @@ def from_gpu(name: str) -> Hardware:
         Route.DEVICE_TO_DEVICE: peer,
         Route.NETWORK: _NETWORK,
     }
-    kv_tokens = int(room_gb * _GB / model.kv_bytes)
-    return Hardware(name, truth, kv_tokens, model.kv_bytes, links, int8_in=_INT8_OVER_PCIE)
+    return Hardware(name, truth, device.kv_tokens, model.kv_bytes, links, int8_in=_INT8_OVER_PCIE)
 
 
 class ProfileTruth:

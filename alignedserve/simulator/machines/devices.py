@@ -1,0 +1,185 @@
+"""The GPUs and models of simulated workers: their sizes and speeds, and the names that users write.
+
+A device is some GPUs of a kind that share a model: `a100-80-opt-13b-tp2` are two A100s of 80 GB with OPT-13B.
+roofline.py computes how long its steps take, unless they were measured.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from alignedserve.errors import ProfileError
+
+_GB = 1e9
+_USED = 0.9  # share of a GPU's memory that is used (vLLM's default)
+_LEAST = 2048  # tokens: with room for fewer, a device is refused
+_BF16 = 2  # bytes
+_MOST_RANKS = 8  # GPUs of a node
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What one GPU can do. Peaks are those of its data sheet; shares are the parts of them that kernels reach."""
+
+    name: str
+    memory_gb: float
+    bandwidth_gb_s: float
+    tflops: float  # of bf16 with sums in fp32, without sparsity
+    processors: int  # streaming multiprocessors
+    pcie_gb_s: float  # one way, as copies reach in practice
+    nvlink_gb_s: float | None = None  # one way; None: another GPU is reached over PCIe
+    sum_us: float = 13.3  # an all-reduce of two GPUs takes this and its bytes over
+    sum_gb_s: float = 18.5
+    bandwidth_share: float = 0.8
+    tflops_share: float = 0.7
+    attention_share: float = 0.54  # of the TFLOP/s, in the attention of prompts
+
+
+@dataclass(frozen=True)
+class Model:
+    """The shape of a model in bf16."""
+
+    name: str
+    layers: int
+    hidden_size: int
+    heads: int
+    kv_heads: int
+    ffn_size: int
+    vocabulary: int
+    head_dim: int = 128
+    gated: bool = True  # whether the MLP has three matrices, and not two
+    tied: bool = False  # whether the output layer is the embedding
+
+    @property
+    def layer_weights(self) -> int:
+        attention = 2 * self.hidden_size * self.head_dim * (self.heads + self.kv_heads)
+        return attention + (2 + self.gated) * self.hidden_size * self.ffn_size
+
+    @property
+    def weights_gb(self) -> float:
+        embeddings = (2 - self.tied) * self.vocabulary * self.hidden_size
+        return round(_BF16 * (self.layers * self.layer_weights + embeddings) / _GB, 2)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Return the bytes of K and V of a token, in all layers."""
+        return 2 * _BF16 * self.layers * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True)
+class Device:
+    """GPUs that share a model: tensor-parallel ranks."""
+
+    gpu: Gpu
+    model: Model
+    ranks: int = 1
+
+    def __post_init__(self) -> None:
+        if not (1 <= self.ranks <= _MOST_RANKS and self._divides(self.ranks)):
+            raise ProfileError(
+                f"{self.model.name} has {self.model.heads} heads, which {self.ranks} GPUs cannot share: take"
+                f" 1 to {_MOST_RANKS} that divide them"
+            )
+
+    @property
+    def kv_tokens(self) -> int:
+        """Return the tokens that the memory holds beside the weights; refuse a device without room for them."""
+        if self._room < _LEAST:
+            raise ProfileError(
+                f"{self.model.name} does not fit on {self.ranks} x {self.gpu.name}: its weights take"
+                f" {self.model.weights_gb:.1f} GB of the {self._used_gb:.1f} that can be used, and {_LEAST:,} tokens"
+                f" need room beside them: take {self._remedy}"
+            )
+        return self._room
+
+    @property
+    def _used_gb(self) -> float:
+        return _USED * self.ranks * self.gpu.memory_gb
+
+    @property
+    def _room(self) -> int:
+        return int((self._used_gb - self.model.weights_gb) * _GB / self.model.kv_bytes)
+
+    @property
+    def _remedy(self) -> str:
+        more = (replace(self, ranks=ranks) for ranks in range(self.ranks + 1, _MOST_RANKS + 1) if self._divides(ranks))
+        return next((f"{device.ranks} of them" for device in more if device._room >= _LEAST), "larger GPUs")
+
+    def _divides(self, ranks: int) -> bool:
+        return not self.model.heads % ranks
+
+    def all_reduce(self, source: str) -> dict[str, Any]:
+        """Return a profile's all-reduce. In a ring each rank sends the bytes 2 (n - 1) / n times, in 2 (n - 1) turns:
+        once if n is 2; its latency was measured to grow with n."""
+        sent = 2 * (self.ranks - 1) * _BF16 * self.model.hidden_size // self.ranks
+        latency_us = self.gpu.sum_us * self.ranks / 2
+        return {"latency_us": latency_us, "gb_s": self.gpu.sum_gb_s, "token_bytes": sent, "source": source}
+
+
+# Memory: what a process finds on A100, H100 and L40S (PyTorch's total_memory); 1, 4 and 8 A100s then keep the 12, 21
+# and 264 GB for KV that vLLM's paper (2023, table 1) states for OPT-13B, 66B and 175B. Of RTX cards the nominal size,
+# with which measured runs of Llama-3.1 were simulated: its large logits take memory too.
+# Peaks and processors: NVIDIA's data sheets (A100 2021, H100 SXM 2023, L40S 2023) and white papers (Ada 2022, RTX
+# Blackwell 2025). Copies: the link's bandwidth less what copies usually lose.
+# Sums: A100 and RTX PRO 6000 see tools/compile_gpu_profiles.py; H100 fitted to Vidur's h100_dgx of 2 to 8 ranks; L40S
+# (PCIe 4) half of PCIe 5. RTX 4090s do not reach each other: half of what LLMServingSim takes for that over PCIe 5.
+# Shares of bandwidth and TFLOP/s: fitted to linear layers, on one GPU, of Llama-2-7B (A100, H100; Vidur) and
+# Llama-3.1-8B (RTX; LLMServingSim); the L40S as the A40 (Vidur), also a card with GDDR6 and ECC. Share in attention:
+# measured with FlashAttention-2 (RTX; A100 by cached tokens), the L40S as the RTX PRO 6000, the H100 by
+# FlashAttention-3's paper.
+_GPUS = {
+    #                            GB   GB/s  TFLOP/s SMs PCIe NVLink  sum: us, GB/s      shares
+    "a100-40": Gpu("A100 40GB", 42.3, 1555, 312.0, 108, 25, 300.0, 6.8, 142.0, 0.80, 0.70, 0.62),
+    "a100-80": Gpu("A100 80GB", 85.0, 2039, 312.0, 108, 25, 300.0, 6.8, 142.0, 0.80, 0.70, 0.62),
+    "h100": Gpu("H100", 85.0, 3350, 989.0, 132, 50, 450.0, 6.5, 250.0, 0.80, 0.68, 0.60),
+    "l40s": Gpu("L40S", 47.7, 864, 362.0, 142, 25, None, 13.3, 18.5, 0.78, 0.74, 0.54),
+    "rtx4090": Gpu("RTX 4090", 24.0, 1008, 165.2, 128, 25, None, 20.0, 8.0, 0.96, 1.00, 0.80),
+    "rtxpro6000": Gpu("RTX PRO 6000", 96.0, 1792, 503.8, 188, 50, None, 13.3, 36.9, 0.84, 0.84, 0.54),
+}
+GPUS: Mapping[str, Gpu] = MappingProxyType(_GPUS)
+
+
+def _opt(size: str, layers: int, hidden_size: int, heads: int) -> Model:
+    vocabulary = 50_272
+    return Model(
+        f"OPT-{size}", layers, hidden_size, heads, heads, 4 * hidden_size, vocabulary, hidden_size // heads, False, True
+    )
+
+
+# From the models' config.json.
+_MODELS = (
+    _opt("6.7B", 32, 4096, 32),
+    _opt("13B", 40, 5120, 40),
+    _opt("30B", 48, 7168, 56),
+    _opt("66B", 64, 9216, 72),
+    _opt("175B", 96, 12_288, 96),
+    Model("BLOOM-176B", 70, 14_336, 112, 112, 57_344, 250_880, gated=False, tied=True),
+    Model("CodeLlama-34b", 48, 8192, 64, 8, 22_016, 32_000),
+    Model("Llama-2-7B", 32, 4096, 32, 32, 11_008, 32_000),
+    Model("Llama-2-13B", 40, 5120, 40, 40, 13_824, 32_000),
+    Model("Llama-2-70B", 80, 8192, 64, 8, 28_672, 32_000),
+    Model("Llama-3.1-8B", 32, 4096, 32, 8, 14_336, 128_256),
+    Model("Llama-3.1-70B", 80, 8192, 64, 8, 28_672, 128_256),
+    Model("Qwen3-32B", 64, 5120, 64, 8, 25_600, 151_936),
+    Model("Yi-34B", 60, 7168, 56, 8, 20_480, 64_000),
+)
+MODELS: Mapping[str, Model] = MappingProxyType({model.name.lower(): model for model in _MODELS})
+_NAME = re.compile(rf"({'|'.join(GPUS)})-({'|'.join(map(re.escape, MODELS))})-tp([1-9])")
+HOW_NAMED = (
+    f"GPU-MODEL-tpN, such as a100-80-opt-13b-tp1, with a GPU of {', '.join(GPUS)} and a model of {', '.join(MODELS)}"
+)
+
+
+def named(name: str) -> Device | None:
+    """Return the device of such a name as `h100-llama-3.1-70b-tp4`, if it is one."""
+    found = _NAME.fullmatch(name)
+    return Device(GPUS[found[1]], MODELS[found[2]], int(found[3])) if found else None
+
+
+def names_with_one_gpu() -> list[str]:
+    """Return the names of all devices of one GPU."""
+    return [f"{gpu}-{model}-tp1" for gpu in GPUS for model in MODELS]

@@ -1,0 +1,123 @@
+"""The time of a step on a GPU that nobody measured: a roofline, written as the grids that a measured GPU has.
+
+A matrix product takes as long as reading its weights and as its arithmetic, at the shares of the peaks that kernels
+reach; near the ridge the two add up like the sides of a right angle, as was measured on five GPUs. A kernel takes 3 µs
+at least. Attention of decodes reads K and V; attention of prompts computes, each multiprocessor on tiles of 64 queries,
+whose keys it takes one after the other. How steps of prompts and decodes, and unequal lengths, slow attention down
+follows from no data sheet: these factors are those of a measured GPU.
+
+docs/how/simulator.md states how far this is from measured GPUs. Left out: the host's work, as in measured grids.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import ceil, hypot
+from typing import Any
+
+from alignedserve.simulator.machines.devices import Device
+from alignedserve.simulator.machines.gpu_truth import FORMAT
+
+_KERNEL_US = 3.0  # measured: 2 to 5 µs for kernels that do next to nothing (LLMServingSim, Vidur)
+_LAYER_KERNELS = 4  # beside the matrix products: two norms, positions, activation
+_PREFILL_KERNELS, _DECODE_KERNELS = 3, 4  # of attention; decodes are computed in parts, which a kernel adds up
+_TILE = 64  # queries
+_WASTED = 32  # tokens: half of the last tile of a matrix product, on average
+_BLOCK = 64  # tokens that a decode reads beyond its prefix, on average
+_SAMPLER_US, _SAMPLER_READS = 20.0, 2  # reads of the logits, in fp32 (LLMServingSim)
+_BF16, _FP32 = 2, 4  # bytes
+_KILO, _MEGA = 1e3, 1e6
+
+_TOKENS = sorted({size for power in range(15) for size in (1 << power, 3 << power >> 1)})
+_CHUNKS = [_TILE << power for power in range(9)]
+_FAR = 1 << 15  # tokens: times grow in a straight line with prefixes and with decodes, so the ends are enough
+_MANY = 512
+
+
+def profile(device: Device) -> dict[str, Any]:
+    """Return the device's profile, without the factors that no data sheet tells."""
+    times = Roofline(device)
+    ends = [0, _FAR]
+    return {
+        "format": FORMAT,
+        "about": {
+            "gpu": device.gpu.name,
+            "model": device.model.name,
+            "tensor_parallel": device.ranks,
+            "layers": device.model.layers,
+            "source": "alignedserve/simulator/machines/roofline.py",
+        },
+        "linear": _grid(times.linear_us, _TOKENS),
+        "per_sequence": _grid(times.sampling_us, _TOKENS),
+        "prefill": _grid(times.prefill_us, [1, *_CHUNKS], ends),
+        "decode": _grid(times.decode_us, [1, _MANY], ends),
+        "hidden_token_us": times.hidden_token_us,
+        **({"all_reduce": device.all_reduce("devices.py")} if device.ranks > 1 else {}),
+    }
+
+
+class Roofline:
+    """The times of one rank, in microseconds."""
+
+    def __init__(self, device: Device) -> None:
+        gpu, self._model, self._ranks = device.gpu, device.model, device.ranks
+        self._byte_us = 1 / (_KILO * gpu.bandwidth_gb_s * gpu.bandwidth_share)
+        self._flop_us = 1 / (_MEGA * gpu.tflops * gpu.tflops_share)
+        self._processors = gpu.processors
+        self._attention_flop_us = gpu.processors / (_MEGA * gpu.tflops * gpu.attention_share)  # of one multiprocessor
+        self._heads, self._kv_heads = self._model.heads / self._ranks, max(1, self._model.kv_heads / self._ranks)
+        self._kv_bytes = 2 * _BF16 * self._kv_heads * self._model.head_dim
+
+    def linear_us(self, tokens: float) -> float:
+        """Return the time of all layers without attention, and of the embedding."""
+        model = self._model
+        hidden, ffn, heads = model.hidden_size, model.ffn_size / self._ranks, self._heads * model.head_dim
+        keys = self._kv_heads * model.head_dim
+        products = (
+            self._product_us(tokens, hidden, heads + 2 * keys),
+            self._product_us(tokens, heads, hidden),
+            self._product_us(tokens, hidden, (1 + model.gated) * ffn),
+            self._product_us(tokens, ffn, hidden),
+        )
+        # Norms read and write the hidden vectors and the residuals, positions the queries and keys.
+        channels = 8 * hidden + 2 * (heads + keys) + (2 + model.gated) * ffn
+        rest_us = _LAYER_KERNELS * _KERNEL_US + _BF16 * channels * tokens * self._byte_us
+        return model.layers * (sum(products) + rest_us) + _KERNEL_US
+
+    def sampling_us(self, requests: float) -> float:
+        """Return the time of the output layer and of sampling."""
+        model = self._model
+        logits = _SAMPLER_READS * _FP32 * requests * model.vocabulary * self._byte_us
+        return self._product_us(requests, model.hidden_size, model.vocabulary / self._ranks) + _SAMPLER_US + logits
+
+    def prefill_us(self, length: float, cached: float) -> float:
+        """Return the time of attention in a layer for a prompt chunk."""
+        keys, head_dim = cached + length / 2, self._model.head_dim
+        tiles = max(1.0, self._heads * ceil(length / _TILE) / self._processors)  # one after the other
+        arithmetic_us = tiles * (keys + _TILE) * 4 * _TILE * head_dim * self._attention_flop_us
+        return _PREFILL_KERNELS * _KERNEL_US + max(arithmetic_us, keys * self._kv_bytes * self._byte_us)
+
+    def decode_us(self, requests: float, prefix: float) -> float:
+        """Return the time of attention in a layer for decodes of this prefix."""
+        return _DECODE_KERNELS * _KERNEL_US + requests * (prefix + _BLOCK) * self._kv_bytes * self._byte_us
+
+    @property
+    def hidden_token_us(self) -> float:
+        """Return the time to make K and V of a token, in all layers, from hidden vectors; 0 if these are larger."""
+        model = self._model
+        keys = self._kv_heads * model.head_dim
+        return 4 * model.layers * model.hidden_size * keys * self._flop_us if model.hidden_size <= keys else 0.0
+
+    def _product_us(self, tokens: float, inputs: float, outputs: float) -> float:
+        weights = inputs * outputs
+        return _KERNEL_US + hypot(_BF16 * weights * self._byte_us, 2 * (tokens + _WASTED) * weights * self._flop_us)
+
+
+def _grid(time_us: Callable[..., float], *axes: Sequence[float]) -> dict[str, Any]:
+    return {"axes": [[*axis] for axis in axes], "values": _values(time_us, axes, ())}
+
+
+def _values(time_us: Callable[..., float], axes: Sequence[Sequence[float]], sizes: tuple[float, ...]) -> Any:
+    if not axes:
+        return time_us(*sizes)
+    return [_values(time_us, axes[1:], (*sizes, size)) for size in axes[0]]

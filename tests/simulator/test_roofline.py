@@ -1,0 +1,241 @@
+"""Devices that nobody measured: sizes, times that follow from data sheets, and what users write of a device."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import yaml
+
+from alignedserve.core import Decode, Sampling, StepPlan, WorkerLimits
+from alignedserve.cost.model import Kind
+from alignedserve.cost.trials import Bounds, random_trials
+from alignedserve.errors import ProfileError
+from alignedserve.simulator.machines import gpu_truth, roofline
+from alignedserve.simulator.machines.device_file import described
+from alignedserve.simulator.machines.devices import GPUS, MODELS, Device, Gpu, named
+from alignedserve.simulator.machines.gpu_truth import FOLDER, GpuTruth
+from alignedserve.simulator.machines.hardware import from_file, from_gpu
+
+BOUNDS = Bounds(WorkerLimits(100_000, 16, 64, max_step_tokens=2048, max_batch=128), longest=8192)
+TRIALS = random_trials(BOUNDS, 100, seed=2)
+PRO = "rtxpro6000-llama-3.1-8b-tp1"
+NUMBERS = {"name": "B200", "memory_gb": 180, "bandwidth_gb_s": 8000, "tflops": 2250, "processors": 148, "pcie_gb_s": 50}
+
+
+def truth_of(device: Device) -> GpuTruth:
+    return GpuTruth(roofline.profile(device))
+
+
+def smallest(gpu: Gpu, model: str) -> Device | None:
+    """Return the device with the fewest GPUs on which the model fits."""
+    for ranks in (1, 2, 4, 8):
+        try:
+            device = Device(gpu, MODELS[model], ranks)
+            assert device.kv_tokens
+            return device
+        except ProfileError:
+            continue
+    return None
+
+
+DEVICES = [device for gpu in GPUS.values() for model in MODELS if (device := smallest(gpu, model))]
+
+
+class TestSizes:
+    @pytest.mark.parametrize(
+        ("model", "weights_gb", "kv_bytes"),
+        [
+            ("opt-6.7b", 13.3, 524_288),
+            ("opt-13b", 25.7, 819_200),
+            ("opt-30b", 59.9, 1_376_256),
+            ("opt-66b", 131.4, 2_359_296),
+            ("opt-175b", 349.1, 4_718_592),
+            ("llama-2-7b", 13.48, 524_288),
+            ("llama-2-13b", 26.03, 819_200),
+            ("llama-3.1-8b", 16.06, 131_072),
+            ("llama-3.1-70b", 141.1, 327_680),
+            ("qwen3-32b", 65.5, 262_144),
+        ],
+    )
+    def test_the_memory_of_models(self, model: str, weights_gb: float, kv_bytes: int) -> None:
+        """Published sizes; norms, biases and positions are left out."""
+        assert MODELS[model].weights_gb == pytest.approx(weights_gb, rel=0.01)
+        assert MODELS[model].kv_bytes == kv_bytes
+
+    @pytest.mark.parametrize(
+        ("name", "kv_gb"), [("a100-40-opt-13b-tp1", 12), ("a100-40-opt-66b-tp4", 21), ("a100-80-opt-175b-tp8", 264)]
+    )
+    def test_the_room_for_kv_is_that_of_vllms_paper(self, name: str, kv_gb: float) -> None:
+        hardware = from_gpu(name)
+        assert hardware.kv_tokens * hardware.kv_bytes / 1e9 == pytest.approx(kv_gb, rel=0.05)
+
+    def test_every_gpu_and_model_has_a_name(self) -> None:
+        for gpu in GPUS:
+            for model in MODELS:
+                assert named(f"{gpu}-{model}-tp2") == Device(GPUS[gpu], MODELS[model], 2)
+        assert named("a100-80-opt-13b") is None
+
+
+class TestTimes:
+    @pytest.mark.parametrize("name", gpu_truth.names())
+    def test_they_are_near_those_of_measured_gpus(self, name: str) -> None:
+        measured = gpu_truth.load(name)
+        computed = truth_of(described(measured.about))
+        for kind in Kind:
+            steps = [(trial.chunks, trial.prefixes) for trial in TRIALS if trial.shape.kind is kind]
+            off = sorted(abs(computed.seconds_of(*step) / measured.seconds_of(*step) - 1) for step in steps)
+            assert median(off) <= 0.1
+            assert off[len(off) * 9 // 10] <= 0.25
+
+    @pytest.mark.parametrize("device", DEVICES, ids=lambda device: f"{device.gpu.name}, {device.model.name}")
+    def test_more_work_takes_longer(self, device: Device) -> None:
+        truth = truth_of(device)
+        tokens = [truth.seconds_of([(length, 0)], []) for length in (1, 2, 7, 64, 100, 500, 512, 2048, 5000, 20_000)]
+        cached = [truth.seconds_of([(256, before)], []) for before in (0, 100, 4096, 40_000)]
+        decodes = [truth.seconds_of([], [1000] * count) for count in (1, 3, 8, 100, 256, 600)]
+        prefixes = [truth.seconds_of([], [prefix] * 16) for prefix in (1, 16, 100, 1000, 40_000)]
+        for times in (tokens, cached, decodes, prefixes):
+            assert all(less < more for less, more in pairwise(times))
+
+    def test_unequal_lengths_and_mixed_steps_cost_what_they_cost_on_a_measured_gpu(self) -> None:
+        truth = from_gpu("a100-80-opt-13b-tp1").truth
+        assert isinstance(truth, GpuTruth)
+        assert truth.attention_us([], [1000] * 64) < truth.attention_us([], [500] * 56 + [4500] * 8)
+        apart = truth.attention_us([(512, 512)], []) + truth.attention_us([], [1000] * 16)
+        assert truth.attention_us([(512, 512)], [1000] * 16) > 1.1 * apart
+
+    def test_a_token_takes_as_long_as_reading_the_weights_at_least(self) -> None:
+        for device in DEVICES:
+            reading_s = device.model.weights_gb / device.ranks / device.gpu.bandwidth_gb_s
+            assert reading_s < truth_of(device).seconds_of([], [1]) < 2.5 * reading_s
+
+    def test_a_prompt_takes_as_long_as_its_arithmetic_at_least(self) -> None:
+        for device in DEVICES:
+            flops = 2 * 2048 * device.model.layers * device.model.layer_weights
+            least_s = flops / device.ranks / device.gpu.tflops / 1e12
+            assert least_s < truth_of(device).seconds_of([(2048, 0)], [])
+
+    @pytest.mark.parametrize("gpu", ["a100-80", "h100"])
+    def test_more_gpus_are_faster_and_less_than_in_proportion(self, gpu: str) -> None:
+        steps: list[tuple[list[tuple[int, int]], list[int]]] = [([(2048, 0)], []), ([], [1000] * 32)]
+        for step in steps:
+            times = [from_gpu(f"{gpu}-opt-13b-tp{ranks}").truth.seconds_of(*step) for ranks in (1, 2, 4)]
+            assert all(twice < once < 2 * twice for once, twice in pairwise(times))
+
+    def test_gpus_without_nvlink_lose_their_gain_to_the_sums(self) -> None:
+        one, two = (from_gpu(f"rtx4090-opt-6.7b-tp{ranks}").truth.seconds_of([(2048, 0)], []) for ranks in (1, 2))
+        assert two > 0.8 * one
+
+    def test_hidden_vectors_cost_their_product_where_they_are_smaller_than_k_and_v(self) -> None:
+        truth = from_gpu("a100-80-opt-13b-tp1").truth
+        kv = StepPlan(1, decodes=(Decode("a", 1, 1000, (), Sampling(), 1),))
+        hidden = StepPlan(1, decodes=(Decode("a", 1, 1000, (), Sampling(), 1, blocks=(1,)),))
+        assert truth.seconds(hidden) - truth.seconds(kv) == pytest.approx(1000 * truth.hidden_token_s())
+        assert truth.hidden_token_s() > 0
+        for name in ("a100-80-opt-13b-tp2", "a100-80-llama-3.1-8b-tp1"):
+            assert from_gpu(name).truth.hidden_token_s() == 0
+
+
+class TestFiles:
+    @pytest.fixture
+    def written(self, tmp_path: Path) -> Callable[[Any, str], Path]:
+        def write(tree: Any, name: str = "mine.yaml") -> Path:
+            path = tmp_path / name
+            path.write_text(json.dumps(tree) if path.suffix == ".json" else yaml.safe_dump(tree), encoding="utf-8")
+            return path
+
+        return write
+
+    def test_a_device_of_known_names_is_the_named_device(self, written: Callable[..., Path]) -> None:
+        found = from_file(written({"gpu": "a100-80", "model": "opt-13b", "tensor_parallel": 2}))
+        same = from_gpu("a100-80-opt-13b-tp2")
+        assert (found.name, found.kv_tokens, found.links) == ("mine", same.kv_tokens, same.links)
+        assert found.truth.seconds_of([(300, 0)], [500] * 8) == same.truth.seconds_of([(300, 0)], [500] * 8)
+
+    def test_a_device_of_numbers(self, written: Callable[..., Path]) -> None:
+        model = {"name": "mine", "layers": 80, "hidden_size": 8192, "heads": 64, "kv_heads": 8}
+        shape = {**model, "ffn_size": 28_672, "vocabulary": 128_256}
+        found, h100 = from_file(written({"gpu": NUMBERS, "model": shape})), from_gpu("h100-llama-3.1-70b-tp4")
+        assert found.kv_bytes == h100.kv_bytes
+        assert found.kv_tokens == int((0.9 * 180 - MODELS["llama-3.1-70b"].weights_gb) * 1e9 / found.kv_bytes)
+        assert found.truth.seconds_of([], [1000]) < 4 * h100.truth.seconds_of([], [1000])
+
+    def test_measured_grids(self, written: Callable[..., Path]) -> None:
+        tree = json.loads((FOLDER / f"{PRO}.json").read_text(encoding="utf-8"))
+        few = {name: tree[name] for name in ("format", "linear", "per_sequence", "prefill", "decode")}
+        few["about"] = {"gpu": "rtxpro6000", "model": "llama-3.1-8b"}
+        for grids in (tree, few):  # factors that were not measured are those of this same GPU
+            found = from_file(written(grids, "mine.json"))
+            assert found.kv_tokens == from_gpu(PRO).kv_tokens
+            for step in (([(100, 70)], [500, 900] * 8), ([(700, 0)], []), ([], [50] * 90)):
+                assert found.truth.seconds_of(*step) == from_gpu(PRO).truth.seconds_of(*step)
+
+    def test_several_gpus_sum_over_their_link(self, written: Callable[..., Path]) -> None:
+        name = "rtxpro6000-llama-3.1-8b-tp2"
+        tree = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+        del tree["all_reduce"]
+        assert from_file(written(tree, "mine.json")).truth.seconds_of([], [5]) == from_gpu(name).truth.seconds_of(
+            [], [5]
+        )
+
+    @pytest.mark.parametrize(
+        ("tree", "why"),
+        [
+            ({"gpu": "h200", "model": "opt-13b"}, "gpu is neither one of a100-40, a100-80"),
+            ({"gpu": "h100"}, "model is neither one of opt-6.7b"),
+            ({"gpu": "h100", "model": "opt-13b", "tensor_parallel": "two"}, "tensor_parallel is a number of GPUs"),
+            ({"gpu": "h100", "model": "opt-13b", "tensor_parallel": 3}, "has 40 heads, which 3 GPUs cannot share"),
+            ({"gpu": "h100", "model": "opt-13b", "tp": 1}, "has to have gpu, model and tensor_parallel"),
+            ({"gpu": {**NUMBERS, "speed": 3}, "model": "opt-13b"}, "gpu has no 'speed': it has name, memory_gb"),
+            ({"gpu": {"name": "B200"}, "model": "opt-13b"}, "gpu lacks memory_gb"),
+            (
+                {"gpu": {**NUMBERS, "tflops": -1}, "model": "opt-13b"},
+                "tflops cannot be -1, it is a number",
+            ),
+            (
+                {"gpu": {**NUMBERS, "processors": "many"}, "model": "opt-13b"},
+                "it is a whole number above 0",
+            ),
+            ({"gpu": "rtx4090", "model": "opt-13b"}, "take 2 of them"),
+            ({"gpu": "rtx4090", "model": "opt-175b"}, "take larger GPUs"),
+            ([1], "has to have gpu, model and tensor_parallel"),
+        ],
+    )
+    def test_refusals_of_numbers(self, written: Callable[..., Path], tree: Any, why: str) -> None:
+        with pytest.raises(ProfileError, match=why) as refused:
+            from_file(written(tree))
+        assert "\n" not in str(refused.value)
+        assert "mine.yaml" in str(refused.value)
+
+    @pytest.mark.parametrize(
+        ("changes", "why"),
+        [
+            ({"linear": {"axes": [[1, 2]], "values": [1.0]}}, "a grid needs two ascending sizes"),
+            ({"linear": {"axes": [[2, 1]], "values": [1.0, 1.0]}}, "a grid needs two ascending sizes"),
+            ({"linear": {"axes": [[1, 2]], "values": [1.0, -1.0]}}, "a grid needs two ascending sizes"),
+            ({"decode": {"axes": [[1, 2]], "values": [1.0, 2.0]}}, "decode needs 2 axes"),
+            ({"decode": None}, "broken profile"),
+            ({"decodes": {}}, "measured grids have no 'decodes'"),
+            ({"about": {"gpu": "rtxpro6000", "model": "llama-3.1-8b", "tp": 2}}, "measured grids have no 'about.tp'"),
+            ({"format": 7}, "of format 1"),
+            ({"about": {"gpu": "rtxpro6000", "model": "opt-175b"}}, "take 6 of them"),
+        ],
+    )
+    def test_refusals_of_grids(self, written: Callable[..., Path], changes: dict[str, Any], why: str) -> None:
+        tree = json.loads((FOLDER / f"{PRO}.json").read_text(encoding="utf-8"))
+        with pytest.raises(ProfileError, match=why) as refused:
+            from_file(written({**tree, **changes}, "mine.json"))
+        assert "\n" not in str(refused.value)
+
+    def test_a_file_that_is_not_yaml(self, tmp_path: Path) -> None:
+        path = tmp_path / "mine.yaml"
+        path.write_text("gpu: [", encoding="utf-8")
+        with pytest.raises(ProfileError, match="is not YAML") as refused:
+            from_file(path)
+        assert "\n" not in str(refused.value)
