@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import fields
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -18,7 +19,7 @@ from alignedserve.cost.trials import Bounds, random_trials
 from alignedserve.errors import ProfileError
 from alignedserve.simulator.machines import gpu_truth, roofline
 from alignedserve.simulator.machines.device_file import described
-from alignedserve.simulator.machines.devices import GPUS, MODELS, Device, Gpu, named
+from alignedserve.simulator.machines.devices import GPUS, MODELS, Device, Gpu, Model, named
 from alignedserve.simulator.machines.gpu_truth import FOLDER, GpuTruth
 from alignedserve.simulator.machines.hardware import from_file, from_gpu
 
@@ -80,6 +81,12 @@ class TestSizes:
             for model in MODELS:
                 assert named(f"{gpu}-{model}-tp2") == Device(GPUS[gpu], MODELS[model], 2)
         assert named("a100-80-opt-13b") is None
+
+    def test_the_page_of_devices_names_them_all_and_their_numbers(self) -> None:
+        page = (Path(__file__).parents[2] / "docs" / "reference" / "devices.md").read_text(encoding="utf-8")
+        numbers = [field.name for kind in (Gpu, Model) for field in fields(kind)]
+        assert [name for name in (*GPUS, *MODELS) if f"`{name}`" not in page] == []
+        assert [name for name in numbers if name not in page] == []
 
 
 class TestTimes:
