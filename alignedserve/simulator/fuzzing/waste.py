@@ -3,7 +3,7 @@
 At every command:
 
 - cause: an owner starts the next attempt only after it heard that the current attempt is lost, or asked for tokens of
-  it; in a run without faults no attempt is lost.
+  it; in a run without faults no attempt is lost, unless the pool took a prefix back whose Commit may be on its way.
 
 From time to time:
 
@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Send
-from alignedserve.protocol.messages import Attempt, AttemptLost, Resend, Submit
+from alignedserve.protocol.messages import Attempt, AttemptLost, Prefix, Resend, Submit
 from alignedserve.simulator.clients import Client
 from alignedserve.simulator.fuzzing.scenario import Scenario
 from alignedserve.simulator.machines.faults import Fault, Forge, LinkFault, MemberFault, Resize, Skew, lasts_s
@@ -55,6 +55,8 @@ class WasteWatch:
         self._is_calm = not scenario.faults
         self._grace_s = CALM_GRACE_S if self._is_calm else GRACE_S
         self._may_start: set[Attempt] = set()  # attempts that are lost, as their owners have heard, or asked for
+        self._has_prefix: set[Attempt] = set()  # attempts for which a pool holds the beginning of the prompt
+        self._without_prefix: set[Attempt] = set()  # those of which it has taken it back
         self._odd_since: dict[_Odd, float] = {}
         self._look_at = 0.0
 
@@ -64,8 +66,14 @@ class WasteWatch:
         match command.message:
             case AttemptLost(request, attempt) | Resend(request, attempt):
                 self._may_start.add((request, attempt + 1))
+            case Prefix(request, attempt, pages):
+                if pages:
+                    self._has_prefix.add((request, attempt))
+                elif (request, attempt) in self._has_prefix:
+                    self._without_prefix.add((request, attempt))
             case Submit(request) if request.attempt:
-                if self._is_calm or (request.id, request.attempt) not in self._may_start:
+                has_cause = (request.id, request.attempt) in self._may_start
+                if not has_cause or (self._is_calm and (request.id, request.attempt - 1) not in self._without_prefix):
                     self._breaks(f"{_said((request.id, request.attempt))} starts without cause")
 
     # --- What is kept
