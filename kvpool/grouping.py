@@ -177,11 +177,20 @@ class Waiters(ABC):
             self.remove(waiting.id)
         return taken, True
 
+    def _with_some_ahead(self, found: Sequence[WaitingEntry], ask: AskBatch, places: _RoomLeft) -> list[WaitingEntry]:
+        """Take the requests that fit, and those after them that the worker wants to have at hand."""
+        taken, _ = self._hand_out(found, places)
+        ahead = found[len(taken) : len(taken) + ask.ahead]
+        for waiting in ahead:
+            self.remove(waiting.id)
+        return [*taken, *ahead]
+
 
 class OneByOne(Waiters):
     def next_for(self, worker: str, ask: AskBatch, now: float) -> Handed:
-        taken, _ = self._hand_out(self._in_order(ask, now), _RoomLeft(ask, self._pairs_for))
-        return Handed(batch=taken)
+        found = list(self._in_order(ask, now))
+        taken = self._with_some_ahead(found, ask, _RoomLeft(ask, self._pairs_for))
+        return Handed(dynamic=taken) if self._policy.swaps else Handed(batch=taken)
 
 
 class SlowestAsk:
@@ -327,14 +336,6 @@ class Aligned(Waiters):
         members = (member for leaf in leaves for member in self._tree.members(leaf))
         found = [self._waiting[member.id] for member in sorted(islice(members, ask.requests + ask.ahead))]
         return self._with_some_ahead(found, ask, places)
-
-    def _with_some_ahead(self, found: Sequence[WaitingEntry], ask: AskBatch, places: _RoomLeft) -> list[WaitingEntry]:
-        """Take the requests that fit, and those after them that the worker wants to have at hand."""
-        taken, _ = self._hand_out(found, places)
-        ahead = found[len(taken) : len(taken) + ask.ahead]
-        for waiting in ahead:
-            self.remove(waiting.id)
-        return [*taken, *ahead]
 
     def _are_few(self, ask: AskBatch) -> bool:
         """Return whether all waiting requests fit into one small batch, so that there is nothing to choose."""

@@ -265,7 +265,8 @@ class ScheduleConfig:
     """
 
     order: Order = experiment(
-        DEFAULT_POLICY.order, "which request goes first: the most urgent promise, the first that came, or the shortest"
+        DEFAULT_POLICY.order,
+        "which request goes first: the most urgent promise, the first that came, the shortest, or five levels (ALISE)",
     )
     chunking: Chunking = experiment(
         DEFAULT_POLICY.chunking,

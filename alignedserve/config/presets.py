@@ -48,7 +48,7 @@ _BROS: PresetSettings = {
     **_NEW,
 }
 _ALISE: PresetSettings = {
-    "schedule.order": "shortest_remaining",
+    "schedule.order": "levels",
     "schedule.chunking": "fixed",
     "schedule.room": "growing",
     "schedule.grouping": "fcfs",
@@ -56,6 +56,7 @@ _ALISE: PresetSettings = {
     "schedule.refuse_ttfts": 0.0,
     "schedule.helps": False,
     "kvpool.rt_reserve": 0.0,
+    "engine.max_step_tokens": 8192,
     **_NEW,
 }
 _ACCELGEN: PresetSettings = {
@@ -207,11 +208,11 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             {**_BROS, **_RECOMPUTES},
             source="BROS §7.4",
         ),
-        # ALISE §3.1 (lengths, priority), §3.2 (int8 of waiting requests). Only where promises count have best-effort
-        # requests levels and ageing: here the shortest is first, strictly.
+        # ALISE §3.1 (lengths, levels, ageing, doubling), §3.2 (Algorithm 2, int8 of waiting requests), §3.3 (whole
+        # prompts beside decodes).
         "alise": Preset(
-            "ALISE: the shortest by prediction first; what waits in the pool as int8",
-            {**_ALISE, "kvpool.compression": "auto"},
+            "ALISE: five levels by predicted time; lower ones are swapped out for higher ones, as int8",
+            {**_ALISE, "kvpool.compression": "int8"},
             source="ALISE §3.1, §3.2",
         ),
         "alise-defer": Preset(
@@ -221,7 +222,7 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         ),
         "alise-recompute": Preset(
             "ALISE /Recompute: a request that has to leave is computed anew",
-            {**_ALISE, "schedule.evict": False},
+            {**_ALISE, **_RECOMPUTES},
             source="ALISE §4.3",
         ),
         # Apt-Serve §4.2, §5. A request that is hidden becomes KV by projection once there is memory, where its paper

@@ -50,6 +50,11 @@ def outlived(estimate: int, most: int, num_output: int) -> int:
     return min(estimate, most)
 
 
+def num_outlived(estimate: int, num_output: int) -> int:
+    """Return how often the prediction has doubled for a request that has so much output already."""
+    return (num_output // max(1, estimate)).bit_length()
+
+
 def room_for(request: Request, num_output: int, policy: Policy, most: int) -> int:
     """Return for how many tokens a request with so much output gets memory, on a device of `most` tokens."""
     if policy.room is Room.WHOLE:

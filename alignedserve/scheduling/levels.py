@@ -16,6 +16,7 @@ FIRST_BOUND = 32  # most steps of the first level
 TOP = -1  # above the first level: requests that have waited for an age there
 INTERRUPTED = TOP - 1  # above all others: requests with output that have lost their memory
 AGE_S = 10.0  # an unserved best-effort request rises a level after so long
+STEP_PROMPT = 32  # prompt tokens that count as a step of service: about what a GPU runs in the time of a decode
 
 
 def level_of(steps: int) -> int:
@@ -68,3 +69,17 @@ class Level:
         while self._served_at + (rises + 1) * self._age_s < now:
             rises += 1
         return rises
+
+
+class AgedLevel(Level):
+    """The level of a request where all requests have levels (ALISE §3.1): it ages from its arrival on, served or not.
+
+    So a request that has risen stays there: it does not leave again after its first step. Nothing of it has to go with
+    the request from part to part.
+    """
+
+    __slots__ = ()
+
+    def risen(self, now: float, steps: int, num_outlived: int) -> int:
+        """Return the level with so many predicted steps left, of a request that outlived so many predictions."""
+        return max(TOP, min(LEVELS - 1, level_of(steps) + num_outlived) - self._rises(now))

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import TypeVar
 
 from alignedserve.core import ServiceClass
+from alignedserve.scheduling.levels import TOP
 from alignedserve.scheduling.slo import Late, Standing, StepTimes, by_standing
 
 _T = TypeVar("_T")
@@ -23,11 +24,13 @@ class Order(str, Enum):
     SLACK = "slack"  # by promises: slo.in_order
     FCFS = "fcfs"  # by arrival
     SHORTEST_REMAINING = "shortest_remaining"  # by the tokens still to run, with the output as long as expected
+    LEVELS = "levels"  # by five levels of predicted steps, in which requests rise with age (ALISE)
 
 
 class Ordering(ABC):
     is_by_arrival = False  # requests are served as they came: nothing has to be sorted
     goes_by_promises = False  # places change with time: an urgent request overtakes others
+    has_levels = False  # all requests have levels, whatever their class
 
     @abstractmethod
     def sort(
@@ -70,16 +73,16 @@ class ByPromises(Ordering):
 
 
 class ByKey(Ordering):
-    """An order by something of each request that does not change while it waits."""
+    """An order by something of each request that changes, if at all, when its promise says so (Promise.changes_at)."""
 
     @abstractmethod
-    def key(self, standing: Standing) -> float:
-        """Return the number by which requests are ordered, the least first; equal ones go by arrival."""
+    def key(self, standing: Standing) -> tuple[float, ...]:
+        """Return what requests are ordered by, the least first; equal ones go by arrival."""
 
     def sort(
         self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
     ) -> Iterable[_T]:
-        def place(request: _T) -> tuple[float, float, str]:
+        def place(request: _T) -> tuple[tuple[float, ...], float, str]:
             standing = standing_of(request)
             return self.key(standing), standing.arrival_at, standing.id
 
@@ -87,12 +90,27 @@ class ByKey(Ordering):
 
 
 class ByRemaining(ByKey):
-    def key(self, standing: Standing) -> float:
-        return standing.remaining
+    def key(self, standing: Standing) -> tuple[float, ...]:
+        return (standing.remaining,)
+
+
+class ByLevels(ByKey):
+    """By levels, and the shortest first within each; above them by arrival, so that no request waits for ever."""
+
+    has_levels = True
+
+    def key(self, standing: Standing) -> tuple[float, ...]:
+        return standing.level, standing.remaining if standing.level > TOP else 0.0
+
+    def line(
+        self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
+    ) -> Iterable[_T]:
+        return self.sort(requests, standing_of, times, late)
 
 
 ORDERINGS: dict[Order, Ordering] = {
     Order.SLACK: ByPromises(),
     Order.FCFS: ByArrival(),
     Order.SHORTEST_REMAINING: ByRemaining(),
+    Order.LEVELS: ByLevels(),
 }

@@ -171,6 +171,8 @@ class SharedPairs(PlainPairs):
     def problem(self, policy: Policy) -> str | None:
         if policy.room is not Room.GROWING:
             return "blocks bidirectional gives memory block by block: it needs room growing"
+        if policy.ordering.has_levels:
+            return "order levels swaps requests out whole: it needs blocks plain"
         if policy.packing.takes_turns:
             return f"packing {policy.packing.value} has whole pairs, and recomputes: it needs blocks plain"
         if policy.cache is Cache.HYBRID:
@@ -241,7 +243,7 @@ class Policy:
         if self.as_in_paper and (self.chunking, self.selection) == (Chunking.FIXED, PromptChoice.IN_ORDER):
             return "as_in_paper changes slo chunking and selection multi_resource: it needs one of them"
         if (self.packing is Packing.RT_BE) == self.ordering.is_by_arrival:
-            return "packing rt_be goes by order slack or shortest_remaining, and every other packing by order fcfs"
+            return "packing rt_be goes by order slack, shortest_remaining or levels, and every other by order fcfs"
         if self.packing.takes_turns and not self.is_plain:
             return f"packing {self.packing.value} needs chunking fixed or none, selection in_order, and not room chunks"
         if (problem := self.pairs.problem(self)) is not None:
@@ -277,6 +279,11 @@ class Policy:
     @cached_property  # read at every step
     def ordering(self) -> Ordering:
         return ORDERINGS[self.order]
+
+    @cached_property  # read at every step
+    def swaps(self) -> bool:
+        """Return whether requests take memory and seats from others of lower levels (ALISE, Algorithm 2)."""
+        return self.ordering.has_levels and self.grows
 
     @property
     def grows(self) -> bool:

@@ -7,8 +7,8 @@ from math import ceil
 from typing import ClassVar
 
 from alignedserve.core import Due, Request, ServiceClass
-from alignedserve.scheduling.lengths import expected, outlived, planned
-from alignedserve.scheduling.levels import INTERRUPTED, Level
+from alignedserve.scheduling.lengths import expected, num_outlived, outlived, planned
+from alignedserve.scheduling.levels import INTERRUPTED, STEP_PROMPT, AgedLevel, Level
 from alignedserve.scheduling.policy import Policy
 from alignedserve.scheduling.slo import (
     Standing,
@@ -210,6 +210,65 @@ class StepPromise(Promise):
         )
 
 
+class PredictedLevel:
+    """The place of a request by the steps that it is predicted to take, where all requests have levels (ALISE §3.1)."""
+
+    __slots__ = ("_level", "_most", "_predicted")
+
+    def __init__(self, request: Request, policy: Policy) -> None:
+        self._level, self._most = AgedLevel(request.arrival_at, policy.age_s), request.max_tokens
+        self.expect(request, policy)
+
+    def expect(self, request: Request, policy: Policy) -> None:
+        self._predicted = expected(request, policy).mean
+
+    def rises_at(self, now: float) -> float:
+        return self._level.rises_at(now)
+
+    def place(self, standing: Standing, num_output: int, prompt: int, now: float) -> Standing:
+        """Return the standing with the level; each doubling of a prediction is a level."""
+        whole = outlived(self._predicted, self._most, num_output)
+        standing.remaining = steps = prompt // STEP_PROMPT + max(1, whole - num_output)
+        standing.level = self._level.risen(now, steps, num_outlived(self._predicted, num_output))
+        return standing
+
+
+class LevelledTokens(TokenPromise):
+    __slots__ = ("_place",)
+
+    def __init__(self, request: Request, policy: Policy, num_output: int, due: Due | None) -> None:
+        super().__init__(request, policy, num_output, due)
+        self._place = PredictedLevel(request, policy)
+
+    def expect(self, request: Request, policy: Policy, now: float) -> None:
+        super().expect(request, policy, now)
+        self._place.expect(request, policy)
+
+    def changes_at(self, now: float) -> float:
+        return self._place.rises_at(now)
+
+    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
+        return self._place.place(super().standing(now, work, times), self._num_output, work.prompt, now)
+
+
+class LevelledSteps(StepPromise):
+    __slots__ = ("_place",)
+
+    def __init__(self, request: Request, policy: Policy, num_output: int) -> None:
+        super().__init__(request, policy, num_output)
+        self._place = PredictedLevel(request, policy)
+
+    def expect(self, request: Request, policy: Policy, now: float) -> None:
+        super().expect(request, policy, now)
+        self._place.expect(request, policy)
+
+    def changes_at(self, now: float) -> float:
+        return self._place.rises_at(now)
+
+    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
+        return self._place.place(super().standing(now, work, times), self._num_output, work.prompt, now)
+
+
 def tokens_left(request: Request, policy: Policy, num_output: int) -> int:
     """Return how many more tokens a request with so much output is expected to produce."""
     return outlived(expected(request, policy).mean, request.max_tokens, num_output) - num_output
@@ -217,6 +276,7 @@ def tokens_left(request: Request, policy: Policy, num_output: int) -> int:
 
 def promise(request: Request, policy: Policy, num_output: int = 0, due: Due | None = None) -> Promise:
     """Return the promise of a request with so much output; `due` is the state that another part left."""
+    has_levels = policy.ordering.has_levels
     if request.service is ServiceClass.RT:
-        return TokenPromise(request, policy, num_output, due)
-    return StepPromise(request, policy, num_output)
+        return (LevelledTokens if has_levels else TokenPromise)(request, policy, num_output, due)
+    return (LevelledSteps if has_levels else StepPromise)(request, policy, num_output)

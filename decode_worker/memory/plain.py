@@ -151,6 +151,21 @@ class PlainMemory(DeviceMemory):
             free += self.num_freed(leaving[-1:])
         return leaving
 
+    def leaving_for(self, tokens: int, lower: Sequence[Running]) -> list[Running] | None:
+        """Return which of the lower requests leave so that another finds memory for so many tokens, and a seat.
+
+        The first to leave is the last of them. Return None between the ends of a step, and where all are not enough."""
+        if self._steps.running is not None:
+            return None
+        line, leaving, free = [*lower], list[Running](), self.num_free
+        wanted, has_seat = units_for(tokens, self.limits.block_size), self._order.packer.has_seat
+        while wanted > free or not has_seat(self._here.num_seated - len(leaving)):
+            if not line:
+                return None
+            leaving.append(line.pop())
+            free += self.num_freed(leaving[-1:])
+        return leaving
+
     # --- The next step
 
     def grow(self, preempts: Preempts, now: float) -> list[Command]:

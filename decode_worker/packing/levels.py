@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from alignedserve.decode_worker.packing.packer import MaySeat, Packer, Runnable
-from alignedserve.scheduling.levels import level_served
+from alignedserve.scheduling.levels import STEP_PROMPT, level_served
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.waiting import Waiting
-
-STEP_PROMPT = 32  # prompt tokens that count as a step of service: about what a GPU runs in the time of a decode
 
 
 class ByLevels(Packer):

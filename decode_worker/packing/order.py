@@ -13,13 +13,15 @@ from alignedserve.worker.step.limits import Moment
 from alignedserve.worker.step.ranks import in_order
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.seated import Seated
+from alignedserve.worker.step.waiting import Waiting
 
 
 class ServingOrder:
     def __init__(self, limits: WorkerLimits, pace: Pace, batch: RunningBatch) -> None:
         self._pace, self._batch = pace, batch
         self._seated = Seated(pace.policy)  # decodes in their order, where a step has places for fewer
-        self.packer = packer(PackingSetup(pace.policy, limits.max_batch, self.first_to_leave, batch))
+        setup = PackingSetup(pace.policy, limits.max_batch, self.first_to_leave, lambda: pace.times, batch)
+        self.packer = packer(setup)
 
     def moment(self, now: float) -> Moment:
         """Return what a choice depends on beside the requests."""
@@ -32,6 +34,13 @@ class ServingOrder:
     def moved(self, running: Running) -> None:
         """Note that what the request's place in the order depends on has changed."""
         self._seated.refile(running)
+
+    def first_waiting(self, waiting: Waiting, now: float) -> Running | None:
+        """Return the waiting prompt that is served first."""
+        if not self._pace.policy.is_plain:
+            at = self.moment(now)
+            waiting.refresh(at.now, at.times, at.chunk)
+        return self.packer.first(waiting, lambda _: True)
 
     def in_order(self, requests: Sequence[Running], now: float) -> list[Running]:
         """Return these requests in the order in which they are served."""

@@ -14,6 +14,7 @@ from typing import Protocol, TypeAlias
 from alignedserve.decode_worker.requests.band import RunningBatch
 from alignedserve.protocol.commands import Command
 from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.slo import StepTimes
 from alignedserve.worker.step.limits import Selection
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.waiting import Waiting
@@ -43,6 +44,9 @@ class MemoryGiver(Protocol):
     def assign(self, types: TypeChoice, now: float) -> list[Command]:
         """Choose which requests have memory, by what they are worth."""
 
+    def swap(self, now: float) -> list[Command]:
+        """Do as `grow`; then let requests of higher levels take memory from requests of lower ones."""
+
 
 @dataclass(frozen=True)
 class PackingSetup:
@@ -51,6 +55,7 @@ class PackingSetup:
     policy: Policy
     most: int  # requests in a step that the engine takes
     first_to_leave: FirstToLeave = lambda requests, _now: requests[-1]
+    times: Callable[[], StepTimes] = StepTimes  # of recent steps
     batch: RunningBatch = field(default_factory=RunningBatch)
 
 
@@ -84,6 +89,14 @@ class Packer:
     def leaving(self, prompts: Sequence[Running], decodes: Sequence[Running], now: float) -> Running:
         """Return the seated request that leaves for lack of memory; both are in the order of their seats."""
         return (prompts or decodes)[-1]
+
+    def level(self, running: Running, now: float) -> int:
+        """Return the level of a request, where requests take memory from others of lower levels (Policy.swaps)."""
+        return 0
+
+    def gives_way(self, seated: Sequence[Running], to: Running, now: float) -> list[Running]:
+        """Return the seated requests that may leave for this one, the first to leave last."""
+        return []
 
     def planned(self, selection: Selection) -> None:
         """Note what runs next."""

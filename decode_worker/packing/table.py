@@ -6,7 +6,8 @@ round_robin  real-time and best-effort requests in alternate steps, each by arri
 mlfq         the requests that were served least, in five levels, by arrival within each; the one served most leaves
 skip_join    the same, and a long prompt counts as service before it has run (FastServe §4.1)
 knapsack     every request that has memory, in steps of one type or of both; which request has memory is chosen
-rt_be        by promises (selection.py), at most B_curr in a step; best-effort requests leave for real-time ones
+rt_be        by promises (selection.py), at most B_curr in a step; best-effort requests leave for real-time ones. By
+             levels, requests leave for requests of higher levels (ALISE, Algorithm 2)
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from alignedserve.decode_worker.packing.levels import ByLevels, SkipJoin
 from alignedserve.decode_worker.packing.longest import LongestLeaves
 from alignedserve.decode_worker.packing.packer import Packer, PackingSetup
 from alignedserve.decode_worker.packing.promises import GrowingBatch
+from alignedserve.decode_worker.packing.swapping import Swapping
 from alignedserve.decode_worker.packing.turns import Ratio, RoundRobin
 from alignedserve.scheduling.policy import Packing
 
@@ -27,7 +29,11 @@ def _first_come(setup: PackingSetup) -> Packer:
 
 
 def _by_promises(setup: PackingSetup) -> Packer:
-    """Return the packing of rt_be, where best-effort requests give way to real-time ones: only by slack do they."""
+    """Return the packing of rt_be, where best-effort requests give way to real-time ones: only by slack do they.
+
+    By levels, requests of lower levels give way to requests of higher ones."""
+    if setup.policy.swaps:
+        return Swapping(setup)
     return GrowingBatch(setup) if setup.policy.precedence.may_displace(is_rt=True) else Packer(setup)
 
 

@@ -18,6 +18,7 @@ from alignedserve.scheduling.policy import Grouping
 from alignedserve.worker.parts.part import CorePart
 
 _LEAVING_SHARE = 8  # of the device's memory, an eighth at most is taken from residents until the pool's next answer
+_SWAPPED_SHARE = 2  # the same where requests take memory from others of lower levels
 
 
 class BatchAsks(CorePart):
@@ -27,6 +28,7 @@ class BatchAsks(CorePart):
         self._memory, self._queue, self._retirement = stores.memory, stores.queue, stores.retirement
         self._joining = joining
         self._is_aligned = stores.policy.grouping is Grouping.ALIGNED  # there are batches that keep together
+        self._swaps = stores.policy.swaps  # requests come back that take memory from others
         self._asked: AskBatch | None = None  # what the pool knows of the room here
 
     def hear(self, event: Event, now: float) -> list[Command]:
@@ -42,7 +44,7 @@ class BatchAsks(CorePart):
 
         A worker that had to let a request go has no room until another one ends. Prompts of chats, and requests that
         had to leave and wait here, come before others."""
-        if self._pool.member is None or self._queue.waiting.come_first:
+        if self._pool.member is None or (self._queue.waiting.come_first and not self._swaps):
             return []
         room = self._room
         if room == self._asked or not (_offers(room) or self._withdraws):
@@ -75,7 +77,8 @@ class BatchAsks(CorePart):
         """Return the room beyond the candidates: those that wait here did not fit. Real-time requests may fit where
         best-effort ones do not."""
         if self._here.had_shortage or self._retirement.is_retiring:
-            return AskBatch(0, 0, wants_batch=False)
+            ahead = self._wanted_ahead if self._swaps and not self._retirement.is_retiring else 0
+            return AskBatch(0, 0, wants_batch=False, ahead=ahead)
         lacks, num_seated = bool(self._memory.lacking()), self._here.num_seated
         pairs = 0 if lacks or self._candidates else self._memory.num_free
         rt_pairs = self._memory.pairs_for_rt(offered=pairs)
@@ -87,7 +90,7 @@ class BatchAsks(CorePart):
             max(0, self._limits.max_batch - num_seated) if pairs + rt_pairs else 0,
             rt_pairs=rt_pairs,
             wants_batch=is_open and not self._candidates.num_in_batch,
-            ahead=self._wanted_ahead if is_open else 0,
+            ahead=self._wanted_ahead if is_open or self._swaps else 0,
         )
 
     @property
@@ -119,7 +122,7 @@ class PageAsks:
         self._here, self._steps, self._memory = stores.here, stores.steps, stores.memory
         self._writing, self._taking_in, self._prompts = writing, taking_in, prompts
         self._lacks = (0, 0)  # step, and the pages that residents may need in it
-        self._short = stores.limits.num_pairs // _LEAVING_SHARE
+        self._short = stores.limits.num_pairs // (_SWAPPED_SHARE if stores.policy.swaps else _LEAVING_SHARE)
         self._for_several = units_for(self._short * stores.limits.block_size, self._page_size)
 
     def ask(self, now: float) -> list[Command]:

@@ -46,7 +46,17 @@ class Joining(CorePart):
         first = self._candidates.first(now)
         if first is None or (first.evicted is not None and self._here.is_short):
             return None
+        if self._pace.policy.swaps:
+            return None if self._prompt_is_before(first, now) else first
         return None if self._queue.waiting.come_first and not (first.is_pinned or first.is_rt) else first
+
+    def _prompt_is_before(self, candidate: JoinCandidate, now: float) -> bool:
+        """Return whether a prompt of a higher level waits for memory."""
+        prompt, level = self._order.first_waiting(self._queue.waiting, now), self._order.packer.level
+        return prompt is not None and level(prompt, now) < level(self._as_running(candidate), now)
+
+    def _as_running(self, candidate: JoinCandidate) -> Running:
+        return candidate.as_running(self._pace.policy, self._limits.page_size)
 
     def takes_prompts(self, now: float) -> bool:
         """Return whether prompts may be seated on free memory: no candidate waits for it, nor a request that has just
@@ -73,10 +83,12 @@ class Joining(CorePart):
         self._line.arrange(now)
         commands: list[Command] = []
         while (first := self.next_candidate(now)) is not None:
-            running = first.as_running(self._pace.policy, self._limits.page_size)
+            running = self._as_running(first)
             room = self._memory.room_for(running)
             if self.cannot_wait(first, now):
                 commands += self._preempting.yield_to(room, now)
+            elif self._pace.policy.swaps:
+                commands += self._preempting.swap_for(running, room, now) or ()
             seat = self._memory.seat if first.source is not None else self._memory.seat_from_pool
             if not self._seats.has_seat(running) or not seat(running, room, self._queue.waiting, now):
                 break

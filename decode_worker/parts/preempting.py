@@ -17,7 +17,7 @@ from alignedserve.worker.step.running import Running
 class Preempting:
     def __init__(self, stores: Stores, seats: Seats, writing: PageWriting) -> None:
         self._policy, self._here, self._memory, self._queue = stores.policy, stores.here, stores.memory, stores.queue
-        self._seats, self._writing = seats, writing
+        self._seats, self._writing, self._order = seats, writing, stores.order
         self.num_preemptions = 0  # requests that left for others
         self.num_evictions = 0  # of them, requests that did not lose their KV
 
@@ -66,6 +66,14 @@ class Preempting:
         """Let best-effort requests leave so that a real-time one finds memory for so many tokens."""
         leaving = self._memory.yielding(tokens, now)
         return [command for running in leaving for command in self.preempt(running, now)]
+
+    def swap_for(self, running: Running, tokens: int, now: float) -> list[Command] | None:
+        """Let requests of lower levels leave so that this one finds memory for so many tokens, and a seat.
+
+        Return None where there are none, or too few: it waits like all others."""
+        lower = self._order.packer.gives_way(self._here.seated, running, now)
+        leaving = self._memory.leaving_for(tokens, lower) if lower else None
+        return None if leaving is None else [command for left in leaving for command in self.preempt(left, now)]
 
     def crowd_out(self, prompt: Running) -> None:
         """Let a prompt wait again so that others can go on."""

@@ -73,6 +73,17 @@ class Stepping:
         """Choose which requests have memory, by what they are worth."""
         return self._memory.assign(types, self._preempting, self._queue.waiting, now)
 
+    def swap(self, now: float) -> list[Command]:
+        """Do as `grow`; then seat prompts that take memory from requests of lower levels."""
+        commands, waiting = self.grow(now), self._queue.waiting
+        while (prompt := self._order.first_waiting(waiting, now)) is not None:
+            left = self._preempting.swap_for(prompt, self._memory.room_for(prompt), now)
+            if left is None or not self._memory.seat_prompt(prompt, waiting, now):
+                break
+            commands += left
+            self._preempting.seat(prompt)
+        return commands
+
     def _make_room(self, before: list[Command], now: float) -> bool:
         """Make room where nothing can run; return whether there is some. Commands for that are added to `before`."""
         commands = self._memory.make_room(self._preempting, now)

@@ -10,7 +10,7 @@ from alignedserve.protocol.messages import Attempt
 from alignedserve.scheduling.expected_wait import InLine, expected_waits
 from alignedserve.scheduling.levels import level_of
 from alignedserve.scheduling.promise import tokens_left
-from alignedserve.scheduling.slo import Rank, Standing, Work, by_standing
+from alignedserve.scheduling.slo import Rank, Standing, Work
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
 
@@ -34,7 +34,11 @@ class CandidateOrder:
 
     def _as_they_join(self, requests: Sequence[JoinCandidate], now: float) -> Sequence[JoinCandidate]:
         times, policy = self._pace.times, self._pace.policy
-        return by_standing(requests, lambda candidate: self._standing(candidate, now), times, policy.late)
+
+        def standing_of(candidate: JoinCandidate) -> Standing:
+            return self._standing(candidate, now)
+
+        return list(policy.ordering.line(requests, standing_of, times, policy.late))
 
     def _standing(self, candidate: JoinCandidate, now: float) -> Standing:
         """Return the standing of a candidate that is a copy and a decode away from its next token."""

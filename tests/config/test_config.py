@@ -218,7 +218,7 @@ def test_a_wrong_flag_is_named() -> None:
         ),
         (
             {"schedule.order": "fcfs"},
-            "schedule: packing rt_be goes by order slack or shortest_remaining, and every other packing by order fcfs",
+            "schedule: packing rt_be goes by order slack, shortest_remaining or levels, and every other by order fcfs",
         ),
         ({"schedule.packing": "mlfq"}, "schedule: packing rt_be goes by order slack"),
         (

@@ -158,6 +158,50 @@ class TestLongest:
         assert leaves((), (longest, new), 0.0) is longest
 
 
+class TestSwapping:
+    """ALISE's own rule (Algorithm 2): requests of lower levels leave for requests of higher ones."""
+
+    POLICY = replace(PLAIN, order=Order.LEVELS, packing=Packing.RT_BE)
+    ROOM = replace(LIMITS, num_pairs=40)  # 160 tokens
+
+    def device(self, *requests: Request, **changed: object) -> Device:
+        """Return a worker on which these requests decode."""
+        device = Device(replace(self.POLICY, **changed), self.ROOM)  # type: ignore[arg-type]
+        device.ask(*requests)
+        while len(device.said) < len(requests):
+            device.step()
+        return device
+
+    @pytest.mark.parametrize(("order", "left"), [(Order.LEVELS, 1), (Order.SHORTEST_REMAINING, 0)])
+    def test_a_request_of_a_lower_level_leaves_for_one_of_a_higher_level(self, order: Order, left: int) -> None:
+        device = self.device(make_request("long", RT, prompt=100, tokens=50), order=order)
+        device.ask(make_request("short", BE, prompt=80))
+        device.run()
+        assert device.worker.counts.preemptions == left
+        assert (device.said_at["short"][-1] < device.said_at["long"][-1]) is bool(left)
+        assert device.said == {"long": 50, "short": 8}
+
+    def test_requests_of_one_level_take_nothing_from_each_other(self) -> None:
+        device = self.device(make_request("first", BE, prompt=100, tokens=60))
+        device.ask(make_request("shorter", RT, prompt=80, tokens=40))
+        device.run()
+        assert device.worker.counts.preemptions == 0
+
+    def test_a_request_stays_where_its_memory_would_not_be_enough(self) -> None:
+        device = self.device(make_request("long", BE, tokens=44), make_request("short", BE, prompt=92, tokens=20))
+        device.ask(make_request("new", RT, prompt=70, tokens=4))
+        device.run()
+        assert device.worker.counts.preemptions == 0
+
+    def test_the_one_with_the_longest_expected_wait_leaves(self) -> None:
+        longest, shorter = make_request("longest", BE, prompt=40, tokens=100), make_request("shorter", RT, 60, 40)
+        device = self.device(longest, shorter)
+        device.ask(make_request("new", RT, prompt=70, tokens=4))
+        while not device.said["new"]:
+            device.step()
+        assert {*device.worker.stores.here.residents} == {"new", "shorter"}
+
+
 class TestLevels:
     def test_a_request_that_was_served_least_runs_first(self) -> None:
         device = Device(MLFQ, replace(LIMITS, max_batch=1, num_pairs=64))

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import ServiceClass
-from alignedserve.scheduling.levels import LEVELS, TOP, Level, level_of, level_served
-from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.levels import LEVELS, STEP_PROMPT, TOP, Level, level_of, level_served
+from alignedserve.scheduling.policy import Order, Policy
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import StepTimes, Work
 from tests.samples import request
@@ -99,3 +99,29 @@ class TestOfARequest:
 
     def test_real_time_requests_have_no_level(self) -> None:
         assert self.level(promise(replace(BE, service=ServiceClass.RT), self.POLICY), 500.0) == 0
+
+
+@pytest.mark.parametrize("service", ServiceClass)
+class TestWhereAllRequestsHaveLevels:
+    POLICY = Policy(order=Order.LEVELS, expected_output=40, age_s=5.0)
+
+    def level(self, service: ServiceClass, now: float, prompt: int = 0, output: int = 0) -> int:
+        kept = promise(replace(BE, service=service), self.POLICY, output)
+        return kept.standing(now, Work(prompt), StepTimes(0.01, 0.02)).level
+
+    def test_both_classes_have_the_level_of_their_predicted_steps(self, service: ServiceClass) -> None:
+        assert self.level(service, 100.0) == level_of(40)
+        assert self.level(service, 100.0, output=20) == level_of(20)
+        assert self.level(service, 100.0, prompt=100 * STEP_PROMPT) == level_of(140)
+
+    def test_each_doubling_of_the_prediction_is_a_level(self, service: ServiceClass) -> None:
+        assert self.level(service, 100.0, output=40) == level_of(40) + 1
+        assert self.level(service, 100.0, output=80) == level_of(80) + 2
+
+    def test_a_request_rises_with_its_age_and_does_not_fall_when_it_is_served(self, service: ServiceClass) -> None:
+        kept = promise(replace(BE, service=service), self.POLICY)
+        kept.served(105.0)
+        kept.emitted(105.0, 1)
+        levels = [kept.standing(now, Work(), StepTimes(0.01, 0.02)).level for now in (105.0, 105.1, 110.1, 900.0)]
+        assert levels == [1, 0, TOP, TOP]
+        assert kept.changes_at(105.1) == 110.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from alignedserve.core import ServiceClass
+from alignedserve.scheduling.levels import TOP
 from alignedserve.scheduling.orders import ORDERINGS, ByKey, Order
 from alignedserve.scheduling.policy import Policy, PromptChoice
 from alignedserve.scheduling.promise import promise
@@ -22,8 +23,8 @@ STANDINGS = [
 
 
 class ByLongest(ByKey):
-    def key(self, standing: Standing) -> float:
-        return -standing.remaining
+    def key(self, standing: Standing) -> tuple[float, ...]:
+        return (-standing.remaining,)
 
 
 def test_each_order_has_its_rules() -> None:
@@ -36,11 +37,22 @@ def test_each_order_has_its_rules() -> None:
         (Order.FCFS, ["long", "urgent", "short"]),
         (Order.SLACK, ["urgent", "long", "short"]),
         (Order.SHORTEST_REMAINING, ["short", "urgent", "long"]),
+        (Order.LEVELS, ["short", "urgent", "long"]),
     ],
 )
 def test_requests_are_sorted(order: Order, names: list[str]) -> None:
     ordered = ORDERINGS[order].sort(STANDINGS, lambda standing: standing, TIMES, Late.DECAY)
     assert [standing.id for standing in ordered] == names
+
+
+def test_a_level_goes_before_what_is_left_and_above_all_levels_the_first_that_came() -> None:
+    kinds = {"short": (0, 1, 1.0), "first": (TOP, 900, 2.0), "second": (TOP, 5, 3.0), "long": (1, 40, 0.0)}
+    standings = [
+        Standing(name, ServiceClass.BE, 0.0, at, level=level, remaining=left)
+        for name, (level, left, at) in kinds.items()
+    ]
+    ordered = ORDERINGS[Order.LEVELS].sort(standings, lambda standing: standing, TIMES, Late.KEEP)
+    assert [standing.id for standing in ordered] == ["first", "second", "short", "long"]
 
 
 def test_only_promises_put_a_class_first() -> None:

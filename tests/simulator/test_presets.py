@@ -84,6 +84,18 @@ def chats_in_time(of: RunRecord) -> float:
     return len(in_time) / len(chats)
 
 
+def slowest_first_token_s(of: RunRecord) -> float:
+    """Return the 90th percentile of chats' times to their first tokens."""
+    chats = [request for request in of.requests if request.service is ServiceClass.RT]
+    return sorted(chat.token_at[0] - chat.arrival_at for chat in chats)[int(0.9 * len(chats))]
+
+
+def normalised_latency_s(of: RunRecord) -> float:
+    """Return the mean of end-to-end latency by output tokens (ALISE §4.1)."""
+    latencies = [(request.token_at[-1] - request.arrival_at) / len(request.token_at) for request in of.requests]
+    return sum(latencies) / len(latencies)
+
+
 # Traits that the first preset has, and the second does not have.
 TRAITS: Mapping[tuple[str, str], Trait] = MappingProxyType(
     {
@@ -107,7 +119,7 @@ TRAITS: Mapping[tuple[str, str], Trait] = MappingProxyType(
         ("accelgen", "fastgen"): lambda of: num_sizes(of) > 200 and is_mixed(of),
         ("mlfq", "fastserve"): recomputes,
         ("fastserve", "mlfq"): lambda of: not recomputes(of),
-        ("alise", "alise-recompute"): lambda of: not recomputes(of),
+        ("alise", "alise-recompute"): lambda of: share_of_prompts_run(of) < 1.1,
         ("alise-recompute", "alise-defer"): recomputes,
         ("alise-defer", "alise-recompute"): lambda of: not recomputes(of),
         ("bros", "vllm-chunked"): lambda of: chats_in_time(of) == 1.0,
@@ -120,6 +132,18 @@ def test_with_plain_blocks_chats_take_the_memory_of_documents_as_a_whole() -> No
     crowd = LOAD.replace("chat.rate=5", "chat.rate=10")
     assert recomputes(run("bros-plain", load=crowd))
     assert not recomputes(run("bros", load=crowd))
+
+
+def test_alise_swaps_long_requests_out_for_short_ones_where_its_ablations_delete_them_or_wait() -> None:
+    """Nearly three times as many chats arrive as in the usual load, and memory is short."""
+    crowd = LOAD.replace("chat.rate=5", "chat.rate=14")
+    swaps, deletes, waits = (run(preset, load=crowd) for preset in ("alise", "alise-recompute", "alise-defer"))
+    assert joins_from_memory(swaps) > 1.0
+    assert share_of_prompts_run(swaps) < 1.1 < 1.5 < share_of_prompts_run(deletes)
+    assert not recomputes(waits)
+    assert joins_from_memory(waits) == 0
+    assert slowest_first_token_s(swaps) < slowest_first_token_s(waits) / 3
+    assert normalised_latency_s(swaps) < 0.9 * normalised_latency_s(deletes)
 
 
 @pytest.mark.parametrize(("preset", "kin"), TRAITS)
