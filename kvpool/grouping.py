@@ -29,7 +29,7 @@ from alignedserve.kvpool.batching import BatchBounds, find_batch
 from alignedserve.kvpool.quadtree import ROOT, QuadTree, leaf_of
 from alignedserve.protocol.messages import AskBatch
 from alignedserve.scheduling.lengths import room_for
-from alignedserve.scheduling.policy import Grouping, Policy
+from alignedserve.scheduling.policy import Grouping, Handoff, Policy
 from alignedserve.scheduling.promise import Promise
 from alignedserve.scheduling.slo import Standing, Work, in_order
 
@@ -259,7 +259,8 @@ class Aligned(Waiters):
         self._pin_those_out_of_slack(now)
         places = _RoomLeft(ask, self._pairs_for)
         pinned, all_fit = self._hand_out(self._most_urgent_pinned(ask, now), places)
-        choose = self._grouped if skew_counts(ask.cost) else self._in_line
+        groups = self._policy.handoff is Handoff.POOL or skew_counts(ask.cost)
+        choose = self._grouped if groups else self._in_line
         handed = choose(pinned, ask, places, now) if all_fit else Handed(pinned)
         for waiting in handed.all:
             self._mean_wait_s += _WEIGHT * (now - waiting.since - self._mean_wait_s)
@@ -351,7 +352,9 @@ class Aligned(Waiters):
         most = min(ask.most_requests, -(-len(self._tree) // self._slowest.num_workers))
         most_blocks = _most_blocks(ask)
         wanted = BatchBounds(most_blocks, room=ask.all_pairs, least=min(LEAST, most), most=most)
-        window = find_batch(self._tree, wanted, CostModel(dict.fromkeys(Kind, ask.cost)), now)
+        widens = self._policy.handoff is not Handoff.POOL
+        cost = CostModel(dict.fromkeys(Kind, ask.cost)) if widens else None
+        window = find_batch(self._tree, wanted, cost, now)
         members = sorted(window.members(self._tree))
         self._tree.yielded(window.taken, now)
         found = [self._waiting[member.id] for member in members]

@@ -19,6 +19,7 @@ from alignedserve.prefill_worker.known_pages import KnownPages
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, MemberJoined, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Decline, LeasePages, Member, Offer
+from alignedserve.scheduling.policy import Handoff
 from alignedserve.scheduling.slo import StepTimes, Work
 from alignedserve.worker.page_writer import Copy
 from alignedserve.worker.parts.common import Common
@@ -54,7 +55,8 @@ class Offers(CorePart):
 
     def take(self, running: Running, is_busy: bool, now: float) -> list[Command]:
         """Offer a prompt whose last chunk has run, or let it wait for pages. `is_busy`: whether prompts are left."""
-        decode = self._candidates.peer(running.decode)
+        by_pool = self._pace.policy.handoff is Handoff.POOL
+        decode = None if by_pool else self._candidates.peer(running.decode)
         if decode is None or self._cannot_be_pulled(running, is_busy, now):
             self._commits.add(running)
             return []

@@ -38,6 +38,7 @@ from alignedserve.scheduling.policy import (
     Chunking,
     Compression,
     Grouping,
+    Handoff,
     Layout,
     Order,
     Packing,
@@ -321,6 +322,10 @@ class ScheduleConfig:
         DEFAULT_POLICY.waiting_ratio,
         "with chunking none, waiting prompts for each decode before they interrupt decodes; 0: any (TGI)",
         least=0,
+    )
+    handoff: Handoff = experiment(
+        DEFAULT_POLICY.handoff,
+        "prompts that are through go to a decode worker that has room, else to the KV pool; or always to the pool",
     )
     pinning: bool = experiment(
         DEFAULT_POLICY.pinning, "chats that cannot wait in the KV pool go straight to a decode worker"

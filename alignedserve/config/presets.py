@@ -182,17 +182,20 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             {**_FCFS, **_GROWING, **_RECOMPUTES, **_NEW, "schedule.packing": "mlfq"},
             source="ALISE §4.1; FastServe §4.1",
         ),
-        # AlignedServe §3.3 (Density First Search), §3.2 (prompts apart, KV through host memory), §3.4 (which request
-        # leaves). No deadlines: no request is pinned. Its ablation of alignment is --set schedule.grouping=fcfs.
+        # AlignedServe §3.3 (Density First Search), §3.2 (prompts apart, KV through host memory, the candidate batch and
+        # requests that leave on the prefill worker), §3.4 (which request leaves). No deadlines: no request is pinned.
+        # Its ablations are --set schedule.grouping=fcfs and --set schedule.prefetch=false.
         "alignedserve-paper": Preset(
             "AlignedServe alone: whole prompts by arrival, then decodes of about one length; no request is pinned",
             {**_FCFS, **_GROWING, **_NEW, "schedule.chunking": "none", "schedule.grouping": "aligned"}
             | {
                 "schedule.packing": "longest",
+                "schedule.handoff": "pool",
                 "schedule.pinning": False,
+                "schedule.candidate_share": 0.5,  # a batch takes 0.4 of a decode worker's device
                 "engine.max_step_tokens": 8192,
                 "topology": "1+1",
-                "transport": "host",
+                "transport": "collective",
             },
             source="AlignedServe §3.2-3.4",
         ),

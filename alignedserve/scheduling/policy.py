@@ -108,6 +108,13 @@ class Grouping(str, Enum):
     FCFS = "fcfs"  # the next requests, whatever their lengths
 
 
+class Handoff(str, Enum):
+    """The rule for where a prompt goes that is through on a prefill worker."""
+
+    ROOM = "room"  # straight to a decode worker that has room; else it waits in the pool, grouped where that buys time
+    POOL = "pool"  # always to the pool, where it waits for its batch (AlignedServe §3.5)
+
+
 class Compression(str, Enum):
     """The rule for when full pages of waiting requests become int8."""
 
@@ -222,6 +229,7 @@ class Policy:
     cache: Cache = Cache.KV
     reserve: int = 0  # least tokens of memory that a request gets with room whole
     waiting_ratio: float = 0.0  # waiting prompts per decode from which prompts interrupt decodes (TGI)
+    handoff: Handoff = Handoff.ROOM
     pinning: bool = True  # whether real-time requests that cannot wait go straight to a decode worker
     evict: bool = True  # whether preempted requests keep their KV elsewhere; otherwise it is computed anew
     prefetch: bool = True  # whether prefill workers hold the KV of candidates

@@ -76,7 +76,7 @@ class Leaving(CorePart):
         lacking = self._pairs_needed(AHEAD_STEPS) - self._memory.num_free - self._memory.num_freed(self.occupants())
         while lacking > 0 and len(here.residents) > 1:
             running = self._order.packer.leaving((), (*here.residents.values(),), now)
-            is_bound = running.promise.is_rt or not is_writable(running)
+            is_bound = self._pace.policy.precedence.may_displace(running.promise.is_rt) or not is_writable(running)
             to = None if is_bound else self._partner_for(running)
             if to is None:
                 break

@@ -23,9 +23,10 @@ Trait = Callable[[RunRecord], bool]
 
 
 @cache
-def run(preset: str, cluster: str = "", load: str = LOAD) -> RunRecord:
+def run(preset: str, cluster: str = "", load: str = LOAD, options: tuple[str, ...] = ()) -> RunRecord:
     """Run the preset, on its own cluster unless another is named."""
-    record = run_once(SimulationTrial(preset, load, cluster or cluster_of([preset]), profile=GPU), lambda *_: None)
+    trial = SimulationTrial(preset, load, cluster or cluster_of([preset]), profile=GPU, options=options)
+    record = run_once(trial, lambda *_: None)
     assert not record.problems
     return record
 
@@ -56,9 +57,15 @@ def num_sizes(of: RunRecord) -> int:
     return len({step.shape.chunk_tokens + step.shape.decodes for step in of.steps if step.shape.chunks})
 
 
-def joins_from_memory(of: RunRecord) -> float:
-    """Return the number of copies to a device per request."""
-    return sum(copy.to_device for copy in of.copies) / len(of.requests)
+def joins_from_memory(of: RunRecord, worker: str = "") -> float:
+    """Return the number of copies from the pool to a device per request; to those of workers with such a name."""
+    return sum(copy.to_device and copy.worker.startswith(worker) for copy in of.copies) / len(of.requests)
+
+
+def mean_bubble(of: RunRecord) -> float:
+    """Return by how many tokens the longest prefix of a step is longer than the mean, over all steps of decodes."""
+    shapes = [step.shape for step in of.steps if step.shape.decodes]
+    return sum(shape.longest - shape.prefixes / shape.decodes for shape in shapes) / len(shapes)
 
 
 def mean_decodes_before_prompts(of: RunRecord) -> float:
@@ -144,6 +151,18 @@ def test_alise_swaps_long_requests_out_for_short_ones_where_its_ablations_delete
     assert joins_from_memory(waits) == 0
     assert slowest_first_token_s(swaps) < slowest_first_token_s(waits) / 3
     assert normalised_latency_s(swaps) < 0.9 * normalised_latency_s(deletes)
+
+
+def test_alignedserve_prefetches_to_its_prefill_workers_and_groups_by_length() -> None:
+    """More requests come at once than the decode worker has memory for."""
+    load = "sizes:service=be,output=200-400,prompt=50-1500,arrivals=at_once,num_requests=160"
+    paper = run("alignedserve-paper", "2+1", load)
+    alone = run("alignedserve-paper", "2+1", load, ("schedule.prefetch=false",))
+    mixed = run("alignedserve-paper", "2+1", load, ("schedule.grouping=fcfs",))
+    assert joins_from_memory(paper, "decode-0") < joins_from_memory(alone, "decode-0") / 2
+    assert joins_from_memory(paper, "prefill-") > 0.5
+    assert joins_from_memory(alone, "prefill-") == 0
+    assert mean_bubble(paper) < 0.85 * mean_bubble(mixed)
 
 
 @pytest.mark.parametrize(("preset", "kin"), TRAITS)
