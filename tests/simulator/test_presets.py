@@ -165,6 +165,15 @@ def test_alignedserve_prefetches_to_its_prefill_workers_and_groups_by_length() -
     assert mean_bubble(paper) < 0.85 * mean_bubble(mixed)
 
 
+def test_bros_has_larger_steps_than_it_begins_with_only_while_chats_leave_time_for_them() -> None:
+    """Twice as many short documents as B_curr begins with."""
+    crowd = LOAD.replace("in_flight=40", "in_flight=220").replace("512-3000", "16-64").replace("32-300", "60-120")
+    loose, tight = run("bros", load=crowd), run("bros", load=f"{crowd},chat.tbt_s=0.04")
+    fixed = run("bros", load=crowd, options=("engine.max_batch=128",))
+    assert most_requests(tight) < 140 < 200 < most_requests(loose)
+    assert most_requests(fixed) == 128
+
+
 @pytest.mark.parametrize(("preset", "kin"), TRAITS)
 def test_it_does_what_its_kin_does_not(preset: str, kin: str) -> None:
     trait = TRAITS[preset, kin]
