@@ -150,12 +150,12 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
             {**_FCFS, **_RECOMPUTES, **_NEW, "schedule.room": "chunks", "engine.max_step_tokens": 512},
             source="DeepSpeed-FastGen §3",
         ),
-        # FastServe (2023) §4.1 skip-join MLFQ, with the memory that BROS §7 and ALISE §4 give it. Leaves out §4.2's
-        # swapping of paused requests: memory that is reserved as a whole is taken from no request.
+        # FastServe (2023) §4.1 skip-join MLFQ, §4.2 swapping, with the memory that BROS §7 and ALISE §4 give it: it is
+        # built on Orca. Its ablation is --set schedule.evict=false, which recomputes.
         "fastserve": Preset(
-            "FastServe: five levels by service, long prompts start lower; memory for 8,192 tokens each",
-            {**_FCFS, **_NEW, **_ORCA_MEMORY, "schedule.packing": "skip_join"},
-            source="FastServe §4.1",
+            "FastServe: five levels by service, lower ones are swapped out for higher ones; memory for 8,192 tokens each",
+            {**_FCFS, **_NEW, **_ORCA_MEMORY, "schedule.packing": "skip_join", "engine.max_step_tokens": 8192},
+            source="FastServe §4.1, §4.2",
         ),
         # DistServe (OSDI 24) §4.3: both kinds first come, first served; KV goes on as soon as a prompt is through.
         "distserve": Preset(

@@ -290,8 +290,8 @@ class Policy:
 
     @cached_property  # read at every step
     def swaps(self) -> bool:
-        """Return whether requests take memory and seats from others of lower levels (ALISE, Algorithm 2)."""
-        return self.ordering.has_levels and self.grows
+        """Return whether requests take memory and seats from others of lower levels (ALISE, Algorithm 2; FastServe)."""
+        return self.packing is Packing.SKIP_JOIN or (self.ordering.has_levels and self.grows)
 
     @property
     def grows(self) -> bool:

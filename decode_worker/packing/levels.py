@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from alignedserve.decode_worker.packing.packer import MaySeat, Packer, Runnable
+from alignedserve.decode_worker.packing.packer import MaySeat, MemoryGiver, Packer, Runnable
+from alignedserve.protocol.commands import Command
 from alignedserve.scheduling.levels import STEP_PROMPT, level_served
 from alignedserve.worker.step.running import Running
 from alignedserve.worker.step.waiting import Waiting
@@ -39,7 +40,19 @@ class ByLevels(Packer):
 
 
 class SkipJoin(ByLevels):
-    """A prompt that would use up a level's bound with its first token alone starts below it (FastServe §4.1)."""
+    """A prompt that would use up a level's bound with its first token alone starts below it (FastServe §4.1).
+
+    For lack of memory requests of lower levels are swapped out for it (FastServe §4.2)."""
+
+    def prepare(self, room: MemoryGiver, now: float) -> list[Command]:
+        return room.swap(now)
+
+    def level(self, running: Running, now: float) -> int:
+        return self._level(running)
+
+    def gives_way(self, seated: Sequence[Running], to: Running, now: float) -> list[Running]:
+        level = self._level(to)
+        return [seat for seat in sorted(seated, key=self._rank) if self._level(seat) > level]
 
     def _level(self, running: Running) -> int:
         return level_served(len(running.output) + len(running.request.prompt) // STEP_PROMPT)

@@ -121,13 +121,14 @@ class PageAsks:
         self._page_size, self._policy = stores.limits.page_size, stores.policy
         self._here, self._steps, self._memory = stores.here, stores.steps, stores.memory
         self._writing, self._taking_in, self._prompts = writing, taking_in, prompts
+        self._have_to_leave = stores.policy.grows or stores.policy.swaps  # whether requests do
         self._lacks = (0, 0)  # step, and the pages that residents may need in it
         self._short = stores.limits.num_pairs // (_SWAPPED_SHARE if stores.policy.swaps else _LEAVING_SHARE)
         self._for_several = units_for(self._short * stores.limits.block_size, self._page_size)
 
     def ask(self, now: float) -> list[Command]:
         pool, policy = self._writing.target, self._policy
-        writes = policy.reuse or policy.grows or self._taking_in.num_pages > 0
+        writes = policy.reuse or self._have_to_leave or self._taking_in.num_pages > 0
         if pool is None or not writes:
             return []
         if self._lacks[0] != self._steps.number:  # looked at once a step
@@ -138,7 +139,7 @@ class PageAsks:
     @property
     def _lacking(self) -> int:
         size = self._page_size
-        last = size if self._policy.grows else 1  # a request that has to leave needs a page for a part of a page, too
+        last = size if self._have_to_leave else 1  # a request that has to leave needs a page for a part of a page, too
         last += self._steps.has_next  # one more token is on its way
         residents = self._here.residents.values()
         lacking = [
@@ -151,4 +152,4 @@ class PageAsks:
     @property
     def _several_may_leave(self) -> bool:
         """Return whether memory is so short that several residents may leave before the pool answers the next ask."""
-        return self._policy.grows and self._policy.evict and self._memory.num_free < self._short
+        return self._have_to_leave and self._policy.evict and self._memory.num_free < self._short

@@ -202,6 +202,20 @@ class TestSwapping:
         assert {*device.worker.stores.here.residents} == {"new", "shorter"}
 
 
+def test_a_new_request_takes_the_memory_of_one_that_was_served_longer() -> None:
+    """FastServe §4.2: all memory is reserved at once."""
+    policy = replace(PLAIN, packing=Packing.SKIP_JOIN, room=Room.WHOLE)
+    device = Device(policy, replace(LIMITS, num_pairs=20))
+    device.ask(make_request("old", BE, tokens=60))
+    for _ in range(40):
+        device.step()
+    device.ask(make_request("new", RT, tokens=30))
+    device.run()
+    assert device.worker.counts.preemptions == 1
+    assert device.said_at["new"][-1] < device.said_at["old"][-1]
+    assert device.said == {"old": 60, "new": 30}
+
+
 class TestLevels:
     def test_a_request_that_was_served_least_runs_first(self) -> None:
         device = Device(MLFQ, replace(LIMITS, max_batch=1, num_pairs=64))

@@ -124,8 +124,8 @@ TRAITS: Mapping[tuple[str, str], Trait] = MappingProxyType(
         ("alignedserve-paper", "distserve"): lambda of: joins_from_memory(of) >= 1.0 and not is_mixed(of),
         # Steps are as large as the tightest deadline allows.
         ("accelgen", "fastgen"): lambda of: num_sizes(of) > 200 and is_mixed(of),
-        ("mlfq", "fastserve"): recomputes,
-        ("fastserve", "mlfq"): lambda of: not recomputes(of),
+        ("mlfq", "fastserve"): lambda of: recomputes(of) and not joins_from_memory(of),
+        ("fastserve", "mlfq"): lambda of: joins_from_memory(of) > 0.5,
         ("alise", "alise-recompute"): lambda of: share_of_prompts_run(of) < 1.1,
         ("alise-recompute", "alise-defer"): recomputes,
         ("alise-defer", "alise-recompute"): lambda of: not recomputes(of),
@@ -172,6 +172,13 @@ def test_bros_has_larger_steps_than_it_begins_with_only_while_chats_leave_time_f
     fixed = run("bros", load=crowd, options=("engine.max_batch=128",))
     assert most_requests(tight) < 140 < 200 < most_requests(loose)
     assert most_requests(fixed) == 128
+
+
+def test_fastserve_swaps_requests_out_for_new_ones_where_orca_lets_these_wait() -> None:
+    fastserve, orca = run("fastserve"), run("orca")
+    deletes = run("fastserve", options=("schedule.evict=false",))
+    assert slowest_first_token_s(fastserve) < slowest_first_token_s(orca) / 3
+    assert share_of_prompts_run(fastserve) < 1.1 < 1.5 < share_of_prompts_run(deletes)
 
 
 @pytest.mark.parametrize(("preset", "kin"), TRAITS)
