@@ -85,7 +85,9 @@ class Offers(CorePart):
 
     @property
     def needs_no_pool(self) -> bool:
-        """Return whether KV can be sent to decode workers, and none of them reads the pool of this node."""
+        """Return whether KV can be sent to decode workers, and none of them reads the pool of this node, or is to."""
+        if self._pace.policy.handoff is Handoff.DEVICE:
+            return self._candidates.has_peers
         pool = self._pool.member
         return self._candidates.has_peers and (pool is None or not self._candidates.has_peer_on(pool.node))
 

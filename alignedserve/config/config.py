@@ -325,7 +325,8 @@ class ScheduleConfig:
     )
     handoff: Handoff = experiment(
         DEFAULT_POLICY.handoff,
-        "prompts that are through go to a decode worker that has room, else to the KV pool; or always to the pool",
+        "prompts that are through go to a decode worker that has room, else to the KV pool; always to it; or stay "
+        "on their device until a decode worker pulls them",
     )
     pinning: bool = experiment(
         DEFAULT_POLICY.pinning, "chats that cannot wait in the KV pool go straight to a decode worker"
@@ -533,6 +534,8 @@ def _check_policy(config: Config) -> None:
 
 def _check_transport(config: Config) -> None:
     transport, topology = config.transport, config.topology
+    if transport is TransportName.HOST and config.policy.handoff is Handoff.DEVICE:
+        raise ConfigError("schedule.handoff device sends KV from device to device: transport cannot be host")
     if transport in (TransportName.AUTO, TransportName.HOST):
         return
     if topology.colocated:

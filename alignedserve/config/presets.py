@@ -153,14 +153,16 @@ PRESETS: Mapping[str, Preset] = MappingProxyType(
         # FastServe (2023) §4.1 skip-join MLFQ, §4.2 swapping, with the memory that BROS §7 and ALISE §4 give it: it is
         # built on Orca. Its ablation is --set schedule.evict=false, which recomputes.
         "fastserve": Preset(
-            "FastServe: five levels by service, lower ones are swapped out for higher ones; memory for 8,192 tokens each",
+            "FastServe: five levels by service, lower ones swapped out for higher ones; memory for 8,192 tokens each",
             {**_FCFS, **_NEW, **_ORCA_MEMORY, "schedule.packing": "skip_join", "engine.max_step_tokens": 8192},
             source="FastServe §4.1, §4.2",
         ),
-        # DistServe (OSDI 24) §4.3: both kinds first come, first served; KV goes on as soon as a prompt is through.
+        # DistServe (OSDI 24) §4.3: both kinds first come, first served; decode workers pull KV when they have room, and
+        # prefill workers keep it until then.
         "distserve": Preset(
-            "DistServe: prompts and decodes on workers of their own, each by arrival; KV is sent on at once",
+            "DistServe: prompts and decodes on workers of their own, each by arrival; KV is pulled by those with room",
             {**_FCFS, **_GROWING, **_NEW, "schedule.chunking": "none", "engine.max_step_tokens": 8192}
+            | {"schedule.handoff": "device", "schedule.prefetch": False}
             | {"topology": "1+1", "transport": "collective"},
             source="DistServe §4.3",
         ),

@@ -113,6 +113,7 @@ class Handoff(str, Enum):
 
     ROOM = "room"  # straight to a decode worker that has room; else it waits in the pool, grouped where that buys time
     POOL = "pool"  # always to the pool, where it waits for its batch (AlignedServe §3.5)
+    DEVICE = "device"  # it stays on its device until a decode worker has room and pulls it (DistServe §4.3)
 
 
 class Compression(str, Enum):

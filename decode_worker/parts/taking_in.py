@@ -20,6 +20,7 @@ from alignedserve.decode_worker.parts.writing import PageWriting
 from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import SPARE
+from alignedserve.scheduling.policy import Handoff
 from alignedserve.worker.step.running import Running
 
 STOCK = 8  # so many times as many requests may run as are candidates that join as others end
@@ -53,6 +54,8 @@ class TakingIn:
 
     def _homeless(self) -> Iterator[JoinCandidate]:
         """Yield the candidates to take in, in the order in which they would join, without those that join next."""
+        if self._policy.handoff is Handoff.DEVICE:
+            return
         joins_next = max(1, self._limits.max_batch // STOCK)
         for place, candidate in enumerate(self._candidates.requests):
             is_best_effort = not (candidate.has_pool or candidate.is_rt or candidate.is_pinned)

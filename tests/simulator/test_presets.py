@@ -62,6 +62,11 @@ def joins_from_memory(of: RunRecord, worker: str = "") -> float:
     return sum(copy.to_device and copy.worker.startswith(worker) for copy in of.copies) / len(of.requests)
 
 
+def written_to_pool(of: RunRecord) -> float:
+    """Return the number of copies from a device to the pool per request."""
+    return sum(not copy.to_device for copy in of.copies) / len(of.requests)
+
+
 def mean_bubble(of: RunRecord) -> float:
     """Return by how many tokens the longest prefix of a step is longer than the mean, over all steps of decodes."""
     shapes = [step.shape for step in of.steps if step.shape.decodes]
@@ -179,6 +184,12 @@ def test_fastserve_swaps_requests_out_for_new_ones_where_orca_lets_these_wait() 
     deletes = run("fastserve", options=("schedule.evict=false",))
     assert slowest_first_token_s(fastserve) < slowest_first_token_s(orca) / 3
     assert share_of_prompts_run(fastserve) < 1.1 < 1.5 < share_of_prompts_run(deletes)
+
+
+def test_distserve_keeps_kv_on_prefill_workers_until_it_is_pulled() -> None:
+    crowd = LOAD.replace("chat.rate=5", "chat.rate=14")
+    assert written_to_pool(run("distserve", load=crowd)) < 0.2
+    assert written_to_pool(run("distserve", load=crowd, options=("schedule.handoff=room",))) > 0.9
 
 
 @pytest.mark.parametrize(("preset", "kin"), TRAITS)
