@@ -43,10 +43,11 @@ class KvReceiving(CorePart):
     def _go_without(self, transfer: IncomingTransfer) -> list[Command]:
         """Compute the request anew, copy it from the pool, or leave it to its sender or its owner."""
         running, attempt = transfer.running, transfer.running.key
-        if transfer.is_wanted and transfer.was_evicted:
-            self._queue.put_back(running)
+        has_pages = bool(transfer.pages) and self._pool.member is not None
+        if transfer.is_wanted and (transfer.was_evicted or (transfer.is_for_pool and has_pages)):
+            self._queue.put_back(running)  # what is for the pool has neither a seat nor pairs to decode in
             return []
-        if transfer.is_wanted and transfer.pages and self._pool.member is not None:
+        if transfer.is_wanted and has_pages:
             return self._joining.copy_in(running, transfer.pages)
         self._memory.release(running)
         if not transfer.is_wanted:

@@ -8,7 +8,7 @@ import pytest
 
 from alignedserve.core import Entry, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.protocol.commands import Command, CopyOut, ReceiveKv, RunStep, Send, SendKv
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, Send, SendKv
 from alignedserve.protocol.events import CopiedOut, KvReceived, MemberJoined, MemberLost, StepDone
 from alignedserve.protocol.messages import (
     ROUTER,
@@ -159,6 +159,18 @@ def test_a_request_without_its_pages_is_computed_anew(worker: Worker) -> None:
     commands = worker.hears(KvReceived(3, "prefill-0.1", intact=True))
     assert not [command for command in commands if isinstance(command, CopyOut)]
     assert D in worker.core.attempts
+    for name in "abc":
+        worker.hears(said(ROUTER, Cancel(name, 0)))
+    worker.steps()
+    assert [chunk.request for chunk in worker.plan.plan.chunks] == ["d"]
+
+
+def test_a_request_that_does_not_arrive_and_that_a_new_pool_has_takes_no_seat(worker: Worker) -> None:
+    """It has pairs for its prompt alone: with memory for the whole output it would have decoded beyond them."""
+    is_coming(worker)
+    worker.hears(said("pool-0", Kept(*D, (5, 6))))
+    commands = worker.hears(KvReceived(3, "prefill-0.1", intact=False))
+    assert not [command for command in commands if isinstance(command, CopyIn)]
     for name in "abc":
         worker.hears(said(ROUTER, Cancel(name, 0)))
     worker.steps()
