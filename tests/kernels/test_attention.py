@@ -9,7 +9,6 @@ import os
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
 
 import pytest
 import torch
@@ -86,7 +85,7 @@ def made(case: Case, dtype: torch.dtype) -> Step:
     pairs = list(range(sum(lengths) + 2))
     chance.shuffle(pairs)
     lies = list[Lie]()
-    for (queries, tokens), length, begins in zip_longest(case.spans, lengths, case.begins, fillvalue=0):
+    for (queries, tokens), length, begins in zip(case.spans, lengths, case.begins or [0] * len(lengths), strict=True):
         shared = begins_with(chance.choice(lies), begins, tokens - queries, shape.block_size) if lies else ()
         own = tuple(pairs.pop() for _ in range(length - len(shared)))
         from_right = () if case.begins else tuple(pair for pair in own if chance.random() < 0.4)
