@@ -86,8 +86,8 @@ static void each_unit(const Attention& a, Round round, Action action) {
     const Beginnings& beginnings = a.beginnings;
     if (round == Round::BEGINNINGS) {
         for (const Beginning& each : beginnings.all) {
-            const int32_t* members = &beginnings.members[each.first];
-            divide(a, Unit{members[0], 0, each.tokens, each.count, 0, 0, 0, each.tokens, false, members}, action);
+            const Member* members = &beginnings.members[each.first];
+            divide(a, Unit{members[0].span, 0, each.tokens, each.count, 0, 0, 0, each.tokens, false, members}, action);
         }
         return;
     }

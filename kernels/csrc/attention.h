@@ -37,11 +37,11 @@ struct Unit {
     int64_t queries, first_kv_head, kv_heads;
     int64_t first_token, end_token;  // the tokens that any of its queries sees
     bool tiled;
-    const int32_t* members;  // the span of each query, where they are of different spans
+    const Member* members;  // the span of each query, where they are of different spans
 
     int64_t rows(const Attention& a) const { return kv_heads * queries * a.group; }
     int64_t row(const Attention& a, int64_t query) const {
-        return members ? a.spans.rows[members[query]] : first_row + query;
+        return members ? a.spans.rows[members[query].span] : first_row + query;
     }
 };
 

@@ -22,10 +22,10 @@ static int64_t in_common(const Shareable& a, const Shareable& b) {
     return std::mismatch(a.first, a.first + std::min(a.end - a.first, b.end - b.first), b.first).first - a.first;
 }
 
-void Beginnings::add(const int32_t* spans, int64_t count, int64_t tokens) {
+void Beginnings::add(const Member* spans, int64_t count, int64_t tokens) {
     all.push_back({tokens, int64_t(members.size()), count});
     for (int64_t i = 0; i < count; ++i) {
-        tokens_of[spans[i]] = tokens, place_of[spans[i]] = int64_t(members.size());
+        shares[spans[i].span] = {tokens, int64_t(members.size())};
         members.push_back(spans[i]);
     }
 }
@@ -34,20 +34,20 @@ void Beginnings::add(const int32_t* spans, int64_t count, int64_t tokens) {
 // where fewer tokens are read then.
 void Beginnings::find(const Spans& spans, int64_t window) {
     all.clear(), members.clear();
-    std::vector<int32_t> decodes;
+    std::vector<Member> decodes;
     for (int64_t span = 0; span < spans.count; ++span)
         if (spans.queries(span) == 1 && spans.tokens[span] > LEAST_TOKENS && spans.tokens[span] + spans.count < window)
-            decodes.push_back(int32_t(span));
-    std::sort(decodes.begin(), decodes.end(), [&](int32_t a, int32_t b) {
-        Shareable of_a(spans, a), of_b(spans, b);
+            decodes.push_back({int32_t(span)});
+    std::sort(decodes.begin(), decodes.end(), [&](Member a, Member b) {
+        Shareable of_a(spans, a.span), of_b(spans, b.span);
         return std::lexicographical_compare(of_a.first, of_a.end, of_b.first, of_b.end);
     });
-    tokens_of.assign(spans.count, 0), place_of.assign(spans.count, 0);
+    shares.assign(spans.count, {0, 0});
     for (size_t first = 0, next; first < decodes.size(); first = next) {
         int64_t pairs = INT64_MAX;
         for (next = first + 1; next < decodes.size(); ++next) {
             int64_t count = int64_t(next - first);
-            int64_t with_next = std::min(pairs, in_common({spans, decodes[next - 1]}, {spans, decodes[next]}));
+            int64_t with_next = std::min(pairs, in_common({spans, decodes[next - 1].span}, {spans, decodes[next].span}));
             if (with_next * spans.block_size < LEAST_TOKENS || (count > 1 && count * with_next < (count - 1) * pairs)) break;
             pairs = with_next;
         }

@@ -12,20 +12,29 @@ struct Beginning {
     int64_t tokens, first, count;  // its members are members[first] .. members[first + count]
 };
 
+// Types of this namespace, since the linker keeps one instance of std::vector<int> for all instruction sets.
+struct Member {
+    int32_t span;
+};
+
+struct Share {
+    int64_t tokens, place;  // the tokens that a span has in common with others, and its place among the members
+};
+
 class Beginnings {
   public:
     std::vector<Beginning> all;
-    std::vector<int32_t> members;  // spans
+    std::vector<Member> members;
 
     // Finds the beginnings of a step; a query sees its last `window` tokens.
     void find(const Spans& spans, int64_t window);
     // Returns the tokens that a span shares with others, and its place among the members; 0 where it is none.
-    int64_t tokens(int64_t span) const { return all.empty() ? 0 : tokens_of[span]; }
-    int64_t place(int64_t span) const { return place_of[span]; }
+    int64_t tokens(int64_t span) const { return all.empty() ? 0 : shares[span].tokens; }
+    int64_t place(int64_t span) const { return shares[span].place; }
 
   private:
-    std::vector<int64_t> tokens_of, place_of;
-    void add(const int32_t* spans, int64_t count, int64_t tokens);
+    std::vector<Share> shares;
+    void add(const Member* spans, int64_t count, int64_t tokens);
 };
 
 }  // namespace ISA
