@@ -11,7 +11,9 @@ TORCH := torch==2.13.0
 
 # For the tests of the store in Redis: a server on the path, or Debian's, which is unpacked here.
 REDIS := build/redis
-.PHONY: serve redis test test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types demo-model eval-demo-model examples clean
+# Likewise a browser for the tests of the live page.
+CHROMIUM := build/chromium
+.PHONY: serve redis chromium test test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types demo-model eval-demo-model examples clean
 .DEFAULT_GOAL := test
 # Arguments of the command: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
@@ -52,22 +54,27 @@ lint: $(TESTING)
 types: $(TESTING)
 	$(BIN)/mypy
 
-# Where no Redis server can be had, those tests skip and say so; in CI they fail.
+# Where no Redis server, or no Chromium, can be had, those tests skip and say so; in CI they fail.
 redis:
 	@command -v redis-server > /dev/null || test -x $(REDIS)/usr/bin/redis-server || \
 	  tests/get_redis.sh $(REDIS) || echo "no redis-server: the tests that need one will skip"
 
+chromium:
+	@command -v chromium > /dev/null || command -v chromium-browser > /dev/null || \
+	  command -v google-chrome > /dev/null || test -x $(CHROMIUM)/usr/lib/chromium/chromium-headless-shell || \
+	  tests/get_chromium.sh $(CHROMIUM) || echo "no Chromium: the tests that need one will skip"
+
 # In two processes; one of them runs all tests that start whole deployments (tests/conftest.py).
-test: setup redis lint types
+test: setup redis chromium lint types
 	$(BIN)/pytest -n 2 --dist loadfile
 
 # The tests that failed in the last run, by themselves.
-test-again: setup redis
+test-again: setup redis chromium
 	$(BIN)/pytest --last-failed --last-failed-no-failures none
 
 # The same tests with larger numbers: every prompt of the evaluation, thousands of generated conversations. And other
 # people's clients, each in a virtual environment under build/third_party that is made from the index where it is missing.
-soak: setup redis lint types
+soak: setup redis chromium lint types
 	SOAK=1 $(BIN)/pytest
 
 # Real deployments of every topology and launcher, hurt while they serve: make chaos ARGS="--kills 1000 --seconds 120"

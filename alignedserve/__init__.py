@@ -1,6 +1,29 @@
 """AlignedServe: one serving system for real-time chat and best-effort documents on the same GPUs.
 
+__init__.pyi The types of what `from alignedserve import ...` gives.
 __main__.py  `python -m alignedserve`, and the script `alignedserve`.
 core.py      The nouns that every part shares. Only the standard library is imported here.
 errors.py    Every error that AlignedServe raises on purpose.
 """
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+# The classes of the Python API; __init__.pyi tells their types.
+_HOMES = {
+    "LLM": "llm",
+    "Deployment": "deployment",
+    "SamplingParams": "parameters",
+    "Slo": "parameters",
+    "RequestOutput": "outputs",
+    "CompletionOutput": "outputs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a class of the Python API when it is asked for: parts and commands need none of them."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"alignedserve.api.{_HOMES[name]}"), name)

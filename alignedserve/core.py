@@ -38,6 +38,27 @@ class FinishReason(str, Enum):
         return self in (FinishReason.STOP, FinishReason.LENGTH)
 
 
+class Rejection(str, Enum):
+    """Why a request was not admitted, or not finished."""
+
+    OPEN = "too_many_open"
+    QUEUED = "queue_full"
+    LATE = "too_late"  # others make it late
+    INFEASIBLE = "infeasible"  # it would be late by itself
+    GIVEN_UP = "given_up"  # it was tried, and another try would fail too
+
+
+class PreemptionCause(str, Enum):
+    """Why a request had to leave a worker's steps before its end."""
+
+    MEMORY = "memory"  # decodes had no room to grow
+    AHEAD = "ahead"  # they would soon have had none: its KV went to a prefill worker
+    REAL_TIME = "real_time"  # a real-time request took its memory
+    LEVEL = "level"  # a request of a higher level took its memory
+    WORTH = "worth"  # its memory was worth more to others
+    CROWDED = "crowded"  # prompts had all memory, and none of them enough
+
+
 class CacheKind(str, Enum):
     """The form in which a device keeps a request's tokens."""
 
@@ -213,6 +234,18 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Opening:
+    """Facts about the prompt that a worker sends with the first token of the output."""
+
+    logprobs: tuple[Logprob, ...] = ()  # of the prompt's tokens from the second on, where the request asks for them
+    num_cached: int = 0  # tokens of the prompt whose KV the pool or a device had
+    waited_s: float = 0.0  # from the arrival to the first step with a part of it
+
+
+NO_OPENING = Opening()
+
+
+@dataclass(frozen=True, slots=True)
 class Entry:
     """A request whose KV lies in the pool: all its tokens but the last have KV there."""
 
@@ -221,9 +254,8 @@ class Entry:
     pages: tuple[int, ...]
     due: Due | None = None  # of a real-time request
     logprobs: tuple[Logprob, ...] = ()  # of this attempt's output, where the request asks for them
-    prompt_logprobs: tuple[Logprob, ...] = ()
+    opening: Opening = NO_OPENING
     names: tuple[int, ...] = ()  # of its full pages: hashes of their tokens; empty without a prefix cache
-    num_cached: int = 0  # as in the request's first Output
 
     @property
     def prefix(self) -> int:

@@ -28,6 +28,10 @@
     │   └── Fenced            another job runner has the lease: this runner writes no more
     ├── OverQuota             a key would have more files, bytes or open batches than it may (store/store.py)
     ├── BatchError            the server that batch jobs go to is not there, refuses, or gives a wrong answer
+    ├── DeploymentError       a deployment that Python code starts cannot start: the reason that `serve` gives
+    ├── AskError              a server that Python code asks refuses, gives up, or is not there
+    ├── BenchError            the server that is measured is not there, refuses, or a run cannot be read or written
+    ├── ProcessLost           a process that shared a command's work was killed, perhaps since memory ran out
     ├── SimulateError         a simulated run cannot be as ordered, or its results cannot be written
     └── PlanError             the engine cannot execute a step plan as it is: the planner's fault
 
@@ -113,6 +117,10 @@ class WorkloadError(AlignedServeError):
     pass
 
 
+class ProcessLost(AlignedServeError):
+    pass
+
+
 class SimulateError(AlignedServeError):
     pass
 
@@ -142,4 +150,16 @@ class Fenced(StoreError):
 
 
 class BatchError(AlignedServeError):
+    pass
+
+
+class DeploymentError(AlignedServeError):
+    pass
+
+
+class AskError(AlignedServeError):
+    pass
+
+
+class BenchError(AlignedServeError):
     pass

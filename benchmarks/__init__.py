@@ -13,10 +13,13 @@ Kernels and the engine
 Single cores and processes
     cost.py             how well the cost model predicts steps
     decode_plan.py      the time to plan a step on a decode worker
+    explain.py          the cost of remembering decisions
     gateway.py          the time that the gateway adds to a request and to a token
     hostile.py          the time and memory of hostile bodies in a gateway
+    load_client.py      what the client of `alignedserve bench` costs, and whether it agrees with vLLM's
     kvpool.py           the pool's index and the batches that it finds
     router.py           requests that the router admits and places per second; the time of a frame
+    scrape.py           one scrape of the metrics of 16 workers
     selection.py        the time to choose a step on a prefill worker
 Deployments, real or simulated
     batch_files.py      large and odd files of batches over HTTP

@@ -32,6 +32,7 @@ from typing import Any
 import uvloop
 
 from alignedserve.core import FinishReason, Request
+from alignedserve.explain.story import Story, tell
 from alignedserve.owner.arrivals import ArrivalQueues
 from alignedserve.owner.client import Delivered
 from alignedserve.protocol.messages import Member
@@ -64,6 +65,9 @@ class Beating:
 
     def now(self) -> float:
         return time.monotonic()
+
+    async def story(self, request: str) -> Story:
+        return tell(request, (), (), self.now())
 
     async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
         with self._arrivals.waiting_for(request.id) as arrived:

@@ -1,33 +1,48 @@
-"""Measure how grouping by length changes steps and throughput: `schedule.grouping` aligned against fcfs, simulated.
+"""Measure how grouping by length changes steps and throughput: `schedule.grouping` aligned against fcfs.
 
     python -m benchmarks.grouping [--seeds 0] [--loads long,mixed] [--pools 4,16] [--cluster 1+1]
+    python -m benchmarks.grouping --backend real [--seeds 0,1,2] [--model FOLDER]
 
 One prefill and one decode worker, on RTX 4090 with Llama-3.1-8B (42 k tokens of memory). Documents have 100 to 8,000
 tokens, or one in ten has 2,000 to 8,000 among short documents; all are best-effort, and there are more than fit.
 `--pools` is the size of the pool in devices. Unequal lengths cost the time measured on that GPU (bubble: measured), or
 the most possible: a step takes as long as if all prefixes were as long as the longest (bubble: whole). A run takes
 about 5 minutes of one core, however busy the machine is.
+
+On real workers a random Llama of 160 M serves documents of 64 to 1,500 tokens, 1+1 and colocated, with device caches of
+200 MB and a pool of four of them. A run takes about 50 s on two quiet cores.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
+from pathlib import Path
+from random import Random
 from statistics import mean
+from tempfile import TemporaryDirectory
+from time import perf_counter
 from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from alignedserve.cli.simulate_once import device_of, settings_of
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.simulator.machines import gpu_truth, hardware
 from alignedserve.simulator.machines.hardware import Hardware
+from alignedserve.simulator.records.distribution import percentile
 from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
+from benchmarks.common.models import VOCAB, llama160m
+from benchmarks.common.serving import Answer, ask, serve
 from benchmarks.common.simulating import recorded
 from benchmarks.report import command, print_line, several
 
@@ -87,6 +102,65 @@ def measured_line(load: str, cluster: str, grouping: str, bubble: str, pool: int
     return line | {"pool": pool, "seed": seed} | found
 
 
+# --- Real workers
+
+_KV_MB, _POOLS = 200, 4  # of a device, and how many devices' caches the pool holds
+_REQUESTS, _AT_ONCE = 40, 24
+
+
+def served_line(model: Path, cluster: str, grouping: str, seed: int) -> dict[str, object]:
+    flags = ("--topology", cluster, "--kv-memory-mb", str(_KV_MB), "--pool-memory-mb", str(_POOLS * _KV_MB))
+    with serve(model, *flags, "--set", f"schedule.grouping={grouping}") as deployment:
+        asyncio.run(ask(deployment.url, [3] * 20, 4))  # warms up
+        began = perf_counter()
+        answers = asyncio.run(_documents(deployment.url, Random(seed)))
+        seconds = perf_counter() - began
+        steps = _steps_by_batches(deployment.url)
+    gaps = [gap for answer in answers for gap in answer.gaps]
+    found = {
+        "tokens_per_s": sum(answer.num_tokens for answer in answers) / seconds,
+        "tpot_ms_p50": 1e3 * percentile(gaps, 50),
+        "tpot_ms_p99": 1e3 * percentile(gaps, 99),
+        "mixed_share": steps.get("2+", 0.0) / max(1.0, sum(steps.values())),
+    }
+    return {"name": "grouping/served", "cluster": cluster, "grouping": grouping, "seed": seed, **found}
+
+
+async def _documents(url: str, draw: Random) -> list[Answer]:
+    """Return the answers to documents of which so many are open at once."""
+    asked = [(draw.randint(64, 1_500), draw.randint(32, 96)) for _ in range(_REQUESTS)]
+    prompts = [([draw.randrange(3, VOCAB) for _ in range(size)], most) for size, most in asked]
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(prompt: list[int], most: int) -> Answer:
+        async with room:
+            return await ask(url, prompt, most, service_tier="flex")
+
+    return list(await asyncio.gather(*(one(*asked) for asked in prompts)))
+
+
+def _steps_by_batches(url: str) -> dict[str, float]:
+    """Return the decode steps so far, by how many batches of the pool had members in them."""
+    shown = httpx.get(f"{url}/metrics").text
+    return {
+        sample.labels["batches"]: sample.value
+        for family in text_string_to_metric_families(shown)
+        for sample in family.samples
+        if sample.name.endswith("decode_steps_total")
+    }
+
+
+def served_lines(args: argparse.Namespace) -> Iterator[dict[str, object]]:
+    with TemporaryDirectory() as folder:
+        model = args.model or llama160m(Path(folder) / "model")
+        for seed, cluster in product(args.seeds, ("1+1", "colocated")):
+            for grouping in ("aligned", "fcfs")[:: -1 if seed % 2 else 1]:
+                yield served_line(model, cluster, grouping, seed)
+
+
+# --- Simulated
+
+
 def lines(args: argparse.Namespace) -> Iterator[dict[str, object]]:
     bubbles, groupings = ("measured", "whole"), ("aligned", "fcfs")
     for load, bubble, pool, seed, grouping in product(args.loads, bubbles, args.pools, args.seeds, groupings):
@@ -99,7 +173,10 @@ def main() -> None:
     parser.add_argument("--loads", type=several(str, LOADS), default=list(LOADS), help="default: %(default)s")
     parser.add_argument("--pools", type=several(int), default=[4, 16], help="sizes of the pool, in devices' KV memory")
     parser.add_argument("--cluster", default="1+1", help="default: %(default)s")
-    for line in lines(parser.parse_args()):
+    parser.add_argument("--backend", choices=("real", "simulated"), default="simulated", help="default: %(default)s")
+    parser.add_argument("--model", type=Path, help="real: a model folder, in place of random weights")
+    args = parser.parse_args()
+    for line in served_lines(args) if args.backend == "real" else lines(args):
         print_line(line)
 
 

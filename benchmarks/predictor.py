@@ -1,6 +1,6 @@
 """Measure how well and how fast output lengths are predicted, and the gain (docs/how/prediction.md).
 
-    python -m benchmarks.predictor --texts DIR [--minilm] [--tokenizer FILE] [--simulate] [--seeds 2]
+    python -m benchmarks.predictor --texts DIR [--minilm] [--tokenizer FILE] [--simulate [--unseen]] [--seeds 2]
     python -m benchmarks.predictor --demo FILE [--prompts 1500]
 
 DIR has files NAME.jsonl.gz, a line each {"prompt": ..., "response": ...}. FILE keeps the demo model's answers to
@@ -11,7 +11,8 @@ prompts of its own corpus; if it is missing, the benchmark starts a server and a
     unseen     held-out prompts of each file, from all other files
     shift      one file after another: the share of outputs within their upper estimates, of each 500 requests
 
---simulate plays the held-out prompts through a simulated deployment.
+--simulate plays the held-out prompts through a simulated deployment; --unseen those of each file, where only the other
+files were learnt.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import asyncio
 import gzip
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
@@ -42,7 +43,7 @@ from alignedserve.router.prediction.predictor import Encoder, HashEncoder, Lengt
 from alignedserve.scheduling.lengths import hinted
 from alignedserve.scheduling.policy import DEFAULT_POLICY
 from alignedserve.scheduling.sketch import DIMENSIONS, sketch_of
-from benchmarks.common.predictor_simulated import Said, simulated
+from benchmarks.common.predictor_simulated import NUM_REQUESTS, Said, simulated
 from benchmarks.common.serving import ask_chat, serve
 from benchmarks.report import command, print_line
 
@@ -76,6 +77,11 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=6000, help="past and held-out prompts, drawn from all of them")
     parser.add_argument("--minilm", action="store_true", help="with the encoder of the extra predictor")
     parser.add_argument("--simulate", action="store_true", help="simulate the gain")
+    parser.add_argument(
+        "--unseen",
+        action="store_true",
+        help="with --simulate: each file by itself, and only the other files were learnt",
+    )
     parser.add_argument("--regime", default="", help="only regimes whose name contains this text")
     parser.add_argument("--seeds", type=int, default=1)
     options = parser.parse_args()
@@ -94,8 +100,12 @@ def texts(options: argparse.Namespace) -> None:
     sampled = Split(
         *(draw.sample(part, min(len(part), options.most)) for part in (everything.past, everything.held_out))
     )
+    if options.simulate and options.unseen:
+        for source, unseen_split in unseen_splits(sampled):
+            play(unseen_split, options, {"asked": source})
+        return
     if options.simulate:
-        play(sampled, options)
+        play(sampled, options, {})
         return
     speed(sampled, options.minilm)
     sources = sorted({answer.source for answer in said})
@@ -408,7 +418,15 @@ def took(name: str, count: int, call: Callable[[int], object], of: int = 1) -> N
 # --- What it buys
 
 
-def play(of: Split, options: argparse.Namespace) -> None:
+def unseen_splits(of: Split) -> Iterator[tuple[str, Split]]:
+    """Yield for each file with enough texts its name, the past prompts of all other files, and its own to be asked."""
+    for source in sorted({answer.source for answer in of.past}):
+        asked = [answer for answer in (*of.past, *of.held_out) if answer.source == source]
+        if len(asked) >= NUM_REQUESTS:
+            yield source, Split([answer for answer in of.past if answer.source != source], asked)
+
+
+def play(of: Split, options: argparse.Namespace, more: Mapping[str, object]) -> None:
     vectors: dict[tuple[int, ...], bytes] = {}
     if options.minilm:
         encoder, texts = _remembering_minilm(), {answer.prompt: answer.text for answer in (*of.past, *of.held_out)}
@@ -418,7 +436,7 @@ def play(of: Split, options: argparse.Namespace) -> None:
             found = encoder.vectors([Sketch(text=texts[prompt]) for prompt in some])
             vectors |= {prompt: vector.tobytes() for prompt, vector in zip(some, found, strict=True)}
     for line in simulated(of.past, of.held_out, vectors, range(options.seeds), options.regime):
-        print_line(line)
+        print_line({**line, **more})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from benchmarks.common.serving import Deployment, ask, processes_under, serve
 from benchmarks.report import command, report, status
 
 _TOKENS, _EVERY_S, _CALM_S = 120, 7.0, 6.0  # a part that dies within 5 s of its start, three times, stays away
-_METRIC = "alignedserve:router_rebuilt_seconds "
+_METRIC = "alignedserve:router_rebuilt_seconds{"
 _GOAL_S = 2.0
 _TITLES = ("alignedserve.launch.start router", "ray::router")
 
@@ -70,7 +70,7 @@ async def kill_repeatedly(http: httpx.AsyncClient, launcher: int, kills: int) ->
 
 async def rebuilt_s(http: httpx.AsyncClient) -> float:
     lines = (await http.get("/metrics")).text.splitlines()
-    return next(float(line.split()[1]) for line in lines if line.startswith(_METRIC))
+    return next(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(_METRIC))
 
 
 async def stream(url: str, number: int, seen: Seen) -> None:

@@ -165,7 +165,7 @@ class ServedJobs:
             nonlocal num_done
             while perf_counter() < began + FULL_S:
                 size, most = draw.randint(*CHAT), draw.randint(*ANSWER)
-                answer = await ask(self._chats.url, self._chats.prompt(draw, size), most)
+                answer = await ask(self._chats.url, self._chats.prompt(size), most)
                 num_done += answer.is_whole and perf_counter() < began + FULL_S
 
         await asyncio.gather(*(client() for _ in range(FULL)))
@@ -188,7 +188,7 @@ class ServedJobs:
         return [
             {
                 **fixed,
-                "prompt": self._chats.prompt(draw, draw.randint(*job.prompt)),
+                "prompt": self._chats.prompt(draw.randint(*job.prompt)),
                 "max_tokens": draw.randint(*job.output),
             }
             for _ in range(job.lines)

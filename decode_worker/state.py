@@ -51,6 +51,7 @@ class DecodeCore(WorkerCore):
                 parts.owners,
                 parts.compression,
                 parts.router,
+                parts.counting,
                 parts.repeats,
                 parts.retirement,
                 parts.pool,  # last: until then, all parts know which pool was lost

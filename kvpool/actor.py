@@ -91,7 +91,7 @@ def run(part: Part, on_start: OnStart) -> None:
         for rank in range(ranks):
             arenas.append(_new_arena(part, room, rank))
         hands = _PoolProcessHands(directory, spec.deployment, ranks)
-        shell = part.shell(PoolCore(room.extents, config.engine.block_size, config.policy), hands)
+        shell = part.shell(PoolCore(room.extents, config.engine.block_size, part.policy), hands)
         hands.post = shell.post
         on_start(shell)
         part.run(shell)

@@ -35,7 +35,10 @@ from alignedserve.scheduling.slo import Standing, Work, in_order
 
 DEVICE_SHARE = 0.4  # most of a worker's pairs that a batch may take, so that the next batch can arrive while it ends
 LEAST = 36  # least requests of a batch, where so many wait
-LEAST_SKEW = 0.01  # of a prefix's own cost, for what it lacks to the longest: from there on requests are grouped
+# A token that a prefix lacks to the longest costs this share of a token that it has: from there on the pool groups.
+# Measured GPUs have 0.02 to 0.07: there groups save 3 % of a step at most, and best-effort requests take a fifth longer
+# where memory is short, since the shortest are no longer served first. No crossing was measured between 0.1 and 0.2.
+LEAST_SKEW = 0.2
 _WEIGHT = 0.1  # weight of the newest wait in the mean
 _LEAST_S = 1e-3  # least time between two looks at requests whose slack runs out
 _NO_ASK = AskBatch(0, 0)

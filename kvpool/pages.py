@@ -115,6 +115,11 @@ class Pages:
     def class_of(self, entry: str) -> ServiceClass:
         return self._classes[entry]
 
+    @property
+    def leases(self) -> Iterable[tuple[str, int]]:
+        """Return the holders of leases, each with how many pages it has."""
+        return [(holder, len(pages)) for holder, pages in self._leases.items()]
+
     def leased_to(self, holder: str) -> frozenset[int]:
         return frozenset(self._leases.get(holder, ()))
 

@@ -15,6 +15,7 @@ no other pages are left, asks for best-effort pages wait.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,7 @@ from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.waiting_order import WaitingOrder
 from alignedserve.protocol.commands import Command, Send, SetTimer, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone, LinkGap, MemberJoined, MemberLost, Received, TimerFired
+from alignedserve.protocol.figures import PagesFor
 from alignedserve.protocol.messages import (
     ROUTER,
     SPARE,
@@ -138,7 +140,7 @@ class PoolCore:
                 self._compressor.gone(gone)
                 self._pages.holder_gone(gone)
             case MemberJoined(member) if member.role is Role.ROUTER:
-                commands.append(self._holding())
+                commands += [self._holding(), Send(ROUTER, self._figures())]
             case Received(message=Inquire(attempts)):
                 commands += self._answer_inquiry(attempts)
             case Received(sender, Missed()):
@@ -201,8 +203,24 @@ class PoolCore:
 
     def _figures(self) -> Figures:
         return Figures(
-            self._pages.usage, num_compressed=self.num_compressed, num_incompressible=self.num_incompressible
+            self._pages.usage,
+            num_compressed=self.num_compressed,
+            num_incompressible=self.num_incompressible,
+            holders=self._holders,
         )
+
+    @property
+    def _holders(self) -> tuple[PagesFor, ...]:
+        """Return how many pages each worker has for its requests; first, how many wait here for a worker."""
+        kept, leased = Counter[str](), Counter[str]()
+        for worker, entry in self._out.values():
+            kept[worker] += len(entry.pages)
+        for request, (worker, _) in self._held.items():
+            kept[worker] += len(self._pages.pages_of(request))
+        kept[""] = sum(len(waiting.entry.pages) for waiting in self._waiting)
+        for name, pages in self._pages.leases:
+            leased[name.rpartition(".")[0]] += pages
+        return tuple(PagesFor(worker, leased[worker], kept[worker]) for worker in sorted({*kept, *leased}))
 
     def _leases(self) -> list[Command]:
         """Answer asks for pages, real-time asks first: while one of them waits, best-effort asks wait too.

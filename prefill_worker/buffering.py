@@ -204,8 +204,8 @@ class Buffers(CorePart):
         buffer = next((buffer for buffer in self._buffers if buffer.receiving == (source, number)), None)
         assert buffer is not None, "a transfer ended that was not begun"
         buffer.receiving = None
-        failed = [] if intact else [self._faults.count_failed_transfer()]
-        return [*failed, *self._announce(buffer, intact)]
+        self._faults.num_failed_transfers += not intact
+        return self._announce(buffer, intact)
 
     # --- To a decode worker
 
@@ -221,10 +221,10 @@ class Buffers(CorePart):
         """Return the buffer whose pairs this transfer reads."""
         return next((buffer for buffer in self._buffers if buffer.transfer == (receiver, number)), None)
 
-    def end_sending(self, buffer: Buffer, ok: bool) -> list[Command]:
+    def end_sending(self, buffer: Buffer, ok: bool) -> None:
         buffer.transfer = None
         self._forget([buffer])
-        return [] if ok else [self._faults.count_failed_transfer()]
+        self._faults.num_failed_transfers += not ok
 
     # --- Buffers that leave
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from alignedserve.core import ServiceClass
+from alignedserve.explain.decisions import Kind
 from alignedserve.prefill_worker.candidates import Candidates
 from alignedserve.prefill_worker.known_pages import KnownPages
 from alignedserve.protocol.commands import Command
@@ -25,7 +26,7 @@ class Commits(CorePart):
     def __init__(self, common: Common, candidates: Candidates, known: KnownPages) -> None:
         self._pool, self._memory, self._writer = common.pool, common.memory, common.writer
         self._names, self._reuse, self._outputs = common.names, common.policy.reuse, common.owners.outputs
-        self._candidates, self._known = candidates, known
+        self._candidates, self._known, self._decisions = candidates, known, common.decisions
         self.waiting: deque[Running] = deque()  # prompts that are through and wait for pages
 
     @property
@@ -35,6 +36,7 @@ class Commits(CorePart):
 
     def add(self, running: Running) -> None:
         """Let a prompt that is through wait for pages."""
+        self._decisions.note(Kind.WRITES, running.request, tokens=running.prefix, number=len(self.waiting))
         self.waiting.append(running)
 
     def first(self, service: ServiceClass) -> Running | None:
@@ -69,6 +71,8 @@ class Commits(CorePart):
     def commit(self, copy: Copy, to: str, is_there: bool = False) -> list[Command]:
         """Hand the pages of a copy on to the pool, with the decode worker that the router named."""
         self._writer.hand_on(copy)
+        if not is_there:
+            self._decisions.note(Kind.COMMITTED, copy.running.request, tokens=copy.running.prefix)
         entry = copy.running.entry(copy.known + copy.pages, self.names_of(copy.running))
         return self._pool.send(Commit(entry, len(copy.known), to, is_there))
 

@@ -44,5 +44,6 @@ class DecodePeers(CorePart):
     def _end(self, receiver: str, number: int, ok: bool) -> list[Command]:
         buffer = self._buffers.find_sending(receiver, number)
         if buffer is not None:
-            return self._buffers.end_sending(buffer, ok)
+            self._buffers.end_sending(buffer, ok)
+            return []
         return self._offers.end_transfer(receiver, number, ok)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from alignedserve.core import ServiceClass
+from alignedserve.core import PreemptionCause, ServiceClass
+from alignedserve.explain.decisions import Kind
 from alignedserve.prefill_worker.buffering import Buffers
 from alignedserve.prefill_worker.committing import Commits
 from alignedserve.prefill_worker.offering import Offers
@@ -85,12 +86,11 @@ class NextStep:
         buffers: Buffers,
         writing: PoolWriting,
     ) -> None:
-        self._prefixes = prefixes
+        self._prefixes, self._decisions = prefixes, common.decisions
         self._policy, self._roster, self._steps, self._pace = common.policy, common.roster, common.steps, common.pace
         self._memory, self._pages, self._writer = common.memory, common.pages, common.writer
-        self._queue, self._prompts = queue, prompts
+        self._queue, self._prompts, self._counts = queue, prompts, common.counts
         self._commits, self._offers, self._buffers, self._writing = commits, offers, buffers, writing
-        self.num_preemptions = 0
 
     def make_place(self, now: float) -> list[Command]:
         """Let buffers and written candidates go where the prompt that has waited longest lacks memory."""
@@ -143,13 +143,15 @@ class NextStep:
         self._memory.is_stuck = True  # until memory or pages come
         return self._seat(seating.seated, seating.unseated)
 
-    def _seat(self, seated: Iterable[Running], unseated: Iterable[Running]) -> list[Command]:
+    def _seat(self, seated: Sequence[Running], unseated: Iterable[Running]) -> list[Command]:
         """Let the seated prompts run; the prompts that made room for them are computed anew."""
         commands = self._prompts.seat(seated)
         for running in unseated:
             self._commits.waiting.remove(running)
             self._writer.forget_parts(running)
-            self.num_preemptions += 1
+            self._counts.count_preempted(running, PreemptionCause.REAL_TIME)
+            winner = seated[0].request.id if seated else ""
+            self._decisions.note(Kind.DISPLACED, running.request, winner, why="it is computed anew")
             self._queue.unseat(running)
         return commands
 
@@ -189,8 +191,9 @@ class NextStep:
                 return False
         elif len(prompts) < 2:
             return False
-        self._prompts.crowd_out(last(prompts, self._pace.moment(now)))
-        self.num_preemptions += 1
+        leaving = last(prompts, self._pace.moment(now))
+        self._counts.count_preempted(leaving, PreemptionCause.CROWDED)
+        self._prompts.crowd_out(leaving)
         return True
 
 

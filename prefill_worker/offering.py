@@ -13,6 +13,7 @@ room for them.
 from __future__ import annotations
 
 from alignedserve.core import ServiceClass
+from alignedserve.explain.decisions import Kind
 from alignedserve.prefill_worker.candidates import Candidate, Candidates
 from alignedserve.prefill_worker.committing import Commits
 from alignedserve.prefill_worker.known_pages import KnownPages
@@ -33,7 +34,7 @@ class Offers(CorePart):
     def __init__(self, common: Common, candidates: Candidates, commits: Commits, known: KnownPages) -> None:
         self._pool, self._pace, self._memory = common.pool, common.pace, common.memory
         self._writer, self._outputs = common.writer, common.owners.outputs
-        self._notes, self._faults = common.notes, common.faults
+        self._notes, self._faults, self._decisions = common.notes, common.faults, common.decisions
         self._candidates, self._commits, self._known = candidates, commits, known
         self._is_to_repeat = False  # offers that were not pulled: the offer, or its answer, may have been lost
         self._expected_wait_s: float | None = None  # in the pool
@@ -60,7 +61,7 @@ class Offers(CorePart):
         if decode is None or self._cannot_be_pulled(running, is_busy, now):
             self._commits.add(running)
             return []
-        return [self._offer(self._candidates.add(running, decode, self._cannot_wait(running, now)))]
+        return [self._first_offer(self._candidates.add(running, decode, self._cannot_wait(running, now)))]
 
     def _cannot_wait(self, running: Running, now: float) -> bool:
         """Return whether a real-time request would miss its next token if it waited for a batch of the pool."""
@@ -98,8 +99,12 @@ class Offers(CorePart):
             running = self._commits.waiting.popleft()
             decode = self._candidates.peer(running.decode) or self._candidates.any_peer()
             assert decode is not None, "a prompt that needs no pool needs a decode worker"
-            commands.append(self._offer(self._candidates.add(running, decode, is_pinned=False)))
+            commands.append(self._first_offer(self._candidates.add(running, decode, is_pinned=False)))
         return commands
+
+    def _first_offer(self, candidate: Candidate) -> Command:
+        self._decisions.note(Kind.OFFERED, candidate.running.request, candidate.decode.name)
+        return self._offer(candidate)
 
     def _offer(self, candidate: Candidate) -> Command:
         entry = candidate.running.entry((), self._commits.names_of(candidate.running))
@@ -131,9 +136,10 @@ class Offers(CorePart):
         candidate = self._candidates.end_transfer(receiver, number)
         if candidate is None:
             return []
-        commands = [] if ok else [self._faults.count_failed_transfer()]
+        self._faults.num_failed_transfers += not ok
         if candidate.is_here and candidate.is_declined:
-            return [*commands, *self.turn_to_pool(candidate)]
+            return self.turn_to_pool(candidate)
+        commands: list[Command] = []
         if candidate.is_here and (ok or candidate.is_kept):
             self._candidates.let_go(candidate)
             self._outputs.forget([candidate.key[0]])  # its decode worker has the whole output

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator
 
 from alignedserve.core import Chunk, Decode, FinishReason, StepPlan, StepResult, units_for
+from alignedserve.explain.decisions import Kind
 from alignedserve.prefill_worker.known_pages import KnownPages
 from alignedserve.prefill_worker.offering import Offers
 from alignedserve.protocol.commands import Command, CopyIn
@@ -32,7 +33,9 @@ class RunningPrompts(CorePart):
         copy_numbers: Iterator[int],
     ) -> None:
         self._pool, self._memory, self._pages, self._writer = common.pool, common.memory, common.pages, common.writer
+        self._pace, self._decisions = common.pace, common.decisions
         self._owners, self._notes, self._faults = common.owners, common.notes, common.faults
+        self._counts = common.counts
         self._queue, self._prefixes, self._offers, self._known = queue, prefixes, offers, known
         self._copy_numbers = copy_numbers
         self._running: dict[str, Running] = {}  # in the order of arrival
@@ -51,6 +54,11 @@ class RunningPrompts(CorePart):
         return [*self._running.values(), *self._fetching.values()]
 
     @property
+    def fetching(self) -> Collection[Running]:
+        """Return the prompts whose first tokens are being copied from the pool."""
+        return self._fetching.values()
+
+    @property
     def is_fetching(self) -> bool:
         return bool(self._fetching)
 
@@ -64,10 +72,11 @@ class RunningPrompts(CorePart):
         commands: list[Command] = []
         for running in prompts:
             self._queue.waiting.remove(running)
+            self._decisions.note(Kind.SEATED, running.request, tokens=running.prefix)
             if self._pages.has_to_fetch(running) and self._pool.member is not None:
                 commands.append(self._fetch(running, self._pool.member))
             else:
-                running.is_fetched = False
+                running.end_fetch()
                 self._running[running.request.id] = running
         return commands
 
@@ -75,11 +84,13 @@ class RunningPrompts(CorePart):
         """Put a running prompt back so that others can go on."""
         del self._running[running.request.id]
         self._writer.forget_parts(running)
+        self._decisions.note(Kind.DISPLACED, running.request, why="it is computed anew, so that others can go on")
         self._queue.crowd_out(running)
 
     def _fetch(self, running: Running, pool: Member) -> Command:
         number = next(self._copy_numbers)
         self._fetching[number] = running
+        self._pace.note_fetch(running)
         tokens, limits = running.tokens(0, self._tokens_in(running.known)), self._memory.limits
         pairs, pages = running.pairs[: units_for(len(tokens), limits.block_size)], running.known
         start = running.prefix  # the pages before it are here
@@ -94,7 +105,7 @@ class RunningPrompts(CorePart):
     def _end_fetch(self, running: Running, intact: bool) -> list[Command]:
         """Let the prompt run. KV that is not intact is computed anew, and no other request gets it."""
         self._running[running.request.id] = running
-        running.is_fetched = False
+        running.end_fetch()
         self._memory.reconsider()  # another prompt may have waited for these pages
         if intact:
             tokens = max(running.prefix, self._tokens_in(running.known))  # the pool may have been lost
@@ -108,17 +119,18 @@ class RunningPrompts(CorePart):
         if self._pool.member is None:
             return []
         spoiled = self._pool.tell_spoiled(pages)
-        return [self._faults.count_refused(), *spoiled, *self._known.release(running.key, pages)]
+        self._faults.num_refused += 1
+        return [*spoiled, *self._known.release(running.key, pages)]
 
     def _tokens_in(self, pages: tuple[int, ...]) -> int:
         return len(pages) * self._memory.limits.page_size
 
     # --- Steps
 
-    def end_step(self, plan: StepPlan, result: StepResult, now: float) -> list[Command]:
+    def end_step(self, plan: StepPlan, result: StepResult, began_at: float, now: float) -> list[Command]:
         self._notes.has_less_to_run = True
         commands: list[Command] = []
-        for running, finish in self._owners.emitted(plan.chunks, result, self._running.get, now):
+        for running, finish in self._owners.emitted(plan.chunks, result, self._running.get, began_at, now):
             del self._running[running.request.id]
             if finish is None:
                 is_busy = bool(self._queue.waiting or self._running or self._fetching or self._prefixes.asking)
@@ -126,6 +138,8 @@ class RunningPrompts(CorePart):
             else:
                 self._give_up(running)
                 self._notes.note_end(running)
+                self._counts.count_end(running)
+                self._decisions.note(Kind.ENDED, running.request, tokens=len(running.output), why=finish.value)
                 if finish is FinishReason.DOUBT:
                     commands += self._pool.tell_spoiled(running.known)
                 commands += self._known.release(running.key, running.known)
@@ -139,6 +153,7 @@ class RunningPrompts(CorePart):
         self._give_up(running)
         self._owners.outputs.drop(*running.key)
         self._notes.note("lost", running.key)
+        self._decisions.note(Kind.LOST, running.request, why="the device has too little memory for a single token")
         return self._known.release(running.key, running.known)
 
     def _give_up(self, running: Running) -> None:

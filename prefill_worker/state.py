@@ -33,6 +33,7 @@ from alignedserve.prefill_worker.pool_writing import PoolWriting
 from alignedserve.prefill_worker.running_prompts import RunningPrompts
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Expect
+from alignedserve.scheduling.promise import Promise
 from alignedserve.worker.parts.arrivals import Arrivals, Expectations
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.compression import PageCompression
@@ -42,7 +43,7 @@ from alignedserve.worker.parts.prefixes import Prefixes
 from alignedserve.worker.parts.prompt_rate import PromptRate
 from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.parts.repeats import Repeats
-from alignedserve.worker.parts.router_link import RouterLink
+from alignedserve.worker.parts.router_link import Counting, RouterLink
 from alignedserve.worker.parts.step_end import StepEnd
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.running import Running
@@ -64,7 +65,8 @@ class PrefillCore(WorkerCore):
         rate = PromptRate(common, queue, lambda: prompts.seated, lambda: prefixes.asking)
         compression, repeats = PageCompression(common), Repeats(common)
         router, idle = RouterLink(common, rate), IdleTrials(common)
-        self._prefixes, self._prompts, self._buffers, self._step = prefixes, prompts, buffers, step
+        counting = Counting(common, queue, lambda: prompts.running, self._coming)
+        self._prefixes, self._prompts, self._buffers = prefixes, prompts, buffers
         self._compose(
             parts=(
                 rate,  # before the step's end: what is through then was still waiting
@@ -83,6 +85,7 @@ class PrefillCore(WorkerCore):
                 common.owners,
                 compression,
                 router,
+                counting,
                 repeats,
                 common.retirement,
                 common.pool,
@@ -98,6 +101,7 @@ class PrefillCore(WorkerCore):
                 compression.compress,
                 repeats.set_timer,
                 router.report,
+                counting.tell,
                 idle.measure,
                 common.retirement.end,
             ),
@@ -106,6 +110,10 @@ class PrefillCore(WorkerCore):
     def _named(self, _request: str) -> Iterable[Running]:
         """Return all requests that are here and do not wait for room, whatever their names are."""
         return [*self._common.roster.occupants(), *self._prefixes.asking]
+
+    def _coming(self) -> list[Promise]:
+        """Return the promises to prompts that ask the pool for their beginning, or fetch it."""
+        return [running.promise for running in (*self._prefixes.asking, *self._prompts.fetching)]
 
     def _pass_on(self, told: Expect, _now: float) -> list[Command]:
         """Tell the pool of a request that has gone on."""
@@ -133,7 +141,7 @@ class PrefillCore(WorkerCore):
 
     @property
     def num_preemptions(self) -> int:
-        return self._step.num_preemptions
+        return self._common.counts.num_preemptions
 
     @property
     def num_reused_tokens(self) -> int:

@@ -29,7 +29,7 @@ def run(part: Part, on_start: OnStart) -> None:
         server.max_open,
         wire.heartbeat_s,
         wire.death_s,
-        config.policy,
+        part.policy,
         config.engine.block_size,
         capacity.limits.num_tokens,
         queues_of(server),

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from alignedserve.core import ServiceClass
-from alignedserve.protocol.messages import Attempt, Member, Stages
+from alignedserve.protocol.figures import ByClass, Stages
+from alignedserve.protocol.messages import Attempt, Member
 from alignedserve.router.lifecycle import OPEN, PLACES, Fact, OpenRequest, State
 
 
@@ -15,6 +16,7 @@ class OpenRequests:
         self._all: dict[str, OpenRequest] = {}  # by the request's id
         self._num: Counter[tuple[ServiceClass, State]] = Counter()
         self.waiting: dict[str, OpenRequest] = {}  # those in WAITING, in their order of arrival
+        self._given_up: Counter[tuple[ServiceClass, Fact]] = Counter()  # attempts that were lost or came back
 
     def __len__(self) -> int:
         return len(self._all)
@@ -39,6 +41,10 @@ class OpenRequests:
         """Count the open requests of a class by the place that has them."""
         return Stages(*(self._num[service, state] for state in OPEN))
 
+    def num_given_up(self, fact: Fact) -> ByClass:
+        """Count how often a worker gave a request back, or an attempt was lost, so far."""
+        return ByClass(*(self._given_up[service, fact] for service in ServiceClass))
+
     def add(self, opened: OpenRequest) -> None:
         self._all[opened.request.id] = self.waiting[opened.request.id] = opened
         self._num[opened.request.service, opened.state] += 1
@@ -49,6 +55,8 @@ class OpenRequests:
         self._num[opened.request.service, opened.state] -= 1
         opened.becomes(PLACES[to.role], fact, to.name)
         opened.moved_at = now
+        if fact is Fact.RETURNED:
+            self._given_up[opened.request.service, fact] += 1
         self._num[opened.request.service, opened.state] += 1
 
     def remove(self, opened: OpenRequest, end: State, fact: Fact) -> None:
@@ -57,3 +65,5 @@ class OpenRequests:
         self._num[opened.request.service, opened.state] -= 1
         del self._all[opened.request.id]
         opened.becomes(end, fact)
+        if fact is Fact.LOST:
+            self._given_up[opened.request.service, fact] += 1

@@ -16,14 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from alignedserve.core import WORKERS, Request, Role, ServiceClass, Sketch
+from alignedserve.explain.decisions import DecisionRing, Kind
 from alignedserve.protocol.commands import Command, Send, SetTimer
 from alignedserve.protocol.events import Event, LinkGap, Predicted, Received, TimerFired
 from alignedserve.protocol.messages import (
+    AskDecisions,
     Attempt,
     AttemptLost,
     Cancel,
+    Decisions,
     Declare,
     Died,
     Expect,
@@ -39,13 +43,12 @@ from alignedserve.protocol.messages import (
     Refused,
     Report,
     Retire,
-    Stages,
     Submit,
 )
 from alignedserve.router.demand import WaitingRequest, demands
 from alignedserve.router.lifecycle import PLACES, Fact, OpenRequest, State
 from alignedserve.router.open import OpenRequests
-from alignedserve.router.placing.admission import Admission, Queues, is_infeasible
+from alignedserve.router.placing.admission import Admission, Queues, Refusal, is_infeasible
 from alignedserve.router.placing.placement import Placement, Pools
 from alignedserve.router.prediction.length import PredictionOrders
 from alignedserve.router.recovery import GATHER_HEARTBEATS, Recovery
@@ -56,6 +59,14 @@ from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Standing, StepTimes, Work
 
 REFRESH_S = 5.0  # between two announcements, and before the router inquires after an attempt that does not move
+_NOTED = MappingProxyType(
+    {
+        State.ENDED: Kind.ENDED,
+        State.LOST: Kind.LOST,
+        State.CANCELLED: Kind.CANCELLED,
+        State.REPLACED: Kind.REPLACED,
+    }
+)
 _GATHERED, _RECOVERED, _LIVENESS, _REFRESH, _LOOK = "gathered", "recovered", "liveness", "refresh", "look"  # timers
 
 
@@ -87,8 +98,9 @@ class RouterCore:
         self._admission = Admission(limits.policy, limits.most_open, limits.queues)
         self._predictions = PredictionOrders(limits.policy)
         self._sizing = Sizing(limits.sizes)
+        self._decisions = DecisionRing()
         self._me = me
-        self._shown: list[Stages] = []  # counts by class and stage that gateways were told last
+        self._figures: dict[str, Figures] = {}  # member -> what it told last of what it has
         self._recovery, self._started_at = Recovery(now), now
 
     def start(self) -> list[Command]:
@@ -99,6 +111,7 @@ class RouterCore:
 
     def handle(self, event: Event, now: float) -> list[Command]:
         commands: list[Command] = []
+        self._decisions.now = now
         match event:
             case Received(message=Heartbeat(member)):
                 commands += self._hear_heartbeat(member, now)
@@ -115,8 +128,7 @@ class RouterCore:
             case Received(sender, Report() as report, incarnation) if self._alive(sender, incarnation):
                 self._placement.reported(sender, report)
             case Received(sender, Figures() as figures, incarnation) if self._alive(sender, incarnation):
-                named = replace(figures, member=sender)
-                commands += [Send(gateway.name, named) for gateway in self._roll.members(Role.GATEWAY)]
+                commands += self._hand_on(replace(figures, member=sender))
             case Received(sender, Declare(requests, is_last), incarnation) if self._alive(sender, incarnation):
                 for declared in requests:
                     commands += self._open_declared(declared, now)
@@ -136,6 +148,8 @@ class RouterCore:
                 commands += self._repair_link(known, now)
             case LinkGap(sender) if known := self._roll.get(sender):
                 commands += [Send(sender, Missed()), *self._repair_link(known, now)]
+            case Received(sender, AskDecisions(number, name)) if self._roll.get(sender) is not None:
+                commands.append(Send(sender, Decisions(number, now, self._decisions.about(name))))
             case Predicted() as answer:
                 commands += self._use_prediction(answer)
             case TimerFired(name) if name == _GATHERED:
@@ -177,7 +191,9 @@ class RouterCore:
             self._placement.met(member)
         if member.role is Role.DECODE:
             self._left.discard(member.node)
-        return [*self._announce_change(member), *self._send_recovery_time([member]), *lost]
+        figures = self._figures.values() if member.role is Role.GATEWAY else ()
+        told = [Send(member.name, of_member) for of_member in figures]
+        return [*self._announce_change(member), *self._send_recovery_time([member]), *told, *lost]
 
     def _declare_dead(self, name: str, incarnation: int, now: float) -> list[Command]:
         known = self._roll.get(name)
@@ -186,6 +202,7 @@ class RouterCore:
             return []
         self._roll.remove(name)
         self._heard_at.pop(name, None)
+        self._figures.pop(name, None)
         self._retiring.discard(name)
         self._placement.lost(name)
         self._recovery.heard_all(name)
@@ -264,17 +281,21 @@ class RouterCore:
 
     def _open_request(self, request: Request, sketch: Sketch | None, now: float) -> list[Command]:
         told: list[Command] = []
-        known = self._open.get(request.id)
+        known, ahead_s = self._open.get(request.id), 0.0
         if known is not None:
             if known.request.attempt >= request.attempt:
                 return []
         elif request.attempt == 0:
             ahead = self._placement.ahead_of(request, self._pools, now)
             if (refusal := self._admission.refusal(request, ahead, now, self._is_line(request))) is not None:
-                return [Send(request.owner, Refused(request.id, 0, refusal.why, refusal.retry_after_s))]
+                self._note_refusal(request, refusal)
+                refused = Refused(request.id, 0, refusal.reason, refusal.why, refusal.retry_after_s)
+                return [Send(request.owner, refused)]
+            ahead_s = ahead.prompts_s
             if is_infeasible(request, ahead):
                 told.append(Send(request.owner, Infeasible(request.id, 0)))
         self._add(OpenRequest(request, now))
+        self._note_arrival(request, ahead_s, now)
         if not self._is_line(request):
             self._admission.queued(request)
         asked = self._predictions.opened(request, sketch)
@@ -291,6 +312,8 @@ class RouterCore:
         if opened is None or opened.request.estimate == answer.estimate:
             return []
         opened.request = replace(opened.request, estimate=answer.estimate)
+        mean, upper = answer.estimate.mean, answer.estimate.upper
+        self._decisions.note(Kind.PREDICTED, opened.request, tokens=mean, number=upper)
         self._admission.opened(opened.request)
         if not opened.is_waiting:
             self._placement.expects(opened.at, opened.request)
@@ -301,6 +324,7 @@ class RouterCore:
         known = self._open.get(request.id)
         if known is not None and known.request.attempt >= request.attempt:
             return []
+        self._decisions.note(Kind.DECLARED, request)
         opened = self._add(OpenRequest(request, now, is_declared=True))
         if not self._recovery.is_on:
             return self._give_up(opened)
@@ -338,19 +362,25 @@ class RouterCore:
 
     def _send_recovery_time(self, members: Iterable[Member]) -> list[Command]:
         """Tell the gateways among these members how long the recovery took."""
-        self._shown = []
         if self._recovery.took_s is None:
             return []
         figures = Figures(rebuilt_s=self._recovery.took_s, member=self._me.name)
         return [Send(member.name, figures) for member in members if member.role is Role.GATEWAY]
 
+    def _hand_on(self, figures: Figures) -> list[Command]:
+        """Hand figures of a member to every gateway, and keep what it has now for gateways that come later."""
+        if figures.worker is not None or figures.usage is not None:
+            self._figures[figures.member] = figures
+        return [Send(gateway.name, figures) for gateway in self._roll.members(Role.GATEWAY)]
+
     def _send_counts(self) -> list[Command]:
-        """Tell every gateway how many requests are where, if that has changed."""
-        stages = [self._open.stages(service) for service in ServiceClass]
-        if self._recovery.is_on or stages == self._shown:
+        """Tell every gateway how many requests are where. It says so every second: a router that is silent is away."""
+        if self._recovery.is_on:
             return []
-        self._shown = stages
-        figures = Figures(rt=stages[0], be=stages[1], member=self._me.name)
+        rt, be = (self._open.stages(service) for service in ServiceClass)
+        returned, lost = self._open.num_given_up(Fact.RETURNED), self._open.num_given_up(Fact.LOST)
+        took_s, name = self._recovery.took_s, self._me.name
+        figures = Figures(rebuilt_s=took_s, rt=rt, be=be, returned=returned, lost=lost, member=name)
         return [Send(gateway.name, figures) for gateway in self._roll.members(Role.GATEWAY)]
 
     def _cancel(self, request: str, attempt: int) -> list[Command]:
@@ -520,6 +550,7 @@ class RouterCore:
         return opened
 
     def _move(self, opened: OpenRequest, to: Member, fact: Fact, now: float) -> None:
+        self._decisions.note(Kind.PLACED if fact is Fact.PLACED else Kind.MOVED, opened.request, to.name)
         self._leave_place(opened)
         self._placement.came(to.name, opened.request)
         self._open.move(opened, to, fact, now)
@@ -539,6 +570,7 @@ class RouterCore:
         return self._give_up(opened) if to.role is Role.POOL and to.node in self._left else []
 
     def _remove(self, opened: OpenRequest, end: State, fact: Fact) -> None:
+        self._decisions.note(_NOTED[end], opened.request, opened.at)
         self._leave_place(opened)
         self._predictions.closed(opened.request.id)
         self._admission.closed(opened.request)
@@ -547,3 +579,18 @@ class RouterCore:
     def _leave_place(self, opened: OpenRequest) -> None:
         if not opened.is_waiting:
             self._placement.left(opened.at, opened.request)
+
+    # --- What is noted for those who ask later
+
+    def _note_arrival(self, request: Request, ahead_s: float, now: float) -> None:
+        since_s = now - (request.arrival_at if request.emitted_at is None else request.emitted_at)
+        slo, is_rt = request.slo, request.service is ServiceClass.RT
+        promised = f"a ttft of {slo.ttft_s:g} s" if is_rt else f"its end within {slo.jct_s:g} s"
+        tokens = len(request.prompt)
+        self._decisions.note(Kind.ARRIVED, request, tokens=tokens, seconds=since_s, expected_s=ahead_s, why=promised)
+
+    def _note_refusal(self, request: Request, refusal: Refusal) -> None:
+        again_s, tokens = refusal.retry_after_s, len(request.prompt)
+        self._decisions.note(
+            Kind.REFUSED, request, refusal.reason.value, tokens=tokens, expected_s=again_s, why=refusal.why
+        )

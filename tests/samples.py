@@ -8,7 +8,7 @@ from dataclasses import replace
 from alignedserve.core import Due, Entry, Request, Role, Sampling, ServiceClass, Slo, WorkerLimits
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, Received
-from alignedserve.protocol.messages import ROUTER, Member, Message, Report
+from alignedserve.protocol.messages import ROUTER, Figures, Member, Message, Report
 
 STOP = 0
 
@@ -58,5 +58,9 @@ ROUTER_MEMBER, POOL_MEMBER, GATEWAY_MEMBER = member(ROUTER), member("pool-0"), m
 
 
 def but_reports(commands: Iterable[Command]) -> list[Command]:
-    """Drop the decode worker's reports, which only repeat what other commands say."""
-    return [command for command in commands if not (isinstance(command, Send) and isinstance(command.message, Report))]
+    """Drop workers' reports and counts, which only repeat what other commands say."""
+    return [command for command in commands if not (isinstance(command, Send) and _is_report(command.message))]
+
+
+def _is_report(message: Message) -> bool:
+    return isinstance(message, Report) or (isinstance(message, Figures) and message.worker is not None)

@@ -1,16 +1,19 @@
-"""The command line: one file per command, and the flags of each in a file that imports nothing heavy.
+"""The command line: one file per command (in remote/ those that talk to a server); flags import nothing heavy.
 
-batch.py          `alignedserve batch`: batch jobs on any server that has OpenAI's files and batches
-chat.py           `alignedserve chat`: a chat in the terminal with any OpenAI-compatible server
-clients.py        the flags of chat, status, stop, scale, batch and store
+benching.py       the flags of bench
+clients.py        the flags of chat, status, explain, stop, scale, batch and store
 doctor.py         `alignedserve doctor`: what this machine has for serving, what it lacks, and how to get that
 fuzz.py           `alignedserve fuzz`: injects faults into simulated deployments and checks their invariants
 main.py           the entry: parses the command line, runs the command, reports errors in one line
+plan.py           `alignedserve plan`: finds the cheapest deployment that keeps its promises
+plan_settings.py  writes the settings that start the deployment of a plan
+planning.py       the flags of plan
 profile.py        `alignedserve profile`: measures what steps take here, and writes the cost model
+reproduce.py      `alignedserve reproduce`: runs the figures of papers, and writes them beside what the papers say
 serving.py        the flags of serve, presets, key, doctor and profile; prints the configuration
+side_by_side.py   runs many trials of the simulator, in as many processes as there are cores
 simulate.py       `alignedserve simulate`: runs workloads in virtual time, prints and writes the figures
 simulate_once.py  turns what users write (preset, workload, cluster, profile) into one simulated run
-simulating.py     the flags of simulate and fuzz
-status.py         `alignedserve status`: a deployment's parts, their nodes, and the open requests
+simulating.py     the flags of simulate, reproduce and fuzz
 store.py          `alignedserve store`: checks the store of files and jobs, and exports its records
 """

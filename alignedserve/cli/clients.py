@@ -1,4 +1,5 @@
-"""The flags of the commands that talk to a server or look after its store: chat, status, stop, scale, batch, store."""
+"""The flags of the commands that talk to a server or look after its store: chat, status, explain, stop, scale, batch,
+store."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from alignedserve.shell.control import LauncherOrder
 
 
-def _here() -> str:
+def here() -> str:
     """Return where a deployment with the default address serves."""
     return f"http://{settings()['server.host'].default}:{settings()['server.port'].default}"
 
@@ -36,7 +37,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Chats with any server that has an OpenAI-compatible HTTP API; each line of piped input is a turn."
     )
-    parser.add_argument("--url", default=f"{_here()}/v1", help="the API's base (default: %(default)s)")
+    parser.add_argument("--url", default=f"{here()}/v1", help="the API's base (default: %(default)s)")
     parser.add_argument("--model", help="default: the first model that the server lists")
     parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
     parser.add_argument("--system", metavar="TEXT", help="the system prompt")
@@ -46,7 +47,7 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
 
 
 def _chat(args: argparse.Namespace) -> int:
-    from alignedserve.cli.chat import ChatOptions, run
+    from alignedserve.cli.remote.chat import ChatOptions, run
 
     return run(
         ChatOptions(
@@ -68,7 +69,7 @@ def add_status(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Shows a deployment's parts, their nodes and the open requests; exits with 1 where it is not ready."
     )
-    parser.add_argument("--url", default=_here(), help="address of the deployment (default: %(default)s)")
+    parser.add_argument("--url", default=here(), help="address of the deployment (default: %(default)s)")
     parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
     parser.add_argument(
         "--wait", type=zero_or_more, default=0.0, metavar="S", help="wait until it is ready, at most so many seconds"
@@ -78,9 +79,36 @@ def add_status(parser: argparse.ArgumentParser) -> None:
 
 
 def _status(args: argparse.Namespace) -> int:
-    from alignedserve.cli.status import StatusOptions, run
+    from alignedserve.cli.remote.status import StatusOptions, run
 
     return run(StatusOptions(url=args.url, api_key=args.api_key, wait_s=args.wait, as_json=args.json))
+
+
+# --- explain
+
+
+def add_explain(parser: argparse.ArgumentParser) -> None:
+    key = settings()["server.api_key"].variable
+    parser.description = (
+        "Tells where a request waited, for how long and for whom, what ran it, and why it was refused. Parts remember "
+        "the last minutes, and tell only the key that sent the request."
+    )
+    named = "x-request-id or id of its answer; request_id of a batch line"
+    parser.add_argument("request", metavar="REQUEST", help=named)
+    parser.add_argument("--url", default=here(), help="address of the deployment (default: %(default)s)")
+    parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="as JSON, for programs")
+    shape.add_argument("--perfetto", type=file, metavar="FILE", help="write a trace for ui.perfetto.dev")
+    parser.set_defaults(run=_explain, parser=parser)
+
+
+def _explain(args: argparse.Namespace) -> int:
+    if args.perfetto is not None:
+        check_writable(args.perfetto)
+    from alignedserve.cli.remote.explain import ExplainOptions, run
+
+    return run(ExplainOptions(args.request, args.url, args.api_key, args.json, args.perfetto))
 
 
 # --- stop, scale
@@ -176,7 +204,7 @@ def add_batch(parser: argparse.ArgumentParser) -> None:
 def _add_batch_command(what: Any, name: str, about: str) -> argparse.ArgumentParser:
     key = settings()["server.api_key"].variable
     parser: argparse.ArgumentParser = what.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}.")
-    parser.add_argument("--url", default=f"{_here()}/v1", help="the API's base (default: %(default)s)")
+    parser.add_argument("--url", default=f"{here()}/v1", help="the API's base (default: %(default)s)")
     parser.add_argument("--api-key", default=os.environ.get(key), help=f"default: {key}")
     parser.set_defaults(parser=parser)
     return parser
@@ -186,33 +214,33 @@ def _batch_submit(args: argparse.Namespace) -> int:
     check_goes_with(args, "--out", ("--wait",), given(args))
     if args.out is not None:
         check_writable(args.out)
-    from alignedserve.cli.batch import BatchOptions, BatchSubmission, submit
+    from alignedserve.cli.remote.batch import BatchOptions, BatchSubmission, submit
 
     asked = BatchSubmission(args.file, args.window, args.endpoint, args.weight, args.wait, args.out)
     return submit(BatchOptions(args.url, args.api_key), asked)
 
 
 def _batch_status(args: argparse.Namespace) -> int:
-    from alignedserve.cli.batch import BatchOptions, status
+    from alignedserve.cli.remote.batch import BatchOptions, status
 
     return status(BatchOptions(args.url, args.api_key), args.id)
 
 
 def _batch_list(args: argparse.Namespace) -> int:
-    from alignedserve.cli.batch import BatchOptions, listed
+    from alignedserve.cli.remote.batch import BatchOptions, listed
 
     return listed(BatchOptions(args.url, args.api_key), args.limit)
 
 
 def _batch_cancel(args: argparse.Namespace) -> int:
-    from alignedserve.cli.batch import BatchOptions, cancel
+    from alignedserve.cli.remote.batch import BatchOptions, cancel
 
     return cancel(BatchOptions(args.url, args.api_key), args.id)
 
 
 def _batch_download(args: argparse.Namespace) -> int:
     check_writable(args.out)
-    from alignedserve.cli.batch import BatchOptions, download
+    from alignedserve.cli.remote.batch import BatchOptions, download
 
     return download(BatchOptions(args.url, args.api_key), args.id, args.out)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import sys
 import tempfile
 import time
@@ -10,17 +9,19 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count, islice
-from multiprocessing import get_context, resource_tracker
-from multiprocessing.pool import Pool
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 from alignedserve.cli.terminal.arguments import check_writable
+from alignedserve.cli.terminal.processes import processes
+from alignedserve.policies.guard import OwnPolicies
+from alignedserve.policies.source import PolicySource
 from alignedserve.simulator.fuzzing.fuzz import FuzzVerdict, attempt, record
 from alignedserve.simulator.fuzzing.recording import Difference, difference_text, first_difference, read_scenario
-from alignedserve.simulator.fuzzing.scenario import lines
+from alignedserve.simulator.fuzzing.scenario import Scenario, lines
 from alignedserve.simulator.fuzzing.scenario_drawing import draw_scenario
-from alignedserve.simulator.fuzzing.shrink import BUDGET, shrink
+from alignedserve.simulator.fuzzing.shrink import shrink
 
 _TELL_EVERY_S = 5.0
 
@@ -35,7 +36,11 @@ class FuzzOptions:
     save: Path | None
     replay: Path | None
     diff: tuple[Path, Path] | None
-    shrink_runs: int = BUDGET
+    policy: PolicySource | None = None
+
+    def scenario(self, seed: int) -> Scenario:
+        drawn = draw_scenario(seed)
+        return drawn if self.policy is None else drawn.with_own(OwnPolicies(self.policy))
 
 
 def run(options: FuzzOptions) -> int:
@@ -92,7 +97,7 @@ class _Tally:
 def _many(options: FuzzOptions) -> int:
     seeds = count(options.start) if options.until_failure else range(options.start, options.start + options.seeds)
     tally = _Tally()
-    with _trying(options.jobs) as verdicts:
+    with _trying(options) as verdicts:
         for verdict in verdicts(seeds):
             tally.add(verdict)
             tally.tell_now_and_then()
@@ -109,41 +114,25 @@ def _many(options: FuzzOptions) -> int:
 
 
 @contextmanager
-def _trying(jobs: int) -> Iterator[Callable[[Iterable[int]], Iterator[FuzzVerdict]]]:
+def _trying(options: FuzzOptions) -> Iterator[Callable[[Iterable[int]], Iterator[FuzzVerdict]]]:
     """Return a function that yields verdicts in the order of the seeds: the number of jobs changes no output."""
-    if jobs == 1:
-        yield lambda seeds: map(_try, seeds)
+    verdict_of = partial(_try, options)
+    if options.jobs == 1:
+        yield lambda seeds: map(verdict_of, seeds)
         return
-    with _pool(jobs) as pool:
-        yield lambda seeds: _in_parts(pool, seeds, 64 * jobs)
+    with processes(options.jobs) as started:
+        yield lambda seeds: started.in_order(verdict_of, seeds)
 
 
-def _pool(jobs: int) -> Pool:
-    """Start processes that ignore Ctrl-C: a terminal sends it to all of them, and this process ends the others."""
-    resource_tracker.ensure_running()  # it would undo the next line
-    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return get_context("spawn").Pool(jobs)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
-
-
-def _in_parts(pool: Pool, seeds: Iterable[int], size: int) -> Iterator[FuzzVerdict]:
-    """Yield verdicts of parts of the seeds: a pool takes all seeds at once, and they may have no end."""
-    left = iter(seeds)
-    while part := list(islice(left, size)):
-        yield from pool.imap(_try, part)
-
-
-def _try(seed: int) -> FuzzVerdict:
-    return attempt(draw_scenario(seed))
+def _try(options: FuzzOptions, seed: int) -> FuzzVerdict:
+    return attempt(options.scenario(seed))
 
 
 # --- One seed
 
 
 def _run_seed(options: FuzzOptions, seed: int) -> int:
-    scenario = draw_scenario(seed)
+    scenario = options.scenario(seed)
     verdict = attempt(scenario) if options.save is None else record(scenario, options.save)
     print("\n".join(lines(scenario)))
     print(f"seed {seed}: {verdict}, {verdict.num_events} events, digest {verdict.digest}")
@@ -158,13 +147,14 @@ def _explain(verdict: FuzzVerdict, options: FuzzOptions) -> None:
     """Print the shrunk schedule, and the command that shows it again."""
     assert verdict.failure is not None
     print(f"\nseed {verdict.seed}, shrunk:")
-    smallest = shrink(draw_scenario(verdict.seed), verdict.failure.rule, options.shrink_runs)
+    smallest = shrink(options.scenario(verdict.seed), verdict.failure.rule)
     print("\n".join(f"  {line}" for line in lines(smallest)))
     print(f"  it breaks {attempt(smallest)}")
     if options.save is not None:
         record(smallest, options.save)
         print(f"replay it, shrunk: alignedserve fuzz --replay {options.save}")
-    print(f"replay: alignedserve fuzz --seed {verdict.seed}")
+    own = "" if options.policy is None else f" --policy {options.policy.name}"
+    print(f"replay: alignedserve fuzz --seed {verdict.seed}{own}")
 
 
 # --- Saved runs

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from alignedserve.cli.clients import add_batch, add_chat, add_scale, add_status, add_stop, add_store
+from alignedserve.cli.benching import add_bench
+from alignedserve.cli.clients import add_batch, add_chat, add_explain, add_scale, add_status, add_stop, add_store
+from alignedserve.cli.planning import add_plan
 from alignedserve.cli.serving import add_doctor, add_key, add_presets, add_profile, add_serve
-from alignedserve.cli.simulating import add_fuzz, add_simulate
+from alignedserve.cli.simulating import add_fuzz, add_reproduce, add_simulate
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.config.config import every_setting
 from alignedserve.config.setting import Reach
@@ -100,15 +102,19 @@ def _parser() -> argparse.ArgumentParser:
     add_serve(commands.add_parser("serve", help="serve a model over an OpenAI-compatible HTTP API"))
     add_chat(commands.add_parser("chat", help="chat with a served model in the terminal"))
     add_status(commands.add_parser("status", help="show the parts of a deployment and its open requests"))
+    add_explain(commands.add_parser("explain", help="tell what happened to a request, and why"))
     add_scale(commands.add_parser("scale", help="change how many workers a deployment has, while it serves"))
     add_stop(commands.add_parser("stop", help="stop what is served on this machine"))
     add_batch(commands.add_parser("batch", help="submit batch jobs, follow them, download their results"))
+    add_bench(commands.add_parser("bench", help="put a load on any OpenAI-compatible server, and measure it"))
     add_store(commands.add_parser("store", help="check or export the store of files and batch jobs"))
     add_key(commands.add_parser("key", help="make an API key, and add its hash to a keys file"))
     add_doctor(commands.add_parser("doctor", help="show what this machine has for serving and what it lacks"))
     add_profile(commands.add_parser("profile", help="measure what a model's steps take on this machine"))
     add_presets(commands.add_parser("presets", help="list the presets, and the settings of each"))
     add_simulate(commands.add_parser("simulate", help="run a workload through a deployment in virtual time"))
+    add_plan(commands.add_parser("plan", help="find the cheapest deployment that keeps its promises, by simulations"))
+    add_reproduce(commands.add_parser("reproduce", help="run the figures of papers, beside what the papers say"))
     add_fuzz(commands.add_parser("fuzz", help="inject faults into simulated deployments, and check their invariants"))
     return parser
 

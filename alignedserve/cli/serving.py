@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any, NoReturn
 
-from alignedserve.cli.terminal.arguments import Each, above_zero, check_writable, file, whole
+from alignedserve.cli.terminal.arguments import Each, Once, above_zero, check_writable, file, filled, whole
 from alignedserve.config.config import Config, about, dump, every_setting, load, of_preset, plain, sections, settings
 from alignedserve.config.presets import PRESETS, Preset, preset
 from alignedserve.config.setting import Reach, Setting, leaves
@@ -28,6 +28,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--help-all", action=_HelpAll, nargs=0, help="show all settings, and exit")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings")
     add_set(parser)
+    add_policy(parser)
     parser.add_argument("--print-config", action="store_true", help="print the settings as YAML, and exit")
     groups: dict[str, argparse._ActionsContainer] = {"": parser}
     for setting in settings().values():
@@ -67,6 +68,22 @@ def add_set(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_policy(parser: argparse._ActionsContainer) -> None:
+    parser.add_argument(
+        "--policy",
+        action=Once,
+        type=filled,
+        metavar="FILE",
+        help="policies of one's own: a Python file, or an entry point of an installed package",
+    )
+
+
+def set_of(args: argparse.Namespace) -> tuple[str, ...]:
+    """Return what --set says, and --policy in its words."""
+    policy = getattr(args, "policy", None)
+    return (*getattr(args, "set", ()), *([] if policy is None else [f"schedule.policy={policy}"]))
+
+
 def add_setting(parser: argparse._ActionsContainer, setting: Setting) -> argparse.Action:
     """Add the setting's flags as it is declared, and return the action."""
     options: dict[str, Any] = {"help": _help(setting), "default": argparse.SUPPRESS}
@@ -95,7 +112,7 @@ def _serve(args: argparse.Namespace) -> int:
 def config_of(args: argparse.Namespace) -> Config:
     """Return the configuration that the flags, the variables and the file give together."""
     given = {path: value for path, value in vars(args).items() if path in settings()}
-    set_ = read_settings(getattr(args, "set", ()), "--set", every_setting())
+    set_ = read_settings(set_of(args), "--set", every_setting())
     if twice := sorted(given.keys() & set_.keys()):
         raise ConfigError(f"--set {twice[0]} and {settings()[twice[0]].flags[0]} set the same setting twice")
     return load(given | set_, os.environ, args.config)
@@ -112,7 +129,9 @@ def _yaml(config: Config) -> str:
     tree["jobs"]["store"] = re.sub(r"//[^/@]*@", "//(hidden)@", config.jobs.store)
     usual = dict(leaves(of_preset(config.preset, {})))
     changed = {path: value for path, value in leaves(config) if path not in settings() and value != usual[path]}
+    source = changed.pop("schedule.policy", None)
     comments = [f"# --set {path}={str(plain(value)).lower()}\n" for path, value in changed.items()]
+    comments += [] if source is None else [f"# --policy {source.name}\n"]
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True) + "".join(comments)
 
 
@@ -140,9 +159,9 @@ def _explained(name: str, listed: Preset) -> str:
 
 
 def add_key(parser: argparse.ArgumentParser) -> None:
-    from alignedserve.gateway.access.keys import Scope
+    from alignedserve.gateway.access.keys import USUAL_SCOPES, Scope
 
-    scopes = [scope.value for scope in Scope]
+    scopes, usual = [scope.value for scope in Scope], sorted(scope.value for scope in USUAL_SCOPES)
     parser.description = (
         "Makes an API key, prints it, once, and adds its hash to a file for `alignedserve serve --keys-file FILE`. "
         "To revoke a key, remove its entry."
@@ -152,7 +171,11 @@ def add_key(parser: argparse.ArgumentParser) -> None:
         "--file", type=file, metavar="FILE", required=True, help="the keys file; it is made where it does not exist"
     )
     parser.add_argument(
-        "--scope", nargs="+", choices=scopes, default=scopes, help="what the key may ask for (default: everything)"
+        "--scope",
+        nargs="+",
+        choices=scopes,
+        default=usual,
+        help=f"what the key may ask for (default: {' '.join(usual)}); dashboard is the live page",
     )
     for flag, limit in (
         ("--requests-per-minute", "most requests in a minute"),

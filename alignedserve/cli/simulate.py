@@ -7,11 +7,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from alignedserve.cli.simulate_once import run_once, run_saved, settings_of
+from alignedserve.cli.side_by_side import side_by_side
+from alignedserve.cli.simulate_once import run_filmed, run_once, run_saved, settings_of
 from alignedserve.cli.terminal.arguments import check_writable
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import SimulateError
@@ -42,6 +44,8 @@ class SimulateOptions:
     timeline_s: float = inf
     record: Path | None = None
     save: Path | None = None
+    page: Path | None = None
+    jobs: int | None = None  # processes; None: one for each core
 
 
 def run(options: SimulateOptions) -> int:
@@ -57,21 +61,40 @@ def run(options: SimulateOptions) -> int:
 
 
 def _all(options: SimulateOptions, planned: Sequence[SimulationTrial]) -> list[TrialRun]:
-    runs = []
-    for number, trial in enumerate(planned):
-        with ProgressBar(f"{number + 1}/{len(planned)} {trial.name}", sys.stderr) as progress:
-            runs.append(_run_trial(options, trial, alone=len(planned) == 1, on_progress=progress.show))
-    return runs
+    if len(planned) == 1:
+        with ProgressBar(planned[0].name, sys.stderr) as progress:
+            return [_run_trial(options, planned[0], alone=True, on_progress=progress.show)]
+    found: dict[SimulationTrial, TrialRun] = {}
+    with (
+        ProgressBar("runs", sys.stderr) as progress,
+        side_by_side(options.jobs, partial(_run_of_many, options)) as run_all,
+    ):
+        for run in run_all(planned):
+            found[run.trial] = run
+            progress.show(len(found), len(planned))
+    return [found[trial] for trial in planned]
+
+
+def _run_of_many(options: SimulateOptions, trial: SimulationTrial) -> TrialRun:
+    return _run_trial(options, trial, alone=False, on_progress=lambda _ended, _all_requests: None)
 
 
 def _run_trial(options: SimulateOptions, trial: SimulationTrial, alone: bool, on_progress: OnProgress) -> TrialRun:
     """Run the trial and write its record; only the figures are kept of it, since there may be many runs."""
-    record = run_once(trial, on_progress) if options.save is None else run_saved(trial, on_progress, options.save)
+    record = _record_of(options, trial, on_progress)
     if alone:
         _write_single(options, trial, record)
     if options.out is not None:
         _write_folder(options.out if alone else options.out / _folder_name(trial), trial, record, options.timeline_s)
     return TrialRun.from_record(trial, record)
+
+
+def _record_of(options: SimulateOptions, trial: SimulationTrial, on_progress: OnProgress) -> RunRecord:
+    if options.save is not None:
+        return run_saved(trial, on_progress, options.save)
+    if options.page is not None:
+        return run_filmed(trial, on_progress, options.page)
+    return run_once(trial, on_progress)
 
 
 def _complain(runs: Sequence[TrialRun]) -> int:
@@ -115,17 +138,26 @@ def _check(options: SimulateOptions, planned: Sequence[SimulationTrial]) -> None
         raise SimulateError(f"--rates takes the place of {said} in --workload: leave one of them out")
     for trial in planned:
         settings_of(trial)
-    single = {"--timeline": options.timeline, "--record": options.record, "--save": options.save}
+    single = {
+        "--timeline": options.timeline,
+        "--record": options.record,
+        "--save": options.save,
+        "--page": options.page,
+    }
     if len(planned) > 1 and any(single.values()):
         flag = next(flag for flag, path in single.items() if path)
         raise SimulateError(f"{flag} takes a single run, these are {len(planned)}: --out writes files for each")
+    if options.save is not None and options.page is not None:
+        raise SimulateError("--save and --page write a run each: leave one of them out")
     if options.plot is not None:
         plots.check(options.plot)
 
 
 def _check_files(options: SimulateOptions, alone: bool) -> None:
     named = [options.json, options.csv, options.csv and alone and _steps_beside(options.csv)]
-    files = [path for path in (*named, options.plot, options.timeline, options.record, options.save) if path]
+    files = [
+        path for path in (*named, options.plot, options.timeline, options.record, options.save, options.page) if path
+    ]
     for path in files:
         check_writable(path)
     if len({path.resolve() for path in files}) < len(files):

@@ -20,9 +20,11 @@ from alignedserve.config.sources import hint, read_settings
 from alignedserve.config.topology import Topology
 from alignedserve.core import WorkerLimits
 from alignedserve.cost.model import Route
+from alignedserve.dashboard.page import recorded_page
 from alignedserve.errors import ConfigError, SimulateError, WorkloadError
 from alignedserve.router.placing.admission import queues_of
 from alignedserve.scheduling.policy import Policy, Predictor
+from alignedserve.simulator.filming import Film
 from alignedserve.simulator.fuzzing.recording import RunWriter, open_run
 from alignedserve.simulator.machines import devices, gpu_truth, hardware
 from alignedserve.simulator.machines.hardware import Hardware
@@ -32,6 +34,7 @@ from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.workload import Mixture
 from alignedserve.simulator.workload.spec import read_workload
+from alignedserve.simulator.workload.stream import Foresight
 
 # Replace the defaults, which suit a CPU and a single gateway.
 _GPUS = {
@@ -49,6 +52,18 @@ _ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
 
 def run_once(trial: SimulationTrial, on_progress: OnProgress) -> RunRecord:
     return _run(Simulation(settings_of(trial)), on_progress)
+
+
+def run_filmed(trial: SimulationTrial, on_progress: OnProgress, page: Path) -> RunRecord:
+    """Run the trial and write the page that shows it, with a slider of its time."""
+    simulation = Simulation(settings_of(trial))
+    film = Film(simulation, trial.title)
+    record = _run(simulation, on_progress)
+    try:
+        page.write_text(recorded_page(film.pictures), encoding="utf-8")
+    except OSError as error:
+        raise SimulateError(f"{page} cannot be written: {error.strerror}") from None
+    return record
 
 
 def run_saved(trial: SimulationTrial, on_progress: OnProgress, path: Path) -> RunRecord:
@@ -79,7 +94,8 @@ def settings_of(trial: SimulationTrial) -> Settings:
     direct = config.transport is TransportName.COLLECTIVE and not topology.colocated
     if trial.direct and topology.colocated:
         raise SimulateError(f"--transport direct is from prefill to decode workers: --cluster {topology} has none")
-    policy, limits = _policy_of(trial, config), _limits(trial, device, config)
+    policy, limits, workload = _policy_of(trial, config), _limits(trial, device, config), workload_of(trial)
+    _check_foresight(workload, policy)
     if policy.pairs.keeps_hidden and not device.truth.hidden_token_s():
         raise SimulateError(f"schedule.cache hybrid: the model of {device.name} keeps no hidden vectors: set it to kv")
     longest = min(_LONGEST, device.kv_tokens)
@@ -88,7 +104,7 @@ def settings_of(trial: SimulationTrial) -> Settings:
     return Settings(
         seed=trial.seed,
         topology=topology,
-        workload=workload_of(trial).within(device.kv_tokens),
+        workload=workload.within(device.kv_tokens),
         limits=limits,
         policy=policy,
         most_open=config.server.max_open,
@@ -164,6 +180,12 @@ def workload_of(trial: SimulationTrial) -> Mixture:
         return asked if trial.rate is None else asked.at_rate(trial.rate)
     except WorkloadError as error:
         raise SimulateError(f"--rates: {error}") from None
+
+
+def _check_foresight(workload: Mixture, policy: Policy) -> None:
+    has_effect = policy.predictor is Predictor.ORACLE
+    if not has_effect and any(stream.foresight != Foresight() for stream in workload.streams):
+        raise SimulateError(f"--workload: predicted has no effect without --set {_PREDICTOR}=oracle")
 
 
 def parse_cluster(text: str) -> Topology:

@@ -1,4 +1,4 @@
-"""The flags of `alignedserve simulate` and `fuzz`. A command imports what it needs when it runs."""
+"""The flags of `alignedserve simulate`, `reproduce` and `fuzz`. A command imports what it needs when it runs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 from functools import partial
 from math import inf
 
-from alignedserve.cli.serving import add_set
+from alignedserve.cli.serving import add_policy, add_set, set_of
 from alignedserve.cli.terminal.arguments import (
     Once,
     above_zero,
@@ -54,6 +54,7 @@ def _add_what_runs(group: argparse._ArgumentGroup) -> None:
         help=f"how requests are scheduled: {presets} (default: %(default)s)",
     )
     add_set(group)
+    add_policy(group)
     group.add_argument(
         "--compare", action=Once, nargs="+", metavar="P", help="two or more presets, compared over the same arrivals"
     )
@@ -112,6 +113,17 @@ def _add_what_runs(group: argparse._ArgumentGroup) -> None:
         default=0.0,
         help="time that a request takes besides steps and frames: HTTP, templates, tokens (default: %(default)g)",
     )
+    _add_jobs(group)
+
+
+def _add_jobs(group: argparse._ActionsContainer) -> None:
+    group.add_argument(
+        "--jobs",
+        action=Once,
+        type=whole(1),
+        metavar="J",
+        help="processes that share several runs (default: as many as cores)",
+    )
 
 
 def _add_what_is_written(group: argparse._ArgumentGroup) -> None:
@@ -125,6 +137,7 @@ def _add_what_is_written(group: argparse._ArgumentGroup) -> None:
     add("--timeline", metavar="FILE", help="a trace for ui.perfetto.dev, of a single run")
     add("--record", metavar="FILE", help="what happened in a single run, as JSON: all figures follow from it")
     add("--save", metavar="FILE", help="every command of every part in a single run, for --replay and --diff")
+    add("--page", metavar="FILE", help="a single run as the live page, with a slider of its time: open it in a browser")
     group.add_argument(
         "--timeline-limit",
         action=Once,
@@ -165,7 +178,7 @@ def _simulate(args: argparse.Namespace) -> int:
                 args.cluster or cluster_of(presets),
                 profile=args.profile,
                 direct=None if args.transport is None else args.transport == "direct",
-                options=args.set,
+                options=set_of(args),
                 gateway_ms=args.gateway_ms,
             ),
             presets=presets,
@@ -179,6 +192,8 @@ def _simulate(args: argparse.Namespace) -> int:
             timeline_s=args.timeline_limit,
             record=args.record,
             save=args.save,
+            page=args.page,
+            jobs=args.jobs,
         )
     )
 
@@ -204,12 +219,52 @@ def _presets(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(args.compare)
 
 
+# --- reproduce
+
+
+def add_reproduce(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Runs the figures of papers in virtual time: their workloads, the systems that they compare and our default. "
+        "Prints what each paper says beside what came out. docs/reproductions.md is what --out docs writes."
+    )
+    parser.add_argument("paper", nargs="?", metavar="PAPER", help="a paper, such as bros (default: all)")
+    parser.add_argument(
+        "--figure", action=Once, type=filled, metavar="N,N", help="some of the paper's figures (default: all)"
+    )
+    parser.add_argument(
+        "--seeds",
+        action=Once,
+        type=wholes(0),
+        metavar="N,N",
+        default=(0, 1, 2),
+        help="a run for each seed (default: 0,1,2)",
+    )
+    parser.add_argument(
+        "--full", action=Once, nargs=0, const=True, default=False, help="the papers' own sizes, which take hours"
+    )
+    _add_jobs(parser)
+    parser.add_argument("--out", action=Once, type=file, metavar="FOLDER", help="folder for a page, pictures and JSON")
+    parser.set_defaults(run=_reproduce, parser=parser)
+
+
+def _reproduce(args: argparse.Namespace) -> int:
+    if args.figure is not None and args.paper is None:
+        raise ConfigError("--figure needs a paper, such as: alignedserve reproduce bros --figure 11a-ttft")
+    with LeavesAtOnce():
+        from alignedserve.cli.reproduce import ReproduceOptions, run
+        from alignedserve.simulator.reproduce.papers import chosen
+
+    papers = chosen(args.paper, args.figure and args.figure.split(","))
+    return run(ReproduceOptions(papers, args.seeds, args.full, args.jobs, args.out))
+
+
 # --- fuzz
 
 _SEEDS, _ENDLESS, _ONE = "--seeds", "--until-failure", "--seed"
 _FUZZ_GOES_WITH = {
     "--start": (_SEEDS, _ENDLESS),
     "--jobs": (_SEEDS, _ENDLESS),
+    "--policy": (_SEEDS, _ENDLESS, _ONE),
     "--save": (_SEEDS, _ENDLESS, _ONE),
 }
 
@@ -217,8 +272,8 @@ _FUZZ_GOES_WITH = {
 def add_fuzz(parser: argparse.ArgumentParser) -> None:
     parser.usage = (
         "%(prog)s [--seeds N | --until-failure]\n"
-        "                         [--start S] [--jobs J] [--save FILE]\n"
-        "       %(prog)s --seed N [--save FILE]\n"
+        "                         [--start S] [--jobs J] [--policy FILE] [--save FILE]\n"
+        "       %(prog)s --seed N [--policy FILE] [--save FILE]\n"
         "       %(prog)s --replay FILE\n"
         "       %(prog)s --diff FILE FILE"
     )
@@ -236,6 +291,7 @@ def add_fuzz(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         _ONE, action=Once, type=whole(0), metavar="N", help="run this seed alone, and show what happens in it"
     )
+    add_policy(what)
     _add_saved(what)
     many = parser.add_argument_group("of many seeds")
     many.add_argument(
@@ -264,6 +320,7 @@ def _fuzz(args: argparse.Namespace) -> int:
 
     with LeavesAtOnce():
         from alignedserve.cli.fuzz import FuzzOptions, run
+        from alignedserve.policies.source import PolicySource, check
 
     return run(
         FuzzOptions(
@@ -275,5 +332,6 @@ def _fuzz(args: argparse.Namespace) -> int:
             save=args.save,
             replay=args.replay,
             diff=tuple(args.diff) if args.diff else None,
+            policy=check(PolicySource.parse(args.policy)) if args.policy else None,
         )
     )

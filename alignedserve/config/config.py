@@ -32,6 +32,8 @@ from alignedserve.config.sources import read_environment, read_flags, read_tree,
 from alignedserve.config.topology import Range, Topology
 from alignedserve.core import Role
 from alignedserve.errors import ConfigError
+from alignedserve.policies.guard import OwnPolicies
+from alignedserve.policies.source import PolicySource, check
 from alignedserve.scheduling.policy import (
     DEFAULT_POLICY,
     Cache,
@@ -102,6 +104,11 @@ class LogFormat(str, Enum):
     JSON = "json"
 
 
+class MetricsPrefix(str, Enum):
+    ALIGNEDSERVE = "alignedserve"
+    VLLM = "vllm"
+
+
 @dataclass(frozen=True)
 class ServerConfig:
     """The gateway: its address, keys and limits."""
@@ -133,6 +140,15 @@ class ServerConfig:
         None,
         "origins whose pages may call the API from a browser, separated by commas; * allows all; by default none may. "
         "Without keys, clients may also reach the server by the names in these origins",
+    )
+    metrics_prefix: MetricsPrefix = setting(
+        MetricsPrefix.ALIGNEDSERVE,
+        "what the names of metrics begin with; vllm: for boards and routers that read those",
+    )
+    otlp_endpoint: str | None = setting(
+        None,
+        "OpenTelemetry collector that gets traces by OTLP over HTTP, such as http://HOST:4318",
+        aliases=("--otlp-traces-endpoint",),
     )
     tls_cert: str | None = common(None, "certificate chain in PEM, to serve HTTPS")
     tls_key: str | None = common(
@@ -262,9 +278,12 @@ class SloConfig:
 class ScheduleConfig:
     """The schedule of requests: a preset chooses it, and these settings change parts of it.
 
-    Each is a field of Policy and has its default from there.
+    Each is a field of Policy and has its default from there; `policy` is what it calls `own`.
     """
 
+    policy: PolicySource | None = experiment(
+        None, "policies of one's own, in a Python file or an installed package; --policy FILE says the same"
+    )
     order: Order = experiment(
         DEFAULT_POLICY.order,
         "which request goes first: the most urgent promise, the first that came, the shortest, or five levels (ALISE)",
@@ -485,8 +504,10 @@ class Config:
 
     @property
     def policy(self) -> Policy:
+        options = {**vars(self.schedule)}
         return Policy(
-            **vars(self.schedule),
+            own=OwnPolicies(options.pop("policy")),
+            **options,
             expected_chunk=self.engine.max_step_tokens,
             compression=self.kvpool.compression,
             rt_reserve=self.kvpool.rt_reserve,
@@ -602,6 +623,7 @@ def load(flags: Mapping[str, Any], env: Mapping[str, str], path: Path | None) ->
         values |= _without_experiments(read_tree(read_yaml(path), str(path), every_setting()), str(path))
     values |= _without_experiments(read_environment(env, every_setting()), "environment")
     values |= read_flags(flags, every_setting())
+    check(values.get("schedule.policy"))
     return of_preset(values.get("preset", DEFAULT), values)
 
 
@@ -647,7 +669,7 @@ def plain(value: Any) -> Any:
     """Return the value as a file or a flag says it."""
     if isinstance(value, Enum):
         return value.value
-    return str(value) if isinstance(value, Topology | Range) else value
+    return str(value) if isinstance(value, Topology | Range | PolicySource) else value
 
 
 def _build(values: Mapping[str, Any]) -> Config:

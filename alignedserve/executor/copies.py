@@ -52,7 +52,8 @@ class PoolCopies:
         try:
             arena = Arena.attach(self._arena_path, incarnation=pool.incarnation)
             self._copier, self._pool = self._copier_of(arena), pool.holder
-            self._aside.attach(self._copier_of(arena), self._pool)
+            is_pinned = self._cudart is not None  # which maps it, too
+            self._aside.attach(self._copier_of(arena), self._pool, None if is_pinned else arena.map_ahead)
             if self._cudart is not None:
                 self._unpin = pin(arena, self._cudart, self._engine.device)
         except ArenaError as error:

@@ -41,7 +41,7 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
         hands = built.hands(say, look_ahead)
         setup = WorkerSetup(
             capacity.limits,
-            config.policy,
+            part.policy,
             profile.online() if profile else None,
             profile.copying if profile else FREE_COPIES,
             f"{part.folder} {capacity.dtype} {capacity.limits.page_size} ".encode(),

@@ -3,10 +3,17 @@
 actor.py       Runs the gateway as a process: HTTP on an event loop, the owner of its requests in a thread.
 app.py         The HTTP application: OpenAI's routes in front of an owner of requests.
 batches.py     The routes of /v1/batches, where clients submit, watch and cancel jobs.
+dashboard.py   The live page: its routes, and the pictures that it is sent, one each second.
+explaining.py  The route of a request's timeline.
 files.py       The routes of /v1/files: the files that batch jobs read and write.
+exchanges.py   Answers a body by what its pieces amount to: as a stream of named events, or whole.
 generation.py  Runs the requests of one body and reads their tokens as they are delivered.
+messaging.py   The routes of /v1/messages, Anthropic's interface.
+open_jobs.py   The open jobs for the live page, read from the store of jobs.
 openapi.py     Our own OpenAPI document: every route with its parameters, body and answers.
+responding.py  The routes of /v1/responses, whose conversations the server may keep.
+scraping.py    The text of /metrics, which scrapes share.
 settings.py    The settings of a gateway's HTTP application.
+starting.py    Starts the requests of a body.
 streaming.py   Sends answers to clients that may leave at any time.
-tokenising.py  Converts prompts to tokens and back: /tokenize and /detokenize.
 """

@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from functools import partial
 from typing import Any, cast
 
@@ -14,24 +15,29 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
-from alignedserve.config.config import ServerConfig
+from alignedserve.config.config import JobsConfig, ServerConfig
 from alignedserve.core import Role
+from alignedserve.dashboard.sharing import RequestPictures, request_pictures
 from alignedserve.gateway.access.exposure import tls_context
 from alignedserve.gateway.access.keys import key_ring
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
+from alignedserve.gateway.dashboard import Dashboard
 from alignedserve.gateway.files import FileRoutes, HttpRoute
 from alignedserve.gateway.http.connections import Connection, raise_file_limit
-from alignedserve.gateway.http.siblings import Siblings
+from alignedserve.gateway.open_jobs import OpenJobs
+from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.owner.shell import Halt, Owner
-from alignedserve.shell.control import private_socket
+from alignedserve.owner.siblings import Siblings, siblings
+from alignedserve.protocol.messages import Figures
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import OnStart, Part
 from alignedserve.store.storage import LazyStorage, holder_of, is_on
 from alignedserve.text.sketches import sketcher
 from alignedserve.text.text_model import TextModel
+from alignedserve.tracing.traces import traces_to
 
 log = logging.getLogger("alignedserve.gateway")
 
@@ -68,11 +74,18 @@ class Gateway:
     """The gateway's HTTP server. When it is stopped, it refuses new requests and lets open ones run for `drain_s`."""
 
     def __init__(
-        self, app: FastAPI, owner: Owner, listener: socket.socket, siblings: Siblings, server: ServerConfig
+        self,
+        app: FastAPI,
+        owner: Owner,
+        listener: socket.socket,
+        siblings: Siblings,
+        pictures: RequestPictures,
+        server: ServerConfig,
     ) -> None:
         self._app, self._owner, self._drain_s = app, owner, server.drain_s
-        self._listener, self._siblings = listener, siblings
+        self._listener, self._siblings, self._pictures = listener, siblings, pictures
         self._server = HttpServer(http_settings(app, server))
+        self._dashboard: Dashboard = app.state.dashboard
         self._halt = Halt()
 
     def stop(self) -> None:
@@ -82,8 +95,9 @@ class Gateway:
         uvloop.run(self._serve())
 
     async def _serve(self) -> None:
-        async with self._siblings.listening():
+        async with self._siblings.listening(), self._pictures.listening():
             drain = asyncio.create_task(self._drain())
+            self._dashboard.begin()
             await self._server.serve(sockets=[self._listener])
             drain.cancel()
 
@@ -97,6 +111,7 @@ class Gateway:
             self._owner.cut_off()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._wait_until_idle(), CUT_OFF_S)
+        self._dashboard.end()
         self._server.should_exit = True
 
     async def _wait_until_idle(self) -> None:
@@ -104,11 +119,15 @@ class Gateway:
             await asyncio.sleep(DRAIN_LOOK_S)
 
 
-def _job_routes(part: Part, owner: Owner) -> tuple[HttpRoute, ...]:
-    config = part.config.jobs
-    if not is_on(config):
+def _storage(part: Part) -> LazyStorage | None:
+    """Return the store of jobs, where the deployment takes any."""
+    config, spec = part.config.jobs, part.spec
+    return LazyStorage(config, holder_of(spec.deployment, spec.name, part.incarnation)) if is_on(config) else None
+
+
+def _job_routes(config: JobsConfig, open_storage: LazyStorage | None, owner: Owner) -> tuple[HttpRoute, ...]:
+    if open_storage is None:
         return ()
-    open_storage = LazyStorage(config, holder_of(part.spec.deployment, part.spec.name, part.incarnation))
     return (
         *FileRoutes(open_storage, config).routes,
         *BatchRoutes(open_storage, config, partial(owner.away_s, Role.JOBS)).routes,
@@ -118,14 +137,6 @@ def _job_routes(part: Part, owner: Owner) -> tuple[HttpRoute, ...]:
 def _ledger(part: Part) -> Ledger:
     """Return the deployment's ledger: a caller's limits hold over all gateways together."""
     return Ledger(part.shared_memory / f"{part.spec.deployment}-limits", int(part.spec.name.rpartition("-")[2]))
-
-
-def _siblings(part: Part, series: Callable[[], bytes]) -> Siblings:
-    server = part.config.server
-    names = [f"gateway-{number}" for number in range(server.gateways)]
-    # The address is this deployment's, so whoever made a file of this name has gone.
-    sockets = {name: private_socket(f"{server.host}-{server.port}-{name}") for name in names}
-    return Siblings(part.spec.name, sockets, series)
 
 
 def run(part: Part, on_start: OnStart) -> None:
@@ -141,15 +152,29 @@ def run(part: Part, on_start: OnStart) -> None:
         keys=key_ring(server.api_key, server.keys_file),
         cors_origins=tuple(filter(None, map(str.strip, (server.cors_origins or "").split(",")))),
         names=(server.host, socket.gethostname()),
+        metrics_prefix=server.metrics_prefix,
         body_limit_bytes=server.body_limit_mb * _MIB,
         slo=part.config.slo,
         scale={role.value: str(num_workers) for role, num_workers in part.config.scale.ranges.items()},
     )
-    app = make_app(owner, text, settings, _ledger(part), _job_routes(part, owner))
-    owner.on_figures = app.state.metrics.update_parts
-    siblings = _siblings(part, app.state.metrics.series)
-    app.state.series = siblings.series
-    gateway = Gateway(app, owner, listener, siblings, server)
+    traces = traces_to(server.otlp_endpoint, name)
+    storage = _storage(part)
+    keeper = ResponseKeeper(storage, part.config.jobs, partial(owner.away_s, Role.JOBS))
+    app = make_app(owner, text, settings, _ledger(part), _job_routes(part.config.jobs, storage, owner), traces, keeper)
+    dashboard: Dashboard = app.state.dashboard
+    if storage is not None:
+        dashboard.jobs = OpenJobs(storage, owner.now)
+
+    def hear(figures: Figures) -> None:
+        app.state.parts.update(figures)
+        dashboard.hear(figures)
+
+    owner.on_figures = hear
+    others = siblings(part, app.state.metrics.text)
+    app.state.scrapes.owners = others.ask_all
+    pictures = request_pictures(part, app.state.metrics.log, owner.now)
+    dashboard.all_requests = pictures.of_all
+    gateway = Gateway(app, owner, listener, others, pictures, server)
     on_start(gateway)
-    with owner.running():
+    with closing(traces), owner.running():
         gateway.run()

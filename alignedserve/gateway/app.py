@@ -13,10 +13,9 @@ The way of a completion:
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeAlias, TypeVar
 
@@ -27,32 +26,45 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from alignedserve.config.config import JobsConfig
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.access.keys import Scope
 from alignedserve.gateway.access.ledger import Ledger
+from alignedserve.gateway.dashboard import Dashboard, Head
 from alignedserve.gateway.files import Answer, HttpRoute
-from alignedserve.gateway.generation import Generation
-from alignedserve.gateway.http.bodies import Bodies
 from alignedserve.gateway.http.error_responses import on_api_error, on_http_error
-from alignedserve.gateway.http.metrics import Metrics, RequestMeter
-from alignedserve.gateway.http.middleware import RequestMiddleware, caller_of, record_of, tab_of
+from alignedserve.gateway.http.middleware import RequestMiddleware, caller_of
 from alignedserve.gateway.http.origins import Origins
+from alignedserve.gateway.messaging import MessageRoutes
 from alignedserve.gateway.openai.errors import beyond_scope, draining, no_such_model, not_ready
 from alignedserve.gateway.openai.parsing import parse_body
-from alignedserve.gateway.openai.promises import make_promise
-from alignedserve.gateway.openai.reading import AnswerReader
-from alignedserve.gateway.openai.requests import Origin, make_requests
 from alignedserve.gateway.openai.shapes import AnswerShape, make_shape
+from alignedserve.gateway.openai.tokenising import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.openapi import document
+from alignedserve.gateway.pages.docs import docs_page
+from alignedserve.gateway.pages.front import front_answer
+from alignedserve.gateway.pages.html import html_answer
+from alignedserve.gateway.responding import ResponseRoutes
+from alignedserve.gateway.responses.keeping import ResponseKeeper
+from alignedserve.gateway.scraping import Scrapes
 from alignedserve.gateway.settings import GatewaySettings
-from alignedserve.gateway.streaming import EventStream, unless_gone, whole_answer
-from alignedserve.gateway.tokenising import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
+from alignedserve.gateway.starting import Started, Starter
+from alignedserve.gateway.streaming import EventStream, chat_events, unless_gone, whole_answer
+from alignedserve.metrics.parts import PartMetrics
+from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import OwnerClient
 from alignedserve.text.text_model import TextModel
+from alignedserve.tracing.traces import Traces
 
-PATIENCE_S = 30.0  # requests wait so long for workers to be ready: a worker that died is back by then
-TOKENISERS = 2  # threads, of which large bodies use one; the library releases Python's lock while it works
+
+def _alone(metrics: RequestMetrics) -> Callable[[], Awaitable[list[bytes]]]:
+    """Return what gives the series of all owners where this gateway is the only one."""
+
+    async def owners() -> list[bytes]:
+        return [await metrics.text()]
+
+    return owners
 
 
 def make_app(
@@ -61,15 +73,20 @@ def make_app(
     settings: GatewaySettings,
     ledger: Ledger | None = None,
     job_routes: Sequence[HttpRoute] = (),
+    traces: Traces | None = None,
+    keeper: ResponseKeeper | None = None,
 ) -> FastAPI:
-    """Return the application; `job_routes` are the routes of files and batches, if the deployment has them.
+    """Return the application; `job_routes` are the routes of files and batches, if the deployment has them, and
+    `keeper` keeps responses.
 
-    Set `app.state.draining` to refuse new requests while open requests run on. Set `app.state.series` if there are
-    other gateways. Give figures that other parts report to `app.state.metrics`."""
+    Set `app.state.draining` to refuse new requests while open requests run on. Set `app.state.scrapes.owners` if there
+    are other owners. Give figures that other parts report to `app.state.parts` and to `app.state.dashboard`."""
     app = FastAPI(title="AlignedServe", openapi_url=None, redirect_slashes=False)
     app.state.draining = False
-    app.state.metrics = metrics = Metrics()
-    app.state.series = metrics.series_alone
+    named = settings.served_model_names[0], settings.metrics_prefix
+    app.state.metrics = metrics = RequestMetrics(*named, client.now, client.name)
+    app.state.parts = parts = PartMetrics(*named, lambda: client.members)
+    app.state.scrapes = Scrapes(parts, _alone(metrics))
     app.add_middleware(
         RequestMiddleware,
         keys=settings.keys,
@@ -84,8 +101,12 @@ def make_app(
         )
     app.add_exception_handler(AlignedServeError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
-    routes = _Routes(app, client, text, settings, metrics, has_jobs=bool(job_routes))
+    starter = Starter(client, text, settings, metrics, traces or Traces(), lambda: bool(app.state.draining))
+    routes = _Routes(app, starter, has_jobs=bool(job_routes))
+    app.state.dashboard = dashboard = Dashboard(client, metrics.log, routes.head, settings.stalled_client_s)
     for method, path, scope, answer in (
+        ("GET", "/", None, routes.front),
+        ("GET", "/docs", None, routes.docs),
         ("GET", "/health", None, routes.health),
         ("GET", "/ready", None, routes.ready),
         ("GET", "/metrics", None, routes.metrics),
@@ -98,8 +119,14 @@ def make_app(
         ("POST", "/detokenize", Scope.GENERATE, routes.detokenize),
         ("GET", "/openapi.json", Scope.GENERATE, routes.openapi),
         ("GET", "/version", Scope.GENERATE, routes.version),
+        ("GET", "/v1/requests/{id}/timeline", None, starter.explaining.timeline),
     ):
         app.add_route(path, answer if scope is None else _restrict(scope, answer), methods=[method])
+    responses = ResponseRoutes(starter, keeper or ResponseKeeper(None, JobsConfig()))
+    for method, path, respond in (*responses.routes, *MessageRoutes(starter).routes):
+        app.add_route(path, _restrict(Scope.GENERATE, respond), methods=[method])
+    for method, path, show in dashboard.routes:
+        app.add_route(path, _restrict(Scope.DASHBOARD, show), methods=[method])
     for method, path, answer_job in job_routes:
         app.add_route(path, _restrict(Scope.BATCH, answer_job), methods=[method])
     return app
@@ -108,11 +135,11 @@ def make_app(
 GenerationBody = TypeVar("GenerationBody", ChatRequest, CompletionRequest)
 TextBody = TypeVar("TextBody", TokenizeRequest, DetokenizeRequest)
 _Convert: TypeAlias = Callable[[TextBody, TextModel, int], dict[str, Any]]
-_Begun: TypeAlias = tuple[Callable[..., Awaitable[Response]], Generation, AnswerShape, RequestMeter]
+_Begun: TypeAlias = tuple[Callable[..., Awaitable[Response]], Started, AnswerShape]
 
 
 def _restrict(scope: Scope, answer: Answer) -> Answer:
-    """Return a route for callers whose key has this scope; routes without a scope are open (middleware.PROBES)."""
+    """Return a route for callers whose key has this scope; routes without a scope are open to all."""
 
     async def answer_in_scope(http: HttpRequest) -> Response:
         if scope not in caller_of(http).scopes:
@@ -123,19 +150,11 @@ def _restrict(scope: Scope, answer: Answer) -> Answer:
 
 
 class _Routes:
-    def __init__(
-        self,
-        app: FastAPI,
-        client: OwnerClient,
-        text: TextModel,
-        settings: GatewaySettings,
-        metrics: Metrics,
-        has_jobs: bool,
-    ) -> None:
-        self._app, self._client, self._text, self._settings, self._metrics = app, client, text, settings, metrics
-        self._bodies = Bodies(settings.body_limit_bytes, settings.body_limit_s)
-        self._tokenisers = ThreadPoolExecutor(TOKENISERS, thread_name_prefix="tokenise")
-        self._began_at, self._has_jobs = int(time.time()), has_jobs
+    def __init__(self, app: FastAPI, starter: Starter, has_jobs: bool) -> None:
+        self._app, self._starter = app, starter
+        self._client, self._text, self._settings = starter.client, starter.text, starter.settings
+        self._began_at, self._document = int(time.time()), document(has_jobs)
+        self._docs = docs_page(self._document)
 
     async def chat(self, http: HttpRequest) -> Response:
         return await self._generate(http, ChatRequest)
@@ -169,41 +188,29 @@ class _Routes:
             {"name": member.name, "role": member.role.value, "node": member.node, "address": member.address}
             for member in self._client.members
         ]
+        head, scale = self.head(), dict(self._settings.scale)
+        return JSONResponse({"state": head.state, "models": list(head.models), "parts": parts, "scale": scale})
+
+    def head(self) -> Head:
+        """Return what this gateway says of itself."""
         state = "draining" if self._app.state.draining else "ready" if self._client.ready else "not ready"
-        models, scale = list(self._settings.served_model_names), dict(self._settings.scale)
-        return JSONResponse({"state": state, "models": models, "parts": parts, "scale": scale})
+        return Head(state, self._settings.served_model_names)
 
     async def metrics(self, _: HttpRequest) -> Response:
-        series = await self._app.state.series() + self._metrics.series_of_parts()
-        return Response(series, media_type=CONTENT_TYPE_LATEST)
+        scrapes: Scrapes = self._app.state.scrapes
+        return Response(await scrapes.text(), media_type=CONTENT_TYPE_LATEST)
 
     async def _generate(self, http: HttpRequest, kind: type[GenerationBody]) -> Response:
-        if self._app.state.draining:
-            raise draining()
-        if self._client.lacks_s > PATIENCE_S:
-            raise not_ready()
-        tab_of(http).take_place()
-        async with self._bodies.read(http) as sent, self._bodies.turn(sent):
+        self._starter.admit(http)
+        async with self._starter.read(http) as sent:
             answer, *begun = await self._begin(http, parse_body(kind, sent))
         return await answer(http, *begun)
 
     async def _begin(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> _Begun:
         """Return how to answer and what that needs, so that the body's memory is free while the requests run."""
-        self._check_model(body.model)
-        record, tab = record_of(http), tab_of(http)
-        promise = make_promise(body, http.headers, self._settings.slo)
-        origin = Origin(record.id, self._client.name, record.began_at, tab.caller)
-        arguments = body, promise, origin, self._text, self._settings.max_model_len
-        # In a thread, so that other clients' tokens do not wait for long prompts; in few threads, because each may
-        # take much memory.
-        requests = await asyncio.get_running_loop().run_in_executor(self._tokenisers, make_requests, *arguments)
-        shape = make_shape(body, requests, promise.tier, self._text)
-        record.service, record.prompt_tokens = promise.service, shape.prompt_tokens
-        tab.take(shape.prompt_tokens)
-        meter = RequestMeter(self._metrics, record, promise.service, self._client.now, tab.take, promise.slo)
-        readers = [AnswerReader.from_body(body, self._text) for _ in requests]
-        generation = Generation(self._client, requests, readers, meter)
-        return self._stream if body.stream else self._whole, generation, shape, meter
+        started = await self._starter.start(http, body)
+        shape = make_shape(body, started.requests, started.promise.tier, self._text)
+        return self._stream if body.stream else self._whole, started, shape
 
     async def tokenize(self, http: HttpRequest) -> Response:
         return await self._convert(http, TokenizeRequest, tokenize)
@@ -212,41 +219,37 @@ class _Routes:
         return await self._convert(http, DetokenizeRequest, detokenize)
 
     async def _convert(self, http: HttpRequest, kind: type[TextBody], convert: _Convert[TextBody]) -> Response:
-        async with self._bodies.read(http) as sent, self._bodies.turn(sent):
+        async with self._starter.read(http) as sent:
             body = parse_body(kind, sent)
-            self._check_model(body.model)
+            self._starter.check_model(body.model)
             arguments = body, self._text, self._settings.max_model_len
-            answer = await asyncio.get_running_loop().run_in_executor(self._tokenisers, convert, *arguments)
+            answer = await self._starter.in_thread(partial(convert, *arguments))
         return JSONResponse(answer)
 
     async def openapi(self, _: HttpRequest) -> Response:
-        return JSONResponse(document(self._has_jobs))
+        return JSONResponse(self._document)
 
     async def version(self, _: HttpRequest) -> Response:
         return JSONResponse({"version": version("alignedserve")})
 
-    def _check_model(self, name: str | None) -> None:
-        if name is not None and name not in self._settings.served_model_names:
-            raise no_such_model(name)
+    async def front(self, http: HttpRequest) -> Response:
+        settings = self._settings
+        return front_answer(http, version("alignedserve"), settings.served_model_names, has_keys=bool(settings.keys))
 
-    async def _whole(
-        self, http: HttpRequest, generation: Generation, shape: AnswerShape, meter: RequestMeter
-    ) -> Response:
+    async def docs(self, _: HttpRequest) -> Response:
+        return html_answer(self._docs)
+
+    async def _whole(self, http: HttpRequest, started: Started, shape: AnswerShape) -> Response:
+        generation = started.generation
         try:
-            answer = await unless_gone(http.receive, whole_answer(generation, shape, meter))
+            answer = await unless_gone(http.receive, whole_answer(generation, shape, started.meter))
             return JSONResponse(answer, headers={**shape.headers, **generation.headers})
         finally:
             await generation.close()
 
-    async def _stream(
-        self, http: HttpRequest, generation: Generation, shape: AnswerShape, meter: RequestMeter
-    ) -> Response:
-        try:
-            await unless_gone(http.receive, generation.begin())
-        except BaseException:
-            await generation.close()
-            raise
-        return EventStream(generation, shape, meter, self._settings.stalled_client_s)
+    async def _stream(self, http: HttpRequest, started: Started, shape: AnswerShape) -> Response:
+        events = chat_events(started.generation, shape, started.meter)
+        return await EventStream.begin(http, started.generation, events, shape.headers, self._settings.stalled_client_s)
 
     def _card(self, name: str) -> dict[str, Any]:
         return {

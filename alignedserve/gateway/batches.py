@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 
 from alignedserve.config.config import JobsConfig
 from alignedserve.errors import Conflict
-from alignedserve.gateway.files import EXPIRES_S, HttpRoute, OpenStorage, find_file, list_answer, parse_page
+from alignedserve.gateway.files import EXPIRES_S, HttpRoute, find_file, list_answer, parse_page
 from alignedserve.gateway.http.bodies import Bodies
 from alignedserve.gateway.http.middleware import caller_of
 from alignedserve.gateway.openai.errors import ApiError, invalid, no_runner
@@ -24,7 +24,7 @@ from alignedserve.gateway.openai.parsing import parse_body
 from alignedserve.gateway.openai.strict import Strict
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.store.job import Endpoint, Forecast, Job, JobStatus, LineCounts
-from alignedserve.store.storage import Storage
+from alignedserve.store.storage import OpenStorage, Storage
 from alignedserve.store.store import OverQuota, Purpose
 
 MOST_LISTED, USUALLY_LISTED = 100, 20
@@ -47,7 +47,7 @@ class NewBatch(Strict):
     """The body that submits a job: OpenAI's fields, and our own `weight`."""
 
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
     completion_window: str = Field(json_schema_extra={"pattern": _WINDOW})
     metadata: dict[str, str] | None = Field(None, max_length=_MOST_PAIRS)
     output_expires_after: _ExpiresAfter | None = None

@@ -19,10 +19,9 @@ from alignedserve.gateway.http.uploading import Form, receive
 from alignedserve.gateway.openai.errors import ApiError, invalid, rate_limited
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.gateway.streaming import WatchedStream
-from alignedserve.store.storage import Storage
+from alignedserve.store.storage import OpenStorage, Storage
 from alignedserve.store.store import Listing, ListPage, OverQuota, OwnerUsage, Purpose, Record, StoredFile
 
-OpenStorage: TypeAlias = Callable[[], Awaitable[Storage]]
 Answer: TypeAlias = Callable[[HttpRequest], Awaitable[Response]]
 HttpRoute: TypeAlias = tuple[str, str, Answer]  # method, path, what answers it
 

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from alignedserve.core import Request
-from alignedserve.gateway.http.metrics import RequestMeter
+from alignedserve.gateway.http.records import BodyMeter
 from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader
 from alignedserve.owner.client import OwnerClient
+from alignedserve.tracing.traces import Follow
 
 Numbered: TypeAlias = tuple[int, AnswerPiece]  # with the number of its choice, in the order of the requests
 
@@ -30,15 +31,21 @@ class Generation:
     """The running requests of one body. Its maker closes it, which cancels the requests that have not ended."""
 
     def __init__(
-        self, client: OwnerClient, requests: Sequence[Request], readers: Sequence[AnswerReader], meter: RequestMeter
+        self,
+        client: OwnerClient,
+        requests: Sequence[Request],
+        readers: Sequence[AnswerReader],
+        meter: BodyMeter,
+        follow: Follow,
     ) -> None:
         findings = _Findings()
         numbered = enumerate(zip(requests, readers, strict=True))
         self._pieces = _merge(
-            [_read(client, request, number, reader, meter, findings) for number, (request, reader) in numbered]
+            [_read(client, request, number, reader, meter, follow, findings) for number, (request, reader) in numbered]
         )
         self._first: Numbered | None = None
-        self._findings = findings
+        self._is_over = False
+        self._findings, self._meter = findings, meter
 
     async def begin(self) -> None:
         """Wait for the first delivery: until then a refusal can still be answered by an HTTP status."""
@@ -46,8 +53,9 @@ class Generation:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Return the headers that say what was found about the promise; to be read after `begin`."""
-        return {INFEASIBLE: "ttft"} if self._findings.is_infeasible else {}
+        """Return the headers about the promise and the time that the answer took; to be read after `begin`."""
+        found = {INFEASIBLE: "ttft"} if self._findings.is_infeasible else {}
+        return {**found, **self._meter.timing(self._is_over).headers}
 
     async def pieces(self) -> AsyncIterator[Numbered]:
         """Yield all pieces as they arrive; to be called once, after `begin`."""
@@ -55,30 +63,36 @@ class Generation:
         yield self._first
         async for numbered in self._pieces:
             yield numbered
+        self._is_over = True
 
     async def close(self) -> None:
         await self._pieces.aclose()
 
 
 async def _read(
-    client: OwnerClient, request: Request, number: int, reader: AnswerReader, meter: RequestMeter, findings: _Findings
+    client: OwnerClient,
+    request: Request,
+    number: int,
+    reader: AnswerReader,
+    meter: BodyMeter,
+    follow: Follow,
+    findings: _Findings,
 ) -> AsyncGenerator[Numbered, None]:
     """Yield a request's pieces up to the piece with a finish; the request is cancelled if it would deliver more."""
-    meter.open()
-    try:
+    with meter.meter(number, request), follow(request) as trace:
         async with aclosing(client.open(request)) as deliveries:
             async for delivered in deliveries:
                 findings.is_infeasible |= delivered.is_infeasible
                 piece = reader.read(delivered)
-                meter.count_delivery(number, len(request.prompt), len(delivered.tokens), delivered.num_cached)
+                meter.count_delivery(number, delivered)
+                trace.deliver(delivered)
                 if piece.finish:
-                    meter.finish(piece.finish.value)
+                    meter.finish_choice(number, piece.finish.value)
+                    trace.finish(piece.finish.value)
                 yield number, piece
                 if piece.finish:
                     return
-    finally:
-        meter.close()
-    raise RuntimeError("a request's deliveries ended without a finish")
+        raise RuntimeError("a request's deliveries ended without a finish")
 
 
 async def _merge(sources: Sequence[AsyncGenerator[Numbered, None]]) -> AsyncGenerator[Numbered, None]:

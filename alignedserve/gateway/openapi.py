@@ -12,17 +12,24 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from alignedserve.gateway.anthropic.errors import PATH as MESSAGES
+from alignedserve.gateway.anthropic.types import CountRequest, MessageRequest
 from alignedserve.gateway.batches import MOST_LISTED as MOST_BATCHES
 from alignedserve.gateway.batches import NewBatch
 from alignedserve.gateway.files import EXPIRES_S
 from alignedserve.gateway.files import MOST_LISTED as MOST_FILES
-from alignedserve.gateway.http.middleware import PROBES
+from alignedserve.gateway.http.middleware import PUBLIC
+from alignedserve.gateway.openai.tokenising import DetokenizeRequest, TokenizeRequest
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
-from alignedserve.gateway.tokenising import DetokenizeRequest, TokenizeRequest
+from alignedserve.gateway.responding import MOST_LISTED as MOST_ITEMS
+from alignedserve.gateway.responses.types import ResponseRequest
 
 _REF = "#/components/schemas/{model}"
 _TEXT, _INTEGER, _BOOLEAN = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
-_JSON, _EVENTS, _PLAIN, _BYTES = "application/json", "text/event-stream", "text/plain", "application/octet-stream"
+_NUMBER = {"type": "number"}
+_JSON, _EVENTS, _BYTES = "application/json", "text/event-stream", "application/octet-stream"
+_PLAIN, _HTML = "text/plain", "text/html"
+_TEXTS = _EVENTS, _PLAIN, _HTML
 
 
 def _object(**properties: Any) -> dict[str, Any]:
@@ -56,6 +63,29 @@ _CHAT_COMPLETION = _answer("chat.completion", _CHAT_CHOICE)
 _TEXT_COMPLETION = _answer("text_completion", _TEXT_CHOICE)
 _TOKENS = _object(count=_INTEGER, max_model_len=_INTEGER, tokens=_list(_INTEGER))
 _PART = _object(name=_TEXT, role=_TEXT, node=_TEXT, address=_TEXT)
+_STAGE = _object(stage=_TEXT, part=_TEXT, began_at=_NUMBER, ended_at=_NUMBER, text=_TEXT)
+_DECISION = _object(at=_NUMBER, part=_TEXT, attempt=_INTEGER, kind=_TEXT, text=_TEXT)
+_TIMELINE = _object(
+    **{"class": _TEXT},
+    id=_TEXT,
+    object={"const": "request.timeline"},
+    outcome=_TEXT,
+    began_at=_NUMBER,
+    ended_at=_or_null(_NUMBER),
+    stages=_list(_STAGE),
+    decisions=_list(_DECISION),
+    displaced=_list(_TEXT),
+    silent=_list(_TEXT),
+    forgetful=_list(_TEXT),
+)
+_RESPONSE_HEAD = {"id": _TEXT, "object": {"const": "response"}, "created_at": _INTEGER, "model": _TEXT}
+_RESPONSE = _object(**_RESPONSE_HEAD, status=_TEXT, output=_list({"type": "object"}))
+_BLOCKS = _list({"type": "object"})
+_MESSAGE_HEAD = {"id": _TEXT, "type": {"const": "message"}, "role": {"const": "assistant"}, "model": _TEXT}
+_STOPS = {"stop_reason": _or_null(_TEXT), "stop_sequence": _or_null(_TEXT)}
+_MESSAGE_USAGE = _object(input_tokens=_INTEGER, output_tokens=_INTEGER)
+_MESSAGE_ANSWER = _object(**_MESSAGE_HEAD, content=_BLOCKS, **_STOPS, usage=_MESSAGE_USAGE)
+_MESSAGE_ERROR = _object(type={"const": "error"}, error=_object(type=_TEXT, message=_TEXT))
 _FILE_HEAD = {"id": _TEXT, "object": {"const": "file"}, "bytes": _INTEGER, "created_at": _INTEGER, "filename": _TEXT}
 _FILE = _object(**_FILE_HEAD, purpose=_TEXT, status=_TEXT)
 _BATCH_HEAD = {"id": _TEXT, "object": {"const": "batch"}, "endpoint": _TEXT, "input_file_id": _TEXT, "status": _TEXT}
@@ -96,6 +126,7 @@ def _page_query(most: int) -> tuple[dict[str, Any], ...]:
 class _RouteDocument:
     method: str
     path: str
+    about: str  # a sentence that says what it is for
     answer: dict[str, Any]
     body: type[BaseModel] | dict[str, Any] | None = None  # a type for JSON, a schema for a form
     query: tuple[dict[str, Any], ...] = ()
@@ -103,46 +134,129 @@ class _RouteDocument:
 
 
 _ROUTES = (
-    _RouteDocument("get", "/health", _object(status=_TEXT)),
-    _RouteDocument("get", "/ready", _object(status=_TEXT)),
-    _RouteDocument("get", "/metrics", _TEXT, answer_types=(_PLAIN,)),
-    _RouteDocument("get", "/status", _object(state=_TEXT, models=_list(_TEXT), parts=_list(_PART), scale=_object())),
-    _RouteDocument("get", "/version", _object(version=_TEXT)),
-    _RouteDocument("get", "/openapi.json", {"type": "object"}),
-    _RouteDocument("get", "/v1/models", _object(object={"const": "list"}, data=_list(_CARD))),
-    _RouteDocument("get", "/v1/models/{name}", _CARD),
     _RouteDocument(
-        "post", "/v1/chat/completions", _answer("chat.completion", _CHAT_CHOICE), ChatRequest, (), (_JSON, _EVENTS)
+        "get",
+        "/",
+        "What runs here, as a page for browsers.",
+        _object(name=_TEXT, links=_object()),
+        answer_types=(_JSON, _HTML),
+    ),
+    _RouteDocument("get", "/docs", "This document as a page.", _TEXT, answer_types=(_HTML,)),
+    _RouteDocument("get", "/health", "Whether this process answers.", _object(status=_TEXT)),
+    _RouteDocument("get", "/ready", "Whether requests are taken now.", _object(status=_TEXT)),
+    _RouteDocument("get", "/metrics", "Metrics in Prometheus' text form.", _TEXT, answer_types=(_PLAIN,)),
+    _RouteDocument(
+        "get",
+        "/status",
+        "The parts that run, and how many workers there may be.",
+        _object(state=_TEXT, models=_list(_TEXT), parts=_list(_PART), scale=_object()),
+    ),
+    _RouteDocument("get", "/version", "The version of AlignedServe.", _object(version=_TEXT)),
+    _RouteDocument("get", "/openapi.json", "This document.", {"type": "object"}),
+    _RouteDocument(
+        "get", "/v1/models", "The models that answer.", _object(object={"const": "list"}, data=_list(_CARD))
+    ),
+    _RouteDocument("get", "/v1/models/{name}", "One of them.", _CARD),
+    _RouteDocument(
+        "post",
+        "/v1/chat/completions",
+        "The answer to a chat, whole or streamed.",
+        _answer("chat.completion", _CHAT_CHOICE),
+        ChatRequest,
+        answer_types=(_JSON, _EVENTS),
     ),
     _RouteDocument(
-        "post", "/v1/completions", _answer("text_completion", _TEXT_CHOICE), CompletionRequest, (), (_JSON, _EVENTS)
+        "post",
+        "/v1/completions",
+        "What follows a text, whole or streamed.",
+        _answer("text_completion", _TEXT_CHOICE),
+        CompletionRequest,
+        answer_types=(_JSON, _EVENTS),
     ),
     _RouteDocument(
-        "post", "/tokenize", _object(count=_INTEGER, max_model_len=_INTEGER, tokens=_list(_INTEGER)), TokenizeRequest
+        "post", "/v1/responses", "A response, whole or streamed.", _RESPONSE, ResponseRequest, (), (_JSON, _EVENTS)
     ),
-    _RouteDocument("post", "/detokenize", _object(prompt=_TEXT), DetokenizeRequest),
+    _RouteDocument("get", "/v1/responses/{id}", "A response that was kept.", _RESPONSE),
+    _RouteDocument(
+        "delete",
+        "/v1/responses/{id}",
+        "Delete a response.",
+        _object(id=_TEXT, object={"const": "response"}, deleted=_BOOLEAN),
+    ),
+    _RouteDocument("post", "/v1/responses/{id}/cancel", "Cancel a response that runs aside.", _RESPONSE),
+    _RouteDocument(
+        "get",
+        "/v1/responses/{id}/input_items",
+        "What a response answered.",
+        _page({"type": "object"}),
+        query=_page_query(MOST_ITEMS),
+    ),
+    _RouteDocument(
+        "post",
+        "/v1/messages",
+        "A message in Anthropic's form, whole or streamed.",
+        _MESSAGE_ANSWER,
+        MessageRequest,
+        (),
+        (_JSON, _EVENTS),
+    ),
+    _RouteDocument(
+        "post",
+        "/v1/messages/count_tokens",
+        "How many tokens its prompt has.",
+        _object(input_tokens=_INTEGER),
+        CountRequest,
+    ),
+    _RouteDocument(
+        "post",
+        "/tokenize",
+        "The tokens of a prompt or a chat.",
+        _object(count=_INTEGER, max_model_len=_INTEGER, tokens=_list(_INTEGER)),
+        TokenizeRequest,
+    ),
+    _RouteDocument("post", "/detokenize", "The text of tokens.", _object(prompt=_TEXT), DetokenizeRequest),
+    _RouteDocument(
+        "get",
+        "/v1/requests/{id}/timeline",
+        "Where a request of yours waited, and what was decided about it.",
+        {"anyOf": [_TIMELINE, _object(traceEvents=_list({"type": "object"}))]},
+        query=({"name": "format", "in": "query", "schema": {"type": "string", "enum": ["json", "text", "perfetto"]}},),
+        answer_types=(_JSON, _PLAIN),
+    ),
 )
 _JOB_ROUTES = (
-    _RouteDocument("post", "/v1/files", _FILE, _NEW_FILE),
+    _RouteDocument("post", "/v1/files", "Upload a file of lines for a batch job.", _FILE, _NEW_FILE),
     _RouteDocument(
         "get",
         "/v1/files",
+        "Your files.",
         _page(_FILE),
         query=(*_page_query(MOST_FILES), {"name": "purpose", "in": "query", "schema": _TEXT}),
     ),
-    _RouteDocument("get", "/v1/files/{id}", _FILE),
-    _RouteDocument("delete", "/v1/files/{id}", _object(id=_TEXT, object={"const": "file"}, deleted=_BOOLEAN)),
-    _RouteDocument("get", "/v1/files/{id}/content", {"type": "string", "format": "binary"}, answer_types=(_BYTES,)),
-    _RouteDocument("post", "/v1/batches", _BATCH, NewBatch),
-    _RouteDocument("get", "/v1/batches", _page(_BATCH), query=_page_query(MOST_BATCHES)),
-    _RouteDocument("get", "/v1/batches/{id}", _BATCH),
-    _RouteDocument("post", "/v1/batches/{id}/cancel", _BATCH),
+    _RouteDocument("get", "/v1/files/{id}", "A file, without its bytes.", _FILE),
+    _RouteDocument(
+        "delete",
+        "/v1/files/{id}",
+        "Delete a file.",
+        _object(id=_TEXT, object={"const": "file"}, deleted=_BOOLEAN),
+    ),
+    _RouteDocument(
+        "get",
+        "/v1/files/{id}/content",
+        "The bytes of a file.",
+        {"type": "string", "format": "binary"},
+        answer_types=(_BYTES,),
+    ),
+    _RouteDocument("post", "/v1/batches", "Start a batch job.", _BATCH, NewBatch),
+    _RouteDocument("get", "/v1/batches", "Your batch jobs.", _page(_BATCH), query=_page_query(MOST_BATCHES)),
+    _RouteDocument("get", "/v1/batches/{id}", "A batch job, and how far it is.", _BATCH),
+    _RouteDocument("post", "/v1/batches/{id}/cancel", "Cancel a batch job.", _BATCH),
 )
 _REFUSALS = {
     "400": "what is wrong with the request",
     "401": "a key is needed",
     "403": "the key lacks the scope, or the page is of an origin that is not let in",
-    "404": "no such model or path",
+    "404": "no such model, request or path",
     "405": "the path does not take this method",
     "408": "the body was too slow",
     "409": "the file is in use, or the batch has ended",
@@ -170,24 +284,26 @@ def document(with_jobs: bool) -> dict[str, Any]:
         "info": {"title": "AlignedServe", "version": "1"},
         "paths": paths,
         "components": {
-            "schemas": {**schemas["$defs"], "Error": _ERROR},
+            "schemas": {**schemas["$defs"], "Error": _ERROR, "MessageError": _MESSAGE_ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
 def _operation(route: _RouteDocument) -> dict[str, Any]:
-    content = {kind: {"schema": _TEXT if kind == _EVENTS else route.answer} for kind in route.answer_types}
-    error = {_JSON: {"schema": {"$ref": _REF.format(model="Error")}}}
+    content = {kind: {"schema": _TEXT if kind in _TEXTS else route.answer} for kind in route.answer_types}
+    model = "MessageError" if route.path.startswith(MESSAGES) else "Error"
+    error = {_JSON: {"schema": {"$ref": _REF.format(model=model)}}}
     refusals = {status: {"description": why, "content": error} for status, why in _REFUSALS.items()}
-    operation: dict[str, Any] = {"responses": {"200": {"description": "the answer", "content": content}, **refusals}}
+    responses = {"200": {"description": "the answer", "content": content}, **refusals}
+    operation: dict[str, Any] = {"summary": route.about, "responses": responses}
     in_path = [part[1:-1] for part in route.path.split("/") if part.startswith("{")]
     named = [{"name": name, "in": "path", "required": True, "schema": _TEXT} for name in in_path]
     if parameters := [*named, *route.query]:
         operation["parameters"] = parameters
     if route.body is not None:
         operation["requestBody"] = {"required": True, "content": _body_content(route.body)}
-    if route.path not in PROBES:
+    if route.path not in PUBLIC:
         operation["security"] = [{"key": []}, {}]  # a server without keys asks for none
     return operation
 

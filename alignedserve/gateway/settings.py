@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from alignedserve.config.config import SloConfig
+from alignedserve.config.config import MetricsPrefix, SloConfig
 from alignedserve.gateway.access.keys import KeyRing
 
 
@@ -19,5 +19,6 @@ class GatewaySettings:
     cors_origins: tuple[str, ...] = ()  # pages of these origins may use the API; none: browsers refuse all of them
     names: tuple[str, ...] = ()  # names of this server, besides localhost and its addresses
     stalled_client_s: float = 60.0  # an answer is given up if its client reads nothing for so long
+    metrics_prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE
     slo: SloConfig = field(default_factory=SloConfig)
     scale: Mapping[str, str] = field(default_factory=dict)  # role -> how many workers there may be, by load

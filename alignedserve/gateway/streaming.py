@@ -10,17 +10,18 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping
 from contextlib import aclosing
 from json.encoder import encode_basestring_ascii
 from typing import Any, TypeVar
 
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.generation import Generation
-from alignedserve.gateway.http.metrics import RequestMeter
+from alignedserve.gateway.http.records import BodyMeter
 from alignedserve.gateway.openai.errors import ClientGone, api_error
 from alignedserve.gateway.openai.reading import AnswerPiece, join_pieces
 from alignedserve.gateway.openai.shapes import AnswerShape
@@ -121,13 +122,33 @@ class EventStream(WatchedStream):
     """The server-sent events of one generation; it closes the generation however the stream ends."""
 
     def __init__(
-        self, generation: Generation, shape: AnswerShape, meter: RequestMeter, stalled_client_s: float
+        self,
+        generation: Generation,
+        events: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        stalled_client_s: float,
     ) -> None:
-        headers = {"Cache-Control": "no-cache", **shape.headers, **generation.headers}
-        pieces = _events(generation, shape, meter)
-        super().__init__(pieces, stalled_client_s, media_type="text/event-stream", headers=headers)
+        headers = {"Cache-Control": "no-cache", **headers, **generation.headers}
+        super().__init__(events, stalled_client_s, media_type="text/event-stream", headers=headers)
         del self.headers["content-length"]
         self._generation = generation
+
+    @classmethod
+    async def begin(
+        cls,
+        http: HttpRequest,
+        generation: Generation,
+        events: AsyncGenerator[bytes, None],
+        headers: Mapping[str, str],
+        stalled_client_s: float,
+    ) -> EventStream:
+        """Return the stream of a generation that has begun, so that a refusal is still answered by an HTTP status."""
+        try:
+            await unless_gone(http.receive, generation.begin())
+        except BaseException:
+            await generation.close()
+            raise
+        return cls(generation, events, headers, stalled_client_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -168,7 +189,7 @@ class _WriteWatch:
         self._task.cancel()
 
 
-async def _events(generation: Generation, shape: AnswerShape, meter: RequestMeter) -> AsyncGenerator[bytes, None]:
+async def chat_events(generation: Generation, shape: AnswerShape, meter: BodyMeter) -> AsyncGenerator[bytes, None]:
     """Yield all events of a stream; an error is an event too, since the HTTP status has already been sent."""
     try:
         async for written in _answer_events(generation, shape, meter):
@@ -181,7 +202,7 @@ async def _events(generation: Generation, shape: AnswerShape, meter: RequestMete
     yield DONE
 
 
-async def _answer_events(generation: Generation, shape: AnswerShape, meter: RequestMeter) -> AsyncIterator[bytes]:
+async def _answer_events(generation: Generation, shape: AnswerShape, meter: BodyMeter) -> AsyncIterator[bytes]:
     for opening in shape.openings():
         yield event(opening)
     chunks = Chunks(shape)
@@ -190,10 +211,11 @@ async def _answer_events(generation: Generation, shape: AnswerShape, meter: Requ
             yield written
             meter.count_write(choice)  # the stream asks for the next event after it has written this one
     if shape.with_usage:
-        yield event(shape.usage_chunk())
+        timing = meter.timing(is_over=True).usage if shape.with_timing else {}
+        yield event(shape.usage_chunk(timing))
 
 
-async def whole_answer(generation: Generation, shape: AnswerShape, meter: RequestMeter) -> dict[str, Any]:
+async def whole_answer(generation: Generation, shape: AnswerShape, meter: BodyMeter) -> dict[str, Any]:
     """Return the answer of all requests, when the last has ended."""
     pieces: dict[int, list[AnswerPiece]] = {}
     await generation.begin()

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from uuid import uuid4
 
 from alignedserve.config.config import Config
+from alignedserve.dashboard.sharing import RequestPictures, request_pictures
 from alignedserve.errors import AlignedServeError, BytesGone, Conflict, Fenced, StoreError, StoreFull
 from alignedserve.gateway.access.keys import Caller
 from alignedserve.gateway.openai.errors import ApiError, api_error, internal
@@ -61,9 +62,12 @@ from alignedserve.jobs.messages import (
     SaveJob,
     StoreResult,
 )
-from alignedserve.jobs.state import RETRIES, RunnerCore
+from alignedserve.jobs.metrics import JobCollector
+from alignedserve.jobs.state import RETRIES, JobFigures, RunnerCore
+from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import GivenUp, Overloaded
 from alignedserve.owner.shell import Halt, Owner
+from alignedserve.owner.siblings import Siblings, siblings
 from alignedserve.protocol.commands import SetTimer
 from alignedserve.protocol.events import TimerFired
 from alignedserve.shell.part import OnStart, Part
@@ -72,6 +76,7 @@ from alignedserve.store.storage import Storage, holder_of, open_storage
 from alignedserve.store.store import Holder, Store
 from alignedserve.text.sketches import sketcher
 from alignedserve.text.text_model import TextModel
+from alignedserve.tracing.traces import traces_to
 
 log = logging.getLogger("alignedserve.jobs")
 
@@ -116,11 +121,13 @@ class JobRunner:
         tasks = sum(map(len, self._lines.values())) + len(self._tasks)
         return {**self._core.held, "results": results, "places": len(self._places), "tasks": tasks}
 
+    @property
+    def figures(self) -> JobFigures:
+        """Return what metrics show of jobs."""
+        return self._core.figures(self._wall())
+
     def stop(self) -> None:
         self._halt.say()
-
-    def run(self) -> None:
-        asyncio.run(self.serve())
 
     async def serve(self) -> None:
         running = asyncio.create_task(self._run())
@@ -398,6 +405,7 @@ class JobRunner:
             if file.id not in used:
                 await self._storage.remove(file)
         await self._store.forget_jobs(self._wall())
+        await self._store.forget_responses(self._wall())
         await self._storage.sweep()
         return await asyncio.sleep(SWEEP_S)
 
@@ -419,10 +427,19 @@ def run(part: Part, on_start: OnStart) -> None:
     _, capacity = part.capacity()
     text = TextModel.load(part.folder)
     owner = Owner(part, sketcher(config.policy.predictor, text))
-    models = (config.served_model_name or config.model,)
-    answering = Answering(owner, text, models, capacity.max_model_len)
+    model = config.served_model_name or config.model
+    metrics = RequestMetrics(model, config.server.metrics_prefix, owner.now, part.spec.name)
+    traces = traces_to(config.server.otlp_endpoint, model)
+    answering = Answering(owner, text, (model,), capacity.max_model_len, metrics, traces)
+    pictures = request_pictures(part, metrics.log, owner.now)
     holder = holder_of(part.spec.deployment, part.spec.name, part.incarnation)
     runner = JobRunner(answering, config, holder, owner.now)
+    JobCollector(metrics.series, lambda: runner.figures)
     on_start(runner)
-    with owner.running():
-        runner.run()
+    with contextlib.closing(traces), owner.running():
+        asyncio.run(_serve(runner, siblings(part, metrics.text), pictures))
+
+
+async def _serve(runner: JobRunner, others: Siblings, pictures: RequestPictures) -> None:
+    async with others.listening(), pictures.listening():
+        await runner.serve()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Protocol, TypeAlias
 
 from alignedserve.core import Estimate, Request, ServiceClass, Slo
 from alignedserve.gateway.access.keys import Caller
@@ -18,12 +20,22 @@ from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader, join_
 from alignedserve.gateway.openai.requests import Origin, make_requests
 from alignedserve.gateway.openai.shapes import make_shape
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
+from alignedserve.gateway.responses.answer import ResponseAnswer, response_head
+from alignedserve.gateway.responses.chats import make_lone_chat
+from alignedserve.gateway.responses.items import PREFIX
+from alignedserve.gateway.responses.types import ResponseRequest
+from alignedserve.metrics.meter import RequestMeter
+from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import OwnerClient
 from alignedserve.store.job import Endpoint
 from alignedserve.text.text_model import TextModel
+from alignedserve.tracing.traces import Traces
 
 TIER = "flex"  # the tier of every line, whatever its body asks for
 RUNS_AT = 2  # tokens of output: a request that has them has its place on a decode worker
+_Pieces: TypeAlias = Sequence[AnswerPiece]
+_Shape: TypeAlias = Callable[[Sequence[Request], _Pieces], dict[str, Any]]
+_Asked: TypeAlias = tuple[ChatRequest | CompletionRequest, tuple[Request, ...], Callable[[_Pieces], dict[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -54,10 +66,12 @@ class Answering:
     text: TextModel
     models: Sequence[str]
     max_model_len: int
+    metrics: RequestMetrics
+    traces: Traces = field(default_factory=Traces)
 
     async def answer(self, line: LineRequest, on_running: Callable[[], None]) -> dict[str, Any]:
         """Return the line's answer; raise ApiError if the answer is an error, and Overloaded if there is no room."""
-        body, requests = await asyncio.to_thread(self._make_requests, line)
+        body, requests, shape = await asyncio.to_thread(self._make_requests, line)
         tasks = [asyncio.create_task(self._run(body, request, on_running)) for request in requests]
         try:
             pieces = await asyncio.gather(*tasks)
@@ -65,35 +79,55 @@ class Answering:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return make_shape(body, requests, TIER, self.text).whole(pieces)
+        return shape(pieces)
 
-    def _make_requests(self, line: LineRequest) -> tuple[ChatRequest | CompletionRequest, tuple[Request, ...]]:
-        data = json.dumps(line.body).encode()
-        is_chat = line.endpoint is Endpoint.CHAT
-        body: ChatRequest | CompletionRequest = (
-            parse_body(ChatRequest, data) if is_chat else parse_body(CompletionRequest, data)
-        )
+    def _make_requests(self, line: LineRequest) -> _Asked:
+        body, shape = self._read(line)
         if body.model not in self.models:  # it was served when the job was checked, but may not be now
             raise no_such_model(body.model)
         promise = ServicePromise(ServiceClass.BE, Slo(jct_s=line.jct_s), TIER)
         origin = Origin(line.id, self.client.name, self.client.now(), line.caller)
         requests = make_requests(body, promise, origin, self.text, self.max_model_len)
-        return body, tuple(_with_estimate(request, line.estimate) for request in requests)
+        requests = tuple(_with_estimate(request, line.estimate) for request in requests)
+        return body, requests, partial(shape, requests)
+
+    def _read(self, line: LineRequest) -> tuple[ChatRequest | CompletionRequest, _Shape]:
+        """Return what a line asks for, and what makes its answer of the requests and their pieces."""
+        data = json.dumps(line.body).encode()
+        if line.endpoint is Endpoint.RESPONSES:
+            response = parse_body(ResponseRequest, data)
+            head = response_head(response, PREFIX + line.id.removeprefix("req-"), int(time.time()), TIER)
+            answer = ResponseAnswer.from_body(response, head | {"store": False}, self.text)
+            return make_lone_chat(response), lambda requests, pieces: answer.whole(
+                requests[0], pieces[0], int(time.time())
+            )
+        kind: type[ChatRequest | CompletionRequest] = ChatRequest
+        if line.endpoint is Endpoint.COMPLETIONS:
+            kind = CompletionRequest
+        body = parse_body(kind, data)
+        return body, lambda requests, pieces: make_shape(body, requests, TIER, self.text).whole(pieces)
 
     async def _run(
         self, body: ChatRequest | CompletionRequest, request: Request, on_running: Callable[[], None]
     ) -> AnswerPiece:
         """Run a request to its end; call `on_running` when it has its place on a decode worker."""
         reader, pieces, num_tokens = AnswerReader.from_body(body, self.text), list[AnswerPiece](), 0
-        async with aclosing(self.client.open(request)) as deliveries:
-            async for delivered in deliveries:
-                pieces.append(reader.read(delivered))
-                num_tokens += len(delivered.tokens)
-                if num_tokens - len(delivered.tokens) < RUNS_AT <= num_tokens:
-                    on_running()
-                if pieces[-1].finish:
-                    return join_pieces(pieces)
-        raise RuntimeError("a request's deliveries ended without a finish")
+        follow = self.traces.follow(request, {}, 1, self.client.now)
+        with RequestMeter(self.metrics, request, TIER, self.client.now) as meter, follow as trace:
+            async with aclosing(self.client.open(request)) as deliveries:
+                async for delivered in deliveries:
+                    pieces.append(reader.read(delivered))
+                    meter.deliver(len(delivered.tokens), delivered.opening)
+                    trace.deliver(delivered)
+                    meter.write()
+                    num_tokens += len(delivered.tokens)
+                    if num_tokens - len(delivered.tokens) < RUNS_AT <= num_tokens:
+                        on_running()
+                    if finish := pieces[-1].finish:
+                        meter.finish = finish.value
+                        trace.finish(finish.value)
+                        return join_pieces(pieces)
+            raise RuntimeError("a request's deliveries ended without a finish")
 
 
 def _with_estimate(request: Request, estimate: Estimate | None) -> Request:

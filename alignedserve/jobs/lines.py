@@ -177,8 +177,9 @@ def answered_line(number: int, custom_id: str, answer: LineAnswer) -> LineResult
     response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
     text = _format_line(custom_id, response, None)
     usage = answer.body.get("usage") or {}
-    cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-    tokens = usage.get("prompt_tokens", 0), cached, usage.get("completion_tokens", 0)
+    prompt, output = ("input", "output") if "input_tokens" in usage else ("prompt", "completion")  # a response, a chat
+    cached = (usage.get(f"{prompt}_tokens_details") or {}).get("cached_tokens", 0)
+    tokens = usage.get(f"{prompt}_tokens", 0), cached, usage.get(f"{output}_tokens", 0)
     return LineResult(number, answer.status < 400, text, *tokens)
 
 

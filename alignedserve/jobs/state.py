@@ -18,8 +18,8 @@ So the lines of a job with ample time are not urgent, and those of a job in a hu
 from __future__ import annotations
 
 from array import array
-from collections import deque
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -96,6 +96,7 @@ class _OpenJob:
     num_tokens: int = 0  # of these lines, prompts and outputs
     rate: Rate | None = None
     looks_late_since: float | None = None
+    is_late: bool = False  # by the last forecast
 
     @property
     def window_s(self) -> float:
@@ -123,6 +124,28 @@ class _OpenJob:
         return Estimate(mean, max(mean, ordered[int(0.9 * (len(ordered) - 1))]))
 
 
+class LineFate(Enum):
+    """What came of a try of a line."""
+
+    COMPLETED = "completed"
+    FAILED = "failed"  # for good
+    RETRIED = "retried"  # it failed, and is tried again later
+    REFUSED = "refused"  # there was no room; it is tried again
+
+
+@dataclass(frozen=True)
+class JobFigures:
+    """What metrics show of jobs. What has ended is counted since the job runner started."""
+
+    open: Mapping[JobStatus, int]
+    ended: Mapping[JobStatus, int]
+    num_waiting: int  # lines of open jobs
+    num_running: int
+    tries: Mapping[LineFate, int]
+    num_late: int  # jobs that are expected to end after their window
+    deadline_s: float | None  # until the nearest end of a window
+
+
 class RunnerCore:
     def __init__(self, most_open: int, retries: int) -> None:
         self._retries = retries
@@ -133,6 +156,8 @@ class RunnerCore:
         self._line_s = 0.0  # mean time of a line from its RunLine to its end
         self._forecast_at = 0.0  # when forecasts were last published
         self._is_ticking = False
+        self._ended: Counter[JobStatus] = Counter()
+        self._tries: Counter[LineFate] = Counter()
 
     def handle(self, event: JobEvent, now: float, wall: float | None = None) -> list[JobCommand]:
         """Return what is to be done after this event.
@@ -183,6 +208,19 @@ class RunnerCore:
         """Return the counts of what the core holds now; all are zero when no job is open."""
         return {"jobs": len(self._jobs), "lines": self.num_open}
 
+    def figures(self, wall: float) -> JobFigures:
+        """Return what metrics show."""
+        jobs = self._jobs.values()
+        return JobFigures(
+            Counter(opened.job.status for opened in jobs),
+            self._ended,
+            sum(len(opened.pending) + len(opened.later) for opened in jobs),
+            self.num_open,
+            self._tries,
+            sum(opened.is_late for opened in jobs),
+            min((opened.job.expires_at - wall for opened in jobs), default=None),
+        )
+
     # --- Jobs
 
     def _update_jobs(self, jobs: Iterable[Job], wall: float) -> list[JobCommand]:
@@ -209,6 +247,7 @@ class RunnerCore:
         """Return the next command for a job in phase NEW."""
         job = opened.job
         if not job.is_open:
+            self._ended[job.status] += 1
             del self._jobs[job.id]
             return []
         opened.phase = Phase.WAITING
@@ -258,6 +297,7 @@ class RunnerCore:
         if ended.outcome is LineOutcome.REFUSED:
             self._window.refuse(self.num_open, ended.retry_after_s, now)
             del opened.running[ended.line]
+            self._tries[LineFate.REFUSED] += 1
             opened.pending.append(ended.line)
             return []
         assert ended.result is not None
@@ -265,9 +305,11 @@ class RunnerCore:
         tries = opened.tries.get(ended.line, 0)
         if ended.outcome is LineOutcome.FAILED and tries < self._retries:
             del opened.running[ended.line]
+            self._tries[LineFate.RETRIED] += 1
             opened.tries[ended.line] = tries + 1
             heappush(opened.later, (now + max(ended.retry_after_s, min(MOST_BACKOFF_S, 2.0**tries)), ended.line))
             return []
+        self._tries[LineFate.COMPLETED if ended.result.is_ok else LineFate.FAILED] += 1
         opened.tries.pop(ended.line, None)
         line = opened.running[ended.line]
         if ended.result.is_ok:  # an error comes soon, and so says nothing about the wait for places
@@ -355,8 +397,8 @@ class RunnerCore:
             if opened.rate is None or opened.phase is not Phase.RUNNING:
                 continue
             finish_at = expected_ends.get(opened.job.id)
-            is_late = self._is_late(opened, finish_at, now)
-            forecasts[opened.job.id] = Forecast(wall, opened.rate.per_s(now) or 0.0, finish_at, is_late)
+            opened.is_late = self._is_late(opened, finish_at, now)
+            forecasts[opened.job.id] = Forecast(wall, opened.rate.per_s(now) or 0.0, finish_at, opened.is_late)
         return [PublishForecasts(forecasts)] if forecasts else []
 
     def _is_late(self, opened: _OpenJob, finish_at: float | None, now: float) -> bool:

@@ -19,12 +19,14 @@ from alignedserve.launch.local import OnThisMachine
 from alignedserve.launch.plan import LOOPBACK, PREFIX, Machine, check_open_files, plan
 from alignedserve.shell.listener import bind
 from alignedserve.store.storage import check_storage
+from alignedserve.tracing.traces import check_collector
 
 
 def serve(config: Config) -> int:
     """Serve until stopped, and return the exit code."""
     check_open_files(config)
     config = check_exposure(config)
+    check_collector(config.server.otlp_endpoint)
     # Two ports are known from outside. This process keeps them bound, and the parts listen at them: so no other
     # program gets them, not even while a part is being started again.
     with bind(config.server.host, config.server.port) as web:

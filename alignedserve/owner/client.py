@@ -6,8 +6,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Protocol
 
-from alignedserve.core import FinishReason, Logprob, Request
+from alignedserve.core import NO_OPENING, FinishReason, Logprob, Opening, Rejection, Request
 from alignedserve.errors import AlignedServeError
+from alignedserve.explain.story import Story
 from alignedserve.protocol.messages import Member
 
 
@@ -18,22 +19,24 @@ class Delivered:
     tokens: tuple[int, ...]
     finish: FinishReason | None
     logprobs: tuple[Logprob, ...] = ()  # of each token, where the request asks for them
-    prompt_logprobs: tuple[Logprob, ...] = ()  # with the first tokens, where it asks for them
-    num_cached: int = 0  # with the first tokens: tokens of the prompt that the pool had
+    opening: Opening = NO_OPENING  # with the first tokens
     is_infeasible: bool = False  # with the first tokens: the prompt alone takes longer than its ttft
 
 
 class Overloaded(AlignedServeError):
     """The request was not accepted; a later try may be accepted."""
 
-    def __init__(self, why: str, retry_after_s: float) -> None:
+    def __init__(self, why: str, retry_after_s: float, reason: Rejection = Rejection.LATE, request: str = "") -> None:
         super().__init__(why)
-        self.why = why
+        self.why, self.reason, self.request = why, reason, request
         self.retry_after_s = retry_after_s
 
 
 class GivenUp(Overloaded):
     """The request was accepted, and all its attempts failed."""
+
+    def __init__(self, why: str, retry_after_s: float, request: str = "") -> None:
+        super().__init__(why, retry_after_s, Rejection.GIVEN_UP, request)
 
 
 class CutOff(AlignedServeError):
@@ -59,6 +62,9 @@ class OwnerClient(Protocol):
 
     def now(self) -> float:
         """Return the time by the clock of `Request.arrival_at`."""
+
+    async def story(self, request: str) -> Story:
+        """Return what the parts of the deployment remember of a request."""
 
     def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
         """Yield the request's deliveries; the last has a finish.

@@ -12,7 +12,8 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from alignedserve.core import FinishReason, Request, Role, Sketch
+from alignedserve.core import FinishReason, Rejection, Request, Role, Sketch
+from alignedserve.owner.explaining import Explanations
 from alignedserve.protocol.commands import Command, Deliver, Reject, Send, SetTimer, Show
 from alignedserve.protocol.events import (
     Closed,
@@ -22,6 +23,7 @@ from alignedserve.protocol.events import (
     MemberLost,
     Opened,
     Received,
+    StoryAsked,
     TimerFired,
     Unsent,
 )
@@ -30,6 +32,7 @@ from alignedserve.protocol.messages import (
     Acknowledge,
     AttemptLost,
     Cancel,
+    Decisions,
     Declare,
     Figures,
     Infeasible,
@@ -76,6 +79,7 @@ class OwnerCore:
         self._needed = needed
         self._open: dict[str, OwnedRequest] = {}
         self._members: dict[str, Member] = {}  # by name
+        self._explanations = Explanations()
         self._listening = False  # whether the timer for silent requests is set
         self._lost_at = -math.inf  # when a role was last left without a member
         self._left_at: dict[Role, float] = {}  # role -> when its last member left, or the router joined
@@ -118,13 +122,17 @@ class OwnerCore:
                 return self._arrived(sender, outputs, now)
             case Received(message=AttemptLost(request, attempt)):
                 return self._lost(request, attempt)
-            case Received(message=Refused(request, attempt, why, retry_after_s)) if self._is_current(request, attempt):
+            case Received(message=Refused(request, attempt) as refused) if self._is_current(request, attempt):
                 del self._open[request]
-                return [Reject(request, why, retry_after_s)]
+                return [Reject(request, refused.reason, refused.why, refused.retry_after_s)]
             case Received(message=Infeasible(request, attempt)) if self._is_current(request, attempt):
                 self._open[request].is_infeasible = True
             case Received(message=Figures() as figures):
                 return [Show(figures)]
+            case StoryAsked(number, request):
+                return self._explanations.ask(number, request, self._members.values(), now)
+            case Received(sender, Decisions() as answer):
+                return self._explanations.hear(sender, answer, now)
             case Unsent(message=Submit() | Declare() as message, why=why):
                 return self._unsent(message, why)
             case MemberLost(member):
@@ -146,6 +154,8 @@ class OwnerCore:
                 return [Send(sender, Missed()), *self._say_again(sender)]
             case TimerFired(name) if name == _SILENCE:
                 return self._silent(now)
+            case TimerFired(name) if self._explanations.has_timer(name):
+                return self._explanations.end(name)
             case TimerFired(request):
                 return self._unanswered(request)
         return []
@@ -160,7 +170,9 @@ class OwnerCore:
             if output.attempt < opened.request.attempt:  # the worker did not hear that it was to drop this attempt
                 commands.append(Send(sender, Cancel(output.request, output.attempt)))
                 continue
-            if output.finish is FinishReason.DOUBT:
+            finish = output.finish
+            # None is asked first: Python 3.11 takes as long as for three calls to find a member of an enum.
+            if finish is not None and finish is FinishReason.DOUBT:
                 commands += self._hear_doubt(opened, sender, output, now)
                 continue
             opened.senders.add(sender)
@@ -172,17 +184,17 @@ class OwnerCore:
             if output.index < have:
                 known = have - output.index
                 new, logprobs = new[known:], logprobs[known:]
-            if not new and output.finish is not FinishReason.ERROR:
+            if not new and finish is not FinishReason.ERROR:
                 continue
             opened.output += new
             opened.emitted_at = now
             opened.missing_at, opened.num_fruitless = None, 0
             if have:
-                commands.append(Deliver(output.request, new, output.finish, logprobs))
+                commands.append(Deliver(output.request, new, finish, logprobs))
             else:
-                of_first = output.prompt_logprobs, output.num_cached, opened.is_infeasible
-                commands.append(Deliver(output.request, new, output.finish, logprobs, *of_first))
-            if output.finish is not None:
+                of_first = output.opening, opened.is_infeasible
+                commands.append(Deliver(output.request, new, finish, logprobs, *of_first))
+            if finish is not None:
                 commands += self._ended(opened)
         return commands
 
@@ -261,7 +273,7 @@ class OwnerCore:
             cancel = Send(ROUTER, Cancel(request, attempt))
             return [
                 cancel,
-                Reject(request, f"{MOST_FRUITLESS} attempts in a row came to nothing", 10.0, is_given_up=True),
+                Reject(request, Rejection.GIVEN_UP, f"{MOST_FRUITLESS} attempts in a row came to nothing", 10.0),
             ]
         opened.request, opened.missing_at = opened.next_attempt, None
         return [Send(ROUTER, Submit(opened.request, opened.sketch))]
@@ -280,7 +292,7 @@ class OwnerCore:
             cancel = Send(ROUTER, Cancel(request.id, request.attempt))  # the router may know an earlier attempt
             commands += [
                 cancel,
-                Reject(request.id, f"the request cannot be sent to the router: {why}", 10.0, is_given_up=True),
+                Reject(request.id, Rejection.GIVEN_UP, f"the request cannot be sent to the router: {why}", 10.0),
             ]
         return commands
 

@@ -13,14 +13,16 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 
-from alignedserve.core import Request, Role, Sketch
+from alignedserve.core import NO_OPENING, Rejection, Request, Role, Sketch
 from alignedserve.errors import CastOut
+from alignedserve.explain.story import Story
 from alignedserve.owner.arrivals import ArrivalQueues
 from alignedserve.owner.client import CutOff, Delivered, GivenUp, Overloaded
 from alignedserve.owner.core import OwnerCore
-from alignedserve.protocol.commands import Command, Deliver, Reject, Show
-from alignedserve.protocol.events import Closed, Event, Opened
+from alignedserve.protocol.commands import Command, Deliver, Reject, Show, TellStory
+from alignedserve.protocol.events import Closed, Event, Opened, StoryAsked
 from alignedserve.protocol.messages import Figures, Member
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import Part
@@ -28,6 +30,8 @@ from alignedserve.shell.shell import Shell
 from alignedserve.shell.turn import NoHands
 
 log = logging.getLogger("alignedserve.owner")
+
+_MOST_STORIES = 4  # told at once: each costs every part a look through its ring
 
 
 class Owner(NoHands):
@@ -41,7 +45,8 @@ class Owner(NoHands):
         self._part, self._sketcher = part, sketcher
         self._core = OwnerCore(frozenset(needed))
         self._shell: Shell = part.shell(self._core, self)
-        self._arrivals: ArrivalQueues[Deliver | Reject | None] = ArrivalQueues()  # None: cut off
+        self._arrivals: ArrivalQueues[Deliver | Reject | TellStory | None] = ArrivalQueues()  # None: cut off
+        self._stories, self._story_numbers = asyncio.Semaphore(_MOST_STORIES), count(1)
         self.on_figures: Callable[[Figures], None] = lambda _: None  # in the owner's thread
         self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
 
@@ -98,15 +103,28 @@ class Owner(NoHands):
                     arrived = await arrivals.get()
                     if arrived is None:
                         raise CutOff
+                    assert not isinstance(arrived, TellStory)
                     ended = isinstance(arrived, Reject) or arrived.finish is not None
                     if isinstance(arrived, Reject):
-                        kind = GivenUp if arrived.is_given_up else Overloaded
-                        raise kind(arrived.why, arrived.retry_after_s)
-                    scores = arrived.logprobs, arrived.prompt_logprobs
-                    yield Delivered(arrived.tokens, arrived.finish, *scores, arrived.num_cached, arrived.is_infeasible)
+                        if arrived.reason is Rejection.GIVEN_UP:
+                            raise GivenUp(arrived.why, arrived.retry_after_s, request.id)
+                        raise Overloaded(arrived.why, arrived.retry_after_s, arrived.reason, request.id)
+                    of_first = arrived.opening or NO_OPENING, arrived.is_infeasible
+                    yield Delivered(arrived.tokens, arrived.finish, arrived.logprobs, *of_first)
             finally:
                 if not ended:
                     self._shell.post(Closed(request.id))
+
+    async def story(self, request: str) -> Story:
+        number = next(self._story_numbers)
+        async with self._stories:
+            with self._arrivals.waiting_for(_story_name(number)) as arrivals:
+                self._shell.post(StoryAsked(number, request))
+                told = await arrivals.get()
+        if told is None:
+            raise CutOff
+        assert isinstance(told, TellStory)
+        return told.story
 
     def cut_off(self) -> None:
         """End every stream with an error. Only the event loop may call this."""
@@ -117,9 +135,16 @@ class Owner(NoHands):
         if isinstance(command, Show):
             self.on_figures(command.figures)
             return None
+        if isinstance(command, TellStory):
+            self._arrivals.put(_story_name(command.number), command)
+            return None
         assert isinstance(command, Deliver | Reject), f"an owner cannot perform {command}"
         self._arrivals.put(command.request, command)
         return None
+
+
+def _story_name(number: int) -> str:
+    return f"story {number}"
 
 
 class Halt:

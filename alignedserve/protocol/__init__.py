@@ -2,6 +2,7 @@
 
 commands.py     Orders of a core to its shell, in the imperative; they stay within one process.
 events.py       Facts that a shell tells its core, in the past tense; they stay within one process.
+figures.py      What parts report of themselves for metrics.
 membership.py   What a process learns from its frames: members that came or went, frames that were lost.
 messages.py     The messages that parts send to each other.
 page_names.py   Names of KV pages: hashes of their tokens and of all tokens before them.

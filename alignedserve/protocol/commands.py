@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from alignedserve.core import FinishReason, Logprob, Sketch, StepPlan
+from alignedserve.core import FinishReason, Logprob, Opening, Rejection, Sketch, StepPlan
+from alignedserve.explain.story import Story
 from alignedserve.protocol.messages import Figures, Message
 
 
@@ -137,8 +138,7 @@ class Deliver:
     tokens: tuple[int, ...]
     finish: FinishReason | None
     logprobs: tuple[Logprob, ...] = ()  # as in Output
-    prompt_logprobs: tuple[Logprob, ...] = ()
-    num_cached: int = 0
+    opening: Opening | None = None
     is_infeasible: bool = False  # with the first tokens: no server could have brought them in time
 
 
@@ -183,18 +183,39 @@ class Show:
 
 
 @dataclass(frozen=True, slots=True)
+class TellStory:
+    """Hand the story of a request to the coroutine that asked for it."""
+
+    number: int  # of the question
+    story: Story
+
+
+@dataclass(frozen=True, slots=True)
 class Reject:
     """Tell the client that the request was refused, or cannot be finished."""
 
     request: str
+    reason: Rejection
     why: str
     retry_after_s: float
-    is_given_up: bool = False  # it was tried, and another try would fail too
 
 
 # Commands that take a worker's time: it performs them one after the other.
 Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | ProjectKv | CompressPage
 Transfer: TypeAlias = SendKv | ReceiveKv  # begins in its turn, as work does, and goes on beside later work
 Command: TypeAlias = (
-    Work | Transfer | Send | SetTimer | WatchHolder | End | Deliver | Show | Reject | Predict | Learn | Retrain | Scale
+    Work
+    | Transfer
+    | Send
+    | SetTimer
+    | WatchHolder
+    | End
+    | Deliver
+    | Show
+    | Reject
+    | TellStory
+    | Predict
+    | Learn
+    | Retrain
+    | Scale
 )

@@ -119,6 +119,14 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class StoryAsked:
+    """A user asks what happened to a request."""
+
+    number: int  # of the question
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
 class Predicted:
     """The answer to a Predict."""
 
@@ -144,5 +152,6 @@ Event: TypeAlias = (
     | Opened
     | Closed
     | Predicted
+    | StoryAsked
 )
 Post: TypeAlias = Callable[[Event | Exception], None]  # to a shell, from any thread: a result, or an error

@@ -19,13 +19,25 @@ from alignedserve.core import (
     Estimate,
     FinishReason,
     Logprob,
+    Opening,
+    Rejection,
     Request,
     Role,
     ServiceClass,
     Sketch,
     Usage,
 )
-from alignedserve.cost.model import Coefficients
+from alignedserve.cost.model import FREE_COPIES, Coefficients, CopyCost
+from alignedserve.explain.decisions import Findings
+from alignedserve.protocol.figures import (
+    ByClass,
+    DecodeLengths,
+    DecodeSteps,
+    PagesFor,
+    ProcessFigures,
+    Stages,
+    WorkerLoad,
+)
 from alignedserve.scheduling.slo import StepTimes
 
 # --- Membership: every part registers with the router, which announces it to the others.
@@ -134,6 +146,7 @@ class Refused:
 
     request: str
     attempt: int
+    reason: Rejection
     why: str
     retry_after_s: float
 
@@ -182,8 +195,7 @@ class Output:
     tokens: tuple[int, ...]
     finish: FinishReason | None
     logprobs: tuple[Logprob, ...] = ()  # of each token, where the request asks for them
-    prompt_logprobs: tuple[Logprob, ...] = ()  # with the token at index 0, where it asks for them
-    num_cached: int = 0  # tokens of its prompt whose KV came from the pool: with the token at index 0
+    opening: Opening | None = None  # with the token at index 0, where there is anything to say
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
@@ -216,11 +228,12 @@ Attempt: TypeAlias = tuple[str, int]  # (request, attempt)
 class Backlog:
     """The prompts that a worker has still to run, and the time of one more; all zero where nothing is known yet."""
 
-    prompts_s: float = 0.0
+    prompts_s: float = 0.0  # to compute what is to be computed of them, and to copy what the pool has
     prompt_token_s: float = 0.0  # of a prompt token alone, by the cost model
     rt_prompts_s: float = 0.0  # of real-time requests alone
     loaded_token_s: float = 0.0  # of one more prompt token behind and beside what is there
     rt_loaded_token_s: float = 0.0  # the same of a real-time prompt
+    copying: CopyCost = FREE_COPIES  # from the pool of its node
 
 
 @dataclass(frozen=True, slots=True)
@@ -526,33 +539,9 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
-    """Counts of open requests by where they are, as the router knows it."""
-
-    unplaced: int = 0
-    prefill: int = 0  # with prefill workers
-    pool: int = 0
-    decode: int = 0  # with decode workers
-
-
-SPREADS = (64, 256, 1_024, 4_096, 16_384)  # tokens: steps are counted up to each, and beyond the last
-
-
-@dataclass(frozen=True, slots=True)
-class DecodeSteps:
-    """Counts of a decode worker's life: its steps by what ran together in them, and what came ahead of need."""
-
-    by_batches: tuple[int, ...] = (0, 0, 0)  # steps with members of no batch, of one, of two or more
-    by_spread: tuple[int, ...] = (0,) * (len(SPREADS) + 1)  # by the longest prefix less the shortest
-    spread_tokens: int = 0  # all these differences together
-    switches: int = 0  # batches of which a member has joined
-    prefetched: int = 0  # requests that joined from a prefill worker's device, and had waited in the pool
-    in_vain: int = 0  # requests whose KV a prefill worker had fetched, or was to fetch, and that joined otherwise
-
-
-@dataclass(frozen=True, slots=True)
 class Figures:
-    """A pool or a worker sends figures to the router, which hands them and its own to the gateways for metrics."""
+    """A pool or a worker sends figures to the router, which hands them and its own to the gateways, for metrics and
+    the live page."""
 
     usage: Usage | None = None  # of a pool
     num_refused: int = 0  # copies from the pool, in a worker's life, that found a wrong page
@@ -561,10 +550,33 @@ class Figures:
     num_failed_transfers: int = 0  # of KV between workers, in a worker's life, as this end saw it
     rebuilt_s: float | None = None  # of a router: from its start until it knew all open requests and their places
     steps: DecodeSteps | None = None  # of a decode worker
-    slowdown: float = 0.0  # of a decode worker: how many times as long steps take as in its profile
+    lengths: DecodeLengths | None = None  # likewise
+    holders: tuple[PagesFor, ...] = ()  # of a pool
+    slowdown: float = 0.0  # of a worker: how many times as long steps take as in its profile
+    worker: WorkerLoad | None = None  # of a worker
+    process: ProcessFigures | None = None  # of the sender: its shell fills it in
     rt: Stages | None = None  # of a router: the open requests of each class
     be: Stages | None = None
+    returned: ByClass = ByClass()  # noqa: RUF009  (frozen)  with them: requests that workers gave back to the pool
+    lost: ByClass = ByClass()  # noqa: RUF009  ... and attempts that were lost
     member: str = ""  # the member that these are about: the router fills it in
+
+
+@dataclass(frozen=True, slots=True)
+class AskDecisions:
+    """A gateway asks the router and the workers what they decided about a request."""
+
+    number: int  # of the question
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """The answer: what the part remembers of the request."""
+
+    number: int
+    now: float  # by the clock of the part
+    findings: Findings
 
 
 ROUTER = "router"  # the name that every member knows from the start
@@ -614,4 +626,6 @@ Message: TypeAlias = (
     | Batch
     | Release
     | Figures
+    | AskDecisions
+    | Decisions
 )

@@ -14,6 +14,7 @@ from alignedserve.core import Role
 from alignedserve.protocol.messages import (
     Acknowledge,
     AskBatch,
+    AskDecisions,
     AskPages,
     AskPrefix,
     AttemptLost,
@@ -22,6 +23,7 @@ from alignedserve.protocol.messages import (
     Commit,
     Compress,
     Compressed,
+    Decisions,
     Declare,
     Decline,
     Died,
@@ -61,14 +63,17 @@ log = logging.getLogger("alignedserve.links")
 
 _OWNER = (Heartbeat, Submit, Cancel, Declare, Inquire, Resend, Acknowledge, Missed)
 _HOLDER = (Heartbeat, Progress, Holding, Figures, Missed)
-_WORKER = (*_HOLDER, Tokens, AskPages, AskPrefix, Spoiled, Commit, Release, Compressed, Pull)
-_OF_ROUTER = (Members, Refused, Infeasible, AttemptLost, Prefill, Expect, Cancel, Inquire, Retire, Figures, Missed)
+_WORKER = (*_HOLDER, Tokens, AskPages, AskPrefix, Spoiled, Commit, Release, Compressed, Pull, Decisions)
+_OF_ROUTER = (
+    *(Members, Refused, Infeasible, AttemptLost, Prefill, Expect, Cancel, Inquire, Retire, Figures, Missed),
+    Decisions,
+)
 
 _BY_LAUNCHER = frozenset[type]({Started, Died, Retire})
 _BY_ROLE: Mapping[Role, frozenset[type]] = MappingProxyType(
     {
         Role.ROUTER: frozenset(_OF_ROUTER),
-        Role.GATEWAY: frozenset(_OWNER),
+        Role.GATEWAY: frozenset((*_OWNER, AskDecisions)),
         Role.JOBS: frozenset(_OWNER),
         Role.POOL: frozenset((*_HOLDER, LeasePages, GiveBack, Prefix, Compress, Batch, Kept, Expect, Inquire, Cancel)),
         Role.PREFILL: frozenset((*_WORKER, Expect, Offer, Prefetched, LetGo)),

@@ -12,6 +12,8 @@ from enum import Enum
 from typing import TypeVar
 
 from alignedserve.core import ServiceClass
+from alignedserve.policies.facts import RequestInLine
+from alignedserve.policies.guard import USUAL_DECIDES, Guard
 from alignedserve.scheduling.levels import TOP
 from alignedserve.scheduling.slo import Late, Standing, StepTimes, by_standing
 
@@ -95,7 +97,9 @@ class ByRemaining(ByKey):
 
 
 class ByLevels(ByKey):
-    """By levels, and the shortest first within each; above them by arrival, so that no request waits for ever."""
+    """Requests go by level, and within a level the shortest goes first.
+
+    Those that have risen above the levels go by arrival, so that none waits for ever."""
 
     has_levels = True
 
@@ -106,6 +110,30 @@ class ByLevels(ByKey):
         self, requests: Iterable[_T], standing_of: Callable[[_T], Standing], times: StepTimes, late: Late
     ) -> Iterable[_T]:
         return self.sort(requests, standing_of, times, late)
+
+
+class ByOwnPolicy(ByKey):
+    """An order that a policy of one's own gives. Requests that it has no answer for go behind all others, the one first
+    whose step has to begin first."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    def key(self, standing: Standing) -> tuple[float, ...]:
+        starts_by = standing.at + standing.slack_s
+        key = self._guard.ask(
+            RequestInLine(
+                standing.id,
+                standing.service is ServiceClass.RT,
+                standing.priority,
+                standing.arrival_at,
+                starts_by,
+                standing.remaining,
+                standing.is_prompt,
+                standing.is_late,
+            )
+        )
+        return (1.0, starts_by) if key is USUAL_DECIDES else (0.0, float(key))
 
 
 ORDERINGS: dict[Order, Ordering] = {

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
 from alignedserve.core import ServiceClass, Slo
+from alignedserve.policies.guard import NO_POLICIES, OwnPolicies
+from alignedserve.policies.kinds import PolicyKind
 from alignedserve.scheduling.levels import AGE_S
-from alignedserve.scheduling.orders import ORDERINGS, ByKey, Ordering
+from alignedserve.scheduling.orders import ORDERINGS, ByKey, ByOwnPolicy, Ordering
 from alignedserve.scheduling.orders import Order as Order
 from alignedserve.scheduling.slo import Late
 
@@ -238,6 +240,11 @@ class Policy:
     helps: bool = True  # whether decode workers take prompts of chats that pile up before prefill workers
     refuse_ttfts: float = 2.0  # most ttfts that a chat may wait for others in a burst, else it is refused; 0: none
     checkpoints: float = 1.0  # tokens without a slot that a worker keeps on the host / tokens with a slot
+    own: OwnPolicies = NO_POLICIES  # decide in place of what is above
+
+    def of_part(self, own: OwnPolicies) -> Policy:
+        """Return the same policy for a part that has policies of one's own for itself."""
+        return self if own.source is None else replace(self, own=own)
 
     def reserved(self, num_pages: int) -> int:
         return int(self.rt_reserve * num_pages)
@@ -287,7 +294,8 @@ class Policy:
 
     @cached_property  # read at every step
     def ordering(self) -> Ordering:
-        return ORDERINGS[self.order]
+        guard = self.own.guard(PolicyKind.ORDER)
+        return ORDERINGS[self.order] if guard is None else ByOwnPolicy(guard)
 
     @cached_property  # read at every step
     def swaps(self) -> bool:

@@ -129,6 +129,7 @@ class TokenPromise(Promise):
             0.0,
             remaining,
             work.prompt > 0,
+            now,
         )
 
 
@@ -207,6 +208,7 @@ class StepPromise(Promise):
             work.transfer_s,
             remaining,
             work.prompt > 0,
+            now,
         )
 
 
@@ -233,40 +235,39 @@ class PredictedLevel:
         return standing
 
 
-class LevelledTokens(TokenPromise):
+class _Levelled(Promise):
+    """A promise of either class, where all requests have levels."""
+
+    __slots__ = ()
+    _place: PredictedLevel
+    _num_output: int
+
+    def expect(self, request: Request, policy: Policy, now: float) -> None:
+        super().expect(request, policy, now)  # type: ignore[safe-super]  # that of the class beside this one
+        self._place.expect(request, policy)
+
+    def changes_at(self, now: float) -> float:
+        return self._place.rises_at(now)
+
+    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
+        standing = super().standing(now, work, times)  # type: ignore[safe-super]
+        return self._place.place(standing, self._num_output, work.prompt, now)
+
+
+class LevelledTokens(_Levelled, TokenPromise):
     __slots__ = ("_place",)
 
     def __init__(self, request: Request, policy: Policy, num_output: int, due: Due | None) -> None:
         super().__init__(request, policy, num_output, due)
         self._place = PredictedLevel(request, policy)
 
-    def expect(self, request: Request, policy: Policy, now: float) -> None:
-        super().expect(request, policy, now)
-        self._place.expect(request, policy)
 
-    def changes_at(self, now: float) -> float:
-        return self._place.rises_at(now)
-
-    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
-        return self._place.place(super().standing(now, work, times), self._num_output, work.prompt, now)
-
-
-class LevelledSteps(StepPromise):
+class LevelledSteps(_Levelled, StepPromise):
     __slots__ = ("_place",)
 
     def __init__(self, request: Request, policy: Policy, num_output: int) -> None:
         super().__init__(request, policy, num_output)
         self._place = PredictedLevel(request, policy)
-
-    def expect(self, request: Request, policy: Policy, now: float) -> None:
-        super().expect(request, policy, now)
-        self._place.expect(request, policy)
-
-    def changes_at(self, now: float) -> float:
-        return self._place.rises_at(now)
-
-    def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
-        return self._place.place(super().standing(now, work, times), self._num_output, work.prompt, now)
 
 
 def tokens_left(request: Request, policy: Policy, num_output: int) -> int:

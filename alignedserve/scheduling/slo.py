@@ -229,6 +229,7 @@ class Standing:
     restore_s: float = 0.0  # time until its KV is back on the device
     remaining: float = 0.0  # predicted tokens
     is_prompt: bool = False  # decodes go before prompts among BE requests: their memory is freed earlier
+    at: float = 0.0  # when the slack was so much
 
     def rank(self, times: StepTimes, late: Late) -> Rank:
         if self.is_late and late is Late.DROP_LAST:

@@ -9,6 +9,7 @@ links.py      Links between processes: each process has one inbox and a one-way 
 listener.py   The socket at which HTTP arrives.
 logs.py       The format of log lines: text or JSON.
 part.py       A part of a deployment: what it is told when it starts, where it works, and its links.
+process.py    What the kernel says of this process, for metrics.
 shell.py      The turn loop of a real process: sockets, threads, and the results of work.
 turn.py       The turn loop that real and simulated processes share: events in, commands out, timers, work.
 """

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Protocol
 
 import msgspec
@@ -17,9 +19,11 @@ from alignedserve.architectures.model_source import resolve
 from alignedserve.config.config import Config, parse
 from alignedserve.core import Role
 from alignedserve.machine.capacity import Capacity, capacity
+from alignedserve.policies.guard import OwnPolicies
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Heartbeat, Life, Member, rank_suffix
 from alignedserve.protocol.wire import MOST_FRAME_BYTES
+from alignedserve.scheduling.policy import Policy
 from alignedserve.shell.clock import Clock, ClockOrigin
 from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.links import Links, Pulse
@@ -81,6 +85,11 @@ class Place:
     def arena_path(self, rank: int = 0) -> Path:
         return self.shared_memory / f"{self.spec.deployment}-{self.spec.node}{rank_suffix(rank)}"
 
+    @cached_property
+    def policy(self) -> Policy:
+        """Return the policy of this part. Policies of one's own get a stopwatch: a core has no clock."""
+        return self.config.policy.of_part(OwnPolicies(self.config.schedule.policy, stopwatch=perf_counter))
+
     @property
     def folder(self) -> Path:
         return resolve(self.config.model)
@@ -103,7 +112,7 @@ class Part(Place):
         self.member = Member(spec.name, spec.role, spec.node, self.incarnation, self.links.address)
 
     def shell(self, core: Core, hands: Hands | None = None, begin_aside: BeginAside | None = None) -> Shell:
-        return Shell(core, self.links, self.clock, hands, begin_aside, self.spec.lives)
+        return Shell(core, self.links, self.clock, hands, begin_aside, self.spec.lives, self.policy.own.failures)
 
     def run(self, shell: Shell, first: list[Command] | None = None) -> None:
         """Run the shell until it is stopped."""

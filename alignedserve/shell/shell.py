@@ -10,16 +10,19 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import TypeAlias
 
 from alignedserve.errors import WireError
+from alignedserve.policies.guard import Failures
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, Post, Unsent
 from alignedserve.protocol.membership import membership_of
-from alignedserve.protocol.messages import Life, Member, Message
+from alignedserve.protocol.messages import Figures, Life, Member, Message
 from alignedserve.shell import journal
 from alignedserve.shell.clock import Clock
 from alignedserve.shell.links import LinkFull, Links
+from alignedserve.shell.process import OwnProcess
 from alignedserve.shell.turn import Core, Hands, NoHands, TurnLoop
 
 log = logging.getLogger("alignedserve.shell")
@@ -40,10 +43,11 @@ class Shell(TurnLoop):
         hands: Hands | None = None,
         begin_aside: BeginAside | None = None,
         lives: Iterable[Life] = (),
+        failures: Failures | None = None,
     ) -> None:
-        """`lives` are those that the launcher had started when a router starts."""
+        """`lives` are those that the launcher had started when a router starts; `failures` those of own policies."""
         super().__init__(core, hands or NoHands(), membership_of(links.name, links.incarnation, lives), clock)
-        self._links, self._begin_aside = links, begin_aside
+        self._links, self._begin_aside, self._own = links, begin_aside, OwnProcess(failures)
         self._posted: deque[Event | Exception] = deque()  # results of work, and what other threads post
 
     def run(self, first: Iterable[Command] = ()) -> None:
@@ -105,6 +109,8 @@ class Shell(TurnLoop):
         self._links.disconnect(name)
 
     def _send(self, to: str, message: Message) -> None:
+        if isinstance(message, Figures) and message.process is None:  # else it is another part's, handed on
+            message = replace(message, process=self._own.figures(self._clock.now()))
         journal.note(to, message)
         try:
             self._links.send(to, message)

@@ -8,7 +8,7 @@ The store is a dictionary without faults; tests/jobs and tests/store test what c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
@@ -226,8 +226,12 @@ class JobsSimulation(Simulation):
         self._lines[request.id] = _SimulatedLine(order.job.id, order.line, len(request.prompt))
         self.clients.expect([Arrival(request, draw.randint(*submitted.output), leaves_after_s=None)])
 
-    def deliver(self, command: Deliver) -> None:
-        super().deliver(command)
+    @property
+    def deliver(self) -> Callable[[Deliver], None]:
+        return self._deliver
+
+    def _deliver(self, command: Deliver) -> None:
+        self.clients.deliver(command)
         line = self._lines.get(command.request)
         if line is None:
             return

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from alignedserve.core import FinishReason, Request, Sketch
+from alignedserve.core import NO_OPENING, FinishReason, Request, Sketch
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Deliver, Reject
 from alignedserve.protocol.events import Closed, Opened
@@ -22,6 +22,8 @@ from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
 from alignedserve.simulator.workload import Arrival
 
 _RETRY_S = 0.25  # between two tries of a client whose gateway is not ready
+_OVER = (RequestOutcome.FINISHED, RequestOutcome.REFUSED)  # nothing comes any more for such a request
+_OPEN = RequestOutcome.OPEN  # looked up once: Python 3.11 takes as long for it as for three calls
 
 
 class Asking(Protocol):
@@ -118,8 +120,11 @@ class Clients:
         self.kept: dict[str, Client] = {}
         self.stories: dict[str, Story] = {}
         self._over: list[RequestRecord] = []  # of clients that are no longer in `kept`
+        self._num_over = 0  # such clients
         self.num_open = 0  # requests, also those that have not arrived yet
         self.on_progress: Callable[[int, int], None] = lambda _ended, _total: None
+        self.on_end: Callable[[RequestRecord], None] | None = None  # hears of each request, instead of a list of them
+        self.on_over: Callable[[Client], None] = lambda _: None  # hears of each that has ended, too
 
     def start(self) -> None:
         self.expect(self.load.start(FIRST_ARRIVAL_AT))
@@ -166,7 +171,7 @@ class Clients:
     def _with_estimate(self, client: Client, request: Request) -> Request:
         if self._settings.policy.predictor is not Predictor.ORACLE:
             return request
-        return replace(request, estimate=oracle_estimate(client.arrival.length, request))
+        return replace(request, estimate=oracle_estimate(client.arrival))
 
     def leave(self, request: str) -> None:
         """Let the client of the request go before the end."""
@@ -194,11 +199,11 @@ class Clients:
         client = self.kept.get(command.request)
         if client is None:
             return
-        if client.outcome is not RequestOutcome.OPEN:
+        if client.outcome is not _OPEN:
             if client.outcome is RequestOutcome.LEFT:
                 return
             self._problems.append(f"{command.request} got tokens after its end")
-        if client.asks_logprobs or command.logprobs or command.prompt_logprobs:
+        if client.asks_logprobs or command.logprobs or command.opening:
             self._check_logprobs(client, command)
         client.got += command.tokens
         now, token_at = self.world.agenda.now, client.token_at
@@ -213,11 +218,12 @@ class Clients:
     def _check_logprobs(self, client: Client, command: Deliver) -> None:
         """Check the log-probabilities that the request asks for; those of the prompt come with its first tokens."""
         sampling, start = client.request.sampling, len(client.got)
+        of_prompt = (command.opening or NO_OPENING).logprobs
         places = range(start, start + len(command.tokens)) if sampling.logprobs is not None else ()
         brings_prompt = sampling.prompt_logprobs is not None and not start
         prompt_places = range(1, len(client.request.prompt)) if brings_prompt else ()
         expected = tuple(map(logprob_of, places)), tuple(map(logprob_of, prompt_places))
-        if (command.logprobs, command.prompt_logprobs) != expected:
+        if (command.logprobs, of_prompt) != expected:
             self._problems.append(f"{command.request} got other log-probabilities at {start} than are its own")
 
     def _check_finish(self, client: Client, finish: FinishReason) -> None:
@@ -225,24 +231,30 @@ class Clients:
             self._problems.append(f"{client.request.id} ended with {finish}")
 
     def reject(self, command: Reject) -> None:
-        client = self.kept[command.request]
-        if client.outcome is RequestOutcome.OPEN:
+        client = self.kept.get(command.request)
+        if client is not None and client.outcome is RequestOutcome.OPEN:
             self._end(client, RequestOutcome.REFUSED)
 
     def _end(self, client: Client, outcome: RequestOutcome) -> None:
         client.outcome, client.ended_at = outcome, self.world.agenda.now
+        self.on_over(client)
         self.num_open -= 1
         answer = tuple(client.got) if outcome is RequestOutcome.FINISHED else None
         self.expect(self.load.ended(client.request.id, client.ended_at, answer))
-        if outcome is RequestOutcome.FINISHED and not self._settings.checked:
+        if outcome in _OVER and not self._settings.checked:
             self._forget(client)
-        num_all = len(self._over) + len(self.kept)
+        num_all = self._num_over + len(self.kept)
         self.on_progress(num_all - self.num_open, self.load.expected or num_all)
+        if self.on_end is not None:
+            self.on_end(client.record())
 
     def _forget(self, client: Client) -> None:
-        """Keep only the record of the client: in a long run, tokens of ended requests would fill the memory."""
+        """Keep only the record of the client, if nobody else does: in a long run, tokens of ended requests would fill
+        the memory."""
         self._problems += [problem] if (problem := client.problem()) else []
-        self._over.append(client.record())
+        self._num_over += 1
+        if self.on_end is None:
+            self._over.append(client.record())
         del self.kept[client.request.id], self.stories[client.request.id]
 
     def check(self) -> None:

@@ -9,7 +9,7 @@ and only the job runner's core.)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,7 @@ from itertools import count
 from typing import Any, Protocol, cast
 
 from alignedserve.config.config import Config, JobsConfig
-from alignedserve.core import ServiceClass, Slo
+from alignedserve.core import Role, ServiceClass, Slo
 from alignedserve.jobs.actor import JobRunner
 from alignedserve.jobs.answering import RUNS_AT, LineRequest
 from alignedserve.jobs.messages import JobCommand, JobEvent
@@ -76,6 +76,10 @@ class JobRunnerSimulation(Simulation):
         finally:
             self._end_life()
             self.users.leave()
+
+    @property
+    def lives(self) -> Mapping[Role, Callable[[World, Member], ProcessSetup]]:
+        return {**super().lives, Role.JOBS: self.job_runner}
 
     def job_runner(self, world: World, member: Member) -> ProcessSetup:
         self._life = _Life(self, member, self._config)

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING
 
-from alignedserve.core import Estimate, Request, Sketch
+from alignedserve.core import Estimate, Sketch
 from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
 from alignedserve.protocol.events import Event, Predicted
 from alignedserve.scheduling.policy import Predictor
 from alignedserve.shell.turn import NoHands
 from alignedserve.simulator.machines.clock import Agenda, Priority
 from alignedserve.simulator.machines.engine import VOCABULARY
+from alignedserve.simulator.workload import Arrival
 
 if TYPE_CHECKING:  # numpy is loaded where lengths are predicted
     from alignedserve.router.prediction.predictor import Encoder, LengthModel
@@ -53,10 +54,10 @@ def _hash_encoder() -> Encoder:
     return HashEncoder()
 
 
-def oracle_estimate(length: int, request: Request) -> Estimate:
-    """Return the exact length of the output, as the oracle knows it."""
-    exact = min(length, request.max_tokens)
-    return Estimate(exact, exact)
+def oracle_estimate(arrival: Arrival) -> Estimate:
+    """Return the exact length of the output, or how a real predictor would be wrong about it."""
+    exact = min(arrival.length, arrival.request.max_tokens)
+    return arrival.predicted or Estimate(exact, exact)
 
 
 def _past_of(count: int, seed: int, encode: Encode) -> tuple[Learn, ...]:

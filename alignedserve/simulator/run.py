@@ -19,11 +19,13 @@ from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.owner.core import OwnerCore
+from alignedserve.policies.guard import Failures, OwnPolicies
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, Deliver, Reject, Scale, Show, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone
 from alignedserve.protocol.messages import Figures, Member
 from alignedserve.router.state import RouterCore, RouterLimits
+from alignedserve.scheduling.policy import Policy
 from alignedserve.shell.turn import NoHands
 from alignedserve.simulator.clients import Clients, GivenLoad
 from alignedserve.simulator.launching import WORKERS, SimulatedLauncher
@@ -79,6 +81,7 @@ class Simulation:
         self.world = world or World(settings.seed, settings.network, settings.checked)
         self.problems: list[str] = []
         policy = settings.policy
+        self.policy_failures = Failures()  # of policies of one's own
         self._knowledge = knowledge or knowledge_of(policy.predictor, settings.num_past, settings.seed)
         self._kept_lengths = KeptLengths(self._knowledge.past)
         load = Load(settings.workload, gateways_of(settings), settings.seed) if asked is None else GivenLoad(asked)
@@ -87,6 +90,8 @@ class Simulation:
         self._recorder = Recorder(settings.limits.max_step_tokens) if settings.record else None
         self._pool: list[Usage] = []  # as the pool has reported it
         self._ended_at = 0.0  # when the last request ended, or the time limit was reached
+        self.on_figures: Callable[[Figures], None] = lambda _: None  # for a film of the run
+        self.on_reject: Callable[[Reject], None] = lambda _: None  # likewise; before the client hears of it
         node = partial(node_of, settings=settings)
         members = members_of(settings)
         self.launcher = SimulatedLauncher(
@@ -113,24 +118,39 @@ class Simulation:
 
     def _start_member(self, name: str, role: Role) -> None:
         transport = name if self.settings.direct and role in WORKERS else ""
-        self.world.start(name, role, partial(_LIVES[role], self), node_of(name, role, self.settings), transport)
+        self.world.start(name, role, self.lives[role], node_of(name, role, self.settings), transport)
 
     def _died(self, name: str) -> None:
         self.clients.died(name)
 
     # --- What gateways tell clients
 
-    def deliver(self, command: Deliver) -> None:
-        self.clients.deliver(command)
+    @property
+    def deliver(self) -> Callable[[Deliver], None]:
+        """Return what hears of tokens: a gateway asks once, since there is a command for each token."""
+        return self.clients.deliver
 
     def reject(self, command: Reject) -> None:
+        self.on_reject(command)
         self.clients.reject(command)
 
     def show(self, figures: Figures) -> None:
+        self.on_figures(figures)
         if figures.usage is not None:
             self._pool.append(figures.usage)
 
     # --- What each kind of process starts with
+
+    @property
+    def lives(self) -> Mapping[Role, Callable[[World, Member], ProcessSetup]]:
+        """Return for each role what a new life of a process begins with."""
+        return {
+            Role.ROUTER: self.router,
+            Role.GATEWAY: self.gateway,
+            Role.POOL: self.pool,
+            Role.PREFILL: self.prefill,
+            Role.DECODE: self.decode,
+        }
 
     def router(self, world: World, member: Member) -> ProcessSetup:
         settings = self.settings
@@ -138,7 +158,7 @@ class Simulation:
             settings.most_open,
             settings.network.heartbeat_s,
             settings.death_s,
-            settings.policy,
+            self._policy(),
             settings.limits.block_size,
             settings.limits.num_tokens,
             settings.queues,
@@ -150,6 +170,11 @@ class Simulation:
         predictor = PredictorHands(world.agenda, self._knowledge.encoder, self._kept_lengths, post)
         hands = ModelledRouterHands(predictor, self.launcher)
         return ProcessSetup(core, hands, core.start())
+
+    def _policy(self) -> Policy:
+        """Return the policy of a part, with policies of one's own for itself as in a real process."""
+        policy = self.settings.policy
+        return policy.of_part(OwnPolicies(policy.own.source, self.policy_failures))
 
     def post_to(self, member: Member, event: Event) -> None:
         """Give the event to this life of the member, if it is still alive."""
@@ -163,16 +188,13 @@ class Simulation:
             needed |= {Role.PREFILL, Role.POOL}
         return ProcessSetup(OwnerCore(frozenset(needed)), _ClientHands(self), [])
 
-    def job_runner(self, world: World, member: Member) -> ProcessSetup:
-        raise NotImplementedError("only a JobRunnerSimulation has a job runner")
-
     def pool(self, world: World, member: Member) -> ProcessSetup:
         extents = self.settings.pool_extents
         earlier = [holder for holder in self._arenas if holder.rpartition(".")[0] == member.name]
         for holder in earlier:
             del self._arenas[holder]
         self._arenas[member.holder] = TaggedArena(self.settings.limits.page_size, extents)
-        core = PoolCore(extents, self.settings.limits.block_size, self.settings.policy)
+        core = PoolCore(extents, self.settings.limits.block_size, self._policy())
         return ProcessSetup(core, _SimulatedPoolHands(world, member.name), [])
 
     def prefill(self, world: World, member: Member) -> ProcessSetup:
@@ -185,7 +207,7 @@ class Simulation:
         settings = self.settings
         setup = WorkerSetup(
             settings.limits,
-            settings.policy,
+            self._policy(),
             self._belief(),
             settings.copying,
             direct=settings.direct,
@@ -293,16 +315,6 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*before)
 
 
-_LIVES: Mapping[Role, Callable[[Simulation, World, Member], ProcessSetup]] = {
-    Role.ROUTER: Simulation.router,
-    Role.GATEWAY: Simulation.gateway,
-    Role.POOL: Simulation.pool,
-    Role.PREFILL: Simulation.prefill,
-    Role.DECODE: Simulation.decode,
-    Role.JOBS: lambda simulation, world, member: simulation.job_runner(world, member),
-}
-
-
 class ModelledRouterHands(NoHands):
     """The hands of the router: a predictor and the launcher."""
 
@@ -322,11 +334,12 @@ class _ClientHands(NoHands):
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
+        self._deliver = simulation.deliver
 
     def perform(self, command: Command) -> None:
         match command:
             case Deliver():
-                self._simulation.deliver(command)
+                self._deliver(command)
             case Reject():
                 self._simulation.reject(command)
             case Show(figures):

@@ -11,6 +11,9 @@ in a Redis Cluster they lie on the same node, which scripts need.
     expiry               files by expiry         begun                     id -> time, holder, life of files that are
                                                                            not added yet, or were removed
     ended                jobs by the instant until which they are kept
+    responses            id -> record            responses:OWNER           ids in order of arrival
+    response_bytes       owner -> bytes of responses                       response_sizes  id -> bytes
+    response_expiry      responses by expiry
     lease                number, holder, life, until
     schema, numbers      version of the schema; last number of a file or job
 """
@@ -31,6 +34,7 @@ from redis.exceptions import ConnectionError, OutOfMemoryError, RedisError, Resp
 
 from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
+from alignedserve.store.response import StoredResponse
 from alignedserve.store.store import (
     Holder,
     Listing,
@@ -129,6 +133,42 @@ for at = 3, #ARGV, 7 do
 end
 return tostring(new)
 """
+_FORGETS_RESPONSE = """
+local function forget(id, owner)
+  if redis.call('HDEL', p..':responses', id) == 0 then return 'gone' end
+  redis.call('HINCRBY', p..':response_bytes', owner, -redis.call('HGET', p..':response_sizes', id))
+  redis.call('HDEL', p..':response_sizes', id)
+  redis.call('ZREM', p..':responses:'..owner, id)
+  redis.call('ZREM', p..':response_expiry', id)
+  return 'done'
+end
+"""
+_ADD_RESPONSE = f"""{_FORGETS_RESPONSE}
+local id, owner, record, size, expires_at, most = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6])
+if redis.call('HSETNX', p..':responses', id, record) == 0 then return 'done' end
+redis.call('HSET', p..':response_sizes', id, size)
+redis.call('ZADD', p..':responses:'..owner, redis.call('INCR', p..':numbers'), id)
+redis.call('ZADD', p..':response_expiry', expires_at, id)
+local all = redis.call('HINCRBY', p..':response_bytes', owner, size)
+while all > most do
+  local oldest = redis.call('ZRANGE', p..':responses:'..owner, 0, 0)[1]
+  if not oldest then break end
+  forget(oldest, owner)
+  all = tonumber(redis.call('HGET', p..':response_bytes', owner))
+end
+return 'done'
+"""
+_SAVE_RESPONSE = """
+local id, owner, record, size = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+if redis.call('HEXISTS', p..':responses', id) == 0 then return 'gone' end
+redis.call('HSET', p..':responses', id, record)
+redis.call('HINCRBY', p..':response_bytes', owner, size - redis.call('HGET', p..':response_sizes', id))
+redis.call('HSET', p..':response_sizes', id, size)
+return 'done'
+"""
+_FORGET_RESPONSE = f"""{_FORGETS_RESPONSE}
+return forget(ARGV[1], ARGV[2])
+"""
 _LEASE = """
 local name, life, for_ms = ARGV[1], ARGV[2], tonumber(ARGV[3])
 local time = redis.call('TIME')
@@ -166,7 +206,11 @@ async def _set_kept_until(store: RedisStore) -> None:
             await store._ask(store.redis.zadd(store._key("ended"), {tree["id"]: until}, nx=True))
 
 
-MIGRATIONS: tuple[Migration, ...] = (_start, _unlist_begun_files, _set_kept_until)
+async def _add_responses(_: RedisStore) -> None:
+    """Keep older versions from writing: they would not forget responses."""
+
+
+MIGRATIONS: tuple[Migration, ...] = (_start, _unlist_begun_files, _set_kept_until, _add_responses)
 
 
 class RedisStore:
@@ -324,6 +368,32 @@ class RedisStore:
     async def forecast(self, job: str) -> Forecast | None:
         text = await self._ask(self.redis.hget(self._key("forecasts"), job))
         return None if text is None else Forecast(**json.loads(text))
+
+    # --- Responses
+
+    async def add_response(self, response: StoredResponse, most_bytes: int) -> None:
+        text = response.to_text()
+        values = (response.id, response.owner, text, len(text), response.expires_at, most_bytes)
+        await self._script(_ADD_RESPONSE, *values)
+
+    async def save_response(self, response: StoredResponse) -> bool:
+        text = response.to_text()
+        return await self._script(_SAVE_RESPONSE, response.id, response.owner, text, len(text)) == "done"
+
+    async def response(self, owner: str, id: str) -> StoredResponse | None:
+        text = await self._ask(self.redis.hget(self._key("responses"), id))
+        found = None if text is None else StoredResponse.from_text(text)
+        return found if found is not None and found.owner == owner else None
+
+    async def remove_response(self, owner: str, id: str) -> bool:
+        found = await self.response(owner, id)
+        return found is not None and await self._script(_FORGET_RESPONSE, id, owner) == "done"
+
+    async def forget_responses(self, now: float) -> None:
+        ids = await self._ask(self.redis.zrange(self._key("response_expiry"), "-inf", str(now), byscore=True))
+        for text in await self._records("responses", ids):
+            response = StoredResponse.from_text(text)
+            await self._script(_FORGET_RESPONSE, response.id, response.owner)
 
     # --- The lease
 

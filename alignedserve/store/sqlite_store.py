@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
+from alignedserve.store.response import StoredResponse
 from alignedserve.store.store import (
     Holder,
     Listing,
@@ -67,6 +68,13 @@ MIGRATIONS = (
     ALTER TABLE jobs ADD COLUMN kept_until INTEGER;
     UPDATE jobs SET kept_until = strftime('%s', 'now') + 2592000 WHERE NOT is_open;
     CREATE INDEX ended_jobs ON jobs (kept_until) WHERE kept_until IS NOT NULL;
+    """,
+    """
+    CREATE TABLE responses (
+        number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, owner TEXT NOT NULL, bytes INTEGER NOT NULL,
+        expires_at INTEGER NOT NULL, record TEXT NOT NULL);
+    CREATE INDEX responses_of_owner ON responses (owner, number, bytes);
+    CREATE INDEX responses_by_expiry ON responses (expires_at);
     """,
 )
 
@@ -240,6 +248,39 @@ class SqliteStore:
     async def forecast(self, job: str) -> Forecast | None:
         row = await self._first("SELECT forecast FROM jobs WHERE id = ?", job)
         return None if row is None or row[0] is None else Forecast(**json.loads(row[0]))
+
+    # --- Responses
+
+    async def add_response(self, response: StoredResponse, most_bytes: int) -> None:
+        text = response.to_text()
+        values = (response.id, response.owner, len(text), response.expires_at, text)
+        sums = "SELECT number, SUM(bytes) OVER (ORDER BY number DESC) AS size FROM responses WHERE owner = ?"
+        oldest = f"DELETE FROM responses WHERE number IN (SELECT number FROM ({sums}) WHERE size > ?)"
+
+        def add() -> None:
+            sql = "INSERT OR IGNORE INTO responses (id, owner, bytes, expires_at, record) VALUES (?, ?, ?, ?, ?)"
+            self._execute(sql, *values)
+            sql = "SELECT COALESCE(SUM(bytes), 0) FROM responses WHERE owner = ?"
+            if self._execute(sql, response.owner).fetchone()[0] > most_bytes:
+                self._execute(oldest, response.owner, most_bytes)
+
+        await self._write(add)
+
+    async def save_response(self, response: StoredResponse) -> bool:
+        text = response.to_text()
+        sql = "UPDATE responses SET bytes = ?, record = ? WHERE id = ? AND owner = ?"
+        return await self._write(lambda: self._execute(sql, len(text), text, response.id, response.owner).rowcount > 0)
+
+    async def response(self, owner: str, id: str) -> StoredResponse | None:
+        row = await self._first("SELECT record FROM responses WHERE id = ? AND owner = ?", id, owner)
+        return None if row is None else StoredResponse.from_text(row[0])
+
+    async def remove_response(self, owner: str, id: str) -> bool:
+        sql = "DELETE FROM responses WHERE id = ? AND owner = ?"
+        return await self._write(lambda: self._execute(sql, id, owner).rowcount > 0)
+
+    async def forget_responses(self, now: float) -> None:
+        await self._write(lambda: self._execute("DELETE FROM responses WHERE expires_at <= ?", now))
 
     # --- The lease
 

@@ -6,10 +6,12 @@ import asyncio
 import os
 import socket
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TypeAlias
 
 from alignedserve.config.config import JobsConfig
 from alignedserve.errors import StoreError, StoreFull
@@ -72,6 +74,9 @@ class Storage:
 
     async def close(self) -> None:
         await self.store.close()
+
+
+OpenStorage: TypeAlias = Callable[[], Awaitable[Storage]]
 
 
 def is_on(jobs: JobsConfig) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
+from alignedserve.store.response import StoredResponse
 
 
 class Purpose(str, Enum):
@@ -176,6 +177,22 @@ class Store(Protocol):
         """Save the forecasts: job -> its forecast."""
 
     async def forecast(self, job: str) -> Forecast | None: ...
+
+    # --- Responses
+
+    async def add_response(self, response: StoredResponse, most_bytes: int) -> None:
+        """Add a response; the oldest of its owner go, so that all together have at most `most_bytes`."""
+
+    async def save_response(self, response: StoredResponse) -> bool:
+        """Save a response that has changed, unless it was removed; return whether it was there."""
+
+    async def response(self, owner: str, id: str) -> StoredResponse | None: ...
+
+    async def remove_response(self, owner: str, id: str) -> bool:
+        """Remove a response; return whether it was there."""
+
+    async def forget_responses(self, now: float) -> None:
+        """Delete the responses that have expired."""
 
     # --- The lease
 

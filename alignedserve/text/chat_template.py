@@ -60,6 +60,7 @@ class Rendering:
     opens_answer: bool = True  # whether the prompt ends where the assistant's answer begins
     continues: bool = False  # whether the answer continues the last message, which is the assistant's
     more: Mapping[str, Any] = field(default_factory=dict)  # other variables of this template
+    offered: Mapping[str, Any] = field(default_factory=dict)  # variables that a template gets where it has them
 
 
 USUAL = Rendering()
@@ -76,23 +77,33 @@ class ChatTemplate:
             raise ModelError(f"the chat template cannot be read: {_one_line(error)}") from error
         self._variables = dict(variables)
         self._known = meta.find_undeclared_variables(parsed)
+        self._attributes = {node.attr for node in parsed.find_all(nodes.Getattr)}
         self._knows_developers = "developer" in source
         self.call_format = find_call_format(source) if "tools" in source else None
         self._names = {special: _secret_name() for special in specials}
         self._tokenizer = _renamed(tokenizer, self._names)
         self._literals = {node.value for node in parsed.find_all(nodes.Const) if isinstance(node.value, str)}
 
+    def has_variable(self, name: str) -> bool:
+        return name in self._known
+
+    def reads(self, name: str) -> bool:
+        """Return whether the template may read this field of a message."""
+        return name in self._attributes or name in self._literals
+
     def token_ids(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = USUAL) -> list[int]:
         """Return the prompt that the template makes of the messages."""
         if unknown := rendering.more.keys() - self._known:
             raise PromptError(f"the model's chat template has no variable named {min(unknown)}")
-        stand_ins = self._choose_stand_ins(all_texts([messages, rendering.tools, rendering.more]))
+        offered = {name: value for name, value in rendering.offered.items() if name in self._known}
+        more = {**offered, **rendering.more}
+        stand_ins = self._choose_stand_ins(all_texts([messages, rendering.tools, more]))
         shown = [self._mask_message(message, stand_ins) for message in messages]
         rendered = self._render(
             messages=shown,
             tools=self._mask(rendering.tools, stand_ins) or None,
             add_generation_prompt=rendering.opens_answer,
-            more=self._mask(rendering.more, stand_ins),
+            more=self._mask(more, stand_ins),
         )
         if rendering.continues:
             rendered = _cut_after(rendered, shown[-1]["content"])

@@ -16,7 +16,7 @@ class StopStrings:
         """Watch for `stops`; with `include` the text ends after the stop string, otherwise before it."""
         self._stops, self._include = stops, include
         self._held = ""
-        self.found = False  # once it is true, no more text follows
+        self.found = ""  # the stop string; once there is one, no more text follows
 
     def feed(self, text: str) -> str:
         """Return the text that surely comes before any stop string, out of the held text and this text."""
@@ -24,7 +24,7 @@ class StopStrings:
         matches = [(start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0]
         if matches:
             end, start = min(matches)
-            self._held, self.found = "", True
+            self._held, self.found = "", text[start:end]
             return text[: end if self._include else start]
         settled = len(text) - self._num_held(text)
         self._held = text[settled:]

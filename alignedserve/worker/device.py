@@ -57,7 +57,7 @@ class DeviceMemory:
     def share_pages(self, name: NamePages, pace: Pace) -> DevicePages:
         """Let requests share full pages that have these names, where the pairs allow it."""
         limits = self.limits
-        self.pages = DevicePages(self.blocks, limits.block_size, limits.page_size, name, pace.is_copied_sooner)
+        self.pages = DevicePages(self.blocks, limits.block_size, limits.page_size, name, pace.fetch_s)
         return self.pages
 
     def num_freed(self, leaving: Iterable[Running]) -> int:

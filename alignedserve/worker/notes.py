@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.messages import ROUTER, Attempt, Backlog, Figures, Progress
+from alignedserve.protocol.messages import Attempt, Backlog, Progress
 from alignedserve.worker.step.running import Running
 
 _LOOKS_S = 0.1  # how often the backlog is looked at where nothing has moved on
@@ -55,23 +54,8 @@ class Notes:
 
 
 class Faults:
-    """Copies and transfers that went wrong on a worker, as it counts them for the router."""
+    """Copies and transfers that went wrong in a worker's life."""
 
     def __init__(self) -> None:
         self.num_refused = 0  # copies from the pool that were not intact
         self.num_failed_transfers = 0  # of KV from device to device
-
-    def count_refused(self) -> Command:
-        """Count a copy from the pool that failed its check, and tell the router."""
-        self.num_refused += 1
-        return self._figures
-
-    def count_failed_transfer(self) -> Command:
-        """Count a transfer that failed, and tell the router."""
-        self.num_failed_transfers += 1
-        return self._figures
-
-    @property
-    def _figures(self) -> Command:
-        """Both numbers each time: the router goes by the last message."""
-        return Send(ROUTER, Figures(num_refused=self.num_refused, num_failed_transfers=self.num_failed_transfers))

@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from alignedserve.core import FinishReason, Request
+from alignedserve.core import NO_OPENING, FinishReason, Request
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.messages import Attempt, Output, Resend, Tokens
 from alignedserve.worker.step.running import Running
@@ -40,9 +40,9 @@ class _KeptOutput:
         """Return the output from an index on, as far as this attempt emitted it."""
         running, request = self.running, self.running.request
         logprobs = tuple(running.logprobs[max(0, index - len(request.emitted)) :]) if running.logprobs else ()
-        prompt, num_cached = ((), 0) if index else (tuple(running.prompt_logprobs), running.num_cached)
-        tokens = tuple(running.output[index:])
-        return Output(request.id, request.attempt, index, tokens, self.finish, logprobs, prompt, num_cached)
+        opening = NO_OPENING if index else running.opening
+        told = None if opening == NO_OPENING else opening
+        return Output(request.id, request.attempt, index, tuple(running.output[index:]), self.finish, logprobs, told)
 
 
 class Outputs:

@@ -55,6 +55,7 @@ class Pace:
         self._pivot = self._cost.model.pivot(setup.limits.max_step_tokens)
         self.room = StepRoom(setup.limits.max_step_tokens)
         self.coming = Coming()
+        self.fetched_s = 0.0  # that copies from the pool have taken before steps, as predicted
 
     @property
     def cost(self) -> CostModel:
@@ -85,7 +86,9 @@ class Pace:
 
     def prompt_came(self, prompt: Running, now: float) -> None:
         """Count a new prompt among those by which the next ones are expected."""
-        self.coming.count(prompt, self._cost.model.seconds(Shape.build([(prompt.num_ahead, 0)])), now)
+        size = prompt.num_ahead
+        alone_s = prompt.fetch_s + self._cost.model.seconds(Shape.build([(size, prompt.num_tokens - size)]))
+        self.coming.count(prompt, alone_s, now)
 
     @property
     def prompt_token_s(self) -> float:
@@ -101,14 +104,20 @@ class Pace:
         """Return the seconds until the KV of a token of the pool is on the device, in a long copy."""
         return self.copying.token_s
 
-    def is_copied_sooner(self, prompt: Running, end: int, copied: int) -> bool:
-        """Return whether a prompt has KV up to `end` sooner by a copy of so many tokens than if it computes them.
+    def fetch_s(self, prompt: Running, end: int, copied: int) -> float | None:
+        """Return the time of a copy of so many tokens, with which a prompt has KV up to `end`; None where it computes
+        them sooner.
 
         Where several prompts come each costs what it adds to a step that is full without it: so that is reckoned with.
         As long as the cost model knows no times, copies are taken to be quicker.
         """
         computing_s = self._cost.model.computing_s(prompt.prefix, end, prompt.num_tokens, self._pivot)
-        return not 0 < computing_s < self.copying.seconds(copied)
+        seconds = self.copying.seconds(copied)
+        return None if 0 < computing_s < seconds else seconds
+
+    def note_fetch(self, prompt: Running) -> None:
+        """Count the time of a prompt's copy from the pool, before which no step begins."""
+        self.fetched_s += prompt.fetch_s
 
     def learn(self, plan: StepPlan, shape: Shape, seconds: float, find: Callable[[str], Running | None]) -> None:
         """Learn from a step that went well. `find` returns the running request of a name."""

@@ -2,7 +2,8 @@
 
 Chats come at random times (prompts of 32-256 tokens, 16-96 out). Documents are always there, as many as the load says
 (512-1,024 in, 32-128 out), as requests (service_tier flex) or as lines of one batch job, of which the job runner opens
-as many as it sees room for. Requests are the same for every run and for other servers (same seeds).
+as many as it sees room for. Arrivals and lengths are the same for every run and for other servers (same seeds). Tokens
+are other ones in every run: what came before would be found in the cache.
 
 Over HTTP documents begin five seconds before the first chat. Lines count by what the batch's usage grows while chats
 come, when lines end as they begin: some ten lines are open at both ends, so that is off by ten tokens a second and more
@@ -120,7 +121,7 @@ class Backend(Protocol):
 
 class Served:
     def __init__(self, url: str, vocabulary: int = VOCAB, priority: int | None = None) -> None:
-        self.url, self._vocabulary = url, vocabulary
+        self.url, self._vocabulary, self._text = url, vocabulary, Random()
         self._best_effort = {"service_tier": "flex"} | ({} if priority is None else {"priority": priority})
 
     def run(self, load: Load, promise: Promise | None) -> Run:
@@ -140,35 +141,31 @@ class Served:
     async def _documents(self, load: Load, ended: list[Answer], draw: Random, ends_at: float) -> None:
         while perf_counter() < ends_at:
             size, most = draw.randint(*load.document), draw.randint(*load.summary)
-            ended.append(await ask(self.url, self.prompt(draw, size), most, **self._best_effort))
+            ended.append(await ask(self.url, self.prompt(size), most, **self._best_effort))
 
     async def chats(self, rate: float, promise: Promise | None, at: float, ends_at: float) -> list[Answer]:
         draw, tasks = Random(SEED), list[asyncio.Task[Answer]]()
         while promise is not None and (at := at + draw.expovariate(rate)) < ends_at:
             size, most = draw.randint(*CHAT), draw.randint(*ANSWER)
-            prompt, slo = self.prompt(draw, size), {"ttft_ms": 1e3 * promise.ttft_s, "tbt_ms": 1e3 * promise.tbt_s}
+            prompt, slo = self.prompt(size), {"ttft_ms": 1e3 * promise.ttft_s, "tbt_ms": 1e3 * promise.tbt_s}
             await asyncio.sleep(max(0.0, at - perf_counter()))
             tasks.append(asyncio.create_task(ask(self.url, prompt, most, slo=slo)))
         return list(await asyncio.gather(*tasks))
 
-    def prompt(self, draw: Random, size: int) -> list[int]:
-        return [draw.randrange(3, self._vocabulary) for _ in range(size)]
+    def prompt(self, size: int) -> list[int]:
+        return [self._text.randrange(3, self._vocabulary) for _ in range(size)]
 
 
 class ServedBatch(Served):
     """Documents are the lines of one batch, which is cancelled at the end of a run."""
-
-    _file: str | None = None
 
     async def play(self, load: Load, promise: Promise | None) -> Run:
         if not load.documents:
             return await super().play(load, promise)
         await asyncio.sleep(APART_S)
         batches = Batches(self.url)
-        if self._file is None:
-            draw = Random(SEED + 1)
-            self._file = await batches.upload(jsonl(self._line(load, draw) for _ in range(LINES)))
-        batch = await batches.submit(self._file)
+        draw = Random(SEED + 1)
+        batch = await batches.submit(await batches.upload(jsonl(self._line(load, draw) for _ in range(LINES))))
         await batches.until(batch, "in_progress")
         began = perf_counter()
         chats = asyncio.create_task(self.chats(load.rate, promise, began + HEAD_START_S, began + load.seconds))
@@ -186,7 +183,7 @@ class ServedBatch(Served):
 
     def _line(self, load: Load, draw: Random) -> dict[str, Any]:
         size, most = draw.randint(*load.document), draw.randint(*load.summary)
-        prompt = self.prompt(draw, size)
+        prompt = self.prompt(size)
         return {"model": NAME, "prompt": prompt, "max_tokens": most, "temperature": 0, "ignore_eos": True}
 
 

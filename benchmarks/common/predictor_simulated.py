@@ -32,7 +32,7 @@ from benchmarks.common.requests import request
 from benchmarks.common.simulating import recorded
 
 _CHATS = ("oasst", "gsm8k", "humaneval")
-_NUM_REQUESTS = 400
+NUM_REQUESTS = 400
 _MOST = 1024  # max_tokens of each
 _KNOWN = 3000  # past prompts
 _MINILM = 384
@@ -109,16 +109,18 @@ def _line(
     line: dict[str, object] = {"name": "predictor/simulated", "regime": regime.name, "predictor": predictor.value}
     line |= {"seed": seed, "requests": len(record.requests), "rate": regime.rate}
     for name, requests in (("all", done), ("rt", chats), ("be", documents)):
+        if not requests:
+            continue
         seconds = [end_to_end_s(ended) for ended in requests]
         line |= {f"{name}_mean_s": float(np.mean(seconds)), f"{name}_p99_s": float(np.percentile(seconds, 99))}
-    line |= {"rt_attainment": figures.rt.attainment, "be_tokens_per_s": figures.be.tokens_per_s}
+    line |= {"rt_attainment": figures.rt.attainment if chats else None, "be_tokens_per_s": figures.be.tokens_per_s}
     return line | {"duration_s": figures.duration_s, "preemptions": figures.requests.preemptions}
 
 
 def _arrivals(asked: Sequence[Said], rate: float, seed: int) -> Iterator[Arrival]:
     draw = Random(f"{seed}/played")
     at = FIRST_ARRIVAL_AT
-    for number, played in enumerate(draw.sample(asked, _NUM_REQUESTS)):
+    for number, played in enumerate(draw.sample(asked, NUM_REQUESTS)):
         at += draw.expovariate(rate)
         is_chat = played.source.startswith(_CHATS)
         fields = {"service": ServiceClass.RT if is_chat else ServiceClass.BE, "sampling": Sampling(seed=number)}

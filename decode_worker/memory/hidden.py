@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from alignedserve.core import CacheKind, Chunk, WorkerLimits, half_blocks, units_for
+from alignedserve.core import CacheKind, Chunk, PreemptionCause, WorkerLimits, half_blocks, units_for
 from alignedserve.cost.model import CostModel
 from alignedserve.decode_worker.memory.packed_seating import PackedSeating
 from alignedserve.decode_worker.memory.plain import PlainMemory, Preempts
@@ -126,7 +126,7 @@ class WeighedMemory(PlainMemory):
         commands, decodes = list[Command](), list(self._here.residents.values())
         for running, kind in zip(decodes, self._stay_as(decodes), strict=True):
             if kind is None or (kind is CacheKind.HIDDEN and not running.blocks):
-                commands += preempts.preempt(running, now)
+                commands += preempts.preempt(running, PreemptionCause.WORTH, now)
         commands += self.grow(preempts, now)
         prompts = sorted(waiting, key=lambda prompt: prompt.request.arrival_at)
         prompts_s = sum(map(self._pending_s, (*prompts, *self._here.prompts.values())))

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from alignedserve.core import ServiceClass, WorkerLimits, units_for
+from alignedserve.core import PreemptionCause, ServiceClass, WorkerLimits, units_for
 from alignedserve.decode_worker.memory.packed_seating import PackedSeating, RecentNeed
 from alignedserve.decode_worker.packing.order import ServingOrder
 from alignedserve.decode_worker.packing.packer import TypeChoice
@@ -37,7 +37,7 @@ from alignedserve.worker.step.waiting import Waiting
 class Preempts(Protocol):
     """The part that takes memory from requests, and gives prompts their seats."""
 
-    def preempt(self, running: Running, now: float) -> list[Command]:
+    def preempt(self, running: Running, cause: PreemptionCause, now: float) -> list[Command]:
         """Let a request that may be in a step leave: to the pool where there are pages at hand, else to wait."""
 
     def crowd_out(self, prompt: Running) -> None:
@@ -170,15 +170,18 @@ class PlainMemory(DeviceMemory):
 
     def grow(self, preempts: Preempts, now: float) -> list[Command]:
         """Give each decode a place for its next token, in the order of their seats."""
-        here, commands = self._here, list[Command]()
-        for running in list(here.residents.values()):
-            while running.pairs and not running.has_place(self.limits.block_size):
+        here, commands, size = self._here, list[Command](), self.limits.block_size
+        residents = here.residents.values()  # most have a place, and are passed over without a call for each
+        full = [running for running in residents if running.prefix >= len(running.blocks or running.pairs) * size]
+        for running in full:
+            while running.pairs and not running.has_place(size):
                 more = self.blocks.take(1)
                 if more is not None:
                     running.add_pairs(more)
                 else:
                     prompts, decodes = (*here.prompts.values(),), (*here.residents.values(),)
-                    commands += preempts.preempt(self._order.packer.leaving(prompts, decodes, now), now)
+                    leaving = self._order.packer.leaving(prompts, decodes, now)
+                    commands += preempts.preempt(leaving, PreemptionCause.MEMORY, now)
         return commands
 
     def assign(self, types: TypeChoice, preempts: Preempts, waiting: Waiting, now: float) -> list[Command]:

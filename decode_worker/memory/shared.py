@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from alignedserve.core import Chunk, WorkerLimits
+from alignedserve.core import Chunk, PreemptionCause, WorkerLimits
 from alignedserve.cost.model import Shape
 from alignedserve.decode_worker.memory.blocks import SharedBlocks, Side
 from alignedserve.decode_worker.memory.plain import PlainMemory, Preempts
@@ -98,7 +98,7 @@ class SharedMemory(PlainMemory):
         self._begin()
         for running in [resident for resident in here.residents.values() if resident.promise.is_rt]:
             while running.pairs and not self._claim_next(running):
-                commands += preempts.preempt(self._least_needed, now)
+                commands += preempts.preempt(self._least_needed, PreemptionCause.MEMORY, now)
         for running in here.seated:
             if not running.promise.is_rt and not self.slots.has_lost(running):
                 self._claim_next(running)
@@ -162,7 +162,7 @@ class SharedMemory(PlainMemory):
         is_under_way = here.kept or self._left or here.is_changing
         if is_under_way or len(here.residents) + len(here.prompts) < 2:
             return None
-        return preempts.preempt(self._least_needed, now)
+        return preempts.preempt(self._least_needed, PreemptionCause.CROWDED, now)
 
     @property
     def _least_needed(self) -> Running:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from alignedserve.core import Entry, Role, units_for
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.requests.candidates import JoinCandidate
+from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, MemberJoined, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Batch, Cancel, Decline, Expect, Kept, Member, Offer, Release
@@ -26,6 +27,7 @@ class Intake(CorePart):
         )
         self._batch, self._memory, self._queue, self._holds = stores.batch, stores.memory, stores.queue, stores.holds
         self._retirement, self._notes, self._writer = stores.retirement, stores.notes, stores.writer
+        self._decisions = stores.decisions
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -95,6 +97,10 @@ class Intake(CorePart):
         due.served(now)  # it waits from now on
         due_at = due.due_at(now)
         candidate = JoinCandidate(entry, source, is_pinned, due, due_at, now, batch, found_for, has_pool=has_pool)
+        sender = source or self._pool.member
+        how = "pinned" if is_pinned else "in a batch" if batch else "for the running batch" if found_for else "offered"
+        name, ahead = "" if sender is None else sender.name, len(self._candidates)
+        self._decisions.note(Kind.CANDIDATE, entry.request, name, entry.prefix, ahead, why=how)
         self._candidates.add(candidate)
 
     def _note_copy(self, pool: str, kept: Kept) -> list[Command]:

@@ -6,6 +6,7 @@ from alignedserve.decode_worker.parts.preempting import Preempting
 from alignedserve.decode_worker.parts.seats import Seats
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.requests.candidates import JoinCandidate
+from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, CopyIn
 from alignedserve.protocol.events import CopiedIn, Event, MemberLost
 from alignedserve.protocol.messages import Member
@@ -22,7 +23,7 @@ class Joining(CorePart):
         self._batch, self._memory, self._queue = stores.batch, stores.memory, stores.queue
         self._order, self._holds = stores.order, stores.holds
         self._notes, self._faults, self._copy_numbers = stores.notes, stores.faults, stores.copy_numbers
-        self._seats, self._preempting = seats, preempting
+        self._seats, self._preempting, self._decisions = seats, preempting, stores.decisions
         self._from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when their pool was lost
         self.mean_join_s = 0.0  # from a batch's arrival until a member joins
         self.num_switches = 0  # batches of which a member has joined
@@ -86,13 +87,14 @@ class Joining(CorePart):
             running = self._as_running(first)
             room = self._memory.room_for(running)
             if self.cannot_wait(first, now):
-                commands += self._preempting.yield_to(room, now)
+                commands += self._preempting.yield_to(running, room, now)
             elif self._pace.policy.swaps:
                 commands += self._preempting.swap_for(running, room, now) or ()
             seat = self._memory.seat if first.source is not None else self._memory.seat_from_pool
             if not self._seats.has_seat(running) or not seat(running, room, self._queue.waiting, now):
                 break
             self._candidates.take(first)
+            self._note_seat(first, running)
             running.came_with_kv = True
             self._tag(first, running, now)
             if first.is_rt and first.evicted is None:
@@ -103,6 +105,10 @@ class Joining(CorePart):
             else:
                 commands += self._pull(first, running, first.source)
         return commands
+
+    def _note_seat(self, candidate: JoinCandidate, running: Running) -> None:
+        source = candidate.source or self._pool.member
+        self._decisions.note(Kind.JOINING, running.request, "" if source is None else source.name, running.prefix)
 
     def _tag(self, candidate: JoinCandidate, running: Running, now: float) -> None:
         """Count the request to the batch that runs where it is in its band; the first member of the next batch begins
@@ -141,15 +147,18 @@ class Joining(CorePart):
         running = self._here.joining.pop(number)
         if intact:
             self._here.residents[running.request.id] = running
+            self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
             self._notes.note("joined", running.key)
             self._memory.pages.publish(running)
             return []
         self._memory.release_after_step(running)
         self._notes.note("lost", running.key)
+        self._decisions.note(Kind.LOST, running.request, why="its KV in the pool was not intact")
         refused = [] if number in self._from_lost_pool else self._refuse(running)
         return [*refused, *self._holds.release(running.key)]
 
     def _refuse(self, running: Running) -> list[Command]:
         """Have the pool forget what it has of a request: its next attempt may find the rest on a device, and commit it
         with the same pages again."""
-        return [self._faults.count_refused(), *self._pool.tell_spoiled(running.known)]
+        self._faults.num_refused += 1
+        return self._pool.tell_spoiled(running.known)

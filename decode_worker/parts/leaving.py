@@ -16,13 +16,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from alignedserve.core import Role
+from alignedserve.core import PreemptionCause, Role
 from alignedserve.decode_worker.parts.preempting import Preempting
 from alignedserve.decode_worker.parts.prefetching import most_ahead
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.parts.writing import is_writable
 from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.decode_worker.requests.departures import Departure
+from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, Send, SendKv
 from alignedserve.protocol.events import Event, KvSent, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Evict, LetGo, Member, Pull, holder
@@ -41,7 +42,7 @@ class Leaving(CorePart):
         self._memory, self._queue = stores.memory, stores.queue
         self._holds, self._faults = stores.holds, stores.faults
         self._departures = stores.here.departures
-        self._preempting = preempting
+        self._preempting, self._decisions = preempting, stores.decisions
         self._pulled: Counter[str] = Counter()  # holder of a receiver -> the number of its newest Pull
         self._asks_again = False
         self._refused_until: dict[str, int] = {}  # prefill worker that had no room -> step
@@ -83,6 +84,8 @@ class Leaving(CorePart):
             here.remove(running)
             departure = Departure(running, to, self._wait_s)
             self._departures.add(departure)
+            how = f"memory is short, its KV goes to {to.name}"
+            self._decisions.note(Kind.DISPLACED, running.request, "", len(running.output), why=how)
             here.note_shortage()
             commands.append(_evict(departure))
             lacking -= self._memory.num_freed((running,))
@@ -137,7 +140,8 @@ class Leaving(CorePart):
             self._arrive(departure, now)
         else:
             self._stay(departure)
-        return [] if ok else [self._faults.count_failed_transfer()]
+        self._faults.num_failed_transfers += not ok
+        return []
 
     def _arrive(self, departure: Departure, now: float) -> None:
         """Make a candidate request of it: it joins again when there is room."""
@@ -145,7 +149,7 @@ class Leaving(CorePart):
         running, to = departure.running, departure.to
         self._memory.release(running)
         running.pairs = ()
-        self._preempting.note_eviction()
+        self._preempting.note_eviction(running, PreemptionCause.AHEAD)
         self.num_evicted_aside += 1
         promise, entry = running.promise, running.entry((), running.names)
         self._candidates.add(
@@ -155,7 +159,9 @@ class Leaving(CorePart):
     def _stay(self, departure: Departure) -> None:
         """Let the request run again."""
         self._departures.remove(departure)
-        self._here.residents[departure.running.request.id] = departure.running
+        here, running = self._here.residents, departure.running
+        here[running.request.id] = running
+        self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(here))
 
     def _let_go(self, sender: str, attempts: Iterable[Attempt]) -> None:
         """Let requests stay that have not left; of those that are gone the KV is computed anew."""

@@ -14,19 +14,22 @@ from alignedserve.decode_worker.parts.leaving import Leaving
 from alignedserve.decode_worker.parts.preempting import Preempting
 from alignedserve.decode_worker.parts.prefetching import Prefetching
 from alignedserve.decode_worker.parts.receiving import KvReceiving
-from alignedserve.decode_worker.parts.reporting import Counting, Reporting
+from alignedserve.decode_worker.parts.reporting import Reporting
 from alignedserve.decode_worker.parts.seats import Fetching, Seats
 from alignedserve.decode_worker.parts.stepping import Stepping
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.parts.taking_in import TakingIn
 from alignedserve.decode_worker.parts.writing import PageWriting
+from alignedserve.decode_worker.requests.lengths import LengthsHere
+from alignedserve.protocol.figures import DecodeSteps
+from alignedserve.scheduling.promise import Promise
 from alignedserve.worker.parts.arrivals import Arrivals, Expectations
 from alignedserve.worker.parts.compression import PageCompression
 from alignedserve.worker.parts.idle_trials import IdleTrials
 from alignedserve.worker.parts.prefixes import Prefixes
 from alignedserve.worker.parts.prompt_rate import PromptRate
 from alignedserve.worker.parts.repeats import Repeats
-from alignedserve.worker.parts.router_link import RouterLink
+from alignedserve.worker.parts.router_link import Counting, RouterLink
 from alignedserve.worker.parts.step_end import StepEnd
 from alignedserve.worker.step.running import Running
 
@@ -59,19 +62,39 @@ class DecodeParts:
         self.asking = BatchAsks(stores, self.joining)
         self.pages = PageAsks(stores, self.writing, self.taking_in, self.prompt_keeping)
         self.compression, self.repeats, self.reporting = PageCompression(stores), Repeats(stores), Reporting(stores)
-        self.counting, self._steps = Counting(stores, self.joining, self.receiving), stores.step_counts
+        lengths = LengthsHere(stores.here, stores.candidates, stores.batch)
+        told = self._counted, lambda: lengths.now
+        self.counting = Counting(stores, queue, lambda: stores.here.seated, self._coming, *told)
+        self._stores, self._steps = stores, stores.step_counts
         self.router = RouterLink(stores, self.rate, self.writing.settled)
 
     def _named(self, request: str) -> Iterable[Running]:
         """Return the requests of this name that do not wait for a seat, and all that ask the pool for their prefix."""
         return [*self.seats.named(request), *self.prefixes.asking]
 
+    def _coming(self) -> list[Promise]:
+        """Return the promises to requests that wait here for something else than a seat as a prompt."""
+        here, candidates = self._stores.here, self._stores.candidates
+        moving = (*here.fetching.values(), *here.joining.values(), *here.transfers.joining, *self.prefixes.asking)
+        return [running.promise for running in moving] + [candidate.promise for candidate in candidates.waiting]
+
+    def _counted(self) -> DecodeSteps:
+        """Return what the metrics show of steps and of prefetches."""
+        return DecodeSteps(
+            tuple(self._steps.by_batches),
+            self._steps.spread.tally,
+            switches=self.joining.num_switches,
+            prefetched=self.receiving.num_prefetched,
+            in_vain=self._stores.candidates.num_in_vain,
+            held_back=self._steps.num_held_back,
+        )
+
     @property
     def counts(self) -> DecodeCounts:
         """Return what has happened so far."""
         return DecodeCounts(
-            preemptions=self.preempting.num_preemptions,
-            evictions=self.preempting.num_evictions,
+            preemptions=self._stores.counts.num_preemptions,
+            evictions=self._stores.counts.num_evictions,
             evicted_aside=self.leaving.num_evicted_aside,
             switches=self.joining.num_switches,
             prefetched=self.receiving.num_prefetched,

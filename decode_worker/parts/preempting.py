@@ -7,9 +7,11 @@ prompt ──────────┴──▶ waiting: its full pages are co
 
 from __future__ import annotations
 
+from alignedserve.core import PreemptionCause
 from alignedserve.decode_worker.parts.seats import Seats
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.parts.writing import PageWriting, is_writable
+from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command
 from alignedserve.worker.step.running import Running
 
@@ -17,13 +19,16 @@ from alignedserve.worker.step.running import Running
 class Preempting:
     def __init__(self, stores: Stores, seats: Seats, writing: PageWriting) -> None:
         self._policy, self._here, self._memory, self._queue = stores.policy, stores.here, stores.memory, stores.queue
-        self._seats, self._writing, self._order = seats, writing, stores.order
-        self.num_preemptions = 0  # requests that left for others
-        self.num_evictions = 0  # of them, requests that did not lose their KV
+        self._seats, self._writing, self._order, self._counts = seats, writing, stores.order, stores.counts
+        self._decisions = stores.decisions
 
-    def preempt(self, running: Running, now: float) -> list[Command]:
-        """Let the request leave: to the pool's pages where there are any at hand, for which it never waits."""
-        copies, is_evicted = self._write(running)
+    def preempt(
+        self, running: Running, cause: PreemptionCause, now: float, winner: Running | None = None
+    ) -> list[Command]:
+        """Let the request leave: to the pool's pages where there are any at hand, for which it never waits.
+
+        `winner` gets its memory; None where requests that decode grow into it."""
+        copies, is_evicted = self._write(running, cause, winner)
         if is_evicted:
             self._memory.release(running)  # whatever is written there next is written after the copy
             running.pairs = ()
@@ -31,41 +36,47 @@ class Preempting:
             self._queue.put_back(running)
         return copies
 
-    def preempt_replaced(self, running: Running) -> list[Command]:
+    def preempt_replaced(self, running: Running, winner: Running | None) -> list[Command]:
         """Let a request leave whose pairs the choice of a step has given to others."""
-        copies, is_evicted = self._write(running)
+        copies, is_evicted = self._write(running, PreemptionCause.REAL_TIME, winner)
         running.pairs = ()
         if not is_evicted:
             self._queue.put_back(running)
         return copies
 
-    def _write(self, running: Running) -> tuple[list[Command], bool]:
+    def _write(self, running: Running, cause: PreemptionCause, winner: Running | None) -> tuple[list[Command], bool]:
         """Take the request out of its seat, and order a copy of it to the pool; return whether it waits there."""
         is_resident = self._here.remove(running)
         if not (self._policy.evict and is_writable(running)):
-            self.num_preemptions += 1
+            self._counts.count_preempted(running, cause)
+            self._note(running, winner, "it is computed anew")
             return [], False
         if not (is_resident and self._writing.has_pages(running)):
-            self.num_preemptions += 1
+            self._counts.count_preempted(running, cause)
+            self._note(running, winner, "what is in full pages goes to the pool, the rest is computed anew")
             return self._write_full_pages(running), False
-        self.note_eviction()
+        self._note(running, winner, "its KV goes to the pool")
+        self.note_eviction(running, cause)
         saved, before = self._memory.saved(running), self._memory.copies()
         return [*before, self._writing.write(running, saved)], True
+
+    def _note(self, running: Running, winner: Running | None, how: str) -> None:
+        other = "" if winner is None else winner.request.id
+        self._decisions.note(Kind.DISPLACED, running.request, other, len(running.output), why=how)
 
     def _write_full_pages(self, running: Running) -> list[Command]:
         copies = self._writing.write_full_pages(running, self._memory.saved(running))
         return [*self._memory.copies(), *copies] if copies else []
 
-    def note_eviction(self) -> None:
+    def note_eviction(self, running: Running, cause: PreemptionCause) -> None:
         """Count a request that has left with its KV; none is asked for before another one has ended."""
-        self.num_preemptions += 1
-        self.num_evictions += 1
+        self._counts.count_preempted(running, cause, keeps_kv=True)
         self._here.note_shortage()
 
-    def yield_to(self, tokens: int, now: float) -> list[Command]:
+    def yield_to(self, winner: Running, tokens: int, now: float) -> list[Command]:
         """Let best-effort requests leave so that a real-time one finds memory for so many tokens."""
         leaving = self._memory.yielding(tokens, now)
-        return [command for running in leaving for command in self.preempt(running, now)]
+        return [command for left in leaving for command in self.preempt(left, PreemptionCause.REAL_TIME, now, winner)]
 
     def swap_for(self, running: Running, tokens: int, now: float) -> list[Command] | None:
         """Let requests of lower levels leave so that this one finds memory for so many tokens, and a seat.
@@ -73,13 +84,16 @@ class Preempting:
         Return None where there are none, or too few: it waits like all others."""
         lower = self._order.packer.gives_way(self._here.seated, running, now)
         leaving = self._memory.leaving_for(tokens, lower) if lower else None
-        return None if leaving is None else [command for left in leaving for command in self.preempt(left, now)]
+        if leaving is None:
+            return None
+        return [command for left in leaving for command in self.preempt(left, PreemptionCause.LEVEL, now, running)]
 
     def crowd_out(self, prompt: Running) -> None:
         """Let a prompt wait again so that others can go on."""
         self._here.remove(prompt)
         self._queue.crowd_out(prompt)
-        self.num_preemptions += 1
+        self._counts.count_preempted(prompt, PreemptionCause.CROWDED)
+        self._note(prompt, None, "it is computed anew, so that others can go on")
 
     def seat(self, prompt: Running) -> None:
         """Count a prompt that has its pairs among those that may be in a step."""

@@ -6,6 +6,7 @@ from alignedserve.decode_worker.parts.joining import Joining
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.parts.taking_in import TakingIn
 from alignedserve.decode_worker.requests.transfers import IncomingTransfer
+from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, KvReceived
 from alignedserve.protocol.messages import Attempt, Decline
@@ -17,7 +18,7 @@ class KvReceiving(CorePart):
     def __init__(self, stores: Stores, joining: Joining, taking_in: TakingIn) -> None:
         self._pool, self._here, self._candidates = stores.pool, stores.here, stores.candidates
         self._memory, self._queue, self._holds = stores.memory, stores.queue, stores.holds
-        self._notes, self._faults = stores.notes, stores.faults
+        self._notes, self._faults, self._decisions = stores.notes, stores.faults, stores.decisions
         self._joining, self._taking_in = joining, taking_in
         self.num_prefetched = 0  # requests that joined from a prefill worker's device, and had waited in the pool
 
@@ -31,12 +32,13 @@ class KvReceiving(CorePart):
         self._memory.reconsider()
         running = transfer.running
         if not (transfer.is_wanted and intact):
-            failed = [] if intact else [self._faults.count_failed_transfer()]
-            return [*failed, *self._go_without(transfer)]
+            self._faults.num_failed_transfers += not intact
+            return self._go_without(transfer)
         if transfer.is_for_pool:
             return self._taking_in.write(running)
         self.num_prefetched += transfer.is_prefetched
         self._here.residents[running.request.id] = running
+        self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
         self._memory.pages.publish(running)
         return []
 
@@ -53,6 +55,7 @@ class KvReceiving(CorePart):
         if not transfer.is_wanted:
             return []
         if transfer.is_prefetched or self._candidates.peer(transfer.source.name) != transfer.source:
+            self._decisions.note(Kind.LOST, running.request, why="its KV did not come, and its sender has it no more")
             self._notes.note("lost", attempt)
             return []
         self._notes.note("returned", attempt)

@@ -1,15 +1,13 @@
-"""Tell the router the load of a decode worker, every few steps, and for the metrics what ran together in them."""
+"""Tell the router the load of a decode worker, every few steps."""
 
 from __future__ import annotations
 
-from alignedserve.decode_worker.parts.joining import Joining
-from alignedserve.decode_worker.parts.receiving import KvReceiving
 from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.decode_worker.requests.lengths import span_of
 from alignedserve.protocol.commands import Command, Send
-from alignedserve.protocol.messages import ROUTER, DecodeSteps, Figures, Report
+from alignedserve.protocol.messages import ROUTER, Report
 
 REPORT_STEPS = 8  # between two reports to the router
-_COUNTS_S = 1.0  # between two messages with counts
 
 
 class Reporting:
@@ -31,7 +29,7 @@ class Reporting:
         chats = [running.promise for running in self._roster.occupants() if running.promise.is_rt]
         return Report(
             num_running=self._here.num_seated,
-            band=self._batch.band(self._here.with_kv) or self._span,
+            band=self._batch.band(self._here.with_kv) or span_of(self._here.with_kv),
             free_pairs=self._memory.num_free,
             batch=self._order.packer.batch,
             times=self._pace.times,
@@ -40,39 +38,4 @@ class Reporting:
             num_buffered=self._candidates.num_buffered,
             num_rt=len(chats),
             num_late=sum(promise.is_late(now) for promise in chats),
-        )
-
-    @property
-    def _span(self) -> tuple[int, int] | None:
-        """Return the shortest and the longest prefix among requests on this device."""
-        prefixes = [running.prefix for running in self._here.with_kv]
-        return (min(prefixes), max(prefixes)) if prefixes else None
-
-
-class Counting:
-    def __init__(self, stores: Stores, joining: Joining, receiving: KvReceiving) -> None:
-        self._counts, self._candidates, self._pace = stores.step_counts, stores.candidates, stores.pace
-        self._joining, self._receiving = joining, receiving
-        self._told, self._told_at = DecodeSteps(), 0.0
-
-    def tell(self, now: float) -> list[Command]:
-        """Tell the router what is new, about once a second while there is anything to do."""
-        if now - self._told_at < _COUNTS_S:
-            return []
-        counted = self._counted
-        if counted == self._told:
-            return []
-        self._told, self._told_at = counted, now
-        return [Send(ROUTER, Figures(steps=counted, slowdown=self._pace.slowdown))]
-
-    @property
-    def _counted(self) -> DecodeSteps:
-        counts = self._counts
-        return DecodeSteps(
-            tuple(counts.by_batches),
-            tuple(counts.by_spread),
-            counts.spread_tokens,
-            switches=self._joining.num_switches,
-            prefetched=self._receiving.num_prefetched,
-            in_vain=self._candidates.num_in_vain,
         )

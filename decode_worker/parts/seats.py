@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from alignedserve.core import units_for
 from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, CopyIn
 from alignedserve.protocol.events import CopiedIn, Event, MemberLost, Received, StepDone
 from alignedserve.protocol.messages import Attempt, Expect
@@ -24,7 +25,7 @@ class Fetching(CorePart):
 
     def __init__(self, stores: Stores) -> None:
         self._limits, self._policy, self._pool, self._memory = stores.limits, stores.policy, stores.pool, stores.memory
-        self._here, self._queue, self._holds = stores.here, stores.queue, stores.holds
+        self._here, self._queue, self._holds, self._pace = stores.here, stores.queue, stores.holds, stores.pace
         self._faults, self._copy_numbers, self._pages = stores.faults, stores.copy_numbers, stores.pages
         self._from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when their pool was lost
         self._new: list[int] = []  # copies that are not ordered yet
@@ -45,9 +46,10 @@ class Fetching(CorePart):
             number = next(self._copy_numbers)
             self._here.fetching[number] = prompt
             self._new.append(number)
+            self._pace.note_fetch(prompt)
             prompt.prefix = len(prompt.known) * self._limits.page_size  # a slot that it loses from now on is saved
         else:
-            prompt.is_fetched = False
+            prompt.end_fetch()
             self._here.prompts[prompt.request.id] = prompt
 
     def _may_fetch(self, prompt: Running) -> bool:
@@ -72,7 +74,7 @@ class Fetching(CorePart):
     def _end(self, number: int, intact: bool) -> list[Command]:
         """Let the prompt run. KV that is not intact is computed anew, and no other request gets it."""
         prompt = self._here.fetching.pop(number)
-        prompt.is_fetched = False
+        prompt.end_fetch()
         self._memory.reconsider()  # another prompt may have waited for these pages
         if intact:
             self._here.prompts[prompt.request.id] = prompt
@@ -86,7 +88,8 @@ class Fetching(CorePart):
         if number in self._from_lost_pool:
             return []
         self.num_spoiled_pages += len(pages)
-        return [self._faults.count_refused(), *self._pool.tell_spoiled(pages), *self._holds.release(prompt.key)]
+        self._faults.num_refused += 1
+        return [*self._pool.tell_spoiled(pages), *self._holds.release(prompt.key)]
 
 
 class Seats(CorePart):
@@ -94,6 +97,7 @@ class Seats(CorePart):
         self._roster, self._fetching = stores.roster, fetching
         self._limits, self._policy, self._here, self._memory = stores.limits, stores.policy, stores.here, stores.memory
         self._queue, self._order, self._holds, self._notes = stores.queue, stores.order, stores.holds, stores.notes
+        self._decisions = stores.decisions
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -112,6 +116,7 @@ class Seats(CorePart):
         """Give a prompt its seat, which has its pairs."""
         self._queue.waiting.remove(prompt)
         self._fetching.seat(prompt)
+        self._decisions.note(Kind.SEATED, prompt.request, tokens=prompt.prefix)
         self._notes.note("joined", prompt.key)
 
     def seat_prompts(self, now: float) -> None:

@@ -58,9 +58,16 @@ class Stepping:
         before += self._memory.copies()
         decodes = _decodes_of(selection)
         self._all_run = len(decodes) == len(self._here.residents)
+        if not self._all_run:
+            self._count_held_back(selection)
         begun = begin_step(self._steps, selection, decodes)
         running = self._steps.running
         return [*before, *begun, *(self._plan_ahead(running, now) if running is not None else ())]
+
+    def _count_held_back(self, selection: Selection) -> None:
+        prompts = map(self._here.running_of, selection.chunks)
+        num_rt = sum(running.promise.is_rt for running in prompts)
+        self._counts.count_held_back(self._here.residents.values(), selection.decodes, num_rt)
 
     # --- Memory
 
@@ -74,14 +81,20 @@ class Stepping:
         return self._memory.assign(types, self._preempting, self._queue.waiting, now)
 
     def swap(self, now: float) -> list[Command]:
-        """Do as `grow`; then seat prompts that take memory from requests of lower levels."""
+        """Do as `grow`; then seat prompts that take memory from requests of lower levels, each of them once.
+
+        A request that left has less to do while its pages may be found again than when it is to be computed anew: two
+        of those could take the same memory from each other for ever.
+        """
         commands, waiting = self.grow(now), self._queue.waiting
-        while (prompt := self._order.first_waiting(waiting, now)) is not None:
+        seated = set[Running]()
+        while (prompt := self._order.first_waiting(waiting, now)) is not None and prompt not in seated:
             left = self._preempting.swap_for(prompt, self._memory.room_for(prompt), now)
             if left is None or not self._memory.seat_prompt(prompt, waiting, now):
                 break
             commands += left
             self._preempting.seat(prompt)
+            seated.add(prompt)
         return commands
 
     def _make_room(self, before: list[Command], now: float) -> bool:
@@ -105,7 +118,7 @@ class Stepping:
         seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, now)
         selection = select(decodes, prompts, waiting, self._order.moment(now + self._copies_s), seating)
         for running in selection.unseated:
-            before += self._preempting.preempt_replaced(running)
+            before += self._preempting.preempt_replaced(running, next(iter(selection.seated), None))
         for prompt in selection.seated:
             self._preempting.seat(prompt)
         if not self._here.fetching:

@@ -12,6 +12,7 @@ waits for pages: it has spare ones at hand (page_writer.py), and does without wh
 from __future__ import annotations
 
 from alignedserve.decode_worker.parts.stores import Stores
+from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import CopiedOut, Event, MemberLost, Received
 from alignedserve.protocol.messages import SPARE, Attempt, Commit, GiveBack, Keep, Kept, LeasePages, Member
@@ -24,7 +25,7 @@ class PageWriting(CorePart):
     def __init__(self, stores: Stores) -> None:
         self._policy, self._page_size = stores.policy, stores.limits.page_size
         self._pool, self._holds, self._queue = stores.pool, stores.holds, stores.queue
-        self._candidates, self._notes = stores.candidates, stores.notes
+        self._candidates, self._notes, self._decisions = stores.candidates, stores.notes, stores.decisions
         self._outputs, self._names = stores.owners.outputs, stores.names
         self.writer, self._pages = stores.writer, stores.pages
         self._awaited: set[Attempt] = set()  # of which the pool is to say what it holds
@@ -115,6 +116,7 @@ class PageWriting(CorePart):
         running = copy.running
         self._outputs.forget([running.request.id])  # the worker that gets it next has the whole output
         self._notes.note("returned", running.key)
+        self._decisions.note(Kind.COMMITTED, running.request, tokens=running.prefix)
         names = self._names.pages_of(running, running.prefix) if self._policy.reuse else ()
         return Commit(running.entry(copy.known + copy.pages, names), len(copy.known))
 

@@ -64,8 +64,7 @@ class JoinCandidate:
         entry = self.entry
         running = running_of(policy, entry.request, entry.output, entry.due)
         running.prefix, running.logprobs = entry.prefix, list(entry.logprobs)
-        running.prompt_logprobs, running.num_cached = list(entry.prompt_logprobs), entry.num_cached
-        running.has_run = True
+        running.reopen(entry.opening)
         full = entry.prefix // page_size
         running.known, running.names = entry.pages[:full], entry.names[:full]
         return running
@@ -103,6 +102,11 @@ class CandidateLists:
     def requests(self) -> Sequence[JoinCandidate]:
         """Return the candidate requests in the order in which they are to join."""
         return self._requests
+
+    @property
+    def batch(self) -> Sequence[JoinCandidate]:
+        """Return the members of the candidate batch that have not joined, likewise."""
+        return self._batch
 
     @property
     def have_rt(self) -> bool:

@@ -14,8 +14,8 @@ clients that were refused before it.
 While there is room for its prompt now, behind those that wait for memory already, a request waits for none, however
 much is predicted to be wanted later. From then on predictions count: real-time requests together need the memory that
 suffices in nine of ten moments (holdings.py), and where the decode workers have less, the next one waits until enough
-has come free, at the recent rate. Best-effort requests do not count: they give their memory to real-time ones. Later
-attempts are never refused: their clients were admitted before.
+has come free, at the recent rate; in a burst it does not wait for a little that lacks. Best-effort requests do not
+count: they give their memory to real-time ones. Later attempts are never refused: their clients were admitted before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from math import log
 
 from alignedserve.config.config import ServerConfig
-from alignedserve.core import Request, ServiceClass
+from alignedserve.core import Rejection, Request, ServiceClass
 from alignedserve.router.placing.holdings import Holdings
 from alignedserve.scheduling.policy import Policy
 
@@ -81,6 +81,7 @@ _OVERLOAD_S = 30.0  # overload ends when nobody was refused for so long
 _STANDING_S = 2.0  # a queue stands that was not calm for so long ...
 _STANDING_PROMPTS = 5  # ... and for the time of so many prompts like the one that comes
 _STANDING_MEMORY_S = 5.0  # the same where requests wait for memory: it comes free no sooner than requests end
+_BURST_MEMORY = 0.2  # of the memory: so much more may a burst want, since its requests have yet to grow
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +131,7 @@ def is_infeasible(request: Request, ahead: WorkAhead) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
+    reason: Rejection
     why: str
     retry_after_s: float
 
@@ -137,7 +139,8 @@ class Refusal:
 def _infeasible(request: Request, ahead: WorkAhead) -> Refusal:
     """Return why a request with strict deadlines is refused: to come again later would not help."""
     why = f"its prompt alone takes {ahead.prompt_s:.2g} s, and its ttft is {request.slo.ttft_s:g} s: ask for a longer"
-    return Refusal(f"{why} slo.ttft_ms, for service_tier flex, or not for slo.strict", _SOON_S)
+    why += " slo.ttft_ms, for service_tier flex, or not for slo.strict"
+    return Refusal(Rejection.INFEASIBLE, why, _SOON_S)
 
 
 class Freed:
@@ -264,7 +267,7 @@ class Admission:
             return None
         rate = self._ends.rate(now)
         why = f"{self.num_open} requests are open, the limit is {self._most_open}"
-        return Refusal(why, (1 + before.requests) / rate if rate else _SOON_S)
+        return Refusal(Rejection.OPEN, why, (1 + before.requests) / rate if rate else _SOON_S)
 
     def _queue_full(self, request: Request, ahead: WorkAhead, before: Returns) -> Refusal | None:
         """Refuse a request whose queue is full.
@@ -276,11 +279,11 @@ class Admission:
         if num >= bound.requests:
             why = f"{num} {service.value} requests wait, the limit is {bound.requests}"
             over = num + 1 - bound.requests + before.requests
-            return Refusal(why, ahead.prompts_s * over / num)
+            return Refusal(Rejection.QUEUED, why, ahead.prompts_s * over / num)
         if num and tokens + len(request.prompt) > bound.tokens:  # a single prompt waits for no other
             why = f"{tokens} tokens of {service.value} prompts wait, {len(request.prompt)} more pass {bound.tokens}"
             over = tokens + len(request.prompt) - bound.tokens + before.tokens
-            return Refusal(why, ahead.prompts_s * over / tokens)
+            return Refusal(Rejection.QUEUED, why, ahead.prompts_s * over / tokens)
         return None
 
     def _too_late(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> Refusal | None:
@@ -303,28 +306,46 @@ class Admission:
         is_standing = now - self._calm_at > max(standing_s, _STANDING_PROMPTS * alone_s)
         is_overloaded = is_standing or now < self._overloaded_until
         most_s = _SURE * left_s if is_overloaded else self._policy.refuse_ttfts * usual_s
+        if not is_overloaded and self._lacks(request, ahead) <= _BURST_MEMORY * ahead.memory / _memory_sharers(ahead):
+            wait_s = ahead.prompts_s
         if wait_s <= most_s:
             return None
         self._overloaded_until = now + _OVERLOAD_S
         leaves_s = max(0.0, ttft_s - alone_s)
         why = f"it would wait {wait_s:.1f} s for others, its ttft of {ttft_s:g} s leaves {leaves_s:.1f} s: try again"
         why += " later, or ask for a longer slo.ttft_ms or for service_tier flex"
-        return Refusal(why, self.first_token_s(request, ahead, now, before) - alone_s - most_s)
+        again_s = self.first_token_s(request, ahead, now, before) - alone_s - most_s
+        return Refusal(Rejection.LATE, why, again_s)
 
     def _memory_s(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> float:
         """Predict the seconds until there is memory for the request."""
         if self._has_room(request, ahead):
             return 0.0
-        sharers = 1 if ahead.lacks is None else ahead.num_decoding  # a request may wait for its own worker's memory
+        sharers = _memory_sharers(ahead)
         lacks, rate = self._lacks(request, ahead) + before.memory / sharers, self._freed.rate(now) / sharers
         return lacks / rate if ahead.memory and lacks > 0 and rate > 0 else 0.0
 
     def _has_room(self, request: Request, ahead: WorkAhead) -> bool:
         """Return whether memory for the prompt is free now, behind requests that wait for memory."""
-        if ahead.free is None:
-            return False
-        return ahead.free >= len(request.prompt) + self._seatless_tokens / ahead.num_decoding
+        return ahead.free is not None and self._wants_now(request, ahead) <= ahead.free
 
-    def _lacks(self, request: Request, ahead: WorkAhead) -> int:
-        """Return the tokens of memory that real-time requests and this one would lack; negative where some is left."""
-        return self._holdings.rt_with_one_more(request) - ahead.memory if ahead.lacks is None else ahead.lacks
+    def _wants_now(self, request: Request, ahead: WorkAhead) -> float:
+        """Return the tokens of memory that the prompt wants now, behind its worker's share of those that wait."""
+        return len(request.prompt) + self._seatless_tokens / ahead.num_decoding
+
+    def _lacks(self, request: Request, ahead: WorkAhead) -> float:
+        """Return the tokens of memory that real-time requests and this one would lack; negative where some is left.
+
+        They lack no less than what those lack that wait now, whatever is predicted: where outputs are longer than
+        predicted, chats that have begun wait for memory to grow, and others may not go on coming.
+        """
+        predicted = self._holdings.rt_with_one_more(request) - ahead.memory if ahead.lacks is None else ahead.lacks
+        if ahead.free is None:
+            return predicted
+        waiting = self._wants_now(request, ahead) - ahead.free
+        return max(predicted, waiting * (ahead.num_decoding if ahead.lacks is None else 1))
+
+
+def _memory_sharers(ahead: WorkAhead) -> int:
+    """Return the number of workers among which memory is divided, where a request waits for its own worker's."""
+    return 1 if ahead.lacks is None else ahead.num_decoding

@@ -33,8 +33,18 @@ from alignedserve.scheduling.policy import Grouping, Policy
 
 PILED_TTFT = 0.5  # prompts have piled up when a chat would wait for this share of its ttft
 Pools: TypeAlias = Mapping[str, str]  # node -> name of its pool
-_COPY_SHARE = 0.05  # of a prompt token's time, to copy its KV from the pool: 0.02 to 0.06 on measured machines
 _MORE_HELD = 4  # tokens more that a worker may hold than another, for each that it need not compute
+
+
+@dataclass(frozen=True, slots=True)
+class PromptWork:
+    """The work of a worker on a prompt: tokens that it computes, and the time to copy what the pool has."""
+
+    tokens: int
+    copy_s: float = 0.0
+
+    def seconds(self, token_s: float) -> float:
+        return self.copy_s + self.tokens * token_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +54,15 @@ class Known:
     at: Mapping[str, int] = field(default_factory=dict)  # worker or pool -> tokens
     pools: Pools = field(default_factory=dict)
 
-    def saved(self, worker: str, node: str) -> float:
-        """Return the tokens that the worker need not compute, less those that it could in the time to copy them."""
+    def work(self, tokens: int, worker: str, node: str, backlog: Backlog) -> PromptWork:
+        """Return the work on a prompt of so many tokens. The worker copies what only the pool has where that takes less
+        time than computing it, by its own cost model."""
         here, there = self.at.get(worker, 0), self.at.get(self.pools.get(node, ""), 0)
-        return here + (1 - _COPY_SHARE) * max(0, there - here)
+        if there <= here:
+            return PromptWork(tokens - here)
+        copy_s = backlog.copying.seconds(there - here)
+        is_computed = 0 < (there - here) * backlog.prompt_token_s < copy_s
+        return PromptWork(tokens - here) if is_computed else PromptWork(tokens - there, copy_s)
 
     @property
     def nodes(self) -> list[str]:
@@ -56,6 +71,7 @@ class Known:
 
 
 _NOTHING = Known()
+_NOTHING_TOLD = Backlog()
 
 
 class Placement:
@@ -244,7 +260,7 @@ class Placement:
 
         def is_balanced(worker: str) -> bool:
             more = self._held(worker, request.service) - least_held
-            return more <= _MORE_HELD * known.saved(worker, self._node[worker])
+            return more <= _MORE_HELD * self._saved(worker, request, known)
 
         def first_token_s(worker: str) -> float:
             return self._wait_s(worker, request.service, now) + self._prompt_s(worker, request, known)
@@ -298,7 +314,7 @@ class Placement:
 
     def _through_at(self, worker: str, service: ServiceClass) -> float:
         """Return when the worker will be through with the prompts that go before a new one of this class."""
-        return self._told_at.get(worker, 0.0) + self._before(self._backlogs.get(worker, Backlog()), service)
+        return self._told_at.get(worker, 0.0) + self._before(self._backlog(worker), service)
 
     def _before(self, backlog: Backlog, service: ServiceClass) -> float:
         is_first = self._policy.ordering.puts_first(service)
@@ -311,20 +327,31 @@ class Placement:
     def _decodes_at(self, node: str) -> bool:
         return node in self._rooms and self._rooms[node].is_any
 
+    def _work(self, worker: str, request: Request, known: Known) -> PromptWork:
+        return known.work(len(request.tokens), worker, self._node[worker], self._backlog(worker))
+
+    def _saved(self, worker: str, request: Request, known: Known) -> float:
+        """Return the tokens that the worker need not compute, less those that it could in the time to copy them."""
+        work, token_s = self._work(worker, request, known), self._token_s(worker)
+        return len(request.tokens) - work.tokens - (work.copy_s / token_s if token_s else 0.0)
+
     def _prompt_s(self, worker: str, request: Request, known: Known) -> float:
-        """Return the time of the prompt alone, without what the worker's device and its node's pool have of it."""
-        return (len(request.tokens) - known.saved(worker, self._node[worker])) * self._token_s(worker)
+        """Return the time of the prompt alone: to compute what neither device nor pool has of it, and to copy."""
+        return self._work(worker, request, known).seconds(self._token_s(worker))
 
     def _loaded_s(self, worker: str, request: Request, known: Known) -> float:
         """Return the time of the prompt behind and beside what the worker has."""
-        backlog = self._backlogs.get(worker, Backlog())
+        backlog = self._backlog(worker)
         is_first = self._policy.ordering.puts_first(request.service)
         token_s = backlog.rt_loaded_token_s if is_first else backlog.loaded_token_s
-        return (len(request.tokens) - known.saved(worker, self._node[worker])) * token_s
+        return self._work(worker, request, known).seconds(token_s)
 
     def _token_s(self, worker: str) -> float:
         """Return the time of a prompt token on this worker."""
-        return self._backlogs.get(worker, Backlog()).prompt_token_s
+        return self._backlog(worker).prompt_token_s
+
+    def _backlog(self, worker: str) -> Backlog:
+        return self._backlogs.get(worker, _NOTHING_TOLD)
 
     def _most(self, request: Request) -> int:
         return len(request.prompt) + expected(request, self._policy).upper

@@ -13,6 +13,7 @@ The share of outputs that may end beyond moves with each output: down when it ha
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, replace
 from math import sqrt
 from typing import NamedTuple
@@ -52,6 +53,8 @@ class Calibration:
     factor: float = 1.0
     edges: tuple[float, ...] = ()  # logarithms between the ranges of predictions
     beyond: tuple[float, ...] = (1.0,)  # logarithms, of each range
+    in_order: float = 0.5  # share of pairs of the newest outputs that its means put in order
+    covered: float = COVERED  # share of the newest outputs that were no longer than the upper estimate
 
     def means(self, opinions: Opinions) -> Floats:
         if not self.is_useful:
@@ -73,6 +76,7 @@ class RecentOutputs:
         self._by_ridge, self._actual = np.zeros(WINDOW), np.ones(WINDOW, dtype=np.int64)
         self._num_ever = 0
         self._beyond = 1 - COVERED  # share of outputs that may end beyond the upper estimate
+        self._covered = deque[bool](maxlen=_ORDERED)
 
     def add(self, opinions: Opinions, uppers: Floats, actual: Ints) -> None:
         for similarity, by_past, by_ridge, upper, length in zip(*opinions, uppers, actual.tolist(), strict=True):
@@ -80,6 +84,7 @@ class RecentOutputs:
             self._similarity[row], self._by_past[row] = similarity, by_past
             self._by_ridge[row], self._actual[row] = by_ridge, length
             self._num_ever += 1
+            self._covered.append(length <= upper)
             moved = self._beyond + _STEP * (1 - COVERED - (length > upper))
             self._beyond = min(_MOST_BEYOND, max(_LEAST_BEYOND, moved))
 
@@ -98,7 +103,9 @@ class RecentOutputs:
         actual = self._actual[rows]
         logs = log_of(actual)
         best = min(_choices(mean, opinions, actual), key=lambda choice: _error(choice.means(opinions), logs))
-        chosen = replace(best, is_useful=_is_useful(best, opinions, logs))
+        in_order, covered = _in_order(best, opinions, logs), sum(self._covered) / len(self._covered)
+        is_useful = _is_useful(best, opinions, logs, in_order)
+        chosen = replace(best, is_useful=is_useful, in_order=in_order, covered=covered)
         predicted = log_of(whole(chosen.means(opinions)))
         edges, beyond = _beyond_by_range(predicted, logs - predicted, 1 - self._beyond)
         return replace(chosen, edges=edges, beyond=beyond)
@@ -115,7 +122,7 @@ def _error(means: Floats, logs: Floats) -> float:
     return float(np.rint(1024 * np.abs(log_of(whole(means)) - logs)).sum())
 
 
-def _is_useful(found: Calibration, opinions: Opinions, logs: Floats) -> bool:
+def _is_useful(found: Calibration, opinions: Opinions, logs: Floats, in_order: float) -> bool:
     """Return whether predictions put more pairs in order than chance does, and are not far off just now.
 
     After a change of the traffic the requests that run may all have been predicted alike: their order shows nothing.
@@ -125,7 +132,11 @@ def _is_useful(found: Calibration, opinions: Opinions, logs: Floats) -> bool:
     by_mean = _error(np.full(len(logs), found.mean)[-_NOW:], logs[-_NOW:])
     if num < _LEAST_ORDERED or _error(means[-_NOW:], logs[-_NOW:]) > _OFF * by_mean:
         return False
-    return _share_in_order(log_of(whole(means))[-num:], logs[-num:]) > 0.5 + _SURE / sqrt(num)
+    return in_order > 0.5 + _SURE / sqrt(num)
+
+
+def _in_order(found: Calibration, opinions: Opinions, logs: Floats) -> float:
+    return _share_in_order(log_of(whole(found.means(opinions)))[-_ORDERED:], logs[-_ORDERED:])
 
 
 def _share_in_order(predicted: Floats, logs: Floats) -> float:

@@ -118,7 +118,9 @@ class LengthModel:
             self._recent.add(opinions, self.calibration.uppers(self.calibration.means(opinions)), num_outputs)
 
     def _calibrate(self, mean: float) -> None:
-        self.calibration = self._recent.calibrated(mean)
+        before, self.calibration = self.calibration, self._recent.calibrated(mean)
+        if before is not None and before.is_useful != self.calibration.is_useful:
+            log.info(_said_of(self.calibration))
 
     # --- Kept over a restart
 
@@ -187,6 +189,13 @@ def _by_past(past: PastPrompts, similar: Similar) -> Floats:
     means = past.means[similar.entries] if len(past) else np.zeros(weights.shape)
     sums = np.cumsum(weights, axis=1)
     return np.asarray(np.cumsum(weights * means, axis=1) / np.where(sums > 0, sums, 1.0))
+
+
+def _said_of(found: Calibration) -> str:
+    use = "lengths are predicted" if found.is_useful else "all outputs are predicted alike"
+    return (
+        f"{use}: of recent outputs {found.in_order:.0%} of pairs are in order, {found.covered:.0%} within their bounds"
+    )
 
 
 def _estimate(mean: float, upper: float) -> Estimate:

@@ -110,7 +110,7 @@ class _Trial:
             self._judge(answer)
         wait_until(lambda: self._deployment.is_ready, BACK_S, self._deployment.log)
         self._judge_batch(patient, batch, lines)
-        wait_until(lambda: self._deployment.metric("num_requests_running") == 0, BACK_S, self._deployment.log)
+        wait_until(lambda: self._deployment.metric("num_requests_open") == 0, BACK_S, self._deployment.log)
         for answer in asyncio.run(ask_all(url, self._questions[:4])):
             self._judge(answer)
 

@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from alignedserve.cli.chat import ChatOptions, complaint, run
+from alignedserve.cli.remote.chat import ChatOptions, complaint, run
 from alignedserve.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -1,4 +1,4 @@
-"""Tests of Ctrl-C at any moment: the status is 130, and the command prints nothing."""
+"""Tests of Ctrl-C at any moment: the status is 130, and the command prints nothing; and of a process that is killed."""
 
 from __future__ import annotations
 
@@ -29,22 +29,25 @@ def interrupted(self, *rest):
 Agenda.{method} = interrupted
 """
 PROCESSES_STARTED = """
-from multiprocessing.pool import Pool
-start = Pool.__init__
-def interrupted(self, *rest, **more):
-    start(self, *rest, **more)
-    os.killpg(0, signal.SIGINT)
-Pool.__init__ = interrupted
+from multiprocessing.process import BaseProcess
+start = BaseProcess.start
+def interrupted(self):
+    start(self)
+    if len(multiprocessing.active_children()) == 2:
+        os.killpg(0, signal.SIGINT)
+BaseProcess.start = interrupted
 """
 FIRST_VERDICT = """
-from multiprocessing.pool import Pool
-imap = Pool.imap
-def interrupted(self, *rest, **more):
-    for one in imap(self, *rest, **more):
-        os.killpg(0, signal.SIGINT)
-        yield one
-Pool.imap = interrupted
+from multiprocessing.connection import Connection
+recv = Connection.recv
+def interrupted(self):
+    verdict = recv(self)
+    {then}
+    return verdict
+Connection.recv = interrupted
 """
+INTERRUPT_ALL = "os.killpg(0, signal.SIGINT)"
+KILL_A_PROCESS = "os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)"
 THEN_RUN = """
 sys.argv[1:] = {argv!r}
 import runpy
@@ -53,7 +56,7 @@ runpy.run_module("alignedserve", run_name="__main__", alter_sys=True)
 
 
 def _interrupted(moment: str, line: str, folder: Path) -> tuple[int, str, str]:
-    code = f"import os, signal, sys\n{moment}{THEN_RUN.format(argv=line.split())}"
+    code = f"import multiprocessing, os, signal, sys\n{moment}{THEN_RUN.format(argv=line.split())}"
     done = subprocess.run(
         [sys.executable, "-c", code],
         cwd=folder,
@@ -82,12 +85,35 @@ def test_while_modules_are_imported(module: str, line: str, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("line", ["simulate --out new/folder", "simulate --seeds 1,2", "fuzz", "fuzz --seed 3"])
+@pytest.mark.parametrize("line", ["simulate --out new/folder", "simulate --seeds 1,2 --jobs 1", "fuzz"])
 def test_in_the_midst_of_a_run(line: str, tmp_path: Path) -> None:
     assert _interrupted(STEPPING.format(method="at"), line, tmp_path) == (130, "", "")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("moment", [PROCESSES_STARTED, FIRST_VERDICT], ids=["they import", "they run"])
+@pytest.mark.parametrize(
+    "moment",
+    [PROCESSES_STARTED, FIRST_VERDICT.format(then=INTERRUPT_ALL)],
+    ids=["they import", "they run"],
+)
 def test_processes_of_the_fuzzer_say_nothing_either(moment: str, tmp_path: Path) -> None:
     assert _interrupted(moment, "fuzz --until-failure --jobs 2", tmp_path) == (130, "", "")
+
+
+def test_a_command_ends_when_one_of_its_processes_is_killed(tmp_path: Path) -> None:
+    moment = FIRST_VERDICT.format(then=KILL_A_PROCESS)
+    status, _, err = _interrupted(moment, "fuzz --until-failure --jobs 2", tmp_path)
+    assert status == 2
+    assert err.endswith("a process of this command was killed, perhaps since memory ran out: try fewer with --jobs\n")
+
+
+def test_processes_of_simulations_say_nothing_either(tmp_path: Path) -> None:
+    line = "simulate --seeds 1,2,3,4 --jobs 2 --out new"
+    assert _interrupted(PROCESSES_STARTED, line, tmp_path) == (130, "", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_reproduction_says_that_nothing_is_written(tmp_path: Path) -> None:
+    status, shown, err = _interrupted(PROCESSES_STARTED, "reproduce alignedserve --figure 1 --jobs 2", tmp_path)
+    assert (status, shown) == (130, "")
+    assert err == "alignedserve: interrupted after 0 of 36 runs; nothing is written\n"

@@ -159,7 +159,7 @@ def served(path: Path) -> Config:
 def test_compose_takes_the_file() -> None:
     whole = read(ROOT / "compose.yaml")
     jsonschema.validate(whole, schema("compose.json"))
-    assert set(whole["services"]) == {"gateway", "redis", "prometheus"}
+    assert set(whole["services"]) == {"gateway", "redis", "prometheus", "grafana"}
     volumes = [volume.split(":") for service in whole["services"].values() for volume in service.get("volumes", ())]
     assert all(
         (ROOT / volume[0]).is_file() if volume[0].startswith("./") else volume[0] in whole["volumes"]

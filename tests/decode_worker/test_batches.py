@@ -10,9 +10,11 @@ import pytest
 from alignedserve.core import Entry, Estimate, ServiceClass, Slo, StepPlan, StepResult
 from alignedserve.cost.model import EMPTY
 from alignedserve.decode_worker.requests.band import LEAST_WIDTH
+from alignedserve.decode_worker.requests.lengths import some_of
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
+from alignedserve.protocol.figures import MOST_LENGTHS, DecodeLengths, Lengths
 from alignedserve.protocol.messages import (
     ROUTER,
     AskBatch,
@@ -223,6 +225,33 @@ def test_steps_that_mix_two_batches_are_counted() -> None:
     told = [command.message for command in commands if isinstance(command, Send)]
     counted = [message.steps for message in told if isinstance(message, Figures) and message.steps is not None]
     assert [(steps.by_batches, steps.switches) for steps in counted] == [((0, 2, 1), 2)], "the router hears of it"
+
+
+def test_the_router_hears_which_lengths_run_together() -> None:
+    worker = Worker()
+    worker.core = DecodeCore(WorkerSetup(replace(LIMITS, max_batch=3, num_pairs=12)))
+    worker.hears(MemberJoined(POOL_MEMBER))
+    worker.gets(D1)
+    worker.hears(CopiedIn(1, intact=True))
+    worker.gets(D2, D3)
+    [told] = lengths(worker.core.handle(StepDone(StepResult(1, (("d1", 7),))), 1.0))
+    assert told.batch == Lengths((), (D2.prefix, D3.prefix), 0, 2)
+    assert told.guests == Lengths((), (D1.prefix + 1,), 0, 1), "it is of the batch before"
+    assert told.band is not None
+    assert told.band[0] == D2.prefix
+    shown = [told.batch, told.guests, told.prompts, told.waiting, told.coming]
+    assert sum(group.num_rt + group.num_be for group in shown) == 3
+
+
+def lengths(commands: list[Command]) -> list[DecodeLengths]:
+    told = [command.message for command in commands if isinstance(command, Send)]
+    return [message.lengths for message in told if isinstance(message, Figures) and message.lengths is not None]
+
+
+def test_of_many_lengths_some_are_told_the_shortest_and_the_longest_too() -> None:
+    assert some_of([*range(10 * MOST_LENGTHS)])[:: MOST_LENGTHS - 1] == (0, 10 * MOST_LENGTHS - 1)
+    assert len(some_of([*range(10 * MOST_LENGTHS)])) == MOST_LENGTHS
+    assert some_of([1, 4]) == (1, 4)
 
 
 class TestPrefetching:

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Due, Entry, ServiceClass, Slo, StepResult, WorkerLimits
+from alignedserve.core import Due, Entry, PreemptionCause, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopyIn, ReceiveKv, RunStep, Send
 from alignedserve.protocol.events import CopiedIn, KvReceived, MemberJoined, MemberLost, StepDone
+from alignedserve.protocol.figures import ByClass, Preempted
 from alignedserve.protocol.messages import (
     ROUTER,
     AskBatch,
@@ -174,7 +175,7 @@ class TestThePoolKeepsItToo:
         worker.handle(said("pool-0", Kept("a", 0, (5,))), 0.0)
         commands = received(worker, intact=False)
         assert CopyIn(1, "pool-0.1", (5,), (0, 1), (1, 2, 3)) in commands
-        assert sent(commands, ROUTER)[0] == Figures(num_failed_transfers=1)
+        assert worker.stores.faults.num_failed_transfers == 1
         assert [type(command) for command in worker.handle(CopiedIn(1, intact=True), 0.0)][:1] == [RunStep]
 
     def test_what_did_not_come_is_not_copied_from_a_pool_that_has_started_again(self, worker: DecodeCore) -> None:
@@ -249,6 +250,15 @@ class TestWhoCannotWait:
         assert core.counts.preemptions == 1
         (step,) = [command for command in commands if isinstance(command, RunStep)]
         assert [decode.request for decode in step.plan.decodes] == ["d1"], "its KV comes beside the steps"
+
+    def test_the_gateways_hear_why_the_document_had_to_leave(self) -> None:
+        core = self.busy()
+        offered(core, IN_A, is_pinned=True)
+        told = sent(self.stepped(core, 1, now=1.5), ROUTER)
+        (load,) = [message.worker for message in told if isinstance(message, Figures) and message.worker is not None]
+        assert load.preempted == (Preempted(PreemptionCause.REAL_TIME, ServiceClass.BE, keeps_kv=False, number=1),)
+        assert load.running == ByClass(be=1)
+        assert load.waiting == ByClass(rt=1, be=1), "the KV of the chat is on its way"
 
     def test_gets_a_place_where_documents_have_all_and_nobody_leaves(self) -> None:
         core = self.busy(limits=replace(self.SMALL, num_pairs=8))

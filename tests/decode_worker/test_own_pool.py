@@ -8,17 +8,28 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from alignedserve.core import Request, ServiceClass, StepResult, WorkerLimits
+from alignedserve.core import NO_OPENING, Request, ServiceClass, StepResult, WorkerLimits
 from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import FREE_COPIES, CopyCost, Shape
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, MemberJoined, Received, StepDone
-from alignedserve.protocol.messages import ROUTER, Batch, Cancel, LeasePages, Output, Prefill, Prefix, Spoiled, Tokens
+from alignedserve.protocol.messages import (
+    ROUTER,
+    Batch,
+    Cancel,
+    LeasePages,
+    Output,
+    Prefill,
+    Prefix,
+    Progress,
+    Spoiled,
+    Tokens,
+)
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Chunking, Order, Packing, Policy, PromptChoice, Room
 from alignedserve.worker.setup import WorkerSetup
-from tests.samples import POOL_MEMBER, STOP, entry, member, request, said
+from tests.samples import POOL_MEMBER, ROUTER_MEMBER, STOP, entry, member, request, said
 
 SHAPES = [
     Shape.build([(tokens, prefix)] * chunks, prefixes=[8] * decodes)
@@ -107,7 +118,7 @@ class Pair:
         return sum(len(output.tokens) for output in self.outputs.get(request, ()))
 
     def cached(self, request: str) -> int:
-        return self.outputs[request][0].num_cached
+        return (self.outputs[request][0].opening or NO_OPENING).num_cached
 
 
 def pair(
@@ -188,6 +199,19 @@ class TestWhatThePoolHas:
         assert [len(message.pages) for message in worker.said if isinstance(message, Spoiled)] == [4]
         assert worker.core.counts.spoiled_pages == 4
 
+    def test_prompts_whose_beginning_is_copied_do_not_keep_the_worker_busy(self) -> None:
+        """The router hears of what is to be computed, and of the time of copies."""
+        worker = pair(copying=CopyCost(1e-5), token_s=1e-3)
+        worker.asks(FIRST)
+        worker.until_idle()
+        have_written_over(worker)
+        worker.asks(unlike(request("other", prompt=5, max_tokens=1), 5))
+        worker.asks(*(replace(TURN, id=f"turn-{number}") for number in range(4)))  # while a step runs
+        worker.hears(MemberJoined(ROUTER_MEMBER))
+        told = [message.backlog for message in worker.said if isinstance(message, Progress)][-1]
+        assert told.prompts_s == told.rt_prompts_s == pytest.approx((5 + 4 * 3) * told.loaded_token_s + 4 * 32 * 1e-5)
+        assert told.copying == CopyCost(1e-5)
+
     def test_a_step_waits_a_moment_for_the_word_on_a_chat_but_on_no_document(self) -> None:
         for asked, waits in ((TURN, True), (be(TURN), False)):
             worker = pair()
@@ -231,7 +255,7 @@ def test_a_candidate_copies_only_what_the_device_lacks() -> None:
 
 
 class TestWhatIsQuicker:
-    """What the pool has of a prompt is copied where that takes less time than computing it."""
+    """A worker copies what the pool has of a prompt where that takes less time than computing it."""
 
     @staticmethod
     def of_next_turn(copying: CopyCost, num_before: int = 95) -> Pair:

@@ -13,6 +13,7 @@ from alignedserve.core import (
     FinishReason,
     History,
     Logprob,
+    Opening,
     Request,
     Sampling,
     StepFailure,
@@ -31,7 +32,6 @@ from alignedserve.protocol.messages import (
     AskBatch,
     Batch,
     Cancel,
-    Figures,
     Holding,
     Inquire,
     Missed,
@@ -170,7 +170,6 @@ def test_the_output_ends_at_its_limit(worker: DecodeCore) -> None:
 def test_a_copy_that_is_not_intact_is_a_lost_attempt(worker: DecodeCore) -> None:
     worker.handle(said("pool-0", Batch((IN_A,))), 0.0)
     assert worker.handle(CopiedIn(1, intact=False), 0.0) == [
-        Send(ROUTER, Figures(num_refused=1)),
         Send("pool-0", Release("a", 0)),
         asks(8, 2),
         Send(ROUTER, Progress(lost=(("a", 0),), free_pairs=8)),
@@ -220,8 +219,8 @@ def test_what_has_left_before_its_step_failed_is_not_lost(worker: DecodeCore) ->
 
 def test_an_entry_brings_its_history_and_its_log_probabilities(worker: DecodeCore) -> None:
     sampling, of_prompt = Sampling(frequency_penalty=1.0, logprobs=0, prompt_logprobs=0), (Logprob(-9.0),)
-    moved = replace(entry(replace(A, sampling=sampling), (5,)), logprobs=(Logprob(-1.0),), prompt_logprobs=of_prompt)
-    moved = replace(moved, num_cached=2)
+    moved = replace(entry(replace(A, sampling=sampling), (5,)), logprobs=(Logprob(-1.0),))
+    moved = replace(moved, opening=Opening(of_prompt, num_cached=2))
     worker.handle(said("pool-0", Batch((moved,))), 0.0)
     (running, _) = worker.handle(CopiedIn(1, intact=True), 0.0)
     decode = Decode("a", 7, 3, (0, 1), sampling, 1, History((1, 2, 3), [7], (0,)))
@@ -229,7 +228,7 @@ def test_an_entry_brings_its_history_and_its_log_probabilities(worker: DecodeCor
     result = StepResult(1, (("a", 9),), logprobs=(("a", Logprob(-2.0)),))
     emitted = Tokens((Output("a", 0, 1, (9,), None, (Logprob(-2.0),)),))
     assert Send("gateway-0", emitted) in worker.handle(StepDone(result), 0.0)
-    again = Tokens((Output("a", 0, 0, (7, 9), None, (Logprob(-1.0), Logprob(-2.0)), of_prompt, 2),))
+    again = Tokens((Output("a", 0, 0, (7, 9), None, (Logprob(-1.0), Logprob(-2.0)), moved.opening),))
     assert worker.handle(said("gateway-0", Resend("a", 0, 0)), 0.0) == [Send("gateway-0", again)]
 
 
@@ -348,11 +347,12 @@ class TestLostFrames:
 
     def test_an_ask_without_an_answer_is_said_again(self, worker: DecodeCore) -> None:
         for now in (5.0, 10.0):
-            assert worker.handle(TimerFired("refresh"), now) == [asks(8, 2), SetTimer("refresh", now + REFRESH_S)]
+            again = but_reports(worker.handle(TimerFired("refresh"), now))
+            assert again == [asks(8, 2), SetTimer("refresh", now + REFRESH_S)]
 
     def test_nobody_is_asked_again_when_the_pool_has_gone(self, worker: DecodeCore) -> None:
         worker.handle(MemberLost(POOL_MEMBER), 0.0)
-        assert worker.handle(TimerFired("refresh"), 5.0) == []
+        assert but_reports(worker.handle(TimerFired("refresh"), 5.0)) == []
 
     def test_between_the_pool_and_us_have_us_ask_again(self, worker: DecodeCore) -> None:
         assert worker.handle(said("pool-0", Missed()), 0.0) == [asks(8, 2)]

@@ -95,6 +95,4 @@ def shared_on(kinds: Sequence[Kind]) -> pytest.MarkDecorator:
 @pytest.fixture
 def deployment(shared: Deployment) -> Iterator[Deployment]:
     yield shared
-    wait_until(
-        lambda: shared.metric("num_requests_running") == 0, BACK_S, lambda: f"requests are left:\n{shared.log()}"
-    )
+    wait_until(lambda: shared.metric("num_requests_open") == 0, BACK_S, lambda: f"requests are left:\n{shared.log()}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import aclosing, closing
@@ -174,7 +175,7 @@ def test_clients_that_leave_free_their_memory(topology: str) -> None:
     with deployed("--kv-memory-mb", "21", "--pool-memory-mb", "24", topology=topology) as tight:
         for number in range(ROUNDS):
             asyncio.run(_leave(tight, number))
-            wait_until(lambda: tight.metric("num_requests_running") == 0, BACK_S, tight.log)
+            wait_until(lambda: tight.metric("num_requests_open") == 0, BACK_S, tight.log)
         longest = [
             Wanted(request.prompt, 2048 - len(request.prompt), stream=True) for request in mixed(2, 3, (900, 900))
         ]
@@ -214,7 +215,7 @@ def test_a_client_that_leaves_is_not_served_on(deployment: Deployment, stream: b
                 await asyncio.gather(asked, return_exceptions=True)
 
     asyncio.run(leaves())
-    wait_until(lambda: deployment.metric("num_requests_running") == 0, BACK_S, deployment.log)
+    wait_until(lambda: deployment.metric("num_requests_open") == 0, BACK_S, deployment.log)
     assert deployment.share_of_a_core(during_s=0.5) < 0.2, "the worker goes on for nobody"
 
 
@@ -236,3 +237,18 @@ def test_a_request_is_followed_through_the_logs_of_all_parts(deployment: Deploym
 
     wait_until(lambda: named() == parts, BACK_S, lambda: f"{parts - named()} say nothing:\n{deployment.log()}")
     assert "xyzzyplugh" not in deployment.whole_log()
+
+
+def test_metrics_show_every_part_and_what_workers_have_done(deployment: Deployment) -> None:
+    with httpx.Client(base_url=deployment.url, timeout=ANSWER_S) as http:
+        http.post(CHAT, json=ASKED).raise_for_status()
+    names = {part["name"] for part in deployment.ask("/status").json()["parts"]}
+    workers = {name for name in names if name.startswith(("prefill", "decode"))}
+
+    def seen(series: str) -> set[str]:
+        exposed = deployment.ask("/metrics").text
+        return set(re.findall(rf'^{series}{{\S*(?:part|worker)="([^"]*)"', exposed, re.MULTILINE))
+
+    wait_until(lambda: seen("process_cpu_seconds_total") == names, ANSWER_S, deployment.log)
+    wait_until(lambda: seen("alignedserve:iteration_tokens_total_count") == workers, ANSWER_S, deployment.log)
+    wait_until(lambda: deployment.metric("num_requests_running") == 0, ANSWER_S, deployment.log)

@@ -75,7 +75,7 @@ def test_a_killed_part_comes_back_and_no_token_is_lost(wounded: Deployment, part
     except BaseException:
         print(wounded.log())
         raise
-    wait_until(lambda: wounded.metric("num_requests_running") == 0, BACK_S)
+    wait_until(lambda: wounded.metric("num_requests_open") == 0, BACK_S)
 
 
 @pytest.mark.parametrize("wounded", ONE_ON_RAY, ids="-".join, indirect=True, scope="module")
@@ -97,7 +97,7 @@ def test_the_streams_of_a_killed_gateway_end_and_it_comes_back(wounded: Deployme
 
     asyncio.run(stream_and_kill())
     wait_until(lambda: wounded.is_ready, BACK_S, wounded.log)
-    assert wounded.metric("num_requests_running") == 0
+    assert wounded.metric("num_requests_open") == 0
     check_greedy(few := mixed(4, seed=200), asyncio.run(all_tokens(wounded.url, few)))
 
 

@@ -62,7 +62,7 @@ def test_both_serve_and_either_tells_of_both(two: Deployment, keys: tuple[Path, 
 
 def test_no_other_user_may_listen_or_ask_between_them(two: Deployment) -> None:
     sockets = two.unix_sockets()
-    assert len(sockets) == 3  # the launcher has one too
+    assert len(sockets) == 7  # two of each gateway and of the job runner, for metrics and the live page; the launcher's
     for name in sockets:
         folder = Path(name).parent.stat()
         assert folder.st_uid == os.getuid()
@@ -80,6 +80,13 @@ def test_limits_hold_over_both(two: Deployment, keys: tuple[Path, str, str]) -> 
     assert refused.headers["x-ratelimit-limit-requests"] == "12"
     assert int(refused.headers["retry-after"]) >= 1
     assert statuses(two, keys[1], 1) == [200]
+
+
+def test_either_explains_a_request(two: Deployment, keys: tuple[Path, str, str]) -> None:
+    name = complete(two, keys[1]).headers["x-request-id"]
+    headers = {"Authorization": f"Bearer {keys[1]}"}
+    asked = [httpx.get(f"{two.url}/v1/requests/{name}/timeline", headers=headers, timeout=ANSWER_S) for _ in range(8)]
+    assert {answer.status_code for answer in asked} == {200}
 
 
 def test_a_gateway_goes_on_while_the_other_is_gone(two: Deployment, keys: tuple[Path, str, str]) -> None:

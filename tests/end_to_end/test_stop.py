@@ -56,7 +56,7 @@ def test_open_requests_end_and_new_requests_are_refused(stoppable: Deployment, n
     decode = stoppable.pid("decode-0")
 
     def num_taken() -> float:
-        return stoppable.metric("request_success_total") + stoppable.metric("num_requests_running")
+        return stoppable.metric("request_success_total") + stoppable.metric("num_requests_open")
 
     async def serve_and_stop() -> list[list[int]]:
         async with client(stoppable.url) as http:

@@ -109,6 +109,25 @@ def test_a_copy_that_fails_is_reported_before_it_is_answered(engine: Engine, are
     assert told == ["failed", CopiedIn(5, intact=False)]
 
 
+def test_the_arena_is_mapped_while_nothing_else_is_done(engine: Engine, arena_of: Callable[[int], Arena]) -> None:
+    pace, mapped, copied, ended = CopyPace(), list[int](), threading.Event(), threading.Event()
+
+    def map_ahead(start: int) -> int | None:
+        mapped.append(start)
+        if start == 2:
+            ended.set()
+        return start + 1 if start < 2 else None
+
+    copies = AsideCopies(PAGE_SIZE, pace)
+    with pace.step():
+        copies.attach(PageCopier(engine.cache, arena_of(1), PAGE_SIZE, verify=True), "pool-0.1", map_ahead)
+        copies.add(out(1), lambda _: copied.set())
+        assert copied.wait(DEADLINE_S)
+        assert mapped == []
+    assert ended.wait(DEADLINE_S)
+    assert mapped == [0, 1, 2]
+
+
 def test_a_copy_goes_behind_what_was_ordered_before_it(
     engine: Engine, arena_of: Callable[[int], Arena], monkeypatch: pytest.MonkeyPatch
 ) -> None:

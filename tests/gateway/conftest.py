@@ -14,14 +14,18 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from alignedserve.core import Logprob, Request, Role
+from alignedserve.core import NO_OPENING, Logprob, Opening, Request, Role
+from alignedserve.explain.story import PartAnswer, Story, tell
 from alignedserve.gateway.app import make_app
+from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.owner.client import Delivered
 from alignedserve.protocol.messages import Member
 from alignedserve.text.text_model import TextModel
+from alignedserve.tracing.traces import Traces
 from demo_corpus import Draw, Split, sample
 from demo_tokenizer import save_tokenizer, train_tokenizer
+from tests.exposition import value
 
 MODEL, MOST = "demo", 256
 PATIENT_S = 60.0  # seconds: longer than any request in these tests takes, however slow the machine is
@@ -44,6 +48,7 @@ class FakeOwner:
         self.opened: list[Request] = []
         self.cancelled: list[str] = []
         self.open_now: set[str] = set()
+        self.remembered: list[PartAnswer] = []  # what parts answer about each request
 
     def now(self) -> float:
         return time.monotonic()
@@ -61,6 +66,9 @@ class FakeOwner:
             self.open_now.discard(request.id)
             if not finished:
                 self.cancelled.append(request.id)
+
+    async def story(self, request: str) -> Story:
+        return tell(request, self.remembered, (), self.now())
 
     def steps_of(self, request: Request) -> tuple[Any, ...]:
         return self.steps
@@ -93,23 +101,28 @@ def scripted_logprob(place: int, top: int) -> Logprob:
     return Logprob(-1.0 - place, tuple((300 + rank, -0.5 - rank) for rank in range(top)))
 
 
-def _scripted_logprobs(
-    request: Request, index: int, tokens: tuple[int, ...]
-) -> tuple[tuple[Logprob, ...], tuple[Logprob, ...]]:
+def _scripted_logprobs(request: Request, index: int, tokens: tuple[int, ...]) -> tuple[tuple[Logprob, ...], Opening]:
     top, of_prompt = request.sampling.logprobs, request.sampling.prompt_logprobs
     output = () if top is None else tuple(scripted_logprob(index + at, top) for at in range(len(tokens)))
     if of_prompt is None or index:
-        return output, ()
-    return output, tuple(scripted_logprob(at, of_prompt) for at in range(1, len(request.prompt)))
+        return output, NO_OPENING
+    return output, Opening(tuple(scripted_logprob(at, of_prompt) for at in range(1, len(request.prompt))))
 
 
 class Gateway:
     """An application and its fake owner, called over ASGI."""
 
-    def __init__(self, text: TextModel, owner: FakeOwner, **settings: Any) -> None:
+    def __init__(
+        self,
+        text: TextModel,
+        owner: FakeOwner,
+        traces: Traces | None = None,
+        keeper: ResponseKeeper | None = None,
+        **settings: Any,
+    ) -> None:
         self.owner, self.text = owner, text
         given = {"served_model_names": (MODEL,), "max_model_len": MOST, **settings}
-        self.app: FastAPI = make_app(owner, text, GatewaySettings(**given))
+        self.app: FastAPI = make_app(owner, text, GatewaySettings(**given), traces=traces, keeper=keeper)
 
     def client(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app)
@@ -135,9 +148,8 @@ class Gateway:
     def complete(self, **fields: Any) -> httpx.Response:
         return self.ask("POST", "/v1/completions", json={"model": MODEL, "prompt": "Hi", **fields})
 
-    def metric(self, line_start: str) -> float:
-        lines = self.get("/metrics").text.splitlines()
-        return float(next(line for line in lines if line.startswith(line_start)).rsplit(" ", 1)[1])
+    def metric(self, wanted: str) -> float:
+        return value(self.get("/metrics").text, wanted)
 
 
 @pytest.fixture(scope="session")

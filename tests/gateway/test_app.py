@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from httpx import Response
 
-from alignedserve.core import FinishReason, Sampling, ServiceClass
-from alignedserve.gateway.app import PATIENCE_S
+from alignedserve.core import FinishReason, Opening, Sampling, ServiceClass
+from alignedserve.gateway.starting import PATIENCE_S
 from alignedserve.owner.client import Delivered, Overloaded
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner, Gateway, data_lines, ids_of, log_lines
@@ -134,7 +134,7 @@ def test_usage_comes_in_a_chunk_of_its_own(gateway: Gateway, hello: tuple[int, .
 @pytest.mark.parametrize("route", ["chat", "complete"])
 def test_usage_says_what_of_the_prompt_the_pool_had(text: TextModel, route: str) -> None:
     def ask(**given: Any) -> Response:
-        pieces = Delivered((300,), None, num_cached=3), Delivered((301,), FinishReason.LENGTH)
+        pieces = Delivered((300,), None, opening=Opening(num_cached=3)), Delivered((301,), FinishReason.LENGTH)
         gateway = Gateway(text, FakeOwner(*pieces))
         answered: Response = getattr(gateway, route)(**given)
         assert gateway.metric('alignedserve:prompt_tokens_cached_total{class="rt"}') == 3
@@ -285,7 +285,7 @@ def test_what_happened_is_counted(gateway: Gateway, hello: tuple[int, ...]) -> N
         'prefix_cache_queries_total{class="rt"}': prompt,
         'prefix_cache_hits_total{class="rt"}': 0,
         'generation_tokens_total{class="rt"}': len(hello) + 2,
-        'num_requests_running{class="rt"}': 0,
+        'num_requests_open{class="rt"}': 0,
         'time_to_first_token_seconds_count{class="rt"}': 2,
         'inter_token_latency_seconds_count{class="rt"}': len(hello) - 1 + 1,
         'http_errors_total{status="404"}': 1,

@@ -9,7 +9,6 @@ import http.client
 import json
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import threading
@@ -20,22 +19,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from alignedserve.text.text_model import TextModel
+from chromium import FLAGS
+from tests.chromium import program
 from tests.gateway.conftest import MODEL, PATIENT_S, FakeOwner, Gateway
 from tests.gateway.served import served
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
-
 OTHER, REBOUND = "page.example", "rebound.example"  # the second name leads to the page first, then to the server
 REBOUND_ADDRESS = "127.0.0.2"
-FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --disable-dev-shm-usage"
-)
 BODY = {"model": MODEL, "prompt": "Hi", "max_tokens": 1}
 
 # Each try reports what the page saw: an answer's status and text, or that the browser refused.
@@ -134,19 +127,16 @@ class Site:
 @contextmanager
 def browser(url: str, profile: Path) -> Iterator[None]:
     names = f"MAP {OTHER} 127.0.0.1, MAP {REBOUND} {REBOUND_ADDRESS}, MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
-    command = [str(CHROMIUM), *FLAGS.split(), f"--user-data-dir={profile}", f"--host-resolver-rules={names}", url]
+    found, env = program()
+    command = [found, *FLAGS.split(), f"--user-data-dir={profile}", f"--host-resolver-rules={names}", url]
     process = subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=_without_proxies()
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env=env
     )
     try:
         yield
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-
-
-def _without_proxies() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.lower().endswith("_proxy")}
 
 
 @dataclass

@@ -150,7 +150,7 @@ def test_a_stop_string_ends_a_single_choice(text: TextModel) -> None:
 
 def test_the_gauge_counts_each(gateway: Gateway) -> None:
     gateway.chat(n=3)
-    assert gateway.metric('alignedserve:num_requests_running{class="rt"}') == 0
+    assert gateway.metric('alignedserve:num_requests_open{class="rt"}') == 0
     assert gateway.metric('alignedserve:time_to_first_token_seconds_count{class="rt"}') == 3
 
 
@@ -191,7 +191,7 @@ async def _all(owner: FakeOwner, request: Request) -> Delivered:
         tuple(token for part in parts for token in part.tokens),
         parts[-1].finish,
         tuple(logprob for part in parts for logprob in part.logprobs),
-        parts[0].prompt_logprobs,
+        parts[0].opening,
     )
 
 

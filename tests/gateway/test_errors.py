@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 
+from alignedserve.config.config import MetricsPrefix
 from alignedserve.core import FinishReason
 from alignedserve.gateway.access.keys import key_ring
 from alignedserve.gateway.openai import types as openai_types
+from alignedserve.gateway.openai.tokenising import TokenizeRequest
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
-from alignedserve.gateway.tokenising import TokenizeRequest
 from alignedserve.owner.client import Delivered, GivenUp, Overloaded
 from alignedserve.text.text_model import TextModel
+from tests.exposition import value
 from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner, Gateway, data_lines
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -57,7 +59,7 @@ def error_of(answer: Any, status: int) -> dict[str, Any]:
         ({"messages": [{"role": "tool", "content": "Hi"}]}, "messages[0].tool_call_id"),
         ({"messages": [{**USER, "tool_call_id": "a"}]}, "messages[0].tool_call_id"),
         ({"messages": [{"role": "odd", "content": "Hi"}]}, "messages[0].role"),
-        ({"messages": [USER, {**USER, "name": "Ann"}]}, "messages[1].name"),
+        ({"messages": [USER, {**USER, "name": 1}]}, "messages[1].name"),
         ({"messages": [{**USER, "tool_calls": [{}]}]}, "messages[0].tool_calls[0].type"),
         ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages[0].tool_calls"),
         ({"messages": [{"role": "assistant", "tool_calls": [CALL_OF_LIST]}]}, "messages[0].tool_calls[0].function"),
@@ -182,7 +184,6 @@ def test_so_it_is_for_completions(gateway: Gateway, fields: dict[str, Any], para
 @pytest.mark.parametrize(
     "fields",
     [
-        {"reasoning_effort": "low"},
         {"echo": True},
         {"prompt_logprobs": 1},
         {"bad_words": ["a"]},
@@ -335,10 +336,9 @@ def test_a_large_body_is_refused_before_it_is_read(gateway: Gateway) -> None:
         ("PUT", COMPLETIONS, 405),
         ("DELETE", f"/v1/models/{MODEL}", 405),
         ("POST", "/health", 405),
-        ("GET", "/", 404),
-        ("GET", "/docs", 404),
+        ("POST", "/", 405),
+        ("GET", "/redoc", 404),
         ("POST", "/v1/embeddings", 404),
-        ("POST", "/v1/responses", 404),
         ("POST", f"{CHAT}/", 404),
         ("GET", "/v1/models/", 404),
     ],
@@ -369,8 +369,25 @@ def test_overload_says_when_to_come_back(text: TextModel, stream: bool) -> None:
     error = error_of(answer, 429)
     assert (error["message"], error["type"]) == ("the queue is full", "rate_limit_error")
     assert answer.headers["retry-after"] == "3"
-    assert gateway.metric('alignedserve:num_requests_running{class="rt"}') == 0
+    assert gateway.metric('alignedserve:num_requests_open{class="rt"}') == 0
     assert "request_success_total{" not in gateway.get("/metrics").text
+    assert gateway.metric('alignedserve:request_rejected_total{class="rt",reason="too_late"}') == 1
+
+
+def test_a_probe_that_finds_nothing_ready_counts_as_no_error(text: TextModel) -> None:
+    owner = FakeOwner()
+    owner.ready = False
+    gateway = Gateway(text, owner)
+    assert gateway.get("/ready").status_code == 503
+    assert "http_errors_total{" not in gateway.get("/metrics").text
+
+
+def test_metrics_may_have_vllms_prefix(text: TextModel, hello: tuple[int, ...]) -> None:
+    gateway = Gateway(text, FakeOwner(hello), metrics_prefix=MetricsPrefix.VLLM)
+    gateway.chat(max_tokens=2)
+    shown = gateway.get("/metrics").text
+    assert value(shown, f'vllm:e2e_request_latency_seconds_count{{class="rt",model_name="{MODEL}"}}') == 1
+    assert "alignedserve:" not in shown
 
 
 def test_what_comes_to_nothing_is_for_want_of_capacity(text: TextModel) -> None:

@@ -13,7 +13,8 @@ from tests.gateway.conftest import FakeOwner, Gateway
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 ANY = json_syntax({"type": "object"})
-OF_SCHEMA = json_syntax(SCHEMA)
+CLOSED = {**SCHEMA, "additionalProperties": False}
+OF_SCHEMA = json_syntax(CLOSED)
 
 
 @pytest.fixture
@@ -42,8 +43,8 @@ def response_format(**fields: Any) -> dict[str, Any]:
         ({"structured_outputs": {"json_object": True}}, ANY),
         ({"structured_outputs": {"regex": "a+", "json": None}}, regex_syntax("a+")),
         ({"structured_outputs": {"grammar": 'start: "a"'}}, lark_syntax('start: "a"')),
-        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, json_syntax(SCHEMA, "")),
-        ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ?"}}, json_syntax(SCHEMA, " ?")),
+        ({"structured_outputs": {"json": SCHEMA, "disable_any_whitespace": True}}, json_syntax(CLOSED, "")),
+        ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " ?"}}, json_syntax(CLOSED, " ?")),
     ],
 )
 def test_the_engine_is_told(gateway: Gateway, route: str, fields: dict[str, Any], syntax: str) -> None:

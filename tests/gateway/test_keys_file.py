@@ -11,8 +11,8 @@ from alignedserve.cli import main as cli
 from alignedserve.errors import ConfigError
 from alignedserve.gateway.access.keys import (
     ANONYMOUS,
-    EVERY_SCOPE,
     MOST_OPEN,
+    USUAL_SCOPES,
     Limits,
     Scope,
     hash_key,
@@ -41,7 +41,7 @@ def test_a_made_key_opens_and_is_not_in_its_file(tmp_path: Path, capsys: pytest.
     first, second = ring.caller(ann), ring.caller(bob)
     assert first is not None
     assert second is not None
-    assert (first.id, first.scopes, first.limits) == ("ann", EVERY_SCOPE, Limits(most_open=MOST_OPEN))
+    assert (first.id, first.scopes, first.limits) == ("ann", USUAL_SCOPES, Limits(most_open=MOST_OPEN))
     assert (second.id, second.scopes, second.limits) == ("bob", frozenset({Scope.BATCH}), Limits(7, 9, 2))
     assert first.salt != second.salt
     assert ring.caller(ann + "x") is ring.caller("") is ring.caller(None) is None

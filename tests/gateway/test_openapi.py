@@ -16,6 +16,7 @@ from alignedserve.config.config import JobsConfig
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.files import FileRoutes
+from alignedserve.gateway.http.middleware import PAGE
 from alignedserve.gateway.openapi import document
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.store.storage import LazyStorage
@@ -86,7 +87,8 @@ def test_every_route_is_in_it_and_no_other(app: FastAPI, text: TextModel) -> Non
         found = {
             (route.path, method) for route in app.routes if isinstance(route, Route) for method in route.methods or ()
         }
-        return {(path.replace(":path", ""), method.lower()) for path, method in found if method != "HEAD"}
+        api = {(path, method) for path, method in found if not path.startswith(PAGE) and method != "HEAD"}
+        return {(path.replace(":path", ""), method.lower()) for path, method in api}
 
     def described(with_jobs: bool) -> set[tuple[str, str]]:
         return {(path, method) for path, methods in document(with_jobs)["paths"].items() for method in methods}

@@ -112,6 +112,17 @@ def test_a_stop_token_is_no_text_unless_it_is_to_be(gateway: Gateway, hello: tup
 # --- Log-probabilities
 
 
+def test_tokens_may_be_named_by_their_ids(gateway: Gateway, hello: tuple[int, ...]) -> None:
+    """Several tokens may have the same text."""
+    asked = {"return_tokens_as_token_ids": True}
+    content = gateway.chat(**asked, logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
+    assert [entry["token"] for entry in content] == [f"token_id:{token}" for token in hello]
+    assert [entry["token"] for entry in content[0]["top_logprobs"]] == ["token_id:300", "token_id:301"]
+    table = gateway.complete(**asked, logprobs=2).json()["choices"][0]["logprobs"]
+    assert table["tokens"] == [f"token_id:{token}" for token in hello]
+    assert table["top_logprobs"][0].keys() == {"token_id:300", "token_id:301", f"token_id:{hello[0]}"}
+
+
 def test_a_chat_has_them_as_openai_has(gateway: Gateway, text: TextModel, hello: tuple[int, ...]) -> None:
     content = gateway.chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
     assert gateway.owner.opened[0].sampling.logprobs == 2

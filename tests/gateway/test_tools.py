@@ -281,3 +281,51 @@ def test_what_changes_nothing_is_told(text: TextModel) -> None:
         told = gateway.chat(**fields, stream=stream).headers["x-ignored-fields"]
         assert told == "prompt_cache_key, safety_identifier, store"
     assert "x-ignored-fields" not in gateway.chat(store=False).headers
+
+
+# --- Fields of messages that only some templates read
+
+TELLING = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.name }}: {{ m.reasoning_content }}: {{ m.content }}{% endfor %}"
+    "{{ reasoning_effort }}<|assistant|>"
+)
+TOLD = [
+    {**USER, "name": "Ann"},
+    {"role": "assistant", "content": None, "refusal": "No", "reasoning": "Hm", "annotations": []},
+    USER,
+]
+
+
+def test_a_template_that_reads_them_gets_them(folder: Path, tmp_path: Path) -> None:
+    gateway = saying(model_with(folder, TELLING, tmp_path / "model"), "x")
+    answer = gateway.chat(messages=TOLD, reasoning_effort="low")
+    assert prompt_of(gateway) == "<|user|>Ann: : Hi<|assistant|>: Hm: No<|user|>: : Hilow<|assistant|>"
+    assert "x-ignored-fields" not in answer.headers
+
+
+def test_else_they_are_named_and_change_nothing(text: TextModel) -> None:
+    gateway = saying(text, "x")
+    told = [*TOLD, {"role": "assistant", "content": "x", "annotations": [{"type": "url_citation"}]}, USER]
+    answer = gateway.chat(messages=told, reasoning_effort="low", verbosity="high")
+    ignored = "messages.annotations, reasoning_effort, verbosity, messages.name, messages.reasoning"
+    assert answer.headers["x-ignored-fields"] == ignored
+    plain = [USER, {"role": "assistant", "content": "No"}, USER, {"role": "assistant", "content": "x"}, USER]
+    assert "x-ignored-fields" not in gateway.chat(messages=plain).headers
+    assert gateway.owner.opened[0].prompt == gateway.owner.opened[1].prompt
+
+
+def allowing(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}}
+
+
+def test_allowed_tools_are_those_that_there_are(gateway: Gateway) -> None:
+    gateway.chat(**TOOLS, **allowing("auto", "time"))
+    gateway.chat(tools=[TIME])
+    gateway.chat(**TOOLS, **allowing("required", "time"))
+    gateway.chat(tools=[TIME], tool_choice="required")
+    opened = [(request.prompt, request.sampling.syntax) for request in gateway.owner.opened]
+    assert opened[0] == opened[1]
+    assert opened[2] == opened[3]
+    for name, param in (("other", "tool_choice"), ("no name", "tool_choice.allowed_tools.tools[0].function.name")):
+        assert gateway.chat(**TOOLS, **allowing("auto", name)).json()["error"]["param"] == param

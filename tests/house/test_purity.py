@@ -27,6 +27,8 @@ CORES = (
     "alignedserve.prefill_worker.state",
     "alignedserve.decode_worker.state",
     "alignedserve.kvpool.state",
+    "alignedserve.dashboard.deployment",
+    "alignedserve.dashboard.requests",
     "alignedserve.simulator.run",
     "alignedserve.simulator.workload.spec",
     "alignedserve.simulator.fuzzing.shrink",
@@ -35,9 +37,14 @@ CORES = (
     "alignedserve.cost.profile",
     "alignedserve.simulator.machines.gpu_truth",
     "alignedserve.cli.simulate",
+    "alignedserve.bench.core",
+    "alignedserve.bench.page",
 )
 # Every file of these folders belongs to a core or is used by cores, except the files in SHELL_FILES.
 CORE_FOLDERS = (
+    "bench",
+    "explain",
+    "policies",
     "protocol",
     "scheduling",
     "cost",
@@ -54,17 +61,20 @@ CORE_FOLDERS = (
     "decode_worker/parts",
     "decode_worker/requests",
     "kvpool",
+    "dashboard",
     "simulator",
     "simulator/fuzzing",
     "simulator/machines",
+    "simulator/planning",
     "simulator/records",
     "simulator/reports",
     "simulator/workload",
 )
-SHELL_FILES = ("actor.py", "cost/profile.py")
+SHELL_FILES = ("actor.py", "bench/connections.py", "bench/player.py", "cost/profile.py", "dashboard/sharing.py")
 CORE_FILES = (
     ROOT / "core.py",
     ROOT / "owner" / "core.py",
+    ROOT / "owner" / "explaining.py",
     ROOT / "shell" / "turn.py",
     *(ROOT / "jobs" / f"{name}.py" for name in "messages state shares rate window".split()),
     ROOT / "store" / "job.py",
@@ -127,12 +137,16 @@ def _clock_reads(tree: ast.AST) -> Iterator[str]:
 # The wall clock may step by hours. It is read for what users see, and for what outlives the processes: windows of jobs,
 # files that expire, the lease of their store. All else goes by the steady clock (alignedserve/shell/clock.py).
 WALL_CLOCK = {
-    "cli/batch.py": "the time of day at which a job ends",
+    "cli/remote/batch.py": "the time of day at which a job ends",
     "engine/profiling.py": "the date of a profile",
     "gateway/app.py": "`created` of the models",
+    "gateway/responses/background.py": "windows of jobs",
     "gateway/batches.py": "windows of jobs",
     "gateway/files.py": "files that expire",
+    "gateway/responses/keeping.py": "responses that expire",
     "gateway/openai/shapes.py": "`created` of answers",
+    "gateway/responding.py": "`created_at` of responses",
+    "jobs/answering.py": "`created_at` of responses",
     "jobs/actor.py": "windows of jobs, files that expire",
     "shell/clock.py": "once, by the launcher",
     "store/redis_store.py": "jobs that are kept for a time",

@@ -20,9 +20,11 @@ from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.files import FileRoutes
+from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.jobs.actor import JobRunner
 from alignedserve.jobs.answering import Answering
+from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.store.storage import LazyStorage
 from alignedserve.store.store import Holder
 from alignedserve.text.text_model import TextModel
@@ -43,14 +45,16 @@ class Service:
     """The service as clients with two keys see it; tests can stop and start its runner."""
 
     def __init__(self, model: TextModel, owner: FakeOwner, config: Config) -> None:
-        self.owner, self.config, self._text = owner, config, model
+        self.owner, self.config, self.text = owner, config, model
         storage, jobs = LazyStorage(config.jobs, Holder("gateway", 1)), config.jobs
         keys = KeyRing([KeyEntry(name, hash_key(name)) for name in ("ann", "bob")])
         job_routes = (*FileRoutes(storage, jobs).routes, *BatchRoutes(storage, jobs, lambda: self.runner_away_s).routes)
         settings = GatewaySettings(served_model_names=(MODEL,), max_model_len=MOST, keys=keys)
-        self.app = make_app(owner, model, settings, job_routes=job_routes)
+        keeper = ResponseKeeper(storage, jobs, lambda: self.runner_away_s)
+        self.app = make_app(owner, model, settings, job_routes=job_routes, keeper=keeper)
         self.storage = storage
         self._life, self.runner_away_s = 0, 0.0
+        self.metrics = RequestMetrics()  # of lines
 
     def client(self, key: str = "ann") -> httpx.AsyncClient:
         headers = {"Authorization": f"Bearer {key}"}
@@ -59,7 +63,7 @@ class Service:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[JobRunner]:
         self._life += 1
-        answering = Answering(self.owner, self._text, (MODEL,), MOST)
+        answering = Answering(self.owner, self.text, (MODEL,), MOST, self.metrics)
         runner = JobRunner(answering, self.config, Holder("runner", self._life), time.time)
         serving = asyncio.create_task(runner.serve())
         try:

@@ -22,6 +22,7 @@ from alignedserve.owner.client import GivenUp, Overloaded
 from alignedserve.store.job import Job
 from alignedserve.store.store import Store
 from alignedserve.text.text_model import TextModel
+from tests.exposition import value
 from tests.gateway.conftest import FakeOwner
 from tests.jobs.conftest import URL, Service, ended, line, rows, sqlite_only, submit, until, upload
 
@@ -63,6 +64,17 @@ def test_openais_client_drives_it_from_end_to_end(service: Service) -> None:
                 await client.files.retrieve(file.id)
 
     service.run(drive)
+
+
+def test_lines_count_in_the_metrics_as_requests_do(service: Service) -> None:
+    async def check() -> None:
+        async with service.client() as client, service.running():
+            await ended(client, (await submit(client, b"\n".join([line("a"), line("b")])))["id"])
+
+    service.run(check)
+    shown = "".join(service.metrics.blocks())
+    assert value(shown, 'alignedserve:e2e_request_latency_seconds_count{class="be"}') == 2
+    assert value(shown, 'alignedserve:slo_attainment{class="be",kind="jct",tier="flex"}') == 1
 
 
 def test_an_invalid_file_fails_as_a_whole_with_line_numbers(service: Service) -> None:

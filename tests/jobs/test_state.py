@@ -35,7 +35,7 @@ from alignedserve.jobs.messages import (
     SaveJob,
     StoreResult,
 )
-from alignedserve.jobs.state import ENOUGH_LINES, RunnerCore
+from alignedserve.jobs.state import ENOUGH_LINES, LineFate, RunnerCore
 from alignedserve.protocol.commands import SetTimer
 from alignedserve.protocol.events import TimerFired
 from alignedserve.store.job import Endpoint, Job, JobStatus, LineResult, Problem
@@ -331,6 +331,8 @@ def test_a_line_that_keeps_failing_ends_with_its_error_and_the_others_go_on() ->
     assert system.statuses() == {"a": "completed"}
     assert Counter(run.line for run in system.ran)[3] == 3
     assert [line for line, result in system.results["a"].items() if not result.is_ok] == [3]
+    tries = {LineFate.COMPLETED: 19, LineFate.RETRIED: 2, LineFate.FAILED: 1}
+    assert system.core.figures(system.wall).tries == tries
 
 
 def test_a_refusal_is_no_try() -> None:
@@ -346,6 +348,7 @@ def test_a_refusal_is_no_try() -> None:
     assert system.statuses() == {"a": "completed"}
     assert all(result.is_ok for result in system.results["a"].values())
     assert len(system.ran) < 200  # the core asked again, but not all the time
+    assert system.core.figures(system.wall).tries[LineFate.REFUSED] == len(system.ran) - 20
 
 
 def test_jobs_share_the_places_by_weight() -> None:
@@ -370,9 +373,16 @@ def test_windows_are_kept_and_a_job_whose_window_cannot_be_kept_says_so_early() 
     assert system.forecasts["hopeless"].is_late
     assert not system.forecasts["soon"].is_late
     assert not system.forecasts["later"].is_late
+    shown = system.core.figures(system.wall)
+    assert (shown.open, shown.num_late) == ({JobStatus.IN_PROGRESS: 3}, 1)
+    assert shown.deadline_s == pytest.approx(60 - system.wall)
+    assert shown.num_waiting + shown.num_running + shown.tries[LineFate.COMPLETED] == 9_200
     system.run(until=200)
     assert system.statuses() == {"soon": "completed", "later": "completed", "hopeless": "expired"}
     assert len(system.results["hopeless"]) > 100
+    ended = system.core.figures(system.wall)
+    assert ended.ended == {JobStatus.COMPLETED: 2, JobStatus.EXPIRED: 1}
+    assert (ended.open, ended.num_late, ended.deadline_s) == ({}, 0, None)
 
 
 def test_windows_are_kept_where_a_line_takes_a_good_part_of_them() -> None:

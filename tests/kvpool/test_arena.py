@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -106,6 +106,29 @@ def test_what_a_process_writes_another_process_reads(arena: Arena) -> None:
     assert copied == [TEXT]
     assert (attached.num_pages, attached.payload_bytes, attached.page_size, attached.incarnation) == (3, 5000, 64, 7)
     attached.close()
+
+
+def test_a_process_has_the_arena_mapped_before_it_writes(tmp_path: Path) -> None:
+    """Until then it has next to nothing of an arena of several pieces; where to go on ends with the arena."""
+    made = Arena.create(tmp_path / NAME, pages=9, payload_bytes=1 << 20, page_size=16, incarnation=7)
+    with closing(made), closing(Arena.attach(made.path)) as attached:
+        before, starts = mapped_kb(attached.path), [0]
+        while (start := attached.map_ahead(starts[-1])) is not None:
+            starts.append(start)
+        assert starts == [0, 4 << 20, 8 << 20]
+        assert mapped_kb(attached.path) - before > 9 << 10
+
+
+def mapped_kb(path: Path) -> int:
+    """Return how much of the file the system has mapped for this process."""
+    kb, is_of_it = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        key, *rest = line.split()
+        if not key.endswith(":"):
+            is_of_it = rest[-1] == str(path)
+        elif is_of_it and key == "Rss:":
+            kb += int(rest[0])
+    return kb
 
 
 def test_payloads_lie_apart_and_aligned(arena: Arena) -> None:

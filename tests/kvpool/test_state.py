@@ -10,6 +10,7 @@ from alignedserve.core import Due, Usage
 from alignedserve.kvpool.state import PoolCore
 from alignedserve.protocol.commands import Command, Send, SetTimer, WatchHolder
 from alignedserve.protocol.events import HolderGone, LinkGap, MemberJoined, MemberLost, TimerFired
+from alignedserve.protocol.figures import PagesFor
 from alignedserve.protocol.messages import (
     ROUTER,
     AskBatch,
@@ -37,6 +38,10 @@ NOTHING_HELD = {"entries": 0, "pages": 0, "unanswered asks": 0}
 
 
 REFRESHES = SetTimer("refresh", 5.0)
+
+
+# Where A is out at a decode worker, B and C wait, and a page is lent.
+HOLDERS = PagesFor("", kept=2), PagesFor("decode-0", kept=1), PagesFor("prefill-0", leased=1)
 
 
 @pytest.fixture
@@ -228,7 +233,8 @@ def test_a_new_router_hears_what_is_held(pool: PoolCore) -> None:
     commit_all(pool)
     pool.handle(said("decode-0", AskBatch(8, 1)), 0.0)
     holding = Holding((("b", 0), ("c", 0), ("a", 0)))
-    assert pool.handle(MemberJoined(ROUTER_MEMBER), 0.0) == [Send(ROUTER, holding)]
+    usage = Figures(Usage(rt=3, leased=1), holders=HOLDERS)
+    assert pool.handle(MemberJoined(ROUTER_MEMBER), 0.0) == [Send(ROUTER, holding), Send(ROUTER, usage)]
 
 
 class TestLostFrames:
@@ -243,10 +249,12 @@ class TestLostFrames:
 
     def test_of_either_kind_may_leave_no_gap_so_what_is_out_is_asked_for_now_and_then(self, pool: PoolCore) -> None:
         inquiry = Send("decode-0", Inquire((("a", 0),)))
-        told = Send(ROUTER, Figures(Usage(rt=3, leased=1)))
+        told = Send(ROUTER, Figures(Usage(rt=3, leased=1), holders=HOLDERS))
         assert pool.handle(TimerFired("refresh"), 5.0) == [inquiry, told, SetTimer("refresh", 10.0)]
         pool.handle(said("decode-0", Release("a", 0)), 6.0)
-        assert pool.handle(TimerFired("refresh"), 10.0) == [Send(ROUTER, Figures(Usage(rt=2, leased=1, free=1)))]
+        assert pool.handle(TimerFired("refresh"), 10.0) == [
+            Send(ROUTER, Figures(Usage(rt=2, leased=1, free=1), holders=(HOLDERS[0], HOLDERS[2])))
+        ]
 
     def test_of_the_router_or_to_it_have_it_told_what_is_held(self, pool: PoolCore) -> None:
         assert pool.handle(said(ROUTER, Missed()), 0.0) == [self.HOLDING]

@@ -72,8 +72,8 @@ PREFILL = (
         "old pool's pages stay known to prompts",
         "alignedserve/worker/parts/prefixes.py",
         "                for running in (*self._roster.occupants(), *self._queue.waiting):\n"
-        "                    running.known = ()\n",
-        "",
+        "                    running.forget_known()\n        return []\n",
+        "        return []\n",
         "A prompt names pages of a pool that died, in which the next pool has other KV.",
     ),
     Mutant(

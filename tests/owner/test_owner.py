@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import FinishReason, Logprob, Role
+from alignedserve.core import FinishReason, Logprob, Opening, Rejection, Role
 from alignedserve.owner.core import MOST_DECLARED, MOST_FRUITLESS, RESEND_S, SILENCE_S, OwnerCore
 from alignedserve.protocol.commands import Command, Deliver, Reject, Send, SetTimer
 from alignedserve.protocol.events import Closed, LinkGap, MemberJoined, MemberLost, Opened, TimerFired, Unsent
@@ -65,12 +65,12 @@ def test_log_probabilities_are_delivered_with_their_tokens(owner: OwnerCore) -> 
     logprobs, of_prompt = tuple(Logprob(-float(index)) for index in range(5)), (Logprob(-9.0),)
 
     def hears(index: int, count: int, attempt: int = 0) -> list[Command]:
-        tokens, prompt = tuple(range(10 + index, 10 + index + count)), of_prompt if index == 0 else ()
+        tokens, prompt = tuple(range(10 + index, 10 + index + count)), None if index else Opening(of_prompt)
         output = Output("r", attempt, index, tokens, None, logprobs[index : index + count], prompt)
         return owner.handle(said("decode-0", Tokens((output,))), 0.0)
 
     assert hears(1, 1) == [Send("decode-0", Resend("r", 0, 0)), SetTimer("r", RESEND_S)]
-    assert hears(0, 2) == [Deliver("r", (10, 11), None, logprobs[:2], of_prompt)]
+    assert hears(0, 2) == [Deliver("r", (10, 11), None, logprobs[:2], Opening(of_prompt))]
     assert hears(0, 3) == [Deliver("r", (12,), None, logprobs[2:3])]
     owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0)
     assert hears(3, 2, attempt=1) == [Deliver("r", (13, 14), None, logprobs[3:])]
@@ -78,10 +78,10 @@ def test_log_probabilities_are_delivered_with_their_tokens(owner: OwnerCore) -> 
 
 def test_what_the_pool_had_is_told_once_by_the_attempt_of_the_first_token(owner: OwnerCore) -> None:
     def hears(index: int, count: int, attempt: int, num_cached: int) -> list[Command]:
-        output = Output("r", attempt, index, (7,) * count, None, num_cached=num_cached)
+        output = Output("r", attempt, index, (7,) * count, None, opening=Opening(num_cached=num_cached))
         return owner.handle(said("decode-0", Tokens((output,))), 0.0)
 
-    assert hears(0, 1, 0, 64) == [Deliver("r", (7,), None, num_cached=64)]
+    assert hears(0, 1, 0, 64) == [Deliver("r", (7,), None, opening=Opening(num_cached=64))]
     assert hears(0, 2, 0, 64) == [Deliver("r", (7,), None)]
     owner.handle(said(ROUTER, AttemptLost("r", 0)), 0.0)
     assert hears(2, 1, 1, 128) == [Deliver("r", (7,), None)]
@@ -209,7 +209,9 @@ def test_a_token_proves_an_attempt_fruitful(owner: OwnerCore) -> None:
 
 
 def test_a_refused_request_is_rejected(owner: OwnerCore) -> None:
-    assert owner.handle(said(ROUTER, Refused("r", 0, "full", 1.0)), 0.0) == [Reject("r", "full", 1.0)]
+    assert owner.handle(said(ROUTER, Refused("r", 0, Rejection.QUEUED, "full", 1.0)), 0.0) == [
+        Reject("r", Rejection.QUEUED, "full", 1.0)
+    ]
     assert owner.num_open == 0
 
 

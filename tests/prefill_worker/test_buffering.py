@@ -28,7 +28,6 @@ from alignedserve.protocol.messages import (
     AskPages,
     Cancel,
     Evict,
-    Figures,
     LeasePages,
     LetGo,
     Message,
@@ -118,8 +117,7 @@ def test_pairs_that_are_sent_or_written_to_stay_taken_until_that_has_ended(worke
         worker.handle(said("decode-0", Cancel(name, 0)), 0.0)
     assert worker.held["buffers"] == 2
     assert sent(worker.handle(CopiedIn(copy.number, intact=True), 0.0)) == [], "nobody wants it"
-    failed = worker.handle(KvSent(1, "decode-0.1", ok=False), 0.0)
-    assert sent(failed, ROUTER) == [Figures(num_failed_transfers=1)]
+    worker.handle(KvSent(1, "decode-0.1", ok=False), 0.0)
     assert not any(worker.held.values())
 
 
@@ -166,7 +164,6 @@ class TestEvicted:
         evicted(worker, IN_A)
         commands = worker.handle(KvReceived(1, "decode-0.1", intact=False), 0.0)
         assert sent(commands) == [LetGo((("a", 0),))]
-        assert sent(commands, ROUTER) == [Figures(num_failed_transfers=1)]
         assert not any(worker.held.values())
 
     def test_pairs_are_written_to_until_the_transfer_has_ended(self, worker: PrefillCore) -> None:

@@ -223,8 +223,9 @@ class TestFailures:
     def test_a_transfer_that_failed_is_counted_and_its_kv_stays_until_it_is_declined(self, worker: PrefillCore) -> None:
         through(worker)
         pulled(worker)
-        commands = worker.handle(KvSent(1, "decode-0.1", ok=False), 0.0)
-        assert sent(commands, ROUTER) == [Figures(num_failed_transfers=1)]
+        commands = worker.handle(KvSent(1, "decode-0.1", ok=False), 2.0)
+        told = [message for message in sent(commands, ROUTER) if isinstance(message, Figures)]
+        assert [figures.num_failed_transfers for figures in told] == [1]
         commands = worker.handle(said("decode-0", Decline("a", 0, is_failed=True)), 0.0)
         assert any(isinstance(message, AskPages) and message.pages == 1 for message in sent(commands))
 

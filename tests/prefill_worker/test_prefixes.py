@@ -6,7 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Chunk, Due, Entry, FinishReason, Request, Sampling, ServiceClass, StepPlan, StepResult
+from alignedserve.core import (
+    Chunk,
+    Due,
+    Entry,
+    FinishReason,
+    Opening,
+    Request,
+    Sampling,
+    ServiceClass,
+    StepPlan,
+    StepResult,
+)
 from alignedserve.cost.fit import OnlineCost, Point
 from alignedserve.cost.model import CopyCost, Shape
 from alignedserve.kvpool.state import PoolCore
@@ -69,7 +80,7 @@ def committing(worker: PrefillCore) -> None:
     fetching(worker)
     (plan,) = plans(worker.handle(CopiedIn(1, intact=True), 0.0))
     assert plan.chunks == (Chunk("long", (17, 18, 19), 16, (0, 1, 2, 3, 4), Sampling()),)
-    first = Tokens((Output("long", 0, 0, (7,), None, num_cached=16),))
+    first = Tokens((Output("long", 0, 0, (7,), None, opening=Opening(num_cached=16)),))
     assert Send("gateway-0", first) in worker.handle(StepDone(StepResult(1, (("long", 7),))), 0.0)
 
 
@@ -78,7 +89,7 @@ def test_only_what_is_not_known_is_computed_written_and_leased(worker: PrefillCo
     assert worker.num_reused_tokens == 16
     copied = worker.handle(said("pool-0", LeasePages((9,), 1)), 0.0)
     assert copied == [CopyOut(1, "pool-0.1", (0, 1, 2, 3, 4), (9,), LONG.prompt, start=16)]
-    whole = Entry(LONG, (7,), (4, 5, 9), Due(LONG.slo.tbt_s), names=NAMES, num_cached=16)
+    whole = Entry(LONG, (7,), (4, 5, 9), Due(LONG.slo.tbt_s), names=NAMES, opening=Opening(num_cached=16))
     assert Send("pool-0", Commit(whole, 2)) in worker.handle(CopiedOut(1), 0.0)
 
 
@@ -127,7 +138,7 @@ def test_pages_after_which_no_token_could_be_sampled_are_nobodys_beginning(worke
     fetching(worker)
     worker.handle(CopiedIn(1, intact=True), 0.0)
     commands = worker.handle(StepDone(StepResult(1, (), unsampled=("long",))), 0.0)
-    end = Tokens((Output("long", 0, 0, (), FinishReason.DOUBT, num_cached=16),))
+    end = Tokens((Output("long", 0, 0, (), FinishReason.DOUBT, opening=Opening(num_cached=16)),))
     assert Send("gateway-0", end) in commands
     assert [command for command in commands if command in (RELEASE, Send("pool-0", Spoiled((4, 5))))] == [
         Send("pool-0", Spoiled((4, 5))),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import Chunk, Due, Entry, FinishReason, Logprob, Sampling, StepPlan, StepResult
+from alignedserve.core import Chunk, Due, Entry, FinishReason, Logprob, Opening, Sampling, StepPlan, StepResult
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyOut, RunStep, Send, SetTimer
 from alignedserve.protocol.events import CopiedOut, LinkGap, MemberJoined, MemberLost, StepDone, TimerFired
@@ -30,7 +30,17 @@ from alignedserve.scheduling.policy import Chunking, Order, Policy, PromptChoice
 from alignedserve.worker.parts.part import REFRESH_S
 from alignedserve.worker.parts.prefixes import ANSWER_S
 from alignedserve.worker.setup import WorkerSetup
-from tests.samples import GATEWAY_MEMBER, LIMITS, POOL_MEMBER, ROUTER_MEMBER, member, next_attempt, request, said
+from tests.samples import (
+    GATEWAY_MEMBER,
+    LIMITS,
+    POOL_MEMBER,
+    ROUTER_MEMBER,
+    but_reports,
+    member,
+    next_attempt,
+    request,
+    said,
+)
 
 A, B = request("a"), request("b", prompt=6)
 DUE = Due(at=A.slo.tbt_s)  # the due time after a token at 0.0
@@ -99,7 +109,7 @@ def test_log_probabilities_go_on_with_the_entry(worker: PrefillCore) -> None:
     result = StepResult(1, (("a", 7),), logprobs=(("a", mine),), prompt_logprobs=(("a", of_prompt),))
     worker.handle(StepDone(result), 0.0)
     leased(worker, 1, 5)
-    committed = Commit(Entry(scored, (7,), (5,), DUE, (mine,), of_prompt))
+    committed = Commit(Entry(scored, (7,), (5,), DUE, (mine,), Opening(of_prompt)))
     assert worker.handle(CopiedOut(1), 0.0) == [Send("pool-0", committed)]
 
 
@@ -202,14 +212,14 @@ class TestLostFrames:
         prefilled(worker)
         for now, number in ((5.0, 2), (10.0, 3)):
             again = [asks(1, number), SetTimer("refresh", now + REFRESH_S)]
-            assert worker.handle(TimerFired("refresh"), now) == again
+            assert but_reports(worker.handle(TimerFired("refresh"), now)) == again
         assert leased(worker, 2, 5) == [], "the pool has it back by now"
         assert leased(worker, 3, 6) == [copy_out(1, page=6)]
 
     def test_nobody_is_asked_again_when_the_pool_has_gone(self, worker: PrefillCore) -> None:
         prefilled(worker)
         worker.handle(MemberLost(POOL_MEMBER), 0.0)
-        assert worker.handle(TimerFired("refresh"), 5.0) == [SetTimer("refresh", 5.0 + REFRESH_S)]
+        assert but_reports(worker.handle(TimerFired("refresh"), 5.0)) == [SetTimer("refresh", 5.0 + REFRESH_S)]
 
     def test_between_the_pool_and_us_have_us_ask_again(self, worker: PrefillCore) -> None:
         prefilled(worker)
@@ -263,7 +273,7 @@ class TestAbandonedCopies:
         leased(worker, 1, 5)
         worker.handle(MemberLost(POOL_MEMBER), 0.0)
         assert worker.handle(MemberJoined(POOL_MEMBER), 0.0) == []
-        assert worker.handle(TimerFired("refresh"), 5.0) == [SetTimer("refresh", 5.0 + REFRESH_S)]
+        assert but_reports(worker.handle(TimerFired("refresh"), 5.0)) == [SetTimer("refresh", 5.0 + REFRESH_S)]
         assert worker.handle(CopiedOut(1), 5.0)[0] == asks(1, 2)
         assert leased(worker, 2, 6)[0] == copy_out(2, page=6)
 

@@ -15,7 +15,20 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from msgspec import msgpack
 
-from alignedserve.core import Choice, Entry, Estimate, FinishReason, Logprob, Request, Role, Sampling, ServiceClass, Slo
+from alignedserve.core import (
+    Choice,
+    Entry,
+    Estimate,
+    FinishReason,
+    Logprob,
+    Opening,
+    Rejection,
+    Request,
+    Role,
+    Sampling,
+    ServiceClass,
+    Slo,
+)
 from alignedserve.errors import WireError
 from alignedserve.protocol import messages
 from alignedserve.protocol.messages import Commit, Heartbeat, Member, Output, Refused, Tokens
@@ -100,7 +113,7 @@ REQUEST = Request(
     priority=-3,
 )
 COMMIT = Envelope("prefill0", 1_700_000_000_000_000_000, 3, Commit(Entry(REQUEST, (5, 9), (4, 0))))
-SCORED = Output("s", 1, 0, (7,), None, (Logprob(-0.5, ((7, -0.5),)),), (Logprob(-1.5),))
+SCORED = Output("s", 1, 0, (7,), None, (Logprob(-0.5, ((7, -0.5),)),), Opening((Logprob(-1.5),)))
 TOKENS = Envelope("decode0", 5, 1, Tokens((Output("r1", 1, 0, (7, 8), FinishReason.STOP), SCORED)))
 
 
@@ -144,17 +157,17 @@ def test_the_format_is_that_of_its_version() -> None:
 
 
 TOKENS_FRAME = (
-    b"\x96\x04\xa7decode0\x05\x01\xa6Tokens\x91\x92\x98\xa2r1\x01\x00\x92\x07\x08\xa4stop\x90\x90\x00"
-    b"\x98\xa1s\x01\x00\x91\x07\xc0\x91\x92\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x92\x07\xcb\xbf\xe0"
-    b"\x00\x00\x00\x00\x00\x00\x91\x92\xcb\xbf\xf8\x00\x00\x00\x00\x00\x00\x90\x00"
+    b"\x96\x04\xa7decode0\x05\x01\xa6Tokens\x91\x92\x97\xa2r1\x01\x00\x92\x07\x08\xa4stop\x90\xc0\x97\xa1s\x01\x00"
+    b"\x91\x07\xc0\x91\x92\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x92\x07\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x93"
+    b"\x91\x92\xcb\xbf\xf8\x00\x00\x00\x00\x00\x00\x90\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00"
 )
 COMMIT_FRAME = (
-    b"\x96\x04\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Commit\x94\x98\x9f\xa2r1\xa8gateway0\x02\x93\x01"
-    b"\xcc\xc8\xce\x00\x01\x11p\x91\x05\x9f\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?\xec\xcc\xcc\xcc\xcc\xcc\xcd\xf9"
-    b"\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb"
-    b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x90\x90\xc0\xa0\xc0\xc0\x10\x91\x02\xa2be\x94\xcb?\xf0\x00\x00\x00\x00"
-    b"\x00\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00\x00\x00\x00\x00\x00\xc2\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0"
-    b"\xa0\xc0\x92\x05\t\x92\x04\x00\xc0\x90\x90\x90\x00\x00\xa0\xc2"
+    b"\x96\x04\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Commit\x94\x97\x9f\xa2r1\xa8gateway0\x02\x93\x01\xcc"
+    b"\xc8\xce\x00\x01\x11p\x91\x05\x9f\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?\xec\xcc\xcc\xcc\xcc\xcc\xcd\xf9\xcb"
+    b"\x00\x00\x00\x00\x00\x00\x00\x00\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb\x00"
+    b"\x00\x00\x00\x00\x00\x00\x00\x00\x90\x90\xc0\xa0\xc0\xc0\x10\x91\x02\xa2be\x94\xcb?\xf0\x00\x00\x00\x00\x00"
+    b"\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00\x00\x00\x00\x00\x00\xc2\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0"
+    b"\xa0\xc0\x92\x05\t\x92\x04\x00\xc0\x90\x93\x90\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x90\x00\xa0\xc2"
 )
 SCHEMA = [
     "Members(members: tuple[Member, ...])",
@@ -164,7 +177,7 @@ SCHEMA = [
     "Retire(name: str, incarnation: int)",
     "Submit(request: Request, sketch: Sketch | None)",
     "Cancel(request: str, attempt: int)",
-    "Refused(request: str, attempt: int, why: str, retry_after_s: float)",
+    "Refused(request: str, attempt: int, reason: Rejection, why: str, retry_after_s: float)",
     "Infeasible(request: str, attempt: int)",
     "AttemptLost(request: str, attempt: int)",
     "Prefill(request: Request, decode: str)",
@@ -172,11 +185,11 @@ SCHEMA = [
     "Tokens(outputs: tuple[Output, ...])",
     "Resend(request: str, attempt: int, index: int)",
     "Acknowledge(requests: tuple[str, ...])",
-    "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], ended: tuple[tuple[str, int"
-    "], ...], lengths: tuple[int, ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, int], ...], retur"
-    "ned: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
-    "Report(num_running: int, band: tuple[int, int] | None, free_pairs: int, batch: int, times: StepTimes, num_request"
-    "s: int, num_batch: int, num_buffered: int, num_rt: int, num_late: int)",
+    "Progress(committed: tuple[tuple[str, int], ...], joined: tuple[tuple[str, int], ...], ended: tuple[tuple[str, int]"
+    ", ...], lengths: tuple[int, ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, int], ...], returne"
+    "d: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
+    "Report(num_running: int, band: tuple[int, int] | None, free_pairs: int, batch: int, times: StepTimes, num_requests"
+    ": int, num_batch: int, num_buffered: int, num_rt: int, num_late: int)",
     "Declare(requests: tuple[Request, ...], is_last: bool)",
     "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int, is_retiring: bool)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",
@@ -198,45 +211,72 @@ SCHEMA = [
     "Prefetched(attempts: tuple[tuple[str, int], ...])",
     "LetGo(attempts: tuple[tuple[str, int], ...])",
     "Kept(request: str, attempt: int, pages: tuple[int, ...], names: tuple[int, ...])",
-    "Keep(request: str, attempt: int, num_known: int, pages: tuple[int, ...], names: tuple[int, ...], service: Service"
-    "Class, goes_on: bool)",
-    "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: int, ba"
-    "nd: tuple[int, int] | None, cost: Coefficients, rt_pairs: int, wants_batch: bool, ahead: int, wait_s: float)",
+    "Keep(request: str, attempt: int, num_known: int, pages: tuple[int, ...], names: tuple[int, ...], service: ServiceC"
+    "lass, goes_on: bool)",
+    "AskBatch(pairs: int, requests: int, times: StepTimes, copy_token_s: float, all_pairs: int, most_requests: int, ban"
+    "d: tuple[int, int] | None, cost: Coefficients, rt_pairs: int, wants_batch: bool, ahead: int, wait_s: float)",
     "Batch(entries: tuple[Entry, ...], is_pinned: bool, is_dynamic: bool)",
     "Release(request: str, attempt: int)",
-    "Figures(usage: Usage | None, num_refused: int, num_compressed: int, num_incompressible: int, num_failed_transfers"
-    ": int, rebuilt_s: float | None, steps: DecodeSteps | None, slowdown: float, rt: Stages | None, be: Stages | None,"
-    " member: str)",
+    "Figures(usage: Usage | None, num_refused: int, num_compressed: int, num_incompressible: int, num_failed_transfers:"
+    " int, rebuilt_s: float | None, steps: DecodeSteps | None, lengths: DecodeLengths | None, holders: tuple[PagesFor, "
+    "...], slowdown: float, worker: WorkerLoad | None, process: ProcessFigures | None, rt: Stages | None, be: Stages | "
+    "None, returned: ByClass, lost: ByClass, member: str)",
+    "AskDecisions(number: int, request: str)",
+    "Decisions(number: int, now: float, findings: Findings)",
     "Member(name: str, role: Role, node: str, incarnation: int, address: str, transport: str)",
     "Life(name: str, role: Role, incarnation: int)",
-    "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], sampling: Sampling,"
-    " max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, arrival_at: float, priority: int"
-    ", emitted_at: float | None, salt: str, estimate: Estimate | None)",
+    "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], sampling: Sampling, "
+    "max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, arrival_at: float, priority: int, "
+    "emitted_at: float | None, salt: str, estimate: Estimate | None)",
     "Sketch(counts: bytes, text: str)",
+    "Rejection: too_many_open queue_full too_late infeasible given_up",
     "Estimate(mean: int, upper: int)",
-    "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None, logprobs: tu"
-    "ple[Logprob, ...], prompt_logprobs: tuple[Logprob, ...], num_cached: int)",
-    "Backlog(prompts_s: float, prompt_token_s: float, rt_prompts_s: float, loaded_token_s: float, rt_loaded_token_s: f"
-    "loat)",
+    "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None, logprobs: tup"
+    "le[Logprob, ...], opening: Opening | None)",
+    "Backlog(prompts_s: float, prompt_token_s: float, rt_prompts_s: float, loaded_token_s: float, rt_loaded_token_s: fl"
+    "oat, copying: CopyCost)",
     "StepTimes(mean_s: float, most_s: float)",
     "ServiceClass: rt be",
-    "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None, logprobs: tuple[Logprob"
-    ", ...], prompt_logprobs: tuple[Logprob, ...], names: tuple[int, ...], num_cached: int)",
-    "Coefficients(fixed: float, token: tuple[float, ...], work: float, chunk: float, cached: float, decode: float, pre"
-    "fix: float, bubble: float, hidden: float)",
+    "Entry(request: Request, output: tuple[int, ...], pages: tuple[int, ...], due: Due | None, logprobs: tuple[Logprob,"
+    " ...], opening: Opening, names: tuple[int, ...])",
+    "Coefficients(fixed: float, token: tuple[float, ...], work: float, chunk: float, cached: float, decode: float, pref"
+    "ix: float, bubble: float, hidden: float)",
     "Usage(rt: int, be: int, shared: int, idle: int, leased: int, free: int)",
-    "DecodeSteps(by_batches: tuple[int, ...], by_spread: tuple[int, ...], spread_tokens: int, switches: int, prefetche"
-    "d: int, in_vain: int)",
+    "DecodeSteps(by_batches: tuple[int, ...], spread: Tally, switches: int, prefetched: int, in_vain: int, held_back: i"
+    "nt)",
+    "DecodeLengths(batch: Lengths, guests: Lengths, prompts: Lengths, waiting: Lengths, coming: Lengths, band: tuple[in"
+    "t, int] | None)",
+    "PagesFor(worker: str, leased: int, kept: int)",
+    "WorkerLoad(running: ByClass, waiting: ByClass, used: float, slack_s: float | None, step_tokens: Tally, step_s: Tal"
+    "ly, step_ratio: Tally, length_ratio: Tally, preempted: tuple[Preempted, ...], is_retiring: bool)",
+    "ProcessFigures(cpu_s: float, resident_bytes: int, num_files: int, started_at: float, failed: tuple[FailedPol"
+    "icy, ...])",
     "Stages(unplaced: int, prefill: int, pool: int, decode: int)",
+    "ByClass(rt: int, be: int)",
+    "Findings(decisions: tuple[Decision, ...], steps: tuple[Step, ...], since: float)",
     "Role: router gateway prefill decode pool jobs",
-    "Sampling(temperature: float, top_k: int, top_p: float, seed: int, min_p: float, repetition_penalty: float, presen"
-    "ce_penalty: float, frequency_penalty: float, min_tokens: int, logit_bias: tuple[tuple[int, float], ...], allowed_"
-    "tokens: tuple[int, ...], grammar: Choice | None, syntax: str, logprobs: int | None, prompt_logprobs: int | None)",
+    "Sampling(temperature: float, top_k: int, top_p: float, seed: int, min_p: float, repetition_penalty: float, presenc"
+    "e_penalty: float, frequency_penalty: float, min_tokens: int, logit_bias: tuple[tuple[int, float], ...], allowed_to"
+    "kens: tuple[int, ...], grammar: Choice | None, syntax: str, logprobs: int | None, prompt_logprobs: int | None)",
     "Slo(ttft_s: float, tbt_s: float, jct_s: float, strict: bool)",
     "FinishReason: stop length error doubt",
     "Logprob(value: float, top: tuple[tuple[int, float], ...])",
+    "Opening(logprobs: tuple[Logprob, ...], num_cached: int, waited_s: float)",
+    "CopyCost(token_s: float, fixed_s: float)",
     "Due(at: float, num_left: int, num_missed: int)",
+    "Tally(buckets: tuple[int, ...], total: float)",
+    "Lengths(rt: tuple[int, ...], be: tuple[int, ...], num_rt: int, num_be: int)",
+    "Preempted(cause: PreemptionCause, service: ServiceClass, keeps_kv: bool, number: int)",
+    "FailedPolicy(kind: PolicyKind, how: PolicyFailure, number: int)",
+    "Decision(kind: Kind, at: float, request: str, attempt: int, service: ServiceClass, salt: str, other: str, tokens: "
+    "int, number: int, seconds: float, expected_s: float, why: str)",
+    "Step(number: int, began_at: float, seconds: float, predicted_s: float, prompt_tokens: int, decodes: int)",
     "Choice(outputs: tuple[tuple[int, ...], ...])",
+    "PreemptionCause: memory ahead real_time level worth crowded",
+    "PolicyKind: order packing placement admission predictor",
+    "PolicyFailure: raised nonsense slow",
+    "Kind: arrived declared refused predicted placed moved cancelled replaced queued behind seated chunk offered writes"
+    " committed candidate joining joined displaced ended lost",
 ]
 
 
@@ -374,10 +414,10 @@ FITTING: list[tuple[str, tuple[Any, ...]]] = [
     ("LeasePages", ((1, 2), 0, "be", None, 0)),
     ("Missed", ()),
     ("Acknowledge", (("r",),)),
-    ("Refused", ("r", 1, "why", 1.0)),
+    ("Refused", ("r", 1, "too_late", "why", 1.0)),
     ("Heartbeat", (("n", "pool", "node", 1, "a", "t"),)),
-    ("Tokens", ((("r", 1, 0, (1,), "stop", (), (), 0),),)),
-    ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001, 0.25, 0.002, 0.001))),
+    ("Tokens", ((("r", 1, 0, (1,), "stop", (), None),),)),
+    ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001, 0.25, 0.002, 0.001, (1e-05, 0.0)))),
     ("Infeasible", ("r", 1)),
 ]
 
@@ -407,15 +447,15 @@ def test_fields_that_fit(kind: str, values: tuple[Any, ...]) -> None:
         ("Missed", (1,)),
         ("Acknowledge", ((b"r",),)),
         ("Acknowledge", (("r", 1),)),
-        ("Refused", ("r", 1, "why", "soon")),
-        ("Refused", ("r", 1, "why", True)),
+        ("Refused", ("r", 1, "too_late", "why", "soon")),
+        ("Refused", ("r", 1, "too_late", "why", True)),
         ("Heartbeat", (("n", "king", "node", 1, "a"),)),
         ("Heartbeat", (("n", ["pool"], "node", 1, "a"),)),
         ("Heartbeat", (("n", "pool", "node", 1),)),
-        ("Tokens", ((("r", 1, 0, (1,), "bored", (), (), 0),),)),
-        ("Tokens", ((("r", 1, 0, (1,), "stop", (0.5,), (), 0),),)),
-        ("Progress", ((("r",),), (), (), (), (), (), (), 0, (0.0, 0.0, 0.0, 0.0, 0.0))),
-        ("Progress", ((("r", 1, 1),), (), (), (), (), (), (), 0, (0.0, 0.0, 0.0, 0.0, 0.0))),
+        ("Tokens", ((("r", 1, 0, (1,), "bored", (), None),),)),
+        ("Tokens", ((("r", 1, 0, (1,), "stop", (0.5,), None),),)),
+        ("Progress", ((("r",),), (), (), (), (), (), (), 0, (0.0, 0.0, 0.0, 0.0, 0.0, (0.0, 0.0)))),
+        ("Progress", ((("r", 1, 1),), (), (), (), (), (), (), 0, (0.0, 0.0, 0.0, 0.0, 0.0, (0.0, 0.0)))),
         ("Progress", ((("r", 1),), (), (), (), (), (), (), 0, (0.5, 0.001, 0.25))),
         ("Infeasible", ("r", 1.5)),
     ],
@@ -439,9 +479,9 @@ def test_a_long_wrong_value_makes_no_long_log_line() -> None:
 
 
 def test_a_whole_number_will_do_for_a_float() -> None:
-    back = decode(with_fields("Refused", "r", 1, "why", 2), MOST_BYTES)
-    assert repr(back.message) == repr(Refused("r", 1, "why", 2.0))
-    assert encode(replace(TOKENS, message=Refused("r", 1, "why", 2))) == encode(
+    back = decode(with_fields("Refused", "r", 1, "too_late", "why", 2), MOST_BYTES)
+    assert repr(back.message) == repr(Refused("r", 1, Rejection.LATE, "why", 2.0))
+    assert encode(replace(TOKENS, message=Refused("r", 1, Rejection.LATE, "why", 2))) == encode(
         replace(back, sender="decode0", incarnation=5)
     )
 
@@ -462,7 +502,7 @@ def test_numbers_that_no_frame_can_hold_are_refused_by_the_sender(whole: int) ->
 
 def test_text_that_is_no_text_is_refused_by_the_sender() -> None:
     with pytest.raises(WireError, match="cannot be sent"):
-        encode(replace(TOKENS, message=Refused("r", 1, "half a \ud83d", 0.0)))
+        encode(replace(TOKENS, message=Refused("r", 1, Rejection.LATE, "half a \ud83d", 0.0)))
 
 
 @pytest.mark.parametrize(

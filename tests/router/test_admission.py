@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.core import Estimate, Request, ServiceClass, Slo
+from alignedserve.core import Estimate, Rejection, Request, ServiceClass, Slo
 from alignedserve.router.placing.admission import (
     Admission,
     Bound,
@@ -154,6 +154,7 @@ class TestInfeasible:
     def test_where_it_is_strict_it_is_refused_at_once_and_told_what_would_help(self) -> None:
         refusal = refused(admission(), self.strict(), self.AHEAD)
         assert refusal == Refusal(
+            Rejection.INFEASIBLE,
             "its prompt alone takes 2.5 s, and its ttft is 1 s: "
             "ask for a longer slo.ttft_ms, for service_tier flex, or not for slo.strict",
             1.0,
@@ -201,6 +202,20 @@ class TestMemory:
         assert stands(self.crowded(), 4.0).refusal(rt("c", prompt=100), WorkAhead(memory=400), NOW) is None
 
     @pytest.mark.parametrize("workers", [1, 2])
+    @pytest.mark.parametrize("is_beside_its_decodes", [False, True])
+    def test_a_burst_may_want_a_fifth_more_than_there_is(self, workers: int, is_beside_its_decodes: bool) -> None:
+        """However slowly it comes free: requests of a burst have yet to grow."""
+
+        def is_refused(wanted: int) -> bool:
+            lacks = (wanted - 500) // workers if is_beside_its_decodes else None
+            ahead = WorkAhead(memory=500, num_decoding=workers, lacks=lacks)
+            chat = rt("c", prompt=wanted - 500, ttft_s=0.01)
+            return self.crowded().refusal(chat, ahead, NOW) is not None
+
+        assert not is_refused(600)
+        assert is_refused(602)
+
+    @pytest.mark.parametrize("workers", [1, 2])
     def test_a_request_that_has_room_now_waits_for_none_whatever_is_predicted(self, workers: int) -> None:
         """Two prompts of 100 tokens wait for memory before it."""
 
@@ -219,6 +234,14 @@ class TestMemory:
         assert found.first_token_s(rt("c", prompt=50), ahead, NOW) > 0.0, "it had to leave its worker"
         found.closed(rt("b"))
         assert found.first_token_s(rt("c", prompt=50), ahead, NOW) == 0.0
+
+    @pytest.mark.parametrize("is_beside_its_decodes", [False, True])
+    def test_a_request_waits_for_what_others_wait_for_whatever_is_predicted(self, is_beside_its_decodes: bool) -> None:
+        """Two prompts of 100 tokens wait on two workers, of which each frees 100 tokens a second."""
+        lacks = 0 if is_beside_its_decodes else None
+        ahead = WorkAhead(memory=1_000_000, free=10, num_decoding=2, lacks=lacks)
+        waits_s = (100 + 50 - 10) / 100
+        assert self.crowded().first_token_s(rt("c", prompt=50), ahead, NOW) == pytest.approx(waits_s, rel=0.15)
 
     def test_where_room_is_not_known_predictions_count(self) -> None:
         assert self.crowded().first_token_s(rt("c"), WorkAhead(memory=300, free=None), NOW) > 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice, pairwise
 from random import Random
@@ -107,6 +108,17 @@ class TestUse:
         told(model, islice(traffic(6, grows), 1000), fits)
         told(model, islice(traffic(7, falls), 80), fits)
         assert len({self._said(model, kind) for kind in range(KINDS)}) == 1
+
+    def test_the_log_says_with_which_figures_predictions_begin_and_end(self, caplog: pytest.LogCaptureFixture) -> None:
+        model, fits = new_model(), FitTimes()
+        with caplog.at_level("INFO", logger="alignedserve.predictor"):
+            told(model, islice(traffic(6, grows), 1000), fits)
+            told(model, islice(traffic(7, falls), 80), fits)
+        first, *_, last = (record.getMessage() for record in caplog.records)
+        assert re.fullmatch(
+            r"lengths are predicted: of recent outputs \d+% of pairs are in order, \d+% within .*", first
+        )
+        assert last.startswith("all outputs are predicted alike: of recent outputs ")
 
     def test_they_come_back_when_the_new_lengths_are_learnt(self) -> None:
         model, fits = new_model(), FitTimes()

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.core import Estimate, Request, Role, ServiceClass, Slo
+from alignedserve.cost.model import CopyCost
 from alignedserve.protocol.messages import Backlog, Report
 from alignedserve.router.placing.beginnings import Beginnings
 from alignedserve.router.placing.placement import Placement
@@ -19,6 +20,7 @@ from tests.samples import member, request
 
 POOL = {"local": "pool-0"}
 TOKEN_S = 0.001
+COPYING = CopyCost(TOKEN_S / 20)
 NOW = 100.0
 
 
@@ -37,8 +39,10 @@ def placement(*workers: str, policy: Policy = DEFAULT_POLICY, prompts_on: Role =
     return found
 
 
-def tell(of: Placement, worker: str, all_s: float, rt_s: float = 0.0, free_pairs: int = 100) -> None:
-    of.progressed(worker, Backlog(all_s, TOKEN_S, rt_s, TOKEN_S, TOKEN_S), free_pairs, NOW)
+def tell(
+    of: Placement, worker: str, all_s: float, rt_s: float = 0.0, free_pairs: int = 100, copying: CopyCost = COPYING
+) -> None:
+    of.progressed(worker, Backlog(all_s, TOKEN_S, rt_s, TOKEN_S, TOKEN_S, copying), free_pairs, NOW)
 
 
 class TestWhere:
@@ -338,6 +342,25 @@ class TestBeginnings:
         found.placed("prefill-1", rt(500), POOLS, NOW)
         found.came("prefill-1", rt())
         assert found.ahead_of(rt(1000), POOLS, NOW).prompts_s == pytest.approx(0.2 + 0.5 - 0.95 * 0.384)
+
+    @pytest.mark.parametrize(
+        ("copy_share", "takes_s"), [(0.05, 0.192 + 0.05 * 7.808), (0.9, 0.192 + 0.9 * 7.808), (2.0, 8.0)]
+    )
+    def test_a_copy_takes_what_the_worker_says(self, copy_share: float, takes_s: float) -> None:
+        """The worker computes a prompt if a copy takes longer."""
+        found = self.two()
+        found.kept(rt(7900), "n1", POOLS)
+        tell(found, "prefill-0", all_s=9.0, rt_s=9.0)
+        tell(found, "prefill-1", all_s=0.0, copying=CopyCost(copy_share * TOKEN_S))
+        assert found.ahead_of(rt(8000), POOLS, NOW).prompt_s == pytest.approx(takes_s)
+
+    @pytest.mark.parametrize(("wait_s", "goes_to"), [(0.7, "prefill-1"), (0.9, "prefill-0")])
+    def test_a_prompt_behind_a_slow_link_goes_where_it_is_sooner(self, wait_s: float, goes_to: str) -> None:
+        """The copy of 7,808 tokens takes 7 s; the worker would compute them in 7.8 s."""
+        found = self.two()
+        found.kept(rt(7900), "n1", POOLS)
+        tell(found, "prefill-1", all_s=wait_s, rt_s=wait_s, copying=CopyCost(0.9 * TOKEN_S))
+        assert found.worker_for(rt(8000), POOLS, NOW) == goes_to
 
     def test_another_salt_is_another_beginning(self) -> None:
         assert self.two().worker_for(replace(rt(1000), salt="other"), POOLS, NOW) == "prefill-0"

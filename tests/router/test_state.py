@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from alignedserve.core import Request, Role, ServiceClass, Slo
+from alignedserve.core import Rejection, Request, Role, ServiceClass, Slo
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.events import TimerFired
 from alignedserve.protocol.messages import (
@@ -47,7 +47,8 @@ class TestPlacement:
         for name in "xyz":
             router.handle(said("gateway-0", Submit(request(name))), 3.0)
         why = "3 requests are open, the limit is 3"
-        assert router.handle(said("gateway-0", Submit(A)), 3.0) == [Send("gateway-0", Refused("a", 0, why, 1.0))]
+        refused = Refused("a", 0, Rejection.OPEN, why, 1.0)
+        assert router.handle(said("gateway-0", Submit(A)), 3.0) == [Send("gateway-0", refused)]
         again = next_attempt(A)
         assert router.handle(said("gateway-0", Submit(again)), 3.0) == [
             *cancels("a"),

@@ -8,6 +8,7 @@ from alignedserve.config.topology import Range
 from alignedserve.core import Role
 from alignedserve.protocol.commands import Command, Scale, Send
 from alignedserve.protocol.events import TimerFired
+from alignedserve.protocol.figures import ByClass, Stages
 from alignedserve.protocol.messages import (
     Backlog,
     Died,
@@ -18,7 +19,6 @@ from alignedserve.protocol.messages import (
     Prefill,
     Progress,
     Retire,
-    Stages,
     Submit,
 )
 from alignedserve.router.sizing import Sizes
@@ -119,7 +119,7 @@ def test_a_worker_that_may_not_have_heard_that_it_retires_is_told_again() -> Non
     assert Send("prefill-1", retire) not in router.handle(said("prefill-1", Missed()), 3.1)
 
 
-def test_gateways_hear_where_requests_are_when_that_has_changed() -> None:
+def test_gateways_hear_each_second_where_requests_are() -> None:
     router = serving()
 
     def shown(at: float) -> list[Figures]:
@@ -128,13 +128,16 @@ def test_gateways_hear_where_requests_are_when_that_has_changed() -> None:
             command.message for command in told if isinstance(command, Send) and isinstance(command.message, Figures)
         ]
 
-    assert shown(3.0) == [Figures(rt=Stages(), be=Stages(), member="router")]
+    assert shown(3.0) == [Figures(rebuilt_s=RECOVERED_AT, rt=Stages(), be=Stages(), member="router")]
     submit(router, "a", "b")
     router.handle(said("pool-0", Progress(committed=(("a", 0),))), 3.1)
-    assert shown(4.0) == [Figures(rt=Stages(prefill=1, pool=1), be=Stages(), member="router")]
-    assert shown(5.0) == []
+    told = Figures(rebuilt_s=RECOVERED_AT, rt=Stages(prefill=1, pool=1), be=Stages(), member="router")
+    assert shown(4.0) == [told]
+    assert shown(5.0) == [told], "a router that is silent is away"
     router.handle(said("gateway-1", beat("gateway-1")), 5.5)
-    assert len(shown(6.0)) == 2, "both, of which one is new"
+    assert len(shown(6.0)) == 2
+    router.handle(said("launcher", Died("pool-0", 1)), 6.5)
+    assert [figures.lost for figures in shown(7.0)] == [ByClass(rt=1)] * 2, "the pool had a"
 
 
 def test_as_many_workers_are_asked_for_as_the_load_takes() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from alignedserve.config.config import LogConfig, LogFormat, LogLevel
+from alignedserve.core import Rejection
 from alignedserve.protocol.messages import (
     ROUTER,
     AttemptLost,
@@ -85,7 +86,7 @@ def test_less_severe_lines_are_left_out(capsys: pytest.CaptureFixture[str]) -> N
         (ROUTER, Progress(ended=(("req-a", 0),)), "ended"),
         (ROUTER, Progress(lost=(("req-a", 0),)), "lost"),
         (ROUTER, Cancel("req-a", 0), "cancelled"),
-        ("gateway-0", Refused("req-a", 0, "full", 1.0), "refused"),
+        ("gateway-0", Refused("req-a", 0, Rejection.QUEUED, "full", 1.0), "refused"),
         ("gateway-0", AttemptLost("req-a", 0), "lost: its owner is to start the next attempt"),
     ],
     ids=lambda value: type(value).__name__ if not isinstance(value, str) else value,

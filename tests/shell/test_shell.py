@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
 
 import pytest
@@ -24,11 +25,13 @@ from alignedserve.protocol.events import (
     TimerFired,
     Unsent,
 )
+from alignedserve.protocol.figures import ProcessFigures
 from alignedserve.protocol.messages import (
     LAUNCHER,
     ROUTER,
     AskPages,
     Died,
+    Figures,
     Heartbeat,
     Holding,
     Life,
@@ -339,3 +342,19 @@ def test_what_goes_on_aside_is_told_when_it_has_ended_and_what_cannot_is_perform
 def test_a_part_without_hands_performs_nothing(worker: Links) -> None:
     with pytest.raises(TypeError, match="cannot perform RunStep"):
         Bench(worker).run([RunStep(StepPlan(1))])
+
+
+def test_figures_say_what_process_they_come_from_unless_they_are_handed_on(router: Links, worker: Links) -> None:
+    another = ProcessFigures(1.5, 1 << 20, 8, 1.7e9)
+    told = [Send(ROUTER, Figures(num_refused=1)), Send(ROUTER, Figures(process=another, member="decode-1"))]
+    Bench(worker).run([*told, AT_ONCE])
+    own, handed_on = [event.message for event in wait_for(router, 2) if isinstance(event, Received)]
+    assert handed_on == told[1].message
+    assert isinstance(own, Figures)
+    found = own.process
+    assert found is not None
+    assert own == Figures(num_refused=1, process=found)
+    assert 0 < found.cpu_s <= time.process_time() + 0.02, "the kernel counts in hundredths of a second"
+    assert found.resident_bytes > 1 << 20
+    assert found.num_files > 2
+    assert 0 < time.time() - found.started_at < 86_400

@@ -33,7 +33,7 @@ def test_a_percentile_is_the_smallest_value_that_so_many_percent_do_not_exceed()
 
 def test_a_distribution() -> None:
     assert Distribution.from_values([4.0, 1.0, 1.0]) == Distribution(
-        count=3, mean=2.0, p50=1.0, p90=4.0, p99=4.0, most=4.0
+        count=3, mean=2.0, p50=1.0, p90=4.0, p95=4.0, p99=4.0, most=4.0
     )
 
 

@@ -25,7 +25,7 @@ import pytest
 
 from alignedserve.core import ServiceClass, Slo
 from alignedserve.scheduling.policy import Compression
-from alignedserve.simulator.records.records import RunRecord
+from alignedserve.simulator.records.records import RequestRecord, RunRecord
 from alignedserve.simulator.reports.request_figures import attains, end_to_end_s
 from benchmarks.common.lessons import Lesson, arrivals, played, settings_of_cluster
 
@@ -33,6 +33,7 @@ WRONG = pytest.mark.parametrize("lesson", [Lesson.USELESS, Lesson.REVERSED])
 FEW_TOKENS = 16_000  # of KV on each device: some twenty requests
 WINDOW_S = 12.0  # in which not all documents can be served
 SLOWER, BEFORE_OUTPUTS_END, MORE_LATE, MORE_PREEMPTED = 1.05, 1.25, 0.025, 10
+FEWER_CHATS, FEWER_TOKENS = 0.05, 0.85  # over capacity a message more or less moves them by half as much
 
 
 @cache
@@ -66,7 +67,7 @@ def compressed(lesson: Lesson) -> RunRecord:
 @cache
 def chats(lesson: Lesson) -> RunRecord:
     """Play more chats than there is memory for."""
-    asked = arrivals(200, ServiceClass.RT, 1, rate=12.0, most_prompt=400)
+    asked = arrivals(600, ServiceClass.RT, 2, rate=12.0, most_prompt=400)
     return played(settings_of_cluster("2xcolocated", FEW_TOKENS), lesson, list(asked))
 
 
@@ -76,6 +77,10 @@ def completion_s(record: RunRecord) -> float:
 
 def kept(record: RunRecord) -> float:
     return mean(end_to_end_s(request) <= request.slo.jct_s for request in record.requests)
+
+
+def tokens(requests: list[RequestRecord]) -> int:
+    return sum(len(request.token_at) for request in requests)
 
 
 def preempted(record: RunRecord) -> int:
@@ -107,9 +112,14 @@ def test_documents_whose_pages_are_compressed_end_as_early(lesson: Lesson) -> No
 
 @pytest.mark.parametrize("lesson", [Lesson.USELESS, Lesson.REVERSED, Lesson.LEARNT, Lesson.PERFECT])
 def test_as_many_chats_attain_where_memory_is_short(lesson: Lesson) -> None:
-    """Learnt predictions refused 36 of these 200 chats while memory was free; without predictions 14 were refused."""
-    wrong, none = (mean(map(attains, chats(each).requests)) for each in (lesson, Lesson.NOTHING))
-    assert wrong >= none - MORE_LATE
+    """Learnt predictions refused a fifth of such chats while memory was free, twice as many as without predictions.
+
+    Where outputs were longer than predicted, nobody was refused while chats that had begun waited for most of the
+    memory: as many attained, but only the short ones. So the tokens of those that attain count too.
+    """
+    wrong, none = ([each for each in chats(which).requests if attains(each)] for which in (lesson, Lesson.NOTHING))
+    assert len(wrong) >= len(none) - FEWER_CHATS * len(chats(lesson).requests)
+    assert tokens(wrong) >= FEWER_TOKENS * tokens(none)
 
 
 @pytest.mark.parametrize("lesson", [Lesson.USELESS, Lesson.REVERSED, Lesson.LEARNT, Lesson.PERFECT])

@@ -173,6 +173,15 @@ class TestFiles:
         assert found.kv_tokens == int((0.9 * 180 - MODELS["llama-3.1-70b"].weights_gb) * 1e9 / found.kv_bytes)
         assert found.truth.seconds_of([], [1000]) < 4 * h100.truth.seconds_of([], [1000])
 
+    @pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+    def test_a_device_may_say_what_unequal_prefixes_cost(self, written: Callable[..., Path], share: float) -> None:
+        gpu = {**NUMBERS, "unequal_share": share}
+        seconds_of = from_file(written({"gpu": gpu, "model": "opt-13b"})).truth.seconds_of
+        for chunks in ([], [(64, 0)]):
+            mean, longest = (seconds_of(chunks, [prefix] * 4) for prefix in (1000, 3700))
+            unequal = seconds_of(chunks, [100, 100, 100, 3700])
+            assert unequal == pytest.approx(mean + share * (longest - mean))
+
     def test_measured_grids(self, written: Callable[..., Path]) -> None:
         tree = json.loads((FOLDER / f"{PRO}.json").read_text(encoding="utf-8"))
         few = {name: tree[name] for name in ("format", "linear", "per_sequence", "prefill", "decode")}

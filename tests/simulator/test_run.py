@@ -16,7 +16,8 @@ from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedIn, CopiedOut
 from alignedserve.simulator.machines.engine import CheckedHands, Costs, TaggedArena, WrongKV, story_from
-from alignedserve.simulator.run import simulate
+from alignedserve.simulator.records.records import RequestRecord
+from alignedserve.simulator.run import Simulation, simulate
 from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.workload import Workload, arrivals
 from tests.samples import POOL_MEMBER, member, request
@@ -76,6 +77,17 @@ def test_beyond_the_bound_requests_are_refused() -> None:
     assert summary.problems == ()
     assert 0 < summary.num_refused < 40
     assert summary.num_refused + summary.num_finished == 40
+
+
+def test_nothing_is_kept_of_requests_that_ended_where_a_listener_hears_of_each() -> None:
+    settings = Settings(workload=Workload(num_requests=40, rate=500), most_open=10, checked=False)
+    kept, heard = Simulation(settings), list[RequestRecord]()
+    listened = Simulation(settings)
+    listened.clients.on_end = heard.append
+    assert kept.run().num_refused > 0
+    assert listened.run().num_requests == 0
+    assert listened.clients.kept == {}
+    assert sorted(heard, key=lambda record: (record.arrival_at, record.id)) == kept.record(0.0).requests
 
 
 def test_output_depends_on_the_request_alone() -> None:

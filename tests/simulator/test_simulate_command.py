@@ -13,6 +13,7 @@ from types import MappingProxyType
 import pytest
 
 from alignedserve.cli import main as cli
+from alignedserve.cli import side_by_side
 from alignedserve.cli import simulate as simulate_command
 from alignedserve.cli.simulate_once import parse_cluster, run_once, run_saved, settings_of
 from alignedserve.cli.terminal.progress import ProgressBar
@@ -41,6 +42,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[SimulationTrial]:
         on_progress(1, 2)
         return MIXED
 
+    monkeypatch.setattr(side_by_side, "one_for_each_core", lambda: 1)  # another process would not have the stub
     monkeypatch.setattr(simulate_command, "run_once", stub)
     monkeypatch.setattr(simulate_command, "run_saved", lambda trial, on_progress, _: stub(trial, on_progress))
     monkeypatch.setattr(simulate_command, "settings_of", lambda _: None)
@@ -388,7 +390,7 @@ def test_what_was_written_before_an_interrupt_stays(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(simulate_command, "run_once", second_is_interrupted)
     monkeypatch.setattr(simulate_command, "settings_of", lambda _: None)
-    assert cli.main(["simulate", "--seeds", "1,2", "--out", str(tmp_path / "out")]) == 130
+    assert cli.main(["simulate", "--seeds", "1,2", "--jobs", "1", "--out", str(tmp_path / "out")]) == 130
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["aligned-seed1"]
 
 

@@ -19,10 +19,10 @@ from alignedserve.simulator.workload.lengths import DrawnSizes, RecordedLengths,
 from alignedserve.simulator.workload.named import NAMED
 from alignedserve.simulator.workload.pace import ClosedArrivals, Gamma, Recorded
 from alignedserve.simulator.workload.spec import read_workload
-from alignedserve.simulator.workload.stream import ClientLimits, Span, Stream, StreamPromise, Turns
+from alignedserve.simulator.workload.stream import ClientLimits, Foresight, Span, Stream, StreamPromise, Turns
 
 SHAREGPT = Path(__file__).parent / "data" / "sharegpt300.csv"
-PARTS = (*KINDS.values(), *ARRIVALS.values(), StreamPromise, Turns, ClientLimits, Span)
+PARTS = (*KINDS.values(), *ARRIVALS.values(), StreamPromise, Turns, ClientLimits, Foresight, Span)
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "workloads.md"
 
 FILE = """
@@ -44,11 +44,19 @@ streams:
 """
 
 
+CHATS = (
+    '{"messages": [{"role": "system", "content": "12345678"}, {"role": "user", "content": "1234"}]}\n\n'
+    '{"model": "m", "messages": [{"role": "user", "content": "12345678"}, {"role": "assistant", "content": "1234"}, '
+    '{"role": "user", "content": "123456781234"}, {"role": "assistant", "content": "1234"}]}\n'
+)
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the current folder of a user, with two files of requests and a workload."""
+    """Return the current folder of a user, with three files of requests and a workload."""
     (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens,model\n0.5,10,2,a\n1.5,20,3,b\n")
     (tmp_path / "lengths.csv").write_text("arrival_s,prompt_tokens,output_tokens\n,10,2\n,20,3\n")
+    (tmp_path / "chats.jsonl").write_text(CHATS)
     (tmp_path / "workload.yaml").write_text(FILE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -146,7 +154,7 @@ def test_what_is_named_is_not_changed_by_its_use() -> None:
         ("chat,rate=1,rate_scale=2", "rate and rate_scale exclude each other"),
         ("chat,num_requests=2.5", "stream chat: num_requests must be an integer, not the text '2.5'"),
         ("chat,arrivals=gama", "arrivals must be one of gamma, bursts, diurnal, closed, at_once, not 'gama'"),
-        ("chat,kind=pictures", "kind must be one of trace, lengths, mix, sizes, not 'pictures'"),
+        ("chat,kind=pictures", "kind must be one of trace, lengths, mix, sizes, chats, not 'pictures'"),
         ("chat,arrivals=closed,cv=2", "cv is not a key of sizes with arrivals closed"),
         ("conversations,arrivals=closed", "rate is not a key of sizes with arrivals closed"),
         ("mix:arrivals=closed,rate=2", "rate cannot be set: no stream of this workload has a rate"),
@@ -213,10 +221,13 @@ def test_amounts_that_are_none(size: str) -> None:
         ("arrival_s,prompt_tokens,output_tokens\n", "has no requests"),
         ("arrival_s,prompt_tokens,output_tokens\n0,5,5\nsoon,5,5", "line 3: arrival_s must be a number of seconds"),
         ("arrival_s,prompt_tokens,output_tokens\n0,5,5\ninf,5,5", "line 3: arrival_s must be a number of seconds"),
-        ("arrival_s,prompt_tokens,output_tokens\n3,5,5\n2,5,5", "line 3: arrival_s 2 is earlier than the line before"),
+        ("arrival_s,prompt_tokens,output_tokens\n3,5,5\n2,5,5", "line 3: arrival_s is earlier than in the line before"),
         ("arrival_s,prompt_tokens,output_tokens\n0,5,-1", "line 2: output_tokens must be a whole number of 0 or more"),
         ("arrival_s,prompt_tokens,output_tokens\n0,5,0\n1,0,5", "wrong.csv has no requests"),
-        ("arrival_s,prompt_tokens,output_tokens\n0,5", "line 2: output_tokens must be a whole number"),
+        (
+            "arrival_s,prompt_tokens,output_tokens\n0,5",
+            "line 2: output_tokens is empty: fill it in, or remove the line",
+        ),
         ("arrival_s,prompt_tokens,output_tokens\n0,5.5,5", "line 2: prompt_tokens must be a whole number"),
         (
             "arrival_s,prompt_tokens,output_tokens\n1e308,5,5",
@@ -335,6 +346,45 @@ def test_a_key_on_the_command_line_hides_nothing_that_is_wrong_in_the_file(folde
     (folder / "wrong.yaml").write_text(f"streams: {streams}")
     with pytest.raises(WorkloadError, match=r"wrong.yaml: stream"):
         read_workload("wrong.yaml,cv=3")
+
+
+# --- Files of chats
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_file_of_chats_is_asked_turn_by_turn() -> None:
+    """The second chat has two turns, of 2 and 3 tokens; its second prompt holds the first and the answer."""
+    load = Load(read_workload("chats:chats.jsonl,rate=1,cv=0,num_requests=3,think_s=2,output=5"), ["g"], 0)
+    asked, waiting = list[tuple[str, int]](), load.start(0.0)
+    while waiting:
+        request = waiting.pop(0).request
+        asked.append((request.id, len(request.prompt)))
+        waiting += load.arrived(request.id) + load.ended(request.id, request.arrival_at + 1, (1, 2, 3, 4))
+    assert sorted(asked) == [("chats-0", 3), ("chats-1", 2), ("chats-1.1", 9), ("chats-2", 3)]
+    assert load.expected is None, "chats may end before their last turn"
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("[]", "line 1 has no messages"),
+        ('{"prompt": "a"}', "line 1 has no messages"),
+        ('{"messages": [{"role": "user"}]}', "a message must have a role and a text as its content"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "nobody asks anything in this chat"),
+        ("{", "is not a file of JSON lines"),
+        ("", "has no chats"),
+    ],
+)
+def test_a_wrong_file_of_chats_is_named(folder: Path, line: str, problem: str) -> None:
+    (folder / "wrong.jsonl").write_text(line)
+    with pytest.raises(WorkloadError, match=re.escape(problem)):
+        read_workload("chats:wrong.jsonl,rate=1")
+
+
+@pytest.mark.usefixtures("folder")
+def test_chats_have_the_turns_of_their_file() -> None:
+    with pytest.raises(WorkloadError, match="turns has no effect: each chat of the file has as many as it has"):
+        read_workload("chats:chats.jsonl,turns=3")
 
 
 # --- The documentation

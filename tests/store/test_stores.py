@@ -13,6 +13,7 @@ import pytest
 from alignedserve.errors import Conflict, Fenced, StoreError
 from alignedserve.store import redis_store, sqlite_store
 from alignedserve.store.job import Endpoint, Forecast, Job, JobStatus, LineCounts, LineResult, Problem
+from alignedserve.store.response import StoredResponse
 from alignedserve.store.store import Holder, Listing, ListPage, OverQuota, OwnerUsage, Purpose, Store, StoredFile
 from tests.store.conftest import Kind
 
@@ -372,3 +373,41 @@ def test_an_older_schema_is_migrated_and_a_newer_schema_refused(kind: Kind) -> N
     assert asyncio.run(migrate()) == asyncio.run(migrate()) == len(newer)
     with pytest.raises(StoreError, match="use a newer one"):
         kind.run(lambda store: store.describe())
+
+
+def response(number: int, owner: str = ME, said: str = "ü" * 100) -> StoredResponse:
+    item = {"type": "message", "content": [{"type": "output_text", "text": said}]}
+    return StoredResponse(f"resp_{number}", owner, 1_000 + number, 5_000 + number, [item], {"output": [item]}, "resp_0")
+
+
+def test_a_response_is_kept_for_its_owner_until_it_is_removed_or_expires(kind: Kind) -> None:
+    async def check(store: Store) -> None:
+        for number in range(4):
+            await store.add_response(response(number), 10**9)
+        assert await store.response(ME, "resp_1") == response(1)
+        assert await store.response(OTHER, "resp_1") is None
+        assert not await store.remove_response(OTHER, "resp_1")
+        assert [await store.remove_response(ME, "resp_1") for _ in range(2)] == [True, False]
+        assert not await store.save_response(response(1, said="removed ones do not come back"))
+        assert await store.save_response(response(2, said="more"))
+        await store.forget_responses(5_002)
+        kept = [await store.response(ME, f"resp_{number}") for number in range(4)]
+        assert kept == [None, None, None, response(3)]
+
+    kind.run(check)
+
+
+def test_the_oldest_responses_make_room_for_new_ones(kind: Kind) -> None:
+    each = len(response(1).to_text())
+
+    async def check(store: Store) -> None:
+        await store.add_response(response(9, OTHER), each)
+        for number in (1, 2, 2, 3):  # one of them twice, as after an answer that was lost
+            await store.add_response(response(number), 2 * each)
+        await store.save_response(response(3, said="x"))
+        await store.add_response(response(4, said="x"), 2 * each)
+        kept = [await store.response(ME, f"resp_{number}") is not None for number in range(1, 5)]
+        assert kept == [False, True, True, True]
+        assert await store.response(OTHER, "resp_9") is not None
+
+    kind.run(check)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from alignedserve.core import FinishReason, Request, Sampling, ServiceClass, StepPlan, StepResult
+from alignedserve.core import FinishReason, Opening, Request, Sampling, ServiceClass, StepPlan, StepResult
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, RunStep, Send
@@ -72,7 +72,7 @@ def test_what_a_request_left_is_not_computed_again(worker: Worker) -> None:
 def test_its_owner_hears_how_many_tokens_were_not_computed(worker: Worker) -> None:
     worker.run(FIRST)
     (plan,) = plans_of(worker.hear(said(ROUTER, Prefill(SAME))))
-    output = Output("same", 0, 0, (STOP,), FinishReason.STOP, num_cached=16)
+    output = Output("same", 0, 0, (STOP,), FinishReason.STOP, opening=Opening(num_cached=16))
     assert Send("gateway-0", Tokens((output,))) in worker.end(plan)
 
 
@@ -131,7 +131,7 @@ def test_a_tenant_cannot_tell_from_its_steps_what_another_has_asked(core: type[P
 def test_kv_of_which_no_token_could_be_sampled_is_never_shared(worker: Worker) -> None:
     worker.run(FIRST)
     (plan,) = plans_of(worker.hear(said(ROUTER, Prefill(SAME))))
-    doubtful = Output("same", 0, 0, (), FinishReason.DOUBT, num_cached=16)
+    doubtful = Output("same", 0, 0, (), FinishReason.DOUBT, opening=Opening(num_cached=16))
     ended = worker.hear(StepDone(StepResult(plan.number, (), unsampled=("same",))))
     assert Send("gateway-0", Tokens((doubtful,))) in ended
     assert worker.run(LONGER) == {"longer": 0}

@@ -12,6 +12,7 @@ from alignedserve.core import (
     FinishReason,
     History,
     Logprob,
+    Opening,
     Request,
     Sampling,
     Scoring,
@@ -27,6 +28,7 @@ from alignedserve.protocol.messages import (
     ROUTER,
     Acknowledge,
     Cancel,
+    Figures,
     Holding,
     Inquire,
     Missed,
@@ -74,7 +76,7 @@ def test_a_last_token_is_said_again_until_it_is_acknowledged(worker: AnyCore) ->
     ended = Send(ROUTER, Progress(ended=(("a", 0),), lengths=(1,), free_pairs=8))
     assert but_reports(worker.handle(StepDone(StepResult(1, (("a", 0),))), 0.0)) == [last_token(), REFRESHES, ended]
     for now in (5.0, 10.0):
-        assert worker.handle(REFRESH, now) == [last_token(), SetTimer("refresh", now + REFRESH_S)]
+        assert but_reports(worker.handle(REFRESH, now)) == [last_token(), SetTimer("refresh", now + REFRESH_S)]
     assert worker.handle(said("gateway-0", Acknowledge(("a",))), 11.0) == []
     assert worker.handle(REFRESH, 15.0) == []
 
@@ -82,7 +84,7 @@ def test_a_last_token_is_said_again_until_it_is_acknowledged(worker: AnyCore) ->
 def test_there_is_one_refresh_at_a_time(worker: AnyCore) -> None:
     """A timer that each event set anew would never fire."""
     assert REFRESHES not in run_both(worker)
-    assert worker.handle(REFRESH, 5.0) == [
+    assert but_reports(worker.handle(REFRESH, 5.0)) == [
         last_token(),
         last_token("b", owner="gateway-1"),
         SetTimer("refresh", 5.0 + REFRESH_S),
@@ -228,9 +230,17 @@ def test_a_prompt_is_scored_chunk_by_chunk_and_told_with_the_first_token(worker:
     second = plan_of(worker.handle(StepDone(StepResult(1, (), prompt_logprobs=(("a", of_prompt[:8]),))), 0.0))
     assert second.chunks == (Chunk("a", (9, 10), 8, pairs, SCORED, scoring=Scoring((10,), 1)),)
     result = StepResult(2, (("a", 7),), logprobs=(("a", MINE),), prompt_logprobs=(("a", of_prompt[8:]),))
-    told = Output("a", 0, 0, (7,), None, (MINE,), of_prompt)
+    told = Output("a", 0, 0, (7,), None, (MINE,), Opening(of_prompt))
     assert outputs_of(worker.handle(StepDone(result), 0.0)) == [told]
     assert outputs_of(worker.handle(said("gateway-0", Resend("a", 0, 0)), 0.0)) == [told], "a lost frame held it all"
+
+
+def test_the_owner_hears_how_long_a_prompt_waited(worker: AnyCore) -> None:
+    asked = replace(asks_for(Sampling(), prompt=10), arrival_at=1.0)
+    worker.handle(said(ROUTER, Prefill(asked)), 2.0)
+    worker.handle(StepDone(StepResult(1, ()), seconds=1.5), 4.0)  # the first of two chunks
+    (told,) = outputs_of(worker.handle(StepDone(StepResult(2, (("a", 7),)), seconds=1.0), 5.0))
+    assert told.opening == Opening(waited_s=1.5)
 
 
 def test_a_scored_chunk_is_short(worker: AnyCore) -> None:
@@ -288,3 +298,22 @@ class TestRetiring:
         assert last_token() in done
         assert End() not in done
         assert End() in worker.handle(said("gateway-0", Acknowledge(("a",))), 0.0)
+
+    def test_gateways_hear_that_it_is_to_go_before_it_has_gone(self, worker: AnyCore) -> None:
+        *_, told, end = worker.handle(self.RETIRE, 0.0)
+        (figures,) = figures_in([told])
+        assert figures.worker is not None
+        assert figures.worker.is_retiring
+        assert end == End()
+
+
+def figures_in(commands: list[Command]) -> list[Figures]:
+    sent = [command.message for command in commands if isinstance(command, Send)]
+    return [message for message in sent if isinstance(message, Figures)]
+
+
+def test_a_new_router_hears_what_was_counted_though_nothing_is_new(worker: AnyCore) -> None:
+    told = figures_in(worker.handle(REFRESH, 1.0))
+    assert len(told) == 1
+    assert figures_in(worker.handle(REFRESH, 3.0)) == []
+    assert figures_in(worker.handle(MemberJoined(ROUTER_MEMBER), 3.5)) == told

@@ -81,6 +81,10 @@ def zero_or_more(text: str) -> float:
     return _parser(float, lambda value: 0 <= value < inf, "a number of 0 or more")(text)
 
 
+def share(text: str) -> float:
+    return _parser(float, lambda value: 0 < value <= 1, "a share above 0 and up to 1")(text)
+
+
 def all_above_zero(text: str) -> tuple[float, ...]:
     return _list_of(above_zero, "numbers above 0, such as 5,10,20")(text)
 

@@ -25,10 +25,14 @@ class ProgressBar:
             self._draw(_CLEAR)
 
     def show(self, done: int, total: int) -> None:
+        full = _WIDTH * done // max(1, total)
+        self.tell(f"[{'#' * full}{'.' * (_WIDTH - full)}] {done:,} of {total:,}")
+
+    def tell(self, text: str) -> None:
+        """Show this behind the label."""
         if self._is_shown and monotonic() >= self._next_at:
             self._next_at = monotonic() + _PAUSE_S
-            full = _WIDTH * done // max(1, total)
-            self._draw(f"{_CLEAR}{self._label} [{'#' * full}{'.' * (_WIDTH - full)}] {done:,} of {total:,}")
+            self._draw(f"{_CLEAR}{self._label} {text}")
 
     def note(self, text: str) -> None:
         """Print a line of its own, on a terminal or not."""

@@ -4,6 +4,9 @@ The thread does one copy after the other, page by page (some pages at once on a 
 It has its own copier: a copier's working memory is not for two threads. The shell's thread attaches and detaches the
 arena, and waits while a page is copied. On a GPU all these copies share one stream of their own, since torch keeps
 working memory for each stream. A copy goes behind everything that was ordered of the device when the copy was added.
+
+While no step runs and nothing is to be copied, the thread has the system map the arena, so that copies need not wait
+for that.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ log = logging.getLogger("alignedserve.engine")
 
 Copy: TypeAlias = CopyIn | CopyOut
 Post: TypeAlias = Callable[[CopiedIn | CopiedOut], None]
+MapAhead: TypeAlias = Callable[[int], int | None]  # maps some memory from a place on, and returns where to go on
+
+_MAPS_AGAIN_S, _LOOKS_AGAIN_S = 0.005, 0.1  # after a piece of the arena; after steps that ran
 
 
 class AsideCopies:
@@ -42,27 +48,35 @@ class AsideCopies:
         self._changed = threading.Condition()
         self._copier: PageCopier | None = None
         self._pool = ""  # the pool that holds the copier's arena
+        self._map_ahead: MapAhead | None = None
+        self._mapped_to: int | None = None  # None: nothing is left to be mapped
         self._due: deque[tuple[Copy, Post, Mark]] = deque()
         self._thread: threading.Thread | None = None
 
-    def attach(self, copier: PageCopier, pool: str) -> None:
-        """Use this copier for copies to and from the pool's arena."""
+    def attach(self, copier: PageCopier, pool: str, map_ahead: MapAhead | None = None) -> None:
+        """Use this copier for copies to and from the pool's arena, which `map_ahead` maps piece by piece."""
         with self._changed:
             self._copier, self._pool = copier, pool
+            self._map_ahead, self._mapped_to = map_ahead, None if map_ahead is None else 0
+            if map_ahead is not None:
+                self._begin()
 
     def detach(self) -> None:
         """Stop touching the arena when this returns; copies that are not finished fail."""
         with self._changed:
-            self._copier = None
+            self._copier = self._map_ahead = None
 
     def add(self, copy: Copy, post: Post) -> None:
         """Queue a copy; `post` receives the event of its end."""
         with self._changed:
             self._due.append((copy, post, Mark(self._device)))
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="aside", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+            self._begin()
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="aside", daemon=True)
+            self._thread.start()
+        self._changed.notify()
 
     def _run(self) -> None:
         compute_alone()
@@ -73,8 +87,17 @@ class AsideCopies:
     def _next(self) -> tuple[Copy, Post, Mark]:
         with self._changed:
             while not self._due:
-                self._changed.wait()
+                self._changed.wait(self._map_more())
             return self._due.popleft()
+
+    def _map_more(self) -> float | None:
+        """Map a piece of the arena if no step runs; return when to look again, None where nothing is left."""
+        if self._map_ahead is None or self._mapped_to is None:
+            return None
+        if not self._pace.is_idle:
+            return _LOOKS_AGAIN_S
+        self._mapped_to = self._map_ahead(self._mapped_to)
+        return _MAPS_AGAIN_S
 
     def _perform_and_post(self, copy: Copy, post: Post, ordered: Mark) -> None:
         try:

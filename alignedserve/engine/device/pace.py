@@ -88,6 +88,12 @@ class CopyPace:
                 self._next_at = self._computed_s() + seconds * (1 / self._share - 1)
             self._changed.notify_all()
 
+    @property
+    def is_idle(self) -> bool:
+        """Return whether no step runs, and none has just ended."""
+        with self._changed:
+            return self._idle_in_s() <= 0
+
     def _idle_in_s(self) -> float:
         """Return the seconds until the worker is idle, 0 or less if it is: just after a step the next may begin."""
         return 1.0 if self._is_stepping else self._stepped_at + IDLE_S - time.monotonic()

@@ -6,7 +6,7 @@ are needed for passwords only, because people choose them.
     keys:
       - name: ann                  the owner of files, jobs and limits; it stays when the key is replaced
         hash: sha256:9f86d0...     of the key
-        scopes: [generate, batch]  what it may ask for; both if left out
+        scopes: [generate, batch]  what it may ask for; these two if left out
         requests_per_minute: 60    over all gateways together; no limit if left out
         tokens_per_minute: 90000   of prompts and outputs; no limit if left out
         most_open: 32              requests for tokens at once; 256 if left out
@@ -41,9 +41,11 @@ class Scope(str, Enum):
 
     GENERATE = "generate"  # tokens, and what the models are
     BATCH = "batch"  # files, and jobs over them
+    DASHBOARD = "dashboard"  # the live page, which shows the requests and jobs of every key
 
 
 EVERY_SCOPE = frozenset(Scope)
+USUAL_SCOPES = frozenset({Scope.GENERATE, Scope.BATCH})  # of a key of the file that names none
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ class KeyEntry:
 
     name: str
     hash: str
-    scopes: frozenset[Scope] = EVERY_SCOPE
+    scopes: frozenset[Scope] = USUAL_SCOPES
     limits: Limits = field(default_factory=Limits)
 
     @property
@@ -132,7 +134,7 @@ def hash_setting(api_key: str) -> str:
 
 def key_ring(api_key: str | None, keys_file: str | None) -> KeyRing:
     """Return the keys of the setting and of the keys file."""
-    entries = [] if api_key is None else [KeyEntry(SETTING_KEY_ID, hash_setting(api_key))]
+    entries = [] if api_key is None else [KeyEntry(SETTING_KEY_ID, hash_setting(api_key), EVERY_SCOPE)]
     if keys_file is not None:
         entries += read_keys(Path(keys_file))
     _check_distinct(entries, str(keys_file))
@@ -189,7 +191,7 @@ def _read_limit(limit: Any, where: str) -> int:
 
 def _read_scopes(names: Any, where: str) -> frozenset[Scope]:
     if names is None:
-        return EVERY_SCOPE
+        return USUAL_SCOPES
     known = [scope.value for scope in Scope]
     if not isinstance(names, list) or not names or not all(name in known for name in names):
         raise ConfigError(f"{where}: scopes must be a list of {', '.join(known)}")

@@ -1,12 +1,12 @@
-"""HTTP below OpenAI's interface: connections, bodies, limits, metrics.
+"""HTTP below OpenAI's interface: connections, bodies, limits, log lines.
 
 bodies.py           Reads the bodies of requests within limits of size, time and memory.
 connections.py      Limits what connections cost whose clients are slow, greedy, broken or gone.
 error_responses.py  Turns errors into HTTP answers.
 limits.py           Holds each caller to its limits: requests and tokens in a minute, requests open at once.
-metrics.py          Measures requests: metrics for Prometheus, and a log line for each request.
 middleware.py       Gives every HTTP request its id, its caller and its log line, and answers it always.
 origins.py          Refuses what a web page must not do with a server that asks for no key.
-siblings.py         Answers with the metrics of all gateways of a deployment.
+records.py          Follows a request: its log line, and the meters of what its body asks for.
+timing.py           The times of an answer, for its client.
 uploading.py        Reads a multipart form with a file as it arrives.
 """

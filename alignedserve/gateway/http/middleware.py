@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import logging
 import re
 from collections.abc import Callable, Mapping
@@ -17,13 +19,18 @@ from alignedserve.gateway.access.keys import Caller, KeyRing
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.http.error_responses import error_response
 from alignedserve.gateway.http.limits import Tab
-from alignedserve.gateway.http.metrics import CLIENT_CLOSED, HttpRecord, Metrics
 from alignedserve.gateway.http.origins import Origins
-from alignedserve.gateway.openai.errors import ClientGone, no_key
+from alignedserve.gateway.http.records import CLIENT_CLOSED, HttpRecord
+from alignedserve.gateway.openai.errors import ClientGone, no_key, no_key_for_page
+from alignedserve.metrics.meter import ABORT
+from alignedserve.metrics.requests import RequestMetrics
 
 _log = logging.getLogger("alignedserve.gateway")
 
-PROBES = ("/health", "/ready", "/metrics")  # machines read them every few seconds: they need no key and are not logged
+PAGE = "/dashboard"  # the live page, which a browser opens: it asks its user for a key as a password
+PROBES = ("/health", "/ready", "/metrics")  # machines read them every few seconds: they are not logged
+PUBLIC = (*PROBES, "/", "/docs")  # these need no key
+API_KEY = "x-api-key"  # where Anthropic's clients send their key
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # a client's ids that are safe in a header and in a log line
 
 
@@ -34,7 +41,7 @@ class RequestMiddleware:
         keys: KeyRing,
         origins: Origins,
         ledger: Ledger,
-        metrics: Metrics,
+        metrics: RequestMetrics,
         now: Callable[[], float],
     ) -> None:
         self._app, self._keys, self._origins = app, keys, origins
@@ -50,7 +57,7 @@ class RequestMiddleware:
         try:
             await self._answer(scope, receive, _add_headers(send, record, scope["state"]), record, headers)
         except ClientGone:
-            record.status, record.finish = CLIENT_CLOSED, "abort"
+            record.status, record.finish = CLIENT_CLOSED, ABORT
         finally:
             self._end(record, scope["state"].get("tab"))
 
@@ -58,8 +65,8 @@ class RequestMiddleware:
         try:
             if not self._keys:
                 self._origins.check(record.method, headers)
-            if record.path not in PROBES:
-                scope["state"]["tab"] = tab = Tab(self._ledger, self._caller(headers))
+            if record.path not in PUBLIC:
+                scope["state"]["tab"] = tab = Tab(self._ledger, self._caller(headers, record.path))
                 record.caller = tab.caller.id
                 tab.enter()
             await self._app(scope, receive, send)
@@ -70,22 +77,31 @@ class RequestMiddleware:
                 _log.exception("%s failed", record.id)
             if record.status is not None:
                 raise
-            await error_response(error)(scope, receive, send)
+            await error_response(error, record.path)(scope, receive, send)
 
-    def _caller(self, headers: Headers) -> Caller:
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        sent = key.strip().encode("latin-1").decode("utf-8", "replace") if scheme.lower() == "bearer" else None
-        caller = self._keys.caller(sent)
+    def _caller(self, headers: Headers, path: str) -> Caller:
+        is_page = path == PAGE or path.startswith(f"{PAGE}/")
+        scheme, _, sent = headers.get("authorization", "").partition(" ")
+        key = None
+        if scheme.lower() == "bearer":
+            key = sent.strip().encode("latin-1").decode("utf-8", "replace")
+        elif scheme.lower() == "basic" and is_page:
+            key = _password(sent)
+        elif not sent:
+            key = headers.get(API_KEY)
+        caller = self._keys.caller(key)
         if caller is None:
-            raise no_key()
+            raise no_key_for_page() if is_page else no_key()
         return caller
 
     def _end(self, record: HttpRecord, tab: Tab | None) -> None:
         if tab is not None:
             tab.close()
-        self._metrics.count_answer(record)
-        if record.path not in PROBES:
-            record.log(self._now())
+        if record.path in PROBES:
+            return
+        if record.status is not None and record.status >= 400:
+            self._metrics.count_http_error(record.status)
+        record.log(self._now())
 
 
 def record_of(request: HttpRequest) -> HttpRecord:
@@ -103,6 +119,17 @@ def tab_of(request: HttpRequest) -> Tab:
     return tab
 
 
+def _password(sent: str) -> str | None:
+    """Return the password of HTTP's basic authentication, whatever the user's name is.
+
+    A browser adds it to each request to this server that a page makes, any page. So the live page alone takes keys
+    that way: it only reads, and browsers keep answers from pages of other origins."""
+    try:
+        return base64.b64decode(sent.strip(), validate=True).decode("utf-8", "replace").partition(":")[2]
+    except (binascii.Error, ValueError):
+        return None
+
+
 def _client_id(headers: Headers) -> str | None:
     """Return the id that the client, or a proxy before us, has given this request."""
     id = headers.get("x-request-id", "")
@@ -116,7 +143,7 @@ def _add_headers(send: Send, record: HttpRecord, state: Mapping[str, Any]) -> Se
         if message["type"] == "http.response.start":
             record.status = message["status"]
             headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = record.client_id or record.id
+            headers["x-request-id"] = headers["request-id"] = record.client_id or record.id  # OpenAI's, Anthropic's
             if (tab := state.get("tab")) is not None:
                 headers.update(tab.headers())
         await send(message)

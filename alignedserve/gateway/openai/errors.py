@@ -60,6 +60,11 @@ def no_such_model(model: str) -> ApiError:
     return ApiError(404, message, param="model", code="model_not_found")
 
 
+def no_such_request(request: str) -> ApiError:
+    message = f"no request {request!r:.160} of this key is remembered: parts remember the last minutes"
+    return ApiError(404, message, code="request_not_found")
+
+
 def draining() -> ApiError:
     headers = {"Retry-After": str(RETRY_AFTER_DRAINING_S)}
     return ApiError(503, "the server is shutting down: try again", code="server_is_overloaded", headers=headers)
@@ -75,8 +80,14 @@ def no_runner() -> ApiError:
 
 
 def no_key() -> ApiError:
-    message = "a valid API key is needed: send it as 'Authorization: Bearer KEY'"
+    message = "a valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'"
     return ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def no_key_for_page() -> ApiError:
+    message = "an API key with the scope dashboard is needed: a browser asks for it as a password, under any name"
+    headers = {"WWW-Authenticate": 'Basic realm="AlignedServe: any name, and an API key", charset="UTF-8"'}
+    return ApiError(401, message, code="invalid_api_key", headers=headers)
 
 
 def beyond_scope(scope: str) -> ApiError:
@@ -89,6 +100,10 @@ def _overloaded(message: str) -> ApiError:
 
 def too_many_connections() -> ApiError:
     return _overloaded("the server has as many connections as it accepts: try again")
+
+
+def too_many_pages() -> ApiError:
+    return _overloaded("as many live pages are open as the server serves: close one")
 
 
 def too_many_bodies() -> ApiError:
@@ -161,9 +176,10 @@ def api_error(error: Exception) -> ApiError:
         return draining()
     if isinstance(error, Overloaded):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+        why = error.why + (f" (see `alignedserve explain {error.request}`)" if error.request else "")
         if isinstance(error, GivenUp):
-            return ApiError(503, error.why, code="server_is_overloaded", headers=headers)
-        return ApiError(429, error.why, code="rate_limit_exceeded", headers=headers)
+            return ApiError(503, why, code="server_is_overloaded", headers=headers)
+        return ApiError(429, why, code="rate_limit_exceeded", headers=headers)
     if isinstance(error, StoreFull):
         return ApiError(507, str(error), code="insufficient_storage")
     if isinstance(error, StoreError):
@@ -194,6 +210,8 @@ def _param(location: tuple[int | str, ...], body: Any) -> str | None:
     """Return a field's path such as messages[0].content, without pydantic's names for the branches of a union."""
     path, at = "", body
     for step in location:
+        if isinstance(at, dict) and step not in at and step != location[-1]:
+            continue  # only the last may be missing: this is the name of a branch
         if isinstance(step, int):
             path, at = f"{path}[{step}]", at[step] if isinstance(at, list) and step < len(at) else None
         elif isinstance(at, dict):

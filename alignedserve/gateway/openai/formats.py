@@ -13,6 +13,7 @@ from alignedserve.core import Choice
 from alignedserve.errors import ModelError
 from alignedserve.gateway.openai.errors import invalid
 from alignedserve.gateway.openai.strict import ListOf, Strict, without_unsupported
+from alignedserve.text.closed_schema import closed
 from alignedserve.text.syntax import json_syntax, lark_syntax, regex_syntax
 from alignedserve.text.text_model import TextModel
 
@@ -66,7 +67,7 @@ class Format:
             return lark_syntax(_check_size(self.rules))
         schema = json.loads(_check_size(self.schema)) if isinstance(self.schema, str) else self.schema
         _check_size(json.dumps(schema))  # the library needs hundreds of megabytes for a schema of megabytes
-        return json_syntax(schema, self.spaces)
+        return json_syntax(closed(schema), self.spaces)
 
 
 def _check_size(syntax: str) -> str:

@@ -28,6 +28,7 @@ class AnswerPiece:
     prompt_logprobs: tuple[Logprob, ...] = ()  # in the first piece
     num_cached: int = 0  # prompt tokens whose KV the pool had, in the first piece
     calls: tuple[CallPart, ...] = ()  # parts of tool calls that were found in the output
+    stop: str | None = None  # the stop string that has ended the answer
 
     @property
     def is_text_alone(self) -> bool:
@@ -43,6 +44,7 @@ def join_pieces(pieces: Sequence[AnswerPiece]) -> AnswerPiece:
         tuple(logprob for piece in pieces for logprob in piece.prompt_logprobs),
         pieces[0].num_cached,
         join_parts([part for piece in pieces for part in piece.calls]),
+        pieces[-1].stop,
     )
 
 
@@ -91,9 +93,10 @@ class AnswerReader:
             delivered.tokens[:num_used],
             finish,
             delivered.logprobs[:num_used],
-            delivered.prompt_logprobs,
-            delivered.num_cached,
+            delivered.opening.logprobs,
+            delivered.opening.num_cached,
             found.parts,
+            self._stops.found or None,
         )
 
     def _find_calls(self, text: str, is_last: bool) -> CallText:

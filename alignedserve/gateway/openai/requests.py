@@ -128,6 +128,13 @@ def _prompts(body: ChatRequest | CompletionRequest, text: TextModel) -> list[tup
     return [prompt[-(body.truncate_prompt_tokens or 0) :] for prompt in prompts]
 
 
+def prompt_of(body: ChatRequest, text: TextModel, max_model_len: int) -> tuple[int, ...]:
+    """Return the prompt of a chat, which need not leave room for an output."""
+    _check_length(body, text, max_model_len)
+    (prompt,) = _prompts(body, text)
+    return prompt
+
+
 def _check_tools(body: ChatRequest, text: TextModel) -> None:
     """Raise if no call would be found: the model is not shown its tools, or calls them in a format not known here."""
     if body.may_call and body.demanded_calls is None and text.call_format is None:

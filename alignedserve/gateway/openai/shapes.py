@@ -8,7 +8,7 @@ from __future__ import annotations
 import codecs
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,30 +23,37 @@ LEAST = -9999.0  # OpenAI's value for next to impossible, since JSON has no infi
 BytesOf = Callable[[int], bytes]
 
 
-def chat_logprobs(tokens: Sequence[int], logprobs: Sequence[Logprob], bytes_of: BytesOf) -> dict[str, Any]:
+@dataclass(frozen=True)
+class TokenNames:
+    """Names the tokens of log-probabilities by their text, or by their ids, since several may have the same text."""
+
+    bytes_of: BytesOf
+    by_ids: bool
+
+    def of(self, token: int) -> str:
+        return f"token_id:{token}" if self.by_ids else self.bytes_of(token).decode("utf-8", "replace")
+
+
+def chat_logprobs(tokens: Sequence[int], logprobs: Sequence[Logprob], names: TokenNames) -> dict[str, Any]:
     content = [
         {
-            **_entry(token, logprob.value, bytes_of),
-            "top_logprobs": [_entry(other, value, bytes_of) for other, value in logprob.top],
+            **_entry(token, logprob.value, names),
+            "top_logprobs": [_entry(other, value, names) for other, value in logprob.top],
         }
         for token, logprob in zip(tokens, logprobs, strict=True)
     ]
     return {"content": content, "refusal": None}
 
 
-def _entry(token: int, value: float, bytes_of: BytesOf) -> dict[str, Any]:
-    return {"token": _text(token, bytes_of), "logprob": max(value, LEAST), "bytes": list(bytes_of(token))}
-
-
-def _text(token: int, bytes_of: BytesOf) -> str:
-    return bytes_of(token).decode("utf-8", "replace")
+def _entry(token: int, value: float, names: TokenNames) -> dict[str, Any]:
+    return {"token": names.of(token), "logprob": max(value, LEAST), "bytes": list(names.bytes_of(token))}
 
 
 class CompletionLogprobs:
     """Makes the tables of one answer, in order: a token's offset counts the characters of all tokens before it."""
 
-    def __init__(self, bytes_of: BytesOf, special_ids: frozenset[int]) -> None:
-        self._bytes_of, self._special_ids = bytes_of, special_ids
+    def __init__(self, names: TokenNames, special_ids: frozenset[int]) -> None:
+        self._names, self._special_ids = names, special_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
@@ -54,7 +61,7 @@ class CompletionLogprobs:
         """Return the table of these tokens; a token that nothing comes before has the log-probability None."""
         pairs = list(zip(tokens, logprobs, strict=True))
         return {
-            "tokens": [_text(token, self._bytes_of) for token in tokens],
+            "tokens": [self._names.of(token) for token in tokens],
             "token_logprobs": [logprob and max(logprob.value, LEAST) for logprob in logprobs],
             "top_logprobs": [logprob and self._likeliest(token, logprob) for token, logprob in pairs],
             "text_offset": [self._advance(token) for token in tokens],
@@ -64,14 +71,14 @@ class CompletionLogprobs:
         """Return the likeliest tokens and the token itself; of tokens with the same text, the likeliest counts."""
         likeliest: dict[str, float] = {}
         for other, value in (*logprob.top, (token, logprob.value)):
-            likeliest.setdefault(_text(other, self._bytes_of), max(value, LEAST))
+            likeliest.setdefault(self._names.of(other), max(value, LEAST))
         return likeliest
 
     def _advance(self, token: int) -> int:
         """Return the token's offset and count its characters; a special token has none in the text."""
         offset = self._offset
         if token not in self._special_ids:
-            self._offset += len(self._decoder.decode(self._bytes_of(token)))
+            self._offset += len(self._decoder.decode(self._names.bytes_of(token)))
         return offset
 
 
@@ -117,13 +124,17 @@ class AnswerShape(ABC):
         self.tier = tier  # the tier that is used, not the tier that was asked for
         self.requests = requests
         self.num_per_prompt = body.n or 1
-        self.with_usage = body.with_usage
+        self.with_usage, self.with_timing = body.with_usage, body.with_timing
         self.usage_in_chunks = body.usage_in_chunks
         self.with_ids = bool(body.return_token_ids)
         self.with_logprobs = requests[0].sampling.logprobs is not None
         self._is_unlimited = body.most_tokens is None and body.usual_tokens is None  # the output may fill the context
         self.text = text
-        self.headers = {"x-ignored-fields": ", ".join(body.ignored)} if body.ignored else {}
+        self._names = TokenNames(text.token_bytes, bool(body.return_tokens_as_token_ids))
+        ignored = body.ignored
+        if isinstance(body, ChatRequest) and text.template is not None:
+            ignored += body.unread_by(text.template)
+        self.headers = {"x-ignored-fields": ", ".join(ignored)} if ignored else {}
         self._usage = _AnswerUsage(sum(len(request.prompt) for request in requests[:: self.num_per_prompt]))
         self._begun: set[int] = set()  # choices that have had a chunk
 
@@ -159,8 +170,8 @@ class AnswerShape(ABC):
             return None
         return self._chunk(self._chunk_choice(number, AnswerPiece(text, (), None), first=False))
 
-    def usage_chunk(self) -> dict[str, Any]:
-        return {**self._head(self.chunk_object), "choices": [], "usage": self._usage.tree}
+    def usage_chunk(self, timing: Mapping[str, float]) -> dict[str, Any]:
+        return {**self._head(self.chunk_object), "choices": [], "usage": {**self._usage.tree, **timing}}
 
     @abstractmethod
     def _whole_choice(self, number: int, piece: AnswerPiece) -> dict[str, Any]: ...
@@ -254,7 +265,7 @@ class ChatShape(AnswerShape):
         return "tool_calls" if calls else super()._finish(number, piece)
 
     def _logprobs(self, number: int, piece: AnswerPiece, first: bool) -> dict[str, Any]:
-        return chat_logprobs(piece.tokens, piece.logprobs, self.text.token_bytes)
+        return chat_logprobs(piece.tokens, piece.logprobs, self._names)
 
 
 def _call(part: CallPart) -> dict[str, Any]:
@@ -273,7 +284,7 @@ class CompletionShape(AnswerShape):
     ) -> None:
         super().__init__(body, requests, tier, text)
         self._echo = echo
-        self._tables = [CompletionLogprobs(text.token_bytes, text.special_ids) for _ in requests]
+        self._tables = [CompletionLogprobs(self._names, text.special_ids) for _ in requests]
 
     def openings(self) -> Iterator[dict[str, Any]]:
         yield from ()

@@ -55,3 +55,12 @@ def without_unsupported(tree: Any, unsupported: Mapping[str, tuple[Any, ...]], w
 def _same(value: Any, usual: Any) -> bool:
     """Return whether the values are equal in JSON: 1.0 equals 1, but true does not."""
     return isinstance(value, bool) == isinstance(usual, bool) and bool(value == usual)
+
+
+class SentBack(Strict):
+    """A part of an answer that clients send back as they got it: null is as if its field were not there."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given

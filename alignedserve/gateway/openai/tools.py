@@ -10,12 +10,13 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from alignedserve.gateway.openai.errors import UNSUPPORTED
 from alignedserve.gateway.openai.formats import Format, Schema
-from alignedserve.gateway.openai.strict import Strict
+from alignedserve.gateway.openai.strict import ListOf, Strict
+from alignedserve.text.closed_schema import closed
 from alignedserve.text.syntax import JSON_SPACES
 
 MOST_TOOLS = 128
@@ -89,7 +90,32 @@ class CalledTool(_Typed):
         return self
 
 
-ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedTool
+class _Allowed(Strict):
+    mode: Literal["auto", "required"]
+    tools: ListOf[NamedTool] = Field(min_length=1, max_length=MOST_TOOLS)
+
+
+class AllowedTools(Strict):
+    """A choice among some of the tools: the others are as if they were not there."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: _Allowed
+
+
+def _kind_of_choice(choice: Any) -> str:
+    if isinstance(choice, dict):
+        return "allowed" if choice.get("type") == "allowed_tools" else "named"
+    if isinstance(choice, AllowedTools):
+        return "allowed"
+    return "named" if isinstance(choice, NamedTool) else "word"
+
+
+ToolChoice: TypeAlias = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[NamedTool, Tag("named")]
+    | Annotated[AllowedTools, Tag("allowed")],
+    Discriminator(_kind_of_choice),
+]
 
 
 def calls_format(tools: Sequence[Tool], choice: ToolChoice | None, several: bool) -> Format | None:
@@ -109,7 +135,7 @@ def _rules(functions: Sequence[Function], several: bool) -> str:
 
 
 def _call(rule: str, function: Function) -> str:
-    schema = _NO_PARAMETERS if function.parameters is None else function.parameters
+    schema = _NO_PARAMETERS if function.parameters is None else closed(function.parameters)
     options = {"x-guidance": {"whitespace_pattern": JSON_SPACES, "lenient": False, "coerce_one_of": False}}
     beginning = f'{{"name": {json.dumps(function.name)}, "parameters": '
     return f'{rule}: {json.dumps(beginning)} %json {json.dumps({**schema, **options})} "}}"'

@@ -24,8 +24,16 @@ from alignedserve.gateway.openai.formats import (
     vllm_formats,
 )
 from alignedserve.gateway.openai.strict import ListOf, Strict, without_unsupported
-from alignedserve.gateway.openai.tools import MOST_TOOLS, CalledTool, NamedTool, Tool, ToolChoice, calls_format
-from alignedserve.text.chat_template import Rendering
+from alignedserve.gateway.openai.tools import (
+    MOST_TOOLS,
+    AllowedTools,
+    CalledTool,
+    NamedTool,
+    Tool,
+    ToolChoice,
+    calls_format,
+)
+from alignedserve.text.chat_template import ChatTemplate, Rendering
 
 _INT32 = 2**31
 _INT64 = 2**63
@@ -48,7 +56,6 @@ _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "repetition_detection": (),
     "return_mm_kwargs": (True,),
     "return_token_offsets": (False,),
-    "return_tokens_as_token_ids": (False,),
     "routed_experts_prompt_start": (0,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
@@ -71,9 +78,7 @@ _UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     "media_io_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "reasoning_effort": (),
     "return_prompt_text": (False,),
-    "verbosity": ("medium",),
     "web_search_options": (),
 }
 _UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
@@ -82,13 +87,8 @@ _UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     "suffix": ("",),
 }
 _UNSUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
-    "annotations": ([],),
     "audio": (),
     "function_call": (),
-    "name": (),
-    "reasoning": (),
-    "reasoning_content": (),
-    "refusal": (),
 }
 _UNSUPPORTED_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {
     "include_obfuscation": (False,),
@@ -121,6 +121,11 @@ class Message(Strict):
     content: Content | None = None
     tool_calls: ListOf[CalledTool] | None = None  # of an assistant
     tool_call_id: str | None = None  # of a tool: the call that it answers
+    name: str | None = None
+    refusal: str | None = None  # of an assistant: what it said instead of a content
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    annotations: Any = None
 
     @model_validator(mode="before")
     @classmethod
@@ -129,7 +134,7 @@ class Message(Strict):
 
     @model_validator(mode="after")
     def _check_role(self) -> Message:
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not self.tool_calls and self.refusal is None:
             raise PydanticCustomError("missing", "is missing", {"field": "content"})
         if self.tool_calls and self.role != "assistant":
             raise PydanticCustomError("role", "only an assistant calls tools", {"field": "tool_calls"})
@@ -142,7 +147,7 @@ class Message(Strict):
     def text(self) -> str:
         """The text of the content, its parts on lines of their own, as in vLLM."""
         if self.content is None or isinstance(self.content, str):
-            return self.content or ""
+            return self.content or self.refusal or ""
         return "\n".join(part.text for part in self.content)
 
     @property
@@ -153,12 +158,20 @@ class Message(Strict):
             message["tool_calls"] = [call.shown for call in self.tool_calls]
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
-        return message
+        return message | self.told
+
+    @property
+    def told(self) -> dict[str, str]:
+        """Return the fields that only some templates read; both names of a reasoning are in use."""
+        reasoning = self.reasoning_content if self.reasoning is None else self.reasoning
+        told = {"name": self.name, "reasoning_content": reasoning, "reasoning": reasoning}
+        return {name: value for name, value in told.items() if value is not None}
 
 
 class StreamOptions(Strict):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_timing: bool | None = None  # times in the last usage
 
     @model_validator(mode="before")
     @classmethod
@@ -167,9 +180,10 @@ class StreamOptions(Strict):
 
     @model_validator(mode="after")
     def _check_usage(self) -> StreamOptions:
-        if self.continuous_usage_stats and not self.include_usage:
-            context = {"field": "continuous_usage_stats"}
-            raise PydanticCustomError("needs_usage", "only allowed if include_usage is true", context)
+        for field in ("continuous_usage_stats", "include_timing"):
+            if getattr(self, field) and not self.include_usage:
+                message = "only allowed if include_usage is true"
+                raise PydanticCustomError("needs_usage", message, {"field": field})
         return self
 
 
@@ -218,6 +232,7 @@ class _AnyRequest(Strict):
     expected_tokens: int | None = Field(None, ge=1, lt=_INT32)
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     slo: SloFields | None = None
     service_tier: Literal["auto", "default", "flex", "priority"] | None = None
     priority: int | None = Field(None, ge=-_INT64, lt=_INT64)
@@ -306,6 +321,11 @@ class _AnyRequest(Strict):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
+    def with_timing(self) -> bool:
+        """Return whether the last usage says how long the answer took."""
+        return bool(self.stream_options and self.stream_options.include_timing)
+
+    @property
     def usage_in_chunks(self) -> bool:
         """Return whether each chunk shows the usage so far."""
         return bool(self.stream_options and self.stream_options.continuous_usage_stats)
@@ -315,6 +335,8 @@ class ChatRequest(_AnyRequest):
     messages: ListOf[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     tools: ListOf[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
+    reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
+    verbosity: Annotated[str, Field(max_length=32)] | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -360,6 +382,19 @@ class ChatRequest(_AnyRequest):
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
     @model_validator(mode="after")
+    def _narrow_tools(self) -> ChatRequest:
+        """Leave only the tools that an allowed_tools choice allows, and its mode as the choice."""
+        if isinstance(self.tool_choice, AllowedTools):
+            allowed = self.tool_choice.allowed_tools
+            names, known = {tool.function.name for tool in allowed.tools}, self.tools or []
+            if unknown := names - {tool.function.name for tool in known}:
+                message = f"there is no tool named {min(unknown)} among tools"
+                raise PydanticCustomError("no_tool", message, {"field": "tool_choice"})
+            self.tools = [tool for tool in known if tool.function.name in names]
+            self.tool_choice = allowed.mode
+        return self
+
+    @model_validator(mode="after")
     def _check_tools(self) -> ChatRequest:
         names = [tool.function.name for tool in self.tools or ()]
         if len(set(names)) < len(names):
@@ -387,7 +422,9 @@ class ChatRequest(_AnyRequest):
     def ignored(self) -> list[str]:
         """The ignored fields; a tool's `strict` is one of them unless a call is demanded, which enforces its schema."""
         strict = any(tool.function.strict for tool in self.tools or ()) and self.demanded_calls is None
-        return [*super().ignored, *(["tools.function.strict"] if strict else [])]
+        notes = any(message.annotations for message in self.messages)
+        found = {"tools.function.strict": strict, "messages.annotations": notes}
+        return [*super().ignored, *(name for name, is_there in found.items() if is_there)]
 
     @property
     def may_call(self) -> bool:
@@ -420,7 +457,22 @@ class ChatRequest(_AnyRequest):
             opens_answer=self.add_generation_prompt is not False and not self.continue_final_message,
             continues=bool(self.continue_final_message),
             more=self.chat_template_kwargs or {},
+            offered=self._offered,
         )
+
+    @property
+    def _offered(self) -> dict[str, str]:
+        """Return the variables that some templates have."""
+        offered = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
+        return {name: value for name, value in offered.items() if value is not None}
+
+    def unread_by(self, template: ChatTemplate) -> list[str]:
+        """Return the fields that change nothing, since the model's template does not read them."""
+        told = {name for message in self.messages for name in message.told}
+        of_messages = {"messages.name": {"name"}, "messages.reasoning": {"reasoning", "reasoning_content"}}
+        return [name for name in self._offered if not template.has_variable(name)] + [
+            shown for shown, names in of_messages.items() if told & names and not any(map(template.reads, names))
+        ]
 
 
 def _kind_of_prompt(prompt: Any) -> str:

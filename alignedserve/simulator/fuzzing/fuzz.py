@@ -71,7 +71,7 @@ def _with_jobs(scenario: Scenario, asked: list[Arrival]) -> Simulation:
 def _run(scenario: Scenario, simulation: Simulation) -> FuzzVerdict:
     watch = InvariantWatch(scenario, simulation)
     simulation.world.witnesses.append(watch)
-    with _no_refusals_logged(), _heard_of_jobs() as errors:
+    with _not_logged("alignedserve.links"), _not_logged("alignedserve.policy"), _heard_of_jobs() as errors:
         failure = _failure(simulation)
     if failure is None and errors:
         failure = Failure(Rule.NO_CRASH, f"the job runner logs {errors[0]}", simulation.world.agenda.now)
@@ -86,9 +86,9 @@ def _run(scenario: Scenario, simulation: Simulation) -> FuzzVerdict:
 
 
 @contextmanager
-def _no_refusals_logged() -> Iterator[None]:
-    """Keep what members drop of forged frames out of the log: it is meant to be dropped."""
-    log = logging.getLogger("alignedserve.links")
+def _not_logged(name: str) -> Iterator[None]:
+    """Keep out of the log what members drop of forged frames, as they should, and what the verdict says of policies."""
+    log = logging.getLogger(name)
     before, log.disabled = log.disabled, True
     try:
         yield
@@ -131,4 +131,7 @@ def _failure(simulation: Simulation) -> Failure | None:
         last = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(last.filename).name}:{last.lineno} in {last.name}"
         return Failure(Rule.NO_CRASH, f"{type(error).__name__}: {error!s:.200}, {where}", agenda.now)
-    return Failure(Rule.CLEAN_END, "; ".join(problems), agenda.now) if problems else None
+    if problems:
+        return Failure(Rule.CLEAN_END, "; ".join(problems), agenda.now)
+    failed = simulation.policy_failures.lines()
+    return Failure(Rule.POLICY, "; ".join(failed), agenda.now) if failed else None

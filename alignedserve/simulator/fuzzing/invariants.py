@@ -29,7 +29,8 @@ After every event too, for the whole deployment:
 - progress: while requests are open, a step, a copy or a delivery happens every STALLED_S, once faults are over;
 - patience: every request has ended by `Scenario.ends_by`.
 
-Only at the end, when nothing moves any more: no memory is held, and leases agree (`Simulation.run`). The modelled
+Only at the end, when nothing moves any more: no memory is held, and leases agree (`Simulation.run`); policies of one's
+own have raised nothing and returned no nonsense. The modelled
 engine raises an exception for wrong KV; like any other exception of a core it is a failure.
 """
 
@@ -46,6 +47,7 @@ from alignedserve.core import Chunk, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.compression import lease_to_compress
 from alignedserve.kvpool.state import PoolCore
+from alignedserve.policies.kinds import PolicyKind
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import (
     Command,
@@ -91,6 +93,7 @@ class Rule(Enum):
     PATIENCE = "patience"
     NO_CRASH = "no crash"
     CLEAN_END = "clean end"
+    POLICY = "policy"
 
 
 @dataclass(frozen=True)
@@ -122,6 +125,7 @@ class InvariantWatch(Witness):
         self._placed: set[str] = set()
         self._refused: set[str] = set()
         self._has_bounds = scenario.queues != Queues() or scenario.most_open < FEW_OPEN
+        self._has_bounds |= scenario.policy.own.decides(PolicyKind.ADMISSION)
         self._moved_at = 0.0
         self._has_forged = any(isinstance(fault, Forge) for fault in scenario.faults)  # members are to drop those
         self._waste = WasteWatch(scenario, self._world, simulation.clients.kept, partial(self._break, Rule.WASTE))

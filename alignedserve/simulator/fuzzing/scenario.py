@@ -16,8 +16,10 @@ from alignedserve.cost.model import FREE_COPIES, CopyCost
 from alignedserve.cost.sums import added
 from alignedserve.errors import FuzzError
 from alignedserve.kvpool.arena.extents import Extents
+from alignedserve.policies.guard import OwnPolicies
+from alignedserve.policies.source import PolicySource
 from alignedserve.router.placing.admission import Queues
-from alignedserve.scheduling.policy import Compression, Layout, Policy
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Compression, Layout, Policy
 from alignedserve.simulator.fuzzing.typed_tree import WrongTree, typed
 from alignedserve.simulator.machines.engine import STOP, VOCABULARY, Costs, story_from
 from alignedserve.simulator.machines.faults import BreakTransfer, Fault, calm_at
@@ -161,6 +163,11 @@ class Scenario:
             num_pages += 1
         return replace(self, policy=policy, num_pages=num_pages)
 
+    def with_own(self, own: OwnPolicies) -> Scenario:
+        """Return the scenario with policies of one's own, beside those options of its policy that go with them."""
+        drawn, usual = replace(self.policy, own=own), replace(DEFAULT_POLICY, own=own)
+        return self.with_policy(drawn if drawn.problem is None else usual)
+
     @property
     def extents(self) -> Extents | None:
         """Return the smallest possible extents, so that they change their kind often: 2 pages of KV, or 3 of int8."""
@@ -235,6 +242,8 @@ def _policy_line(policy: Policy, num_pages: int) -> str:
     )
     more += f", cache: {policy.cache.value}"
     pages = f"compression: {policy.compression.value}, predictor: {policy.predictor.value}"
+    if policy.own.source is not None:
+        pages += f", own: {policy.own.source.name}"
     return f"{schedule}, {more}, {pages}, pages for real-time requests only: {policy.reserved(num_pages)}"
 
 
@@ -265,10 +274,15 @@ def _short(value: object) -> str:
 
 def to_tree(scenario: Scenario) -> dict[str, Any]:
     faults = [{"kind": type(fault).__name__} | asdict(fault) for fault in scenario.faults]
-    return asdict(scenario) | {"faults": faults}
+    tree = asdict(scenario) | {"faults": faults}
+    own: OwnPolicies = tree["policy"].pop("own")
+    if own.source is not None:
+        tree["own_policy"] = own.source.name
+    return tree
 
 
 def from_tree(tree: Any) -> Scenario:
+    own = tree.pop("own_policy", None) if isinstance(tree, dict) else None
     try:
         scenario: Scenario = typed(Scenario, tree)
         Topology.parse(scenario.topology)
@@ -277,4 +291,4 @@ def from_tree(tree: Any) -> Scenario:
     except ValueError:
         wanted = f"one such as {' or '.join(TOPOLOGIES)}"
         raise FuzzError(f"this is not a scenario: topology must be {wanted}, not {scenario.topology!r:.40}") from None
-    return scenario
+    return scenario if own is None else scenario.with_own(OwnPolicies(PolicySource.parse(str(own))))

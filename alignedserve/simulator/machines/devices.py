@@ -23,7 +23,7 @@ _MOST_RANKS = 8  # GPUs of a node
 
 @dataclass(frozen=True)
 class Gpu:
-    """What one GPU can do. Peaks are those of its data sheet; shares are the parts of them that kernels reach."""
+    """The speed of one GPU: the peaks that its data sheet states, and the shares of them that kernels reach."""
 
     name: str
     memory_gb: float
@@ -37,6 +37,7 @@ class Gpu:
     bandwidth_share: float = 0.8
     tflops_share: float = 0.7
     attention_share: float = 0.54  # of the TFLOP/s, in the attention of prompts
+    unequal_share: float | None = None  # of the way from the mean to the longest prefix; None: as was measured
 
 
 @dataclass(frozen=True)
@@ -120,17 +121,18 @@ class Device:
         return {"latency_us": latency_us, "gb_s": self.gpu.sum_gb_s, "token_bytes": sent, "source": source}
 
 
-# Memory: what a process finds on A100, H100 and L40S (PyTorch's total_memory); 1, 4 and 8 A100s then keep the 12, 21
-# and 264 GB for KV that vLLM's paper (2023, table 1) states for OPT-13B, 66B and 175B. Of RTX cards the nominal size,
-# with which measured runs of Llama-3.1 were simulated: its large logits take memory too.
-# Peaks and processors: NVIDIA's data sheets (A100 2021, H100 SXM 2023, L40S 2023) and white papers (Ada 2022, RTX
-# Blackwell 2025). Copies: the link's bandwidth less what copies usually lose.
+# Memory: what a process finds on A100, H100, L40S and V100 (PyTorch's total_memory); 1, 4 and 8 A100s then keep the 12,
+# 21 and 264 GB for KV that vLLM's paper (2023, table 1) states for OPT-13B, 66B and 175B. Of RTX cards the nominal
+# size, with which measured runs of Llama-3.1 were simulated: its large logits take memory too.
+# Peaks and processors: NVIDIA's data sheets (A100 2021, H100 SXM 2023, L40S 2023, V100 SXM2 2020, which has fp16 alone)
+# and white papers (Ada 2022, RTX Blackwell 2025). Copies: the link's bandwidth less what copies usually lose.
 # Sums: A100 and RTX PRO 6000 see tools/compile_gpu_profiles.py; H100 fitted to Vidur's h100_dgx of 2 to 8 ranks; L40S
-# (PCIe 4) half of PCIe 5. RTX 4090s do not reach each other: half of what LLMServingSim takes for that over PCIe 5.
+# (PCIe 4) half of PCIe 5; V100 half of A100. RTX 4090s do not reach each other: half of what LLMServingSim takes for
+# that over PCIe 5.
 # Shares of bandwidth and TFLOP/s: fitted to linear layers, on one GPU, of Llama-2-7B (A100, H100; Vidur) and
 # Llama-3.1-8B (RTX; LLMServingSim); the L40S as the A40 (Vidur), also a card with GDDR6 and ECC. Share in attention:
 # measured with FlashAttention-2 (RTX; A100 by cached tokens), the L40S as the RTX PRO 6000, the H100 by
-# FlashAttention-3's paper.
+# FlashAttention-3's paper. Shares of the V100 as the A100: nothing measured is there.
 _GPUS = {
     #                            GB   GB/s  TFLOP/s SMs PCIe NVLink  sum: us, GB/s      shares
     "a100-40": Gpu("A100 40GB", 42.3, 1555, 312.0, 108, 25, 300.0, 6.8, 142.0, 0.80, 0.70, 0.62),
@@ -139,6 +141,7 @@ _GPUS = {
     "l40s": Gpu("L40S", 47.7, 864, 362.0, 142, 25, None, 13.3, 18.5, 0.78, 0.74, 0.54),
     "rtx4090": Gpu("RTX 4090", 24.0, 1008, 165.2, 128, 25, None, 20.0, 8.0, 0.96, 1.00, 0.80),
     "rtxpro6000": Gpu("RTX PRO 6000", 96.0, 1792, 503.8, 188, 50, None, 13.3, 36.9, 0.84, 0.84, 0.54),
+    "v100": Gpu("V100 32GB", 34.1, 900, 125.0, 80, 12, 150.0, 6.8, 71.0, 0.80, 0.70, 0.62),
 }
 GPUS: Mapping[str, Gpu] = MappingProxyType(_GPUS)
 
@@ -150,7 +153,7 @@ def _opt(size: str, layers: int, hidden_size: int, heads: int) -> Model:
     )
 
 
-# From the models' config.json.
+# Each model's config.json states these numbers.
 _MODELS = (
     _opt("6.7B", 32, 4096, 32),
     _opt("13B", 40, 5120, 40),

@@ -244,7 +244,10 @@ class ModelledHands:
         for part in plan.parts:
             sampling = part.sampling
             if sampling is not None:
-                sampled.append((part.request, _sampled_token(stories.get(part.request), part.index)))
+                request = part.request
+                story, index = stories.get(request), part.index
+                # A core that plans ahead may ask for a token after the end: any will do.
+                sampled.append((request, story.output[index] if story and index < len(story.output) else STOP))
                 asks |= sampling.logprobs is not None
         if plan.chunks or asks:
             return _result(plan, sampled)

@@ -68,6 +68,7 @@ class Hardware:
     measured: WorkerLimits | None = None  # limits of the worker whose profile this is
     int8_in: float = 1.0  # time that a page in int8 takes to the device and to become KV, as a share of KV's time
     extents: Extents | None = None  # of the pool, where it has pages of more than one kind
+    gpus: int = 1  # that share the model
 
     def step(self, plan: StepPlan) -> float:
         return self.truth.seconds(plan)
@@ -157,7 +158,7 @@ def _of_device(name: str, device: Device, truth: Truth) -> Hardware:
         Route.DEVICE_TO_DEVICE: peer,
         Route.NETWORK: _NETWORK,
     }
-    return Hardware(name, truth, device.kv_tokens, model.kv_bytes, links, int8_in=_INT8_OVER_PCIE)
+    return Hardware(name, truth, device.kv_tokens, model.kv_bytes, links, int8_in=_INT8_OVER_PCIE, gpus=ranks)
 
 
 class ProfileTruth:
@@ -200,8 +201,8 @@ def from_profile(path: Path, seed: int = 0) -> Hardware:
         raise ProfileError(f"{path} has no measured copies: write it again with `alignedserve profile`")
     limits, kv_bytes = profile.memory.limits, profile.memory.kv_bytes
     kv_tokens = limits.num_pairs * limits.block_size
-    truth, links = ProfileTruth(profile.model, seed), profile.links
-    return Hardware(profile.subject.device, truth, kv_tokens, kv_bytes, links, limits, _INT8_ON_CPU)
+    truth, links, gpus = ProfileTruth(profile.model, seed), profile.links, profile.subject.tensor_parallel
+    return Hardware(profile.subject.device, truth, kv_tokens, kv_bytes, links, limits, _INT8_ON_CPU, gpus=gpus)
 
 
 def belief(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:

@@ -4,7 +4,7 @@ A matrix product takes as long as reading its weights and as its arithmetic, at 
 reach; near the ridge the two add up like the sides of a right angle, as was measured on five GPUs. A kernel takes 3 µs
 at least. Attention of decodes reads K and V; attention of prompts computes, each multiprocessor on tiles of 64 queries,
 whose keys it takes one after the other. How steps of prompts and decodes, and unequal lengths, slow attention down
-follows from no data sheet: these factors are those of a measured GPU.
+follows from no data sheet: these factors are those of a measured GPU, where the device does not give its own.
 
 docs/how/simulator.md states how far this is from measured GPUs. Left out: the host's work, as in measured grids.
 """
@@ -53,7 +53,14 @@ def profile(device: Device) -> dict[str, Any]:
         "decode": _grid(times.decode_us, [1, _MANY], ends),
         "hidden_token_us": times.hidden_token_us,
         **({"all_reduce": device.all_reduce("devices.py")} if device.ranks > 1 else {}),
+        **_unequal(device.gpu.unequal_share),
     }
+
+
+def _unequal(share: float | None) -> dict[str, Any]:
+    """Return by how much unequal prefixes slow attention down, where the device says so."""
+    names = () if share is None else ("skew_decode", "skew_mixed")
+    return {name: _grid(lambda *_: _KILO * (share or 0.0), [1, _MANY], [0, 1]) for name in names}
 
 
 class Roofline:

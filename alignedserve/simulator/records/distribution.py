@@ -37,11 +37,12 @@ class Distribution:
     mean: float
     p50: float
     p90: float
+    p95: float
     p99: float
     most: float
 
     @classmethod
     def from_values(cls, values: Iterable[float]) -> Distribution:
         ordered = sorted(values)
-        p50, p90, p99, most = (_percentile_of_sorted(ordered, percent) for percent in (50, 90, 99, 100))
-        return cls(len(ordered), mean(ordered), p50, p90, p99, most)
+        percentiles = (_percentile_of_sorted(ordered, percent) for percent in (50, 90, 95, 99, 100))
+        return cls(len(ordered), mean(ordered), *percentiles)

@@ -33,7 +33,12 @@ def load(path: Path) -> RunRecord:
 
 
 def dump(record: RunRecord) -> str:
-    tree = {
+    return json.dumps(tree_of(record), allow_nan=False) + "\n"
+
+
+def tree_of(record: RunRecord) -> dict[str, Any]:
+    """Return the record as plain values."""
+    return {
         "format": _FORMAT,
         "began_at": record.began_at,
         "ended_at": record.ended_at,
@@ -46,7 +51,6 @@ def dump(record: RunRecord) -> str:
         "copies": [astuple(copy) for copy in record.copies],
         "pool": [astuple(usage) for usage in record.pool],
     }
-    return json.dumps(tree, allow_nan=False) + "\n"
 
 
 def _plain_request(request: RequestRecord) -> tuple[Any, ...]:
@@ -69,7 +73,11 @@ def _number(value: float) -> float | None:
 
 
 def parse(text: str) -> RunRecord:
-    tree = json.loads(text)
+    return record_of(json.loads(text))
+
+
+def record_of(tree: Any) -> RunRecord:
+    """Return the record that these plain values are."""
     if not isinstance(tree, dict) or tree.get("format") != _FORMAT:
         raise ValueError(f"format {_FORMAT} is needed")
     return RunRecord(

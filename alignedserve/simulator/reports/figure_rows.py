@@ -40,7 +40,7 @@ class Better(Enum):
     NEITHER = "neither"  # for information only: comparisons leave it out
 
 
-_PARTS = ("mean", "p50", "p90", "p99", "most")
+_PARTS = ("mean", "p50", "p90", "p95", "p99", "most")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +145,7 @@ SECTIONS = (
             _share("bubble", "steps.spread.bubble_share", Better.LOWER),
             _share("prediction error, p50", "steps.prediction.all.p50", Better.LOWER),
             _share("prediction error, p90", "steps.prediction.all.p90", Better.LOWER),
+            _share("prompts computed", "prompts_computed", Better.LOWER),
             _share("workers busy", "mean_step_share", Better.NEITHER),
             _count("copies", "copies.count", Better.LOWER),
             _count("copied tokens", "copies.tokens", Better.LOWER),

@@ -67,6 +67,7 @@ class RunFigures:
     copies: CopyFigures
     pool: PoolFigures
     mean_step_share: float  # mean over workers: how busy they were
+    prompts_computed: float  # prompt tokens that steps ran ÷ those of requests that got a token
     workers: tuple[WorkerFigures, ...]
     papers: PaperFigures
     speed: SpeedFigures
@@ -85,6 +86,7 @@ class RunFigures:
             copies=CopyFigures.from_copies(record.copies),
             pool=PoolFigures.from_usages(record.pool),
             mean_step_share=mean_step_share(workers),
+            prompts_computed=_prompts_computed(record),
             workers=workers,
             papers=PaperFigures.from_record(record),
             speed=SpeedFigures.from_record(record),
@@ -96,6 +98,11 @@ class RunFigures:
         for name in path.split("."):
             found = getattr(found, name)
         return float(found)
+
+
+def _prompts_computed(record: RunRecord) -> float:
+    asked = sum(request.num_prompt for request in record.requests if request.token_at)
+    return ratio(sum(step.shape.chunk_tokens for step in record.steps), asked)
 
 
 def figure_tree(figures: Any) -> Any:

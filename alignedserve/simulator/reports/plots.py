@@ -67,7 +67,7 @@ def save_figure(figure: Figure, path: Path) -> None:
     from matplotlib import rc_context
 
     try:
-        with rc_context({"svg.hashsalt": "alignedserve"}):  # the same run gives the same file
+        with rc_context({"svg.hashsalt": "alignedserve", "svg.fonttype": "none"}):  # the same run gives the same file
             figure.savefig(path, dpi=120, metadata={"Date": None} if path.suffix.lower() == ".svg" else {})
     except OSError as error:
         raise SimulateError(f"{path} cannot be written: {error.strerror}") from None
@@ -90,14 +90,14 @@ def _ttft(record: RunRecord, axis: Axes) -> None:
     for service in ServiceClass:
         requests = [request for request in requests_of_class(record.requests, service) if request.token_at]
         _cdf(axis, [ttft_s(request) for request in requests], service.value.upper())
-    _label(axis, "time to first token", "seconds", "share of requests with a token")
+    label_axis(axis, "time to first token", "seconds", "share of requests with a token")
 
 
 def _tbt(record: RunRecord, axis: Axes) -> None:
     for service in ServiceClass:
         requests = requests_of_class(record.requests, service)
         _cdf(axis, [gap for request in requests for gap in gaps_s(request)], service.value.upper())
-    _label(axis, "time between tokens", "seconds", "share of gaps")
+    label_axis(axis, "time between tokens", "seconds", "share of gaps")
 
 
 def _cdf(axis: Axes, values: Iterable[float], label: str) -> None:
@@ -117,7 +117,7 @@ def _attainment(record: RunRecord, axis: Axes) -> None:
     points = attainment_over_time(record)
     axis.plot([at for at, _ in points], [part for _, part in points], marker=".", label="RT")
     axis.set_ylim(-0.02, 1.02)
-    _label(axis, f"attainment, by arrival in {_WINDOWS} windows", "seconds", "share of requests")
+    label_axis(axis, f"attainment, by arrival in {_WINDOWS} windows", "seconds", "share of requests")
 
 
 def attainment_over_time(record: RunRecord) -> list[tuple[float, float]]:
@@ -133,7 +133,7 @@ def _load(record: RunRecord, axis: Axes) -> None:
     for label, changes in (("waiting", _waits(record)), ("running", _runs(record))):
         points = over_time(changes)
         axis.step([at for at, _ in points], [count for _, count in points], where="post", label=label)
-    _label(axis, "waiting for a first token; running", "seconds", "requests")
+    label_axis(axis, "waiting for a first token; running", "seconds", "requests")
 
 
 Change = tuple[float, int]  # time, and the change of the count at that time
@@ -176,10 +176,10 @@ def _step_times(record: RunRecord, axis: Axes) -> None:
             true, predicted = [step.seconds * 1e3 for step in steps], [step.predicted_s * 1e3 for step in steps]
             axis.plot(true, predicted, ".", label=kind.value, color=KIND_COLOURS[kind], alpha=0.5)
             axis.axline((0, 0), slope=1, color="#888888", linewidth=0.8)
-    _label(axis, "step time" if axis.lines else "step time: nothing was predicted", "true ms", "predicted ms")
+    label_axis(axis, "step time" if axis.lines else "step time: nothing was predicted", "true ms", "predicted ms")
 
 
-def _label(axis: Axes, title: str, x: str, y: str) -> None:
+def label_axis(axis: Axes, title: str, x: str, y: str) -> None:
     axis.set_title(title)
     axis.set_xlabel(x)
     axis.set_ylabel(y)
@@ -215,7 +215,7 @@ def _bars(comparison: Comparison, line: ComparisonLine, axis: Axes) -> None:
     for preset, cell in found:
         strength = 0.9 if cell.is_best else 0.5
         axis.bar(preset, cell.mean * factor, yerr=cell.half_range * factor, capsize=4, alpha=strength)
-    _label(axis, line.row.label, "", suffix.strip())
+    label_axis(axis, line.row.label, "", suffix.strip())
     axis.set_ylim(bottom=0, top=None if any(cell.mean for _, cell in found) else 1)
     axis.tick_params(axis="x", rotation=30)
 
@@ -234,7 +234,7 @@ def plot_sweep(runs: Sequence[TrialRun], path: Path) -> None:
     for mark in MARKS:
         axis.axhline(mark, color="#888888", linestyle=":", linewidth=1)
     axis.set_ylim(-0.02, 1.02)
-    _label(axis, "RT attainment", "arrivals in a second", "share of requests")
+    label_axis(axis, "RT attainment", "arrivals in a second", "share of requests")
     save_figure(figure, path)
 
 

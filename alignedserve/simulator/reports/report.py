@@ -115,16 +115,16 @@ def _run_tree(run: TrialRun) -> dict[str, Any]:
 
 
 def requests_csv(record: RunRecord) -> str:
-    return _csv(_REQUEST_TITLES, (_request_row(request, record.began_at) for request in record.requests))
+    return csv_text(REQUEST_TITLES, (request_row(request, record.began_at) for request in record.requests))
 
 
-_REQUEST_TITLES = (
+REQUEST_TITLES = (
     "id", "service", "job", "outcome", "arrival_s", "ended_s", "prompt_tokens", "output_tokens",
     "ttft_s", "mean_tpot_s", "p99_tbt_s", "end_to_end_s", "attained", "tokens_in_time", "preempted",
 )  # fmt: skip
 
 
-def _request_row(request: RequestRecord, began_at: float) -> Iterator[Any]:
+def request_row(request: RequestRecord, began_at: float) -> Iterator[Any]:
     yield from (request.id, request.service.value, request.job, request.outcome.value)
     yield from (request.arrival_at - began_at, request.ended_at - began_at)
     yield from (request.num_prompt, len(request.token_at))
@@ -134,7 +134,7 @@ def _request_row(request: RequestRecord, began_at: float) -> Iterator[Any]:
 
 
 def steps_csv(record: RunRecord) -> str:
-    return _csv(_STEP_TITLES, (_step_row(step, record.began_at) for step in record.steps))
+    return csv_text(_STEP_TITLES, (_step_row(step, record.began_at) for step in record.steps))
 
 
 _STEP_TITLES = (
@@ -153,7 +153,7 @@ def _step_row(step: StepRecord, began_at: float) -> Iterator[Any]:
 def runs_csv(runs: Iterable[TrialRun]) -> str:
     """Return a row for each run, with every figure of its summary."""
     asked = [field.name for field in fields(SimulationTrial)]
-    return _csv((*asked, *(row.path for row in NUMBERS)), map(_run_row, runs))
+    return csv_text((*asked, *(row.path for row in NUMBERS)), map(_run_row, runs))
 
 
 def _run_row(run: TrialRun) -> Iterator[Any]:
@@ -161,7 +161,7 @@ def _run_row(run: TrialRun) -> Iterator[Any]:
     yield from (run.figures.at(row.path) for row in NUMBERS)
 
 
-def _csv(titles: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+def csv_text(titles: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
     file = StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(titles)

@@ -10,23 +10,19 @@ after the limit is shown whole; a request is cut at the limit.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from math import inf, isfinite
-from typing import Any
 
+from alignedserve.explain.chrome_trace import TraceEvent, dump, micros, process_name, span, thread_name
 from alignedserve.simulator.records.records import CopyRecord, RequestOutcome, RequestRecord, RunRecord, StepRecord
 from alignedserve.simulator.reports.step_figures import spread
 
 _REQUESTS = 1  # pid of the requests; workers have the following pids
 _STEPS, _COPIES, _ASIDE = 1, 2, 3  # tids of a worker's tracks
 
-TraceEvent = dict[str, Any]
-
 
 def timeline(record: RunRecord, limit_s: float = inf) -> str:
-    events = list(_events(_View(record, limit_s)))
-    return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, allow_nan=False)
+    return dump(_events(_View(record, limit_s)))
 
 
 class _View:
@@ -41,12 +37,11 @@ class _View:
         return at < self._until
 
     def ts(self, at: float) -> float:
-        """Return the time on the trace's axis, rounded to the nanosecond: neighbours never overlap by rounding."""
-        return round((at - self.record.began_at) * 1e6, 3)
+        return micros(at - self.record.began_at)
 
     def span(self, began_at: float, seconds: float) -> TraceEvent:
-        start = self.ts(began_at)
-        return {"ph": "X", "ts": start, "dur": round(self.ts(began_at + seconds) - start, 3)}
+        zero = self.record.began_at
+        return span(began_at - zero, began_at + seconds - zero)
 
     def ended_at(self, request: RequestRecord) -> float:
         """Return the end of the request, or the end of the run if the request is still open."""
@@ -69,16 +64,12 @@ def _events(view: _View) -> Iterator[TraceEvent]:
 
 
 def _names(view: _View) -> Iterator[TraceEvent]:
-    yield _name("process_name", "requests", _REQUESTS)
+    yield process_name("requests", _REQUESTS)
     for worker, pid in view.pids.items():
-        yield _name("process_name", worker, pid)
-        yield _name("thread_name", "steps", pid, _STEPS)
-        yield _name("thread_name", "copies", pid, _COPIES)
-        yield _name("thread_name", "copies beside steps", pid, _ASIDE)
-
-
-def _name(event: str, name: str, pid: int, tid: int = 0) -> TraceEvent:
-    return {"ph": "M", "name": event, "pid": pid, "tid": tid, "args": {"name": name}}
+        yield process_name(worker, pid)
+        yield thread_name("steps", pid, _STEPS)
+        yield thread_name("copies", pid, _COPIES)
+        yield thread_name("copies beside steps", pid, _ASIDE)
 
 
 def _step(view: _View, step: StepRecord) -> TraceEvent:

@@ -4,6 +4,8 @@ The name, type and default of a key stand in the dataclass that takes its value.
 source of its lengths), the keys of its arrivals, and the keys that all streams have.
 """
 
+# ruff: noqa: RUF009  (what it takes for shared defaults are frozen, or fields made by `setting`)
+
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -14,9 +16,18 @@ from typing import Any, TypeVar
 from alignedserve.config.setting import Setting, setting, settings_of
 from alignedserve.config.sources import hint, read_value
 from alignedserve.errors import ConfigError, WorkloadError
-from alignedserve.simulator.workload.amounts import Amount
+from alignedserve.simulator.workload.amounts import FORMS, Amount
+from alignedserve.simulator.workload.block_trace import SUFFIX, read_block_trace
+from alignedserve.simulator.workload.chats import ChatLengths, read_chats
 from alignedserve.simulator.workload.files import read_lengths, read_trace
-from alignedserve.simulator.workload.lengths import DrawnSizes, LengthSource, RecordedLengths, Sampled, ShortLong
+from alignedserve.simulator.workload.lengths import (
+    CHAT_OUTPUT,
+    DrawnSizes,
+    LengthSource,
+    RecordedLengths,
+    Sampled,
+    ShortLong,
+)
 from alignedserve.simulator.workload.load import Mixture
 from alignedserve.simulator.workload.pace import (
     LEAST_RATE,
@@ -29,7 +40,8 @@ from alignedserve.simulator.workload.pace import (
     Gamma,
     Recorded,
 )
-from alignedserve.simulator.workload.stream import ClientLimits, Span, Stream, StreamPromise, Turns
+from alignedserve.simulator.workload.stream import ClientLimits, Foresight, Span, Stream, StreamPromise, Turns
+from alignedserve.simulator.workload.windows import check_window
 
 Tree = dict[str, Any]
 Part = TypeVar("Part")
@@ -39,12 +51,21 @@ USUAL_REQUESTS = 1000  # of a stream for which neither their number nor a time i
 
 @dataclass(frozen=True)
 class TraceFile:
-    path: str = setting("", "CSV file with arrival_s, prompt_tokens and output_tokens")
+    path: str = setting("", "CSV file with arrival_s, prompt_tokens and output_tokens, or Mooncake's JSON lines")
+    window_s: float | None = setting(
+        None, "the seed draws windows of so many seconds; without it each seed has the trace as it is", above=0
+    )
 
 
 @dataclass(frozen=True)
 class LengthsFile:
     path: str = setting("", "CSV file with prompt_tokens and output_tokens, to draw from")
+
+
+@dataclass(frozen=True)
+class ChatsFile:
+    path: str = setting("", "file with a chat in each line, a JSON object with `messages`")
+    output: Amount = setting(CHAT_OUTPUT, f"tokens of an answer where none is asked for, {FORMS}")
 
 
 @dataclass(frozen=True)
@@ -63,7 +84,13 @@ class Whole:
     rate_scale: float | None = setting(None, "factor for the rates of all streams that have a rate", above=0)
 
 
-KINDS: Mapping[str, type] = {"trace": TraceFile, "lengths": LengthsFile, "mix": ShortLong, "sizes": DrawnSizes}
+KINDS: Mapping[str, type] = {
+    "trace": TraceFile,
+    "lengths": LengthsFile,
+    "mix": ShortLong,
+    "sizes": DrawnSizes,
+    "chats": ChatsFile,
+}
 ARRIVALS: Mapping[str, type[ArrivalProcess]] = {
     "gamma": Gamma,
     "bursts": Bursts,
@@ -71,6 +98,7 @@ ARRIVALS: Mapping[str, type[ArrivalProcess]] = {
     "closed": ClosedArrivals,
     "at_once": AtOnce,
 }
+_OF_ALL = (StreamPromise, ClientLimits, Foresight, Span)  # keys that streams of every kind have
 _NEEDS = {"think_s": "turns", "patience_s": "leaving_share"}  # a key -> another key, without which it has no meaning
 
 
@@ -130,28 +158,32 @@ def _build_stream(tree: Tree, folder: Path, whole: Whole) -> Stream:
 
 
 def _build_trace(name: str, tree: Tree, folder: Path, whole: Whole) -> Stream:
-    values = _stream_values(tree, ("name", "kind"), (TraceFile, StreamPromise, ClientLimits, Span), "a trace")
-    read = read_trace(_path(TraceFile, values, folder))
+    values = _stream_values(tree, ("name", "kind"), (TraceFile, *_OF_ALL), "a trace")
+    path, window_s = _path(TraceFile, values, folder), _build_part(TraceFile, values).window_s
+    read = read_block_trace(path) if path.suffix == SUFFIX else read_trace(path)
+    check_window(read.times, window_s)
     parts = _build_part(StreamPromise, values), Turns(), _build_part(ClientLimits, values), _build_span(values, whole)
-    return Stream(name, Recorded(read.times), RecordedLengths(read.pairs), *parts, read.notes)
+    lengths, foresight = RecordedLengths(read.pairs), _build_part(Foresight, values)
+    return Stream(name, Recorded(read.times), lengths, *parts, read.notes, foresight, read.blocks, window_s)
 
 
 def _build_drawn(name: str, kind: type, tree: Tree, folder: Path, whole: Whole) -> Stream:
     form = _form(tree, "arrivals", ARRIVALS, "gamma")
     what = f"{tree.get('kind', 'sizes')} with arrivals {tree.get('arrivals', 'gamma')}"
-    values = _stream_values(
-        tree, ("name", "kind", "arrivals"), (kind, form, StreamPromise, Turns, ClientLimits, Span), what
-    )
+    values = _stream_values(tree, ("name", "kind", "arrivals"), (kind, form, Turns, *_OF_ALL), what)
     (lengths, notes), span = _build_lengths(kind, values, folder), _with_usual_number(_build_span(values, whole))
     parts = _build_part(StreamPromise, values), _build_part(Turns, values), _build_part(ClientLimits, values)
-    return Stream(name, _build_part(form, values), lengths, *parts, span, notes)
+    return Stream(name, _build_part(form, values), lengths, *parts, span, notes, _build_part(Foresight, values))
 
 
 def _build_lengths(kind: type, values: Tree, folder: Path) -> tuple[LengthSource, tuple[str, ...]]:
     """Return the source of lengths, and notes for the reader of the figures."""
     if kind is LengthsFile:
-        read = read_lengths(_path(kind, values, folder))
+        path = _path(kind, values, folder)
+        read = read_block_trace(path) if path.suffix == SUFFIX else read_lengths(path)
         return Sampled(read.pairs), read.notes
+    if kind is ChatsFile:
+        return ChatLengths(read_chats(_path(kind, values, folder)), _build_part(ChatsFile, values).output), ()
     lengths: LengthSource = _build_part(kind, values)
     return lengths, ()
 
@@ -186,7 +218,7 @@ def _stream_values(tree: Tree, read: tuple[str, ...], parts: tuple[type, ...], w
     """Return the values of the keys that have not been read yet."""
     values = _values({key: value for key, value in tree.items() if key not in read}, keys_of(*parts), what)
     for key, needed in _NEEDS.items():
-        if key in values and needed not in values:
+        if key in values and needed not in values and not (needed == "turns" and ChatsFile in parts):
             raise WorkloadError(f"{key} has no effect without {needed}")
     return values
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from alignedserve.errors import WorkloadError
 from alignedserve.simulator.workload.lengths import Pair
 
-_MOST_S = 1e10  # from any start: large enough for seconds since 1970
+MOST_S = 1e10  # from any start: large enough for seconds since 1970
 _TIME, _PROMPT, _OUTPUT = "arrival_s", "prompt_tokens", "output_tokens"
 
 
@@ -25,13 +25,14 @@ class FileRequests:
 
     pairs: tuple[Pair, ...]
     times: tuple[float, ...] = ()  # of their arrivals, if the file has them
+    blocks: tuple[tuple[int, ...], ...] = ()  # ids of the blocks of their prompts, if the file has them
     notes: tuple[str, ...] = ()  # for the reader of the figures
 
 
 def read_lengths(path: Path) -> FileRequests:
     pairs = [_pair(row, where) for where, row in _rows(path, (_PROMPT, _OUTPUT))]
     kept = tuple(pair for pair in pairs if all(pair))
-    return FileRequests(kept, notes=_notes(path, len(pairs), len(kept)))
+    return FileRequests(kept, notes=notes_of(path, len(pairs), len(kept)))
 
 
 def read_trace(path: Path) -> FileRequests:
@@ -41,10 +42,10 @@ def read_trace(path: Path) -> FileRequests:
         if all(pair):
             times.append(last)
             pairs.append(pair)
-    return FileRequests(tuple(pairs), tuple(times), _notes(path, num_rows, len(pairs)))
+    return FileRequests(tuple(pairs), tuple(times), notes=notes_of(path, num_rows, len(pairs)))
 
 
-def _notes(path: Path, num_rows: int, num_kept: int) -> tuple[str, ...]:
+def notes_of(path: Path, num_rows: int, num_kept: int) -> tuple[str, ...]:
     if not num_kept:
         raise WorkloadError(f"{path} has no requests")
     empty = num_rows - num_kept
@@ -78,15 +79,21 @@ def _check_columns(path: Path, given: Sequence[str], needed: tuple[str, ...]) ->
 def _time(row: dict[str, str | None], where: str, last: float) -> float:
     text = row[_TIME]
     if not text:
-        raise WorkloadError(f"{where}: {_TIME} is empty: a file of lengths alone is read as lengths:PATH, with a rate")
+        lengths = "a file of lengths alone is read as lengths:PATH, with a rate"
+        raise WorkloadError(f"{where}: {_TIME} is empty: fill it in, or remove the line; {lengths}")
     try:
         time = float(text)
     except ValueError:
         time = math.nan
-    if not abs(time) < _MOST_S:
-        raise WorkloadError(f"{where}: {_TIME} must be a number of seconds, up to {_MOST_S:.0e}, not {text!r:.40}")
+    if not abs(time) < MOST_S:
+        raise WorkloadError(f"{where}: {_TIME} must be a number of seconds, up to {MOST_S:.0e}, not {text!r:.40}")
+    return rising(time, last, where, _TIME)
+
+
+def rising(time: float, last: float, where: str, column: str) -> float:
+    """Return the time of a row unless an earlier row has a later time."""
     if time < last:
-        raise WorkloadError(f"{where}: {_TIME} {text} is earlier than the line before: sort the file by it")
+        raise WorkloadError(f"{where}: {column} is earlier than in the line before: sort the file by it")
     return time
 
 
@@ -95,7 +102,9 @@ def _pair(row: dict[str, str | None], where: str) -> Pair:
 
 
 def _tokens(row: dict[str, str | None], column: str, where: str) -> int:
-    text = row[column] or ""
+    text = row[column]
+    if not text:
+        raise WorkloadError(f"{where}: {column} is empty: fill it in, or remove the line")
     if not (re.fullmatch(r"0*[0-9]{1,9}", text)):
         raise WorkloadError(f"{where}: {column} must be a whole number of 0 or more, below a billion, not {text!r:.40}")
     return int(text)

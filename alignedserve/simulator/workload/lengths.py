@@ -18,8 +18,8 @@ CHAT_OUTPUT = LogNormal(235, 269, 1024)
 
 
 class LengthSource(Protocol):
-    def pair(self, number: int, draw: Random) -> Pair:
-        """Return the lengths for the visit of this number, or for its next turn."""
+    def pair(self, number: int, draw: Random, turn: int = 0) -> Pair:
+        """Return the lengths for this turn of the visit of this number."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class DrawnSizes:
     prompt: Amount = setting(CHAT_PROMPT, f"tokens of a prompt, {FORMS}")
     output: Amount = setting(CHAT_OUTPUT, f"tokens of an output, {FORMS}")
 
-    def pair(self, number: int, draw: Random) -> Pair:
+    def pair(self, number: int, draw: Random, turn: int = 0) -> Pair:
         return self.prompt.count(draw), self.output.count(draw)
 
 
@@ -42,7 +42,7 @@ class ShortLong:
     long_prompt: Amount = setting(Uniform(1000, 8000), f"tokens of a long prompt, {FORMS}")
     output: Amount = setting(CHAT_OUTPUT, f"tokens of an output, {FORMS}")
 
-    def pair(self, number: int, draw: Random) -> Pair:
+    def pair(self, number: int, draw: Random, turn: int = 0) -> Pair:
         prompt = self.short_prompt if draw.random() < self.short else self.long_prompt
         return prompt.count(draw), self.output.count(draw)
 
@@ -53,7 +53,7 @@ class Sampled:
 
     pairs: tuple[Pair, ...] = field(repr=False)
 
-    def pair(self, number: int, draw: Random) -> Pair:
+    def pair(self, number: int, draw: Random, turn: int = 0) -> Pair:
         return draw.choice(self.pairs)
 
 
@@ -63,5 +63,5 @@ class RecordedLengths:
 
     pairs: tuple[Pair, ...] = field(repr=False)
 
-    def pair(self, number: int, draw: Random) -> Pair:
+    def pair(self, number: int, draw: Random, turn: int = 0) -> Pair:
         return self.pairs[number]

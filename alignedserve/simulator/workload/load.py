@@ -21,8 +21,9 @@ from alignedserve.simulator.workload.amounts import Exponential
 from alignedserve.simulator.workload.lengths import DrawnSizes
 from alignedserve.simulator.workload.pace import LEAST_RATE, MOST_RATE, Gamma
 from alignedserve.simulator.workload.stream import ClientLimits, Span, Stream
-from alignedserve.simulator.workload.tape import words
+from alignedserve.simulator.workload.tape import StreamText
 from alignedserve.simulator.workload.visit import Arrival, Visit
+from alignedserve.simulator.workload.windows import varied
 
 
 @dataclass(frozen=True)
@@ -131,10 +132,10 @@ class _StreamLoad:
     """The load of a running stream."""
 
     def __init__(self, stream: Stream, owners: Sequence[str], seed: int) -> None:
-        self.stream, self._owners = stream, owners
         self._seed = f"{seed}/workload/{stream.name}"
-        self._pace = stream.arrivals.pace(Random(self._seed))
-        self._system = words(Random(f"{self._seed}/system"), stream.turns.system)
+        self.stream, self._owners = varied(stream, Random(f"{self._seed}/windows")), owners
+        self._pace = self.stream.arrivals.pace(Random(self._seed))
+        self._text = StreamText(self._seed, stream.turns.system, self.stream.blocks)
         self._open: dict[str, tuple[Visit, Request]] = {}
         self._num_begun = self._num_cut = 0
         self._started_at = 0.0
@@ -169,7 +170,7 @@ class _StreamLoad:
         number = self._num_begun
         self._num_begun += 1
         owner, draw = self._owners[number % len(self._owners)], Random(f"{self._seed}/{number}")
-        visit = Visit(self.stream, number, owner, draw, self._system)
+        visit = Visit(self.stream, number, owner, draw, self._text)
         return self._remember(visit, visit.ask(at))
 
     @property

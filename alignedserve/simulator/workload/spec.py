@@ -2,6 +2,7 @@
 
     trace:PATH                              times and lengths from a file
     lengths:PATH,rate=5.5,cv=1              lengths from a file
+    chats:PATH,rate=2                       texts from a file
     mix:short=0.9,rate=8                    short and long prompts
     sizes:prompt=512-1024,output=128        any sizes
     coserve,rate=5.5,documents.in_flight=64

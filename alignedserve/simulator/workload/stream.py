@@ -13,8 +13,10 @@ from alignedserve.config.setting import setting
 from alignedserve.core import ServiceClass, Slo
 from alignedserve.errors import WorkloadError
 from alignedserve.simulator.workload.amounts import FORMS, Amount, Exponential, Fixed
+from alignedserve.simulator.workload.chats import ChatLengths
 from alignedserve.simulator.workload.lengths import DrawnSizes, LengthSource, RecordedLengths
 from alignedserve.simulator.workload.pace import ArrivalProcess, AtOnce, Gamma, Recorded
+from alignedserve.simulator.workload.predictions import Predictions
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,15 @@ class ClientLimits:
 
 
 @dataclass(frozen=True)
+class Foresight:
+    """The length of outputs that an oracle tells, exact or with measured errors."""
+
+    predicted: Predictions = setting(
+        Predictions.EXACT, "what an oracle says of an output: its length, or what a real predictor said of such lengths"
+    )
+
+
+@dataclass(frozen=True)
 class Span:
     """The length of a stream; in a conversation only the first turn counts."""
 
@@ -77,6 +88,9 @@ class Stream:
     clients: ClientLimits = ClientLimits()
     span: Span = Span()
     notes: tuple[str, ...] = ()  # for the reader of its figures
+    foresight: Foresight = Foresight()
+    blocks: tuple[tuple[int, ...], ...] = ()  # of a trace whose prompts share blocks: the ids of each prompt
+    window_s: float | None = None  # of a trace that is drawn from its windows
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[A-Za-z0-9_]+(-[A-Za-z0-9_]+)*", self.name):
@@ -87,6 +101,13 @@ class Stream:
             raise WorkloadError(f"system must leave room in the context of {self.clients.context} tokens")
         if isinstance(self.lengths, RecordedLengths) and self.turns.turns != Fixed(1.0):
             raise WorkloadError("a trace has requests, not conversations: take its lengths and give them turns")
+        if isinstance(self.lengths, ChatLengths) and self.turns.turns != Fixed(1.0):
+            raise WorkloadError("turns has no effect: each chat of the file has as many as it has")
+
+    def num_turns(self, number: int, draw: Random) -> int:
+        """Return the turns of the visit of this number."""
+        lengths = self.lengths
+        return len(lengths.chat(number).turns) if isinstance(lengths, ChatLengths) else self.turns.turns.count(draw)
 
     @property
     def _ends(self) -> bool:
@@ -97,13 +118,17 @@ class Stream:
     def num_requests(self) -> int | None:
         """Return the number of requests that arrive, if it follows from the settings."""
         span = self.span
-        if self.turns.turns != Fixed(1.0):
+        if self.turns.turns != Fixed(1.0) or self._has_chats_of_turns:
             return None
         if isinstance(self.arrivals, Recorded):
             within_s = inf if span.first_s is None else span.first_s
             num_within = sum(at <= within_s for at in self.arrivals.after())
             return num_within if span.num_requests is None else min(num_within, span.num_requests)
         return span.num_requests if span.first_s is None else None
+
+    @property
+    def _has_chats_of_turns(self) -> bool:
+        return isinstance(self.lengths, ChatLengths) and any(len(chat.turns) > 1 for chat in self.lengths.chats)
 
     def scaled(self, factor: float) -> Stream:
         """Return the stream with its rate times this factor, or unchanged if it has no rate."""
@@ -112,3 +137,11 @@ class Stream:
     def within(self, context: int) -> Stream:
         """Return the stream for a deployment whose requests have at most `context` tokens."""
         return replace(self, clients=replace(self.clients, context=min(context, self.clients.context)))
+
+    def at_once(self, most: int) -> Stream:
+        """Return so many of its requests at most, all at the start, whose clients stay and have one turn."""
+        in_record = [len(self.lengths.pairs)] if isinstance(self.lengths, RecordedLengths) else []
+        clients, turns = replace(self.clients, leaving_share=0.0), replace(self.turns, turns=Fixed(1.0))
+        lengths = self.lengths.of_one_turn() if isinstance(self.lengths, ChatLengths) else self.lengths
+        span = Span(min(most, *in_record)) if in_record else Span(most)
+        return replace(self, arrivals=AtOnce(), lengths=lengths, clients=clients, turns=turns, span=span, window_s=None)

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import chain
 from random import Random
 
 from alignedserve.simulator.machines.engine import VOCABULARY
 
+BLOCK = 512  # tokens of a block that prompts share
 _LENGTH = 1 << 16
 _HEAD = 8  # tokens at the start of a piece, drawn for it alone, so that no two pieces share a prefix
 _WORDS = range(1, VOCABULARY)  # 0 ends an output
+
+
+@dataclass(frozen=True)
+class StreamText:
+    """The tokens of a stream's prompts."""
+
+    seed: str
+    num_system: int  # tokens that all its prompts begin with
+    blocks: Sequence[Sequence[int]] = ()  # ids of the blocks of each request's prompt; none: no prompts share any
+
+    @cached_property
+    def system(self) -> tuple[int, ...]:
+        return words(Random(f"{self.seed}/system"), self.num_system)
+
+    def prompt(self, number: int, length: int, draw: Random) -> tuple[int, ...]:
+        if not self.blocks:
+            return words(draw, length)
+        needed = self.blocks[number][: -(-length // BLOCK)]
+        return tuple(chain.from_iterable(map(self._block, needed)))[:length]
+
+    def _block(self, block: int) -> tuple[int, ...]:
+        return words(Random(f"{self.seed}/block {block}"), BLOCK)
 
 
 def words(draw: Random, length: int) -> tuple[int, ...]:

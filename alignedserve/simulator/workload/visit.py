@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from alignedserve.core import Request, Sampling
+from alignedserve.core import Estimate, Request, Sampling
 from alignedserve.simulator.machines.engine import STOP
 from alignedserve.simulator.workload.stream import Stream
-from alignedserve.simulator.workload.tape import words
+from alignedserve.simulator.workload.tape import StreamText
 
 
 @dataclass(frozen=True)
@@ -24,20 +24,21 @@ class Arrival:
     length: int  # of its output, if max_tokens allows it
     leaves_after_s: float | None  # when its client leaves before the end
     is_cut: bool = False  # whether its prompt or its possible output was cut to fit the context
+    predicted: Estimate | None = None  # what an oracle says of its output; None: its length
 
 
 class Visit:
     """A visit. Its tokens depend on the seed, the stream, its number and the answers that it gets, not on time."""
 
-    def __init__(self, stream: Stream, number: int, owner: str, draw: Random, system: tuple[int, ...]) -> None:
-        self._stream, self._number, self._owner, self._draw = stream, number, owner, draw
-        self._num_turns = stream.turns.turns.count(draw)
-        self._conversation = system
+    def __init__(self, stream: Stream, number: int, owner: str, draw: Random, text: StreamText) -> None:
+        self._stream, self._number, self._owner, self._draw, self._text = stream, number, owner, draw, text
+        self._num_turns = stream.num_turns(number, draw)
+        self._conversation = text.system
         self.num_asked = 0
 
     def ask(self, at: float) -> Arrival:
         """Return the first turn."""
-        prompt, output = self._stream.lengths.pair(self._number, self._draw)
+        prompt, output = self._stream.lengths.pair(self._number, self._draw, self.num_asked)
         wanted = min(output, self._stream.clients.max_tokens)
         num_output = min(wanted, self._room - 1)
         is_cut = prompt + wanted > self._room
@@ -48,7 +49,7 @@ class Visit:
         if self.num_asked == self._num_turns:
             return None
         self._conversation = request.prompt + answer
-        prompt, output = self._stream.lengths.pair(self._number, self._draw)
+        prompt, output = self._stream.lengths.pair(self._number, self._draw, self.num_asked)
         if prompt + min(output, self._stream.clients.max_tokens) > self._room:
             return None
         return self._arrival(now + self._stream.turns.think_s.draw(self._draw), prompt, output)
@@ -60,7 +61,8 @@ class Visit:
     def _arrival(self, at: float, prompt: int, output: int, is_cut: bool = False) -> Arrival:
         request = self._request(at, prompt)
         self.num_asked += 1
-        return Arrival(request, output, self._leaves_after_s(), is_cut)
+        predicted = self._stream.foresight.predicted.draw(output, request.sampling.seed)
+        return Arrival(request, output, self._leaves_after_s(), is_cut, predicted)
 
     def _request(self, at: float, prompt: int) -> Request:
         draw = self._draw
@@ -68,7 +70,7 @@ class Visit:
             id=self._next_id,
             owner=self._owner,
             attempt=0,
-            prompt=self._conversation + words(draw, prompt),
+            prompt=self._conversation + self._text.prompt(self._number, prompt, draw),
             emitted=(),
             sampling=Sampling(seed=draw.getrandbits(31)),
             max_tokens=self._max_tokens(self._room - prompt),

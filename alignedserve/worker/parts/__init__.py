@@ -10,7 +10,7 @@ prompt_rate.py  How long a token of the prompts that wait takes, from what such 
 idle_trials.py  Measure again how fast a slow machine is, while the worker has nothing to do.
 step_end.py     How a step begins and ends: pairs come free, the worker learns its time, requests get tokens.
 owners.py       What a worker tells the owners of its requests: each token once, and again where a frame was lost.
-router_link.py  What a worker tells the router: what it holds, what has moved on, how much is left to run.
+router_link.py  What a worker tells the router: what it holds, what moved on, how much is left; what metrics show.
 pool_link.py    The pool as a worker knows it.
 pool_holds.py   The requests whose pages the pool keeps for a worker until it releases them.
 compression.py  Pages that a worker compresses for the pool, beside its steps.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from alignedserve.explain.decisions import DecisionRing
+from alignedserve.worker.counts import WorkerCounts
 from alignedserve.worker.device import DeviceMemory, blocks_for
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.notes import Faults, Notes
@@ -32,6 +34,8 @@ class Common:
         self.pool = PoolLink()
         self.notes = Notes()
         self.faults = Faults()
+        self.counts = WorkerCounts()
+        self.decisions = DecisionRing()
         self.owners = Owners(self.pace.coming, self.pages)
         self.retirement = Retirement(self.roster, self.steps, self.owners.outputs)
         self.writer = PageWriter(setup.limits.page_size)

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from alignedserve.protocol.commands import Command
-from alignedserve.protocol.events import Event
-from alignedserve.protocol.messages import Attempt, Member
+from alignedserve.protocol.commands import Command, Send
+from alignedserve.protocol.events import Event, Received
+from alignedserve.protocol.messages import AskDecisions, Attempt, Decisions, Member
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.part import Act, CorePart
+
+
+class Explaining(CorePart):
+    """Tells gateways what this worker decided about a request, as far as it remembers."""
+
+    def __init__(self, common: Common) -> None:
+        self._decisions = common.decisions
+
+    def hear(self, event: Event, now: float) -> list[Command]:
+        match event:
+            case Received(sender, AskDecisions(number, request)):
+                return [Send(sender, Decisions(number, now, self._decisions.about(request)))]
+        return []
 
 
 class WorkerCore:
@@ -16,14 +29,16 @@ class WorkerCore:
 
     def __init__(self, common: Common) -> None:
         self._common = common
+        self._decisions = common.decisions
         self._turn: tuple[Act, ...] = ()
 
     def _compose(self, parts: tuple[CorePart, ...], turn: tuple[Act, ...]) -> None:
-        self._common.roster.enlist(*parts)
+        self._common.roster.enlist(Explaining(self._common), *parts)
         self._turn = turn
 
     def handle(self, event: Event, now: float) -> list[Command]:
         """Let each part hear the event, then do what there is to do in each turn."""
+        self._decisions.now = now
         commands = self._common.roster.hear(event, now)
         for act in self._turn:
             commands += act(now)

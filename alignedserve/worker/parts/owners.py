@@ -45,6 +45,7 @@ class Owners(CorePart):
         parts: Iterable[Chunk | Decode],
         result: StepResult,
         find: Callable[[str], Running | None],
+        began_at: float,
         now: float,
     ) -> Emitted:
         """Emit what the parts of a step brought to requests that are still here, and yield those requests.
@@ -67,12 +68,12 @@ class Owners(CorePart):
                 if size and not running.prefix % size:
                     self._pages.publish(running)
             else:
-                running.end_chunk(part, scores.get(request, ()))
+                running.end_chunk(part, began_at, scores.get(request, ()))
                 self._pages.publish(running)
                 running.promise.served(now)
             token, finish = tokens.get(request), None
             if token is not None:
-                if running.promise.is_rt and not running.output:
+                if not running.output and running.promise.is_rt:
                     self._coming.learn(running, now)
                 finish = running.emit(token, now, logprobs.get(request) if logprobs else None)
             elif request in unsampled:

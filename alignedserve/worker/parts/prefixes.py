@@ -66,7 +66,7 @@ class Prefixes(CorePart):
             case MemberLost(member) if member == self._pool.member:
                 self._queue.add_again([self._leave(request) for request in list(self._asking)])
                 for running in (*self._roster.occupants(), *self._queue.waiting):
-                    running.known = ()
+                    running.forget_known()
         return []
 
     def _answered(self, prefix: Prefix, now: float) -> list[Command]:
@@ -86,7 +86,7 @@ class Prefixes(CorePart):
         if not pages:
             for running in here:
                 self._writer.forget_parts(running)  # they come after what is to be written now
-                running.known = ()
+                running.forget_known()
         if here:
             self._note(attempt, bool(pages))
             return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from alignedserve.core import StepPlan, units_for
+from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.parts.common import Common
@@ -18,11 +19,13 @@ class PromptQueue(CorePart):
         """`release` tells the pool that it need not keep the pages of a prompt that leaves."""
         self.waiting = Waiting(common.policy, common.pages)
         self._pace, self._steps, self._memory, self._release = common.pace, common.steps, common.memory, release
+        self._decisions = common.decisions
         self._came_in_step: list[Running] = []  # real-time prompts that came since the step in flight began
         self._num_came_in_step = 0  # prompts of both classes
 
     def admit(self, running: Running, now: float) -> None:
         """Add a new prompt that is to run."""
+        self._note(running)
         self.waiting.add(running)
         self._pace.prompt_came(running, now)
         if self._steps.running is not None:
@@ -34,8 +37,12 @@ class PromptQueue(CorePart):
     def add_again(self, prompts: Iterable[Running]) -> None:
         """Add prompts that have been here before."""
         for running in prompts:
+            self._note(running)
             self.waiting.add(running)
         self._memory.reconsider()
+
+    def _note(self, running: Running) -> None:
+        self._decisions.note(Kind.QUEUED, running.request, number=len(self.waiting), tokens=running.num_ahead)
 
     def put_back(self, running: Running) -> None:
         """Take a request's pairs away. It waits before all others, and is computed anew."""
@@ -81,8 +88,15 @@ class PromptQueue(CorePart):
     @property
     def pairs_for_first(self) -> int:
         """Return the number of pairs that the prompt needs that has waited longest."""
-        first = next(iter(self.waiting), None)
-        return 0 if first is None else units_for(first.num_tokens, self._memory.limits.block_size)
+        return self._pairs_for(next(iter(self.waiting), None))
+
+    def lacks_memory(self, only_rt: bool) -> bool:
+        """Return whether the prompt that has waited longest, of all or of real-time ones, needs more than is free."""
+        waiting = self.waiting.real_time if only_rt else iter(self.waiting)
+        return self._pairs_for(next(waiting, None)) > self._memory.num_free
+
+    def _pairs_for(self, prompt: Running | None) -> int:
+        return 0 if prompt is None else units_for(prompt.num_tokens, self._memory.limits.block_size)
 
     def drop(self, request: str, attempt: int) -> list[Command]:
         self._memory.reconsider()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from alignedserve.core import Chunk, Decode, StepPlan, StepResult
+from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command, RunStep
 from alignedserve.protocol.events import Event, StepDone
 from alignedserve.worker.in_flight import StepsInFlight
@@ -28,14 +29,15 @@ class Runs(Protocol):
     def lose(self, ran: Chunk | Decode) -> list[Command]:
         """Give up the attempt that this was to run a part of, if it is still here."""
 
-    def end_step(self, plan: StepPlan, result: StepResult, now: float) -> list[Command]:
+    def end_step(self, plan: StepPlan, result: StepResult, began_at: float, now: float) -> list[Command]:
         """Give the requests of a step that went well their tokens."""
 
 
 class StepEnd(CorePart):
     def __init__(self, common: Common, queue: PromptQueue, runs: Runs) -> None:
         self._steps, self._pace, self._memory = common.steps, common.pace, common.memory
-        self._queue, self._runs = queue, runs
+        self._counts = common.counts
+        self._queue, self._runs, self._decisions = queue, runs, common.decisions
 
     def hear(self, event: Event, now: float) -> list[Command]:
         return self._end(event.result, event.seconds, now) if isinstance(event, StepDone) else []
@@ -51,7 +53,17 @@ class StepEnd(CorePart):
         if result.failure is not None:
             return self._fail(ended.plan)
         self._pace.learn(ended.plan, ended.shape, seconds, runs.find)
-        return runs.end_step(ended.plan, result, now)
+        self._counts.count_step(ended.plan, seconds)
+        self._note(ended.plan, seconds)
+        return runs.end_step(ended.plan, result, now - seconds, now)
+
+    def _note(self, plan: StepPlan, seconds: float) -> None:
+        """Note the step, and each chunk in it; which decodes are in a step follows from where they are."""
+        self._decisions.note_step(plan, seconds)
+        for chunk in plan.chunks:
+            if (running := self._runs.find(chunk.request)) is not None:
+                step, tokens, predicted_s = plan.number, len(chunk.tokens), plan.predicted_s
+                self._decisions.note(Kind.CHUNK, running.request, "", tokens, step, seconds, predicted_s)
 
     def _fail(self, plan: StepPlan) -> list[Command]:
         self._steps.fail()

@@ -17,8 +17,9 @@ from alignedserve.worker.step.named_blocks import NamedBlocks
 from alignedserve.worker.step.running import Blocks, Running
 
 NamePages: TypeAlias = Callable[[Running, int], tuple[int, ...]]  # of the full pages of so many tokens of a request
-# Whether a prompt has KV up to a token sooner by a copy of so many tokens from the pool than if it computes them.
-IsCopiedSooner: TypeAlias = Callable[[Running, int, int], bool]
+# The time of a copy of so many tokens from the pool, with which a prompt has KV up to a token; None where it computes
+# them sooner.
+CopySeconds: TypeAlias = Callable[[Running, int, int], float | None]
 
 
 class DevicePages:
@@ -28,10 +29,10 @@ class DevicePages:
         block_size: int,
         page_size: int,
         name: NamePages,
-        is_copied_sooner: IsCopiedSooner = lambda _prompt, _end, _copied: True,
+        copy_s: CopySeconds = lambda _prompt, _end, _copied: 0.0,
     ) -> None:
         """`page_size` is that of the pool's pages."""
-        self._is_copied_sooner = is_copied_sooner
+        self._copy_s = copy_s
         self._blocks = blocks if isinstance(blocks, NamedBlocks) else None  # else nothing is shared
         self._size, self._page_size, self._name = block_size, page_size, name
         self.num_shared_tokens = 0  # that were not computed because another request had done so
@@ -48,16 +49,17 @@ class DevicePages:
             return
         if self._blocks is not None:
             waiting.prefix = self._blocks.find(self._name(waiting, findable_tokens(waiting))) * self._size
-        waiting.looked_up, waiting.is_fetched = version, self._fetches(waiting)
-        if waiting.is_fetched:
-            waiting.prefix -= waiting.prefix % self._page_size
-            waiting.fetched_from = waiting.prefix
+        waiting.looked_up = version
+        self._plan_fetch(waiting)
 
-    def _fetches(self, waiting: Running) -> bool:
-        """Return whether to copy what the pool knows of a request beyond what is here: a copy takes whole pages."""
+    def _plan_fetch(self, waiting: Running) -> None:
+        """Decide whether to copy what the pool knows of a request beyond what is here: a copy takes whole pages."""
+        waiting.end_fetch()
         end = len(waiting.known) * self._page_size
-        copied = end - waiting.prefix // self._page_size * self._page_size
-        return end > waiting.prefix and self._is_copied_sooner(waiting, end, copied)
+        start = waiting.prefix - waiting.prefix % self._page_size
+        if end > waiting.prefix and (seconds := self._copy_s(waiting, end, end - start)) is not None:
+            waiting.prefix = waiting.fetched_from = start
+            waiting.fetched_to, waiting.fetch_s = end, seconds
 
     def num_read(self, waiting: Running) -> int:
         """Return how many pairs of what was found of a request others read: it needs no free pair for them."""
@@ -86,7 +88,7 @@ class DevicePages:
 
     def has_to_fetch(self, waiting: Running) -> bool:
         """Return whether a request copies what the pool knows of it beyond what is here, when it is seated."""
-        return waiting.is_fetched and len(waiting.known) * self._page_size > waiting.prefix
+        return waiting.fetched_to > waiting.prefix
 
     def share(self, running: Running) -> None:
         """Seat a request on what is here of it."""
@@ -119,7 +121,7 @@ class DevicePages:
 
     def count_cached(self, running: Running) -> None:
         """Note that what a request has now was not computed for it, unless it has run before."""
-        if not running.has_run:
+        if running.waited_s is None:
             running.num_cached = min(running.prefix, len(running.request.prompt))
 
     def publish(self, running: Running) -> None:

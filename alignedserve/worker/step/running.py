@@ -13,6 +13,7 @@ from alignedserve.core import (
     FinishReason,
     History,
     Logprob,
+    Opening,
     Request,
     Scoring,
     half_blocks,
@@ -81,13 +82,14 @@ class Running:
     pairs: tuple[int, ...] = ()
     prefix: int = 0
     known: tuple[int, ...] = ()  # pages of the pool that hold its first tokens, kept there for it
-    is_fetched: bool = False  # whether they are copied here, as soon as it is seated; else it computes them
-    fetched_from: int = 0  # then: tokens that were here before
+    fetched_from: int = 0  # where they are copied here, as soon as it is seated: tokens that were here before, ...
+    fetched_to: int = 0  # ... and tokens that are here then; 0 where it computes them
+    fetch_s: float = 0.0  # the time of that copy
     names: tuple[int, ...] = ()  # hashes of the tokens of its first full pages, as far as they were needed
     block_names: tuple[int, ...] = ()  # the same of its first full block pairs
     looked_up: int = -1  # at which version of the device's pages these two were found, while it waits
     num_cached: int = 0  # tokens of the prompt whose KV the pool or the device had before any was computed for it
-    has_run: bool = False  # whether a chunk of it has run: what is found from then on may be its own
+    waited_s: float | None = None  # from its arrival to its first chunk; what is found from then on may be its own KV
     logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
     prompt_logprobs: list[Logprob] = field(default_factory=list)
     came_with_kv: bool = False  # whether KV of it was not computed for it here: copied, or shared with another request
@@ -132,8 +134,23 @@ class Running:
 
     @property
     def num_ahead(self) -> int:
-        """Return how many tokens are to be run before the next one can be sampled."""
-        return self.num_tokens - self.prefix
+        """Return how many tokens are to be run before the next one can be sampled, without those that are copied."""
+        return self.num_tokens - max(self.prefix, self.fetched_to)
+
+    @property
+    def is_fetched(self) -> bool:
+        """Return whether what the pool has of it is copied here, as soon as it is seated."""
+        return self.fetched_to > 0
+
+    def end_fetch(self) -> None:
+        """Note that nothing of it is copied here any more."""
+        self.fetched_to, self.fetch_s = 0, 0.0
+
+    def forget_known(self) -> None:
+        """Note that the pool keeps no page for it."""
+        self.known = ()
+        if not self.pairs:  # else a copy may be under way
+            self.end_fetch()
 
     @property
     def most_in_chunk(self) -> int:
@@ -152,12 +169,13 @@ class Running:
             return None
         return Scoring(self.request.prompt[self.prefix + 1 : end + 1], top)
 
-    def end_chunk(self, ran: Chunk, scores: tuple[Logprob, ...] = ()) -> None:
+    def end_chunk(self, ran: Chunk, began_at: float, scores: tuple[Logprob, ...] = ()) -> None:
         """Count the tokens of a chunk, which have KV now, and keep the log-probabilities of a scored chunk."""
         if ran.scoring is not None:  # a chunk that runs again, as after its pairs were lost, replaces its scores
             self.prompt_logprobs[ran.start :] = scores
         self.prefix += len(ran.tokens)
-        self.has_run = True
+        if self.waited_s is None:
+            self.waited_s = max(0.0, began_at - self.request.arrival_at)
         if ran.sampling is None:
             self.promise.chunk_ran()
 
@@ -174,9 +192,18 @@ class Running:
 
     def entry(self, pages: tuple[int, ...], names: tuple[int, ...]) -> Entry:
         """Return the request as the pool gets it."""
-        logprobs, prompt_logprobs = tuple(self.logprobs), tuple(self.prompt_logprobs)
-        due, num_cached = self.promise.due, self.num_cached
-        return Entry(self.request, tuple(self.output), pages, due, logprobs, prompt_logprobs, names, num_cached)
+        output, due = tuple(self.output), self.promise.due
+        return Entry(self.request, output, pages, due, tuple(self.logprobs), self.opening, names)
+
+    @property
+    def opening(self) -> Opening:
+        """Return what its owner gets with its first token."""
+        return Opening(tuple(self.prompt_logprobs), self.num_cached, self.waited_s or 0.0)
+
+    def reopen(self, opening: Opening) -> None:
+        """Take over what another worker found of its prompt."""
+        self.prompt_logprobs, self.num_cached = list(opening.logprobs), opening.num_cached
+        self.waited_s = opening.waited_s
 
     def has_place(self, block_size: int) -> bool:
         """Return whether there is a place for what is kept of its next token."""
@@ -201,7 +228,9 @@ class Running:
 
     def work(self, chunk: int) -> Work:
         """Return the work until its next due, where prompts run in chunks of this size."""
-        return Work(tokens=self.promise.tokens_due) if self.decodes else Work(self.num_ahead, chunk)
+        if self.decodes:
+            return Work(tokens=self.promise.tokens_due)
+        return Work(self.num_ahead, chunk, transfer_s=self.fetch_s if self.promise.is_rt else 0.0)
 
     def tokens(self, start: int, end: int) -> tuple[int, ...]:
         """Return tokens of prompt and output together."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import islice
 from math import inf
@@ -66,14 +66,16 @@ class Changes:
 class Waiting:
     def __init__(self, policy: Policy, pages: DevicePages = NOTHING_SHARED) -> None:
         self._policy, self._pages = policy, pages
-        # In the order of arrival, each with the tokens that it was counted with, since its known beginning may change.
+        # Requests in the order of arrival, each with the tokens that it was counted with, since its known beginning may
+        # change.
         self._all: OrderedDict[Running, int] = OrderedDict()
         self._rt_alone: OrderedDict[Running, None] = OrderedDict()  # the real-time ones of them
         self._be_alone: OrderedDict[Running, None] = OrderedDict()
         self._again: dict[Running, None] = {}  # those that had a seat before
+        self._fetched: dict[Running, None] = {}  # those of which the pool has what is copied here
         self._named: dict[str, list[Running]] = {}
         self._ttfts: Counter[float] = Counter()  # promised time to the first token -> real-time prompts
-        self.num_tokens = self.num_rt_tokens = 0  # to be run of all prompts, and of the real-time ones
+        self.num_tokens = self.num_rt_tokens = 0  # to be computed of all prompts, and of the real-time ones
         self._ranks_be_by_slack = policy.ranks_be_by_slack
         self._drops_late = policy.late is Late.DROP_LAST
         self._filed: dict[Running, FiledPrompt] = {}
@@ -130,6 +132,7 @@ class Waiting:
         self._alone(running)[running] = None
         self._named.setdefault(running.request.id, []).append(running)
         self._count(running, running.num_ahead)
+        self._note_fetch(running)
         if running.promise.is_rt:
             self._ttfts[running.request.slo.ttft_s] += 1
         self._unfiled[running] = None
@@ -142,10 +145,22 @@ class Waiting:
     def look(self, running: Running) -> None:
         """Note what is here by now of a prompt's beginning; its place in the order changes when that is refreshed."""
         self._pages.look(running)
+        self._note_fetch(running)
         if running.num_ahead != self._all[running]:
             self._count(running, running.num_ahead - self._all[running])
             self._all[running] = running.num_ahead
             self._moved[running] = None
+
+    def _note_fetch(self, running: Running) -> None:
+        if running.is_fetched:
+            self._fetched[running] = None
+        else:
+            self._fetched.pop(running, None)
+
+    @property
+    def fetched(self) -> Iterable[Running]:
+        """Return the prompts of which something is copied from the pool when they are seated."""
+        return self._fetched
 
     def add_first(self, running: Running) -> None:
         """Add a request that had a seat before all that have arrived."""
@@ -158,6 +173,7 @@ class Waiting:
         self._count(running, -self._all.pop(running))
         del self._alone(running)[running]
         self._again.pop(running, None)
+        self._fetched.pop(running, None)
         same = self._named[running.request.id]
         same.remove(running)
         if not same:
@@ -246,7 +262,7 @@ class Waiting:
             room_s, ahead = float(place[0]) - from_s, place[-1].num_ahead
             if room_s >= chunk_s(min(ahead, self._chunk)):
                 return min(bound, room_s)
-            left_s = place[-1].promise.due_at(now) - now
+            left_s = place[-1].promise.due_at(now) - now - place[-1].fetch_s
             if chunk_s(ahead) <= left_s < bound and not place[-1].promise.is_late(now):
                 bound = left_s
         return bound

@@ -1,0 +1,6 @@
+from alignedserve.api.deployment import Deployment as Deployment
+from alignedserve.api.llm import LLM as LLM
+from alignedserve.api.outputs import CompletionOutput as CompletionOutput
+from alignedserve.api.outputs import RequestOutput as RequestOutput
+from alignedserve.api.parameters import SamplingParams as SamplingParams
+from alignedserve.api.parameters import Slo as Slo

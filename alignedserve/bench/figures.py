@@ -1,0 +1,120 @@
+"""The figures of a load test, of all requests and of each class. What counts as kept is what counts everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from alignedserve.core import ServiceClass
+from alignedserve.simulator.records.distribution import Distribution, ratio, share
+from alignedserve.simulator.records.records import RequestRecord, RunRecord
+from alignedserve.simulator.reports.figure_rows import Unit
+from alignedserve.simulator.reports.request_figures import (
+    RequestFigures,
+    attains,
+    end_to_end_s,
+    finished,
+    gaps_s,
+    keeps_all,
+    keeps_jct,
+    mean_tpot_s,
+    promised_in_time,
+    requests_of_class,
+    ttft_s,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClassFigures:
+    """The figures of one class. Rates are over the whole test, from the first request to the end of the last."""
+
+    requests: RequestFigures
+    attainment: float  # RT: first token and gaps in time, without a stall; BE: whole within the completion window
+    goodput: float  # requests in a second that keep every promise
+    tokens_in_time: float  # of RT
+    tokens_per_s: float  # that reached the client
+    prompt_tokens_per_s: float  # of requests that got a token
+    ttft_s: Distribution
+    tpot_s: Distribution  # mean of each request with two tokens or more
+    gap_s: Distribution  # from token to token, of all requests together
+    end_to_end_s: Distribution  # of finished requests
+
+    @classmethod
+    def from_requests(cls, requests: Sequence[RequestRecord], service: ServiceClass, duration_s: float) -> ClassFigures:
+        is_kept = attains if service is ServiceClass.RT else keeps_jct
+        timed = [promised_in_time(request) for request in requests if service is ServiceClass.RT]
+        streamed = [request for request in requests if request.token_at and request.job is None]
+        counted = RequestFigures.from_requests(requests)
+        num_prompt = sum(request.num_prompt for request in requests if request.token_at)
+        return cls(
+            requests=counted,
+            attainment=share([is_kept(request) for request in requests]),
+            goodput=ratio(sum(map(keeps_all, requests)), duration_s),
+            tokens_in_time=share([is_in_time for tokens in timed for is_in_time in tokens]),
+            tokens_per_s=ratio(counted.output_tokens, duration_s),
+            prompt_tokens_per_s=ratio(num_prompt, duration_s),
+            ttft_s=Distribution.from_values(map(ttft_s, streamed)),
+            tpot_s=Distribution.from_values(mean_tpot_s(request) for request in streamed if len(request.token_at) > 1),
+            gap_s=Distribution.from_values(gap for request in streamed for gap in gaps_s(request)),
+            end_to_end_s=Distribution.from_values(map(end_to_end_s, finished(requests))),
+        )
+
+    def at(self, path: str) -> float:
+        """Return a number by its path, such as `ttft_s.p99`."""
+        found: Any = self
+        for name in path.split("."):
+            found = getattr(found, name)
+        return float(found)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadFigures:
+    duration_s: float
+    tokens_per_s: float
+    goodput: float
+    classes: dict[ServiceClass, ClassFigures]  # those of which requests were asked
+
+    @classmethod
+    def from_record(cls, record: RunRecord) -> LoadFigures:
+        by_class = {service: requests_of_class(record.requests, service) for service in ServiceClass}
+        classes = {
+            service: ClassFigures.from_requests(requests, service, record.duration_s)
+            for service, requests in by_class.items()
+            if requests
+        }
+        return cls(
+            record.duration_s,
+            sum(figures.tokens_per_s for figures in classes.values()),
+            sum(figures.goodput for figures in classes.values()),
+            classes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    label: str
+    path: str  # of ClassFigures
+    unit: Unit
+
+    def show(self, figures: ClassFigures) -> str:
+        return self.unit.show(figures.at(self.path))
+
+
+_PARTS = ("mean", "p50", "p95", "p99")
+_TIMES = {"TTFT": "ttft_s", "TPOT": "tpot_s", "gap": "gap_s"}
+
+ROWS = (
+    Row("requests", "requests.count", Unit.NUMBER),
+    Row("finished", "requests.finished", Unit.NUMBER),
+    Row("refused", "requests.refused", Unit.NUMBER),
+    Row("broken", "requests.broken", Unit.NUMBER),
+    Row("left", "requests.left", Unit.NUMBER),
+    Row("attainment", "attainment", Unit.SHARE),
+    Row("goodput", "goodput", Unit.PER_SECOND),
+    Row("tokens in time", "tokens_in_time", Unit.SHARE),
+    Row("output tokens", "tokens_per_s", Unit.PER_SECOND),
+    Row("prompt tokens", "prompt_tokens_per_s", Unit.PER_SECOND),
+    *(Row(f"{name} {part}", f"{path}.{part}", Unit.MILLISECONDS) for name, path in _TIMES.items() for part in _PARTS),
+    *(Row(f"end to end {part}", f"end_to_end_s.{part}", Unit.SECONDS) for part in _PARTS),
+)

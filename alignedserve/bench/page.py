@@ -1,0 +1,160 @@
+"""Draws load tests as one page of HTML, which needs nothing else: a table, and a picture of each figure in SVG."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import pairwise
+
+from alignedserve.bench.drawing import Chart, Curve, Scale
+from alignedserve.bench.report import MeasuredRun, error_lines, heads, labels, note_lines, rows
+from alignedserve.core import ServiceClass
+from alignedserve.simulator.records.distribution import share
+from alignedserve.simulator.records.records import RequestRecord
+from alignedserve.simulator.reports.plots import cdf
+from alignedserve.simulator.reports.request_figures import (
+    end_to_end_s,
+    finished,
+    gaps_s,
+    keeps_all,
+    mean_tpot_s,
+    requests_of_class,
+    ttft_s,
+)
+
+_COLOURS = ("#0b6e99", "#c4541a", "#5b8c2a", "#7a4fa3", "#b08900", "#a3386b", "#3a8f8f", "#666666")
+_MOST_POINTS = 400  # of a curve
+_WINDOWS = 30  # of a curve over time
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;margin:2em auto;max-width:72em;padding:0 1em;color:#222;background:#fff}"
+    "h1{font-size:1.4em}table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
+    "td{padding:.15em .8em;text-align:right;border-bottom:1px solid #ddd}td:first-child{text-align:left}"
+    "figure{display:inline-block;margin:1em 1em 0 0}svg{max-width:100%;height:auto}li{margin:.2em 0}"
+)
+
+
+def page(runs: Sequence[MeasuredRun]) -> str:
+    parts = [
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Load test</title>',
+        f"<style>{_STYLE}</style><h1>Load test</h1>",
+        _list(heads(runs)),
+        "".join(f"<figure>{chart.svg()}</figure>" for chart in charts(runs)),
+        _table(rows(runs)),
+        *(f"<h2>{title}</h2>{_list(lines)}" for title, lines in _said(runs) if lines),
+    ]
+    return "\n".join([*parts, "</html>"]) + "\n"
+
+
+def _said(runs: Sequence[MeasuredRun]) -> list[tuple[str, list[str]]]:
+    return [("Errors", error_lines(runs)), ("Notes", note_lines(runs))]
+
+
+def _list(lines: Iterable[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+
+
+def _table(cells: Sequence[Sequence[str]]) -> str:
+    return f"<table>{''.join(map(_row, cells))}</table>"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
+# --- Charts
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The requests of a class in a run, and how they are drawn."""
+
+    label: str
+    colour: str
+    is_dashed: bool
+    began_at: float
+    duration_s: float
+    requests: list[RequestRecord]
+
+    def curve(self, points: Iterable[tuple[float, float]]) -> Curve:
+        return Curve(self.label, self.colour, self.is_dashed, tuple(points))
+
+    @property
+    def streamed(self) -> list[RequestRecord]:
+        return [request for request in self.requests if request.token_at and request.job is None]
+
+
+Values = Callable[[_Group], Iterable[float]]
+
+
+def charts(runs: Sequence[MeasuredRun]) -> list[Chart]:
+    groups = list(_groups(runs))
+    spread = [
+        _spread("time to first token", groups, lambda group: map(ttft_s, group.streamed)),
+        _spread("gaps between tokens", groups, lambda group: (gap for one in group.streamed for gap in gaps_s(one))),
+        _spread("mean time per output token", groups, _tpots),
+        _spread("end to end", groups, lambda group: map(end_to_end_s, finished(group.requests))),
+    ]
+    over_time = [
+        Chart("kept promises, by arrival", "seconds", "share of requests", _kept(groups), most_y=1.0),
+        Chart("output", "seconds", "tokens in a second", _output(groups)),
+    ]
+    return [chart for chart in (*spread, *over_time) if chart.curves]
+
+
+def _groups(runs: Sequence[MeasuredRun]) -> Iterator[_Group]:
+    for number, (label, run) in enumerate(zip(labels(runs), runs, strict=True)):
+        record, colour = run.record, _COLOURS[number % len(_COLOURS)]
+        for service in ServiceClass:
+            requests = requests_of_class(record.requests, service)
+            if requests:
+                name = f"{label.strip()} {service.value.upper()}".strip()
+                is_be = service is ServiceClass.BE
+                yield _Group(name, colour, is_be, record.began_at, record.duration_s, requests)
+
+
+def _spread(title: str, groups: Sequence[_Group], values: Values) -> Chart:
+    """Return the shares of values up to each value."""
+    curves = [group.curve(_thinned(cdf(values(group)))) for group in groups]
+    return Chart(title, "seconds", "share", _drawn(curves), most_y=1.0, x_scale=Scale.LOGARITHMIC)
+
+
+def _tpots(group: _Group) -> Iterator[float]:
+    return (mean_tpot_s(request) for request in group.streamed if len(request.token_at) > 1)
+
+
+def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
+    every = len(points) // _MOST_POINTS + 1
+    return points[::-every][::-1]
+
+
+def _kept(groups: Sequence[_Group]) -> list[Curve]:
+    def points(group: _Group) -> Iterator[tuple[float, float]]:
+        for begin, end in _windows(group):
+            kept = [keeps_all(request) for request in group.requests if begin <= request.arrival_at < end]
+            if kept:
+                yield (begin + end) / 2 - group.began_at, share(kept)
+
+    return _drawn([group.curve(points(group)) for group in groups])
+
+
+def _output(groups: Sequence[_Group]) -> list[Curve]:
+    def points(group: _Group) -> Iterator[tuple[float, float]]:
+        ats = sorted(at for request in group.requests for at in request.token_at)
+        place = 0
+        for begin, end in _windows(group):
+            before = place
+            while place < len(ats) and ats[place] < end:
+                place += 1
+            yield (begin + end) / 2 - group.began_at, (place - before) / (end - begin)
+
+    return _drawn([group.curve(points(group)) for group in groups])
+
+
+def _windows(group: _Group) -> Iterator[tuple[float, float]]:
+    width = (group.duration_s or 1.0) * (1 + 1e-9) / _WINDOWS
+    return pairwise(group.began_at + width * number for number in range(_WINDOWS + 1))
+
+
+def _drawn(curves: Iterable[Curve]) -> list[Curve]:
+    return [curve for curve in curves if curve.points]

@@ -1,0 +1,185 @@
+"""A load test as a table for people, as CSV, and as JSON from which all figures follow again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from alignedserve.bench.figures import ROWS, ClassFigures, LoadFigures
+from alignedserve.errors import BenchError
+from alignedserve.simulator.records import record_file
+from alignedserve.simulator.records.records import RequestRecord, RunRecord
+from alignedserve.simulator.reports.report import REQUEST_TITLES, csv_text, request_row, table
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorCount:
+    """How often requests failed for one reason, and what was said the first time."""
+
+    kind: str
+    count: int
+    example: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRun:
+    """The record of a load on one server."""
+
+    url: str
+    model: str
+    workload: str
+    seed: int
+    record: RunRecord
+    errors: tuple[ErrorCount, ...] = ()
+    cached: float = float("nan")  # share of the prompts' tokens that the server did not compute; NaN if it tells none
+
+    @property
+    def figures(self) -> LoadFigures:
+        return LoadFigures.from_record(self.record)
+
+
+def joined(records: Sequence[RunRecord]) -> RunRecord:
+    """Return the records as one, each after the end of the one before."""
+    requests, end_at = list[RequestRecord](), 0.0
+    for record in records:
+        requests += [_later(request, end_at - record.began_at) for request in record.requests]
+        end_at += record.duration_s
+    notes = dict.fromkeys(note for record in records for note in record.notes)
+    return RunRecord(0.0, end_at, end_at, {}, requests, notes=tuple(notes))
+
+
+def _later(request: RequestRecord, by_s: float) -> RequestRecord:
+    token_at = [at + by_s for at in request.token_at]
+    return replace(request, arrival_at=request.arrival_at + by_s, ended_at=request.ended_at + by_s, token_at=token_at)
+
+
+# --- Text
+
+
+def text(runs: Sequence[MeasuredRun]) -> str:
+    """Return a table with a column for each class of each run."""
+    parts = ["\n".join(heads(runs)), table(rows(runs))]
+    parts += [*_block("Errors", error_lines(runs)), *_block("Notes", note_lines(runs))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _block(title: str, lines: Sequence[str]) -> list[str]:
+    return ["\n".join([title, *(f"  {line}" for line in lines)])] if lines else []
+
+
+def heads(runs: Sequence[MeasuredRun]) -> list[str]:
+    """Return a line for each run: what was asked of which server, and what it gave as a whole."""
+    return [_head(label, run) for label, run in zip(labels(runs), runs, strict=True)]
+
+
+def _head(label: str, run: MeasuredRun) -> str:
+    figures = run.figures
+    rates = f"{figures.tokens_per_s:,.0f} tokens/s, goodput {figures.goodput:.3g}/s"
+    cached = f", {100 * run.cached:.0f} % of prompts from its cache" if run.cached > 0 else ""
+    asked = f"{run.model} at {run.url}: {run.workload}, seed {run.seed}"
+    return f"{label}{asked}: {figures.duration_s:.1f} s, {rates}{cached}"
+
+
+def labels(runs: Sequence[MeasuredRun]) -> list[str]:
+    """Return a letter for each run; nothing where there is one run."""
+    return [f"{chr(ord('A') + number)}  " for number in range(len(runs))] if len(runs) > 1 else [""]
+
+
+def rows(runs: Sequence[MeasuredRun]) -> list[list[str]]:
+    """Return the table: a row for each figure that any run has, under a row of titles."""
+    columns = _columns(runs)
+    cells = [[row.label, *(row.show(figures) for _, figures in columns)] for row in ROWS]
+    return [["", *(title for title, _ in columns)], *(row for row in cells if set(row[1:]) != {"-"})]
+
+
+def _columns(runs: Sequence[MeasuredRun]) -> list[tuple[str, ClassFigures]]:
+    return [
+        (f"{label.strip()} {service.value.upper()}".strip(), figures)
+        for label, run in zip(labels(runs), runs, strict=True)
+        for service, figures in run.figures.classes.items()
+    ]
+
+
+def error_lines(runs: Sequence[MeasuredRun]) -> list[str]:
+    return [
+        f"{label}{error.kind} ({error.count:,} times): {error.example}"
+        for label, run in zip(labels(runs), runs, strict=True)
+        for error in run.errors
+    ]
+
+
+def note_lines(runs: Sequence[MeasuredRun]) -> list[str]:
+    """Return every note once."""
+    found = (f"{label}{note}" for label, run in zip(labels(runs), runs, strict=True) for note in run.record.notes)
+    return list(dict.fromkeys(found))
+
+
+# --- CSV
+
+
+def requests_csv(runs: Sequence[MeasuredRun]) -> str:
+    """Return a row for each request."""
+    found = (
+        (run.url, run.model, run.workload, run.seed, *request_row(request, run.record.began_at))
+        for run in runs
+        for request in run.record.requests
+    )
+    return csv_text(("url", "model", "workload", "seed", *REQUEST_TITLES), found)
+
+
+# --- JSON
+
+
+def document(runs: Sequence[MeasuredRun]) -> str:
+    return json.dumps({"format": _FORMAT, "runs": list(map(_tree, runs))}, allow_nan=False) + "\n"
+
+
+def _tree(run: MeasuredRun) -> dict[str, Any]:
+    figures = run.figures
+    return {
+        "url": run.url,
+        "model": run.model,
+        "workload": run.workload,
+        "seed": run.seed,
+        "duration_s": figures.duration_s,
+        "tokens_per_s": _known(figures.tokens_per_s),
+        "goodput": _known(figures.goodput),
+        "cached": _known(run.cached),
+        "classes": {service.value: _class_tree(found) for service, found in figures.classes.items()},
+        "errors": [asdict(error) for error in run.errors],
+        "record": record_file.tree_of(run.record),
+    }
+
+
+def _class_tree(figures: ClassFigures) -> dict[str, float | None]:
+    return {row.path: _known(figures.at(row.path)) for row in ROWS}
+
+
+def _known(value: float) -> float | None:
+    return value if isfinite(value) else None
+
+
+def read(path: Path) -> list[MeasuredRun]:
+    """Return the runs that a file of `--json` holds."""
+    try:
+        tree = json.loads(path.read_text(encoding="utf-8"))
+        if tree["format"] != _FORMAT:
+            raise BenchError(f"{path} is of another version")
+        return [_run(run) for run in tree["runs"]]
+    except OSError as error:
+        raise BenchError(f"{path} cannot be read: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise BenchError(f"{path} was not written by bench --json ({type(error).__name__}: {error})") from None
+
+
+def _run(tree: Any) -> MeasuredRun:
+    cached = float("nan") if tree["cached"] is None else tree["cached"]
+    errors = tuple(ErrorCount(**error) for error in tree["errors"])
+    record = record_file.record_of(tree["record"])
+    return MeasuredRun(tree["url"], tree["model"], tree["workload"], tree["seed"], record, errors, cached)

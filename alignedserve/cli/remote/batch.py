@@ -1,0 +1,259 @@
+"""`alignedserve batch`: batch jobs on any server that has OpenAI's files and batches.
+
+submit FILE ──▶ POST /files, POST /batches ──▶ the id, or with --wait a bar until it has ended, and its results
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import quote
+
+import httpx
+
+from alignedserve.cli.remote.chat import client, complaint, one_line
+from alignedserve.cli.terminal.progress import ProgressBar
+from alignedserve.errors import BatchError
+from alignedserve.machine.whole_file import whole_file
+
+_CONNECT_S, _SILENCE_S = 5.0, 300.0
+_LOOK_S = 0.5  # between two looks at a batch
+_AGAIN_S = 60.0  # while a batch runs, a server that does not answer is asked again for so long
+ENDED = ("completed", "failed", "expired", "cancelled")
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    url: str
+    api_key: str | None = None
+
+
+@dataclass(frozen=True)
+class BatchSubmission:
+    file: Path
+    window: str
+    endpoint: str | None = None  # None: the one that the file's first line names
+    weight: float | None = None
+    wait: bool = False
+    out: Path | None = None
+
+
+class Unreachable(BatchError):
+    """The server does not answer, and may answer again in a moment."""
+
+
+def submit(options: BatchOptions, asked: BatchSubmission) -> int:
+    with BatchApi(options) as server:
+        endpoint = asked.endpoint or _endpoint_of(asked.file)
+        file = server.upload(asked.file)
+        body = {"input_file_id": file["id"], "endpoint": endpoint, "completion_window": asked.window}
+        batch = server.post("/batches", body if asked.weight is None else body | {"weight": asked.weight})
+        print(batch["id"], flush=True)
+        if not asked.wait:
+            return 0
+        batch = _waited(server, batch["id"])
+        print(_line(batch))
+        _complain(batch)
+        if asked.out is not None:
+            _download(server, batch, asked.out)
+        return 0 if batch["status"] == "completed" else 1
+
+
+def status(options: BatchOptions, id: str) -> int:
+    with BatchApi(options) as server:
+        batch, headers = server.look(id)
+        print(_line(batch))
+        _complain(batch)
+        if batch["status"] not in ENDED and (told := _prediction(headers)):
+            print(told)
+    return 0
+
+
+def listed(options: BatchOptions, limit: int) -> int:
+    with BatchApi(options) as server:
+        for batch in server.get(f"/batches?limit={limit}").get("data", []):
+            print(_line(batch))
+    return 0
+
+
+def cancel(options: BatchOptions, id: str) -> int:
+    with BatchApi(options) as server:
+        print(_line(server.post(f"/batches/{quote(id, safe='')}/cancel", {})))
+    return 0
+
+
+def download(options: BatchOptions, id: str, out: Path) -> int:
+    """Download the results and errors that exist; return 1 where nothing exists yet."""
+    with BatchApi(options) as server:
+        return 0 if _download(server, server.look(id)[0], out) else 1
+
+
+# --- What is shown
+
+
+def _waited(server: BatchApi, id: str) -> Any:
+    """Return the batch when it has ended. A terminal shows a bar, anything else a line for each change of status; a
+    warning comes once the server predicts that the batch will be late."""
+    told, is_warned, away_since = "", False, None
+    with ProgressBar(id, sys.stderr) as bar:
+        while True:
+            try:
+                (batch, headers), away_since = server.look(id), None
+            except Unreachable:
+                away_since = away_since or time.monotonic()
+                if time.monotonic() - away_since > _AGAIN_S:
+                    raise
+                time.sleep(_LOOK_S)
+                continue
+            counts = batch.get("request_counts") or {}
+            bar.show(counts.get("completed", 0) + counts.get("failed", 0), counts.get("total", 0))
+            if batch["status"] in ENDED:
+                return batch
+            if told != batch["status"] and not sys.stderr.isatty():
+                told = batch["status"]
+                bar.note(_line(batch))
+            if not is_warned and _is_late(headers):
+                is_warned = True
+                bar.note(f"{id}: {_prediction(headers)}; what is done when its window ends is kept")
+            time.sleep(_LOOK_S)
+
+
+def _line(batch: Any) -> str:
+    counts = batch.get("request_counts") or {}
+    done = f"{counts.get('completed', 0):,} done, {counts.get('failed', 0):,} failed, {counts.get('total', 0):,} in all"
+    return f"{batch['id']}  {batch['status']}  {done}  window {batch.get('completion_window')}"
+
+
+def _prediction(headers: httpx.Headers) -> str:
+    """Return the prediction that our own server's headers hold; nothing where they hold none."""
+    late = ", too late" if _is_late(headers) else ""
+    if (finish_at := headers.get("x-batch-predicted-finish-at", "")).isdigit():
+        return f"predicted finish: {_clock(int(finish_at))}{late}; {headers.get('x-batch-tokens-per-s')} tokens/s"
+    return f"predicted finish: unknown{late}" if late else ""
+
+
+def _is_late(headers: httpx.Headers) -> bool:
+    return bool(headers.get("x-batch-late") == "true")
+
+
+def _complain(batch: Any) -> None:
+    for problem in (batch.get("errors") or {}).get("data") or []:
+        where = f"line {problem['line']}: " if problem.get("line") else ""
+        print(f"{where}{problem.get('message')}", file=sys.stderr)
+
+
+def _clock(at: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def _download(server: BatchApi, batch: Any, out: Path) -> bool:
+    """Write results to `out` and errors to a file beside it; return whether there were any."""
+    errors = out.with_name(f"{out.stem}.errors{out.suffix}")
+    files = [(batch.get("output_file_id"), out), (batch.get("error_file_id"), errors)]
+    present = [(id, path) for id, path in files if id]
+    for id, path in present:
+        print(f"{path}: {server.save(id, path):,} bytes")
+    if not present:
+        print(f"{batch['id']} is {batch['status']}: there are no results", file=sys.stderr)
+    return bool(present)
+
+
+@contextmanager
+def _read(file: Path) -> Iterator[IO[bytes]]:
+    try:
+        with file.open("rb") as opened:
+            yield opened
+    except OSError as error:
+        raise BatchError(f"{file} cannot be read: {error.strerror}") from None
+
+
+def _endpoint_of(file: Path) -> str:
+    """Return the endpoint that the file's first line names; the server checks it."""
+    with _read(file) as opened:
+        first = opened.readline().removeprefix(b"\xef\xbb\xbf")
+    try:
+        return str(json.loads(first)["url"])
+    except (ValueError, LookupError, TypeError):
+        raise BatchError(f"{file}: its first line names no url: name one with --endpoint") from None
+
+
+# --- The server
+
+
+class BatchApi:
+    """The server's API of files and batches; every failure is a BatchError of one line."""
+
+    def __init__(self, options: BatchOptions) -> None:
+        self._url = options.url.rstrip("/")
+        self._client = client(self._url, options.api_key, httpx.Timeout(_SILENCE_S, connect=_CONNECT_S))
+
+    def __enter__(self) -> BatchApi:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._client.close()
+
+    def upload(self, file: Path) -> Any:
+        with _read(file) as opened:
+            return self._json("POST", "/files", data={"purpose": "batch"}, files={"file": (file.name, opened)})
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        return self._json("POST", path, json=body)
+
+    def get(self, path: str) -> Any:
+        return self._json("GET", path)
+
+    def look(self, id: str) -> tuple[Any, httpx.Headers]:
+        with self._told():
+            answer = _checked(self._client.get(f"{self._url}/batches/{quote(id, safe='')}"))
+        return _object(answer), answer.headers
+
+    def save(self, id: str, path: Path) -> int:
+        size = 0
+        try:
+            with self._told(), self._client.stream("GET", f"{self._url}/files/{id}/content") as answer:
+                _checked(answer)
+                with whole_file(path) as file:
+                    for piece in answer.iter_bytes():
+                        size += file.write(piece)
+        except OSError as error:
+            raise BatchError(f"{path} cannot be written: {error.strerror}") from None
+        return size
+
+    def _json(self, method: str, path: str, **given: Any) -> Any:
+        with self._told():
+            return _object(_checked(self._client.request(method, f"{self._url}{path}", **given)))
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise Unreachable(f"no server answers at {self._url}: {one_line(error)}") from error
+
+
+def _checked(answer: httpx.Response) -> httpx.Response:
+    if answer.status_code >= 400:
+        answer.read()
+        kind = Unreachable if answer.status_code in (502, 503, 504) else BatchError
+        raise kind(f"the server refuses with {answer.status_code}: {complaint(answer)}")
+    return answer
+
+
+def _object(answer: httpx.Response) -> Any:
+    try:
+        found = answer.json()
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise BatchError(f"the server sent no JSON object but {one_line(answer.text)}")
+    return found

@@ -1,0 +1,333 @@
+"""`alignedserve bench`: puts a load on servers in turns, and says what their clients got.
+
+a workload ──▶ probe ──▶ warm-up ──▶ the load, on each server ──▶ a table, and files
+                 └── which of our fields does the server take?
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from pathlib import Path
+from random import Random, SystemRandom
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import uvloop
+
+from alignedserve.bench import report
+from alignedserve.bench.answer import Failure
+from alignedserve.bench.connections import Address
+from alignedserve.bench.core import FIELDS, Dialect, LoadTest, Progress
+from alignedserve.bench.job import Look, endpoint_of, file_of, lines_of, of_class, records_of, together
+from alignedserve.bench.page import page
+from alignedserve.bench.player import Player
+from alignedserve.bench.report import ErrorCount, MeasuredRun, joined
+from alignedserve.bench.wording import IdWording, StreamWordings, Wording, WordWording
+from alignedserve.cli.remote.batch import BatchOptions
+from alignedserve.cli.remote.bench_job import ServedJob
+from alignedserve.cli.remote.chat import client, complaint, one_line
+from alignedserve.cli.terminal.interrupt import INTERRUPTED
+from alignedserve.cli.terminal.progress import ProgressBar
+from alignedserve.core import ServiceClass
+from alignedserve.errors import BenchError, WorkloadError
+from alignedserve.simulator.records.distribution import ratio
+from alignedserve.simulator.records.records import RunRecord
+from alignedserve.simulator.workload import Arrival, Load, Mixture
+from alignedserve.simulator.workload.spec import read_workload
+
+_ASKING_S = 30.0  # for the list of models
+_WRONG_FIELD = (400, 422)
+_BUSY = (429, 503)  # a server that refuses so may take the next request
+
+
+@dataclass(frozen=True)
+class OutputFiles:
+    json: Path | None = None
+    csv: Path | None = None
+    page: Path | None = None
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    urls: tuple[str, ...]
+    workload: str
+    model: str | None = None  # None: the first that each server lists
+    api_key: str | None = None
+    seed: int = 0
+    is_chat: bool = False
+    as_job: bool = False  # best-effort requests are lines of a batch job
+    rounds: int = 1
+    warm_up: int = 4
+    timeout_s: float = 600.0
+    files: OutputFiles = OutputFiles()
+
+
+def run(options: BenchOptions) -> int:
+    workload = _workload(options.workload)
+    if options.as_job and not of_class(workload, ServiceClass.BE).streams:
+        raise BenchError("--batch: no stream of this workload is best-effort (service=be)")
+    servers = [_find(url, options) for url in options.urls]
+    bench = _Bench(options, workload, servers)
+    uvloop.run(bench.measure())
+    runs = bench.runs()
+    if runs:
+        _tell(runs, options.files)
+    return INTERRUPTED if bench.is_interrupted else 0
+
+
+def _workload(text: str) -> Mixture:
+    try:
+        return read_workload(text)
+    except WorkloadError as error:
+        raise BenchError(f"--workload: {str(error).removeprefix('workload: ')}") from None
+
+
+def show(paths: Sequence[Path], files: OutputFiles) -> int:
+    """Show runs that were measured before."""
+    _tell([run for path in paths for run in report.read(path)], files)
+    return 0
+
+
+def _tell(runs: Sequence[MeasuredRun], files: OutputFiles) -> None:
+    print(report.text(runs), end="")
+    _write(files.json, lambda: report.document(runs))
+    _write(files.csv, lambda: report.requests_csv(runs))
+    _write(files.page, lambda: page(runs))
+
+
+def _write(path: Path | None, text: Callable[[], str]) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(text(), encoding="utf-8")
+    except OSError as error:
+        raise BenchError(f"{path} cannot be written: {error.strerror}") from None
+
+
+# --- The servers
+
+
+@dataclass
+class _Server:
+    url: str  # of the API
+    address: Address
+    model: str
+    context: int | None  # most tokens of a request, where the server tells it
+    dialect: Dialect
+    records: list[RunRecord] = field(default_factory=list)
+    failures: dict[str, list[Failure]] = field(default_factory=dict)
+    num_cached: int = 0
+
+
+def _find(url: str, options: BenchOptions) -> _Server:
+    """Ask a server for its models."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BenchError(f"{url!r:.100} is no address of a server, such as http://127.0.0.1:8000")
+    base = url.rstrip("/") + ("" if parts.path.strip("/") else "/v1")
+    card = _card(base, options)
+    context = card.get("max_model_len")
+    model = options.model or str(card["id"])
+    return _Server(
+        base,
+        Address.parse(base, options.api_key),
+        model,
+        context if isinstance(context, int) else None,
+        Dialect(model),
+    )
+
+
+def _card(base: str, options: BenchOptions) -> Mapping[str, Any]:
+    """Return what the server says of the model that is asked for; of the first model if none is."""
+    with client(base, options.api_key, httpx.Timeout(_ASKING_S)) as http:
+        try:
+            answer = http.get(f"{base}/models")
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise BenchError(f"no server answers at {base}: {one_line(error)}") from error
+    if answer.status_code in (401, 403):
+        raise BenchError(f"{base} refuses with {answer.status_code}: {complaint(answer)}")
+    cards = _cards(answer)
+    found = next((card for card in cards if options.model in (None, card.get("id"))), None)
+    if found is None and options.model is None:
+        raise BenchError(f"{base}/models lists no model ({answer.status_code}): name one with --model")
+    return found or {}
+
+
+def _cards(answer: httpx.Response) -> list[Mapping[str, Any]]:
+    try:
+        return [card for card in answer.json()["data"] if isinstance(card["id"], str)]
+    except (ValueError, LookupError, TypeError):
+        return []
+
+
+# --- What is asked of them
+
+
+class _Bench:
+    def __init__(self, options: BenchOptions, workload: Mixture, servers: Sequence[_Server]) -> None:
+        self._options, self._servers = options, servers
+        contexts = [server.context for server in servers if server.context is not None]
+        self._workload = workload.within(min(contexts)) if contexts else workload  # the same for all servers
+        self._player: Player | None = None
+        self._interrupted = asyncio.Event()
+
+    @property
+    def is_interrupted(self) -> bool:
+        return self._interrupted.is_set()
+
+    async def measure(self) -> None:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
+        for server in self._servers:
+            await self._prepare(server)
+        for number in range(self._options.rounds):
+            for server in self._servers[::-1] if number % 2 else self._servers:
+                if not self.is_interrupted:
+                    await self._play(server, self._options.seed + number)
+
+    def runs(self) -> list[MeasuredRun]:
+        return [self._run(server) for server in self._servers if any(record.requests for record in server.records)]
+
+    def _interrupt(self) -> None:
+        """End with what is measured. The next Ctrl-C ends at once."""
+        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        self._interrupted.set()
+        if self._player is not None:
+            self._player.stop()
+
+    async def _prepare(self, server: _Server) -> None:
+        """Find out which fields the server takes, by a request of each stream alone; then warm it up."""
+        while not self.is_interrupted:
+            test = await self._before(server, 1)
+            failure = next((failure for found in test.failures.values() for failure in found), None)
+            if failure is None or failure.status in _BUSY:
+                break
+            if failure.status not in _WRONG_FIELD or server.dialect.refused >= FIELDS.keys():
+                raise BenchError(_refusal(server, failure))
+            server.dialect = server.dialect.without(failure.text)
+        if self._options.warm_up and not self.is_interrupted:
+            await self._before(server, self._options.warm_up)
+
+    async def _before(self, server: _Server, number: int) -> LoadTest:
+        """Ask requests that do not count, so many of each stream at once."""
+        with ProgressBar(f"{server.url} before", sys.stderr) as bar:
+            return await self._played(server, _first(self._workload, number), -1 - self._options.seed - number, bar)
+
+    async def _play(self, server: _Server, seed: int) -> None:
+        with ProgressBar(server.url, sys.stderr) as bar:
+            if self._options.as_job:
+                test, record = await self._beside_job(server, seed, bar)
+            else:
+                test = await self._played(server, self._workload, seed, bar)
+                record = test.record()
+        server.records.append(record)
+        server.num_cached += test.num_cached
+        for kind, failures in test.failures.items():
+            server.failures.setdefault(kind, []).extend(failures)
+
+    async def _beside_job(self, server: _Server, seed: int, bar: ProgressBar) -> tuple[LoadTest, RunRecord]:
+        """Play the chats beside one job of all best-effort requests; without chats, until the job has ended."""
+        chats, lines = of_class(self._workload, ServiceClass.RT), lines_of(self._workload, seed)
+        job = await self._submit(server, lines)
+
+        def show(look: Look) -> None:
+            if not chats.streams:
+                bar.tell(_job_line(look, lines))
+
+        follows = asyncio.create_task(job.follow(show))
+        test = await self._played(server, chats, seed, bar)
+        if not chats.streams:
+            await self._until_interrupted(follows)
+        follows.cancel()
+        await asyncio.gather(follows, return_exceptions=True)
+        await job.look()
+        await job.cancel()
+        ended = records_of(lines, job.id, job.looks)
+        note = f"batch job {job.id}: {len(lines) - len(ended):,} of its {len(lines):,} lines had not ended: left out"
+        return test, together(test.record(), ended, [note] if len(ended) < len(lines) else [])
+
+    async def _submit(self, server: _Server, lines: Sequence[Arrival]) -> ServedJob:
+        wording, window_s = self._wording(), min(arrival.request.slo.jct_s for arrival in lines)
+        text, endpoint = file_of(lines, wording, server.dialect), endpoint_of(lines, wording)
+        return await ServedJob.submit(BatchOptions(server.url, self._options.api_key), text, endpoint, window_s)
+
+    async def _until_interrupted(self, follows: asyncio.Task[None]) -> None:
+        interrupted = asyncio.create_task(self._interrupted.wait())
+        await asyncio.wait((follows, interrupted), return_when=asyncio.FIRST_COMPLETED)
+        interrupted.cancel()
+
+    async def _played(self, server: _Server, workload: Mixture, seed: int, bar: ProgressBar) -> LoadTest:
+        test = LoadTest(Load(workload, ["bench"], seed), self._wording(), server.dialect)
+        rate = _Rate()
+        player = Player(
+            test,
+            server.address,
+            self._options.timeout_s,
+            lambda progress, tokens, now: bar.tell(_line(progress, rate.seen(tokens, now))),
+        )
+        self._player = player
+        await player.play()
+        return test
+
+    def _wording(self) -> Wording:
+        """Return a wording of its own for each load: no server has seen its prompts."""
+        draw = Random(SystemRandom().getrandbits(64))
+        usual: Wording = WordWording(draw) if self._options.is_chat else IdWording(draw)
+        return StreamWordings(self._workload, usual)
+
+    def _run(self, server: _Server) -> MeasuredRun:
+        record = joined(server.records)
+        errors = tuple(ErrorCount(kind, len(found), found[0].text) for kind, found in server.failures.items())
+        num_prompt = sum(request.num_prompt for request in record.requests if request.token_at)
+        options = self._options
+        cached = ratio(server.num_cached, num_prompt)
+        return MeasuredRun(server.url, server.model, options.workload, options.seed, record, errors, cached)
+
+
+def _first(workload: Mixture, number: int) -> Mixture:
+    """Return so many requests of each stream, all at once."""
+    return Mixture(tuple(stream.at_once(number) for stream in workload.streams))
+
+
+def _refusal(server: _Server, failure: Failure) -> str:
+    if failure.status is None:
+        return f"{server.url}: {failure.kind}: {failure.text}"
+    return f"{server.url} refuses with {failure.status}: {failure.text}"
+
+
+def _job_line(look: Look, lines: Sequence[Arrival]) -> str:
+    return f"{look.completed + look.failed:,} of {len(lines):,} lines ended, {look.tokens:,} tokens"
+
+
+class _Rate:
+    """Tokens in a second, lately."""
+
+    def __init__(self) -> None:
+        self._seen: list[tuple[float, int]] = [(0.0, 0)]
+
+    def seen(self, tokens: int, now: float) -> float:
+        self._seen = [*self._seen[-19:], (now, tokens)]  # of the last five seconds
+        since, before = self._seen[0]
+        return ratio(tokens - before, now - since)
+
+
+def _line(progress: Progress, tokens_per_s: float) -> str:
+    return ", ".join(_parts(progress, tokens_per_s))
+
+
+def _parts(progress: Progress, tokens_per_s: float) -> Iterator[str]:
+    of = "" if progress.expected is None else f" of {progress.expected:,}"
+    yield f"{progress.ended:,}{of} ended"
+    yield f"{progress.open:,} open"
+    yield f"{tokens_per_s:,.0f} tokens/s"
+    if isfinite(progress.ttft_s):
+        yield f"TTFT {1e3 * progress.ttft_s:.0f} ms"
+    if isfinite(progress.attained):
+        yield f"{100 * progress.attained:.1f} % as promised"
+    if progress.failed:
+        yield f"{progress.failed:,} failed"

@@ -1,0 +1,160 @@
+"""`alignedserve status`: shows a deployment's parts, their nodes and the open requests, as its gateway reports them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+from alignedserve.cli.remote.chat import client
+from alignedserve.errors import AlignedServeError
+
+_LOOK_S = 0.5  # between two questions whether the deployment is ready
+_TIMEOUT_S = 5.0
+_WHERE = {
+    "unplaced": "without a worker",
+    "prefill": "with prefill workers",
+    "pool": "in the pool",
+    "decode": "with decode workers",
+}
+
+
+class StatusError(AlignedServeError):
+    """The gateway does not answer."""
+
+
+@dataclass(frozen=True)
+class StatusOptions:
+    url: str
+    api_key: str | None = None
+    wait_s: float = 0.0
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class DeploymentStatus:
+    state: str
+    models: list[str]
+    parts: list[dict[str, str]]  # name, role, node, address
+    open: dict[str, int]  # class -> requests
+    served: dict[str, int]  # class -> requests
+    attained: dict[str, int]  # class -> ended requests that got all that was promised
+    missed: dict[str, int]  # class -> ended requests that did not
+    stages: dict[str, dict[str, int]]  # class -> where -> open requests
+    pool_pages: dict[str, int]  # state -> pages
+    scale: dict[str, str]  # role -> least and most workers, where they come and go with the load
+
+    @property
+    def is_ready(self) -> bool:
+        return self.state == "ready"
+
+    def lines(self) -> list[str]:
+        by_node: dict[str, list[str]] = defaultdict(list)
+        for part in self.parts:
+            by_node[part["node"]].append(part["name"])
+        return [
+            f"{self.state}: {', '.join(self.models)}",
+            *(f"node {node}: {', '.join(sorted(names))}" for node, names in sorted(by_node.items())),
+            *([f"workers by load: {', '.join(self._by_load)}"] if self.scale else []),
+            *(self._of_class(kind) for kind in sorted(self.open)),
+            *([f"pool: {_listed(self.pool_pages)} pages"] if self.pool_pages else []),
+        ]
+
+    @property
+    def _by_load(self) -> list[str]:
+        there = Counter(part["role"] for part in self.parts)
+        return [f"{there[role]} {role} (of {between})" for role, between in self.scale.items()]
+
+    def _of_class(self, kind: str) -> str:
+        kept, missed = self.attained.get(kind, 0), self.missed.get(kind, 0)
+        share = f", {100 * kept / (kept + missed):.1f} % as promised" if kept + missed else ""
+        where = {_WHERE[stage]: count for stage, count in self.stages.get(kind, {}).items() if count}
+        waits = f" ({_listed(where)})" if where else ""
+        return f"{kind}: {self.open[kind]} open{waits}, {self.served.get(kind, 0)} served{share}"
+
+
+def run(options: StatusOptions) -> int:
+    deadline = time.monotonic() + options.wait_s
+    with asking(options.url, options.api_key) as http:
+        while not _is_ready(http) and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        status = _told(http)
+    print(json.dumps(asdict(status)) if options.as_json else "\n".join(status.lines()))
+    return 0 if status.is_ready else 1
+
+
+def asking(url: str, api_key: str | None) -> httpx.Client:
+    """Return an HTTP client for all routes of a deployment."""
+    asks = client(url, api_key, httpx.Timeout(_TIMEOUT_S))
+    try:
+        asks.base_url = httpx.URL(url.rstrip("/").removesuffix("/v1"))
+        return asks
+    except httpx.InvalidURL as error:
+        raise StatusError(f"--url {url!r} is not a URL: {error}") from error
+
+
+def _is_ready(http: httpx.Client) -> bool:
+    with suppress(httpx.HTTPError):
+        return http.get("/ready").status_code == httpx.codes.OK
+    return False
+
+
+def _told(http: httpx.Client) -> DeploymentStatus:
+    told: dict[str, Any] = _answer(http, "/status").json()
+    exposed = _answer(http, "/metrics").text
+    sums = _sums(exposed)
+    return DeploymentStatus(
+        **{name: told[name] for name in ("state", "models", "parts", "scale")},
+        open=dict(sums["num_requests_open", "class"]),
+        served=dict(sums["request_success", "class"]),
+        attained=dict(sums["slo_attained", "class"]),
+        missed=dict(sums["slo_missed", "class"]),
+        stages=_stages(exposed),
+        pool_pages=dict(sums["kv_pool_pages", "state"]),
+    )
+
+
+def _answer(http: httpx.Client, path: str) -> httpx.Response:
+    try:
+        answer = http.get(path)
+    except httpx.HTTPError as error:
+        raise StatusError(f"nothing answers at {http.base_url}: {error}") from error
+    if answer.status_code != httpx.codes.OK:
+        raise StatusError(f"{http.base_url} answers {answer.status_code} to {path}: {answer.text[:200]}")
+    return answer
+
+
+def _sums(exposition: str) -> dict[tuple[str, str], dict[str, int]]:
+    """Return (metric, label) -> label's value -> sum over the other labels."""
+    sums: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    for family in text_string_to_metric_families(exposition):
+        for sample in family.samples:
+            for label, value in sample.labels.items():
+                sums[_bare(sample.name).removesuffix("_total"), label][value] += int(sample.value)
+    return sums
+
+
+def _stages(exposition: str) -> dict[str, dict[str, int]]:
+    """Return class -> stage -> requests, from gateways that have heard of the router."""
+    stages: dict[str, dict[str, int]] = defaultdict(dict)
+    for family in text_string_to_metric_families(exposition):
+        if _bare(family.name) == "num_requests_at":
+            for sample in family.samples:
+                stages[sample.labels["class"]][sample.labels["stage"]] = int(sample.value)
+    return dict(stages)
+
+
+def _bare(name: str) -> str:
+    """Return a metric's name without the prefix that the deployment gives it."""
+    return name.partition(":")[2]
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in counts.items())

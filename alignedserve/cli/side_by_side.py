@@ -1,0 +1,35 @@
+"""Runs many trials of the simulator, in as many processes as there are cores.
+
+with side_by_side() as run_all:
+    figures = {run.trial: run.figures for run in run_all(trials)}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from alignedserve.cli.simulate_once import run_once
+from alignedserve.cli.terminal.processes import one_for_each_core, processes
+from alignedserve.simulator.reports.trial import SimulationTrial, TrialRun
+
+RunTrial = Callable[[SimulationTrial], TrialRun]
+RunAll = Callable[[Iterable[SimulationTrial]], Iterator[TrialRun]]
+
+
+def figures_of(trial: SimulationTrial) -> TrialRun:
+    return TrialRun.from_record(trial, run_once(trial, lambda _ended, _all_requests: None))
+
+
+@contextmanager
+def side_by_side(jobs: int | None = None, run: RunTrial = figures_of) -> Iterator[RunAll]:
+    """Return a function that runs trials, and yields each run when it has ended, in whatever order.
+
+    The processes stay until the end of the block, for several calls. A single job runs in this process.
+    """
+    jobs = jobs or one_for_each_core()
+    if jobs == 1:
+        yield lambda trials: map(run, trials)
+        return
+    with processes(jobs) as started:
+        yield lambda trials: started.as_done(run, trials)

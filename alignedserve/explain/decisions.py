@@ -1,0 +1,168 @@
+"""The decisions that a core notes about its requests, and the ring that keeps the last of them.
+
+A core tells its ring the time of each event that it handles; what it notes then has that time. The ring is bounded by
+number, so by memory: about 2 MB where it is full. A core that is asked about a request looks through its ring, which
+takes a few milliseconds; nothing is indexed, since hardly any request is ever asked about.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from alignedserve.core import Request, ServiceClass, StepPlan
+
+MOST_DECISIONS = 8_192  # of a part: the last minutes, where a request has a dozen
+MOST_STEPS = 4_096  # of a worker
+
+
+class Kind(str, Enum):
+    """A core decides one of these; each says what `other` and the numbers of the decision mean."""
+
+    # Noted by the router
+    ARRIVED = "arrived"  # tokens: of the prompt; seconds: since it came; expected_s: of prompts before it; why: promise
+    DECLARED = "declared"  # its owner told it to a router that had just started
+    REFUSED = "refused"  # other: the reason; why: in words; expected_s: until a next try
+    PREDICTED = "predicted"  # tokens: of the output; number: nine of ten outputs are not longer
+    PLACED = "placed"  # other: the worker that is to run the prompt
+    MOVED = "moved"  # other: the member that has the request, as the router heard
+    CANCELLED = "cancelled"  # its client has gone
+    REPLACED = "replaced"  # its owner sent a later attempt
+    # Noted by workers
+    QUEUED = "queued"  # number: prompts that wait before it; tokens: to be computed
+    BEHIND = "behind"  # number: other prompts of which a part ran while it waited; tokens: of them; why: by class
+    SEATED = "seated"  # it has memory; tokens: found in the cache
+    CHUNK = "chunk"  # number: of the step; tokens; seconds: that the step took; expected_s: as was predicted
+    OFFERED = "offered"  # its prompt is through; other: the decode worker that may pull its KV
+    WRITES = "writes"  # its prompt is through, and its KV goes to the pool once there are pages
+    COMMITTED = "committed"  # its KV is in the pool, where it waits for a decode worker
+    CANDIDATE = "candidate"  # a decode worker has taken it over; number: others before it; other: the sender; why: how
+    JOINING = "joining"  # it has memory there, and its KV is copied; other: from where
+    JOINED = "joined"  # it decodes; number: requests that decode there; tokens: its output so far
+    DISPLACED = "displaced"  # it had to give up its memory; other: the request that gets it; why: how
+    # Noted by both
+    ENDED = "ended"  # tokens: of its output, where known; why: the finish
+    LOST = "lost"  # the attempt is lost: its owner starts the next one; why
+
+
+@dataclass(slots=True)  # a frozen one takes three times as long to make
+class Decision:
+    kind: Kind
+    at: float
+    request: str
+    attempt: int
+    service: ServiceClass
+    salt: str  # of the request: it says whose the request is, and no answer shows it
+    other: str = ""  # a member or a request
+    tokens: int = 0
+    number: int = 0
+    seconds: float = 0.0
+    expected_s: float = 0.0
+    why: str = ""
+
+
+@dataclass(slots=True)
+class Step:
+    """A step of a worker while it had the request."""
+
+    number: int
+    began_at: float
+    seconds: float
+    predicted_s: float
+    prompt_tokens: int
+    decodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a ring holds about one request."""
+
+    decisions: tuple[Decision, ...] = ()  # about it, and about requests that it displaced
+    steps: tuple[Step, ...] = ()
+    since: float = 0.0  # some of what was noted before is forgotten
+
+
+class DecisionRing:
+    def __init__(self, most_decisions: int = MOST_DECISIONS, most_steps: int = MOST_STEPS) -> None:
+        self.now = 0.0  # the core sets it at each event
+        self._decisions: deque[Decision] = deque(maxlen=most_decisions)
+        self._steps: deque[tuple[int, float, float, float, int, int]] = deque(maxlen=most_steps)  # fields of Step
+
+    def note(
+        self,
+        kind: Kind,
+        request: Request,
+        other: str = "",
+        tokens: int = 0,
+        number: int = 0,
+        seconds: float = 0.0,
+        expected_s: float = 0.0,
+        why: str = "",
+    ) -> None:
+        id, attempt, service, salt = request.id, request.attempt, request.service, request.salt
+        self._decisions.append(
+            Decision(kind, self.now, id, attempt, service, salt, other, tokens, number, seconds, expected_s, why)
+        )
+
+    def note_step(self, plan: StepPlan, seconds: float) -> None:
+        """Note a step that has ended now."""
+        chunks = plan.chunks
+        prompt_tokens = sum([len(chunk.tokens) for chunk in chunks]) if chunks else 0
+        began_at = self.now - seconds
+        self._steps.append((plan.number, began_at, seconds, plan.predicted_s, prompt_tokens, len(plan.decodes)))
+
+    def about(self, request: str) -> Findings:
+        """Return what the ring holds about a request."""
+        decisions = [noted for noted in self._decisions if request in (noted.request, noted.other)]
+        own = [noted for noted in decisions if noted.request == request]
+        decisions += self._behind(own)
+        decisions.sort(key=lambda noted: noted.at)
+        return Findings(tuple(decisions), tuple(self._steps_during(own)), self._since)
+
+    @property
+    def _since(self) -> float:
+        decided = self._decisions[0].at if len(self._decisions) == self._decisions.maxlen else 0.0
+        stepped = self._steps[0][1] if len(self._steps) == self._steps.maxlen else 0.0
+        return max(decided, stepped)
+
+    def _steps_during(self, own: list[Decision]) -> Iterable[Step]:
+        """Return the steps from the first of these decisions until the last, or until now where it has not ended."""
+        if not own:
+            return ()
+        has_left = own[-1].kind in (Kind.ENDED, Kind.LOST, Kind.COMMITTED, Kind.OFFERED)
+        first, last = own[0].at, own[-1].at if has_left else self.now
+        return (Step(*step) for step in self._steps if first < step[1] + step[2] and step[1] < last)
+
+    def _behind(self, own: list[Decision]) -> Iterable[Decision]:
+        """Return what ran of other prompts, each time while the request waited for its first step."""
+        waits: list[tuple[Decision, float]] = []
+        queued: Decision | None = None
+        for noted in own:
+            if noted.kind is Kind.QUEUED:
+                queued = noted
+            elif queued is not None and noted.kind is Kind.CHUNK:
+                waits.append((queued, noted.at - noted.seconds))
+                queued = None
+        if queued is not None and own[-1] is queued:
+            waits.append((queued, self.now))
+        return [behind for wait in waits if (behind := self._behind_in(*wait)) is not None]
+
+    def _behind_in(self, queued: Decision, until: float) -> Decision | None:
+        chunks = [
+            noted
+            for noted in self._decisions
+            if noted.kind is Kind.CHUNK and noted.request != queued.request and queued.at < noted.at
+        ]
+        before = [chunk for chunk in chunks if chunk.at - chunk.seconds < until]
+        if not before:
+            return None
+        requests = {chunk.request: chunk.service for chunk in before}
+        by_class = ", ".join(f"{count} {service.value}" for service, count in Counter(requests.values()).items())
+        return Decision(
+            *(Kind.BEHIND, until, queued.request, queued.attempt, queued.service, queued.salt),
+            tokens=sum(chunk.tokens for chunk in before),
+            number=len(requests),
+            why=by_class,
+        )

@@ -1,0 +1,214 @@
+"""Say decisions and stages of a story in plain sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from alignedserve.core import ServiceClass
+from alignedserve.explain.decisions import Decision, Kind, Step
+from alignedserve.explain.story import Moment, Stage, Stay, Story
+
+_CLASSES = {ServiceClass.RT: "real-time", ServiceClass.BE: "best-effort"}
+
+
+def duration(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms" if abs(seconds) < 1 else f"{seconds:.2f} s"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _of(text: str, why: str) -> str:
+    return f"{text}: {why}" if why else text
+
+
+# --- Decisions
+
+
+def _arrived(noted: Decision) -> str:
+    promised = f", promised {noted.why}" if noted.why else ""
+    ahead = f"; prompts of {duration(noted.expected_s)} before it" if noted.expected_s > 0 else ""
+    attempt = f"attempt {noted.attempt} " if noted.attempt else ""
+    tokens = _counted(noted.tokens, "token")
+    return f"{attempt}arrived {duration(noted.seconds)} after it came, with {tokens}{promised}{ahead}"
+
+
+def _queued(noted: Decision) -> str:
+    return f"queued behind {_counted(noted.number, 'prompt')}; {_counted(noted.tokens, 'token')} to compute"
+
+
+def _behind(noted: Decision) -> str:
+    return (
+        f"until then {_counted(noted.tokens, 'token')} of {_counted(noted.number, 'other prompt')} ran here"
+        f" ({noted.why})"
+    )
+
+
+def _chunk(noted: Decision) -> str:
+    came = f"{duration(noted.seconds)}, {duration(noted.expected_s)} predicted"
+    return f"step {noted.number} ran {_counted(noted.tokens, 'token')} of its prompt ({came})"
+
+
+def _displaced(noted: Decision) -> str:
+    by = f" to {noted.other}" if noted.other else ", for requests that grow"
+    return _of(f"gave up its memory{by}", noted.why)
+
+
+_SENTENCES: Mapping[Kind, Callable[[Decision], str]] = MappingProxyType(
+    {
+        Kind.ARRIVED: _arrived,
+        Kind.DECLARED: lambda _: "its owner told it to this router, which had just started",
+        Kind.REFUSED: lambda noted: f"refused ({noted.other}): {noted.why}",
+        Kind.PREDICTED: lambda noted: (
+            f"predicted an output of {noted.tokens:,} tokens, nine of ten at most {noted.number:,}"
+        ),
+        Kind.PLACED: lambda noted: f"placed on {noted.other}",
+        Kind.MOVED: lambda noted: f"heard that {noted.other} has it",
+        Kind.CANCELLED: lambda _: "cancelled: its client has gone, or did not want it any more",
+        Kind.REPLACED: lambda _: "replaced by a later attempt",
+        Kind.QUEUED: _queued,
+        Kind.BEHIND: _behind,
+        Kind.SEATED: lambda noted: f"got memory; {_counted(noted.tokens, 'token')} were in the cache",
+        Kind.CHUNK: _chunk,
+        Kind.OFFERED: lambda noted: f"its prompt is through: offered to {noted.other}",
+        Kind.WRITES: lambda _: "its prompt is through: its KV goes to the pool",
+        Kind.COMMITTED: lambda _: "its KV is in the pool, where it waits for a decode worker",
+        Kind.CANDIDATE: lambda noted: (
+            f"taken over from {noted.other} ({noted.why}), behind {_counted(noted.number, 'other candidate')}"
+        ),
+        Kind.JOINING: lambda noted: f"got memory; its KV is copied from {noted.other}",
+        Kind.JOINED: lambda noted: (
+            f"decodes from token {noted.tokens + 1:,} on, one of {_counted(noted.number, 'request')} here"
+        ),
+        Kind.DISPLACED: _displaced,
+        Kind.ENDED: lambda noted: _of(
+            "ended" + (f" with {_counted(noted.tokens, 'token')}" if noted.tokens else ""), noted.why
+        ),
+        Kind.LOST: lambda noted: _of("the attempt is lost: its owner starts another, or gives up after ten", noted.why),
+    }
+)
+
+
+def said(noted: Decision) -> str:
+    return _SENTENCES[noted.kind](noted)
+
+
+# --- Stages
+
+
+def _decoded(stay: Stay) -> str:
+    first = next((noted.tokens for noted in stay.noted(Kind.JOINED)), 0)
+    last = next((noted.tokens for noted in stay.noted(Kind.ENDED)), 0)
+    tokens = f" {_counted(last - first, 'token')}" if last > first else ""
+    return f"decoded{tokens} on {stay.part}{_steps(stay.steps)}"
+
+
+def _steps(steps: Sequence[Step]) -> str:
+    """Return how many steps there were, what was predicted of them and what came."""
+    if not steps:
+        return ""
+    num, longest = len(steps), max(steps, key=lambda step: step.seconds)
+    predicted, came = (sum(times) / num for times in _times(steps))
+    text = f" in {_counted(num, 'step')} of {duration(came)}, {duration(predicted)} predicted"
+    if num == 1:
+        return text
+    held = [_counted(longest.prompt_tokens, "prompt token")] if longest.prompt_tokens else []
+    held += [_counted(longest.decodes, "decode")] if longest.decodes else []
+    return f"{text}; the longest {duration(longest.seconds)}, step {longest.number} with {' and '.join(held)}"
+
+
+def _times(steps: Sequence[Step]) -> tuple[list[float], list[float]]:
+    return [step.predicted_s for step in steps], [step.seconds for step in steps]
+
+
+def _queue(stay: Stay) -> str:
+    queued, behind = stay.noted(Kind.QUEUED), stay.noted(Kind.BEHIND)
+    after = f" behind {_counted(queued[0].number, 'prompt')}" if queued else ""
+    ran = f"; {_behind(behind[0])}" if behind else ""
+    return f"waited for its turn on {stay.part}{after}{ran}"
+
+
+def _prompt(stay: Stay) -> str:
+    chunks = stay.noted(Kind.CHUNK)
+    predicted, came = (sum(times) for times in _chunk_times(chunks))
+    tokens = _counted(sum(chunk.tokens for chunk in chunks), "token")
+    in_steps = f"{_counted(len(chunks), 'step')} of {duration(came)} together, {duration(predicted)} predicted"
+    return f"its prompt ran on {stay.part}: {tokens} in {in_steps}"
+
+
+def _chunk_times(chunks: Sequence[Decision]) -> tuple[list[float], list[float]]:
+    return [chunk.expected_s for chunk in chunks], [chunk.seconds for chunk in chunks]
+
+
+def _gave_way(stay: Stay) -> str:
+    others = list(dict.fromkeys(noted.other for noted in stay.noted(Kind.DISPLACED) if noted.other))
+    return f"waited on {stay.part} without memory, which went to {', '.join(others) or 'requests that grow'}"
+
+
+_STAGES: Mapping[Stage, Callable[[Stay], str]] = MappingProxyType(
+    {
+        Stage.ROUTING: lambda _: "waited at the router for a worker",
+        Stage.QUEUE: _queue,
+        Stage.PROMPT: _prompt,
+        Stage.HAND_ON: lambda stay: f"waited on {stay.part} for its KV to go on",
+        Stage.POOL: lambda _: "waited in the pool for a decode worker to ask",
+        Stage.CANDIDATE: lambda stay: f"waited for memory on {stay.part}",
+        Stage.COPY: lambda stay: f"its KV was copied to {stay.part}",
+        Stage.DECODE: _decoded,
+        Stage.DISPLACED: _gave_way,
+    }
+)
+
+
+def said_of_stay(stay: Stay) -> str:
+    return _STAGES[stay.stage](stay)
+
+
+# --- The story
+
+
+def lines(story: Story) -> Iterator[str]:
+    """Yield the story as text: how it ended, its stages, then each decision."""
+    yield f"{story.request}: {_CLASSES[story.service]}, {outcome(story)}"
+    if story.stays:
+        yield ""
+        yield "Where the time went:"
+        yield from (f"{duration(stay.seconds):>12}  {said_of_stay(stay)}" for stay in story.stays)
+    yield ""
+    yield "What was decided:"
+    yield from (_line(story, moment) for moment in story.moments)
+    if story.displaced:
+        yield ""
+        yield "Requests that gave up memory for it:"
+        yield from (f"{_at(story, moment)}  {moment.decision.request} on {moment.part}" for moment in story.displaced)
+    yield from missing(story)
+
+
+def outcome(story: Story) -> str:
+    took = duration(story.ended_at - story.began_at)
+    match story.end:
+        case None:
+            return f"open for {took}"
+        case Decision(kind=Kind.REFUSED, why=why):
+            return f"refused: {why}"
+        case Decision(kind=Kind.CANCELLED):
+            return f"cancelled after {took}"
+        case _:
+            return f"ended after {took}"
+
+
+def missing(story: Story) -> Iterator[str]:
+    """Yield what the story may lack."""
+    yield from (f"{part} did not answer: what it decided is not shown" for part in story.silent)
+    for part in story.forgotten_before:
+        yield f"{part} has forgotten what it decided when the request began"
+
+
+def _line(story: Story, moment: Moment) -> str:
+    return f"{_at(story, moment)}  {moment.part:<10}  {said(moment.decision)}"
+
+
+def _at(story: Story, moment: Moment) -> str:
+    return f"{moment.decision.at - story.began_at:>10.3f} s"

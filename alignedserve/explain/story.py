@@ -1,0 +1,197 @@
+"""Merge what all parts noted of a request into one story: its stages, one after the other.
+
+    router   ─ arrived ── placed ┐
+    worker                       └ queued ── chunk ── joined ────────── displaced ── joined ── ended
+    stages   │ routing  │ queue           │ prompt │ decode            │ displaced │ decode   │
+
+Each part notes by its own clock. Clocks of one machine agree; another machine's clock is moved by as little as it takes
+for its answer to come after the question and before it was heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from types import MappingProxyType
+
+from alignedserve.core import ServiceClass
+from alignedserve.explain.decisions import Decision, Findings, Kind, Step
+
+_ID_PREFIXES = ("chatcmpl-", "cmpl-")  # of answers, whose requests have the same id with another prefix
+_PREFIX = "req-"
+_ROUTER = "router"  # it has to do with every request
+
+
+class Stage(str, Enum):
+    ROUTING = "routing"  # at the router, until a worker is to run its prompt
+    QUEUE = "queue"  # on a worker, until its prompt begins to run
+    PROMPT = "prompt"
+    HAND_ON = "hand on"  # its prompt is through, and its KV is on its way
+    POOL = "pool"  # in the pool, until a decode worker takes it
+    CANDIDATE = "candidate"  # on a decode worker, until there is memory
+    COPY = "copy"  # its KV is copied to the decode worker
+    DECODE = "decode"
+    DISPLACED = "displaced"  # it has given up its memory and waits
+
+
+_BEGINS: Mapping[Kind, Stage] = MappingProxyType(
+    {
+        Kind.ARRIVED: Stage.ROUTING,
+        Kind.PLACED: Stage.QUEUE,
+        Kind.QUEUED: Stage.QUEUE,
+        Kind.CHUNK: Stage.PROMPT,
+        Kind.OFFERED: Stage.HAND_ON,
+        Kind.WRITES: Stage.HAND_ON,
+        Kind.COMMITTED: Stage.POOL,
+        Kind.CANDIDATE: Stage.CANDIDATE,
+        Kind.JOINING: Stage.COPY,
+        Kind.JOINED: Stage.DECODE,
+        Kind.DISPLACED: Stage.DISPLACED,
+    }
+)
+NEXT_ATTEMPT_S = 5.0  # an attempt that is lost without a next one for so long was the last: its owner gave it up
+ENDS = (Kind.REFUSED, Kind.ENDED, Kind.LOST, Kind.CANCELLED, Kind.REPLACED)
+
+
+def request_named(name: str) -> str:
+    """Return the id of the request that a client names by the id of its answer, or by the request's own."""
+    prefix = next((prefix for prefix in _ID_PREFIXES if name.startswith(prefix)), None)
+    return name if prefix is None else _PREFIX + name.removeprefix(prefix)
+
+
+@dataclass(frozen=True, slots=True)
+class PartAnswer:
+    """The answer of a part, and by how much its clock is behind ours."""
+
+    part: str
+    findings: Findings
+    behind_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.behind_s:
+            object.__setattr__(self, "findings", _moved(self.findings, self.behind_s))
+
+
+def _moved(findings: Findings, by_s: float) -> Findings:
+    decisions = tuple(replace(noted, at=noted.at + by_s) for noted in findings.decisions)
+    steps = tuple(replace(step, began_at=step.began_at + by_s) for step in findings.steps)
+    return Findings(decisions, steps, findings.since + by_s if findings.since else 0.0)
+
+
+def clock_lag_s(now: float, asked_at: float, heard_at: float) -> float:
+    """Return by how much the clock of a part is behind ours: it said `now` between these two of our instants."""
+    return min(max(now, asked_at), heard_at) - now
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A decision, and the part that noted it."""
+
+    part: str
+    decision: Decision
+
+
+@dataclass(slots=True)
+class Stay:
+    """A stage of the request on one part, with what was noted meanwhile."""
+
+    stage: Stage
+    part: str
+    began_at: float
+    ended_at: float
+    moments: list[Moment] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)  # of the part, while the request was in this stage
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_at - self.began_at
+
+    def noted(self, *kinds: Kind) -> list[Decision]:
+        return [moment.decision for moment in self.moments if moment.decision.kind in kinds]
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    request: str
+    asked_at: float
+    moments: tuple[Moment, ...]  # of the request, in the order of time
+    displaced: tuple[Moment, ...]  # other requests that gave up memory for it
+    stays: tuple[Stay, ...]
+    steps: Mapping[str, Sequence[Step]]  # by part
+    silent: tuple[str, ...]  # parts that did not answer
+    forgotten_before: Mapping[str, float]  # by part, where its ring may have lost the beginning
+
+    @property
+    def service(self) -> ServiceClass:
+        return self.moments[0].decision.service
+
+    @property
+    def began_at(self) -> float:
+        return self.moments[0].decision.at
+
+    @property
+    def end(self) -> Decision | None:
+        """Return how the request ended, or None while it is open."""
+        last = max(self.moments, key=lambda moment: moment.decision.attempt).decision.attempt
+        ends = [noted for _, noted in self._pairs if noted.attempt == last and noted.kind in ENDS]
+        is_over = (Kind.REFUSED, Kind.ENDED, Kind.CANCELLED)
+        over = next((noted for noted in ends if noted.kind in is_over), None)
+        return over or next((noted for noted in ends if self.asked_at - noted.at > NEXT_ATTEMPT_S), None)
+
+    @property
+    def ended_at(self) -> float:
+        return self.asked_at if self.end is None else self.end.at
+
+    @property
+    def _pairs(self) -> Iterator[tuple[str, Decision]]:
+        return ((moment.part, moment.decision) for moment in self.moments)
+
+    def is_of(self, salt: str) -> bool:
+        """Return whether a caller with this salt sent the request."""
+        return bool(self.moments) and all(noted.salt.startswith(salt) for _, noted in self._pairs)
+
+
+def tell(request: str, answers: Iterable[PartAnswer], silent: Iterable[str], asked_at: float) -> Story:
+    """Merge the answers of all parts."""
+    answers = [answer for answer in answers if answer.findings.decisions or answer.part == _ROUTER]
+    all_moments = [Moment(answer.part, noted) for answer in answers for noted in answer.findings.decisions]
+    all_moments.sort(key=lambda moment: moment.decision.at)
+    own = tuple(moment for moment in all_moments if moment.decision.request == request)
+    displaced = tuple(moment for moment in all_moments if moment.decision.request != request)
+    steps = {answer.part: answer.findings.steps for answer in answers if answer.findings.steps}
+    stays = tuple(_stays(own, steps, asked_at))
+    first_at = own[0].decision.at if own else asked_at
+    forgotten = {answer.part: answer.findings.since for answer in answers if answer.findings.since > first_at}
+    return Story(request, asked_at, own, displaced, stays, steps, tuple(sorted(silent)), forgotten)
+
+
+def _stays(moments: Sequence[Moment], steps: Mapping[str, Sequence[Step]], asked_at: float) -> list[Stay]:
+    stays: list[Stay] = []
+    is_open = is_over = False
+    for moment in moments:
+        noted = moment.decision
+        stage, is_end = _BEGINS.get(noted.kind), noted.kind in ENDS
+        at = noted.at - noted.seconds if noted.kind is Kind.CHUNK else noted.at
+        part = noted.other if noted.kind is Kind.PLACED else moment.part
+        is_over &= noted.kind is not Kind.ARRIVED
+        if stage is not None and not is_over and not (is_open and (stays[-1].stage, stays[-1].part) == (stage, part)):
+            if is_open:
+                at = max(at, stays[-1].began_at)
+                stays[-1].ended_at = at
+            stays.append(Stay(stage, part, at, noted.at))
+            is_open = True
+        if is_open:
+            stays[-1].moments.append(moment)
+            stays[-1].ended_at = noted.at
+        is_open, is_over = is_open and not is_end, is_over or is_end
+    if is_open:
+        stays[-1].ended_at = max(asked_at, stays[-1].ended_at)
+    for stay in stays:
+        stay.steps = [step for step in steps.get(stay.part, ()) if _is_during(step, stay)]
+    return stays
+
+
+def _is_during(step: Step, stay: Stay) -> bool:
+    """Return whether the middle of the step is in the stay: clocks of two parts may differ by less."""
+    return stay.began_at <= step.began_at + step.seconds / 2 < stay.ended_at

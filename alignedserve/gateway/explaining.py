@@ -1,0 +1,106 @@
+"""The route /v1/requests/{id}/timeline: what happened to a request, for the key that sent it and for no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from alignedserve.explain.sentences import lines, outcome, said, said_of_stay
+from alignedserve.explain.story import Story, request_named
+from alignedserve.explain.trace_file import trace_of
+from alignedserve.gateway.access.keys import Caller
+from alignedserve.gateway.access.ledger import Bucket
+from alignedserve.gateway.http.middleware import caller_of
+from alignedserve.gateway.openai.errors import invalid, no_such_request, rate_limited
+from alignedserve.owner.client import OwnerClient
+
+MOST_NAMES = 4_096  # that clients gave to their requests: this gateway remembers the last ones
+MOST_A_MINUTE = 60  # stories that a caller may ask a gateway for: each costs every part a look through its ring
+
+
+class ExplainRoutes:
+    def __init__(self, client: OwnerClient) -> None:
+        self._client = client
+        self._names: OrderedDict[tuple[str, str], str] = OrderedDict()  # (caller, its own name) -> request
+        self._asked: dict[str, Bucket] = {}  # by caller, of which there are few
+
+    def remember(self, caller: Caller, name: str | None, request: str) -> None:
+        """Remember the name that a client, or a proxy before us, has given a request."""
+        if name is None:
+            return
+        self._names[caller.id, name] = request
+        if len(self._names) > MOST_NAMES:
+            self._names.popitem(last=False)
+
+    async def timeline(self, http: HttpRequest) -> Response:
+        name, form, caller = http.path_params["id"], http.query_params.get("format", "json"), caller_of(http)
+        if form not in _FORMS:
+            raise invalid(f"format must be {', '.join(_FORMS)}, not {form!r:.40}", "format")
+        self._count(caller)
+        request = self._names.get((caller.id, name)) or request_named(name)
+        story = await self._client.story(request)
+        if not story.is_of(caller.salt):
+            raise no_such_request(name)
+        return await asyncio.to_thread(_FORMS[form], story)  # a long one has thousands of steps
+
+    def _count(self, caller: Caller) -> None:
+        """Count a question of this caller; raise if it has asked too often."""
+        asked = self._asked.setdefault(caller.id, Bucket())
+        asked.fill(MOST_A_MINUTE, self._client.now())
+        if wait_s := asked.wait_s(1, MOST_A_MINUTE):
+            raise rate_limited(f"{MOST_A_MINUTE} timelines in a minute", wait_s)
+        asked.left -= 1
+
+
+def _json(story: Story) -> Response:
+    ended_at = None if story.end is None else story.end.at
+    return JSONResponse(
+        {
+            "id": story.request,
+            "object": "request.timeline",
+            "class": story.service.value,
+            "outcome": outcome(story),
+            "began_at": story.began_at,
+            "ended_at": ended_at,
+            "stages": [
+                _stage(stay.stage.value, stay.part, stay.began_at, stay.ended_at, said_of_stay(stay))
+                for stay in story.stays
+            ],
+            "decisions": [
+                {
+                    "at": moment.decision.at,
+                    "part": moment.part,
+                    "attempt": moment.decision.attempt,
+                    "kind": moment.decision.kind.value,
+                    "text": said(moment.decision),
+                }
+                for moment in story.moments
+            ],
+            "displaced": [moment.decision.request for moment in story.displaced],
+            "silent": list(story.silent),
+            "forgetful": list(story.forgotten_before),
+        }
+    )
+
+
+def _stage(stage: str, part: str, began_at: float, ended_at: float, text: str) -> dict[str, Any]:
+    return {"stage": stage, "part": part, "began_at": began_at, "ended_at": ended_at, "text": text}
+
+
+def _text(story: Story) -> Response:
+    return PlainTextResponse("".join(f"{line}\n" for line in lines(story)))
+
+
+def _perfetto(story: Story) -> Response:
+    return Response(trace_of(story), media_type="application/json")
+
+
+_FORMS: MappingProxyType[str, Callable[[Story], Response]] = MappingProxyType(
+    {"json": _json, "text": _text, "perfetto": _perfetto}
+)

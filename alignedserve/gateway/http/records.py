@@ -1,0 +1,109 @@
+"""Follow one HTTP request: its log line, and the measures of the requests that its body makes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from alignedserve.core import Request, ServiceClass
+from alignedserve.gateway.http.timing import Timing
+from alignedserve.metrics.meter import RequestMeter
+from alignedserve.metrics.requests import RequestMetrics
+from alignedserve.owner.client import Delivered
+
+_log = logging.getLogger("alignedserve.gateway")
+
+CLIENT_CLOSED = 499  # in the log: the client left before its answer or in the middle of it
+
+
+@dataclass
+class HttpRecord:
+    """One HTTP request as its log line shows it; the gateway fills it in while the request runs."""
+
+    id: str
+    method: str
+    path: str
+    began_at: float
+    client_id: str | None = None  # the client's own id of the request, which the answer repeats
+    caller: str | None = None  # the id of the caller
+    service: ServiceClass | None = None  # None: the request does not ask for tokens
+    prompt_tokens: int = 0  # of all requests of the body
+    cached_tokens: int = 0  # of the prompt tokens, those whose KV a device or the pool had
+    output_tokens: int = 0
+    ttft_s: float | None = None
+    finish: str | None = None  # stop, length, abort (the client left) or error
+    status: int | None = None
+
+    def log(self, now: float) -> None:
+        """Write the log line, which never shows any of a prompt or an output."""
+        fields = {
+            "request_id": self.id,
+            "method": self.method,
+            "path": self.path,
+            "status": self.status,
+            "duration_s": round(now - self.began_at, 6),
+            "caller": self.caller,
+            "client_request_id": self.client_id,
+        }
+        if self.service is not None:
+            fields |= {
+                "class": self.service.value,
+                "prompt_tokens": self.prompt_tokens,
+                "cached_tokens": self.cached_tokens,
+                "output_tokens": self.output_tokens,
+                "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
+                "finish": self.finish,
+            }
+        _log.info("answered", extra={"fields": fields})
+
+
+class BodyMeter:
+    """Measures the requests of one body; each is known by the number of its choice."""
+
+    def __init__(
+        self,
+        metrics: RequestMetrics,
+        record: HttpRecord,
+        tier: str,
+        now: Callable[[], float],
+        take: Callable[[int], None],
+    ) -> None:
+        """`take` is called with the number of output tokens in each delivery."""
+        self._metrics, self._record, self._tier, self._now, self._take = metrics, record, tier, now, take
+        self._meters: dict[int, RequestMeter] = {}
+        self._first_at, self._waited_s = 0.0, 0.0  # of the first token of any choice, and until its prompt began to run
+
+    def meter(self, choice: int, request: Request) -> RequestMeter:
+        """Return the meter of a request of the body; what is counted of its choice goes there."""
+        self._meters[choice] = meter = RequestMeter(self._metrics, request, self._tier, self._now)
+        return meter
+
+    def count_delivery(self, choice: int, delivered: Delivered) -> None:
+        if not self._first_at:
+            self._first_at, self._waited_s = self._now(), delivered.opening.waited_s
+        num_tokens = len(delivered.tokens)
+        self._record.cached_tokens += delivered.opening.num_cached
+        self._record.output_tokens += num_tokens
+        self._take(num_tokens)
+        self._meters[choice].deliver(num_tokens, delivered.opening)
+
+    def count_write(self, choice: int) -> None:
+        meter = self._meters[choice]
+        meter.write()
+        if self._record.ttft_s is None:
+            self._record.ttft_s = meter.ttft_s
+
+    def timing(self, is_over: bool) -> Timing:
+        """Return the times until now; a token has been delivered."""
+        first_s = self._first_at - self._record.began_at
+        queue_s = min(self._waited_s, first_s)
+        return Timing(queue_s, first_s - queue_s, self._now() - self._first_at, is_over)
+
+    def finish(self, finish: str) -> None:
+        """Note how the body's answer ends."""
+        self._record.finish = finish
+
+    def finish_choice(self, choice: int, finish: str) -> None:
+        self._meters[choice].finish = finish
+        self.finish(finish)

@@ -1,0 +1,194 @@
+"""The routes of /v1/responses: OpenAI's Responses API, whose conversations the server may keep.
+
+body ─▶ ResponseRequest ─▶ a chat, with the conversation that it continues ─▶ the requests of that chat
+     ─▶ pieces of its answer ─▶ a response and its events ─▶ the store
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from alignedserve.core import Request
+from alignedserve.errors import AlignedServeError
+from alignedserve.gateway.batches import RUNNER_PATIENCE_S
+from alignedserve.gateway.exchanges import Event, Exchange
+from alignedserve.gateway.files import HttpRoute, list_object, parse_page
+from alignedserve.gateway.http.middleware import caller_of, record_of
+from alignedserve.gateway.openai.errors import ApiError, api_error, invalid, no_runner
+from alignedserve.gateway.openai.parsing import parse_body
+from alignedserve.gateway.openai.reading import AnswerPiece
+from alignedserve.gateway.openai.types import ChatRequest
+from alignedserve.gateway.responses.answer import ResponseAnswer, response_head
+from alignedserve.gateway.responses.background import TIER, Background
+from alignedserve.gateway.responses.chats import make_chat, renamed, shown_fields
+from alignedserve.gateway.responses.items import PREFIX, Item, kept_item
+from alignedserve.gateway.responses.keeping import ResponseKeeper
+from alignedserve.gateway.responses.types import ResponseRequest
+from alignedserve.gateway.starting import Starter
+
+MOST_LISTED, USUALLY_LISTED = 100, 20
+
+
+class ResponseRoutes:
+    def __init__(self, starter: Starter, keeper: ResponseKeeper) -> None:
+        self._starter, self._keeper = starter, keeper
+
+    @property
+    def routes(self) -> Sequence[HttpRoute]:
+        return (
+            ("POST", "/v1/responses", self.create),
+            ("GET", "/v1/responses/{id}", self.get),
+            ("DELETE", "/v1/responses/{id}", self.remove),
+            ("POST", "/v1/responses/{id}/cancel", self.cancel),
+            ("GET", "/v1/responses/{id}/input_items", self.input_items),
+        )
+
+    async def create(self, http: HttpRequest) -> Response:
+        self._starter.admit(http)
+        async with self._starter.read(http) as sent:
+            body = parse_body(ResponseRequest, sent)
+            if body.background:
+                return await self._begin_background(http, body)
+            exchange, is_streamed = await self._begin(http, body), bool(body.stream)
+            del body  # its memory is free while the request runs
+        return await exchange.stream(http) if is_streamed else await exchange.whole(http)
+
+    async def get(self, http: HttpRequest) -> Response:
+        found = await self._keeper.find(caller_of(http).id, http.path_params["id"])
+        return JSONResponse(found.answer)
+
+    async def remove(self, http: HttpRequest) -> Response:
+        found = await self._keeper.find(caller_of(http).id, http.path_params["id"])
+        if found.job is not None:
+            found = await self._need_background().cancel(found)
+        await self._keeper.remove(found)
+        return JSONResponse({"id": found.id, "object": "response", "deleted": True})
+
+    async def cancel(self, http: HttpRequest) -> Response:
+        found = await self._keeper.find(caller_of(http).id, http.path_params["id"])
+        if found.job is None:
+            raise invalid(f"{found.id} does not run in the background: only such responses can be cancelled", "id")
+        return JSONResponse((await self._need_background().cancel(found)).answer)
+
+    async def input_items(self, http: HttpRequest) -> Response:
+        page = parse_page(http, MOST_LISTED, USUALLY_LISTED)
+        found = await self._keeper.find(caller_of(http).id, http.path_params["id"])
+        items = found.input[::-1] if page.newest_first else found.input
+        if page.after is not None:
+            ids = [item["id"] for item in items]
+            if page.after not in ids:
+                raise invalid(f"after: there is no {page.after!r:.80}", "after")
+            items = items[ids.index(page.after) + 1 :]
+        return JSONResponse(list_object(items[: page.limit], len(items) > page.limit))
+
+    async def _begin(self, http: HttpRequest, body: ResponseRequest) -> Exchange:
+        owner, turn = caller_of(http).id, await self._turn(http, body)
+        try:
+            started = await self._starter.start(http, turn.chat)
+        except AlignedServeError as error:
+            raise renamed(api_error(error)) from error
+        head = self._head(http, body, started.promise.tier)
+        items = turn.kept_items(head["id"]) if body.store is not False else None
+        answer = ResponseAnswer.from_body(body, head, self._starter.text)
+        teller = _KeptResponse(self._keeper, owner, answer, started.requests[0], items)
+        return Exchange(started, teller, turn.headers(body, self._starter), self._starter.settings.stalled_client_s)
+
+    async def _begin_background(self, http: HttpRequest, body: ResponseRequest) -> Response:
+        background, caller, turn = self._need_background(), caller_of(http), await self._turn(http, body)
+        if self._keeper.runner_away_s() > RUNNER_PATIENCE_S:
+            raise no_runner()
+        try:
+            _, requests = await self._starter.make(http, turn.chat)
+        except AlignedServeError as error:
+            raise renamed(api_error(error)) from error
+        head, sampling = self._head(http, body, TIER), requests[0].sampling
+        head |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        response = self._keeper.make(caller.id, turn.kept_items(head["id"]), head, f"batch_{uuid4().hex}")
+        await self._keeper.add(response)
+        try:
+            await background.begin(caller, response, body, turn.items)
+        except BaseException:
+            await self._keeper.remove(response)
+            raise
+        return JSONResponse(response.answer, headers=turn.headers(body, self._starter))
+
+    async def _turn(self, http: HttpRequest, body: ResponseRequest) -> _Turn:
+        owner = caller_of(http).id
+        self._starter.check_model(body.model)
+        own, earlier = await self._keeper.own_items(owner, body), await self._keeper.items_before(owner, body)
+        chat = await self._starter.in_thread(lambda: make_chat(body, [*earlier, *own]))
+        return _Turn(own, earlier, chat)
+
+    def _head(self, http: HttpRequest, body: ResponseRequest, tier: str) -> dict[str, Any]:
+        id = PREFIX + record_of(http).id.removeprefix("req-")
+        head = response_head(body, id, int(time.time()), tier)
+        return head | {"store": head["store"] and self._keeper.is_on}
+
+    def _need_background(self) -> Background:
+        if self._keeper.background is None:
+            message = "this server runs nothing in the background: it has no store (jobs.store is off)"
+            raise invalid(message, "background", "unsupported_parameter")
+        return self._keeper.background
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """The turn of a conversation that a body asks for."""
+
+    own: Sequence[Item]  # of its input
+    earlier: Sequence[Item]
+    chat: ChatRequest
+
+    @property
+    def items(self) -> list[Item]:
+        return [*self.earlier, *self.own]
+
+    def kept_items(self, id: str) -> list[dict[str, Any]]:
+        """Return the items of the input as they are kept with the response that has this id."""
+        return [kept_item(item, id, number) for number, item in enumerate(self.own)]
+
+    def headers(self, body: ResponseRequest, starter: Starter) -> dict[str, str]:
+        template = starter.text.template
+        unread = [] if template is None else self.chat.unread_by(template)
+        ignored = [*body.ignored, *shown_fields([*self.chat.ignored, *unread])]
+        return {"x-ignored-fields": ", ".join(ignored)} if ignored else {}
+
+
+class _KeptResponse:
+    """Tells of a response, and keeps it before its last event, so that clients can go on from there."""
+
+    def __init__(
+        self,
+        keeper: ResponseKeeper,
+        owner: str,
+        answer: ResponseAnswer,
+        request: Request,
+        items: Sequence[dict[str, Any]] | None,
+    ) -> None:
+        """`items` is the input as it is kept with the response; None: the response is not kept."""
+        self._keeper, self._owner, self._answer, self._request, self._items = keeper, owner, answer, request, items
+
+    @property
+    def tree(self) -> dict[str, Any]:
+        return self._answer.tree
+
+    def begin(self) -> list[Event]:
+        return self._answer.begin(self._request)
+
+    async def feed(self, piece: AnswerPiece) -> list[Event]:
+        events = self._answer.feed(piece)
+        if piece.finish:
+            events += self._answer.end(piece.finish, int(time.time()))
+            if self._items is not None:
+                self.tree["store"] = await self._keeper.keep(self._keeper.make(self._owner, self._items, self.tree))
+        return events
+
+    def fail(self, error: ApiError) -> list[Event]:
+        return self._answer.fail(error)

@@ -1,0 +1,242 @@
+"""The body that creates a response: OpenAI's fields, and our own for sampling and promises.
+
+A field is honoured, or refused by name, or named as ignored in a header of the answer, as in chats. What clients send
+by default is never refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
+
+from alignedserve.gateway.openai.errors import UNSUPPORTED
+from alignedserve.gateway.openai.formats import Schema
+from alignedserve.gateway.openai.strict import ListOf, Strict, without_unsupported
+from alignedserve.gateway.openai.tools import MOST_TOOLS, Name
+from alignedserve.gateway.openai.types import MOST_LOGPROBS, MOST_MESSAGES, SloFields
+from alignedserve.gateway.responses.items import InputItem
+
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "access_programs": ({},),
+    "context_management": ([],),
+    "conversation": (),
+    "image": ({},),
+    "moderation": (),
+    "prompt": (),
+    "truncation": ("disabled",),
+}
+_UNSUPPORTED_IN_STREAM_OPTIONS: dict[str, tuple[Any, ...]] = {"include_obfuscation": (False,)}
+_IGNORED = ("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier")
+_LOGPROBS = "message.output_text.logprobs"
+_MOST_PAIRS, _MOST_KEY, _MOST_VALUE = 16, 64, 512  # of metadata: pairs, characters of a key, of a value
+
+
+class FunctionTool(Strict):
+    type: str
+    name: Name | None = None
+    description: str | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: ListOf[Literal["direct"]] | None = None
+    output_schema: Any = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_type(cls, given: Any) -> Any:
+        """Refuse tools that run on the server before their fields are looked at."""
+        if isinstance(given, dict) and isinstance(given.get("type"), str) and given["type"] != "function":
+            message = "only tools of the type function are supported: this server runs no tools of its own"
+            raise PydanticCustomError(UNSUPPORTED, message, {"field": "type"})
+        return given
+
+    @model_validator(mode="after")
+    def _check_name(self) -> FunctionTool:
+        if self.name is None:
+            raise PydanticCustomError("missing", "is missing", {"field": "name"})
+        return self
+
+    @property
+    def chat_tree(self) -> dict[str, Any]:
+        fields = ("name", "description", "parameters", "strict")
+        return {"type": "function", "function": self.model_dump(include=set(fields), exclude_none=True)}
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The tool as a response shows it."""
+        shown = {"type": "function", "name": self.name, "description": self.description}
+        return {**shown, "parameters": self.parameters, "strict": bool(self.strict)}
+
+
+class NamedTool(Strict):
+    type: Literal["function"]
+    name: Name
+
+
+class AllowedTools(Strict):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: ListOf[NamedTool] = Field(min_length=1, max_length=MOST_TOOLS)
+
+
+def _kind_of_choice(choice: Any) -> Any:
+    kind = choice.get("type") if isinstance(choice, dict) else getattr(choice, "type", None)
+    return "word" if kind is None else kind
+
+
+ToolChoice: TypeAlias = Annotated[
+    Annotated[Literal["none", "auto", "required"], Tag("word")]
+    | Annotated[NamedTool, Tag("function")]
+    | Annotated[AllowedTools, Tag("allowed_tools")],
+    Discriminator(_kind_of_choice),
+]
+
+
+class TextFormat(Strict):
+    type: Literal["text", "json_object", "json_schema"]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] | None = None
+    description: str | None = None
+    wanted: Schema | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _check_schema(self) -> TextFormat:
+        for field, value in (("name", self.name), ("schema", self.wanted)):
+            if (self.type == "json_schema") != (value is not None):
+                message = "must be there if type is json_schema, and only then"
+                raise PydanticCustomError("schema", message, {"field": field})
+        return self
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The format as a response shows it."""
+        if self.type != "json_schema":
+            return {"type": self.type}
+        tree = self.model_dump(by_alias=True, exclude_none=True)
+        return {**tree, "strict": bool(self.strict)}
+
+    @property
+    def chat_tree(self) -> dict[str, Any]:
+        if self.type != "json_schema":
+            return {"type": self.type}
+        schema = self.model_dump(by_alias=True, exclude_none=True, exclude={"type"})
+        return {"type": self.type, "json_schema": schema}
+
+
+class TextOptions(Strict):
+    format: TextFormat | None = None
+    verbosity: Annotated[str, Field(max_length=32)] | None = None
+
+
+class ReasoningOptions(Strict):
+    effort: Annotated[str, Field(max_length=32)] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None  # its older name
+    context: Any = None
+    mode: Any = None
+
+    @property
+    def wants_summary(self) -> bool:
+        return (self.summary or self.generate_summary) is not None
+
+
+class ResponseStreamOptions(Strict):
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, given: Any) -> Any:
+        return without_unsupported(given, _UNSUPPORTED_IN_STREAM_OPTIONS, "stream_options.")
+
+
+class BackgroundOptions(Strict):
+    completion_window: Literal["soonest", "2h", "8h"] = "soonest"
+
+
+def _kind_of_input(given: Any) -> str:
+    return "items" if isinstance(given, list) else "text"
+
+
+Input = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[ListOf[InputItem], Field(min_length=1, max_length=MOST_MESSAGES), Tag("items")],
+    Discriminator(_kind_of_input),
+]
+
+
+class ResponseRequest(Strict):
+    model: str
+    input: Input
+    instructions: str | None = None
+    previous_response_id: Annotated[str, Field(max_length=128)] | None = None
+    store: bool | None = None
+    background: bool | None = None
+    background_options: BackgroundOptions | None = None
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = None
+    max_output_tokens: int | None = Field(None, ge=1)
+    max_tool_calls: int | None = Field(None, ge=1)  # of tools that run on the server, of which there are none
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_LOGPROBS)
+    include: ListOf[str] | None = Field(None, max_length=32)
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    tools: ListOf[FunctionTool] | None = Field(None, max_length=MOST_TOOLS)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "priority"] | None = None
+    metadata: dict[str, str] | None = Field(None, max_length=_MOST_PAIRS)
+    user: str | None = None
+    prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    safety_identifier: Any = None
+    # Our own, as in chats
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    seed: int | None = None
+    slo: SloFields | None = None
+    priority: int | None = None
+    expected_tokens: int | None = None
+    cache_salt: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, given: Any) -> Any:
+        return without_unsupported(given, _UNSUPPORTED)
+
+    @model_validator(mode="after")
+    def _check_metadata(self) -> ResponseRequest:
+        for key, value in (self.metadata or {}).items():
+            if len(key) > _MOST_KEY or len(value) > _MOST_VALUE:
+                message = f"a key may have {_MOST_KEY} characters, a value {_MOST_VALUE}"
+                raise PydanticCustomError("too_long", message, {"field": "metadata"})
+        return self
+
+    @model_validator(mode="after")
+    def _check_storing(self) -> ResponseRequest:
+        if self.background and self.store is False:
+            message = "must not be false if background is true: the response is fetched from the store"
+            raise PydanticCustomError("needs_store", message, {"field": "store"})
+        if self.background and self.stream:
+            message = "a response in the background is not streamed: fetch it"
+            raise PydanticCustomError(UNSUPPORTED, message, {"field": "stream"})
+        return self
+
+    @property
+    def shows_logprobs(self) -> bool:
+        return _LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
+
+    @property
+    def ignored(self) -> list[str]:
+        """The fields that are set and change nothing; a header names them to the client."""
+        included = [name for name in self.include or () if name == "reasoning.encrypted_content"]
+        options = self.reasoning or ReasoningOptions()
+        reasoning = [f"reasoning.{name}" for name in ("context", "mode") if getattr(options, name) is not None]
+        set_fields = [name for name in _IGNORED if getattr(self, name) not in (None, False)]
+        return [*set_fields, *(f"include.{name}" for name in included), *reasoning]

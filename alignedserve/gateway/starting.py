@@ -1,0 +1,111 @@
+"""Start the requests of a body: take its caller's place, make the requests, and measure and trace them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from starlette.requests import Request as HttpRequest
+
+from alignedserve.core import Request
+from alignedserve.gateway.explaining import ExplainRoutes
+from alignedserve.gateway.generation import Generation
+from alignedserve.gateway.http.bodies import Bodies
+from alignedserve.gateway.http.middleware import record_of, tab_of
+from alignedserve.gateway.http.records import BodyMeter
+from alignedserve.gateway.openai.errors import draining, no_such_model, not_ready
+from alignedserve.gateway.openai.promises import ServicePromise, make_promise
+from alignedserve.gateway.openai.reading import AnswerReader
+from alignedserve.gateway.openai.requests import Origin, make_requests
+from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
+from alignedserve.gateway.settings import GatewaySettings
+from alignedserve.metrics.requests import RequestMetrics
+from alignedserve.owner.client import OwnerClient
+from alignedserve.text.text_model import TextModel
+from alignedserve.tracing.traces import Traces
+
+PATIENCE_S = 30.0  # requests wait so long for workers to be ready: a worker that died is back by then
+TOKENISERS = 2  # threads, of which large bodies use one; the library releases Python's lock while it works
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Started:
+    """The requests of a body, which run as soon as their generation is read."""
+
+    requests: tuple[Request, ...]
+    promise: ServicePromise
+    generation: Generation
+    meter: BodyMeter
+
+
+class Starter:
+    """Starts the requests of all routes that ask for tokens. It holds all bodies, whose memory together is limited."""
+
+    def __init__(
+        self,
+        client: OwnerClient,
+        text: TextModel,
+        settings: GatewaySettings,
+        metrics: RequestMetrics,
+        traces: Traces,
+        is_draining: Callable[[], bool],
+    ) -> None:
+        self.client, self.text, self.settings = client, text, settings
+        self.explaining = ExplainRoutes(client)
+        self._metrics, self._traces, self._is_draining = metrics, traces, is_draining
+        self._bodies = Bodies(settings.body_limit_bytes, settings.body_limit_s)
+        self._tokenisers = ThreadPoolExecutor(TOKENISERS, thread_name_prefix="tokenise")
+
+    def admit(self, http: HttpRequest) -> None:
+        """Take a place for a request for tokens; raise if none could run now, or if its caller has no place left."""
+        if self._is_draining():
+            raise draining()
+        if self.client.lacks_s > PATIENCE_S:
+            raise not_ready()
+        tab_of(http).take_place()
+
+    @asynccontextmanager
+    async def read(self, http: HttpRequest) -> AsyncIterator[bytearray]:
+        """Give the bytes of a body, which count as held inside the block; large bodies take turns."""
+        async with self._bodies.read(http) as sent, self._bodies.turn(sent):
+            yield sent
+
+    def check_model(self, name: str | None) -> None:
+        if name is not None and name not in self.settings.served_model_names:
+            raise no_such_model(name)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do work on texts in one of few threads, because each may take much memory, and long prompts take long."""
+        return await asyncio.get_running_loop().run_in_executor(self._tokenisers, work)
+
+    async def make(
+        self, http: HttpRequest, body: ChatRequest | CompletionRequest
+    ) -> tuple[ServicePromise, tuple[Request, ...]]:
+        """Return the requests of a body and their promise; raise if the body cannot be served."""
+        self.check_model(body.model)
+        record = record_of(http)
+        promise = make_promise(body, http.headers, self.settings.slo)
+        origin = Origin(record.id, self.client.name, record.began_at, tab_of(http).caller)
+        arguments = body, promise, origin, self.text, self.settings.max_model_len
+        return promise, await self.in_thread(partial(make_requests, *arguments))
+
+    async def start(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> Started:
+        """Make the requests of a body. They hold none of its memory, so that it is free while they run."""
+        record, tab = record_of(http), tab_of(http)
+        promise, requests = await self.make(http, body)
+        prompt_tokens = sum(len(request.prompt) for request in requests[:: body.n or 1])
+        self.explaining.remember(tab.caller, record.client_id, record.id)
+        record.service, record.prompt_tokens = promise.service, prompt_tokens
+        tab.take(prompt_tokens)
+        self._metrics.of[promise.service].histograms.choices.observe(len(requests))
+        meter = BodyMeter(self._metrics, record, promise.tier, self.client.now, tab.take)
+        readers = [AnswerReader.from_body(body, self.text) for _ in requests]
+        follow = partial(self._traces.follow, headers=http.headers, choices=len(requests), now=self.client.now)
+        return Started(requests, promise, Generation(self.client, requests, readers, meter, follow), meter)

@@ -1,0 +1,11 @@
+"""Metrics in Prometheus' format, under the names that vLLM's users know.
+
+exposition.py   The text form: blocks of one family each, and how the blocks of several parts merge.
+series.py       Metrics of one process: their prefix, and the labels with its part and the model's name.
+requests.py     The requests that this process owns: a gateway's, and the job runner's lines.
+meter.py        Measures one request from its arrival to its end.
+window.py       The share of kept promises over the last minutes.
+parts.py        What workers, pools and the router told last of themselves.
+part_tables.py  The names of these metrics, and how each is read.
+processes.py    The processor time, the memory and the open files of processes.
+"""

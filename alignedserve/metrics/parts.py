@@ -1,0 +1,61 @@
+"""The metrics of workers, pools and the router, as each told last. Every gateway hears the same, and shows the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias
+
+from alignedserve.config.config import MetricsPrefix
+from alignedserve.metrics.exposition import block, label
+from alignedserve.metrics.part_tables import HISTOGRAMS, PART_METRICS, PartMetric, WorkerHistogram
+from alignedserve.metrics.processes import process_blocks
+from alignedserve.metrics.series import MODEL
+from alignedserve.protocol.messages import ROUTER, Figures, Member
+
+_Told: TypeAlias = Sequence[tuple[str, Figures]]
+
+
+class PartMetrics:
+    def __init__(
+        self,
+        model: str = "",
+        prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE,
+        members: Callable[[], Iterable[Member]] | None = None,
+    ) -> None:
+        """`members` returns those that are there; without it all that were heard of are taken to be there."""
+        self._prefix, self._model, self._members = f"{prefix.value}:", label(MODEL, model), members
+        # part -> its life, where that was known already, and what it told last; other threads only set items
+        self._told: dict[str, tuple[int | None, Figures]] = {}
+
+    def update(self, figures: Figures) -> None:
+        """Take what a pool, a worker or the router tells. Another thread may ask for the text meanwhile."""
+        self._told[figures.member] = self._lives().get(figures.member), figures
+
+    def blocks(self) -> Iterator[str]:
+        """Yield each family, with the series of all parts that are there."""
+        told = self._there()
+        processes = [(part, figures.process) for part, figures in told if figures.process is not None]
+        yield from process_blocks(processes)
+        metrics: tuple[PartMetric | WorkerHistogram, ...] = (*PART_METRICS, *HISTOGRAMS)
+        for metric in metrics:
+            yield self._block(metric, told)
+
+    def _block(self, metric: PartMetric | WorkerHistogram, told: _Told) -> str:
+        name = f"{self._prefix}{metric.name}"
+        lines = (line for part, figures in told for line in metric.lines(name, self._model, part, figures))
+        return block(name, metric.kind, metric.about, lines)
+
+    def _there(self) -> _Told:
+        """Return what parts have told in a life that has not ended; of the router also while it is away."""
+        told = [*self._told.items()]
+        if self._members is None:
+            return [(part, figures) for part, (_, figures) in told]
+        lives = self._lives()
+        return [
+            (part, figures)
+            for part, (life, figures) in told
+            if part == ROUTER or (part in lives and life in (None, lives[part]))
+        ]
+
+    def _lives(self) -> dict[str, int]:
+        return {} if self._members is None else {member.name: member.incarnation for member in self._members()}

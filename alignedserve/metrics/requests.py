@@ -1,0 +1,177 @@
+"""The metrics of the requests that one process owns.
+
+A request counts in the process that owns it: in its gateway, or in the job runner if it is a line of a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from time import monotonic
+
+from prometheus_client import Counter, Histogram
+
+from alignedserve.config.config import MetricsPrefix
+from alignedserve.core import ServiceClass
+from alignedserve.dashboard.requests import RequestLog
+from alignedserve.metrics.exposition import in_turns
+from alignedserve.metrics.processes import ProcessCollector
+from alignedserve.metrics.series import Family, Series
+from alignedserve.metrics.window import AttainmentGauge, AttainmentWindow, Kept
+from alignedserve.shell.process import own_process
+
+_TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1),
+    *(2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560),
+)
+_GAP_BUCKETS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_LATENCY_BUCKETS = (
+    *(0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60),
+    *(120, 240, 480, 960, 1920, 7680),
+)
+_LENGTH_BUCKETS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+_CHOICES_BUCKETS = (1, 2, 5, 10, 20)
+
+# Field of ClassHistograms -> name, meaning and buckets of a histogram.
+_TIMES: dict[str, tuple[str, str, tuple[float, ...]]] = {
+    "ttft": (
+        "time_to_first_token_seconds",
+        "Time from a request's arrival until its first token was written to the client.",
+        _TTFT_BUCKETS,
+    ),
+    "gap": ("inter_token_latency_seconds", "Time between the writes of two chunks to a client.", _GAP_BUCKETS),
+    "token_time": (
+        "request_time_per_output_token_seconds",
+        "Mean time of a request for each token after its first.",
+        _GAP_BUCKETS,
+    ),
+    "latency": ("e2e_request_latency_seconds", "Time from a request's arrival to its end.", _LATENCY_BUCKETS),
+    "queue": (
+        "request_queue_time_seconds",
+        "Time from a request's arrival until its prompt began to run.",
+        _LATENCY_BUCKETS,
+    ),
+    "prefill": ("request_prefill_time_seconds", "Time from then until its first token.", _LATENCY_BUCKETS),
+    "decode": ("request_decode_time_seconds", "Time from its first token to its last.", _LATENCY_BUCKETS),
+    "inference": ("request_inference_time_seconds", "Time of prefill and decode together.", _LATENCY_BUCKETS),
+}
+_SIZES: dict[str, tuple[str, str, tuple[float, ...]]] = {
+    "prompt_length": ("request_prompt_tokens", "Tokens of a request's prompt.", _LENGTH_BUCKETS),
+    "output_length": ("request_generation_tokens", "Tokens of a request's output.", _LENGTH_BUCKETS),
+    "longest_output": ("request_params_max_tokens", "Most tokens of output that a request allows.", _LENGTH_BUCKETS),
+    "choices": ("request_params_n", "Choices that the body of a request asks for.", _CHOICES_BUCKETS),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClassCounters:
+    prompt_tokens: Counter
+    cached_tokens: Counter
+    queries: Counter
+    hits: Counter
+    generated: Counter
+    attained: Counter
+    missed: Counter
+
+
+@dataclass(frozen=True, slots=True)
+class ClassHistograms:
+    ttft: Histogram
+    gap: Histogram
+    token_time: Histogram
+    latency: Histogram
+    queue: Histogram
+    prefill: Histogram
+    decode: Histogram
+    inference: Histogram
+    prompt_length: Histogram
+    output_length: Histogram
+    longest_output: Histogram
+    choices: Histogram
+
+
+@dataclass(frozen=True, slots=True)
+class ClassMetrics:
+    """The metrics of one service class, looked up once: to look one up costs more than to count a token."""
+
+    counters: ClassCounters
+    histograms: ClassHistograms
+
+
+class RequestMetrics:
+    def __init__(
+        self,
+        model: str = "",
+        prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE,
+        now: Callable[[], float] = monotonic,
+        part: str = "gateway-0",
+    ) -> None:
+        self.series = Series(model, prefix, part)
+        counter = self.series.counter
+        self._succeeded = counter("request_success", "Requests that ended.", "finished_reason", "class")
+        self._rejected = counter("request_rejected", "Requests that were not admitted.", "reason", "class")
+        self._http_errors = counter("http_errors", "Answers with a status of 400 or more.", "status")
+        self._open = self.series.gauge("num_requests_open", "Requests that have not ended.", "class")
+        self._window = AttainmentWindow(now)
+        AttainmentGauge(self.series, self._window)
+        self.series.registry.register(ProcessCollector(part, own_process))
+        self.log = RequestLog()  # for the live page
+        counters, histograms = self._counters(), self._histograms()
+        self.of = {service: self._of_class(service, counters, histograms) for service in ServiceClass}
+        for service in ServiceClass:  # make the series now, so that it has no gap before its first event
+            self._open.of(service.value)
+
+    def _counters(self) -> dict[str, Family[Counter]]:
+        """Return the counters, each under its field of ClassCounters."""
+        known = {
+            "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that got output."),
+            "cached_tokens": ("prompt_tokens_cached", "Of these, tokens whose KV a device or the pool had."),
+            "queries": ("prefix_cache_queries", "Prompt tokens that were looked up."),
+            "hits": ("prefix_cache_hits", "Of those, the tokens that were found."),
+            "generated": ("generation_tokens", "Output tokens that reached their owner."),
+            "attained": ("slo_attained", "Requests that ended within all of their deadlines."),
+            "missed": ("slo_missed", "Requests that ended and missed one of their deadlines."),
+        }
+        return {field: self.series.counter(name, about, "class") for field, (name, about) in known.items()}
+
+    def _histograms(self) -> dict[str, Family[Histogram]]:
+        """Return the histograms, each under its field of ClassHistograms."""
+        histogram = self.series.histogram
+        times = {field: histogram(name, about, buckets, "class") for field, (name, about, buckets) in _TIMES.items()}
+        sizes = {field: histogram(name, about, buckets, "class") for field, (name, about, buckets) in _SIZES.items()}
+        return times | sizes
+
+    def _of_class(
+        self, service: ServiceClass, counters: dict[str, Family[Counter]], histograms: dict[str, Family[Histogram]]
+    ) -> ClassMetrics:
+        return ClassMetrics(
+            ClassCounters(**{field: counter.of(service.value) for field, counter in counters.items()}),
+            ClassHistograms(**{field: histogram.of(service.value) for field, histogram in histograms.items()}),
+        )
+
+    def blocks(self) -> Iterator[str]:
+        """Yield the series of this process' own requests, a family at a time."""
+        return self.series.blocks()
+
+    async def text(self) -> bytes:
+        """Return the same as one text; the event loop goes on meanwhile."""
+        return "".join(await in_turns(self.blocks())).encode()
+
+    def opened(self, service: ServiceClass) -> None:
+        self._open.of(service.value).inc()
+
+    def closed(self, service: ServiceClass) -> None:
+        self._open.of(service.value).dec()
+
+    def count_end(self, service: ServiceClass, finish: str) -> None:
+        """Count a request that ended as it was to, or whose client left (abort)."""
+        self._succeeded.of(finish, service.value).inc()
+
+    def count_rejected(self, service: ServiceClass, reason: str) -> None:
+        self._rejected.of(reason, service.value).inc()
+
+    def count_kept(self, kept: Kept) -> None:
+        self._window.count(kept)
+
+    def count_http_error(self, status: int) -> None:
+        self._http_errors.of(str(status)).inc()

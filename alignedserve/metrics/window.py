@@ -1,0 +1,82 @@
+"""Count which promises were kept over the last minutes: by class, by deadline, and by tier."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from alignedserve.core import ServiceClass
+from alignedserve.metrics.series import Series
+
+WINDOW_S, _SLOT_S = 900.0, 15.0
+
+
+class Deadline(Enum):
+    """The deadlines of a request, and all of them together."""
+
+    TTFT = "ttft"
+    TBT = "tbt"
+    JCT = "jct"
+    ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A deadline of a request that has ended, and whether it was kept."""
+
+    service: ServiceClass
+    deadline: Deadline
+    tier: str
+    is_kept: bool
+
+
+class AttainmentWindow:
+    """Counts of the last WINDOW_S seconds, in slots of time."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self._now = now
+        self._slots: deque[tuple[int, Counter[Kept]]] = deque()  # the oldest first
+
+    def count(self, kept: Kept) -> None:
+        slot = int(self._now() // _SLOT_S)
+        if not self._slots or self._slots[-1][0] != slot:
+            self._slots.append((slot, Counter()))
+            self._forget(slot)
+        self._slots[-1][1][kept] += 1
+
+    def shares(self) -> Mapping[tuple[ServiceClass, Deadline, str], float]:
+        """Return the share that was kept, by class, deadline and tier."""
+        self._forget(int(self._now() // _SLOT_S))
+        kept: Counter[tuple[ServiceClass, Deadline, str]] = Counter()
+        every: Counter[tuple[ServiceClass, Deadline, str]] = Counter()
+        for _, counts in self._slots:
+            for found, number in counts.items():
+                key = found.service, found.deadline, found.tier
+                every[key] += number
+                kept[key] += number * found.is_kept
+        return {key: kept[key] / number for key, number in every.items()}
+
+    def _forget(self, slot: int) -> None:
+        while self._slots and self._slots[0][0] <= slot - WINDOW_S / _SLOT_S:
+            self._slots.popleft()
+
+
+class AttainmentGauge(Collector):
+    """Shows the window's shares when it is asked for them."""
+
+    def __init__(self, series: Series, window: AttainmentWindow) -> None:
+        self._series, self._window = series, window
+        series.registry.register(self)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        about = f"Share of requests that ended in the last {WINDOW_S / 60:g} minutes with this deadline kept."
+        labels = (*self._series.names, "class", "kind", "tier")
+        family = GaugeMetricFamily(f"{self._series.prefix}slo_attainment", about, labels=labels)
+        for (service, deadline, tier), share in sorted(self._window.shares().items(), key=str):
+            family.add_metric([*self._series.values, service.value, deadline.value, tier], share)
+        yield family

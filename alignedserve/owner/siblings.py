@@ -1,0 +1,77 @@
+"""Ask all owners of requests, whichever gateway is asked: gateways share one address, and the job runner has none.
+
+Each of them listens at a Unix socket that only its user can open, sends what it has to say to any gateway that
+connects, and closes the connection. An owner that is gone or does not answer soon is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from alignedserve.shell.control import private_socket
+from alignedserve.shell.part import Part
+from alignedserve.store.storage import is_on
+
+# An owner that has ended refuses at once. One that is left out while it lives would look as if it began to count again.
+ANSWER_S = 5.0
+_MOST_BYTES = 4 << 20
+
+
+def siblings(part: Part, say: Callable[[], Awaitable[bytes]], topic: str = "", answer_s: float = ANSWER_S) -> Siblings:
+    """Return the owners of this part's deployment, of which it is one; each topic has sockets of its own."""
+    config = part.config
+    names = [f"gateway-{number}" for number in range(config.server.gateways)]
+    names += ["jobs-0"] if is_on(config.jobs) else []
+    # The address is this deployment's, so whoever made a file of this name has gone.
+    sockets = {name: private_socket(f"{config.server.host}-{config.server.port}-{name}{topic}") for name in names}
+    return Siblings(part.spec.name, sockets, say, answer_s)
+
+
+class Siblings:
+    def __init__(
+        self, name: str, sockets: Mapping[str, Path], say: Callable[[], Awaitable[bytes]], answer_s: float = ANSWER_S
+    ) -> None:
+        """`sockets` are those of all owners, by name; `say` returns what this one alone has to say."""
+        self._say, self._answer_s = say, answer_s
+        self._own = sockets[name]
+        self._others = [path for other, path in sockets.items() if other != name]
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[None]:
+        """Answer gateways that ask meanwhile."""
+        if not self._others:
+            yield
+            return
+        self._own.unlink(missing_ok=True)  # an earlier life of this owner was killed
+        server = await asyncio.start_unix_server(self._answer, self._own)
+        try:
+            yield
+        finally:
+            server.close()
+            self._own.unlink(missing_ok=True)
+
+    async def ask_all(self) -> list[bytes]:
+        """Return what all owners say that answer, this one among them."""
+        return [said for said in await asyncio.gather(self._say(), *map(self._ask, self._others)) if said]
+
+    async def _answer(self, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            writer.write(await self._say())
+            writer.close()
+            await writer.wait_closed()
+
+    async def _ask(self, other: Path) -> bytes:
+        with suppress(OSError, asyncio.TimeoutError):
+            return await asyncio.wait_for(_read_all(other), self._answer_s)
+        return b""
+
+
+async def _read_all(path: Path) -> bytes:
+    reader, writer = await asyncio.open_unix_connection(path, limit=_MOST_BYTES)
+    try:
+        return await reader.read()
+    finally:
+        writer.close()

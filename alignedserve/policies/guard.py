@@ -1,0 +1,137 @@
+"""Guards between cores and policies of one's own: a core asks a guard, and decides itself where that has no answer.
+
+    raises, or returns nonsense   the default makes this one decision; the next is the policy's again
+    is slow                       for some answers that is borne; then the default decides, until the part starts again
+
+Every failure is counted; the first is logged, and then each that makes ten times as many. A guard cannot end a policy
+that never returns: `alignedserve fuzz` and a simulation show such a policy before it serves.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from enum import Enum
+from typing import Any, Final
+
+from alignedserve.policies.kinds import OwnPolicy, PolicyKind
+from alignedserve.policies.source import PolicySource, classes_of, made, told
+
+log = logging.getLogger("alignedserve.policy")
+
+MOST_WASTED_S = 1.0  # that slow answers may take beyond what is usual, less what quick ones leave of it
+
+
+class PolicyFailure(str, Enum):
+    RAISED = "raised"
+    NONSENSE = "nonsense"
+    SLOW = "slow"
+
+
+class Usual(Enum):
+    """The answer of a guard where the default decides."""
+
+    DECIDES = "decides"
+
+
+USUAL_DECIDES: Final = Usual.DECIDES
+
+
+class Failures:
+    """How often policies have failed, by their kind and by how they failed, and why they did so first."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[PolicyKind, PolicyFailure]] = Counter()
+        self.first: dict[tuple[PolicyKind, PolicyFailure], str] = {}
+
+    def add(self, kind: PolicyKind, how: PolicyFailure, why: str) -> int:
+        """Return how many there are of this kind now."""
+        self.first.setdefault((kind, how), why)
+        self.counts[kind, how] += 1
+        return self.counts[kind, how]
+
+    def lines(self) -> list[str]:
+        """Return a line for each way in which a policy failed."""
+        return [
+            f"{kind.value}: {how.value}, {number} times, first: {self.first[kind, how]}"
+            for (kind, how), number in sorted(self.counts.items())
+        ]
+
+
+class Guard:
+    """Asks one policy. `stopwatch` returns seconds: a core has no clock of its own."""
+
+    def __init__(self, name: str, policy: OwnPolicy, stopwatch: Callable[[], float], failures: Failures) -> None:
+        self._name, self._kind, self._usual_s = name, policy.kind, policy.usual_s
+        self._ask, self._problem = getattr(policy, policy.method), policy.problem
+        self._stopwatch, self._failures = stopwatch, failures
+        self._wasted_s = 0.0
+        self._is_given_up = False
+
+    def ask(self, *facts: Any) -> Any:
+        """Return the policy's answer, or USUAL_DECIDES."""
+        if self._is_given_up:
+            return USUAL_DECIDES
+        began = self._stopwatch()
+        try:
+            answer = self._ask(*facts)
+            problem = self._problem(answer, *facts)
+        except (Exception, SystemExit) as error:
+            answer, problem = USUAL_DECIDES, None
+            self._fail(PolicyFailure.RAISED, told(error))
+        self._wasted_s += self._stopwatch() - began - self._usual_s
+        if self._wasted_s > 0.0:
+            self._look_at_waste()
+        else:
+            self._wasted_s = 0.0
+        if problem is None:
+            return answer
+        self._fail(PolicyFailure.NONSENSE, problem)
+        return USUAL_DECIDES
+
+    def _look_at_waste(self) -> None:
+        if self._wasted_s > MOST_WASTED_S:
+            self._is_given_up = True
+            self._fail(PolicyFailure.SLOW, f"more than {1000 * self._usual_s:g} ms too often; it is asked no more")
+
+    def _fail(self, how: PolicyFailure, why: str) -> None:
+        number = self._failures.add(self._kind, how, why)
+        if number == 10 ** (len(str(number)) - 1):
+            told = self._name, self._kind.value, how.value, why, number
+            log.error("the policy %s for %s: %s: %s (%d so far); the default decides", *told)
+
+
+def _no_time() -> float:
+    return 0.0
+
+
+class OwnPolicies:
+    """The policies of one source, as one part asks them; without a source there are none."""
+
+    def __init__(
+        self,
+        source: PolicySource | None = None,
+        failures: Failures | None = None,
+        stopwatch: Callable[[], float] = _no_time,
+    ) -> None:
+        """Without a stopwatch no policy is slow: so a simulation does not depend on the machine that it runs on."""
+        self.source, self.failures, self._stopwatch = source, failures or Failures(), stopwatch
+
+    def decides(self, kind: PolicyKind) -> bool:
+        return self.source is not None and kind in classes_of(self.source)
+
+    def guard(self, kind: PolicyKind) -> Guard | None:
+        """Make the policy for a decision, and return the guard that asks it; None where there is none."""
+        if self.source is None or not self.decides(kind):
+            return None
+        return Guard(self.source.name, made(self.source, kind), self._stopwatch, self.failures)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, OwnPolicies) and self.source == other.source
+
+    def __hash__(self) -> int:
+        return hash(self.source)
+
+
+NO_POLICIES = OwnPolicies()

@@ -1,0 +1,136 @@
+"""The classes that a policy is written as: subclass one, and write its one method.
+
+A policy is made once in each part that it decides for, and asked by that part alone. It may keep state, which a part
+that starts again has lost. `problem` says what is wrong with an answer.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from enum import Enum
+from math import isfinite
+from typing import Any, ClassVar
+
+from alignedserve.policies.facts import LoadAhead, NewRequest, RequestInLine, SeatedRequest, WorkerChoice
+
+
+class PolicyKind(str, Enum):
+    """The decisions that a policy may make."""
+
+    ORDER = "order"
+    PACKING = "packing"
+    PLACEMENT = "placement"
+    ADMISSION = "admission"
+    PREDICTOR = "predictor"
+
+
+class OwnPolicy(ABC):
+    kind: ClassVar[PolicyKind]
+    method: ClassVar[str]
+    usual_s: ClassVar[float] = 1e-3  # that an answer may take; more is slow
+
+    @staticmethod
+    @abstractmethod
+    def problem(answer: Any, *facts: Any) -> str | None:
+        """Return why this is no answer to the question with these facts, or None."""
+
+
+class OrderPolicy(OwnPolicy):
+    """Which request is served first, wherever some have to wait. Every part asks it."""
+
+    kind = PolicyKind.ORDER
+    method = "key"
+    usual_s = 1e-4  # it is asked for many requests in a step
+
+    @abstractmethod
+    def key(self, request: RequestInLine) -> float:
+        """Return a number: requests with lower ones go first, those with equal ones by arrival.
+
+        It is asked again when something of the request has changed, so it depends on nothing else.
+        """
+
+    @staticmethod
+    def problem(answer: Any, *_facts: Any) -> str | None:
+        return _not_a_number(answer)
+
+
+class PackingPolicy(OwnPolicy):
+    """Which requests with memory on a decode worker run in its next step. The others keep their memory meanwhile."""
+
+    kind = PolicyKind.PACKING
+    method = "run"
+
+    @abstractmethod
+    def run(self, requests: Sequence[SeatedRequest]) -> Sequence[str]:
+        """Return the ids of the requests that may run, the first of them first; at least one."""
+
+    @staticmethod
+    def problem(answer: Any, *_facts: Any) -> str | None:
+        if isinstance(answer, str) or not isinstance(answer, Sequence):
+            return f"{answer!r:.60} is no list of ids"
+        if not answer:
+            return "it lets no request run"
+        try:
+            chosen, known = set(answer), {request.id for request in _facts[0]}
+        except TypeError:
+            return f"{answer!r:.60} is no list of ids"
+        if chosen - known:
+            return f"{next(iter(chosen - known))!r:.60} is the id of no request here"
+        return None if len(chosen) == len(answer) else "it names a request twice"
+
+
+class PlacementPolicy(OwnPolicy):
+    """Which worker runs the prompt of a request."""
+
+    kind = PolicyKind.PLACEMENT
+    method = "worker"
+
+    @abstractmethod
+    def worker(self, request: NewRequest, workers: Sequence[WorkerChoice]) -> str:
+        """Return the name of one of these workers."""
+
+    @staticmethod
+    def problem(answer: Any, *_facts: Any) -> str | None:
+        names = [worker.name for worker in _facts[1]]
+        return None if answer in names else f"{answer!r:.60} is the name of no worker that was offered"
+
+
+class AdmissionPolicy(OwnPolicy):
+    """Which new requests are refused because of the load. Bounds of queues and memory hold besides."""
+
+    kind = PolicyKind.ADMISSION
+    method = "refuse"
+
+    @abstractmethod
+    def refuse(self, request: NewRequest, load: LoadAhead) -> float | None:
+        """Return None to admit the request, or the seconds after which its client may try again."""
+
+    @staticmethod
+    def problem(answer: Any, *_facts: Any) -> str | None:
+        if answer is None:
+            return None
+        return _not_a_number(answer) or (f"{answer} seconds have passed already" if answer < 0 else None)
+
+
+class PredictorPolicy(OwnPolicy):
+    """How long the output of a request will be."""
+
+    kind = PolicyKind.PREDICTOR
+    method = "length"
+
+    @abstractmethod
+    def length(self, request: NewRequest) -> float:
+        """Return the expected tokens of the output, 1 or more."""
+
+    @staticmethod
+    def problem(answer: Any, *_facts: Any) -> str | None:
+        return _not_a_number(answer) or (f"{answer} tokens are no output" if answer < 1 else None)
+
+
+KINDS: tuple[type[OwnPolicy], ...] = (OrderPolicy, PackingPolicy, PlacementPolicy, AdmissionPolicy, PredictorPolicy)
+
+
+def _not_a_number(answer: Any) -> str | None:
+    is_number = isinstance(answer, int | float) and isfinite(answer)
+    return None if is_number else f"{answer!r:.60} is no finite number"

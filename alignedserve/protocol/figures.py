@@ -1,0 +1,134 @@
+"""What parts report of themselves for metrics and the live page; a message of the kind `Figures` carries it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alignedserve.core import PreemptionCause, ServiceClass
+from alignedserve.policies.guard import PolicyFailure
+from alignedserve.policies.kinds import PolicyKind
+
+# Values are counted up to each of these bounds, and beyond the last.
+SPREADS = (64, 256, 1_024, 4_096, 16_384)  # tokens
+STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1_024, 2_048, 4_096, 8_192, 16_384)
+STEP_S = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 10.0)
+RATIOS = (0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)  # of what came to what was predicted
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Counts of values by their size, over a worker's life."""
+
+    buckets: tuple[int, ...] = ()  # one for each bound, and one for what is beyond; empty where nothing is counted
+    total: float = 0.0  # all values together
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Counts of open requests by where they are, as the router knows it."""
+
+    unplaced: int = 0
+    prefill: int = 0  # with prefill workers
+    pool: int = 0
+    decode: int = 0  # with decode workers
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSteps:
+    """Counts of a decode worker's life: its steps by what ran together in them, and what came ahead of need."""
+
+    by_batches: tuple[int, ...] = (0, 0, 0)  # steps with members of no batch, of one, of two or more
+    spread: Tally = Tally()
+    switches: int = 0  # batches of which a member has joined
+    prefetched: int = 0  # requests that joined from a prefill worker's device, and had waited in the pool
+    in_vain: int = 0  # requests whose KV a prefill worker had fetched, or was to fetch, and that joined otherwise
+    held_back: int = 0  # best-effort requests that had memory and sat out a step with real-time ones, once for each
+
+
+@dataclass(frozen=True, slots=True)
+class ByClass:
+    rt: int = 0
+    be: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Preempted:
+    """The number of requests of one class that had to leave a worker's steps for one cause."""
+
+    cause: PreemptionCause
+    service: ServiceClass
+    keeps_kv: bool  # else it is computed anew
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """What a worker of either kind has now, and has done in its life."""
+
+    running: ByClass = ByClass()
+    waiting: ByClass = ByClass()
+    used: float = 0.0  # share of the device's block pairs
+    slack_s: float | None = None  # until the next token of its most urgent real-time request is due
+    step_tokens: Tally = Tally()
+    step_s: Tally = Tally()
+    step_ratio: Tally = Tally()
+    length_ratio: Tally = Tally()
+    preempted: tuple[Preempted, ...] = ()
+    is_retiring: bool = False  # it takes nothing new, and ends when it is idle
+
+
+MOST_LENGTHS = 256  # of each class in a message
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Prefix lengths of some requests of a decode worker, ascending; where there are many, evenly chosen ones."""
+
+    rt: tuple[int, ...] = ()
+    be: tuple[int, ...] = ()
+    num_rt: int = 0  # requests, also those whose length is left out
+    num_be: int = 0
+
+
+NO_LENGTHS = Lengths()
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeLengths:
+    """The requests of a decode worker by their lengths: what runs together, and what joins next."""
+
+    batch: Lengths = NO_LENGTHS  # members of the running batch
+    guests: Lengths = NO_LENGTHS  # requests that run beside it
+    prompts: Lengths = NO_LENGTHS  # prompts that run here, by what they have in all
+    waiting: Lengths = NO_LENGTHS  # candidate requests, which join before any batch
+    coming: Lengths = NO_LENGTHS  # members of the candidate batch
+    band: tuple[int, int] | None = None  # of the running batch; without one, the shortest and the longest prefix
+
+
+@dataclass(frozen=True, slots=True)
+class PagesFor:
+    """Pages that a pool has lent to a worker, or keeps for requests that run there; a shared page counts for each."""
+
+    worker: str  # empty: for requests that wait in the pool
+    leased: int = 0
+    kept: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FailedPolicy:
+    """How often a policy of one's own failed in one way, so that the default decided."""
+
+    kind: PolicyKind
+    how: PolicyFailure
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFigures:
+    """What the kernel says of a process."""
+
+    cpu_s: float  # processor time of all its threads
+    resident_bytes: int
+    num_files: int  # open
+    started_at: float  # seconds since 1970
+    failed: tuple[FailedPolicy, ...] = ()  # policies of one's own, in the process's life

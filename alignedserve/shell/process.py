@@ -1,0 +1,54 @@
+"""What the kernel says of this process: its processor time, its memory, its open files."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import cache
+from math import inf
+from pathlib import Path
+
+from alignedserve.policies.guard import Failures
+from alignedserve.protocol.figures import FailedPolicy, ProcessFigures
+
+_PROC = Path("/proc")
+_FRESH_S = 1.0  # for which figures are not read again: a router reports at every change
+
+
+class OwnProcess:
+    """The figures of this process, read at most once a second."""
+
+    def __init__(self, failures: Failures | None = None) -> None:
+        self._failures = failures or Failures()
+        self._figures: ProcessFigures | None = None
+        self._read_at = -inf
+
+    def figures(self, now: float) -> ProcessFigures | None:
+        if now - self._read_at >= _FRESH_S:
+            self._figures, self._read_at = self._read(), now
+        return self._figures
+
+    def _read(self) -> ProcessFigures | None:
+        found = own_process()
+        if found is None or not self._failures.counts:
+            return found
+        failed = (FailedPolicy(*key, number) for key, number in sorted(self._failures.counts.items()))
+        return replace(found, failed=tuple(failed))
+
+
+def own_process() -> ProcessFigures | None:
+    """Return what is known of this process; None where the system has no /proc."""
+    try:
+        fields = (_PROC / "self/stat").read_text().rpartition(")")[2].split()  # behind the name, which may have spaces
+        num_files = len(os.listdir(_PROC / "self/fd"))
+    except OSError:
+        return None
+    ticks, pages = os.sysconf("SC_CLK_TCK"), int(fields[21])
+    cpu_s = (int(fields[11]) + int(fields[12])) / ticks
+    return ProcessFigures(cpu_s, pages * os.sysconf("SC_PAGE_SIZE"), num_files, _booted_at() + int(fields[19]) / ticks)
+
+
+@cache
+def _booted_at() -> float:
+    lines = (_PROC / "stat").read_text().splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith("btime "))

@@ -1,0 +1,14 @@
+"""The papers' figures, run again: what `alignedserve reproduce` runs and writes.
+
+accelgen.py       AccelGen's figures.
+aligned_serve.py  AlignedServe's figures.
+alise.py          ALISE's figures.
+apt_serve.py      Apt-Serve's figures.
+bros.py           BROS' figures.
+cells.py          The numbers of a figure: of each system at each point, over the seeds; what claims compute with.
+drawing.py        Draws a figure in its paper's axes.
+figure.py         What a figure is: its axes, systems, points and claims.
+files/            Devices and workloads that a figure needs and that have no name.
+page.py           Writes the page and the JSON of all figures.
+papers.py         Finds papers and figures by their names.
+"""

@@ -1,0 +1,1 @@
+"""Tests of load tests: their core, the answers that they read, their figures, and the command."""

@@ -1,0 +1,76 @@
+"""Tests of the processes that share a command's work."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from itertools import count, islice
+from pathlib import Path
+
+import pytest
+
+from alignedserve.cli.terminal.processes import processes
+from alignedserve.errors import ProcessLost
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def tenth(number: int) -> float:
+    return number / 10
+
+
+def inverse(number: int) -> float:
+    return 1 / number
+
+
+def killed(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def large(_: int) -> bytes:
+    return bytes(1_000_000)
+
+
+def test_results_come_in_the_order_of_items_that_have_no_end() -> None:
+    with processes(2) as started:
+        assert list(islice(started.in_order(tenth, count()), 50)) == [number / 10 for number in range(50)]
+
+
+def test_processes_compute_for_call_after_call() -> None:
+    with processes(2) as started:
+        assert set(started.as_done(tenth, range(5))) == {0, 0.1, 0.2, 0.3, 0.4}
+        assert list(started.in_order(inverse, [4, 2])) == [0.25, 0.5]
+
+
+def test_an_error_says_where_in_the_process_it_was_raised() -> None:
+    with processes(1) as started, pytest.raises(ZeroDivisionError) as raised:
+        list(started.as_done(inverse, [0]))
+    assert "in inverse" in str(raised.value.__cause__)
+
+
+def test_a_process_that_is_killed_is_told_of() -> None:
+    with processes(2) as started, pytest.raises(ProcessLost, match="--jobs"):
+        list(started.as_done(killed, range(4)))
+
+
+def test_the_block_ends_while_processes_write_results_that_nobody_reads() -> None:
+    with processes(2) as started:
+        next(started.as_done(large, count()))
+
+
+def test_no_process_outlives_a_command_that_is_killed() -> None:
+    code = (
+        "import os, signal\n"
+        "from alignedserve.cli.terminal.processes import processes\n"
+        "from tests.cli.test_processes import tenth\n"
+        "with processes(2) as started:\n"
+        "    for _ in started.in_order(tenth, range(9)):\n"
+        "        pass\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    # The pipe of its output closes when the last process has ended.
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL

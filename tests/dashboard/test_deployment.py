@@ -1,0 +1,90 @@
+"""What a gateway knows of its deployment at a moment: parts that come and go, and what they report."""
+
+from __future__ import annotations
+
+from alignedserve.core import Usage
+from alignedserve.dashboard.deployment import FORGOTTEN_S, DeploymentView
+from alignedserve.dashboard.picture import PartPicture, QueuePicture
+from alignedserve.protocol.figures import DecodeLengths, Lengths, PagesFor, ProcessFigures, Stages, WorkerLoad
+from alignedserve.protocol.messages import Figures
+from tests.samples import POOL_MEMBER, ROUTER_MEMBER, member
+
+DECODE = member("decode-0")
+LENGTHS = DecodeLengths(batch=Lengths((3,), (5, 9), 1, 2), band=(3, 259))
+
+
+def part(view: DeploymentView, name: str) -> PartPicture:
+    (found,) = [part for part in view.parts if part.name == name]
+    return found
+
+
+def test_parts_are_there_and_then_gone_and_then_forgotten() -> None:
+    view = DeploymentView()
+    view.look([ROUTER_MEMBER, DECODE], 10.0)
+    view.look([ROUTER_MEMBER], 12.0)
+    gone = part(view, "decode-0")
+    assert (gone.is_here, gone.since) == (False, 12.0)
+    assert (part(view, "router").is_here, part(view, "router").since) == (True, 10.0)
+    view.look([ROUTER_MEMBER], 12.0 + FORGOTTEN_S)
+    assert part(view, "decode-0") == gone
+    view.look([ROUTER_MEMBER], 12.1 + FORGOTTEN_S)
+    assert [part.name for part in view.parts] == ["router"]
+
+
+def test_a_part_in_its_next_life_is_there_since_then() -> None:
+    view = DeploymentView()
+    view.look([DECODE], 10.0)
+    view.look([member("decode-0", 2)], 15.0)
+    again = part(view, "decode-0")
+    assert (again.life, again.is_here, again.is_again, again.since) == (2, True, True, 15.0)
+
+
+def test_a_part_that_started_before_it_was_seen_has_not_been_started_again() -> None:
+    """A gateway that starts later sees parts in their later lives."""
+    view = DeploymentView()
+    view.hear(Figures(worker=WorkerLoad(), process=ProcessFigures(1.0, 1, 1, 3.0), member="decode-0"), 9.0)
+    view.look([member("decode-0", 7)], 10.0)
+    seen = part(view, "decode-0")
+    assert (seen.life, seen.is_again, seen.since) == (7, False, 3.0)
+
+
+def test_a_worker_that_was_to_go_is_forgotten_when_it_has_gone() -> None:
+    view = DeploymentView()
+    view.look([ROUTER_MEMBER, DECODE], 10.0)
+    view.hear(Figures(worker=WorkerLoad(is_retiring=True), member="decode-0"), 11.0)
+    assert part(view, "decode-0").is_retiring
+    view.look([ROUTER_MEMBER], 12.0)
+    assert [part.name for part in view.parts] == ["router"]
+
+
+def test_parts_come_by_role_and_name() -> None:
+    view = DeploymentView()
+    view.look([member("decode-1"), POOL_MEMBER, DECODE, ROUTER_MEMBER], 1.0)
+    assert [part.name for part in view.parts] == ["router", "decode-0", "decode-1", "pool-0"]
+
+
+def test_what_a_worker_reports_goes_with_it() -> None:
+    view = DeploymentView()
+    view.look([DECODE], 10.0)
+    view.hear(Figures(lengths=LENGTHS, slowdown=1.5, member="decode-0"), 11.0)
+    assert [(worker.name, worker.lengths) for worker in view.workers] == [("decode-0", LENGTHS)]
+    assert part(view, "decode-0").slowdown == 1.5
+    view.look([], 12.0)
+    assert view.workers == ()
+    assert part(view, "decode-0").slowdown == 0.0
+
+
+def test_pages_are_shown_by_kind_and_by_holder() -> None:
+    view, holders = DeploymentView(), (PagesFor("", kept=2), PagesFor("prefill-0", leased=5))
+    view.look([POOL_MEMBER], 1.0)
+    view.hear(Figures(Usage(rt=2, leased=5), holders=holders, member="pool-0"), 2.0)
+    (pool,) = view.pools
+    assert (pool.name, pool.usage, pool.holders) == ("pool-0", Usage(rt=2, leased=5), holders)
+
+
+def test_the_router_says_where_requests_are_and_so_that_it_is_there() -> None:
+    view = DeploymentView()
+    assert (view.queues, view.router_at) == (None, None)
+    view.hear(Figures(rt=Stages(pool=1), be=Stages(decode=2), member="router"), 7.0)
+    view.hear(Figures(rebuilt_s=1.0, member="router"), 8.0)
+    assert (view.queues, view.router_at) == (QueuePicture(Stages(pool=1), Stages(decode=2)), 7.0)

@@ -1,0 +1,106 @@
+"""What an owner saw of its requests in the last 15 minutes, in bounded memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from alignedserve.core import ServiceClass
+from alignedserve.dashboard.picture import (
+    MOST_REFUSED,
+    MOST_SLOWEST,
+    SLOT_S,
+    WINDOW_S,
+    Counts,
+    EndedRequest,
+    RefusedRequest,
+    RequestsPicture,
+    Slot,
+    merge_requests,
+)
+from alignedserve.dashboard.requests import RequestLog
+
+RT, BE = ServiceClass.RT, ServiceClass.BE
+ENDED = EndedRequest("a", RT, "default", 5.0, True, 0.2, 0.1, 2.0, prompt_tokens=30, output_tokens=20)
+REFUSED = RefusedRequest("b", BE, "default", 5.0, "queue_full", "the queue is full")
+
+
+def test_tokens_count_in_the_slot_in_which_they_are_seen() -> None:
+    log = RequestLog()
+    log.tokens[RT].num += 7
+    log.tick(1.0)
+    log.tokens[RT].num += 2
+    log.tokens[BE].num += 4
+    log.tick(SLOT_S + 1.0)
+    assert log.picture(2 * SLOT_S).slots == (
+        Slot(0, Counts(tokens=7)),
+        Slot(1, Counts(tokens=2), Counts(tokens=4)),
+    )
+
+
+def test_the_slot_that_is_not_over_is_not_shown() -> None:
+    log = RequestLog()
+    log.end(ENDED)
+    assert log.picture(SLOT_S - 0.1).slots == ()
+    assert log.picture(SLOT_S).slots == (Slot(0, Counts(ended=1, kept=1)),)
+
+
+def test_ends_and_refusals_are_counted_by_class() -> None:
+    log = RequestLog()
+    log.end(ENDED)
+    log.end(replace(ENDED, is_kept=False))
+    log.refuse(REFUSED)
+    assert log.picture(SLOT_S).slots == (Slot(0, Counts(ended=2, kept=1), Counts(refused=1)),)
+
+
+def test_the_slowest_come_first_and_they_are_few() -> None:
+    log = RequestLog()
+    for number in range(3 * MOST_SLOWEST):
+        log.end(replace(ENDED, id=str(number), at=5.0 + number, all_s=float(number)))
+    slowest = log.picture(40.0).slowest
+    assert [ended.id for ended in slowest] == [str(3 * MOST_SLOWEST - 1 - place) for place in range(MOST_SLOWEST)]
+
+
+def test_documents_that_take_long_do_not_hide_slow_chats() -> None:
+    log = RequestLog()
+    log.end(replace(ENDED, all_s=9.0))
+    for number in range(3 * MOST_SLOWEST):
+        log.end(replace(ENDED, id=str(number), service=BE, all_s=100.0 + number))
+    slowest = log.picture(6.0).slowest
+    assert [ended.service for ended in slowest] == [RT, *[BE] * MOST_SLOWEST]
+
+
+def test_the_newest_refusals_come_first_and_they_are_few_and_short() -> None:
+    log = RequestLog()
+    for number in range(2 * MOST_REFUSED):
+        log.refuse(replace(REFUSED, id=str(number), why="x" * 10_000))
+    refused = log.picture(5.0).refused
+    assert [request.id for request in refused[:2]] == [str(2 * MOST_REFUSED - 1), str(2 * MOST_REFUSED - 2)]
+    assert len(refused) == MOST_REFUSED
+    assert all(len(request.why) < 1000 for request in refused)
+
+
+def test_what_is_older_than_the_window_is_forgotten() -> None:
+    log = RequestLog()
+    log.end(ENDED)
+    log.refuse(REFUSED)
+    log.tokens[RT].num += 3
+    assert log.picture(5.0 + WINDOW_S - 1).slowest == (ENDED,)
+    later = log.picture(5.0 + WINDOW_S + 2 * SLOT_S)
+    assert (later.slowest, later.refused, later.slots) == ((), (), (Slot(90, Counts(tokens=3)),))
+
+
+def test_a_long_life_keeps_no_more_slots_than_the_window_has() -> None:
+    log = RequestLog()
+    for second in range(0, 5_000, 3):
+        log.tokens[BE].num += 1
+        log.tick(float(second))
+    assert len(log.picture(5_000.0).slots) == WINDOW_S / SLOT_S
+
+
+def test_owners_are_added_up() -> None:
+    one = RequestsPicture((Slot(1, Counts(tokens=3)), Slot(2, Counts(tokens=1))), (ENDED,), (REFUSED,))
+    slower, later = replace(ENDED, id="c", all_s=3.0), replace(REFUSED, id="d", at=6.0)
+    other = RequestsPicture((Slot(2, Counts(tokens=5), Counts(refused=1)),), (slower,), (later,))
+    assert merge_requests((one, other)) == RequestsPicture(
+        (Slot(1, Counts(tokens=3)), Slot(2, Counts(tokens=6), Counts(refused=1))), (slower, ENDED), (later, REFUSED)
+    )

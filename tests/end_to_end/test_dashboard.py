@@ -1,0 +1,165 @@
+"""The live page in a real browser, on a deployment whose parts die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from alignedserve.cli.simulate_once import run_filmed
+from alignedserve.simulator.reports.trial import SimulationTrial
+from chromium import Browser, Page, chromium
+from tests.chromium import program
+from tests.end_to_end.client import all_tokens, mixed
+from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
+
+SHOWN_S = 5.0  # a dead worker shows within this time
+
+
+@pytest.fixture(scope="module")
+def watched() -> Iterator[Deployment]:
+    program()  # skips before anything starts
+    with deployed(topology="1+1") as deployment:
+        yield deployment
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    program()  # skips before anything starts
+    with chromium(tmp_path_factory.mktemp("profile")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def page(watched: Deployment, browser: Browser) -> Iterator[Page]:
+    """Yield the page, which stays open through all tests of this file."""
+    with browser.page(f"{watched.url}/dashboard") as opened:
+        opened.until("document.querySelector('#state').textContent === 'ready'")
+        yield opened
+
+
+def row(part: str) -> str:
+    """Return an expression for the text of this part's row."""
+    rows = "[...document.querySelectorAll('#part-rows tr')]"
+    return f"({rows}.find(row => row.innerText.startsWith('{part}'))?.innerText ?? '')"
+
+
+@contextmanager
+def load(url: str) -> Iterator[None]:
+    """Send a dozen requests, again and again, while the block runs."""
+    is_over = threading.Event()
+
+    def send() -> None:
+        while not is_over.is_set():
+            asyncio.run(all_tokens(url, mixed(12, seed=3, outputs=(60, 200))))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def test_it_shows_the_parts_and_streams_move_it(watched: Deployment, page: Page) -> None:
+    for part in ("router", "gateway-0", "prefill-0", "decode-0", "pool-0"):
+        page.until(f"{row(part)}.includes('there')")
+    at = page.value("shown.at")
+    page.until(f"shown.at > {at}")
+    with load(watched.url):
+        page.until("shown.workers.some(worker => worker.lengths.band !== null)")
+    page.until("shown.requests.slots.some(slot => slot.rt.tokens > 0)")
+    page.until("document.querySelectorAll('#slow-rows tr').length >= 8")
+    page.until("shown.queues !== null && countOpen(shown, 'rt') === 0")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_a_small_screen_in_light_and_dark(page: Page, scheme: str) -> None:
+    page.prefer(scheme)
+    page.resize(400, 800)
+    page.until("shown !== null && innerWidth === 400")
+    assert page.value("document.documentElement.scrollWidth") <= 400
+    background = page.value("getComputedStyle(document.body).backgroundColor")
+    assert background == {"light": "rgb(246, 247, 249)", "dark": "rgb(17, 20, 24)"}[scheme]
+    page.resize(1280, 900)
+
+
+def test_keys_do_what_buttons_do(page: Page) -> None:
+    page.prefer("light")
+    page.press("t")
+    assert page.value("document.documentElement.dataset.theme") == "dark"
+    page.press("t")
+    assert page.value("document.documentElement.dataset.theme") == "light"
+    page.press("p")
+    assert page.value("document.querySelector('#pause').getAttribute('aria-pressed')") == "true"
+    at = page.value("shown.at")
+    page.until(f"newest.at > {at} + 1.5")
+    assert page.value("shown.at") == at
+    page.press("p")
+    page.until(f"shown.at > {at}")
+    page.press("7")
+    assert page.value("document.activeElement.id") == "jobs"
+
+
+def test_a_dead_worker_shows_within_five_seconds(watched: Deployment, page: Page) -> None:
+    os.kill(watched.pid("decode-0"), signal.SIGKILL)
+    page.until(
+        f"{row('decode-0')}.includes('gone') || shown.parts.some(part => part.name === 'decode-0' && part.life === 2)",
+        SHOWN_S,
+    )
+    page.until(f"{row('decode-0')}.includes('there') && shown.parts.find(part => part.name === 'decode-0').life === 2")
+    assert "decode-0 was started again" in page.text("#alerts")
+    wait_until(lambda: watched.is_ready, BACK_S)
+
+
+def test_it_outlives_the_router_and_says_so(watched: Deployment, page: Page) -> None:
+    at = page.value("shown.at")
+    os.kill(watched.pid("router"), signal.SIGSTOP)
+    stopped = watched.pid("router")
+    try:
+        page.until("document.querySelector('#alerts').innerText.includes('The router has said nothing for')")
+        assert page.value("shown.at") > at, "pictures still come"
+    finally:
+        os.kill(stopped, signal.SIGKILL)
+    page.until("shown.parts.some(part => part.name === 'router' && part.life === 2)")
+    page.until("!document.querySelector('#alerts').innerText.includes('The router has said nothing')")
+    wait_until(lambda: watched.is_ready, BACK_S)
+
+
+def test_it_asked_only_its_own_server_and_had_no_error(watched: Deployment, page: Page) -> None:
+    foreign = [url for url in page.requests if not url.startswith((f"{watched.url}/dashboard", "data:"))]
+    assert foreign == []
+    assert page.errors == []
+
+
+def test_a_recorded_run_is_moved_by_its_slider_and_by_keys(browser: Browser, tmp_path: Path) -> None:
+    recorded, trial = tmp_path / "run.html", SimulationTrial("aligned", "chat,num_requests=60,rate=10", "1+1")
+    run_filmed(trial, lambda *_: None, recorded)
+    with browser.page(recorded.as_uri()) as page:
+        last = page.value("pictures.length - 1")
+        assert page.value("document.querySelector('#slider').max") == str(last)
+        page.value("choose(pictures.length - 1)")
+        assert page.value("document.querySelectorAll('#slow-rows tr').length") == 8
+        page.press("ArrowLeft")
+        assert page.value("shown === pictures[pictures.length - 2]")
+        page.press(" ")
+        page.until("shown === pictures[pictures.length - 1]")
+        assert page.errors == []
+        assert [url for url in page.requests if not url.startswith(("file:", "data:"))] == []
+
+
+def test_the_pages_of_the_front_need_nothing_else(watched: Deployment, browser: Browser) -> None:
+    with browser.page(f"{watched.url}/") as page:
+        assert "demo" in page.text("body")
+        page.value("document.querySelector('a[href=docs]').click()")
+        page.until("document.title === 'API' && document.readyState === 'complete'")
+        assert "/v1/chat/completions" in page.text("body")
+        assert page.errors == []
+        assert [url for url in page.requests if not url.startswith((watched.url, "data:"))] == []

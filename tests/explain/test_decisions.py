@@ -1,0 +1,111 @@
+"""The ring of decisions: bounded, and what it tells about one request."""
+
+from __future__ import annotations
+
+from alignedserve.core import Chunk, Sampling, StepPlan
+from alignedserve.explain.decisions import Decision, DecisionRing, Kind, Step
+from tests.samples import request
+
+A, B, C = request("a"), request("b"), request("c")
+
+
+def kinds(ring: DecisionRing, name: str) -> list[Kind]:
+    return [noted.kind for noted in ring.about(name).decisions]
+
+
+def step(number: int, *chunks: Chunk) -> StepPlan:
+    return StepPlan(number, chunks, predicted_s=0.25)
+
+
+def test_it_tells_of_one_request_and_when() -> None:
+    ring = DecisionRing()
+    ring.note(Kind.QUEUED, A, number=2)
+    ring.now = 1.5
+    ring.note(Kind.QUEUED, B)
+    ring.note(Kind.SEATED, A, tokens=64)
+    assert [(noted.kind, noted.at) for noted in ring.about("a").decisions] == [(Kind.QUEUED, 0.0), (Kind.SEATED, 1.5)]
+    assert ring.about("unknown").decisions == ()
+
+
+def test_the_request_that_got_the_memory_hears_of_the_one_that_gave_it_up() -> None:
+    ring = DecisionRing()
+    ring.note(Kind.DISPLACED, A, "b")
+    assert kinds(ring, "a") == kinds(ring, "b") == [Kind.DISPLACED]
+    assert ring.about("b").decisions[0].request == "a"
+
+
+def test_it_forgets_the_oldest_and_says_from_when_on_it_remembers() -> None:
+    ring = DecisionRing(most_decisions=2)
+    ring.note(Kind.ARRIVED, A)
+    assert ring.about("a").since == 0.0
+    for kind, now in ((Kind.QUEUED, 2.0), (Kind.SEATED, 3.0)):
+        ring.now = now
+        ring.note(kind, A)
+    assert kinds(ring, "a") == [Kind.QUEUED, Kind.SEATED]
+    assert ring.about("a").since == 2.0
+
+
+def test_steps_are_told_that_ran_while_the_request_was_here() -> None:
+    ring = DecisionRing(most_steps=3)
+    chunk = Chunk("a", (1, 2, 3), 0, (0,), Sampling())
+    for number in range(1, 7):
+        ring.now = float(number)
+        if number == 3:
+            ring.note(Kind.QUEUED, A)
+        ring.note_step(step(number, chunk), 0.5)
+        if number == 5:
+            ring.note(Kind.ENDED, A)
+    assert ring.about("a").steps == (Step(4, 3.5, 0.5, 0.25, 3, 0), Step(5, 4.5, 0.5, 0.25, 3, 0))
+    assert ring.about("b").steps == ()
+
+
+def test_steps_that_are_forgotten_are_said_too() -> None:
+    ring = DecisionRing(most_steps=2)
+    ring.note(Kind.QUEUED, A)
+    for number in (1, 2, 3):
+        ring.now = float(number)
+        ring.note_step(step(number), 0.5)
+    assert ring.about("a").since == 1.5
+
+
+def test_steps_end_where_another_worker_may_have_the_request() -> None:
+    ring = DecisionRing()
+    ring.note(Kind.QUEUED, A)
+    ring.now = 1.0
+    ring.note(Kind.OFFERED, A)
+    ring.now = 3.0
+    ring.note_step(step(1), 0.5)
+    assert ring.about("a").steps == ()
+
+
+def test_steps_go_on_until_now_for_a_request_that_is_still_here() -> None:
+    ring = DecisionRing()
+    ring.note(Kind.QUEUED, A)
+    for number in (1, 2):
+        ring.now = float(number)
+        ring.note_step(step(number), 0.5)
+    assert [told.number for told in ring.about("a").steps] == [1, 2]
+
+
+def behind(ring: DecisionRing, name: str) -> list[Decision]:
+    return [noted for noted in ring.about(name).decisions if noted.kind is Kind.BEHIND]
+
+
+def test_what_ran_while_a_request_waited_is_counted_and_not_named() -> None:
+    ring = DecisionRing()
+    ring.note(Kind.QUEUED, A)
+    for now, of, tokens in ((1.0, B, 100), (2.0, B, 50), (2.0, C, 10), (3.0, A, 5), (4.0, B, 7)):
+        ring.now = now
+        ring.note(Kind.CHUNK, of, tokens=tokens, seconds=1.0)
+    (told,) = behind(ring, "a")
+    assert (told.at, told.number, told.tokens, told.why) == (2.0, 2, 160, "2 rt")
+    assert behind(ring, "b") == []
+
+
+def test_a_request_that_still_waits_is_told_what_has_run_so_far() -> None:
+    ring = DecisionRing()
+    ring.note(Kind.QUEUED, A)
+    ring.now = 1.0
+    ring.note(Kind.CHUNK, B, tokens=100, seconds=0.5)
+    (told,) = behind(ring, "a")
+    assert (told.number, told.tokens) == (1, 100)

@@ -1,0 +1,79 @@
+"""Simulated deployments explain each of their requests: from its arrival to its end, without a gap."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import pytest
+
+from alignedserve.config.topology import Topology
+from alignedserve.core import WORKERS, Role, WorkerLimits
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.explain.decisions import Kind
+from alignedserve.explain.sentences import lines
+from alignedserve.explain.story import PartAnswer, Stage, Story, tell
+from alignedserve.explain.trace_file import trace_of
+from alignedserve.prefill_worker.state import PrefillCore
+from alignedserve.protocol.commands import Send
+from alignedserve.protocol.messages import AskDecisions, Decisions
+from alignedserve.router.state import RouterCore
+from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.settings import Settings
+from alignedserve.simulator.workload import Workload
+from alignedserve.simulator.workload.spec import read_workload
+from tests.samples import said
+
+TIGHT = WorkerLimits(num_pairs=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=4)
+CROWDED = WorkerLimits(num_pairs=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=16)
+CROWD = read_workload(
+    "coserve,first_s=1,chat.rate=60,chat.prompt=40,chat.output=40,chat.max_tokens=60,"
+    "documents.in_flight=12,documents.prompt=60-200,documents.output=60"
+)
+
+
+def stories(simulation: Simulation, names: Iterable[str]) -> list[Story]:
+    parts = [name for name, role in simulation.launcher.members.items() if role in (Role.ROUTER, *WORKERS)]
+    return [tell(name, [_answer(simulation, part, name) for part in parts], (), 1e9) for name in names]
+
+
+def _answer(simulation: Simulation, part: str, request: str) -> PartAnswer:
+    process = simulation.world.alive(part)
+    assert process is not None
+    assert isinstance(process.core, RouterCore | PrefillCore | DecodeCore)
+    sent = process.core.handle(said("gateway-0", AskDecisions(1, request), 1), simulation.world.agenda.now)
+    (findings,) = [send.message.findings for send in sent if isinstance(send, Send) and type(send.message) is Decisions]
+    return PartAnswer(part, findings)
+
+
+@pytest.mark.parametrize("topology", ["colocated", "1+1", "2+2"])
+@pytest.mark.parametrize("limits", [Settings().limits, TIGHT], ids=["roomy", "tight"])
+def test_each_request_is_explained_from_its_arrival_to_its_end(topology: str, limits: WorkerLimits) -> None:
+    workload = Workload(num_requests=40, rate=100.0)
+    simulation = Simulation(Settings(topology=Topology.parse(topology), workload=workload, limits=limits, num_pages=12))
+    simulation.run()
+    for story in stories(simulation, list(simulation.clients.kept)):
+        assert story.end is not None, story.request
+        assert story.end.kind is Kind.ENDED, "\n".join(lines(story))
+        assert story.stays[0].stage is Stage.ROUTING
+        assert story.stays[-1].ended_at == story.end.at
+        assert all(before.ended_at == after.began_at for before, after in pairwise(story.stays))
+        prompt = sum(chunk.tokens for stay in story.stays for chunk in stay.noted(Kind.CHUNK))
+        assert prompt > 0
+        decoding = [stay for stay in story.stays if stay.stage is Stage.DECODE]
+        tokens = max((noted.tokens for noted in decoding[-1].noted(Kind.ENDED)), default=0) if decoding else 1
+        assert tokens > 0
+        assert trace_of(story)
+
+
+def test_a_request_that_had_to_leave_names_the_request_that_got_its_memory() -> None:
+    """Memory is short, so that chats take it from best-effort requests."""
+    simulation = Simulation(Settings(topology=Topology.parse("colocated"), workload=CROWD, limits=CROWDED))
+    simulation.run()
+    told = {story.request: story for story in stories(simulation, list(simulation.clients.kept))}
+    displaced = [noted for story in told.values() for stay in story.stays for noted in stay.noted(Kind.DISPLACED)]
+    named = [noted for noted in displaced if noted.other]
+    assert displaced
+    assert named
+    for noted in named:
+        assert noted.request in [moment.decision.request for moment in told[noted.other].displaced]

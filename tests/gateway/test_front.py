@@ -1,0 +1,62 @@
+"""The pages that need no key: what runs here, and the OpenAPI document in HTML."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
+from alignedserve.gateway.openapi import document
+from alignedserve.text.text_model import TextModel
+from tests.gateway.conftest import MODEL, FakeOwner, Gateway
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+
+
+@pytest.fixture
+def gateway(text: TextModel) -> Gateway:
+    return Gateway(text, FakeOwner())
+
+
+def test_a_program_is_told_in_json_what_runs_here(gateway: Gateway) -> None:
+    told = gateway.get("/").json()
+    assert (told["name"], told["models"]) == ("AlignedServe", [MODEL])
+    for path in told["links"].values():
+        assert gateway.get(path).status_code == 200, path
+
+
+def test_a_browser_gets_a_page(gateway: Gateway) -> None:
+    answer = gateway.get("/", headers=BROWSER)
+    assert answer.headers["content-type"].startswith("text/html")
+    assert MODEL in answer.text
+    assert 'href="docs"' in answer.text
+    assert 'href="dashboard"' in answer.text
+
+
+def test_with_keys_it_needs_none_and_names_no_model(text: TextModel) -> None:
+    closed = Gateway(text, FakeOwner(), keys=KeyRing([KeyEntry("ann", hash_key("key"))]))
+    assert set(closed.get("/").json()) == {"name", "links"}
+    page = closed.get("/", headers=BROWSER)
+    assert page.status_code == closed.get("/docs").status_code == 200
+    assert MODEL not in page.text
+    assert "asks for an API key" in page.text
+
+
+def test_the_docs_name_every_route_and_every_field(gateway: Gateway) -> None:
+    page, described = gateway.get("/docs").text, document(with_jobs=False)
+    for path, methods in described["paths"].items():
+        for method in methods:
+            assert f"<code>{method.upper()} {path}</code>" in page
+    for field in described["components"]["schemas"]["ChatRequest"]["properties"]:
+        assert f"<code>{field}</code>" in page
+    anchors = set(re.findall(r'id="(\w+)"', page))
+    assert set(re.findall(r'href="#(\w+)"', page)) <= anchors
+
+
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_they_load_nothing(gateway: Gateway, path: str) -> None:
+    answer = gateway.get(path, headers=BROWSER)
+    assert "<script" not in answer.text
+    assert "://" not in answer.text
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")

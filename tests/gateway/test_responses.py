@@ -1,0 +1,252 @@
+"""Tests of the Responses API with OpenAI's own client and types: responses, their events, kept conversations."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from alignedserve.config.config import JobsConfig
+from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
+from alignedserve.gateway.responses.keeping import ResponseKeeper
+from alignedserve.store.storage import LazyStorage
+from alignedserve.store.store import Holder
+from alignedserve.text.text_model import TextModel
+from tests.gateway.conftest import MODEL, FakeOwner, Gateway, ids_of
+from tests.gateway.test_openai_sdk import HELLO, run, sdk
+from tests.gateway.test_tools import PARAMETERS, SAID_BY_HERMES, hermes, prompt_of  # noqa: F401  (a fixture)
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+WEATHER: Any = {"type": "function", "name": "weather", "parameters": PARAMETERS, "strict": False}
+PATH = "/v1/responses"
+
+
+def keeping(folder: Path) -> ResponseKeeper:
+    jobs = JobsConfig(directory=str(folder))
+    return ResponseKeeper(LazyStorage(jobs, Holder("gateway", 1)), jobs)
+
+
+def saying(text: TextModel, said: str, folder: Path | None = None, **settings: Any) -> Gateway:
+    owner = FakeOwner(*((token,) for token in (*ids_of(text, said), text.eos_ids[0])))
+    return Gateway(text, owner, keeper=None if folder is None else keeping(folder), **settings)
+
+
+@pytest.fixture
+def gateway(text: TextModel, tmp_path: Path) -> Gateway:
+    return saying(text, HELLO, tmp_path)
+
+
+def ask(gateway: Gateway, **fields: Any) -> httpx.Response:
+    return gateway.ask("POST", PATH, json={"model": MODEL, "input": "Hi", **fields})
+
+
+def events_of(answer: httpx.Response) -> list[Any]:
+    """Return the events of a stream, each held against its published type."""
+    blocks = answer.text.removesuffix("\n\n").split("\n\n")
+    events = []
+    for number, block in enumerate(blocks):
+        named, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert named == f"event: {event['type']}"
+        assert event["sequence_number"] == number
+        events.append(EVENT.validate_python(event))
+        assert events[-1].type == event["type"]
+    return events
+
+
+def test_openais_client_gets_a_response_and_goes_on(gateway: Gateway) -> None:
+    async def talks() -> None:
+        async with sdk(gateway) as client:
+            first = await client.responses.create(model=MODEL, input="Hi", instructions="Be brief.")
+            assert (first.output_text, first.status, first.store) == (HELLO, "completed", True)  # type: ignore[attr-defined]
+            assert first.usage is not None
+            assert first.usage.total_tokens == first.usage.input_tokens + first.usage.output_tokens
+            assert (first.temperature, first.tool_choice, first.tools) == (0.0, "auto", [])
+            assert await client.responses.retrieve(first.id) == first
+            second = await client.responses.create(model=MODEL, input="And now?", previous_response_id=first.id)
+            assert second.previous_response_id == first.id
+            items: list[Any] = [item async for item in client.responses.input_items.list(second.id)]
+            assert [item.content[0].text for item in items] == ["And now?"]
+            await client.responses.delete(first.id)
+            with pytest.raises(openai.NotFoundError):
+                await client.responses.retrieve(first.id)
+            with pytest.raises(openai.BadRequestError) as raised:
+                await client.responses.create(model=MODEL, input="Hm", previous_response_id=second.id)
+            assert raised.value.code == "previous_response_not_found"
+
+    run(talks)
+    shown = prompt_of(gateway)
+    assert shown.count("Hi") == 1
+    assert shown.index("Hi") < shown.index("Hello") < shown.index("And now?")
+    assert "Be brief." not in shown, "instructions are of one turn"
+
+
+def test_openais_client_streams_it(gateway: Gateway) -> None:
+    async def streams() -> None:
+        async with sdk(gateway) as client, client.responses.stream(model=MODEL, input="Hi") as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_response()
+            assert final.output_text == HELLO
+            assert kinds.count("response.output_text.delta") > 3
+            assert await client.responses.retrieve(final.id) is not None
+
+    run(streams)
+
+
+def test_its_events_are_the_published_ones(gateway: Gateway) -> None:
+    events = events_of(ask(gateway, stream=True, include=["message.output_text.logprobs"], top_logprobs=2))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    opened = ["created", "in_progress", "output_item.added", "content_part.added"]
+    closed = ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    assert kinds == [*opened, *["output_text.delta"] * (len(kinds) - 8), *closed]
+    assert events[0].response.status == events[1].response.status == "in_progress"
+    assert "".join(event.delta for event in events[4:-4]) == events[-4].text == HELLO
+    final = events[-1].response
+    assert final.output[0].id == events[2].item.id == events[5].item_id
+    assert len(final.output[0].content[0].logprobs[0].top_logprobs) == 2
+    assert final.output == [events[-2].item]
+
+
+def test_the_client_calls_a_function_and_answers(hermes: TextModel, tmp_path: Path) -> None:  # noqa: F811
+    gateway = saying(hermes, SAID_BY_HERMES, tmp_path)
+    whole = Response.model_validate(ask(gateway, tools=[WEATHER]).json())
+    message, call = whole.output
+    assert (message.type, call.type) == ("message", "function_call")
+    assert (call.name, call.arguments) == ("weather", '{"city": "Rom"}')  # type: ignore[union-attr]
+    events = events_of(ask(gateway, tools=[WEATHER], stream=True))
+    parts = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+    assert len(parts) > 2, "not all at once"
+    assert "".join(parts) == events[-3].arguments == '{"city": "Rom"}'
+    assert [event.item.type for event in events if event.type == "response.output_item.done"] == [
+        "message",
+        "function_call",
+    ]
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "It rains."}  # type: ignore[union-attr]
+    for given in (
+        {"previous_response_id": whole.id, "input": [output]},
+        {"input": [{"role": "user", "content": "Hi"}, *(item.model_dump() for item in whole.output), output]},
+        {
+            "input": [
+                {"role": "user", "content": "Hi"},
+                *({"type": "item_reference", "id": item.id} for item in whole.output),
+                output,
+            ]
+        },
+    ):
+        assert ask(gateway, tools=[WEATHER], **given).status_code == 200
+        shown = prompt_of(gateway)
+        assert '{"name": "weather", "arguments": {"city": "Rom"}}' in shown
+        assert shown.index("Let me see.") < shown.index("It rains.")
+
+
+def test_a_demanded_call_and_a_schema_are_followed(hermes: TextModel) -> None:  # noqa: F811
+    gateway = saying(hermes, '{"name": "weather", "parameters": {"city": "Rom"}}')
+    for choice in ("required", {"type": "function", "name": "weather"}):
+        assert ask(gateway, tools=[WEATHER], tool_choice=choice).json()["output"][0]["type"] == "function_call"
+        assert gateway.owner.opened[-1].sampling.syntax
+    form = {"type": "json_schema", "name": "city", "schema": PARAMETERS, "strict": True}
+    answer = ask(gateway, text={"format": form})
+    assert answer.json()["text"]["format"]["name"] == "city"
+    assert gateway.owner.opened[-1].sampling.syntax
+
+
+def test_an_answer_that_is_cut_is_incomplete(gateway: Gateway) -> None:
+    body = ask(gateway, max_output_tokens=2).json()
+    assert (body["status"], body["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert body["output"][0]["status"] == "incomplete"
+    assert events_of(ask(gateway, max_output_tokens=2, stream=True))[-1].type == "response.incomplete"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),
+        ({"max_output_tokens": 100_000}, "max_output_tokens"),
+        ({"input": "Hi " * 1000}, "input"),
+        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"not": {}}}}}, "text.format"),
+        ({"background": True, "store": False}, "store"),
+        ({"temperature": 3}, "temperature"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(gateway: Gateway, fields: dict[str, Any], param: str) -> None:
+    answer = ask(gateway, **fields)
+    assert 400 <= answer.status_code < 500
+    assert answer.json()["error"]["param"] == param
+    assert "messages" not in answer.json()["error"]["message"]
+
+
+def test_what_clients_send_by_default_is_taken(gateway: Gateway) -> None:
+    defaults = {
+        "include": ["reasoning.encrypted_content"],
+        "truncation": "disabled",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "prompt_cache_key": "k",
+        "safety_identifier": "s",
+        "metadata": {"a": "b"},
+        "user": "u",
+        "tools": [],
+        "background": False,
+        "stream_options": {"include_obfuscation": False},
+    }
+    answer = ask(gateway, **defaults)
+    assert answer.status_code == 200, answer.text
+    ignored = answer.headers["x-ignored-fields"].split(", ")
+    assert {"include.reasoning.encrypted_content", "prompt_cache_key", "reasoning.effort"} <= set(ignored)
+    assert answer.json()["metadata"] == {"a": "b"}
+
+
+def test_nothing_is_kept_where_the_client_or_the_deployment_keeps_nothing(text: TextModel, tmp_path: Path) -> None:
+    for gateway, fields in ((saying(text, HELLO, tmp_path), {"store": False}), (saying(text, HELLO), {})):
+        body = ask(gateway, **fields).json()
+        assert body["store"] is False
+        assert gateway.get(f"{PATH}/{body['id']}").status_code == 404
+
+
+def test_a_key_sees_its_own_responses_only(text: TextModel, tmp_path: Path) -> None:
+    ring = KeyRing([KeyEntry(name, hash_key(name)) for name in ("ann", "bob")])
+    gateway = saying(text, HELLO, tmp_path, keys=ring)
+    ann, bob = ({"headers": {"Authorization": f"Bearer {name}"}} for name in ("ann", "bob"))
+    asked = {"model": MODEL, "input": "Hi"}
+    id = gateway.ask("POST", PATH, json=asked, **ann).json()["id"]
+    assert gateway.get(f"{PATH}/{id}", **ann).status_code == 200
+    for method, path in (("GET", id), ("DELETE", id), ("GET", f"{id}/input_items"), ("POST", f"{id}/cancel")):
+        assert gateway.ask(method, f"{PATH}/{path}", **bob).status_code == 404
+    assert gateway.ask("POST", PATH, json={**asked, "previous_response_id": id}, **bob).status_code == 400
+
+
+def test_an_error_in_a_stream_fails_the_response(text: TextModel) -> None:
+    gateway = Gateway(text, FakeOwner(ids_of(text, HELLO), RuntimeError("unforeseen")))
+    last = events_of(ask(gateway, stream=True))[-1]
+    assert (last.type, last.response.status, last.response.error.code) == (
+        "response.failed",
+        "failed",
+        "server_error",
+    )
+    assert "unforeseen" not in last.response.error.message
+
+
+def test_input_items_come_page_by_page(gateway: Gateway) -> None:
+    id = ask(gateway, input=[{"role": "user", "content": str(number)} for number in range(5)]).json()["id"]
+    seen: list[str] = []
+    after: dict[str, str] = {}
+    while True:
+        page = gateway.get(f"{PATH}/{id}/input_items", params={"limit": "2", "order": "asc", **after}).json()
+        seen += [item["content"][0]["text"] for item in page["data"]]
+        if not page["has_more"]:
+            break
+        after = {"after": page["last_id"]}
+    assert seen == ["0", "1", "2", "3", "4"]

@@ -1,0 +1,126 @@
+"""The Grafana board and the alert rules of deploy/ ask for metrics and labels that exist."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+import grafana_board
+from alignedserve.core import FinishReason, PreemptionCause, Rejection, ServiceClass, Usage
+from alignedserve.jobs.metrics import JobCollector
+from alignedserve.jobs.state import JobFigures, LineFate
+from alignedserve.metrics.exposition import merge
+from alignedserve.metrics.parts import PartMetrics
+from alignedserve.metrics.requests import RequestMetrics
+from alignedserve.metrics.window import Deadline, Kept
+from alignedserve.protocol.figures import DecodeSteps, Preempted, ProcessFigures, Stages, WorkerLoad
+from alignedserve.protocol.messages import Figures
+from alignedserve.store.job import JobStatus
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+RULES = [rule for group in yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
+OF_PROMETHEUS = {"up": {"job", "instance"}}
+METRIC = re.compile(r"\b(?:alignedserve|process)[:_]\w+|\bup\b")
+
+
+def exposed() -> str:
+    """Return a deployment's metrics, with a series for each of them."""
+    requests = RequestMetrics("demo")
+    for service in ServiceClass:
+        requests.count_end(service, FinishReason.STOP.value)
+        requests.count_rejected(service, Rejection.LATE.value)
+        requests.count_kept(Kept(service, Deadline.ALL, "default", is_kept=True))
+    requests.count_http_error(503)
+    jobs = {JobStatus.IN_PROGRESS: 1}
+    figures = JobFigures(jobs, jobs, 1, 1, {LineFate.COMPLETED: 1}, 0, 60.0)
+    JobCollector(requests.series, lambda: figures)
+    parts = PartMetrics("demo")
+    preempted = (Preempted(PreemptionCause.MEMORY, ServiceClass.BE, keeps_kv=False, number=1),)
+    load, process = WorkerLoad(slack_s=1.0, preempted=preempted), ProcessFigures(1.0, 1, 1, 1.0)
+    parts.update(Figures(steps=DecodeSteps(), worker=load, process=process, member="decode-0"))
+    parts.update(Figures(Usage(), member="pool-0"))
+    parts.update(Figures(rebuilt_s=1.0, rt=Stages(), be=Stages(), member="router"))
+    return merge([*requests.blocks(), *parts.blocks()])
+
+
+@pytest.fixture(scope="module")
+def labels() -> dict[str, set[str]]:
+    """Return the labels of each series' name."""
+    found: dict[str, set[str]] = {name: set(known) for name, known in OF_PROMETHEUS.items()}
+    for family in text_string_to_metric_families(exposed()):
+        for sample in family.samples:
+            found.setdefault(sample.name, set()).update(sample.labels)
+    return found
+
+
+def board_queries() -> Iterator[tuple[str, str]]:
+    """Yield each query of the board with the name of its lines."""
+    board: dict[str, Any] = json.loads((DEPLOY / "grafana" / "board.json").read_text())
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            yield target["expr"].replace(grafana_board.PREFIX, "alignedserve"), target["legendFormat"]
+
+
+def rule_queries() -> Iterator[tuple[str, str]]:
+    for rule in RULES:
+        yield rule["expr"], rule["annotations"]["summary"].replace("$labels.", "")
+
+
+@pytest.mark.parametrize(("query", "shown"), [*board_queries(), *rule_queries()])
+def test_a_query_names_metrics_and_labels_that_exist(query: str, shown: str, labels: dict[str, set[str]]) -> None:
+    names = METRIC.findall(query)
+    assert names
+    assert [name for name in names if name not in labels] == []
+    known = set.union(*(labels[name] for name in names))
+    matched = {label for inside in re.findall(r"\{([^}]*)\}", query) for label in re.findall(r"(\w+)\s*[=!]", inside)}
+    grouped = {label for inside in re.findall(r"\bby \(([^)]*)\)", query) for label in inside.split(", ")}
+    asked = matched | grouped
+    assert asked <= known
+    named = set(re.findall(r"\{\{\s*(\w+)\s*\}\}", shown))
+    assert named <= (grouped or known), "a sum keeps only the labels by which it is taken"
+    assert query.count("(") == query.count(")")
+
+
+def test_the_board_is_what_its_tool_writes() -> None:
+    written = json.loads((DEPLOY / "grafana" / "board.json").read_text())
+    assert written == grafana_board.board(), "run python tools/grafana_board.py"
+
+
+def test_panels_do_not_overlap() -> None:
+    taken = [
+        (x, y)
+        for panel in grafana_board.board()["panels"]
+        for place in (panel["gridPos"],)
+        for x in range(place["x"], place["x"] + place["w"])
+        for y in range(place["y"], place["y"] + place["h"])
+    ]
+    assert len(taken) == len(set(taken))
+
+
+def test_every_alert_says_what_is_wrong_and_how_bad_it_is() -> None:
+    assert len({rule["alert"] for rule in RULES}) == len(RULES)
+    assert {rule["labels"]["severity"] for rule in RULES} <= {"critical", "warning"}
+    assert all(rule["annotations"]["summary"] for rule in RULES)
+
+
+def test_compose_gives_prometheus_and_grafana_what_they_read() -> None:
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]
+    rules = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["rule_files"]
+    mounted = {
+        name: dict(volume.split(":")[:2] for volume in services[name]["volumes"]) for name in ("prometheus", "grafana")
+    }
+    assert rules == ["alerts.yaml"], "beside prometheus.yml"
+    assert mounted["prometheus"]["./deploy/alerts.yaml"] == "/etc/prometheus/alerts.yaml"
+    (provider,) = yaml.safe_load((DEPLOY / "grafana" / "boards.yaml").read_text())["providers"]
+    assert mounted["grafana"]["./deploy/grafana/board.json"].startswith(provider["options"]["path"])
+    (source,) = yaml.safe_load((DEPLOY / "grafana" / "source.yaml").read_text())["datasources"]
+    used = {panel["datasource"]["uid"] for panel in grafana_board.board()["panels"] if "datasource" in panel}
+    assert used == {source["uid"]}

@@ -1,0 +1,130 @@
+"""What guards cores from policies of one's own: each failure is named, and the default decides."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+
+from alignedserve.policies.facts import NewRequest, RequestInLine, SeatedRequest, WorkerChoice
+from alignedserve.policies.guard import MOST_WASTED_S, USUAL_DECIDES, Failures, Guard, PolicyFailure
+from alignedserve.policies.kinds import (
+    AdmissionPolicy,
+    OrderPolicy,
+    OwnPolicy,
+    PackingPolicy,
+    PlacementPolicy,
+    PolicyKind,
+    PredictorPolicy,
+)
+
+IN_LINE = RequestInLine("a", True, 0, 1.0, 2.0, 3.0, True, False)
+NEW = NewRequest("a", True, 0, 1.0, (1, 2), 8, 4, 1.0, 0.2, 60.0)
+SEATED = [SeatedRequest(name, True, 0, 1.0, 10, 2, 0) for name in ("a", "b")]
+WORKERS = [WorkerChoice(name, 0.0, 0.1, 0, 0, 0) for name in ("decode-0", "decode-1")]
+
+
+def guard_of(policy: OwnPolicy, seconds: Iterator[float] | None = None) -> tuple[Guard, Failures]:
+    failures, times = Failures(), seconds or iter(lambda: 0.0, None)
+    return Guard("mine.py", policy, lambda: next(times), failures), failures
+
+
+def answering(kind: Any, answer: Any) -> OwnPolicy:
+    """Return a policy of this kind that gives, or raises, always the same."""
+
+    def given(*_facts: Any) -> Any:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    made: OwnPolicy = type("Made", (kind,), {kind.method: given})()
+    setattr(made, kind.method, given)
+    return made
+
+
+GOOD = [
+    (OrderPolicy, (IN_LINE,), 3),
+    (OrderPolicy, (IN_LINE,), -0.5),
+    (PackingPolicy, (SEATED,), ("b",)),
+    (PackingPolicy, (SEATED,), ["b", "a"]),
+    (PlacementPolicy, (NEW, WORKERS), "decode-1"),
+    (AdmissionPolicy, (NEW, None), None),
+    (AdmissionPolicy, (NEW, None), 2.5),
+    (PredictorPolicy, (NEW,), 17.5),
+]
+NONSENSE = [
+    (OrderPolicy, (IN_LINE,), "first", "'first' is no finite number"),
+    (OrderPolicy, (IN_LINE,), float("nan"), "nan is no finite number"),
+    (OrderPolicy, (IN_LINE,), None, "None is no finite number"),
+    (PackingPolicy, (SEATED,), [], "it lets no request run"),
+    (PackingPolicy, (SEATED,), "a", "'a' is no list of ids"),
+    (PackingPolicy, (SEATED,), [["a"]], "[['a']] is no list of ids"),
+    (PackingPolicy, (SEATED,), ["c"], "'c' is the id of no request here"),
+    (PackingPolicy, (SEATED,), ["a", "a"], "it names a request twice"),
+    (PlacementPolicy, (NEW, WORKERS), "decode-2", "'decode-2' is the name of no worker that was offered"),
+    (AdmissionPolicy, (NEW, None), -1, "-1 seconds have passed already"),
+    (AdmissionPolicy, (NEW, None), float("inf"), "inf is no finite number"),
+    (PredictorPolicy, (NEW,), 0, "0 tokens are no output"),
+]
+
+
+@pytest.mark.parametrize(("kind", "facts", "answer"), GOOD)
+def test_an_answer_is_passed_on(kind: type[OwnPolicy], facts: tuple[Any, ...], answer: Any) -> None:
+    guard, failures = guard_of(answering(kind, answer))
+    assert guard.ask(*facts) == answer
+    assert failures.lines() == []
+
+
+@pytest.mark.parametrize(("kind", "facts", "answer", "why"), NONSENSE)
+def test_nonsense_is_named(
+    kind: type[OwnPolicy], facts: tuple[Any, ...], answer: Any, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    guard, failures = guard_of(answering(kind, answer))
+    assert guard.ask(*facts) is USUAL_DECIDES
+    assert failures.lines() == [f"{kind.kind.value}: nonsense, 1 times, first: {why}"]
+    caplog.clear()
+    guard.ask(*facts)
+    assert caplog.messages == []  # it was said already
+
+
+def test_what_raises_is_named_and_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    guard, failures = guard_of(answering(OrderPolicy, ZeroDivisionError("division by zero")))
+    with caplog.at_level(logging.ERROR, "alignedserve.policy"):
+        answers = [guard.ask(IN_LINE) for _ in range(120)]
+    assert answers == [USUAL_DECIDES] * 120
+    assert failures.counts == {(PolicyKind.ORDER, PolicyFailure.RAISED): 120}
+    assert [message.partition("(")[2] for message in caplog.messages] == [
+        f"{number} so far); the default decides" for number in (1, 10, 100)
+    ]
+    assert caplog.messages[0].startswith("the policy mine.py for order: raised: ZeroDivisionError: division by zero,")
+
+
+def test_a_policy_that_ends_the_process_is_only_one_that_raises() -> None:
+    guard, failures = guard_of(answering(OrderPolicy, SystemExit(1)))
+    assert guard.ask(IN_LINE) is USUAL_DECIDES
+    assert failures.counts == {(PolicyKind.ORDER, PolicyFailure.RAISED): 1}
+
+
+def test_a_slow_policy_is_asked_no_more() -> None:
+    seconds = (0.2 * tick for tick in count())
+    guard, failures = guard_of(answering(PlacementPolicy, "decode-1"), seconds)
+    answers = [guard.ask(NEW, WORKERS) for _ in range(10)]
+    borne = int(MOST_WASTED_S / 0.2) + 1
+    assert answers == ["decode-1"] * borne + [USUAL_DECIDES] * (10 - borne)
+    assert failures.counts == {(PolicyKind.PLACEMENT, PolicyFailure.SLOW): 1}
+
+
+def test_one_slow_answer_among_quick_ones_is_borne() -> None:
+    def times() -> Iterator[float]:
+        now = 0.0
+        for number in count():
+            yield now
+            now += 0.9 if number % 20_000 == 0 else 1e-5
+            yield now
+
+    guard, failures = guard_of(answering(OrderPolicy, 1.0), times())
+    assert {guard.ask(IN_LINE) for _ in range(50_000)} == {1.0}
+    assert failures.lines() == []

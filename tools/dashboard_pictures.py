@@ -1,0 +1,39 @@
+"""Take docs/dashboard-light.png and docs/dashboard-dark.png: the live page, as it shows a simulated run.
+
+    python tools/dashboard_pictures.py
+
+The run is AlignedServe's own schedule on the GPUs of its paper: two prefill and two decode workers.
+Needs Chromium (`make chromium`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from alignedserve.cli.simulate_once import run_filmed
+from alignedserve.simulator.reports.trial import SimulationTrial
+from chromium import chromium
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+TRIAL = SimulationTrial("alignedserve-paper", "coserve,chat.rate=6", "2+2", profile="a100-80-opt-13b-tp1")
+WIDTH, HEIGHT, AT_S = 1240, 1420, 55.0
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as folder, chromium(Path(folder, "profile")) as browser:
+        page = Path(folder, "run.html")
+        run_filmed(TRIAL, lambda _ended, _all: None, page)
+        with browser.page(page.as_uri(), WIDTH, HEIGHT) as opened:
+            opened.until("shown !== null")
+            opened.send("Emulation.setScrollbarsHidden", hidden=True)
+            opened.value(f"choose(pictures.findIndex(picture => picture.at >= {AT_S}))")
+            for scheme in ("light", "dark"):
+                opened.prefer(scheme)
+                opened.until(f"matchMedia('(prefers-color-scheme: {scheme})').matches")
+                opened.value("show(shown)")
+                (DOCS / f"dashboard-{scheme}.png").write_bytes(opened.picture())
+
+
+if __name__ == "__main__":
+    main()
