@@ -115,7 +115,10 @@ class Browser:
         while (answer := self._read()).get("id") != number:
             if "method" in answer:
                 self.events.append(answer)
-        assert "error" not in answer, f"{method}: {answer['error']}"
+        error = answer.get("error")
+        if error and "navigated" in error["message"]:
+            raise PageLeftError(method)
+        assert not error, f"{method}: {error}"
         return answer["result"]
 
     def _read(self) -> dict[str, Any]:
@@ -127,6 +130,10 @@ class Browser:
         first, _, self._unread = self._unread.partition(b"\0")
         message: dict[str, Any] = json.loads(first)
         return message
+
+
+class PageLeftError(Exception):
+    """The browser went to another page while it was asked about this one."""
 
 
 class Page:
@@ -148,11 +155,18 @@ class Page:
     def until(self, expression: str, within_s: float = PATIENT_S) -> float:
         """Wait until the expression is true, and return how long that took."""
         began_at = time.monotonic()
-        while not self.value(expression):
+        while not self._is_true(expression):
             waited_s = time.monotonic() - began_at
             assert waited_s < within_s, f"not within {within_s} s: {expression}\n{self.text('body')}"
             time.sleep(_LOOK_S)
         return time.monotonic() - began_at
+
+    def _is_true(self, expression: str) -> bool:
+        """Say whether the expression is true of the page that is there; it is not while the next one is on its way."""
+        try:
+            return bool(self.value(expression))
+        except PageLeftError:
+            return False
 
     def press(self, key: str) -> None:
         text = key if len(key) == 1 else ""
