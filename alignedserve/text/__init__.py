@@ -1,6 +1,5 @@
 """Convert between text and tokens: chat templates, tokenising, tool calls, grammars and stop strings.
 
-calls.py          Finds the tool calls in a model's output while its text arrives.
 chat_template.py  Turns chat messages into token ids in such a way that no message can write a special token.
 closed_schema.py  Closes the objects of a JSON schema to properties that it does not name.
 decoding.py       Decodes an output's tokens to text while they arrive.

@@ -39,7 +39,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from alignedserve.errors import ModelError, PromptError
-from alignedserve.text.calls import find_call_format
+from alignedserve.text.calls.formats import find_call_format
 
 _PRIVATE_USE = range(0x10FFFD, 0xF0000, -1)
 

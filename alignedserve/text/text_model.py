@@ -18,7 +18,7 @@ from alignedserve.architectures.given import Given
 from alignedserve.architectures.model_config import read_json
 from alignedserve.core import Sampling
 from alignedserve.errors import ModelError
-from alignedserve.text.calls import CallFormat
+from alignedserve.text.calls.formats import CallFormat
 from alignedserve.text.chat_template import USUAL, ChatTemplate, Rendering, encode
 from alignedserve.text.decoding import IncrementalDecoder
 from alignedserve.text.syntax import Syntaxes
@@ -118,10 +118,12 @@ class TextModel:
         """Decode the tokens, special tokens included."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
-    def decoder(self, skip_special: bool = True) -> IncrementalDecoder:
-        if skip_special:
-            return IncrementalDecoder(self.decode, self.special_ids)
-        return IncrementalDecoder(self.decode_all)
+    def decoder(self, skip_special: bool = True, markers: Iterable[str] = ()) -> IncrementalDecoder:
+        """Return a decoder of one output; markers become text even if they are special tokens that are skipped."""
+        if not skip_special:
+            return IncrementalDecoder(self.decode_all)
+        shown = {self.tokenizer.token_to_id(marker) for marker in markers} & self.special_ids
+        return IncrementalDecoder(self.decode_all if shown else self.decode, self.special_ids - shown)
 
 
 def _read_json_if_there(path: Path) -> dict[str, Any]:

@@ -6,7 +6,10 @@ from random import Random
 
 import pytest
 
-from alignedserve.text.calls import CallFormat, CallReader, CallText, HermesCalls, Llama3Calls, find_call_format
+from alignedserve.text.calls.formats import HERMES as HERMES_FORMAT
+from alignedserve.text.calls.formats import LLAMA3_JSON, CallFormat, find_call_format
+from alignedserve.text.calls.parts import CallText
+from alignedserve.text.calls.reading import CallReader, HermesCalls, Llama3Calls
 
 QUOTES = r'{"a": "x}\"{", "b": [1, {"c": 2}]}'
 HERMES = [
@@ -75,8 +78,8 @@ def test_of_more_than_are_wanted_the_others_are_left_out() -> None:
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        ("<tool_call>\n{{ tool_call | tojson }}\n</tool_call>", CallFormat.HERMES),
-        ('{% if message.tool_calls %}\'{"name": "\' + f.name + \'", "parameters": \'', CallFormat.LLAMA3),
+        ("<tool_call>\n{{ tool_call | tojson }}\n</tool_call>", HERMES_FORMAT),
+        ('{% if message.tool_calls %}\'{"name": "\' + f.name + \'", "parameters": \'', LLAMA3_JSON),
         ("<tool_call>\n<function=", None),
         ("[TOOL_CALLS]{{ message.tool_calls }}", None),
     ],

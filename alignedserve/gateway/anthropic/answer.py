@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from alignedserve.core import FinishReason, Request
 from alignedserve.gateway.openai.reading import AnswerPiece
-from alignedserve.text.calls import CallPart
+from alignedserve.text.calls.parts import CallPart
 
 Event: TypeAlias = dict[str, Any]
 

@@ -9,7 +9,9 @@ from alignedserve.core import FinishReason, Logprob
 from alignedserve.gateway.openai.errors import no_token
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.owner.client import Delivered
-from alignedserve.text.calls import READERS, CallFormat, CallPart, CallReader, CallText, join_parts
+from alignedserve.text.calls.formats import LLAMA3_JSON, CallFormat
+from alignedserve.text.calls.parts import CallPart, CallText, join_parts
+from alignedserve.text.calls.reading import CallReader
 from alignedserve.text.decoding import IncrementalDecoder
 from alignedserve.text.stopping import StopStrings
 from alignedserve.text.text_model import TextModel
@@ -58,12 +60,11 @@ class Ending:
     is_empty: bool = False  # whether the answer shows the prompt only
 
 
-def _call_reader(body: ChatRequest, text: TextModel) -> CallReader | None:
-    """Return the reader of the answer's calls; demanded calls have Llama 3's form, whatever the model's own form is."""
+def _call_format(body: ChatRequest, text: TextModel) -> CallFormat | None:
+    """Return the format of the answer's calls; demanded calls have Llama 3's, whatever the model's own format is."""
     if not body.may_call:
         return None
-    form = text.call_format if body.demanded_calls is None else CallFormat.LLAMA3
-    return READERS[form](body.most_calls) if form is not None else None
+    return text.call_format if body.demanded_calls is None else LLAMA3_JSON
 
 
 class AnswerReader:
@@ -80,8 +81,11 @@ class AnswerReader:
     def from_body(cls, body: ChatRequest | CompletionRequest, text: TextModel) -> AnswerReader:
         include = bool(body.include_stop_str_in_output)
         ending = Ending(tuple(body.stop or ()), include, body.min_tokens or 0, body.most_tokens == 0)
-        calls = _call_reader(body, text) if isinstance(body, ChatRequest) else None
-        return cls(text.decoder(body.skip_special_tokens is not False), ending, calls)
+        skip_special = body.skip_special_tokens is not False
+        form = _call_format(body, text) if isinstance(body, ChatRequest) else None
+        if form is None or not isinstance(body, ChatRequest):
+            return cls(text.decoder(skip_special), ending)
+        return cls(text.decoder(skip_special, form.markers), ending, form.make_reader(body.most_calls))
 
     def read(self, delivered: Delivered) -> AnswerPiece:
         if delivered.finish is FinishReason.ERROR:

@@ -15,7 +15,7 @@ from typing import Any
 from alignedserve.core import FinishReason, Logprob, Request
 from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
-from alignedserve.text.calls import CallPart
+from alignedserve.text.calls.parts import CallPart
 from alignedserve.text.text_model import TextModel
 
 LEAST = -9999.0  # OpenAI's value for next to impossible, since JSON has no infinity

@@ -19,7 +19,7 @@ from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.shapes import TokenNames, chat_logprobs
 from alignedserve.gateway.responses.items import call_id, output_id
 from alignedserve.gateway.responses.types import ResponseRequest
-from alignedserve.text.calls import CallPart
+from alignedserve.text.calls.parts import CallPart
 from alignedserve.text.text_model import TextModel
 
 Event: TypeAlias = dict[str, Any]

@@ -13,51 +13,14 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
+from alignedserve.text.calls.parts import CallPart, CallText
+
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _ARGUMENTS = ("arguments", "parameters")
-
-
-class CallFormat(str, Enum):
-    HERMES = "hermes"
-    LLAMA3 = "llama3"
-
-
-@dataclass(frozen=True)
-class CallPart:
-    """The new part of a call: the first part has its id and name, later parts add to its arguments."""
-
-    index: int
-    arguments: str
-    id: str | None = None
-    name: str | None = None
-
-
-@dataclass(frozen=True)
-class CallText:
-    """A piece of output taken apart: its plain text, and the parts of calls in it."""
-
-    text: str = ""
-    parts: tuple[CallPart, ...] = ()
-
-    def __add__(self, other: CallText) -> CallText:
-        return CallText(self.text + other.text, join_parts([*self.parts, *other.parts]))
-
-
-def join_parts(parts: list[CallPart]) -> tuple[CallPart, ...]:
-    """Return one part for each call, in the order of the calls."""
-    whole: dict[int, CallPart] = {}
-    for part in parts:
-        before = whole.get(part.index)
-        if before is not None:
-            part = CallPart(part.index, before.arguments + part.arguments, before.id, before.name)
-        whole[part.index] = part
-    return tuple(whole.values())
 
 
 class _CallObject:
@@ -269,18 +232,3 @@ def _tag_beginning(text: str, tag: str) -> str:
     """Return the longest end of the text that may be the beginning of the tag."""
     lengths = range(min(len(tag) - 1, len(text)), 0, -1)
     return next((text[-length:] for length in lengths if tag.startswith(text[-length:])), "")
-
-
-READERS: dict[CallFormat, Callable[[int | None], CallReader]] = {
-    CallFormat.HERMES: HermesCalls,
-    CallFormat.LLAMA3: Llama3Calls,
-}
-
-
-def find_call_format(template: str) -> CallFormat | None:
-    """Return the format in which the chat template shows earlier calls to its model; None if it is not known here."""
-    if _OPEN in template and "<function=" not in template:
-        return CallFormat.HERMES
-    if "tool_calls" in template and '"parameters"' in template:
-        return CallFormat.LLAMA3
-    return None
