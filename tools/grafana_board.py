@@ -80,7 +80,7 @@ BOARD_ROWS: dict[str, tuple[Panel, ...]] = {
     ),
     "Load": (
         Panel("Requests that ended", "reqps", (_rate("request_success_total", "class", "finished_reason"),)),
-        Panel("Requests refused", "reqps", (_rate("request_rejected_total", "class", "reason"),)),
+        Panel("Requests refused", "reqps", (_rate("admission_rejections_total", "class", "reason"),)),
         Panel("Open requests", "short", (_sum("num_requests_at", "class", "stage"),), "Where they are."),
         Panel(
             "Tokens",

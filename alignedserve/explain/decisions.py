@@ -8,9 +8,10 @@ takes a few milliseconds; nothing is indexed, since hardly any request is ever a
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import zip_longest
 
 from alignedserve.core import Request, ServiceClass, StepPlan
 
@@ -33,6 +34,7 @@ class Kind(str, Enum):
     # Noted by workers
     QUEUED = "queued"  # number: prompts that wait before it; tokens: to be computed
     BEHIND = "behind"  # number: other prompts of which a part ran while it waited; tokens: of them; why: by class
+    BESIDE = "beside"  # number: other requests that decoded while it waited; why: by class
     SEATED = "seated"  # it has memory; tokens: found in the cache
     CHUNK = "chunk"  # number: of the step; tokens; seconds: that the step took; expected_s: as was predicted
     OFFERED = "offered"  # its prompt is through; other: the decode worker that may pull its KV
@@ -42,9 +44,15 @@ class Kind(str, Enum):
     JOINING = "joining"  # it has memory there, and its KV is copied; other: from where
     JOINED = "joined"  # it decodes; number: requests that decode there; tokens: its output so far
     DISPLACED = "displaced"  # it had to give up its memory; other: the request that gets it; why: how
+    DROPPED = "dropped"  # it was cancelled, or it runs elsewhere
     # Noted by both
     ENDED = "ended"  # tokens: of its output, where known; why: the finish
     LOST = "lost"  # the attempt is lost: its owner starts the next one; why
+
+
+_WAITS = (Kind.QUEUED, Kind.CANDIDATE, Kind.DISPLACED)  # a request that waits on a worker was noted so last
+_DURING_WAITS = (Kind.BEHIND, Kind.BESIDE)  # found in the ring when somebody asks
+_LEAVES = (Kind.ENDED, Kind.LOST, Kind.DISPLACED, Kind.DROPPED)  # a request that decoded does so no more
 
 
 @dataclass(slots=True)  # a frozen one takes three times as long to make
@@ -117,8 +125,8 @@ class DecisionRing:
         """Return what the ring holds about a request."""
         decisions = [noted for noted in self._decisions if request in (noted.request, noted.other)]
         own = [noted for noted in decisions if noted.request == request]
-        decisions += self._behind(own)
-        decisions.sort(key=lambda noted: noted.at)
+        decisions += [ran for began, until in self._waits(own) for ran in self._ran_between(began, until)]
+        decisions.sort(key=lambda noted: (noted.at, noted.kind not in _DURING_WAITS))
         return Findings(tuple(decisions), tuple(self._steps_during(own)), self._since)
 
     @property
@@ -131,38 +139,50 @@ class DecisionRing:
         """Return the steps from the first of these decisions until the last, or until now where it has not ended."""
         if not own:
             return ()
-        has_left = own[-1].kind in (Kind.ENDED, Kind.LOST, Kind.COMMITTED, Kind.OFFERED)
+        has_left = own[-1].kind in (Kind.ENDED, Kind.LOST, Kind.COMMITTED, Kind.OFFERED, Kind.DROPPED)
         first, last = own[0].at, own[-1].at if has_left else self.now
         return (Step(*step) for step in self._steps if first < step[1] + step[2] and step[1] < last)
 
-    def _behind(self, own: list[Decision]) -> Iterable[Decision]:
-        """Return what ran of other prompts, each time while the request waited for its first step."""
-        waits: list[tuple[Decision, float]] = []
-        queued: Decision | None = None
-        for noted in own:
-            if noted.kind is Kind.QUEUED:
-                queued = noted
-            elif queued is not None and noted.kind is Kind.CHUNK:
-                waits.append((queued, noted.at - noted.seconds))
-                queued = None
-        if queued is not None and own[-1] is queued:
-            waits.append((queued, self.now))
-        return [behind for wait in waits if (behind := self._behind_in(*wait)) is not None]
+    def _waits(self, own: list[Decision]) -> Iterator[tuple[Decision, float]]:
+        """Yield how each wait of the request on this worker began, and until when it waited."""
+        told = [noted for noted in own if noted.kind is not Kind.SEATED]  # it still waits for a step
+        for noted, following in zip_longest(told, told[1:]):
+            until = self.now if following is None else _begins_at(following)
+            if noted.kind in _WAITS and noted.at < until:
+                yield noted, until
 
-    def _behind_in(self, queued: Decision, until: float) -> Decision | None:
-        chunks = [
-            noted
-            for noted in self._decisions
-            if noted.kind is Kind.CHUNK and noted.request != queued.request and queued.at < noted.at
-        ]
-        before = [chunk for chunk in chunks if chunk.at - chunk.seconds < until]
-        if not before:
-            return None
-        requests = {chunk.request: chunk.service for chunk in before}
-        by_class = ", ".join(f"{count} {service.value}" for service, count in Counter(requests.values()).items())
-        return Decision(
-            *(Kind.BEHIND, until, queued.request, queued.attempt, queued.service, queued.salt),
-            tokens=sum(chunk.tokens for chunk in before),
-            number=len(requests),
-            why=by_class,
-        )
+    def _ran_between(self, began: Decision, until: float) -> Iterator[Decision]:
+        """Yield what ran of other requests during a wait: of prompts, and of outputs."""
+        own = began.request, began.attempt, began.service, began.salt
+        if chunks := [noted for noted in self._others((Kind.CHUNK,), own[0]) if _overlaps(noted, began.at, until)]:
+            prompts = {chunk.request: chunk.service for chunk in chunks}
+            tokens = sum(chunk.tokens for chunk in chunks)
+            yield Decision(Kind.BEHIND, until, *own, tokens=tokens, number=len(prompts), why=_by_class(prompts))
+        if decoded := self._decoded_between(own[0], began.at, until):
+            yield Decision(Kind.BESIDE, until, *own, number=len(decoded), why=_by_class(decoded))
+
+    def _decoded_between(self, request: str, began_at: float, until: float) -> dict[str, ServiceClass]:
+        """Return the other requests that decoded during this time, and their classes."""
+        decoded: dict[str, ServiceClass] = {}
+        for noted in self._others((Kind.JOINED, *_LEAVES), request):
+            if noted.kind is Kind.JOINED and noted.at < until:
+                decoded[noted.request] = noted.service
+            elif noted.kind is not Kind.JOINED and noted.at <= began_at:
+                decoded.pop(noted.request, None)
+        return decoded
+
+    def _others(self, kinds: Container[Kind], request: str) -> Iterator[Decision]:
+        return (noted for noted in self._decisions if noted.kind in kinds and noted.request != request)
+
+
+def _begins_at(noted: Decision) -> float:
+    """Return when a step began, or when anything else was noted."""
+    return noted.at - noted.seconds if noted.kind is Kind.CHUNK else noted.at
+
+
+def _overlaps(step: Decision, began_at: float, until: float) -> bool:
+    return began_at < step.at and step.at - step.seconds < until
+
+
+def _by_class(requests: Mapping[str, ServiceClass]) -> str:
+    return ", ".join(f"{count} {service.value}" for service, count in Counter(requests.values()).items())

@@ -46,6 +46,10 @@ def _behind(noted: Decision) -> str:
     )
 
 
+def _beside(noted: Decision) -> str:
+    return f"until then {_counted(noted.number, 'other request')} decoded here ({noted.why})"
+
+
 def _chunk(noted: Decision) -> str:
     came = f"{duration(noted.seconds)}, {duration(noted.expected_s)} predicted"
     return f"step {noted.number} ran {_counted(noted.tokens, 'token')} of its prompt ({came})"
@@ -70,6 +74,7 @@ _SENTENCES: Mapping[Kind, Callable[[Decision], str]] = MappingProxyType(
         Kind.REPLACED: lambda _: "replaced by a later attempt",
         Kind.QUEUED: _queued,
         Kind.BEHIND: _behind,
+        Kind.BESIDE: _beside,
         Kind.SEATED: lambda noted: f"got memory; {_counted(noted.tokens, 'token')} were in the cache",
         Kind.CHUNK: _chunk,
         Kind.OFFERED: lambda noted: f"its prompt is through: offered to {noted.other}",
@@ -83,6 +88,7 @@ _SENTENCES: Mapping[Kind, Callable[[Decision], str]] = MappingProxyType(
             f"decodes from token {noted.tokens + 1:,} on, one of {_counted(noted.number, 'request')} here"
         ),
         Kind.DISPLACED: _displaced,
+        Kind.DROPPED: lambda _: "dropped here: it was cancelled, or it runs elsewhere",
         Kind.ENDED: lambda noted: _of(
             "ended" + (f" with {_counted(noted.tokens, 'token')}" if noted.tokens else ""), noted.why
         ),
@@ -100,9 +106,13 @@ def said(noted: Decision) -> str:
 
 def _decoded(stay: Stay) -> str:
     first = next((noted.tokens for noted in stay.noted(Kind.JOINED)), 0)
-    last = next((noted.tokens for noted in stay.noted(Kind.ENDED)), 0)
-    tokens = f" {_counted(last - first, 'token')}" if last > first else ""
-    return f"decoded{tokens} on {stay.part}{_steps(stay.steps)}"
+    ends = stay.noted(Kind.ENDED) if stay.next is None else [stay.next]
+    last = ends[0].tokens if ends and ends[0].kind in (Kind.ENDED, Kind.DISPLACED) else 0
+    num_tokens = max(0, last - first)
+    tokens = f" {_counted(num_tokens, 'token')}" if num_tokens else ""
+    num_without = len(stay.steps) - num_tokens  # a step in which it ran gave it a token
+    without = f"; {num_without:,} of them ran without it" if num_tokens and num_without > 0 else ""
+    return f"decoded{tokens} on {stay.part}{_steps(stay.steps)}{without}"
 
 
 def _steps(steps: Sequence[Step]) -> str:
@@ -124,10 +134,20 @@ def _times(steps: Sequence[Step]) -> tuple[list[float], list[float]]:
 
 
 def _queue(stay: Stay) -> str:
-    queued, behind = stay.noted(Kind.QUEUED), stay.noted(Kind.BEHIND)
+    queued = stay.noted(Kind.QUEUED)
     after = f" behind {_counted(queued[0].number, 'prompt')}" if queued else ""
-    ran = f"; {_behind(behind[0])}" if behind else ""
-    return f"waited for its turn on {stay.part}{after}{ran}"
+    return f"waited for its turn on {stay.part}{after}{_meanwhile(stay)}"
+
+
+def _candidate(stay: Stay) -> str:
+    candidates = stay.noted(Kind.CANDIDATE)
+    after = f" behind {_counted(candidates[0].number, 'other candidate')}" if candidates else ""
+    return f"waited for memory on {stay.part}{after}{_meanwhile(stay)}"
+
+
+def _meanwhile(stay: Stay) -> str:
+    """Return what ran of other requests during the wait."""
+    return "".join(f"; {said(noted)}" for noted in stay.noted(Kind.BEHIND, Kind.BESIDE))
 
 
 def _prompt(stay: Stay) -> str:
@@ -144,7 +164,8 @@ def _chunk_times(chunks: Sequence[Decision]) -> tuple[list[float], list[float]]:
 
 def _gave_way(stay: Stay) -> str:
     others = list(dict.fromkeys(noted.other for noted in stay.noted(Kind.DISPLACED) if noted.other))
-    return f"waited on {stay.part} without memory, which went to {', '.join(others) or 'requests that grow'}"
+    to = ", ".join(others) or "requests that grow"
+    return f"waited on {stay.part} without memory, which went to {to}{_meanwhile(stay)}"
 
 
 _STAGES: Mapping[Stage, Callable[[Stay], str]] = MappingProxyType(
@@ -154,7 +175,7 @@ _STAGES: Mapping[Stage, Callable[[Stay], str]] = MappingProxyType(
         Stage.PROMPT: _prompt,
         Stage.HAND_ON: lambda stay: f"waited on {stay.part} for its KV to go on",
         Stage.POOL: lambda _: "waited in the pool for a decode worker to ask",
-        Stage.CANDIDATE: lambda stay: f"waited for memory on {stay.part}",
+        Stage.CANDIDATE: _candidate,
         Stage.COPY: lambda stay: f"its KV was copied to {stay.part}",
         Stage.DECODE: _decoded,
         Stage.DISPLACED: _gave_way,

@@ -102,6 +102,7 @@ class Stay:
     ended_at: float
     moments: list[Moment] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)  # of the part, while the request was in this stage
+    next: Decision | None = None  # with which the next stage began
 
     @property
     def seconds(self) -> float:
@@ -178,7 +179,7 @@ def _stays(moments: Sequence[Moment], steps: Mapping[str, Sequence[Step]], asked
         if stage is not None and not is_over and not (is_open and (stays[-1].stage, stays[-1].part) == (stage, part)):
             if is_open:
                 at = max(at, stays[-1].began_at)
-                stays[-1].ended_at = at
+                stays[-1].ended_at, stays[-1].next = at, noted
             stays.append(Stay(stage, part, at, noted.at))
             is_open = True
         if is_open:

@@ -64,6 +64,7 @@ class Generation:
         async for numbered in self._pieces:
             yield numbered
         self._is_over = True
+        self._meter.end()
 
     async def close(self) -> None:
         await self._pieces.aclose()

@@ -104,7 +104,7 @@ class Starter:
         self.explaining.remember(tab.caller, record.client_id, record.id)
         record.service, record.prompt_tokens = promise.service, prompt_tokens
         tab.take(prompt_tokens)
-        self._metrics.of[promise.service].histograms.choices.observe(len(requests))
+        self._metrics.count_choices(promise.service, len(requests))
         meter = BodyMeter(self._metrics, record, promise.tier, self.client.now, tab.take)
         readers = [AnswerReader.from_body(body, self.text) for _ in requests]
         follow = partial(self._traces.follow, headers=http.headers, choices=len(requests), now=self.client.now)

@@ -72,13 +72,16 @@ class Answering:
     async def answer(self, line: LineRequest, on_running: Callable[[], None]) -> dict[str, Any]:
         """Return the line's answer; raise ApiError if the answer is an error, and Overloaded if there is no room."""
         body, requests, shape = await asyncio.to_thread(self._make_requests, line)
-        tasks = [asyncio.create_task(self._run(body, request, on_running)) for request in requests]
+        choices = len(requests)
+        self.metrics.count_choices(ServiceClass.BE, choices)
+        tasks = [asyncio.create_task(self._run(body, request, choices, on_running)) for request in requests]
         try:
             pieces = await asyncio.gather(*tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        self.metrics.count_longest_choice(ServiceClass.BE, max(len(piece.tokens) for piece in pieces))
         return shape(pieces)
 
     def _make_requests(self, line: LineRequest) -> _Asked:
@@ -108,11 +111,11 @@ class Answering:
         return body, lambda requests, pieces: make_shape(body, requests, TIER, self.text).whole(pieces)
 
     async def _run(
-        self, body: ChatRequest | CompletionRequest, request: Request, on_running: Callable[[], None]
+        self, body: ChatRequest | CompletionRequest, request: Request, choices: int, on_running: Callable[[], None]
     ) -> AnswerPiece:
         """Run a request to its end; call `on_running` when it has its place on a decode worker."""
         reader, pieces, num_tokens = AnswerReader.from_body(body, self.text), list[AnswerPiece](), 0
-        follow = self.traces.follow(request, {}, 1, self.client.now)
+        follow = self.traces.follow(request, {}, choices, self.client.now)
         with RequestMeter(self.metrics, request, TIER, self.client.now) as meter, follow as trace:
             async with aclosing(self.client.open(request)) as deliveries:
                 async for delivered in deliveries:

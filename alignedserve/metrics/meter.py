@@ -24,10 +24,11 @@ class RequestMeter:
     def __init__(self, metrics: RequestMetrics, request: Request, tier: str, now: Callable[[], float]) -> None:
         self._metrics, self._request, self._tier, self._now = metrics, request, tier, now
         self._of, self._tokens = metrics.of[request.service], metrics.log.tokens[request.service]
-        self._num_output = self._num_gaps = self._num_late = 0
+        self.num_output = self._num_gaps = self._num_late = 0
         self._has_stalled = False
         self._longest_gap_s = 0.0
         self._waited_s = 0.0  # until its prompt began to run
+        self._num_cached = 0  # tokens of its prompt
         self._first_at: float | None = None  # when its first token was written
         self._written_at = 0.0  # the same of the last one
         self.finish = ABORT  # until it has another
@@ -55,14 +56,14 @@ class RequestMeter:
     def deliver(self, tokens: int, opening: Opening = NO_OPENING) -> None:
         """Count tokens that have reached the owner; the opening comes with the first of them."""
         counters = self._of.counters
-        if not self._num_output:
+        if not self.num_output:
             num_prompt = len(self._request.prompt)
             counters.prompt_tokens.inc(num_prompt)
             counters.cached_tokens.inc(opening.num_cached)
             counters.queries.inc(num_prompt)
             counters.hits.inc(opening.num_cached)
-            self._waited_s = opening.waited_s
-        self._num_output += tokens
+            self._waited_s, self._num_cached = opening.waited_s, opening.num_cached
+        self.num_output += tokens
         self._tokens.num += tokens
         counters.generated.inc(tokens)
 
@@ -93,10 +94,11 @@ class RequestMeter:
         of.decode.observe(decode_s)
         of.inference.observe(prefill_s + decode_s)
         of.prompt_length.observe(len(request.prompt))
-        of.output_length.observe(self._num_output)
+        of.computed.observe(len(request.prompt) - self._num_cached)
+        of.output_length.observe(self.num_output)
         of.longest_output.observe(request.max_tokens)
-        if self._num_output > 1:
-            of.token_time.observe(decode_s / (self._num_output - 1))
+        if self.num_output > 1:
+            of.token_time.observe(decode_s / (self.num_output - 1))
 
     def _count_promise(self) -> None:
         """Count which deadlines the request met, by the simulator's rule.
@@ -119,7 +121,7 @@ class RequestMeter:
     def _ended(self, ttft_s: float, is_kept: bool) -> EndedRequest:
         request, now = self._request, self._now()
         times = ttft_s, self._longest_gap_s, now - request.arrival_at
-        lengths = len(request.prompt), self._num_output
+        lengths = len(request.prompt), self.num_output
         return EndedRequest(request.id, request.service, self._tier, now, is_kept, *times, *lengths)
 
     def _refused(self, error: Overloaded) -> RefusedRequest:

@@ -1,58 +1,79 @@
-"""Metrics of processes, under the names that Prometheus' clients give them."""
+"""Metrics of processes and their Python, under the names that Prometheus' clients give them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.registry import Collector
+from typing import TypeAlias
 
 from alignedserve.metrics.exposition import block, label, line
 from alignedserve.metrics.series import PART
-from alignedserve.protocol.figures import ProcessFigures
+from alignedserve.protocol.figures import Garbage, ProcessFigures
+
+_Values: TypeAlias = Iterable[tuple[str, float]]  # each with labels of its own, if any
 
 
 @dataclass(frozen=True)
 class _Metric:
+    kind: str
     name: str
     about: str
-    read: Callable[[ProcessFigures], float]
+    read: Callable[[ProcessFigures], _Values]
+
+    def lines(self, part: str, figures: ProcessFigures) -> Iterator[str]:
+        whose = label(PART, part)
+        for labels, value in self.read(figures):
+            yield line(self.name, f"{labels},{whose}" if labels else whose, value)
 
 
-_CPU = _Metric("process_cpu_seconds_total", "Processor time of the process.", lambda figures: figures.cpu_s)
-_GAUGES = (
-    _Metric("process_resident_memory_bytes", "Memory of the process.", lambda figures: figures.resident_bytes),
-    _Metric("process_open_fds", "Files that the process has open.", lambda figures: figures.num_files),
+def _alone(read: Callable[[ProcessFigures], float]) -> Callable[[ProcessFigures], _Values]:
+    return lambda figures: (("", read(figures)),)
+
+
+def _by_generation(read: Callable[[Garbage], int]) -> Callable[[ProcessFigures], _Values]:
+    return lambda figures: [(f'generation="{age}"', read(found)) for age, found in enumerate(figures.garbage)]
+
+
+def _version(figures: ProcessFigures) -> _Values:
+    return ((label("version", figures.python), 1),) if figures.python else ()
+
+
+_METRICS = (
+    _Metric("counter", "process_cpu_seconds_total", "Processor time of the process.", _alone(lambda told: told.cpu_s)),
     _Metric(
+        "gauge", "process_resident_memory_bytes", "Memory of the process.", _alone(lambda told: told.resident_bytes)
+    ),
+    _Metric("gauge", "process_open_fds", "Files that the process has open.", _alone(lambda told: told.num_files)),
+    _Metric(
+        "gauge",
         "process_start_time_seconds",
         "When the process started, in seconds since 1970.",
-        lambda figures: figures.started_at,
+        _alone(lambda told: told.started_at),
+    ),
+    _Metric("gauge", "python_info", "The version of Python that the process runs.", _version),
+    _Metric(
+        "counter",
+        "python_gc_collections_total",
+        "Runs of Python's collector of garbage, by generation.",
+        _by_generation(lambda garbage: garbage.collections),
+    ),
+    _Metric(
+        "counter",
+        "python_gc_objects_collected_total",
+        "Objects that the collector freed.",
+        _by_generation(lambda garbage: garbage.collected),
+    ),
+    _Metric(
+        "counter",
+        "python_gc_objects_uncollectable_total",
+        "Objects that the collector found unreachable and could not free.",
+        _by_generation(lambda garbage: garbage.uncollectable),
     ),
 )
 
 
-class ProcessCollector(Collector):
-    """Shows this process's own figures."""
-
-    def __init__(self, part: str, read: Callable[[], ProcessFigures | None]) -> None:
-        self._part, self._read = part, read
-
-    def collect(self) -> Iterator[CounterMetricFamily | GaugeMetricFamily]:
-        found = self._read()
-        if found is None:
-            return
-        counter = CounterMetricFamily(_CPU.name.removesuffix("_total"), _CPU.about, labels=[PART])
-        counter.add_metric([self._part], _CPU.read(found))
-        yield counter
-        for metric in _GAUGES:
-            gauge = GaugeMetricFamily(metric.name, metric.about, labels=[PART])
-            gauge.add_metric([self._part], metric.read(found))
-            yield gauge
-
-
 def process_blocks(parts: Sequence[tuple[str, ProcessFigures]]) -> Iterator[str]:
-    """Yield the families of other parts' processes, each with its part's name."""
-    for metric, kind in ((_CPU, "counter"), *((gauge, "gauge") for gauge in _GAUGES)):
-        lines = [line(metric.name, label(PART, part), metric.read(figures)) for part, figures in parts]
-        yield block(metric.name, kind, metric.about, lines)
+    """Yield the families of the processes of these parts, each with its part's name."""
+    for metric in _METRICS:
+        lines = [line for part, figures in parts for line in metric.lines(part, figures)]
+        yield block(metric.name, metric.kind, metric.about, lines)

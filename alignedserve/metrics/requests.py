@@ -15,7 +15,7 @@ from alignedserve.config.config import MetricsPrefix
 from alignedserve.core import ServiceClass
 from alignedserve.dashboard.requests import RequestLog
 from alignedserve.metrics.exposition import in_turns
-from alignedserve.metrics.processes import ProcessCollector
+from alignedserve.metrics.processes import process_blocks
 from alignedserve.metrics.series import Family, Series
 from alignedserve.metrics.window import AttainmentGauge, AttainmentWindow, Kept
 from alignedserve.shell.process import own_process
@@ -58,6 +58,16 @@ _TIMES: dict[str, tuple[str, str, tuple[float, ...]]] = {
 _SIZES: dict[str, tuple[str, str, tuple[float, ...]]] = {
     "prompt_length": ("request_prompt_tokens", "Tokens of a request's prompt.", _LENGTH_BUCKETS),
     "output_length": ("request_generation_tokens", "Tokens of a request's output.", _LENGTH_BUCKETS),
+    "longest_choice": (
+        "request_max_num_generation_tokens",
+        "Tokens of the longest output among the choices of a body.",
+        _LENGTH_BUCKETS,
+    ),
+    "computed": (
+        "request_prefill_kv_computed_tokens",
+        "Tokens of a request's prompt that no cache had.",
+        _LENGTH_BUCKETS,
+    ),
     "longest_output": ("request_params_max_tokens", "Most tokens of output that a request allows.", _LENGTH_BUCKETS),
     "choices": ("request_params_n", "Choices that the body of a request asks for.", _CHOICES_BUCKETS),
 }
@@ -86,6 +96,8 @@ class ClassHistograms:
     inference: Histogram
     prompt_length: Histogram
     output_length: Histogram
+    longest_choice: Histogram
+    computed: Histogram
     longest_output: Histogram
     choices: Histogram
 
@@ -106,15 +118,14 @@ class RequestMetrics:
         now: Callable[[], float] = monotonic,
         part: str = "gateway-0",
     ) -> None:
-        self.series = Series(model, prefix, part)
+        self._part, self.series = part, Series(model, prefix, part)
         counter = self.series.counter
         self._succeeded = counter("request_success", "Requests that ended.", "finished_reason", "class")
-        self._rejected = counter("request_rejected", "Requests that were not admitted.", "reason", "class")
+        self._rejected = counter("admission_rejections", "Requests that were not admitted.", "reason", "class")
         self._http_errors = counter("http_errors", "Answers with a status of 400 or more.", "status")
         self._open = self.series.gauge("num_requests_open", "Requests that have not ended.", "class")
         self._window = AttainmentWindow(now)
         AttainmentGauge(self.series, self._window)
-        self.series.registry.register(ProcessCollector(part, own_process))
         self.log = RequestLog()  # for the live page
         counters, histograms = self._counters(), self._histograms()
         self.of = {service: self._of_class(service, counters, histograms) for service in ServiceClass}
@@ -150,8 +161,11 @@ class RequestMetrics:
         )
 
     def blocks(self) -> Iterator[str]:
-        """Yield the series of this process' own requests, a family at a time."""
-        return self.series.blocks()
+        """Yield the series of this process and of its own requests, a family at a time."""
+        yield from self.series.blocks()
+        process = own_process()
+        if process is not None:
+            yield from process_blocks([(self._part, process)])
 
     async def text(self) -> bytes:
         """Return the same as one text; the event loop goes on meanwhile."""
@@ -162,6 +176,14 @@ class RequestMetrics:
 
     def closed(self, service: ServiceClass) -> None:
         self._open.of(service.value).dec()
+
+    def count_choices(self, service: ServiceClass, choices: int) -> None:
+        """Count the choices that a body asks for."""
+        self.of[service].histograms.choices.observe(choices)
+
+    def count_longest_choice(self, service: ServiceClass, tokens: int) -> None:
+        """Count the longest output among the choices of a body, of which all have ended."""
+        self.of[service].histograms.longest_choice.observe(tokens)
 
     def count_end(self, service: ServiceClass, finish: str) -> None:
         """Count a request that ended as it was to, or whose client left (abort)."""

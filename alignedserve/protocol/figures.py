@@ -124,11 +124,22 @@ class FailedPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class Garbage:
+    """What Python's collector of garbage has done in one of its generations."""
+
+    collections: int  # runs of the collector
+    collected: int  # objects
+    uncollectable: int  # the same, which it had to leave
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessFigures:
-    """What the kernel says of a process."""
+    """What the kernel says of a process, and its Python."""
 
     cpu_s: float  # processor time of all its threads
     resident_bytes: int
     num_files: int  # open
     started_at: float  # seconds since 1970
     failed: tuple[FailedPolicy, ...] = ()  # policies of one's own, in the process's life
+    python: str = ""  # its version
+    garbage: tuple[Garbage, ...] = ()  # the youngest generation first

@@ -1,15 +1,17 @@
-"""What the kernel says of this process: its processor time, its memory, its open files."""
+"""What the kernel says of this process (its processor time, its memory, its open files), and its Python."""
 
 from __future__ import annotations
 
+import gc
 import os
+import platform
 from dataclasses import replace
 from functools import cache
 from math import inf
 from pathlib import Path
 
 from alignedserve.policies.guard import Failures
-from alignedserve.protocol.figures import FailedPolicy, ProcessFigures
+from alignedserve.protocol.figures import FailedPolicy, Garbage, ProcessFigures
 
 _PROC = Path("/proc")
 _FRESH_S = 1.0  # for which figures are not read again: a router reports at every change
@@ -44,8 +46,14 @@ def own_process() -> ProcessFigures | None:
     except OSError:
         return None
     ticks, pages = os.sysconf("SC_CLK_TCK"), int(fields[21])
-    cpu_s = (int(fields[11]) + int(fields[12])) / ticks
-    return ProcessFigures(cpu_s, pages * os.sysconf("SC_PAGE_SIZE"), num_files, _booted_at() + int(fields[19]) / ticks)
+    return ProcessFigures(
+        cpu_s=(int(fields[11]) + int(fields[12])) / ticks,
+        resident_bytes=pages * os.sysconf("SC_PAGE_SIZE"),
+        num_files=num_files,
+        started_at=_booted_at() + int(fields[19]) / ticks,
+        python=platform.python_version(),
+        garbage=tuple(Garbage(**generation) for generation in gc.get_stats()),
+    )
 
 
 @cache

@@ -60,8 +60,8 @@ class RequestTrace:
     def __exit__(self, _: type[BaseException] | None, error: BaseException | None, __: TracebackType | None) -> None:
         ended_at, came_at = self._now(), self._request.arrival_at
         why = str(error) if isinstance(error, Exception) else None
-        kind = {} if why is None else {"error.type": _kind_of(error)}
-        root = Span(ROOT, came_at, ended_at, {**self._about(), **self._latencies(ended_at), **kind}, why)
+        end = {"gen_ai.response.finish_reason": self._finish} if why is None else {"error.type": _kind_of(error)}
+        root = Span(ROOT, came_at, ended_at, {**self._about(), **self._latencies(ended_at), **end}, why)
         self._emit(root, self._stages(ended_at))
 
     def _about(self) -> Attributes:
@@ -73,7 +73,6 @@ class RequestTrace:
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
             "gen_ai.response.model": self._model,
-            "gen_ai.response.finish_reason": self._finish,
             "gen_ai.usage.num_sequences": 1,
             "gen_ai.usage.prompt_tokens": len(request.prompt),
             "gen_ai.usage.completion_tokens": self._num_output,

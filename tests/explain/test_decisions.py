@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from alignedserve.core import Chunk, Sampling, StepPlan
+from dataclasses import replace
+
+from alignedserve.core import Chunk, Sampling, ServiceClass, StepPlan
 from alignedserve.explain.decisions import Decision, DecisionRing, Kind, Step
 from tests.samples import request
 
@@ -109,3 +111,45 @@ def test_a_request_that_still_waits_is_told_what_has_run_so_far() -> None:
     ring.note(Kind.CHUNK, B, tokens=100, seconds=0.5)
     (told,) = behind(ring, "a")
     assert (told.number, told.tokens) == (1, 100)
+
+
+def beside(ring: DecisionRing, name: str) -> list[tuple[float, int, str]]:
+    found = ring.about(name).decisions
+    return [(noted.at, noted.number, noted.why) for noted in found if noted.kind is Kind.BESIDE]
+
+
+def test_those_that_decoded_while_a_request_waited_for_memory_are_counted_by_class() -> None:
+    ring, document = DecisionRing(), replace(request("d"), service=ServiceClass.BE)
+    for now, kind, of in (
+        (1.0, Kind.JOINED, A),
+        (1.0, Kind.JOINED, B),
+        (2.0, Kind.DISPLACED, B),  # before the wait
+        (3.0, Kind.CANDIDATE, document),
+        (4.0, Kind.JOINED, C),
+        (4.5, Kind.DROPPED, C),
+        (5.0, Kind.JOINING, document),
+        (6.0, Kind.JOINED, B),  # after it
+    ):
+        ring.now = now
+        ring.note(kind, of)
+    assert beside(ring, "d") == [(5.0, 2, "2 rt")]
+    kept = [noted.kind for noted in ring.about("d").decisions]
+    assert kept == [Kind.CANDIDATE, Kind.BESIDE, Kind.JOINING], "it is a part of the wait"
+
+
+def test_a_request_that_waited_for_nobody_is_told_of_nobody() -> None:
+    ring = DecisionRing()
+    ring.note(Kind.JOINED, B)
+    ring.note(Kind.CANDIDATE, A)
+    ring.note(Kind.JOINING, A)
+    assert kinds(ring, "a") == [Kind.CANDIDATE, Kind.JOINING]
+
+
+def test_a_request_that_gave_up_its_memory_is_told_who_decoded_meanwhile() -> None:
+    ring = DecisionRing()
+    ring.note(Kind.JOINED, B)
+    ring.note(Kind.DISPLACED, A, "b")
+    ring.now = 2.0
+    ring.note(Kind.COMMITTED, A)
+    ring.now = 3.0
+    assert beside(ring, "a") == [(2.0, 1, "1 rt")]

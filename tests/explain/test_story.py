@@ -44,6 +44,7 @@ PREFILL = answer(
 DECODE = answer(
     "decode-0",
     noted(Kind.CANDIDATE, 11.2, other="pool-0", number=1, why="in a batch"),
+    noted(Kind.BESIDE, 11.3, number=4, why="3 rt, 1 be"),
     noted(Kind.JOINING, 11.3, other="pool-0"),
     noted(Kind.JOINED, 11.4, tokens=1, number=5),
     noted(Kind.DISPLACED, 12.0, other="b", tokens=7, why="it is computed anew"),
@@ -90,11 +91,21 @@ def test_each_stage_is_a_sentence_with_what_was_predicted_and_what_came() -> Non
         "its prompt ran on prefill-0: 300 tokens in 2 steps of 500.0 ms together, 450.0 ms predicted"
     )
     assert sentences[7] == (
-        "decoded on decode-0 in 2 steps of 300.0 ms, 100.0 ms predicted; the longest 400.0 ms, step 81 with "
+        "decoded 6 tokens on decode-0 in 2 steps of 300.0 ms, 100.0 ms predicted; the longest 400.0 ms, step 81 with "
         "512 prompt tokens and 5 decodes"
+    )
+    assert sentences[5] == (
+        "waited for memory on decode-0 behind 1 other candidate; until then 4 other requests decoded here (3 rt, 1 be)"
     )
     assert sentences[8] == "waited on decode-0 without memory, which went to b"
     assert sentences[10] == "decoded 12 tokens on decode-0"
+
+
+def test_steps_that_ran_without_a_request_that_had_memory_are_counted() -> None:
+    steps = tuple(Step(number, 10.0 + number, 0.5, 0.5, 0, 3) for number in range(5))
+    ended = answer("decode-0", noted(Kind.JOINED, 10.0, tokens=1), noted(Kind.ENDED, 15.0, tokens=3), steps=steps)
+    (stay,) = told(ended).stays
+    assert said_of_stay(stay).endswith("; 3 of them ran without it")
 
 
 def test_the_text_begins_with_the_end_and_has_every_decision() -> None:

@@ -371,7 +371,7 @@ def test_overload_says_when_to_come_back(text: TextModel, stream: bool) -> None:
     assert answer.headers["retry-after"] == "3"
     assert gateway.metric('alignedserve:num_requests_open{class="rt"}') == 0
     assert "request_success_total{" not in gateway.get("/metrics").text
-    assert gateway.metric('alignedserve:request_rejected_total{class="rt",reason="too_late"}') == 1
+    assert gateway.metric('alignedserve:admission_rejections_total{class="rt",reason="too_late"}') == 1
 
 
 def test_a_probe_that_finds_nothing_ready_counts_as_no_error(text: TextModel) -> None:

@@ -23,7 +23,7 @@ class Owners:
 
 
 def rejected(text: bytes) -> float:
-    return value(text.decode(), 'alignedserve:request_rejected_total{class="rt"}')
+    return value(text.decode(), 'alignedserve:admission_rejections_total{class="rt"}')
 
 
 def test_scrapes_that_come_together_share_a_text() -> None:

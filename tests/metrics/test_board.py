@@ -13,42 +13,13 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import grafana_board
-from alignedserve.core import FinishReason, PreemptionCause, Rejection, ServiceClass, Usage
-from alignedserve.jobs.metrics import JobCollector
-from alignedserve.jobs.state import JobFigures, LineFate
-from alignedserve.metrics.exposition import merge
-from alignedserve.metrics.parts import PartMetrics
-from alignedserve.metrics.requests import RequestMetrics
-from alignedserve.metrics.window import Deadline, Kept
-from alignedserve.protocol.figures import DecodeSteps, Preempted, ProcessFigures, Stages, WorkerLoad
-from alignedserve.protocol.messages import Figures
-from alignedserve.store.job import JobStatus
+from tests.metrics.deployment import exposed
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 RULES = [rule for group in yaml.safe_load((DEPLOY / "alerts.yaml").read_text())["groups"] for rule in group["rules"]]
 OF_PROMETHEUS = {"up": {"job", "instance"}}
 METRIC = re.compile(r"\b(?:alignedserve|process)[:_]\w+|\bup\b")
-
-
-def exposed() -> str:
-    """Return a deployment's metrics, with a series for each of them."""
-    requests = RequestMetrics("demo")
-    for service in ServiceClass:
-        requests.count_end(service, FinishReason.STOP.value)
-        requests.count_rejected(service, Rejection.LATE.value)
-        requests.count_kept(Kept(service, Deadline.ALL, "default", is_kept=True))
-    requests.count_http_error(503)
-    jobs = {JobStatus.IN_PROGRESS: 1}
-    figures = JobFigures(jobs, jobs, 1, 1, {LineFate.COMPLETED: 1}, 0, 60.0)
-    JobCollector(requests.series, lambda: figures)
-    parts = PartMetrics("demo")
-    preempted = (Preempted(PreemptionCause.MEMORY, ServiceClass.BE, keeps_kv=False, number=1),)
-    load, process = WorkerLoad(slack_s=1.0, preempted=preempted), ProcessFigures(1.0, 1, 1, 1.0)
-    parts.update(Figures(steps=DecodeSteps(), worker=load, process=process, member="decode-0"))
-    parts.update(Figures(Usage(), member="pool-0"))
-    parts.update(Figures(rebuilt_s=1.0, rt=Stages(), be=Stages(), member="router"))
-    return merge([*requests.blocks(), *parts.blocks()])
 
 
 @pytest.fixture(scope="module")

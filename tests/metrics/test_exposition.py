@@ -18,7 +18,7 @@ def test_owners_are_merged_family_by_family() -> None:
     texts = ["".join(owner.blocks()) for owner in owners]
     shown = merge(block for text in texts for block in split(text))
     families = {family.name: family for family in text_string_to_metric_families(shown)}
-    parts = [sample.labels["part"] for sample in families["alignedserve:request_rejected"].samples]
+    parts = [sample.labels["part"] for sample in families["alignedserve:admission_rejections"].samples]
     assert parts == ["gateway-0", "gateway-1"]
     assert value(shown, 'alignedserve:time_to_first_token_seconds_sum{class="rt",part="gateway-1"}') == 1
     assert shown.count("# TYPE alignedserve:time_to_first_token_seconds histogram") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from dataclasses import replace
 
 from alignedserve.config.config import MetricsPrefix
@@ -20,6 +21,7 @@ from alignedserve.protocol.figures import (
     ByClass,
     DecodeSteps,
     FailedPolicy,
+    Garbage,
     Preempted,
     ProcessFigures,
     Stages,
@@ -187,6 +189,19 @@ def test_processes_of_parts_are_shown_beside_those_of_owners() -> None:
     assert value(exposed, 'process_resident_memory_bytes{part="pool-0"}') == 1 << 30
     assert value(exposed, 'process_open_fds{part="gateway-0"}') > 0
     assert exposed.count("# TYPE process_cpu_seconds_total") == 1
+
+
+def test_python_s_own_figures_are_shown_of_each_part() -> None:
+    metrics, garbage = PartMetrics(), (Garbage(7, 100, 0), Garbage(3, 50, 1))
+    process = ProcessFigures(1.0, 1, 1, 1.7e9, python="3.12.3", garbage=garbage)
+    metrics.update(Figures(USAGE, process=process, member="pool-0"))
+    exposed = merge([*RequestMetrics(part="gateway-0").blocks(), *metrics.blocks()])
+    assert value(exposed, 'python_info{part="pool-0",version="3.12.3"}') == 1
+    assert value(exposed, 'python_gc_collections_total{generation="0",part="pool-0"}') == 7
+    assert value(exposed, 'python_gc_objects_collected_total{generation="1",part="pool-0"}') == 50
+    assert value(exposed, 'python_gc_objects_uncollectable_total{generation="1",part="pool-0"}') == 1
+    assert value(exposed, f'python_info{{part="gateway-0",version="{platform.python_version()}"}}') == 1
+    assert value(exposed, 'python_gc_collections_total{generation="0",part="gateway-0"}') > 0
 
 
 def test_requests_that_lost_their_place_are_counted() -> None:

@@ -250,7 +250,7 @@ SCHEMA = [
     "WorkerLoad(running: ByClass, waiting: ByClass, used: float, slack_s: float | None, step_tokens: Tally, step_s: Tal"
     "ly, step_ratio: Tally, length_ratio: Tally, preempted: tuple[Preempted, ...], is_retiring: bool)",
     "ProcessFigures(cpu_s: float, resident_bytes: int, num_files: int, started_at: float, failed: tuple[FailedPol"
-    "icy, ...])",
+    "icy, ...], python: str, garbage: tuple[Garbage, ...])",
     "Stages(unplaced: int, prefill: int, pool: int, decode: int)",
     "ByClass(rt: int, be: int)",
     "Findings(decisions: tuple[Decision, ...], steps: tuple[Step, ...], since: float)",
@@ -268,6 +268,7 @@ SCHEMA = [
     "Lengths(rt: tuple[int, ...], be: tuple[int, ...], num_rt: int, num_be: int)",
     "Preempted(cause: PreemptionCause, service: ServiceClass, keeps_kv: bool, number: int)",
     "FailedPolicy(kind: PolicyKind, how: PolicyFailure, number: int)",
+    "Garbage(collections: int, collected: int, uncollectable: int)",
     "Decision(kind: Kind, at: float, request: str, attempt: int, service: ServiceClass, salt: str, other: str, tokens: "
     "int, number: int, seconds: float, expected_s: float, why: str)",
     "Step(number: int, began_at: float, seconds: float, predicted_s: float, prompt_tokens: int, decodes: int)",
@@ -275,8 +276,8 @@ SCHEMA = [
     "PreemptionCause: memory ahead real_time level worth crowded",
     "PolicyKind: order packing placement admission predictor",
     "PolicyFailure: raised nonsense slow",
-    "Kind: arrived declared refused predicted placed moved cancelled replaced queued behind seated chunk offered writes"
-    " committed candidate joining joined displaced ended lost",
+    "Kind: arrived declared refused predicted placed moved cancelled replaced queued behind beside seated chunk offered"
+    " writes committed candidate joining joined displaced dropped ended lost",
 ]
 
 

@@ -19,6 +19,7 @@ from alignedserve.owner.client import Delivered, Overloaded
 from alignedserve.store.job import Endpoint
 from alignedserve.text.text_model import TextModel
 from alignedserve.tracing.traces import OtlpTraces, check_collector, trace_url
+from tests.exposition import value
 from tests.gateway.conftest import MODEL, MOST, FakeOwner, Gateway
 from tests.tracing.receiver import Receiver
 
@@ -105,16 +106,20 @@ def test_a_refusal_is_an_error_with_its_reason(receiver: Receiver, text: TextMod
     root = spans["llm_request"]
     assert (root.status.code, root.status.message) == (Status.STATUS_CODE_ERROR, "the queue is full")
     assert attributes(root)["error.type"] == "too_late"
+    assert "gen_ai.response.finish_reason" not in attributes(root), "its client did not leave"
 
 
-def test_a_line_of_a_batch_has_spans_too(receiver: Receiver, text: TextModel) -> None:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+def test_a_line_of_a_batch_has_spans_too_and_counts_its_choices(receiver: Receiver, text: TextModel) -> None:
+    metrics = RequestMetrics()
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "n": 2}
     line = LineRequest("req-line", Endpoint.CHAT, body, 3600.0, None, ANONYMOUS)
     with closing(traced(receiver)) as traces:
-        answering = Answering(FakeOwner((5,), (2,)), text, (MODEL,), MOST, RequestMetrics(), traces)
+        answering = Answering(FakeOwner((5,), (2,)), text, (MODEL,), MOST, metrics, traces)
         asyncio.run(answering.answer(line, lambda: None))
     told = attributes(receiver.spans()["llm_request"])
-    assert (told["gen_ai.request.id"], told["alignedserve.class"]) == ("req-line", "be")
+    assert told["gen_ai.request.id"].startswith("req-line")
+    assert (told["gen_ai.request.n"], told["alignedserve.class"]) == (2, "be")
+    assert value("".join(metrics.blocks()), 'alignedserve:request_params_n_sum{class="be"}') == 2
     assert told["gen_ai.response.finish_reason"] == "stop"
 
 

@@ -100,6 +100,12 @@ class BodyMeter:
         queue_s = min(self._waited_s, first_s)
         return Timing(queue_s, first_s - queue_s, self._now() - self._first_at, is_over)
 
+    def end(self) -> None:
+        """Count what is known when all choices have ended."""
+        if self._record.service is not None:
+            longest = max(meter.num_output for meter in self._meters.values())
+            self._metrics.count_longest_choice(self._record.service, longest)
+
     def finish(self, finish: str) -> None:
         """Note how the body's answer ends."""
         self._record.finish = finish

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from alignedserve.explain.decisions import Kind
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, Received
 from alignedserve.protocol.messages import Cancel, Expect, Prefill
@@ -19,6 +20,7 @@ class Arrivals(CorePart):
 
     def __init__(self, common: Common, admit: Callable[[Running, float], list[Command]]) -> None:
         self._roster, self._policy, self._admit = common.roster, common.policy, admit
+        self._decisions = common.decisions
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -28,8 +30,14 @@ class Arrivals(CorePart):
                 running.decode = decode
                 return [*dropped, *self._admit(running, now)]
             case Received(message=Cancel(request=request, attempt=attempt)):
+                self._note_dropped(request, attempt)
                 return self._roster.drop(request, attempt)
         return []
+
+    def _note_dropped(self, request: str, attempt: int) -> None:
+        for running in self._roster.occupants():
+            if running.request.id == request and running.request.attempt <= attempt:
+                self._decisions.note(Kind.DROPPED, running.request)
 
 
 class Expectations(CorePart):
