@@ -21,6 +21,7 @@ Single cores and processes
     router.py           requests that the router admits and places per second; the time of a frame
     scrape.py           one scrape of the metrics of 16 workers
     selection.py        the time to choose a step on a prefill worker
+    watchers.py         what scrapers, live pages and collectors that hang cost tokens, and how much memory
 Deployments, real or simulated
     batch_files.py      large and odd files of batches over HTTP
     batch_isolation.py  chats beside a batch job

@@ -1,6 +1,7 @@
 """Measure the time that the gateway adds to a request and to a token, with a fake engine, and the streams it holds.
 
     python -m benchmarks.gateway                        # about a minute
+    python -m benchmarks.gateway --before CHECKOUT      # what a token and a request cost here and there, in turns
     python -m benchmarks.gateway --peer-python PATH     # vLLM's server too, on the demo model; PATH has its CPU build
 
 The application, its server and its event loop are the gateway's own, in a separate process bound to one core;
@@ -25,24 +26,30 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import uvloop
+from fastapi import FastAPI
 
 from alignedserve.core import FinishReason, Request
 from alignedserve.explain.story import Story, tell
 from alignedserve.owner.arrivals import ArrivalQueues
 from alignedserve.owner.client import Delivered
 from alignedserve.protocol.messages import Member
-from benchmarks.report import command, report
+from benchmarks.report import command, report, status
 
 MODEL, MAX_MODEL_LEN = "demo", 2048
 PROMPT_IDS, TOKEN_IDS = [5, 6, 7], tuple(range(300, 400))
 CLOCK = struct.Struct("=d")
 MOST_TOKENS = 1024  # tokens of a stream
 WARM_REQUESTS = 200
+TURNS = 3  # of this checkout and another
+BESIDE_BEFORE = (16, 400, 0.002), (512, 60, 0.05)  # streams, tokens of each, seconds between two
+MOST_RATIO = 1.05  # of two costs that are equal as far as can be measured
 END = b"data: [DONE]\n\n\r\n0\r\n\r\n"
 PHASES = 50
 
@@ -103,20 +110,29 @@ class Beating:
         self._arrivals.put(name, Delivered((TOKEN_IDS[index % len(TOKEN_IDS)],), finish))
 
 
-def serve(beat_s: float, noted: Path, cores: set[int]) -> None:
+def serve(beat_s: float, noted: Path, core: int) -> None:
     """Serve as `alignedserve.gateway.actor` does, with another owner."""
     from alignedserve.architectures.model_source import DEMO_FOLDER
-    from alignedserve.config.config import ServerConfig
-    from alignedserve.gateway.actor import HttpServer, http_settings
     from alignedserve.gateway.app import make_app
     from alignedserve.gateway.settings import GatewaySettings
-    from alignedserve.shell.listener import bind
     from alignedserve.text.text_model import TextModel
 
-    os.sched_setaffinity(0, cores)
-    with noted.open("r+b") as file:
-        owner = Beating(beat_s, mmap.mmap(file.fileno(), 0))
-    app = make_app(owner, TextModel.load(DEMO_FOLDER), GatewaySettings((MODEL,), MAX_MODEL_LEN))
+    os.sched_setaffinity(0, {core})
+    owner = Beating(beat_s, noted_in(noted))
+    serve_app(make_app(owner, TextModel.load(DEMO_FOLDER), GatewaySettings((MODEL,), MAX_MODEL_LEN)))
+
+
+def noted_in(file: Path) -> mmap.mmap:
+    with file.open("r+b") as opened:
+        return mmap.mmap(opened.fileno(), 0)
+
+
+def serve_app(app: FastAPI) -> None:
+    """Print a free port, and serve the application at it."""
+    from alignedserve.config.config import ServerConfig
+    from alignedserve.gateway.actor import HttpServer, http_settings
+    from alignedserve.shell.listener import bind
+
     listener = bind("127.0.0.1", 0)
     print(listener.getsockname()[1], flush=True)
     uvloop.run(HttpServer(http_settings(app, ServerConfig())).serve(sockets=[listener]))
@@ -140,15 +156,21 @@ class Server:
 
 
 @contextlib.contextmanager
-def ours(beat_s: float, noted: Path) -> Iterator[Server]:
-    command = [sys.executable, "-m", "benchmarks.gateway", "--serve", str(noted), "--beat", str(beat_s)]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+def serving(module: str, *flags: str, checkout: Path | None = None) -> Iterator[Server]:
+    """Yield the server that a benchmark's module starts with these flags, from another checkout if one is named."""
+    command = [sys.executable, "-m", module, *flags]
+    env = os.environ if checkout is None else {**os.environ, "PYTHONPATH": str(checkout)}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=checkout, env=env)
     assert process.stdout is not None
     try:
         yield Server(int(process.stdout.readline()), process.pid)
     finally:
         process.kill()
         process.wait()
+
+
+def ours(beat_s: float, noted: Path, checkout: Path | None = None) -> contextlib.AbstractContextManager[Server]:
+    return serving("benchmarks.gateway", "--serve", str(noted), "--beat", str(beat_s), checkout=checkout)
 
 
 async def connect(server: Server) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -228,51 +250,77 @@ async def hold_streams(server: Server, streams: int, tokens: int, noted: mmap.mm
     return sorted(late)
 
 
-def run(streams: int, peer_python: str | None) -> None:
-    with tempfile.NamedTemporaryFile() as file:
-        size = streams * MOST_TOKENS * CLOCK.size
-        os.ftruncate(file.fileno(), size)
-        noted, path = mmap.mmap(file.fileno(), size), Path(file.name)
-        with ours(0.001, path) as server:
-            cost_us = uvloop.run(per_request_us(server))
-            report("gateway, a request of one token", cost_us, "us of a core")
-        for held, tokens, beat_s in ((16, 400, 0.002), (512, 120, 0.05)):
-            with ours(beat_s, path) as server:
-                token_us = uvloop.run(per_token_us(server, held, tokens))
-            report(f"gateway, a streamed token, {held} streams", token_us, "us of a core")
-            report(f"gateway, streamed tokens on one core, {held} streams", 1e6 / token_us, "tokens/s")
-        for held, tokens, beat_s in ((streams, 40, 0.5), (16, 200, 0.02)):
-            with ours(beat_s, path) as server:
-                before_mb = server.memory_mb
-                late = uvloop.run(hold_streams(server, held, tokens, noted))
-                more_mb = server.memory_mb - before_mb
-            if held == streams:
-                report("gateway, streams held open at once on one core", held, "streams", goal=2000, at_least=True)
-                report(f"gateway, memory of a stream, {held} open", more_mb / held * 1e3, "kB")
-            for share in (0.5, 0.99):
-                at = late[int(share * (len(late) - 1))]
-                report(f"gateway, latency added to a token, p{share * 100:g}, {held} streams", at * 1e3, "ms")
+def run(path: Path, streams: int, peer_python: str | None) -> None:
+    noted = noted_in(path)
+    with ours(0.001, path) as server:
+        cost_us = uvloop.run(per_request_us(server))
+        report("gateway, a request of one token", cost_us, "us of a core")
+    for held, tokens, beat_s in ((16, 400, 0.002), (512, 120, 0.05)):
+        with ours(beat_s, path) as server:
+            token_us = uvloop.run(per_token_us(server, held, tokens))
+        report(f"gateway, a streamed token, {held} streams", token_us, "us of a core")
+        report(f"gateway, streamed tokens on one core, {held} streams", 1e6 / token_us, "tokens/s")
+    for held, tokens, beat_s in ((streams, 40, 0.5), (16, 200, 0.02)):
+        with ours(beat_s, path) as server:
+            before_mb = server.memory_mb
+            late = uvloop.run(hold_streams(server, held, tokens, noted))
+            more_mb = server.memory_mb - before_mb
+        if held == streams:
+            report("gateway, streams held open at once on one core", held, "streams", goal=2000, at_least=True)
+            report(f"gateway, memory of a stream, {held} open", more_mb / held * 1e3, "kB")
+        for share in (0.5, 0.99):
+            at = late[int(share * (len(late) - 1))]
+            report(f"gateway, latency added to a token, p{share * 100:g}, {held} streams", at * 1e3, "ms")
     if peer_python is not None:
-        from benchmarks.peers.vllm_server import serving
+        from benchmarks.peers import vllm_server
 
-        with serving(peer_python) as peer:
+        with vllm_server.serving(peer_python) as peer:
             report("vLLM's server, a request of one token", uvloop.run(per_request_us(peer, 400)), "us of a core")
             peer_us = uvloop.run(per_token_us(peer, 16, 400))
             report("vLLM's server, a streamed token, 16 streams", peer_us, "us of a core")
 
 
-def main() -> None:
+def compare(path: Path, checkout: Path) -> None:
+    """Report what a request and a token cost here, with what they cost in the other checkout as their baselines."""
+
+    def in_turns(
+        name: str, beat_s: float, cost_us: Callable[[Server], Coroutine[Any, Any, float]], most: float | None = None
+    ) -> None:
+        costs: dict[Path | None, list[float]] = {None: [], checkout: []}
+        for _ in range(TURNS):
+            for where, found in costs.items():
+                with ours(beat_s, path, where) as server:
+                    found.append(uvloop.run(cost_us(server)))
+        before, now = median(costs[checkout]), median(costs[None])
+        report(f"gateway, {name}", now, "us of a core", baseline=before, goal=most and most * before)
+
+    in_turns("a request of one token", 0.001, per_request_us)
+    for held, tokens, beat_s in BESIDE_BEFORE:
+        cost_us = partial(per_token_us, streams=held, tokens=tokens)
+        in_turns(f"a streamed token, {held} streams", beat_s, cost_us, MOST_RATIO)
+
+
+def main() -> int:
     parser = command(__doc__)
     parser.add_argument("--streams", type=int, default=2000, help="streams open at once")
     parser.add_argument("--peer-python", metavar="PATH", help="a Python that has vLLM")
+    parser.add_argument(
+        "--before", type=Path, metavar="CHECKOUT", help="another commit's working tree, to compare with"
+    )
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--beat", type=float, default=0.001, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    core = min(os.sched_getaffinity(0))
     if args.serve is not None:
-        return serve(args.beat, args.serve, {core})
-    return run(args.streams, args.peer_python)
+        serve(args.beat, args.serve, min(os.sched_getaffinity(0)))
+        return 0
+    with tempfile.NamedTemporaryFile() as file:
+        os.ftruncate(file.fileno(), args.streams * MOST_TOKENS * CLOCK.size)
+        if args.before is None:
+            run(Path(file.name), args.streams, args.peer_python)
+        else:
+            compare(Path(file.name), args.before.resolve())
+    return status()
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -42,6 +42,7 @@ from alignedserve.protocol.figures import (
     STEP_TOKENS,
     ByClass,
     DecodeSteps,
+    Garbage,
     Preempted,
     ProcessFigures,
     Stages,
@@ -58,15 +59,16 @@ SCRAPES = 20
 APART_S = 1.1  # a scrape that follows another sooner may wait
 TOKENS, TOKEN, TOKEN_S = 300, 300, 0.01
 WORKERS = [(f"{role.value}-{number}", role) for role in (Role.PREFILL, Role.DECODE) for number in range(8)]
+MEMBERS = tuple(Member(name, role, "local", 1, "") for name, role in (*WORKERS, (ROUTER, Role.ROUTER)))
 OWNERS = ("gateway-0", "gateway-1", "jobs-0")
-PROCESS = ProcessFigures(123.45, 2 << 30, 64, 1.7e9)
+PROCESS = ProcessFigures(123.45, 2 << 30, 64, 1.7e9, python="3.12.3", garbage=(Garbage(7, 8, 9),) * 3)
 
 
 class Pacing:
     """An owner that delivers a token every TOKEN_S, in a deployment with all workers."""
 
     name, ready, lacks_s = OWNERS[0], True, 0.0
-    members = tuple(Member(name, role, "local", 1, "") for name, role in (*WORKERS, (ROUTER, Role.ROUTER)))
+    members = MEMBERS
 
     def now(self) -> float:
         return time.monotonic()
