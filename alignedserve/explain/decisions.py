@@ -11,7 +11,6 @@ from collections import Counter, deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
-from itertools import zip_longest
 
 from alignedserve.core import Request, ServiceClass, StepPlan
 
@@ -34,13 +33,14 @@ class Kind(str, Enum):
     # Noted by workers
     QUEUED = "queued"  # number: prompts that wait before it; tokens: to be computed
     BEHIND = "behind"  # number: other prompts of which a part ran while it waited; tokens: of them; why: by class
-    BESIDE = "beside"  # number: other requests that decoded while it waited; why: by class
+    BESIDE = "beside"  # number: other requests that decoded while it waited; seconds: of that; why: by class
     SEATED = "seated"  # it has memory; tokens: found in the cache
     CHUNK = "chunk"  # number: of the step; tokens; seconds: that the step took; expected_s: as was predicted
     OFFERED = "offered"  # its prompt is through; other: the decode worker that may pull its KV
     WRITES = "writes"  # its prompt is through, and its KV goes to the pool once there are pages
     COMMITTED = "committed"  # its KV is in the pool, where it waits for a decode worker
-    CANDIDATE = "candidate"  # a decode worker has taken it over; number: others before it; other: the sender; why: how
+    CANDIDATE = "candidate"  # a decode worker has taken it over; number: others before it; other: the sender; why: how;
+    # seconds: since it came, where the pool had it
     JOINING = "joining"  # it has memory there, and its KV is copied; other: from where
     JOINED = "joined"  # it decodes; number: requests that decode there; tokens: its output so far
     DISPLACED = "displaced"  # it had to give up its memory; other: the request that gets it; why: how
@@ -92,6 +92,22 @@ class Findings:
     since: float = 0.0  # some of what was noted before is forgotten
 
 
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """A time in which a request had to wait."""
+
+    of: Decision
+    began_at: float
+    until: float
+
+    @property
+    def seconds(self) -> float:
+        return self.until - self.began_at
+
+    def has_some_of(self, chunk: Decision) -> bool:
+        return self.began_at < chunk.at and _begins_at(chunk) < self.until
+
+
 class DecisionRing:
     def __init__(self, most_decisions: int = MOST_DECISIONS, most_steps: int = MOST_STEPS) -> None:
         self.now = 0.0  # the core sets it at each event
@@ -125,7 +141,7 @@ class DecisionRing:
         """Return what the ring holds about a request."""
         decisions = [noted for noted in self._decisions if request in (noted.request, noted.other)]
         own = [noted for noted in decisions if noted.request == request]
-        decisions += [ran for began, until in self._waits(own) for ran in self._ran_between(began, until)]
+        decisions += [ran for wait in self._waits(own) for ran in self._ran_during(wait)]
         decisions.sort(key=lambda noted: (noted.at, noted.kind not in _DURING_WAITS))
         return Findings(tuple(decisions), tuple(self._steps_during(own)), self._since)
 
@@ -143,23 +159,27 @@ class DecisionRing:
         first, last = own[0].at, own[-1].at if has_left else self.now
         return (Step(*step) for step in self._steps if first < step[1] + step[2] and step[1] < last)
 
-    def _waits(self, own: list[Decision]) -> Iterator[tuple[Decision, float]]:
-        """Yield how each wait of the request on this worker began, and until when it waited."""
+    def _waits(self, own: list[Decision]) -> Iterator[_Wait]:
+        """Yield the waits of the request on this worker, and in the pool for this worker."""
         told = [noted for noted in own if noted.kind is not Kind.SEATED]  # it still waits for a step
-        for noted, following in zip_longest(told, told[1:]):
-            until = self.now if following is None else _begins_at(following)
-            if noted.kind in _WAITS and noted.at < until:
-                yield noted, until
+        for before, noted, following in zip([None, *told], told, [*told[1:], None], strict=False):
+            if noted.seconds and noted.kind is Kind.CANDIDATE:
+                yield _Wait(noted, max(noted.at - noted.seconds, before.at if before else 0.0), noted.at)
+            if noted.kind in _WAITS:
+                yield _Wait(noted, noted.at, self.now if following is None else _begins_at(following))
 
-    def _ran_between(self, began: Decision, until: float) -> Iterator[Decision]:
+    def _ran_during(self, wait: _Wait) -> Iterator[Decision]:
         """Yield what ran of other requests during a wait: of prompts, and of outputs."""
-        own = began.request, began.attempt, began.service, began.salt
-        if chunks := [noted for noted in self._others((Kind.CHUNK,), own[0]) if _overlaps(noted, began.at, until)]:
+        own = wait.of.request, wait.of.attempt, wait.of.service, wait.of.salt
+        if wait.seconds <= 0:
+            return
+        if chunks := [noted for noted in self._others((Kind.CHUNK,), own[0]) if wait.has_some_of(noted)]:
             prompts = {chunk.request: chunk.service for chunk in chunks}
             tokens = sum(chunk.tokens for chunk in chunks)
-            yield Decision(Kind.BEHIND, until, *own, tokens=tokens, number=len(prompts), why=_by_class(prompts))
-        if decoded := self._decoded_between(own[0], began.at, until):
-            yield Decision(Kind.BESIDE, until, *own, number=len(decoded), why=_by_class(decoded))
+            yield Decision(Kind.BEHIND, wait.until, *own, tokens=tokens, number=len(prompts), why=_by_class(prompts))
+        if decoded := self._decoded_between(own[0], wait.began_at, wait.until):
+            number, by_class = len(decoded), _by_class(decoded)
+            yield Decision(Kind.BESIDE, wait.until, *own, number=number, seconds=wait.seconds, why=by_class)
 
     def _decoded_between(self, request: str, began_at: float, until: float) -> dict[str, ServiceClass]:
         """Return the other requests that decoded during this time, and their classes."""
@@ -178,10 +198,6 @@ class DecisionRing:
 def _begins_at(noted: Decision) -> float:
     """Return when a step began, or when anything else was noted."""
     return noted.at - noted.seconds if noted.kind is Kind.CHUNK else noted.at
-
-
-def _overlaps(step: Decision, began_at: float, until: float) -> bool:
-    return began_at < step.at and step.at - step.seconds < until
 
 
 def _by_class(requests: Mapping[str, ServiceClass]) -> str:

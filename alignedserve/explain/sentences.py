@@ -40,14 +40,13 @@ def _queued(noted: Decision) -> str:
 
 
 def _behind(noted: Decision) -> str:
-    return (
-        f"until then {_counted(noted.tokens, 'token')} of {_counted(noted.number, 'other prompt')} ran here"
-        f" ({noted.why})"
-    )
+    return f"until then {_counted(noted.tokens, 'token')} of {_counted(noted.number, 'other prompt')} ran ({noted.why})"
 
 
 def _beside(noted: Decision) -> str:
-    return f"until then {_counted(noted.number, 'other request')} decoded here ({noted.why})"
+    return (
+        f"in the {duration(noted.seconds)} until then {_counted(noted.number, 'other request')} decoded ({noted.why})"
+    )
 
 
 def _chunk(noted: Decision) -> str:
@@ -146,8 +145,9 @@ def _candidate(stay: Stay) -> str:
 
 
 def _meanwhile(stay: Stay) -> str:
-    """Return what ran of other requests during the wait."""
-    return "".join(f"; {said(noted)}" for noted in stay.noted(Kind.BEHIND, Kind.BESIDE))
+    """Return what ran of other requests during the wait, and where."""
+    ran = [moment for moment in stay.moments if moment.decision.kind in (Kind.BEHIND, Kind.BESIDE)]
+    return "".join(f"; {said(moment.decision)} on {moment.part}" for moment in ran)
 
 
 def _prompt(stay: Stay) -> str:
@@ -174,7 +174,7 @@ _STAGES: Mapping[Stage, Callable[[Stay], str]] = MappingProxyType(
         Stage.QUEUE: _queue,
         Stage.PROMPT: _prompt,
         Stage.HAND_ON: lambda stay: f"waited on {stay.part} for its KV to go on",
-        Stage.POOL: lambda _: "waited in the pool for a decode worker to ask",
+        Stage.POOL: lambda stay: f"waited in the pool for a decode worker to ask{_meanwhile(stay)}",
         Stage.CANDIDATE: _candidate,
         Stage.COPY: lambda stay: f"its KV was copied to {stay.part}",
         Stage.DECODE: _decoded,

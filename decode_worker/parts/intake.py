@@ -100,7 +100,8 @@ class Intake(CorePart):
         sender = source or self._pool.member
         how = "pinned" if is_pinned else "in a batch" if batch else "for the running batch" if found_for else "offered"
         name, ahead = "" if sender is None else sender.name, len(self._candidates)
-        self._decisions.note(Kind.CANDIDATE, entry.request, name, entry.prefix, ahead, why=how)
+        since_s = 0.0 if source else now - entry.request.arrival_at
+        self._decisions.note(Kind.CANDIDATE, entry.request, name, entry.prefix, ahead, since_s, why=how)
         self._candidates.add(candidate)
 
     def _note_copy(self, pool: str, kept: Kept) -> list[Command]:

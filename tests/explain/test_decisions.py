@@ -153,3 +153,26 @@ def test_a_request_that_gave_up_its_memory_is_told_who_decoded_meanwhile() -> No
     ring.note(Kind.COMMITTED, A)
     ring.now = 3.0
     assert beside(ring, "a") == [(2.0, 1, "1 rt")]
+
+
+def test_those_that_decoded_while_a_request_was_in_the_pool_are_counted_from_when_it_came() -> None:
+    ring = DecisionRing()
+    ring.now = 2.0
+    ring.note(Kind.JOINED, B)
+    ring.now = 2.5
+    ring.note(Kind.ENDED, B)
+    ring.now = 5.0
+    ring.note(Kind.CANDIDATE, A, seconds=3.0)
+    assert beside(ring, "a") == [(5.0, 1, "1 rt")]
+    ring.note(Kind.CANDIDATE, C, seconds=2.0)
+    assert beside(ring, "c") == [], "it came later"
+
+
+def test_a_request_that_gave_up_its_memory_waits_in_the_pool_from_then_on() -> None:
+    ring = DecisionRing()
+    for now, kind, of in ((1.0, Kind.JOINED, B), (2.0, Kind.ENDED, B), (3.0, Kind.COMMITTED, A)):
+        ring.now = now
+        ring.note(kind, of)
+    ring.now = 4.0
+    ring.note(Kind.CANDIDATE, A, seconds=4.0)
+    assert beside(ring, "a") == []

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from itertools import pairwise
 
 import pytest
 
 from alignedserve.config.topology import Topology
-from alignedserve.core import WORKERS, Role, WorkerLimits
+from alignedserve.core import WORKERS, Role, ServiceClass, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.explain.decisions import Kind
 from alignedserve.explain.sentences import lines
@@ -35,6 +36,14 @@ CROWD = read_workload(
 def stories(simulation: Simulation, names: Iterable[str]) -> list[Story]:
     parts = [name for name, role in simulation.launcher.members.items() if role in (Role.ROUTER, *WORKERS)]
     return [tell(name, [_answer(simulation, part, name) for part in parts], (), 1e9) for name in names]
+
+
+@cache
+def crowded() -> Simulation:
+    """Return a run in which memory is short, so that chats take it from best-effort requests."""
+    simulation = Simulation(Settings(topology=Topology.parse("colocated"), workload=CROWD, limits=CROWDED))
+    simulation.run()
+    return simulation
 
 
 def _answer(simulation: Simulation, part: str, request: str) -> PartAnswer:
@@ -66,10 +75,16 @@ def test_each_request_is_explained_from_its_arrival_to_its_end(topology: str, li
         assert trace_of(story)
 
 
+def test_a_document_that_had_to_leave_is_told_of_the_chats_that_decoded_meanwhile() -> None:
+    simulation = crowded()
+    told = stories(simulation, list(simulation.clients.kept))
+    waits = [stay for story in told if story.service is ServiceClass.BE for stay in story.stays if stay.seconds > 0]
+    beside = [noted for stay in waits if stay.stage is not Stage.DECODE for noted in stay.noted(Kind.BESIDE)]
+    assert any(" rt" in noted.why for noted in beside)
+
+
 def test_a_request_that_had_to_leave_names_the_request_that_got_its_memory() -> None:
-    """Memory is short, so that chats take it from best-effort requests."""
-    simulation = Simulation(Settings(topology=Topology.parse("colocated"), workload=CROWD, limits=CROWDED))
-    simulation.run()
+    simulation = crowded()
     told = {story.request: story for story in stories(simulation, list(simulation.clients.kept))}
     displaced = [noted for story in told.values() for stay in story.stays for noted in stay.noted(Kind.DISPLACED)]
     named = [noted for noted in displaced if noted.other]

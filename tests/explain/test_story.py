@@ -43,8 +43,9 @@ PREFILL = answer(
 )
 DECODE = answer(
     "decode-0",
-    noted(Kind.CANDIDATE, 11.2, other="pool-0", number=1, why="in a batch"),
-    noted(Kind.BESIDE, 11.3, number=4, why="3 rt, 1 be"),
+    noted(Kind.BESIDE, 11.2, number=7, seconds=1.2, why="6 rt, 1 be"),
+    noted(Kind.CANDIDATE, 11.2, other="pool-0", number=1, seconds=1.2, why="in a batch"),
+    noted(Kind.BESIDE, 11.3, number=4, seconds=0.1, why="3 rt, 1 be"),
     noted(Kind.JOINING, 11.3, other="pool-0"),
     noted(Kind.JOINED, 11.4, tokens=1, number=5),
     noted(Kind.DISPLACED, 12.0, other="b", tokens=7, why="it is computed anew"),
@@ -85,7 +86,7 @@ def test_each_stage_is_a_sentence_with_what_was_predicted_and_what_came() -> Non
     sentences = [said_of_stay(stay) for stay in told(ROUTER, PREFILL, DECODE).stays]
     assert sentences[1] == (
         "waited for its turn on prefill-0 behind 3 prompts; "
-        "until then 900 tokens of 2 other prompts ran here (1 rt, 1 be)"
+        "until then 900 tokens of 2 other prompts ran (1 rt, 1 be) on prefill-0"
     )
     assert sentences[2] == (
         "its prompt ran on prefill-0: 300 tokens in 2 steps of 500.0 ms together, 450.0 ms predicted"
@@ -94,8 +95,13 @@ def test_each_stage_is_a_sentence_with_what_was_predicted_and_what_came() -> Non
         "decoded 6 tokens on decode-0 in 2 steps of 300.0 ms, 100.0 ms predicted; the longest 400.0 ms, step 81 with "
         "512 prompt tokens and 5 decodes"
     )
+    assert sentences[4] == (
+        "waited in the pool for a decode worker to ask; "
+        "in the 1.20 s until then 7 other requests decoded (6 rt, 1 be) on decode-0"
+    )
     assert sentences[5] == (
-        "waited for memory on decode-0 behind 1 other candidate; until then 4 other requests decoded here (3 rt, 1 be)"
+        "waited for memory on decode-0 behind 1 other candidate; "
+        "in the 100.0 ms until then 4 other requests decoded (3 rt, 1 be) on decode-0"
     )
     assert sentences[8] == "waited on decode-0 without memory, which went to b"
     assert sentences[10] == "decoded 12 tokens on decode-0"
