@@ -102,6 +102,24 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Reasoning:
+    """The reasoning before an answer: a grammar holds for the answer alone, and a budget ends the reasoning."""
+
+    family: str  # of the model, which has the markers (text/reasoning/families.py)
+    inside: bool  # whether the output begins within it
+    opening: tuple[int, ...]  # the tokens with which it begins, if the output does not begin within it
+    closing: tuple[int, ...]  # the tokens that end it when the budget is used up
+    most_tokens: int | None = None  # its budget
+    calls: bool = False  # whether a call ends it too
+
+    def __post_init__(self) -> None:
+        if not self.closing:
+            raise ValueError("a reasoning must have tokens that end it")
+        if (self.most_tokens or 0) < 0:
+            raise ValueError(f"most_tokens must be 0 or more, not {self.most_tokens}")
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """The rules that choose a request's tokens from its logits.
 
@@ -122,6 +140,7 @@ class Sampling:
     allowed_tokens: tuple[int, ...] = ()  # only these; empty allows all
     grammar: Choice | None = None
     syntax: str = ""  # of the output's text, as llguidance writes grammars (syntax.py); empty: any text
+    reasoning: Reasoning | None = None  # of an output that has a budget for it, or a grammar after it
     logprobs: int | None = None  # of each output token, and of so many of the likeliest tokens in its place
     prompt_logprobs: int | None = None  # the same for the prompt, from its second token on
 
@@ -157,7 +176,7 @@ class Sampling:
     def edits_logits(self) -> bool:
         """Return whether the request changes logits before the choice, by penalties or by limits."""
         limits = self.min_tokens or self.logit_bias or self.allowed_tokens or self.grammar or self.syntax
-        return self.penalises or bool(limits)
+        return self.penalises or bool(limits) or self.reasoning is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ from alignedserve.scheduling.policy import (
     Room,
 )
 from alignedserve.scheduling.slo import Late
+from alignedserve.text.reasoning.families import AUTO, CHOICES
 
 
 class Launcher(str, Enum):
@@ -431,7 +432,7 @@ class JobsConfig:
         above=0,
         most=36_525,
     )
-    most_open: int = setting(256, "most lines of batches that run or wait for a worker at once", least=1)
+    most_open: int = experiment(256, "most lines of batches that run or wait for a worker at once", least=1)
 
     @property
     def keep_s(self) -> int:
@@ -453,6 +454,9 @@ class Config:
     preset: str = common(DEFAULT, "how requests are scheduled, by one name: `alignedserve presets` lists the names")
     model: str = common("demo", "model folder, hub id such as org/name, or demo")
     served_model_name: str | None = common(None, "name of the model in the API; by default as it was given")
+    reasoning_parser: str = setting(
+        AUTO, "family of the model's reasoning; by default as its chat template shows, none: answers are not parted"
+    )
     topology: Topology = common(Topology(), "colocated, 2xcolocated, or prefill+decode workers such as 1+1")
     transport: TransportName = setting(
         TransportName.AUTO,
@@ -520,6 +524,9 @@ def _check_together(config: Config) -> None:
     _check_transport(config)
     _check_scale(config)
     _check_ray(config)
+    if config.reasoning_parser not in CHOICES:
+        known = ", ".join(CHOICES)
+        raise ConfigError(f"reasoning_parser {config.reasoning_parser!r:.40} is not known: choose one of {known}")
     if not re.match(r"(sqlite|off)$|rediss?://|unix://", config.jobs.store):
         raise ConfigError(
             f"jobs.store must be sqlite, off, or a URL that begins with redis://, not {config.jobs.store!r:.40}"

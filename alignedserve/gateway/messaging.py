@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
 from alignedserve.gateway.anthropic.answer import MessageAnswer
-from alignedserve.gateway.anthropic.chats import ignored_fields, make_chat
+from alignedserve.gateway.anthropic.chats import ignored_fields, make_chat, shown_fields
 from alignedserve.gateway.anthropic.errors import PATH, message_error
 from alignedserve.gateway.anthropic.types import CountRequest, MessageRequest
 from alignedserve.gateway.exchanges import Event, Exchange
@@ -55,9 +55,8 @@ class MessageRoutes:
         started, fills_context = await self._start(http, chat)
         id = "msg_" + record_of(http).id.removeprefix("req-")
         answer = MessageAnswer(id, body.model, started.promise.tier, started.requests[0], fills_context)
-        template = self._starter.text.template
-        unread = [] if template is None else chat.unread_by(template)
-        ignored = [*ignored_fields(body), *chat.ignored, *unread]
+        text = self._starter.text
+        ignored = [*ignored_fields(body), *shown_fields([*chat.ignored, *chat.unread_by(text)])]
         headers = {"x-ignored-fields": ", ".join(ignored)} if ignored else {}
         return Exchange(started, _Teller(answer), headers, self._starter.settings.stalled_client_s)
 

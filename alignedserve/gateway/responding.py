@@ -155,9 +155,7 @@ class _Turn:
         return [kept_item(item, id, number) for number, item in enumerate(self.own)]
 
     def headers(self, body: ResponseRequest, starter: Starter) -> dict[str, str]:
-        template = starter.text.template
-        unread = [] if template is None else self.chat.unread_by(template)
-        ignored = [*body.ignored, *shown_fields([*self.chat.ignored, *unread])]
+        ignored = [*body.ignored, *shown_fields([*self.chat.ignored, *self.chat.unread_by(starter.text)])]
         return {"x-ignored-fields": ", ".join(ignored)} if ignored else {}
 
 

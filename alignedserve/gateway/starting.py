@@ -106,6 +106,6 @@ class Starter:
         tab.take(prompt_tokens)
         self._metrics.count_choices(promise.service, len(requests))
         meter = BodyMeter(self._metrics, record, promise.tier, self.client.now, tab.take)
-        readers = [AnswerReader.from_body(body, self.text) for _ in requests]
+        readers = [AnswerReader.from_body(body, self.text, request.prompt) for request in requests]
         follow = partial(self._traces.follow, headers=http.headers, choices=len(requests), now=self.client.now)
         return Started(requests, promise, Generation(self.client, requests, readers, meter, follow), meter)

@@ -38,27 +38,32 @@ def event(body: dict[str, Any]) -> bytes:
 class Chunks:
     """Encodes the chunks of one answer as server-sent events.
 
-    Most chunks differ from the chunk before in their text only. So the bytes before and after the text of a choice's
-    first such chunk are kept, and of each later chunk only the text is encoded.
+    Most chunks differ from the chunk before in their text only, or in their reasoning only. So the bytes around the
+    text of a choice's first such chunk are kept, and of each later chunk only the text is encoded.
     """
 
     def __init__(self, shape: AnswerShape) -> None:
         self._shape = shape
-        self._around: dict[int, tuple[str, str]] = {}  # choice -> what stands before and after the text of its chunks
+        self._around: dict[tuple[int, bool], list[str]] = {}  # choice, whether it reasons -> what is around the text
 
     def event(self, number: int, piece: AnswerPiece) -> bytes | None:
         """Return the event of a piece, or None if the piece needs no chunk."""
-        around = self._around.get(number)
-        if around is not None and piece.is_text_alone:
+        reasons = piece.is_reasoning_alone
+        if not reasons and not piece.is_text_alone:
+            return self._whole(number, piece)
+        around = self._around.get((number, reasons))
+        if around is not None:
             self._shape.count(number, piece)
-            return f"{around[0]}{encode_basestring_ascii(piece.text)[1:-1]}{around[1]}".encode()
+            return encode_basestring_ascii(piece.reasoning if reasons else piece.text)[1:-1].join(around).encode()
+        written = self._whole(number, piece)
+        like = AnswerPiece("", (), None, reasoning=_MARK) if reasons else AnswerPiece(_MARK, (), None)
+        if (chunk := self._shape.chunk_like(number, like)) is not None:
+            self._around[number, reasons] = event(chunk).decode().split(_MARK)
+        return written
+
+    def _whole(self, number: int, piece: AnswerPiece) -> bytes | None:
         chunk = self._shape.chunk(number, piece)
-        if chunk is None:
-            return None
-        if around is None and (like := self._shape.chunk_of_text(number, _MARK)) is not None:
-            before, _, after = event(like).decode().rpartition(_MARK)
-            self._around[number] = before, after
-        return event(chunk)
+        return None if chunk is None else event(chunk)
 
 
 _log = logging.getLogger("alignedserve.gateway")

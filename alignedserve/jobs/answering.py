@@ -114,7 +114,8 @@ class Answering:
         self, body: ChatRequest | CompletionRequest, request: Request, choices: int, on_running: Callable[[], None]
     ) -> AnswerPiece:
         """Run a request to its end; call `on_running` when it has its place on a decode worker."""
-        reader, pieces, num_tokens = AnswerReader.from_body(body, self.text), list[AnswerPiece](), 0
+        reader = AnswerReader.from_body(body, self.text, request.prompt)
+        pieces, num_tokens = list[AnswerPiece](), 0
         follow = self.traces.follow(request, {}, choices, self.client.now)
         with RequestMeter(self.metrics, request, TIER, self.client.now) as meter, follow as trace:
             async with aclosing(self.client.open(request)) as deliveries:

@@ -1,4 +1,4 @@
-"""Convert between text and tokens: chat templates, tokenising, tool calls, grammars and stop strings.
+"""Convert between text and tokens: chat templates, tokenising, tool calls, reasoning, grammars and stop strings.
 
 chat_template.py  Turns chat messages into token ids in such a way that no message can write a special token.
 closed_schema.py  Closes the objects of a JSON schema to properties that it does not name.

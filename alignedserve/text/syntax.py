@@ -83,6 +83,12 @@ class Syntaxes:
             tokens = self._tokens
         return LLMatcher(tokens, syntax, log_level=0, limits=LLParserLimits(initial_lexer_fuel=_LEXER_FUEL))
 
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token's text; none for an id that the tokenizer does not have."""
+        with self._lock:
+            tokens = self._tokens
+        return tokens.decode_bytes([token]) if token < tokens.vocab_size else b""
+
     def load(self) -> None:
         """Read the tokenizer now, so that the first request does not wait for it: half a second for a large one."""
         with self._lock:

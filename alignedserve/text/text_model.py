@@ -21,6 +21,7 @@ from alignedserve.errors import ModelError
 from alignedserve.text.calls.formats import CallFormat
 from alignedserve.text.chat_template import USUAL, ChatTemplate, Rendering, encode
 from alignedserve.text.decoding import IncrementalDecoder
+from alignedserve.text.reasoning.families import AUTO, Family, choose_family
 from alignedserve.text.syntax import Syntaxes
 from alignedserve.text.token_bytes import TokenBytes
 
@@ -51,9 +52,10 @@ class TextModel:
     vocab_size: int
     sampling: SamplingDefaults
     syntaxes: Syntaxes
+    reasoning: Family | None = None  # how the model reasons before its answers
 
     @classmethod
-    def load(cls, folder: Path) -> TextModel:
+    def load(cls, folder: Path, reasoning_parser: str = AUTO) -> TextModel:
         if not folder.is_dir():
             raise ModelError(f"{folder} is not a folder: name a Hugging Face model folder")
         config = Given(folder / "config.json")
@@ -62,14 +64,16 @@ class TextModel:
         text = _tokenizer_text(folder / _TOKENIZER, _special_texts(naming))
         tokenizer = _tokenizer(folder / _TOKENIZER, text)
         specials = {token.content: number for number, token in _added(tokenizer).items() if token.special}
+        source = _template_source(folder, naming.get("chat_template"))
         return cls(
             tokenizer=tokenizer,
-            template=_template(folder, naming, specials, text),
+            template=_template(folder, source, naming, specials, text),
             special_ids=frozenset(specials.values()),
             eos_ids=_eos_ids(config, generation),
             vocab_size=config.text.whole("vocab_size"),
             sampling=_sampling_defaults(folder, generation),
             syntaxes=Syntaxes(folder),
+            reasoning=choose_family(reasoning_parser, source or ""),
         )
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = USUAL) -> list[int]:
@@ -124,6 +128,10 @@ class TextModel:
             return IncrementalDecoder(self.decode_all)
         shown = {self.tokenizer.token_to_id(marker) for marker in markers} & self.special_ids
         return IncrementalDecoder(self.decode_all if shown else self.decode, self.special_ids - shown)
+
+    def special_markers(self, markers: Iterable[str]) -> list[str]:
+        """Return those of the markers that are special tokens."""
+        return [marker for marker in markers if self.tokenizer.token_to_id(marker) in self.special_ids]
 
 
 def _read_json_if_there(path: Path) -> dict[str, Any]:
@@ -190,8 +198,9 @@ def _tokens_in(listed: Any) -> list[Any]:
     return list(listed.values()) if isinstance(listed, dict) else list(listed or ())
 
 
-def _template(folder: Path, naming: Mapping[str, Any], specials: Iterable[str], tokenizer: str) -> ChatTemplate | None:
-    source = _template_source(folder, naming.get("chat_template"))
+def _template(
+    folder: Path, source: str | None, naming: Mapping[str, Any], specials: Iterable[str], tokenizer: str
+) -> ChatTemplate | None:
     if source is None:
         return None
     try:

@@ -446,3 +446,10 @@ def _parsed(tree: dict[str, Any]) -> Config | ConfigError:
 @given(st.dictionaries(_keys, _trees))
 def test_any_tree_is_a_configuration_or_a_one_line_refusal(tree: dict[str, Any]) -> None:
     assert "\n" not in str(_parsed(tree))
+
+
+def test_an_unknown_reasoning_parser_is_one_line_that_lists_the_known() -> None:
+    assert load({"reasoning_parser": "granite"}, {}, None).reasoning_parser == "granite"
+    said = _refusal({"reasoning_parser": "odd"})
+    assert said.startswith("reasoning_parser 'odd' is not known: choose one of auto, none, deepseek_r1, ")
+    assert "openai_gptoss" in said

@@ -38,16 +38,21 @@ def syntaxes() -> Syntaxes:
 def said(
     syntax: str, syntaxes: Syntaxes, vocab_size: int, seed: int, moved_at: Sequence[int] = (), early: bool = False
 ) -> list[int]:
+    return sampled(Sampling(1.0, seed=seed, syntax=syntax), syntaxes, vocab_size, moved_at, early)
+
+
+def sampled(
+    sampling: Sampling, syntaxes: Syntaxes, vocab_size: int, moved_at: Sequence[int] = (), early: bool = False
+) -> list[int]:
     """Sample from random logits; at each index in `moved_at` another worker continues.
     `early`: the sampler begins its work on the syntax before the logits are there."""
-    sampling = Sampling(1.0, seed=seed, syntax=syntax)
     output: list[int] = []
     sampler, history = Sampler(vocab_size, syntaxes), History((5,), output, (STOP,))
     while len(output) < MOST and (not output or output[-1] != STOP):
         if len(output) in moved_at:
             output = [*output]
             sampler, history = Sampler(vocab_size, syntaxes), History((5,), output, (STOP,))
-        noise = torch.Generator().manual_seed(1000 * seed + len(output))
+        noise = torch.Generator().manual_seed(1000 * sampling.seed + len(output))
         logits = 2 * torch.randn(1, vocab_size, generator=noise)
         logits[0, STOP] += 4
         wanted = [NextToken(sampling, len(output), "r", history, output[-1] if output else None)]

@@ -48,8 +48,9 @@ def assembled(events: list[Any]) -> dict[str, Any]:
             arguments = ""
         elif event["type"] == "content_block_delta":
             delta, block = event["delta"], message["content"][event["index"]]
-            if delta["type"] == "text_delta":
-                block["text"] += delta["text"]
+            kind = delta["type"].removesuffix("_delta")
+            if kind in ("text", "thinking", "signature"):
+                block[kind] += delta[kind]
             else:
                 arguments += delta["partial_json"]
                 block["input"] = arguments

@@ -22,6 +22,7 @@ from alignedserve.core import (
     FinishReason,
     Logprob,
     Opening,
+    Reasoning,
     Rejection,
     Request,
     Role,
@@ -47,6 +48,16 @@ def sampled(limit: Choice | str | None, **given: Any) -> Sampling:
     return Sampling(syntax=limit, **given) if isinstance(limit, str) else Sampling(grammar=limit, **given)
 
 
+TOKEN_LISTS = st.lists(COUNTS, max_size=3).map(tuple)
+REASONINGS = st.builds(
+    Reasoning,
+    family=st.text(max_size=12),
+    inside=st.booleans(),
+    opening=TOKEN_LISTS,
+    closing=st.lists(COUNTS, min_size=1, max_size=3).map(tuple),
+    most_tokens=st.one_of(st.none(), COUNTS),
+    calls=st.booleans(),
+)
 SAMPLINGS = st.builds(
     sampled,
     temperature=st.floats(0, 1e300),
@@ -59,8 +70,9 @@ SAMPLINGS = st.builds(
     frequency_penalty=FINITE,
     min_tokens=COUNTS,
     logit_bias=st.lists(st.tuples(COUNTS, FINITE), max_size=3).map(tuple),
-    allowed_tokens=st.lists(COUNTS, max_size=3).map(tuple),
+    allowed_tokens=TOKEN_LISTS,
     limit=st.one_of(st.none(), st.builds(Choice, CHOICES), st.text(max_size=12)),
+    reasoning=st.one_of(st.none(), REASONINGS),
     logprobs=st.one_of(st.none(), COUNTS),
     prompt_logprobs=st.one_of(st.none(), COUNTS),
 )
@@ -162,12 +174,13 @@ TOKENS_FRAME = (
     b"\x91\x92\xcb\xbf\xf8\x00\x00\x00\x00\x00\x00\x90\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00"
 )
 COMMIT_FRAME = (
-    b"\x96\x04\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Commit\x94\x97\x9f\xa2r1\xa8gateway0\x02\x93\x01\xcc"
-    b"\xc8\xce\x00\x01\x11p\x91\x05\x9f\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?\xec\xcc\xcc\xcc\xcc\xcc\xcd\xf9\xcb"
-    b"\x00\x00\x00\x00\x00\x00\x00\x00\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb\x00"
-    b"\x00\x00\x00\x00\x00\x00\x00\x00\x90\x90\xc0\xa0\xc0\xc0\x10\x91\x02\xa2be\x94\xcb?\xf0\x00\x00\x00\x00\x00"
-    b"\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00\x00\x00\x00\x00\x00\xc2\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0"
-    b"\xa0\xc0\x92\x05\t\x92\x04\x00\xc0\x90\x93\x90\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x90\x00\xa0\xc2"
+    b"\x96\x04\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Commit\x94\x97\x9f\xa2r1\xa8gateway0\x02\x93"
+    b"\x01\xcc\xc8\xce\x00\x01\x11p\x91\x05\xdc\x00\x10\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?\xec\xcc\xcc\xcc"
+    b"\xcc\xcc\xcd\xf9\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb\x00\x00\x00\x00"
+    b"\x00\x00\x00\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x00\x90\x90\xc0\xa0\xc0\xc0\xc0\x10\x91\x02\xa2be"
+    b"\x94\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00\x00\x00\x00\x00\x00\xc2"
+    b"\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0\xa0\xc0\x92\x05\t\x92\x04\x00\xc0\x90\x93\x90\x00\xcb\x00\x00\x00"
+    b"\x00\x00\x00\x00\x00\x90\x00\xa0\xc2"
 )
 SCHEMA = [
     "Members(members: tuple[Member, ...])",
@@ -257,7 +270,8 @@ SCHEMA = [
     "Role: router gateway prefill decode pool jobs",
     "Sampling(temperature: float, top_k: int, top_p: float, seed: int, min_p: float, repetition_penalty: float, presenc"
     "e_penalty: float, frequency_penalty: float, min_tokens: int, logit_bias: tuple[tuple[int, float], ...], allowed_to"
-    "kens: tuple[int, ...], grammar: Choice | None, syntax: str, logprobs: int | None, prompt_logprobs: int | None)",
+    "kens: tuple[int, ...], grammar: Choice | None, syntax: str, reasoning: Reasoning | None, logpro"
+    "bs: int | None, prompt_logprobs: int | None)",
     "Slo(ttft_s: float, tbt_s: float, jct_s: float, strict: bool)",
     "FinishReason: stop length error doubt",
     "Logprob(value: float, top: tuple[tuple[int, float], ...])",
@@ -273,6 +287,8 @@ SCHEMA = [
     "int, number: int, seconds: float, expected_s: float, why: str)",
     "Step(number: int, began_at: float, seconds: float, predicted_s: float, prompt_tokens: int, decodes: int)",
     "Choice(outputs: tuple[tuple[int, ...], ...])",
+    "Reasoning(family: str, inside: bool, opening: tuple[int, ...], closing: tuple[int, ...], most_tokens: int | None, "
+    "calls: bool)",
     "PreemptionCause: memory ahead real_time level worth crowded",
     "PolicyKind: order packing placement admission predictor",
     "PolicyFailure: raised nonsense slow",

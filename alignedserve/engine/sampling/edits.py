@@ -1,6 +1,7 @@
 """Edit logits before a token is chosen from them: limits, biases and penalties, for many requests at once.
 
-    grammar, allowed tokens     a token that may not come gets -inf
+    grammar, allowed tokens,
+    budget of reasoning         a token that may not come gets -inf
     logit bias                  added
     repetition penalty          for tokens in prompt or output: divides a logit above 0, multiplies a logit below 0
     frequency, presence         subtracted for each time that a token is in the output; subtracted once if it is there
@@ -14,12 +15,15 @@ copied to the device, and nothing is read back.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from alignedserve.core import History, Sampling
-from alignedserve.engine.sampling.grammar import make_grammar
+from alignedserve.engine.sampling.grammar import Grammar, make_grammar
+from alignedserve.engine.sampling.reasoning import AfterReasoning
+from alignedserve.errors import PlanError
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.text.syntax import Syntaxes
 
@@ -38,7 +42,7 @@ class Edits:
         self.bias = torch.tensor([bias for _, bias in sampling.logit_bias])
         self.stop_tokens = torch.tensor(stop_tokens, dtype=torch.long)
         self._allowed = _mask(sampling.allowed_tokens, vocab_size) if sampling.allowed_tokens else None
-        self._grammar = make_grammar(sampling, stop_tokens, vocab_size, syntaxes)
+        self._grammar = _make_grammar(sampling, stop_tokens, vocab_size, syntaxes)
         self._by_grammar: Tensor | None = None  # the mask of the grammar now
         self._num_followed = 0  # tokens of the output that are taken into account
 
@@ -72,6 +76,17 @@ class Edits:
     @property
     def holds_back_stops(self) -> bool:
         return self._num_followed < self.sampling.min_tokens
+
+
+def _make_grammar(
+    sampling: Sampling, stop_tokens: Sequence[int], vocab_size: int, syntaxes: Syntaxes | None
+) -> Grammar | None:
+    make = partial(make_grammar, sampling, stop_tokens, vocab_size, syntaxes)
+    if sampling.reasoning is None:
+        return make()
+    if syntaxes is None:
+        raise PlanError("a request has a budget or a form beside reasoning, but the model has no tokenizer.json")
+    return AfterReasoning(sampling.reasoning, make, syntaxes.bytes_of, stop_tokens, vocab_size)
 
 
 class _Seen:

@@ -7,6 +7,7 @@ state follows from these alone: on another worker it is made again and gets the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,10 +18,18 @@ from alignedserve.errors import PlanError
 from alignedserve.text.syntax import Syntaxes
 
 
+class Grammar(Protocol):
+    def advance(self, token: int) -> None:
+        """Take the next token of the output."""
+
+    def mask(self) -> Tensor | None:
+        """Return [vocabulary] of bool: whether each token may come now; None if all may."""
+
+
 def make_grammar(
     sampling: Sampling, stop_tokens: Sequence[int], vocab_size: int, syntaxes: Syntaxes | None
 ) -> ChoiceGrammar | TextGrammar | None:
-    """Return the request's grammar before the first token of the output; None if the request has none."""
+    """Return the grammar of the request's answer before its first token; None if the request has none."""
     if sampling.grammar is not None:
         return ChoiceGrammar(sampling.grammar.outputs, stop_tokens, vocab_size)
     if not sampling.syntax:

@@ -8,6 +8,7 @@ A message has one block open at a time. A piece that goes on with another block 
 from __future__ import annotations
 
 import json
+from hashlib import sha256
 from typing import Any, TypeAlias
 
 from alignedserve.core import FinishReason, Request
@@ -55,6 +56,8 @@ class MessageAnswer:
             usage["cache_read_input_tokens"] = piece.num_cached
             usage["input_tokens"] -= piece.num_cached
             events.append({"type": "message_start", "message": {**self.tree, "content": [], "usage": dict(usage)}})
+        if piece.reasoning:
+            events += self._text("thinking", "thinking_delta", piece.reasoning, signature="")
         if piece.text:
             events += self._text("text", "text_delta", piece.text)
         for part in piece.calls:
@@ -63,11 +66,11 @@ class MessageAnswer:
             events += self._end(piece)
         return events
 
-    def _text(self, kind: str, delta: str, text: str) -> list[Event]:
+    def _text(self, kind: str, delta: str, text: str, **more: str) -> list[Event]:
         events: list[Event] = []
         if self._open is None or self._open["type"] != kind:
             events += self._close()
-            events += self._begin({"type": kind, kind: ""})
+            events += self._begin({"type": kind, kind: "", **more})
         assert self._open is not None
         self._open[kind] += text
         return [*events, self._delta({"type": delta, kind: text})]
@@ -95,10 +98,14 @@ class MessageAnswer:
         return len(self.tree["content"]) - 1
 
     def _close(self) -> list[Event]:
-        """Return the event that ends the open block, if there is one."""
+        """Return the events that end the open block, if there is one."""
         opened, self._open = self._open, None
         if opened is None:
             return []
+        if opened["type"] == "thinking":  # clients send it back as it is, and here nobody looks at it
+            opened["signature"] = sha256(opened["thinking"].encode()).hexdigest()
+            signed = self._delta({"type": "signature_delta", "signature": opened["signature"]})
+            return [signed, {"type": "content_block_stop", "index": self._index}]
         if opened["type"] == "tool_use":
             opened["input"] = _object(self._arguments)
         return [{"type": "content_block_stop", "index": self._index}]

@@ -24,6 +24,8 @@ from alignedserve.gateway.openai.types import ChatRequest
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 _TIERS = {"auto": "auto", "standard_only": "default", None: None}
+# The fields of a chat that have another name here.
+_NAMES = {"enable_thinking": "thinking", "max_reasoning_tokens": "thinking"}
 _SAME = ("max_tokens", "stream", "temperature", "top_k", "top_p")
 
 
@@ -35,6 +37,7 @@ def make_chat(body: CountRequest) -> ChatRequest:
     if isinstance(body, MessageRequest):
         tree |= {name: getattr(body, name) for name in _SAME}
         tree |= {"stop": body.stop_sequences, "service_tier": _TIERS[body.service_tier]}
+        tree |= {"include_reasoning": body.thinking is not None and body.thinking.is_shown}
     tree = {name: value for name, value in tree.items() if value is not None}
     try:
         return ChatRequest.model_validate(tree)
@@ -46,6 +49,9 @@ def _forms(body: CountRequest) -> dict[str, Any]:
     choice, config = body.tool_choice, body.output_config
     form = body.output_format or (config.format if config is not None else None)
     forms: dict[str, Any] = {"reasoning_effort": config.effort if config is not None else None}
+    if body.thinking is not None:
+        budget = body.thinking.budget_tokens if body.thinking.is_on else None
+        forms |= {"enable_thinking": body.thinking.is_on, "max_reasoning_tokens": budget}
     if body.tools:
         forms["tools"] = [_tool(tool.name, tool.description, tool.input_schema, tool.strict) for tool in body.tools]
     if choice is not None:
@@ -107,13 +113,17 @@ def _text(texts: Texts) -> str:
     return texts if isinstance(texts, str) else "\n".join(block.text for block in texts)
 
 
+def shown_fields(names: Sequence[str]) -> list[str]:
+    """Return a chat's fields by the names that they have here."""
+    return list(dict.fromkeys(_NAMES.get(name, name) for name in names))
+
+
 def ignored_fields(body: MessageRequest) -> list[str]:
     """Return the fields that are set and change nothing; a header names them to the client."""
     blocks = [block for message in body.messages for block in message.blocks]
     unused = ("diagnostics", "inference_geo", "user_profile_id", "workspace_id")
     found = {
         **{name: getattr(body, name) is not None for name in unused},
-        "thinking": body.thinking is not None and body.thinking.type != "disabled",
         "tools.input_examples": any(tool.input_examples for tool in body.tools or ()),
         "messages.content.is_error": any(isinstance(block, ToolResultBlock) and block.is_error for block in blocks),
         "messages.content.redacted_thinking": any(block.type == "redacted_thinking" for block in blocks),

@@ -149,8 +149,16 @@ class ToolChoice(Strict):
 
 class Thinking(Strict):
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
-    budget_tokens: int | None = Field(None, ge=1)
+    budget_tokens: int | None = Field(None, ge=1, lt=2**31)
     display: Any = None
+
+    @property
+    def is_on(self) -> bool:
+        return self.type != "disabled"
+
+    @property
+    def is_shown(self) -> bool:
+        return self.is_on and self.display != "omitted"
 
 
 class OutputFormat(Strict):

@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from alignedserve.core import FinishReason, Logprob
 from alignedserve.gateway.openai.errors import no_token
+from alignedserve.gateway.openai.thinking import make_splitter
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.owner.client import Delivered
 from alignedserve.text.calls.formats import LLAMA3_JSON, CallFormat
 from alignedserve.text.calls.parts import CallPart, CallText, join_parts
 from alignedserve.text.calls.reading import CallReader
 from alignedserve.text.decoding import IncrementalDecoder
+from alignedserve.text.reasoning.splitting import Phase, Split, Splitter
 from alignedserve.text.stopping import StopStrings
 from alignedserve.text.text_model import TextModel
 
@@ -31,10 +33,16 @@ class AnswerPiece:
     num_cached: int = 0  # prompt tokens whose KV the pool had, in the first piece
     calls: tuple[CallPart, ...] = ()  # parts of tool calls that were found in the output
     stop: str | None = None  # the stop string that has ended the answer
+    reasoning: str = ""  # what the model says to itself before its answer
+    num_reasoning: int = 0  # tokens of it, its markers included
 
     @property
     def is_text_alone(self) -> bool:
-        return self.text != "" and self.finish is None
+        return self.text != "" and not self.reasoning and not self.calls and self.finish is None
+
+    @property
+    def is_reasoning_alone(self) -> bool:
+        return self.reasoning != "" and not self.text and not self.calls and self.finish is None
 
 
 def join_pieces(pieces: Sequence[AnswerPiece]) -> AnswerPiece:
@@ -47,6 +55,8 @@ def join_pieces(pieces: Sequence[AnswerPiece]) -> AnswerPiece:
         pieces[0].num_cached,
         join_parts([part for piece in pieces for part in piece.calls]),
         pieces[-1].stop,
+        "".join(piece.reasoning for piece in pieces),
+        sum(piece.num_reasoning for piece in pieces),
     )
 
 
@@ -60,6 +70,17 @@ class Ending:
     is_empty: bool = False  # whether the answer shows the prompt only
 
 
+@dataclass(frozen=True)
+class _Found:
+    """The new part of an answer: the reasoning and the text of the tokens that were used."""
+
+    text: str = ""
+    num_used: int = 0
+    finish: FinishReason | None = None
+    reasoning: str = ""
+    num_reasoning: int = 0
+
+
 def _call_format(body: ChatRequest, text: TextModel) -> CallFormat | None:
     """Return the format of the answer's calls; demanded calls have Llama 3's, whatever the model's own format is."""
     if not body.may_call:
@@ -70,37 +91,55 @@ def _call_format(body: ChatRequest, text: TextModel) -> CallFormat | None:
 class AnswerReader:
     """Reads the deliveries of one request, in order, up to the piece that has a finish.
 
-    A stop string is such a finish: the engine itself would continue the output."""
+    A stop string is such a finish: the engine itself would continue the output. Only the answer is searched for stop
+    strings and calls, not the reasoning before it."""
 
-    def __init__(self, decoder: IncrementalDecoder, ending: Ending, calls: CallReader | None = None) -> None:
+    def __init__(
+        self,
+        decoder: IncrementalDecoder,
+        ending: Ending,
+        calls: CallReader | None = None,
+        splitter: Splitter | None = None,
+        shows_reasoning: bool = True,
+    ) -> None:
         self._decoder, self._ending, self._calls = decoder, ending, calls
+        self._splitter, self._shows_reasoning = splitter, shows_reasoning
         self._stops = StopStrings(ending.stops, ending.include_stop)
         self._num_tokens = 0
+        self._num_open = 0  # tokens that may be the beginning of a reasoning
 
     @classmethod
-    def from_body(cls, body: ChatRequest | CompletionRequest, text: TextModel) -> AnswerReader:
+    def from_body(
+        cls, body: ChatRequest | CompletionRequest, text: TextModel, prompt: Sequence[int] = ()
+    ) -> AnswerReader:
+        """Return the reader of the answer to a body; `prompt` shows whether the output begins within a reasoning."""
         include = bool(body.include_stop_str_in_output)
         ending = Ending(tuple(body.stop or ()), include, body.min_tokens or 0, body.most_tokens == 0)
         skip_special = body.skip_special_tokens is not False
-        form = _call_format(body, text) if isinstance(body, ChatRequest) else None
-        if form is None or not isinstance(body, ChatRequest):
+        if not isinstance(body, ChatRequest):
             return cls(text.decoder(skip_special), ending)
-        return cls(text.decoder(skip_special, form.markers), ending, form.make_reader(body.most_calls))
+        form, family = _call_format(body, text), text.reasoning
+        markers = [*(form.markers if form is not None else ()), *(family.markers if family is not None else ())]
+        calls = form.make_reader(body.most_calls) if form is not None else None
+        splitter, shows_reasoning = make_splitter(body, prompt, text), body.include_reasoning is not False
+        return cls(text.decoder(skip_special, markers), ending, calls, splitter, shows_reasoning)
 
     def read(self, delivered: Delivered) -> AnswerPiece:
         if delivered.finish is FinishReason.ERROR:
             raise no_token()
-        text, num_used, finish = self._read(delivered)
-        found = self._find_calls(text, bool(finish))
+        read = self._read(delivered)
+        found = self._find_calls(read.text, bool(read.finish))
         return AnswerPiece(
             found.text,
-            delivered.tokens[:num_used],
-            finish,
-            delivered.logprobs[:num_used],
+            delivered.tokens[: read.num_used],
+            read.finish,
+            delivered.logprobs[: read.num_used],
             delivered.opening.logprobs,
             delivered.opening.num_cached,
             found.parts,
             self._stops.found or None,
+            read.reasoning if self._shows_reasoning else "",
+            read.num_reasoning,
         )
 
     def _find_calls(self, text: str, is_last: bool) -> CallText:
@@ -109,33 +148,47 @@ class AnswerReader:
         found = self._calls.feed(text)
         return found + self._calls.flush() if is_last else found
 
-    def _read(self, delivered: Delivered) -> tuple[str, int, FinishReason | None]:
-        """Return the new text, how many of the tokens it shows, and the answer's finish, if it ends here.
+    def _read(self, delivered: Delivered) -> _Found:
+        """Read the tokens.
 
-        With stop strings the tokens are read one by one, so that the answer ends at the same token however tokens are
-        delivered together.
+        With stop strings or a reasoning they are read one by one, so that the answer ends at the same token, and as
+        many count as reasoning, however tokens are delivered together.
         """
         tokens, finish = delivered.tokens, delivered.finish
         if self._ending.is_empty:
-            return "", 0, finish and FinishReason.LENGTH
-        if not self._ending.stops:
-            return self._decoder.feed(self._shown(tokens, finish)) + self._rest(finish), len(tokens), finish
-        text = ""
+            return _Found(finish=finish and FinishReason.LENGTH)
+        if not self._ending.stops and self._splitter is None:
+            return _Found(self._decode(tokens, finish), len(tokens), finish)
+        text, reasoning, num_reasoning = "", "", 0
         for num_used, token in enumerate(tokens, 1):
             last = finish if num_used == len(tokens) else None
-            text += self._until_stop(self._decoder.feed(self._shown((token,), last)) + self._rest(last))
+            split, num_new = self._split(self._decode((token,), last), last)
+            reasoning, num_reasoning = reasoning + split.reasoning, num_reasoning + num_new
+            text += self._until_stop(split.text)
             if self._stops.found:
-                return text, num_used, FinishReason.STOP
-        return text + (self._stops.flush() if finish else ""), len(tokens), finish
+                return _Found(text, num_used, FinishReason.STOP, reasoning, num_reasoning)
+        return _Found(text + (self._stops.flush() if finish else ""), len(tokens), finish, reasoning, num_reasoning)
+
+    def _split(self, text: str, finish: FinishReason | None) -> tuple[Split, int]:
+        """Part a token's text; return it with how many tokens count as reasoning for it."""
+        splitter = self._splitter
+        if splitter is None:
+            return Split(text=text), 0
+        before, split = splitter.phase, splitter.feed(text)
+        after = splitter.phase
+        if finish:
+            split += splitter.flush()
+        if before is Phase.REASONING:
+            return split, 1
+        self._num_open += before is Phase.OPEN
+        return split, self._num_open if before is Phase.OPEN and after is Phase.REASONING else 0
 
     def _until_stop(self, text: str) -> str:
         self._num_tokens += 1
         return text if self._num_tokens <= self._ending.min_tokens else self._stops.feed(text)
 
-    def _shown(self, tokens: tuple[int, ...], finish: FinishReason | None) -> tuple[int, ...]:
-        """Return the tokens that become text: a stop token does so only if the answer includes its stop."""
+    def _decode(self, tokens: tuple[int, ...], finish: FinishReason | None) -> str:
+        """Return the new text; a stop token becomes text only if the answer includes its stop."""
         hides_last = finish is FinishReason.STOP and not self._ending.include_stop
-        return tokens[:-1] if hides_last else tokens
-
-    def _rest(self, finish: FinishReason | None) -> str:
-        return self._decoder.flush() if finish else ""
+        text = self._decoder.feed(tokens[:-1] if hides_last else tokens)
+        return text + self._decoder.flush() if finish else text

@@ -11,6 +11,7 @@ from alignedserve.core import Choice, Request, Sampling
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller
 from alignedserve.gateway.openai.errors import ApiError, invalid
 from alignedserve.gateway.openai.promises import ServicePromise
+from alignedserve.gateway.openai.thinking import limited_reasoning
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.scheduling.lengths import hinted
 from alignedserve.text.chat_template import all_texts
@@ -86,7 +87,7 @@ def _make_request(
         attempt=0,
         prompt=prompt,
         emitted=(),
-        sampling=_sampling(body, text.sampling, limits),
+        sampling=replace(_sampling(body, text.sampling, limits), reasoning=limited_reasoning(body, prompt, text)),
         max_tokens=max_tokens,
         stop_tokens=tuple(dict.fromkeys(stop_tokens)),
         service=promise.service,

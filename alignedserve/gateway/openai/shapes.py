@@ -95,16 +95,20 @@ class _AnswerUsage:
     """The tokens of an answer."""
 
     prompt_tokens: int
+    reasons: bool  # whether the model may reason before its answer
     output_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @property
     def tree(self) -> dict[str, Any]:
+        reasoning = {"completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens}} if self.reasons else {}
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.output_tokens,
             "total_tokens": self.prompt_tokens + self.output_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            **reasoning,
         }
 
 
@@ -132,10 +136,11 @@ class AnswerShape(ABC):
         self.text = text
         self._names = TokenNames(text.token_bytes, bool(body.return_tokens_as_token_ids))
         ignored = body.ignored
-        if isinstance(body, ChatRequest) and text.template is not None:
-            ignored += body.unread_by(text.template)
+        if isinstance(body, ChatRequest):
+            ignored += body.unread_by(text)
         self.headers = {"x-ignored-fields": ", ".join(ignored)} if ignored else {}
-        self._usage = _AnswerUsage(sum(len(request.prompt) for request in requests[:: self.num_per_prompt]))
+        reasons = isinstance(body, ChatRequest) and text.reasoning is not None
+        self._usage = _AnswerUsage(sum(len(request.prompt) for request in requests[:: self.num_per_prompt]), reasons)
         self._begun: set[int] = set()  # choices that have had a chunk
 
     @property
@@ -162,13 +167,13 @@ class AnswerShape(ABC):
         self._begun.add(number)
         return self._chunk(self._chunk_choice(number, piece, first))
 
-    def chunk_of_text(self, number: int, text: str) -> dict[str, Any] | None:
-        """Return a chunk of a piece with text only, after the choice's first piece.
+    def chunk_like(self, number: int, piece: AnswerPiece) -> dict[str, Any] | None:
+        """Return the chunk of a piece that has text or reasoning alone, after the choice's first piece.
 
         Return None if the chunks of such pieces differ in more than their text."""
         if self.with_ids or self.with_logprobs or self.usage_in_chunks:
             return None
-        return self._chunk(self._chunk_choice(number, AnswerPiece(text, (), None), first=False))
+        return self._chunk(self._chunk_choice(number, piece, first=False))
 
     def usage_chunk(self, timing: Mapping[str, float]) -> dict[str, Any]:
         return {**self._head(self.chunk_object), "choices": [], "usage": {**self._usage.tree, **timing}}
@@ -188,6 +193,7 @@ class AnswerShape(ABC):
 
     def count(self, number: int, piece: AnswerPiece) -> None:
         self._usage.output_tokens += len(piece.tokens)
+        self._usage.reasoning_tokens += piece.num_reasoning
         if number % self.num_per_prompt == 0:  # a prompt counts once, however many choices it has
             self._usage.cached_tokens += piece.num_cached
 
@@ -244,18 +250,20 @@ class ChatShape(AnswerShape):
 
     def _whole_choice(self, number: int, piece: AnswerPiece) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
+        if piece.reasoning:
+            message |= {"content": piece.text or None, **_reasoning(piece)}
         if piece.calls:
             message |= {"content": piece.text or None, "tool_calls": [_call(part) for part in piece.calls]}
         return {**self._choice(number, piece, first=True), "message": message}
 
     def _chunk_choice(self, number: int, piece: AnswerPiece, first: bool) -> dict[str, Any]:
-        delta: dict[str, Any] = {"content": piece.text} if piece.text else {}
+        delta: dict[str, Any] = _reasoning(piece) | ({"content": piece.text} if piece.text else {})
         if piece.calls:
             delta["tool_calls"] = [{"index": part.index, **_call(part)} for part in piece.calls]
         return {**self._choice(number, piece, first), "delta": delta}
 
     def _needs_chunk(self, piece: AnswerPiece, first: bool) -> bool:
-        return super()._needs_chunk(piece, first) or bool(piece.calls)
+        return super()._needs_chunk(piece, first) or bool(piece.calls or piece.reasoning)
 
     def _finish(self, number: int, piece: AnswerPiece) -> str | None:
         """Return the finish; an answer that stops after calling tools finishes with tool_calls."""
@@ -266,6 +274,11 @@ class ChatShape(AnswerShape):
 
     def _logprobs(self, number: int, piece: AnswerPiece, first: bool) -> dict[str, Any]:
         return chat_logprobs(piece.tokens, piece.logprobs, self._names)
+
+
+def _reasoning(piece: AnswerPiece) -> dict[str, str]:
+    """Return the fields of a reasoning, for which there are two names."""
+    return {"reasoning_content": piece.reasoning, "reasoning": piece.reasoning} if piece.reasoning else {}
 
 
 def _call(part: CallPart) -> dict[str, Any]:

@@ -34,12 +34,14 @@ from alignedserve.gateway.openai.tools import (
     calls_format,
 )
 from alignedserve.text.chat_template import ChatTemplate, Rendering
+from alignedserve.text.text_model import TextModel
 
 _INT32 = 2**31
 _INT64 = 2**63
 MOST_MESSAGES = 4096
 MOST_LOGPROBS = 20  # besides the token's own
 MOST_CHOICES = 128  # of a prompt
+SWITCHES = ("enable_thinking", "thinking")  # variables of templates: whether the model reasons
 MOST_REQUESTS = 1024  # of a body: choices of all its prompts
 
 # Fields that are known but not supported yet: field -> the values that, like null, ask for nothing.
@@ -59,7 +61,6 @@ _UNSUPPORTED_ANYWHERE: dict[str, tuple[Any, ...]] = {
     "routed_experts_prompt_start": (0,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
-    "thinking_token_budget": (-1,),
     "truncation_side": (),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
@@ -74,7 +75,6 @@ _UNSUPPORTED_IN_CHAT: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "include_reasoning": (True,),
     "media_io_kwargs": ({},),
     "modalities": (["text"],),
     "moderation": (),
@@ -85,6 +85,7 @@ _UNSUPPORTED_IN_COMPLETIONS: dict[str, tuple[Any, ...]] = {
     **_UNSUPPORTED_ANYWHERE,
     "prompt_embeds": (),
     "suffix": ("",),
+    "thinking_token_budget": (-1,),
 }
 _UNSUPPORTED_IN_MESSAGES: dict[str, tuple[Any, ...]] = {
     "audio": (),
@@ -336,6 +337,10 @@ class ChatRequest(_AnyRequest):
     tools: ListOf[Tool] | None = Field(None, max_length=MOST_TOOLS)
     tool_choice: ToolChoice | None = None
     reasoning_effort: Annotated[str, Field(max_length=32)] | None = None
+    enable_thinking: bool | None = None
+    include_reasoning: bool | None = None
+    max_reasoning_tokens: int | None = Field(None, ge=0, lt=_INT32)
+    thinking_token_budget: int | None = Field(None, ge=-1, lt=_INT32)  # vLLM's name of it; -1 sets none
     verbosity: Annotated[str, Field(max_length=32)] | None = None
     parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
@@ -362,6 +367,22 @@ class ChatRequest(_AnyRequest):
             message = "max_completion_tokens sets another limit"
             raise PydanticCustomError("two_limits", message, {"field": "max_tokens"})
         return self
+
+    @model_validator(mode="after")
+    def _check_budget(self) -> ChatRequest:
+        if self.most_reasoning_tokens is not None and self.allowed_token_ids:
+            message = "cannot be used with a budget of reasoning"
+            raise PydanticCustomError("two_limits", message, {"field": "allowed_token_ids"})
+        if None not in (self.max_reasoning_tokens, self.thinking_token_budget):
+            message = "max_reasoning_tokens sets the same: use only one of them"
+            raise PydanticCustomError("two_limits", message, {"field": "thinking_token_budget"})
+        return self
+
+    @property
+    def most_reasoning_tokens(self) -> int | None:
+        """The budget of the reasoning, in tokens."""
+        other = None if self.thinking_token_budget == -1 else self.thinking_token_budget
+        return self.max_reasoning_tokens if other is None else other
 
     @model_validator(mode="after")
     def _check_logprobs(self) -> ChatRequest:
@@ -457,8 +478,16 @@ class ChatRequest(_AnyRequest):
             opens_answer=self.add_generation_prompt is not False and not self.continue_final_message,
             continues=bool(self.continue_final_message),
             more=self.chat_template_kwargs or {},
-            offered=self._offered,
+            offered=self._offered | self._switches,
         )
+
+    @property
+    def _switches(self) -> dict[str, bool]:
+        """Return the variables by which some templates switch reasoning on or off."""
+        reasons = self.enable_thinking
+        if reasons is None and self.reasoning_effort is not None:
+            reasons = self.reasoning_effort != "none"
+        return {} if reasons is None else dict.fromkeys(SWITCHES, reasons)
 
     @property
     def _offered(self) -> dict[str, str]:
@@ -466,11 +495,25 @@ class ChatRequest(_AnyRequest):
         offered = {"reasoning_effort": self.reasoning_effort, "verbosity": self.verbosity}
         return {name: value for name, value in offered.items() if value is not None}
 
-    def unread_by(self, template: ChatTemplate) -> list[str]:
-        """Return the fields that change nothing, since the model's template does not read them."""
+    def unread_by(self, text: TextModel) -> list[str]:
+        """Return the fields that change nothing: the model's template does not read them, or it does not reason."""
+        template, reasons = text.template, text.reasoning is not None
+        found = {
+            "enable_thinking": self.enable_thinking is not None
+            and self.enable_thinking != reasons
+            and not (template is not None and any(map(template.has_variable, SWITCHES))),
+            "max_reasoning_tokens": self.max_reasoning_tokens is not None and not reasons,
+            "thinking_token_budget": self.thinking_token_budget not in (None, -1) and not reasons,
+        }
+        unread = [] if template is None else self._unread_by_template(template)
+        return unread + [name for name, is_set in found.items() if is_set]
+
+    def _unread_by_template(self, template: ChatTemplate) -> list[str]:
         told = {name for message in self.messages for name in message.told}
         of_messages = {"messages.name": {"name"}, "messages.reasoning": {"reasoning", "reasoning_content"}}
-        return [name for name in self._offered if not template.has_variable(name)] + [
+        read_as = {"reasoning_effort": ("reasoning_effort", *SWITCHES)}
+        unread = [name for name in self._offered if not any(map(template.has_variable, read_as.get(name, (name,))))]
+        return unread + [
             shown for shown, names in of_messages.items() if told & names and not any(map(template.reads, names))
         ]
 

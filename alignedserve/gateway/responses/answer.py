@@ -97,6 +97,46 @@ class _OpenItem:
         return {"item_id": self.tree["id"], "output_index": self.number}
 
 
+@dataclass(frozen=True)
+class _ReasoningForm:
+    """The place of a reasoning's text in its item, and the events that tell of it."""
+
+    field: str
+    kind: str  # of the part
+    part_added: str
+    delta: str
+    done: str
+    part_done: str
+    index: str
+
+    @property
+    def at(self) -> dict[str, int]:
+        return {self.index: 0}
+
+    def part(self, text: str) -> dict[str, str]:
+        return {"type": self.kind, "text": text}
+
+
+_AS_CONTENT = _ReasoningForm(
+    "content",
+    "reasoning_text",
+    "response.content_part.added",
+    "response.reasoning_text.delta",
+    "response.reasoning_text.done",
+    "response.content_part.done",
+    "content_index",
+)
+_AS_SUMMARY = _ReasoningForm(
+    "summary",
+    "summary_text",
+    "response.reasoning_summary_part.added",
+    "response.reasoning_summary_text.delta",
+    "response.reasoning_summary_text.done",
+    "response.reasoning_summary_part.done",
+    "summary_index",
+)
+
+
 class ResponseAnswer:
     """One response, from its head to its last event. `tree` is what it is so far."""
 
@@ -126,8 +166,10 @@ class ResponseAnswer:
         """Return the events of a piece; its reasoning comes before its text, and its calls come last."""
         self._usage.output_tokens += len(piece.tokens)
         self._usage.cached_tokens += piece.num_cached
-        events: list[Event] = []
-        self._held += self._logprobs(piece)
+        self._usage.reasoning_tokens += piece.num_reasoning
+        events: list[Event] = self._reasoning(piece.reasoning) if piece.reasoning else []
+        logprobs = self._logprobs(piece)
+        self._held += logprobs[piece.num_reasoning :]  # the events of a reasoning have no place for them
         if piece.text:
             logprobs, self._held = self._held, []
             events += self._text("message", piece.text, logprobs)
@@ -173,6 +215,29 @@ class ResponseAnswer:
             events.append(self._event("response.output_text.delta", **opened.at, **more))
         return events
 
+    def _reasoning(self, text: str) -> list[Event]:
+        """Return the events of a new text of the open reasoning; a client that wants a summary gets it as that."""
+        form = self._form
+        events: list[Event] = []
+        if self._open is None or self._open.kind != "reasoning":
+            events += self._close("completed") + self._add("reasoning", summary=[])
+            assert self._open is not None
+            events.append(self._event(form.part_added, **self._open.at, **form.at, part=form.part("")))
+        assert self._open is not None
+        self._open.text += text
+        return [*events, self._event(form.delta, **self._open.at, **form.at, delta=text)]
+
+    @property
+    def _form(self) -> _ReasoningForm:
+        return _AS_SUMMARY if self._wants_summary else _AS_CONTENT
+
+    def _end_reasoning(self, opened: _OpenItem) -> list[Event]:
+        form = self._form
+        part = form.part(opened.text)
+        opened.tree[form.field] = [part]
+        at = {**opened.at, **form.at}
+        return [self._event(form.done, **at, text=opened.text), self._event(form.part_done, **at, part=part)]
+
     def _begin_message(self) -> list[Event]:
         events = self._close("completed")
         events += self._add("message", role="assistant", content=[])
@@ -212,6 +277,8 @@ class ResponseAnswer:
                 self._event("response.output_text.done", **at, text=opened.text, logprobs=logprobs),
                 self._event("response.content_part.done", **at, part=part),
             ]
+        elif opened.kind == "reasoning":
+            events = self._end_reasoning(opened)
         else:
             opened.tree["arguments"] = opened.text
             said = {"name": opened.tree["name"], "arguments": opened.text}

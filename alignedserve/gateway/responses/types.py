@@ -204,6 +204,7 @@ class ResponseRequest(Strict):
     expected_tokens: int | None = None
     cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    max_reasoning_tokens: int | None = None
 
     @model_validator(mode="before")
     @classmethod
