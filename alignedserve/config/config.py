@@ -212,7 +212,7 @@ class EngineConfig:
         """Return how many steps a decode worker plans while another runs."""
         if self.look_ahead is not LookAhead.AUTO:
             return int(self.look_ahead.value)
-        return int(self.device is DeviceKind.CUDA and policy.pairs.why_not_ahead is None)
+        return int(self.device is DeviceKind.CUDA and policy.why_not_ahead is None)
 
 
 _PAGE_TOKENS = 64
@@ -554,8 +554,8 @@ def _check_policy(config: Config) -> None:
     engine, policy = config.engine, config.policy
     if policy.problem is not None:
         raise ConfigError(f"schedule: {policy.problem}")
-    if engine.look_ahead is LookAhead.ONE and policy.pairs.why_not_ahead is not None:
-        raise ConfigError(f"engine.look_ahead cannot be 1: {policy.pairs.why_not_ahead}: set it to 0")
+    if engine.look_ahead is LookAhead.ONE and policy.why_not_ahead is not None:
+        raise ConfigError(f"engine.look_ahead cannot be 1: {policy.why_not_ahead}: set it to 0")
     if config.schedule.predictor is Predictor.ORACLE:
         raise ConfigError("schedule.predictor oracle works in the simulator only: set hash or minilm")
 

@@ -63,7 +63,10 @@ class PackingPolicy(OwnPolicy):
 
     @abstractmethod
     def run(self, requests: Sequence[SeatedRequest]) -> Sequence[str]:
-        """Return the ids of the requests that may run, the first of them first; at least one."""
+        """Return the ids of the requests that may run; at least one.
+
+        The deployment's order says which of these go first, where a step has no time or room for all.
+        """
 
     @staticmethod
     def problem(answer: Any, *_facts: Any) -> str | None:
@@ -97,7 +100,7 @@ class PlacementPolicy(OwnPolicy):
 
 
 class AdmissionPolicy(OwnPolicy):
-    """Which new requests are refused because of the load. Bounds of queues and memory hold besides."""
+    """Which new requests are refused because of the load. Bounds of queues and of open requests hold besides."""
 
     kind = PolicyKind.ADMISSION
     method = "refuse"

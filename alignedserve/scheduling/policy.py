@@ -268,7 +268,16 @@ class Policy:
             return "reserve is memory that is given at once: it needs room whole"
         if self.waiting_ratio and (self.chunking is not Chunking.NONE or self.packing is not Packing.FCFS):
             return "waiting_ratio is when whole prompts interrupt decodes: it needs chunking none and packing fcfs"
+        if self.own.decides(PolicyKind.PACKING) and (self.packing.takes_turns or self.waiting_ratio):
+            return "a policy for packing needs packing rt_be, longest or fcfs, and no waiting_ratio: others take turns"
         return None
+
+    @property
+    def why_not_ahead(self) -> str | None:
+        """Return why no step can be planned while the one before it runs, or None."""
+        if self.own.decides(PolicyKind.PACKING):
+            return "a policy for packing is asked before each step"
+        return self.pairs.why_not_ahead
 
     @cached_property  # read at every step
     def precedence(self) -> Precedence:

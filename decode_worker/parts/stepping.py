@@ -7,7 +7,8 @@ from dataclasses import replace
 from alignedserve.core import CacheKind, Decode, StepPlan
 from alignedserve.cost.model import Kind
 from alignedserve.decode_worker.packing.ahead import StepAhead, ahead_of
-from alignedserve.decode_worker.packing.packer import TypeChoice
+from alignedserve.decode_worker.packing.own import own_packing
+from alignedserve.decode_worker.packing.packer import Runnable, TypeChoice
 from alignedserve.decode_worker.parts.joining import Joining
 from alignedserve.decode_worker.parts.leaving import AHEAD_STEPS, Leaving
 from alignedserve.decode_worker.parts.preempting import Preempting
@@ -29,10 +30,11 @@ class Stepping:
         self._limits, self._pace, self._steps = stores.limits, stores.pace, stores.steps
         self._here, self._counts, self._queue = stores.here, stores.step_counts, stores.queue
         self._memory, self._order = stores.memory, stores.order
+        self._own = own_packing(stores.policy, stores.here)  # None: the packing chooses among all
         self._prefixes, self._writer = prefixes, stores.writer
         self._joining, self._preempting, self._leaving = joining, preempting, leaving
         self._looks_ahead = stores.setup.look_ahead > 0
-        why_not = stores.policy.pairs.why_not_ahead
+        why_not = stores.policy.why_not_ahead
         assert not (self._looks_ahead and why_not), why_not
         self._all_run = False  # whether the newest choice left out no request that could decode
         self.num_ahead_steps = 0  # planned while another ran
@@ -49,7 +51,7 @@ class Stepping:
         selection = self._choose(before, now)
         # A request that had left, and that the pool knows, is seated by one choice and computed anew by the next.
         while not selection.chunks and not selection.decodes and not self._here.fetching:
-            if not selection.seated and not self._make_room(before, now):
+            if not selection.seated and not self._lets_all_run() and not self._make_room(before, now):
                 break
             selection = self._choose(before, now)
         if self._here.fetching:  # the step is chosen anew when the pages of these prompts are here
@@ -114,7 +116,7 @@ class Stepping:
         """Choose what runs in the next step. Commands that must come before it are added to `before`."""
         seats = self._limits.max_batch - self._here.num_seated if self._joining.takes_prompts(now) else 0
         packer, waiting = self._order.packer, self._queue.waiting
-        decodes, prompts = packer.runnable(*self._memory.runnable())
+        decodes, prompts = self._runnable()
         seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, now)
         selection = select(decodes, prompts, waiting, self._order.moment(now + self._copies_s), seating)
         for running in selection.unseated:
@@ -123,9 +125,21 @@ class Stepping:
             self._preempting.seat(prompt)
         if not self._here.fetching:
             packer.planned(selection)
+            if self._own is not None:
+                self._own.planned(selection)
         selection, commands = self._memory.settle(selection, now)
         before += commands
         return selection
+
+    def _runnable(self) -> Runnable:
+        """Return the seated requests that may run in the next step."""
+        seated = self._memory.runnable()
+        chosen = None if self._own is None else self._own.chosen(*seated)
+        return self._order.packer.runnable(*seated) if chosen is None else chosen
+
+    def _lets_all_run(self) -> bool:
+        """Let all seated requests run where a policy of one's own chose some that cannot; return whether it did."""
+        return self._own is not None and self._own.lets_all_run()
 
     # --- The step after the one in flight
 

@@ -14,12 +14,15 @@ from hypothesis import strategies as st
 from alignedserve.core import Request, ServiceClass, Slo, StepPlan, StepResult, WorkerLimits
 from alignedserve.cost.model import EMPTY
 from alignedserve.decode_worker.memory.packed_seating import RecentNeed
+from alignedserve.decode_worker.packing.own import MOST_LEFT_OUT
 from alignedserve.decode_worker.packing.packer import PackingSetup
 from alignedserve.decode_worker.packing.promises import FIRST_BATCH
 from alignedserve.decode_worker.packing.table import PACKINGS, packer
 from alignedserve.decode_worker.packing.turns import RoundRobin
 from alignedserve.decode_worker.requests.band import RunningBatch
 from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.policies.guard import OwnPolicies
+from alignedserve.policies.source import PolicySource
 from alignedserve.protocol.commands import Command, RunStep
 from alignedserve.protocol.events import Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill
@@ -45,6 +48,12 @@ LARGE = WorkerLimits(num_pairs=16, block_size=16, page_size=16, max_step_tokens=
 def make_request(name: str, service: ServiceClass, prompt: int = 4, tokens: int = 8, at: float = 0.0) -> Request:
     new_request = request(name, prompt=prompt, max_tokens=tokens)
     return replace(new_request, service=service, slo=Slo(ttft_s=1.0, tbt_s=0.2, jct_s=1000.0), arrival_at=at)
+
+
+def own_policy(body: str) -> Policy:
+    """Return the default with a policy for packing, whose method has this body."""
+    head = "from alignedserve.policies import *\nclass Own(PackingPolicy):\n    def run(self, requests):\n        "
+    return Policy(own=OwnPolicies(PolicySource("own.py", f"{head}{body}\n")), reuse=False)
 
 
 class Device:
@@ -101,6 +110,54 @@ def parts(plan: StepPlan) -> list[str]:
 
 def test_every_packing_is_in_the_table() -> None:
     assert set(PACKINGS) == set(Packing)
+
+
+class TestOwnPolicy:
+    def test_it_says_which_requests_run(self) -> None:
+        device = Device(own_policy("return [it.id for it in requests if it.is_rt] or [it.id for it in requests]"))
+        device.ask(make_request("d", BE, tokens=20), make_request("c", RT, tokens=9))
+        device.run()
+        # The chat's prompt is seated as ever, and runs its first tokens then.
+        assert [parts(plan) for plan in device.plans[:4]] == [["d"], ["c", "d"], ["c"], ["c"]]
+        assert device.said == {"d": 20, "c": 9}
+        assert max(device.said_at["c"]) < device.said_at["d"][2]
+
+    def test_it_sees_what_is_seated(self) -> None:
+        body = "assert [(it.id, it.is_rt, it.num_tokens, it.num_output, it.tokens_ahead) for it in requests] == "
+        policy = own_policy(f"{body}[('c', True, 4 + len(seen), len(seen), 0)], requests; seen.append(1); return ['c']")
+        assert policy.own.source is not None
+        policy = replace(policy, own=OwnPolicies(PolicySource("own.py", f"seen = [1]\n{policy.own.source.text}")))
+        device = Device(policy)
+        device.ask(make_request("c", RT))
+        device.run()
+        assert policy.own.failures.lines() == []
+
+    def test_a_request_that_it_never_names_runs_all_the_same(self) -> None:
+        device = Device(own_policy("return ['c']"), LARGE)
+        device.ask(make_request("c", RT, tokens=150), make_request("d", BE, tokens=3))
+        device.run()
+        assert device.said == {"d": 3, "c": 150}
+        runs = [number for number, plan in enumerate(device.plans) if "d" in parts(plan)]
+        assert [after - before for before, after in pairwise(runs)] == [MOST_LEFT_OUT + 1] * 2
+
+    @pytest.mark.parametrize("body", ["return []", "return ['x']", "return 1 / 0"])
+    def test_where_it_has_no_answer_the_packing_chooses(self, body: str) -> None:
+        plans = []
+        for policy in (own_policy(body), Policy(reuse=False)):
+            device = Device(policy)
+            device.ask(make_request("d", BE), make_request("c", RT), make_request("e", BE))
+            device.run()
+            plans.append(device.plans)
+        assert plans[0] == plans[1]
+
+    def test_a_request_that_cannot_run_holds_up_none_that_can(self) -> None:
+        """It names only a prompt that waits for memory, which the others have."""
+        prompts = "[it.id for it in requests if it.tokens_ahead]"
+        policy = replace(own_policy(f"return {prompts}[-1:] or [requests[-1].id]"), room=Room.CHUNKS)
+        device = Device(policy, replace(LIMITS, max_step_tokens=16))
+        device.ask(*(make_request(name, BE, prompt=24, tokens=20) for name in "defg"))
+        device.run()
+        assert device.said == dict.fromkeys("defg", 20)
 
 
 class TestRoundRobin:

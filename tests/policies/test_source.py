@@ -77,3 +77,14 @@ def test_an_order_goes_with_what_goes_by_an_order() -> None:
     assert not of_preset("aligned", {"schedule.policy": source}).policy.ordering.is_by_arrival
     with pytest.raises(ConfigError, match="packing rt_be goes by order slack"):
         of_preset("vllm-chunked", {"schedule.policy": source})
+
+
+def test_a_packing_goes_with_packings_that_take_no_turns_and_with_no_step_ahead() -> None:
+    text = "from alignedserve.policies import *\nclass P(PackingPolicy):\n    def run(self, requests): return []\n"
+    source = PolicySource("mine.py", text)
+    assert of_preset("vllm-chunked", {"schedule.policy": source}).policy.why_not_ahead is not None
+    for preset in ("mlfq", "round-robin", "fastserve", "apt-serve-kv", "tgi"):
+        with pytest.raises(ConfigError, match=r"^schedule: a policy for packing needs packing rt_be, longest or fcfs"):
+            of_preset(preset, {"schedule.policy": source})
+    with pytest.raises(ConfigError, match="look_ahead cannot be 1: a policy for packing is asked before each step"):
+        load({"schedule.policy": str(source), "engine.look_ahead": "1"}, {}, None)

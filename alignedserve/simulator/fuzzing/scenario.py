@@ -166,7 +166,8 @@ class Scenario:
     def with_own(self, own: OwnPolicies) -> Scenario:
         """Return the scenario with policies of one's own, beside those options of its policy that go with them."""
         drawn, usual = replace(self.policy, own=own), replace(DEFAULT_POLICY, own=own)
-        return self.with_policy(drawn if drawn.problem is None else usual)
+        policy = drawn if drawn.problem is None else usual
+        return replace(self.with_policy(policy), look_ahead=self.look_ahead if policy.why_not_ahead is None else 0)
 
     @property
     def extents(self) -> Extents | None:

@@ -288,7 +288,7 @@ def _draw_queues(seed: int) -> Queues:
 
 def _draw_look_ahead(drawn: Scenario) -> int:
     """Draw how far decode workers look ahead: a step in every third run, if the policy allows it."""
-    return int(drawn.policy.pairs.why_not_ahead is None and Random(f"{drawn.seed}/ahead").random() < 1 / 3)
+    return int(drawn.policy.why_not_ahead is None and Random(f"{drawn.seed}/ahead").random() < 1 / 3)
 
 
 def _draw_compression(seed: int) -> Compression:
