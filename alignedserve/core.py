@@ -45,6 +45,7 @@ class Rejection(str, Enum):
     QUEUED = "queue_full"
     LATE = "too_late"  # others make it late
     INFEASIBLE = "infeasible"  # it would be late by itself
+    POLICY = "policy"  # a policy of one's own refuses it
     GIVEN_UP = "given_up"  # it was tried, and another try would fail too
 
 

@@ -124,7 +124,7 @@ def count_requests(metrics: RequestMetrics) -> None:
                 meter.deliver(1)
                 meter.write()
             meter.finish = finish
-        for reason in ("too_many_open", "queue_full", "too_late", "infeasible", "given_up"):
+        for reason in ("too_many_open", "queue_full", "too_late", "infeasible", "policy", "given_up"):
             metrics.count_rejected(service, reason)
     for error in (400, 401, 404, 413, 429, 500, 503):
         metrics.count_http_error(error)

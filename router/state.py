@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from alignedserve.core import WORKERS, Request, Role, ServiceClass, Sketch
+from alignedserve.core import WORKERS, Estimate, Request, Role, ServiceClass, Sketch
 from alignedserve.explain.decisions import DecisionRing, Kind
 from alignedserve.protocol.commands import Command, Send, SetTimer
 from alignedserve.protocol.events import Event, LinkGap, Predicted, Received, TimerFired
@@ -51,6 +51,7 @@ from alignedserve.router.open import OpenRequests
 from alignedserve.router.placing.admission import Admission, Queues, Refusal, is_infeasible
 from alignedserve.router.placing.placement import Placement, Pools
 from alignedserve.router.prediction.length import PredictionOrders
+from alignedserve.router.prediction.own import own_predictor
 from alignedserve.router.recovery import GATHER_HEARTBEATS, Recovery
 from alignedserve.router.roll import Roll
 from alignedserve.router.sizing import LOOK_S, Sizes, Sizing
@@ -97,6 +98,7 @@ class RouterCore:
         self._placement = Placement(limits.policy, limits.block_size, limits.kv_tokens, limits.prompts_on)
         self._admission = Admission(limits.policy, limits.most_open, limits.queues)
         self._predictions = PredictionOrders(limits.policy)
+        self._own_predictor = own_predictor(limits.policy)
         self._sizing = Sizing(limits.sizes)
         self._decisions = DecisionRing()
         self._me = me
@@ -282,10 +284,12 @@ class RouterCore:
     def _open_request(self, request: Request, sketch: Sketch | None, now: float) -> list[Command]:
         told: list[Command] = []
         known, ahead_s = self._open.get(request.id), 0.0
-        if known is not None:
-            if known.request.attempt >= request.attempt:
-                return []
-        elif request.attempt == 0:
+        if known is not None and known.request.attempt >= request.attempt:
+            return []
+        stated = request.estimate
+        if self._own_predictor is not None:
+            request = self._own_predictor.predicted(request)
+        if known is None and request.attempt == 0:
             ahead = self._placement.ahead_of(request, self._pools, now)
             if (refusal := self._admission.refusal(request, ahead, now, self._is_line(request))) is not None:
                 self._note_refusal(request, refusal)
@@ -296,6 +300,8 @@ class RouterCore:
                 told.append(Send(request.owner, Infeasible(request.id, 0)))
         self._add(OpenRequest(request, now))
         self._note_arrival(request, ahead_s, now)
+        if request.estimate is not None and request.estimate != stated:
+            self._note_prediction(request, request.estimate)
         if not self._is_line(request):
             self._admission.queued(request)
         asked = self._predictions.opened(request, sketch)
@@ -312,8 +318,7 @@ class RouterCore:
         if opened is None or opened.request.estimate == answer.estimate:
             return []
         opened.request = replace(opened.request, estimate=answer.estimate)
-        mean, upper = answer.estimate.mean, answer.estimate.upper
-        self._decisions.note(Kind.PREDICTED, opened.request, tokens=mean, number=upper)
+        self._note_prediction(opened.request, answer.estimate)
         self._admission.opened(opened.request)
         if not opened.is_waiting:
             self._placement.expects(opened.at, opened.request)
@@ -588,6 +593,9 @@ class RouterCore:
         promised = f"a ttft of {slo.ttft_s:g} s" if is_rt else f"its end within {slo.jct_s:g} s"
         tokens = len(request.prompt)
         self._decisions.note(Kind.ARRIVED, request, tokens=tokens, seconds=since_s, expected_s=ahead_s, why=promised)
+
+    def _note_prediction(self, request: Request, estimate: Estimate) -> None:
+        self._decisions.note(Kind.PREDICTED, request, tokens=estimate.mean, number=estimate.upper)
 
     def _note_refusal(self, request: Request, refusal: Refusal) -> None:
         again_s, tokens = refusal.retry_after_s, len(request.prompt)

@@ -38,7 +38,7 @@ class SeatedRequest:
 
 @dataclass(frozen=True, slots=True)
 class NewRequest:
-    """A request that has just come to the router, as a placement, an admission and a predictor see it."""
+    """A request that has come to the router, as a placement, an admission and a predictor see it."""
 
     id: str
     is_rt: bool
@@ -71,5 +71,5 @@ class LoadAhead:
     first_token_s: float  # predicted, from now to its first token
     prompt_s: float  # the part of that which its own prompt takes
     num_open: int  # requests of all clients
-    num_waiting: int  # requests of its class whose prompts have not begun
+    num_waiting: int  # requests of its class whose prompts have not begun, lines of batch jobs left out
     free_tokens: float | None  # of memory on the worker that would run it; None: not known

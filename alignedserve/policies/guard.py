@@ -63,7 +63,7 @@ class Guard:
     """Asks one policy. `stopwatch` returns seconds: a core has no clock of its own."""
 
     def __init__(self, name: str, policy: OwnPolicy, stopwatch: Callable[[], float], failures: Failures) -> None:
-        self._name, self._kind, self._usual_s = name, policy.kind, policy.usual_s
+        self.name, self._kind, self._usual_s = name, policy.kind, policy.usual_s
         self._ask, self._problem = getattr(policy, policy.method), policy.problem
         self._stopwatch, self._failures = stopwatch, failures
         self._wasted_s = 0.0
@@ -98,7 +98,7 @@ class Guard:
     def _fail(self, how: PolicyFailure, why: str) -> None:
         number = self._failures.add(self._kind, how, why)
         if number == 10 ** (len(str(number)) - 1):
-            told = self._name, self._kind.value, how.value, why, number
+            told = self.name, self._kind.value, how.value, why, number
             log.error("the policy %s for %s: %s: %s (%d so far); the default decides", *told)
 
 

@@ -38,6 +38,12 @@ def bounds(request: Request) -> tuple[int, int]:
     return max(1, min(sampling.min_tokens, most)), most
 
 
+def is_exact(request: Request) -> bool:
+    """Return whether the output can have one length only."""
+    least, most = bounds(request)
+    return least == most
+
+
 def hinted(mean: int) -> Estimate:
     """Return the estimate for a length that a client named."""
     return Estimate(mean, SPREAD * mean)

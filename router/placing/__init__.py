@@ -4,6 +4,7 @@ admission.py   whether the router admits a new request, and when a refused clien
 beginnings.py  which pools and devices have the beginning of a prompt
 holdings.py    how much memory open requests will hold together, as predicted
 loads.py       workers ordered by the work before them
+own.py         policies of one's own that place and admit requests
 placement.py   which worker runs a prompt, and which decode worker the request goes on to
 rooms.py       which decode worker has room and a batch of about the prompt's length
 """

@@ -27,7 +27,10 @@ from math import log
 
 from alignedserve.config.config import ServerConfig
 from alignedserve.core import Rejection, Request, ServiceClass
+from alignedserve.policies.facts import LoadAhead
+from alignedserve.policies.guard import USUAL_DECIDES
 from alignedserve.router.placing.holdings import Holdings
+from alignedserve.router.placing.own import own_admission
 from alignedserve.scheduling.policy import Policy
 
 _MOST = 4096  # clients that are remembered; from there on each is told the longest time anyway
@@ -169,6 +172,7 @@ class Admission:
 
     def __init__(self, policy: Policy, most_open: int, queues: Queues) -> None:
         self._policy, self._most_open, self._queues = policy, most_open, queues
+        self._own = own_admission(policy)  # decides in place of the time to the first token
         self._holdings = Holdings(policy)  # memory of all open requests
         self._queued: dict[str, Request] = {}  # open requests that have not begun
         self._num_queued: Counter[ServiceClass] = Counter()
@@ -245,7 +249,7 @@ class Admission:
             return _infeasible(request, ahead)
         before = self._returning[request.service].before(now)
         refusal = self._too_many(before, now) or (None if is_line else self._queue_full(request, ahead, before))
-        refusal = refusal or self._too_late(request, ahead, before, now)
+        refusal = refusal or self._overload(request, ahead, before, now, is_line)
         if refusal is None:
             return None
         retry_after_s = min(_LATEST_S, max(_SOON_S, refusal.retry_after_s))
@@ -285,6 +289,21 @@ class Admission:
             over = tokens + len(request.prompt) - bound.tokens + before.tokens
             return Refusal(Rejection.QUEUED, why, ahead.prompts_s * over / tokens)
         return None
+
+    def _overload(
+        self, request: Request, ahead: WorkAhead, before: Returns, now: float, is_line: bool
+    ) -> Refusal | None:
+        """Refuse a request because of the load, as a policy of one's own says or, without one, because it comes too
+        late. Lines of batch jobs wait in their store: a policy that refused them for ever would keep them there."""
+        usual = self._too_late(request, ahead, before, now)
+        if self._own is None or is_line:
+            return usual
+        first_s, num_waiting = self.first_token_s(request, ahead, now), self._num_queued[request.service]
+        load = LoadAhead(first_s, ahead.prompt_s, self.num_open, num_waiting, ahead.free)
+        again_s = self._own.retry_after_s(request, load)
+        if again_s is USUAL_DECIDES:
+            return usual
+        return None if again_s is None else Refusal(Rejection.POLICY, self._own.why, again_s)
 
     def _too_late(self, request: Request, ahead: WorkAhead, before: Returns, now: float) -> Refusal | None:
         """Refuse a real-time request that others make late.

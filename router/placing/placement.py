@@ -22,11 +22,13 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from alignedserve.core import WORKERS, Request, Role, ServiceClass
+from alignedserve.policies.facts import WorkerChoice
 from alignedserve.protocol.messages import Backlog, Member, Report
 from alignedserve.router.placing.admission import WorkAhead
 from alignedserve.router.placing.beginnings import Beginnings
 from alignedserve.router.placing.holdings import Holdings
 from alignedserve.router.placing.loads import Loads
+from alignedserve.router.placing.own import own_placement
 from alignedserve.router.placing.rooms import Rooms
 from alignedserve.scheduling.lengths import expected
 from alignedserve.scheduling.policy import Grouping, Policy
@@ -79,6 +81,7 @@ class Placement:
         """`kv_tokens` is the number of tokens that a decode worker's device holds; 0 means not known. `prompts_on` is
         the role of the workers that run the prompts."""
         self._policy, self._kv_tokens, self._prompts_on = policy, kv_tokens, prompts_on
+        self._own = own_placement(policy)  # names the worker in place of what follows
         self._num_at: Counter[str] = Counter()  # member -> number of its requests
         self._holdings: dict[str, Holdings] = {}  # member -> memory of its requests
         self._backlogs: dict[str, Backlog] = {}  # worker -> its prompts, including those sent since it told
@@ -235,6 +238,28 @@ class Placement:
         return self._num_workers[self._prompts_on] > 0
 
     def worker_for(self, request: Request, pools: Pools, now: float) -> str | None:
+        """Return the worker that a policy of one's own names for the prompt, or the usual one."""
+        own = None
+        if self._own is not None and self.runs_prompts:
+            own = self._own.worker(request, self._choices(request, self._known(request, pools), now))
+        return self._usual_worker(request, pools, now) if own is None else own
+
+    def _choices(self, request: Request, known: Known, now: float) -> tuple[WorkerChoice, ...]:
+        """Return the workers that a policy of one's own may name."""
+        return tuple(
+            WorkerChoice(
+                name,
+                self._wait_s(name, request.service, now),
+                self._prompt_s(name, request, known),
+                self._num_at[name],
+                self._holdings_of(name).tokens,
+                len(request.tokens) - self._work(name, request, known).tokens,
+            )
+            for name, role in self._roles.items()
+            if role is self._prompts_on
+        )
+
+    def _usual_worker(self, request: Request, pools: Pools, now: float) -> str | None:
         first = self._loads[self._prompts_on, request.service].least(now)
         if first is not None and self._num_workers[self._prompts_on] > 1:
             first = self._first_through(first, request, self._known(request, pools), now)

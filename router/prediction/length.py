@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from alignedserve.core import Request, ServiceClass, Sketch
 from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
-from alignedserve.scheduling.lengths import bounds
+from alignedserve.scheduling.lengths import is_exact
 from alignedserve.scheduling.policy import Policy, Predictor
 
 LEARNT = (Predictor.HASH, Predictor.MINILM)
@@ -59,7 +59,7 @@ class PredictionOrders:
 
     def opened(self, request: Request, sketch: Sketch | None) -> list[Command]:
         """Ask for the length of a request's output; each attempt asks anew, since an answer may have been lost."""
-        if not self._is_on or sketch is None or _is_exact(request):
+        if not self._is_on or sketch is None or is_exact(request):
             return []
         order = Predict(request.id, request.attempt, sketch, len(request.prompt))
         is_predicted = request.estimate is None  # a length that the client gave is learnt all the same
@@ -80,11 +80,6 @@ class PredictionOrders:
 
     def closed(self, request: str) -> None:
         self._open.pop(request, None)
-
-
-def _is_exact(request: Request) -> bool:
-    least, most = bounds(request)
-    return least == most
 
 
 def _is_cut_short(request: Request, num_output: int) -> bool:

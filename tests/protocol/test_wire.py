@@ -242,7 +242,7 @@ SCHEMA = [
     "max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, arrival_at: float, priority: int, "
     "emitted_at: float | None, salt: str, estimate: Estimate | None)",
     "Sketch(counts: bytes, text: str)",
-    "Rejection: too_many_open queue_full too_late infeasible given_up",
+    "Rejection: too_many_open queue_full too_late infeasible policy given_up",
     "Estimate(mean: int, upper: int)",
     "Output(request: str, attempt: int, index: int, tokens: tuple[int, ...], finish: FinishReason | None, logprobs: tup"
     "le[Logprob, ...], opening: Opening | None)",
