@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from alignedserve.config.topology import Topology
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.policies.source import PolicySource
@@ -24,6 +26,10 @@ IMPORTS = "from alignedserve.policies import *\n"
 # kind -> what its method is called, and an answer that every deployment can follow
 ANSWERS = {
     PolicyKind.ORDER: ("OrderPolicy", "key(self, request)", "-request.arrival_at"),
+    PolicyKind.PACKING: ("PackingPolicy", "run(self, requests)", "[requests[-1].id]"),
+    PolicyKind.PLACEMENT: ("PlacementPolicy", "worker(self, request, workers)", "workers[-1].name"),
+    PolicyKind.ADMISSION: ("AdmissionPolicy", "refuse(self, request, load)", "2.0 if load.num_open > 3 else None"),
+    PolicyKind.PREDICTOR: ("PredictorPolicy", "length(self, request)", "3.0"),
 }
 KINDS = pytest.mark.parametrize("kind", [*ANSWERS])
 
@@ -34,15 +40,20 @@ def written(kind: PolicyKind, answer: str | None = None) -> PolicySource:
 
 
 def run(source: PolicySource | None) -> Simulation:
-    workload = Workload(num_requests=40, rate=400.0)
-    simulation = Simulation(Settings(workload=workload, policy=Policy(own=OwnPolicies(source))))
+    workload, topology = Workload(num_requests=24, rate=400.0), Topology.parse("2xcolocated")
+    simulation = Simulation(Settings(topology=topology, workload=workload, policy=Policy(own=OwnPolicies(source))))
     assert simulation.run().problems == ()
     return simulation
 
 
+@cache
+def without() -> Simulation:
+    return run(None)
+
+
 @KINDS
 def test_a_policy_decides(kind: PolicyKind) -> None:
-    own, usual = run(written(kind)), run(None)
+    own, usual = run(written(kind)), without()
     assert own.policy_failures.lines() == []
     assert own.world.digest != usual.world.digest
     assert own.world.digest == run(written(kind)).world.digest
@@ -60,15 +71,26 @@ def test_where_a_policy_fails_the_default_decides(
     assert f"the policy mine.py for {kind.value}: " in caplog.text
 
 
+# What hostile policies answer: always the newest, the worst worker, a refusal, a length that no output has.
+HOSTILE = {
+    PolicyKind.ORDER: "-request.arrival_at",
+    PolicyKind.PACKING: "[max(requests, key=lambda it: (it.arrival_at, it.id)).id]",
+    PolicyKind.PLACEMENT: "max(workers, key=lambda it: (it.wait_s, it.num_requests, it.name)).name",
+    PolicyKind.ADMISSION: "1e9 if len(request.prompt) % 2 else None",
+    PolicyKind.PREDICTOR: "1e300 if len(request.prompt) % 2 else 1",
+}
+
+
 @KINDS
-@pytest.mark.parametrize("seed", [3, 4])
-def test_a_policy_holds_what_must_hold(kind: PolicyKind, seed: int) -> None:
-    assert attempt(draw_scenario(seed).with_own(OwnPolicies(written(kind)))).failure is None
+@pytest.mark.parametrize("seed", range(3, 7))
+def test_whatever_a_policy_decides_all_invariants_hold(kind: PolicyKind, seed: int) -> None:
+    """Every request ends, and has each of its tokens once."""
+    assert attempt(draw_scenario(seed).with_own(OwnPolicies(written(kind, HOSTILE[kind])))).failure is None
 
 
 @KINDS
 def test_the_fuzzer_names_a_policy_that_fails(kind: PolicyKind) -> None:
-    failure = attempt(draw_scenario(3).with_own(OwnPolicies(written(kind, "1 / 0")))).failure
+    failure = attempt(draw_scenario(5).with_own(OwnPolicies(written(kind, "1 / 0")))).failure
     assert failure is not None
     assert failure.rule is Rule.POLICY
     assert failure.what.startswith(f"{kind.value}: raised, ")

@@ -1,0 +1,58 @@
+"""The page about policies is true: its policy runs in the simulator and the fuzzer, which print what the page says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from alignedserve.cli import main as cli
+from alignedserve.policies.kinds import KINDS
+from alignedserve.policies.source import PolicySource, classes_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "reference" / "policies.md").read_text(encoding="utf-8")
+[CODE] = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+COMMANDS = re.findall(r"^alignedserve (.*)$", PAGE, re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have commands run in a folder with the page's policy, and nothing else."""
+    (tmp_path / "policy.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+
+
+def printed(command: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert cli.main(shlex.split(command)) == 0
+    return capsys.readouterr().out
+
+
+def test_the_policy_is_the_example_and_short() -> None:
+    assert (ROOT / "examples" / "policy.py").read_text(encoding="utf-8") == CODE
+    assert len(CODE.splitlines()) <= 30
+
+
+def test_the_simulator_prints_the_figures_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    simulated = [command for command in COMMANDS if command.startswith("simulate")]
+    outputs = [printed(command, capsys) for command in simulated]
+    table = [
+        [cell.strip() for cell in row.strip("|").split("|")]
+        for row in re.findall(r"^\|.*$", PAGE.partition("**Compare**")[2].partition("**Fuzz")[0], re.MULTILINE)
+    ]
+    shown = [re.search(rf"^  {name} +(\S.*)$", output, re.MULTILINE) for name, *_ in table[2:] for output in outputs]
+    assert [found[1] for found in shown if found] == [cell for _, *cells in table[2:] for cell in cells]
+
+
+def test_the_fuzzer_finds_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    [command] = [command for command in COMMANDS if command.startswith("fuzz")]
+    assert "4 seeds, 0 failed" in printed(command.replace("--seeds 20", "--seeds 4 --jobs 1"), capsys)
+
+
+def test_every_kind_is_on_the_page() -> None:
+    assert re.findall(r"^\| `(\w+Policy)` \| `(\w+)\(", PAGE, re.MULTILINE) == [
+        (kind.__name__, kind.method) for kind in KINDS
+    ]
+    assert classes_of(PolicySource("policy.py", CODE))
