@@ -10,8 +10,8 @@ ROUTER = (
     Mutant(
         "refused after it was admitted",
         _STATE,
-        "        elif request.attempt == 0:\n",
-        "        else:\n",
+        "        if known is None and request.attempt == 0:\n",
+        "        if known is None:\n",
         "The next attempt of a request is refused where a queue is full, and its client waits for it for ever.",
     ),
     Mutant(
