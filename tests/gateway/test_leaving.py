@@ -45,6 +45,7 @@ def test_leaving_cancels(
     assert [(line["status"], line["finish"], line["output_tokens"]) for line in lines] == [(499, "abort", len(before))]
     assert gateway.metric('alignedserve:request_success_total{class="rt",finished_reason="abort"}') == 1
     assert gateway.metric('alignedserve:num_requests_open{class="rt"}') == 0
+    assert "http_errors_total{" not in gateway.get("/metrics").text, "that a client leaves is no error"
 
 
 def test_leaving_in_the_middle_of_the_body_opens_nothing(text: TextModel) -> None:

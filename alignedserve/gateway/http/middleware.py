@@ -99,8 +99,8 @@ class RequestMiddleware:
             tab.close()
         if record.path in PROBES:
             return
-        if record.status is not None and record.status >= 400:
-            self._metrics.count_http_error(record.status)
+        if record.error is not None:
+            self._metrics.count_http_error(record.error)
         record.log(self._now())
 
 

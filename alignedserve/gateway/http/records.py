@@ -35,6 +35,11 @@ class HttpRecord:
     finish: str | None = None  # stop, length, abort (the client left) or error
     status: int | None = None
 
+    @property
+    def error(self) -> int | None:
+        """Return the status if the answer was an error; that a client leaves, or closes the live page, is none."""
+        return None if self.status is None or self.status < 400 or self.status == CLIENT_CLOSED else self.status
+
     def log(self, now: float) -> None:
         """Write the log line, which never shows any of a prompt or an output."""
         fields = {
