@@ -6,7 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from alignedserve.core import Role
-from alignedserve.dashboard.picture import PartPicture, PoolPicture, QueuePicture, WorkerPicture
+from alignedserve.dashboard.picture import (
+    JobsPicture,
+    PartPicture,
+    Picture,
+    PoolPicture,
+    QueuePicture,
+    RequestsPicture,
+    WorkerPicture,
+)
 from alignedserve.protocol.figures import DecodeLengths
 from alignedserve.protocol.messages import Figures, Member
 
@@ -58,6 +66,23 @@ class DeploymentView:
             del self._parts[name]
         else:
             self._parts[name] = replace(seen, is_here=False, since=now)
+
+    def picture(
+        self, at: float, state: str, models: tuple[str, ...], requests: RequestsPicture, jobs: JobsPicture | None = None
+    ) -> Picture:
+        """Return the picture of this moment."""
+        return Picture(
+            at=at,
+            state=state,
+            models=models,
+            parts=self.parts,
+            router_at=self._router_at,
+            queues=self._queues,
+            workers=self.workers,
+            pools=self.pools,
+            requests=requests,
+            jobs=jobs,
+        )
 
     @property
     def router_at(self) -> float | None:

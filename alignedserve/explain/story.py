@@ -108,6 +108,14 @@ class Stay:
     def seconds(self) -> float:
         return self.ended_at - self.began_at
 
+    def is_like(self, other: Stay) -> bool:
+        return (self.stage, self.part) == (other.stage, other.part)
+
+    def give_way(self, following: Stay, noted: Decision) -> None:
+        """End where the following stage begins, with this decision; it begins no earlier than this one."""
+        following.began_at = max(following.began_at, self.began_at)
+        self.ended_at, self.next = following.began_at, noted
+
     def noted(self, *kinds: Kind) -> list[Decision]:
         return [moment.decision for moment in self.moments if moment.decision.kind in kinds]
 
@@ -169,28 +177,37 @@ def tell(request: str, answers: Iterable[PartAnswer], silent: Iterable[str], ask
 
 def _stays(moments: Sequence[Moment], steps: Mapping[str, Sequence[Step]], asked_at: float) -> list[Stay]:
     stays: list[Stay] = []
-    is_open = is_over = False
+    stay: Stay | None = None  # that goes on
+    is_over = False  # the attempt has ended; what a part notes later, which had not heard of it, is no stage
     for moment in moments:
         noted = moment.decision
-        stage, is_end = _BEGINS.get(noted.kind), noted.kind in ENDS
-        at = noted.at - noted.seconds if noted.kind is Kind.CHUNK else noted.at
-        part = noted.other if noted.kind is Kind.PLACED else moment.part
         is_over &= noted.kind is not Kind.ARRIVED
-        if stage is not None and not is_over and not (is_open and (stays[-1].stage, stays[-1].part) == (stage, part)):
-            if is_open:
-                at = max(at, stays[-1].began_at)
-                stays[-1].ended_at, stays[-1].next = at, noted
-            stays.append(Stay(stage, part, at, noted.at))
-            is_open = True
-        if is_open:
-            stays[-1].moments.append(moment)
-            stays[-1].ended_at = noted.at
-        is_open, is_over = is_open and not is_end, is_over or is_end
-    if is_open:
-        stays[-1].ended_at = max(asked_at, stays[-1].ended_at)
+        begun = None if is_over else _begun_with(moment)
+        if begun is not None and not (stay is not None and stay.is_like(begun)):
+            if stay is not None:
+                stay.give_way(begun, noted)
+            stays.append(begun)
+            stay = begun
+        if stay is not None:
+            stay.moments.append(moment)
+            stay.ended_at = noted.at
+        if noted.kind in ENDS:
+            stay, is_over = None, True
+    if stay is not None:
+        stay.ended_at = max(asked_at, stay.ended_at)
     for stay in stays:
         stay.steps = [step for step in steps.get(stay.part, ()) if _is_during(step, stay)]
     return stays
+
+
+def _begun_with(moment: Moment) -> Stay | None:
+    """Return the stage that begins with this decision, if any does."""
+    noted = moment.decision
+    if noted.kind not in _BEGINS:
+        return None
+    part = noted.other if noted.kind is Kind.PLACED else moment.part
+    began_at = noted.at - noted.seconds if noted.kind is Kind.CHUNK else noted.at
+    return Stay(_BEGINS[noted.kind], part, began_at, noted.at)
 
 
 def _is_during(step: Step, stay: Stay) -> bool:

@@ -123,19 +123,9 @@ class Dashboard:
                 page.put(event)
 
     async def _picture(self) -> Picture:
-        requests, head, view = await self.all_requests(), self._head(), self._view
-        return Picture(
-            at=self._client.now(),
-            state=head.state,
-            models=head.models,
-            parts=view.parts,
-            router_at=view.router_at,
-            queues=view.queues,
-            workers=view.workers,
-            pools=view.pools,
-            requests=requests,
-            jobs=None if self.jobs is None else self.jobs.picture(),
-        )
+        requests, head = await self.all_requests(), self._head()
+        jobs = None if self.jobs is None else self.jobs.picture()
+        return self._view.picture(self._client.now(), head.state, head.models, requests, jobs)
 
     async def _own_requests(self) -> RequestsPicture:
         return self._requests.picture(self._client.now())

@@ -12,7 +12,7 @@ from types import TracebackType
 from alignedserve.core import NO_OPENING, Opening, Request, ServiceClass
 from alignedserve.dashboard.picture import EndedRequest, RefusedRequest
 from alignedserve.metrics.requests import RequestMetrics
-from alignedserve.metrics.window import Deadline, Kept
+from alignedserve.metrics.window import Deadline, DeadlineOutcome
 from alignedserve.owner.client import Overloaded
 
 ABORT = "abort"  # the finish of a request whose client left
@@ -115,7 +115,7 @@ class RequestMeter:
         kept[Deadline.ALL] = all(kept.values())
         (self._of.counters.attained if kept[Deadline.ALL] else self._of.counters.missed).inc()
         for deadline, is_kept in kept.items():
-            self._metrics.count_kept(Kept(service, deadline, self._tier, is_kept))
+            self._metrics.count_outcome(DeadlineOutcome(service, deadline, self._tier, is_kept))
         self._metrics.log.end(self._ended(ttft_s, kept[Deadline.ALL]))
 
     def _ended(self, ttft_s: float, is_kept: bool) -> EndedRequest:

@@ -16,8 +16,8 @@ from alignedserve.core import ServiceClass
 from alignedserve.dashboard.requests import RequestLog
 from alignedserve.metrics.exposition import in_turns
 from alignedserve.metrics.processes import process_blocks
-from alignedserve.metrics.series import Family, Series
-from alignedserve.metrics.window import AttainmentGauge, AttainmentWindow, Kept
+from alignedserve.metrics.series import MetricFamily, Series
+from alignedserve.metrics.window import AttainmentGauge, AttainmentWindow, DeadlineOutcome
 from alignedserve.shell.process import own_process
 
 _TTFT_BUCKETS = (
@@ -132,7 +132,7 @@ class RequestMetrics:
         for service in ServiceClass:  # make the series now, so that it has no gap before its first event
             self._open.of(service.value)
 
-    def _counters(self) -> dict[str, Family[Counter]]:
+    def _counters(self) -> dict[str, MetricFamily[Counter]]:
         """Return the counters, each under its field of ClassCounters."""
         known = {
             "prompt_tokens": ("prompt_tokens", "Prompt tokens of requests that got output."),
@@ -145,7 +145,7 @@ class RequestMetrics:
         }
         return {field: self.series.counter(name, about, "class") for field, (name, about) in known.items()}
 
-    def _histograms(self) -> dict[str, Family[Histogram]]:
+    def _histograms(self) -> dict[str, MetricFamily[Histogram]]:
         """Return the histograms, each under its field of ClassHistograms."""
         histogram = self.series.histogram
         times = {field: histogram(name, about, buckets, "class") for field, (name, about, buckets) in _TIMES.items()}
@@ -153,7 +153,10 @@ class RequestMetrics:
         return times | sizes
 
     def _of_class(
-        self, service: ServiceClass, counters: dict[str, Family[Counter]], histograms: dict[str, Family[Histogram]]
+        self,
+        service: ServiceClass,
+        counters: dict[str, MetricFamily[Counter]],
+        histograms: dict[str, MetricFamily[Histogram]],
     ) -> ClassMetrics:
         return ClassMetrics(
             ClassCounters(**{field: counter.of(service.value) for field, counter in counters.items()}),
@@ -192,8 +195,8 @@ class RequestMetrics:
     def count_rejected(self, service: ServiceClass, reason: str) -> None:
         self._rejected.of(reason, service.value).inc()
 
-    def count_kept(self, kept: Kept) -> None:
-        self._window.count(kept)
+    def count_outcome(self, outcome: DeadlineOutcome) -> None:
+        self._window.count(outcome)
 
     def count_http_error(self, status: int) -> None:
         self._http_errors.of(str(status)).inc()

@@ -27,7 +27,7 @@ Instrument = TypeVar("Instrument", Counter, Gauge, Histogram)
 
 
 @dataclass(frozen=True)
-class Family(Generic[Instrument]):
+class MetricFamily(Generic[Instrument]):
     """Metrics of one name, one for each combination of labels."""
 
     _metric: Instrument
@@ -48,15 +48,15 @@ class Series:
         self.prefix, self.registry = f"{prefix.value}:", CollectorRegistry()
         self.values = part, model  # of the labels `names`
 
-    def counter(self, name: str, about: str, *labels: str) -> Family[Counter]:
-        return Family(Counter(*self._named(name, about, labels), registry=self.registry), self.values)
+    def counter(self, name: str, about: str, *labels: str) -> MetricFamily[Counter]:
+        return MetricFamily(Counter(*self._named(name, about, labels), registry=self.registry), self.values)
 
-    def gauge(self, name: str, about: str, *labels: str) -> Family[Gauge]:
-        return Family(Gauge(*self._named(name, about, labels), registry=self.registry), self.values)
+    def gauge(self, name: str, about: str, *labels: str) -> MetricFamily[Gauge]:
+        return MetricFamily(Gauge(*self._named(name, about, labels), registry=self.registry), self.values)
 
-    def histogram(self, name: str, about: str, buckets: tuple[float, ...], *labels: str) -> Family[Histogram]:
+    def histogram(self, name: str, about: str, buckets: tuple[float, ...], *labels: str) -> MetricFamily[Histogram]:
         named = self._named(name, about, labels)
-        return Family(Histogram(*named, buckets=buckets, registry=self.registry), self.values)
+        return MetricFamily(Histogram(*named, buckets=buckets, registry=self.registry), self.values)
 
     def _named(self, name: str, about: str, labels: tuple[str, ...]) -> tuple[str, str, tuple[str, ...]]:
         return f"{self.prefix}{name}", about, (*self.names, *labels)

@@ -26,7 +26,7 @@ class Deadline(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class DeadlineOutcome:
     """A deadline of a request that has ended, and whether it was kept."""
 
     service: ServiceClass
@@ -40,14 +40,14 @@ class AttainmentWindow:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self._slots: deque[tuple[int, Counter[Kept]]] = deque()  # the oldest first
+        self._slots: deque[tuple[int, Counter[DeadlineOutcome]]] = deque()  # the oldest first
 
-    def count(self, kept: Kept) -> None:
+    def count(self, outcome: DeadlineOutcome) -> None:
         slot = int(self._now() // _SLOT_S)
         if not self._slots or self._slots[-1][0] != slot:
             self._slots.append((slot, Counter()))
             self._forget(slot)
-        self._slots[-1][1][kept] += 1
+        self._slots[-1][1][outcome] += 1
 
     def shares(self) -> Mapping[tuple[ServiceClass, Deadline, str], float]:
         """Return the share that was kept, by class, deadline and tier."""

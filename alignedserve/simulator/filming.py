@@ -60,18 +60,8 @@ class Film:
         now, owner = self._agenda.now, self._owner()
         if owner is not None:
             self._view.look(owner.members, now)
-        view = self._view
-        return Picture(
-            at=now,
-            state="ready" if owner is not None and owner.ready else "not ready",
-            models=(self._title,),
-            parts=view.parts,
-            router_at=view.router_at,
-            queues=view.queues,
-            workers=view.workers,
-            pools=view.pools,
-            requests=self._log.picture(now),
-        )
+        state = "ready" if owner is not None and owner.ready else "not ready"
+        return self._view.picture(now, state, (self._title,), self._log.picture(now))
 
     def _owner(self) -> OwnerCore | None:
         """Return the core of the first gateway that is alive."""
