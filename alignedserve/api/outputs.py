@@ -22,6 +22,7 @@ class CompletionOutput:
     finish_reason: str | None  # stop, length, or tool_calls
     logprobs: list[dict[int, Logprob]] | None = None  # for each token, itself and the likeliest
     tool_calls: list[dict[str, Any]] | None = None
+    reasoning: str | None = None  # of a chat, where the model reasons before its answer
 
     @property
     def cumulative_logprob(self) -> float | None:
@@ -41,6 +42,7 @@ class CompletionOutput:
             choice["finish_reason"],
             None if found is None else _logprobs(found),
             message.get("tool_calls"),
+            message.get("reasoning"),
         )
 
 
@@ -76,11 +78,13 @@ class Piece:
     text: str
     token_ids: list[int]
     finish_reason: str | None
+    reasoning: str = ""  # of a chat
 
     @classmethod
     def from_choice(cls, choice: Mapping[str, Any]) -> Piece:
-        text = choice["delta"].get("content") or "" if "delta" in choice else choice["text"]
-        return cls(choice["index"], text, choice["token_ids"], choice["finish_reason"])
+        delta = choice.get("delta", {})
+        text = delta.get("content") or "" if "delta" in choice else choice["text"]
+        return cls(choice["index"], text, choice["token_ids"], choice["finish_reason"], delta.get("reasoning") or "")
 
 
 def _logprobs(found: Mapping[str, Any]) -> list[dict[int, Logprob]]:

@@ -44,21 +44,27 @@ class Chunks:
 
     def __init__(self, shape: AnswerShape) -> None:
         self._shape = shape
-        self._around: dict[tuple[int, bool], list[str]] = {}  # choice, whether it reasons -> what is around the text
+        self._around_text: dict[int, list[str]] = {}  # choice -> what is around the text of its chunks
+        self._around_reasoning: dict[int, list[str]] = {}
 
     def event(self, number: int, piece: AnswerPiece) -> bytes | None:
         """Return the event of a piece, or None if the piece needs no chunk."""
-        reasons = piece.is_reasoning_alone
-        if not reasons and not piece.is_text_alone:
-            return self._whole(number, piece)
-        around = self._around.get((number, reasons))
+        if piece.is_text_alone:
+            return self._event_like(number, piece, piece.text, self._around_text)
+        if piece.is_reasoning_alone:
+            return self._event_like(number, piece, piece.reasoning, self._around_reasoning)
+        return self._whole(number, piece)
+
+    def _event_like(self, number: int, piece: AnswerPiece, text: str, kept: dict[int, list[str]]) -> bytes | None:
+        """Return the event of a piece in which only this text differs from the others of its kind."""
+        around = kept.get(number)
         if around is not None:
             self._shape.count(number, piece)
-            return encode_basestring_ascii(piece.reasoning if reasons else piece.text)[1:-1].join(around).encode()
+            return encode_basestring_ascii(text)[1:-1].join(around).encode()
         written = self._whole(number, piece)
-        like = AnswerPiece("", (), None, reasoning=_MARK) if reasons else AnswerPiece(_MARK, (), None)
+        like = AnswerPiece(_MARK, (), None) if piece.text else AnswerPiece("", (), None, reasoning=_MARK)
         if (chunk := self._shape.chunk_like(number, like)) is not None:
-            self._around[number, reasons] = event(chunk).decode().split(_MARK)
+            kept[number] = event(chunk).decode().split(_MARK)
         return written
 
     def _whole(self, number: int, piece: AnswerPiece) -> bytes | None:
