@@ -79,7 +79,7 @@ class Guard:
             problem = self._problem(answer, *facts)
         except (Exception, SystemExit) as error:
             answer, problem = USUAL_DECIDES, None
-            self._fail(PolicyFailure.RAISED, told(error))
+            self._fail(PolicyFailure.RAISED, told(error, self.name))
         self._wasted_s += self._stopwatch() - began - self._usual_s
         if self._wasted_s > 0.0:
             self._look_at_waste()

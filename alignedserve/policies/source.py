@@ -9,10 +9,10 @@ from __future__ import annotations
 import linecache
 import sys
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from inspect import isabstract, isclass
+from inspect import isabstract, isclass, signature
 from pathlib import Path
 from traceback import extract_tb
 from types import ModuleType
@@ -22,6 +22,7 @@ from alignedserve.errors import ConfigError
 from alignedserve.policies.kinds import KINDS, OwnPolicy, PolicyKind
 
 ENTRY_POINTS = "alignedserve.policies"
+_BASES = {base.kind: base for base in KINDS}
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,18 @@ def classes_of(source: PolicySource) -> Mapping[PolicyKind, type[OwnPolicy]]:
     """Import the source, and return its class for each decision that it makes. Raises ConfigError."""
     try:
         home = _offered(source.name) if source.text is None else _imported(source.name, source.text)
-        all_found = [*_classes_in(home)]
+        defined = [*_classes_in(home)]
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"the policy {source.name} cannot be imported: {told(error)}") from None
+        raise ConfigError(f"the policy {source.name} cannot be imported: {told(error, source.name)}") from None
+    all_found = [found for found in defined if not isabstract(found)]
     classes = {found.kind: found for found in all_found}
     if len(classes) < len(all_found):
         raise ConfigError(f"the policy {source.name} has two classes for one decision: {_names(all_found)}")
+    if not classes and (unwritten := [found for found in defined if hasattr(found, "method")]):
+        first = unwritten[0]
+        raise ConfigError(f"the policy {source.name} has no method {first.method} in its class {first.__name__}")
     if not classes:
         raise ConfigError(f"the policy {source.name} has no class for a decision: write a subclass of {_names(KINDS)}")
     return classes
@@ -79,17 +84,44 @@ def made(source: PolicySource, kind: PolicyKind) -> OwnPolicy:
     """Return a new policy. Raises ConfigError."""
     policy = classes_of(source)[kind]
     try:
-        return policy()
+        found = policy()
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"the policy {source.name} cannot make {policy.__name__}: {told(error)}") from None
+        raise ConfigError(
+            f"the policy {source.name} cannot make {policy.__name__}: {told(error, source.name)}"
+        ) from None
+    wanted = [*signature(getattr(_BASES[kind], policy.method)).parameters][1:]
+    if not _takes(getattr(found, policy.method), len(wanted)):
+        method = f"{policy.__name__}.{policy.method}"
+        raise ConfigError(
+            f"the policy {source.name} is asked with {' and '.join(wanted)}, which {method} does not take"
+        )
+    return found
 
 
-def told(error: BaseException) -> str:
-    """Return the error as a line, with the place where it was raised."""
-    frames = extract_tb(error.__traceback__)
-    line = error.lineno if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
-    text = error.msg if isinstance(error, SyntaxError) else str(error)
-    return " ".join(f"{type(error).__name__}: {text:.200}, line {line}".split())
+def _takes(method: Callable[..., Any], number: int) -> bool:
+    try:
+        signature(method).bind(*range(number))
+    except TypeError:
+        return False
+    return True
+
+
+def told(error: BaseException, file: str) -> str:
+    """Return the error as a line, with the line of the policy's file at which it was raised, or where that is not
+    known the last place behind the call of the policy."""
+    if isinstance(error, SyntaxError):
+        text, where = error.msg, f", line {error.lineno}"
+    else:
+        text, where = str(error), _where(error, file)
+    return " ".join(f"{type(error).__name__}: {text:.200}{where}".split())
+
+
+def _where(error: BaseException, file: str) -> str:
+    frames = extract_tb(error.__traceback__)[1:]  # the first is the caller's
+    for frame in reversed(frames):
+        if frame.filename == file:
+            return f", line {frame.lineno}"
+    return f", line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""
 
 
 def _imported(name: str, text: str) -> ModuleType:
@@ -117,7 +149,7 @@ def _classes_in(found: Any) -> Iterable[type[OwnPolicy]]:
         members = [found]
     else:
         members = [it for it in vars(found).values() if isclass(it) and it.__module__ == found.__name__]
-    return [it for it in members if issubclass(it, OwnPolicy) and not isabstract(it)]
+    return [it for it in members if issubclass(it, OwnPolicy)]
 
 
 def _names(classes: Iterable[type]) -> str:

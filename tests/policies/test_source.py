@@ -36,6 +36,8 @@ def test_a_file_may_define_dataclasses() -> None:
         ("x = 1", r"has no class for a decision: write a subclass of OrderPolicy, "),
         ("def", r"cannot be imported: SyntaxError: .*, line 1$"),
         ("\nimport nothing_here", r"cannot be imported: ModuleNotFoundError: .*'nothing_here', line 2$"),
+        (ORDER.replace("def key", "def keys"), r"has no method key in its class Newest$"),
+        (ORDER.replace("self, request", "self"), r"is asked with request, which Newest\.key does not take$"),
         ("raise SystemExit(3)", r"cannot be imported: SystemExit: 3, line 1$"),
         (ORDER + "class Oldest(Newest): pass", r"has two classes for one decision: Newest, Oldest$"),
         (ORDER + "    def __init__(self): 1 / 0", r"cannot make Newest: ZeroDivisionError: .*, line 6$"),
