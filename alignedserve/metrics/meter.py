@@ -16,6 +16,7 @@ from alignedserve.metrics.window import Deadline, DeadlineOutcome
 from alignedserve.owner.client import Overloaded
 
 ABORT = "abort"  # the finish of a request whose client left
+FAILED = "error"  # the finish of a request that an error of ours ended
 
 
 class RequestMeter:
@@ -43,7 +44,9 @@ class RequestMeter:
         if isinstance(error, Overloaded):
             self._metrics.count_rejected(service, error.reason.value)
             self._metrics.log.refuse(self._refused(error))
-        elif not isinstance(error, Exception):
+        elif isinstance(error, Exception):
+            self._metrics.count_end(service, FAILED)
+        else:
             self._metrics.count_end(service, self.finish)
             if self.finish in ("stop", "length"):
                 self._count_times()

@@ -43,6 +43,13 @@ def test_an_answer_that_is_written_after_its_end_is_in_time_where_it_came_in_tim
     assert value("".join(metrics.blocks()), 'alignedserve:slo_attained_total{class="rt"}') == 1
 
 
+def test_a_request_that_an_error_of_ours_ends_counts_too() -> None:
+    metrics = RequestMetrics()
+    with pytest.raises(RuntimeError), RequestMeter(metrics, request(), "default", lambda: 0.0):
+        raise RuntimeError
+    assert value("".join(metrics.blocks()), 'alignedserve:request_success_total{finished_reason="error"}') == 1
+
+
 @pytest.mark.parametrize(
     ("first_s", "gaps", "is_attained"),
     [
