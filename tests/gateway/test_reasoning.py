@@ -127,6 +127,7 @@ def test_texts_around_an_answer_are_dropped() -> None:
     [
         ("{{ '<|channel|>analysis<|message|>' }}", "openai_gptoss"),
         ("[THINK]{{ x }}[/THINK]", "mistral"),
+        ("<|channel>thought\n<channel|>", "gemma4"),
         ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "qwen3"),
         ("</think> <|tool_calls_section_begin|>", "kimi_k2"),
         ("Write 'Here is my thought process:' first", "granite"),

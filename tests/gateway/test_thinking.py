@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from tests.gateway import test_messages, test_responses
 from tests.gateway.conftest import FakeOwner, Gateway, data_lines, ids_of
 from tests.gateway.test_tools import MESSAGES, TURNS, WEATHER, prompt_of, saying
 
+THINK = ("<think>", "</think>")
 THOUGHT, ANSWER = "It is 5 or 7 </b>.", "It is 7!"
 SAID = f"<think>\n{THOUGHT}\n</think>\n\n{ANSWER}"
 SWITCH = "{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
@@ -22,34 +24,39 @@ TEMPLATE = MESSAGES + TURNS.replace("<|assistant|>", "<|assistant|>" + SWITCH)
 OPENED = MESSAGES + TURNS.replace("<|assistant|>", "<|assistant|><think>\n")
 
 
-def model_of(folder: Path, copy: Path, template: str, special: bool) -> TextModel:
-    """Return a model that reasons; `special`: its markers are special tokens."""
+def with_special(folder: Path, markers: Sequence[str]) -> None:
+    """Make the markers special tokens of the model in the folder."""
+    path = folder / "tokenizer.json"
+    described = json.loads(path.read_text())
+    vocabulary = described["model"]["vocab"]
+    for marker in markers:
+        number = vocabulary[marker] = max(vocabulary.values()) + 1
+        plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+        described["added_tokens"].append({"id": number, "content": marker, "special": True, **plain})
+    path.write_text(json.dumps(described))
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"vocab_size": config["vocab_size"] + 64, "eos_token_id": vocabulary["<|pad|>"]}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps({"do_sample": False}))
+
+
+def model_of(folder: Path, copy: Path, template: str, markers: Sequence[str] = ()) -> TextModel:
+    """Return a model that reasons between markers that are special tokens."""
     shutil.copytree(folder, copy)
     (copy / "chat_template.jinja").write_text(template)
-    if special:
-        path = copy / "tokenizer.json"
-        described = json.loads(path.read_text())
-        vocabulary = described["model"]["vocab"]
-        for marker in ("<think>", "</think>"):
-            number = max(vocabulary.values()) + 1
-            vocabulary[marker] = number
-            plain = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-            described["added_tokens"].append({"id": number, "content": marker, "special": True, **plain})
-        path.write_text(json.dumps(described))
-        config = json.loads((copy / "config.json").read_text())
-        (copy / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] + 64}))
+    with_special(copy, markers)
     return TextModel.load(copy)
 
 
 @pytest.fixture(scope="module", params=["text", "special"])
 def model(request: pytest.FixtureRequest, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     copy = tmp_path_factory.mktemp("thinking") / "model"
-    return model_of(folder, copy, TEMPLATE, request.param == "special")
+    return model_of(folder, copy, TEMPLATE, THINK if request.param == "special" else ())
 
 
 @pytest.fixture(scope="module")
 def opened(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
-    return model_of(folder, tmp_path_factory.mktemp("opened") / "model", OPENED, special=True)
+    return model_of(folder, tmp_path_factory.mktemp("opened") / "model", OPENED, THINK)
 
 
 def reasoning_of(gateway: Gateway) -> Reasoning | None:
@@ -212,3 +219,33 @@ def test_a_response_has_an_item_for_it(model: TextModel, summary: str | None) ->
     assert final[0][field] == item[field]
     test_responses.ask(gateway, input=[{"role": "user", "content": "Hi"}, item, message])
     assert gateway.owner.opened[-1].prompt
+
+
+HARMONY = "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}<|start|>assistant"
+CHANNELS = "{# analysis #}{# <|channel|> #}"
+
+
+@pytest.fixture(scope="module")
+def harmony(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    copy = tmp_path_factory.mktemp("harmony") / "model"
+    specials = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|return|>", "<|call|>")
+    return model_of(folder, copy, CHANNELS + HARMONY, specials)
+
+
+def test_channels_come_apart_though_their_markers_are_special(harmony: TextModel) -> None:
+    assert harmony.reasoning is not None
+    assert harmony.reasoning.name == "openai_gptoss"
+    head = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant"
+    said = f"{head}<|channel|>final<|message|>{ANSWER}"
+    assert harmony.special_markers(["<|channel|>", "<|end|>"]) == ["<|channel|>", "<|end|>"]
+    gateway = saying(harmony, said)
+    answer = gateway.chat(stop="5").json()
+    message = answer["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == (THOUGHT, ANSWER)
+    tokens = answer["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert tokens == len(ids_of(harmony, said)) - len(ids_of(harmony, ANSWER))
+    assert streamed(gateway) == {"content": ANSWER, "reasoning_content": THOUGHT, "reasoning": THOUGHT}
+    gateway.chat(response_format={"type": "json_object"}, max_reasoning_tokens=3)
+    opening = ids_of(harmony, "<|channel|>analysis<|message|>")
+    closing = ids_of(harmony, "<|end|><|start|>assistant<|channel|>final<|message|>")
+    assert reasoning_of(gateway) == Reasoning("openai_gptoss", False, opening, closing, 3)

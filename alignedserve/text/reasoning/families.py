@@ -66,6 +66,7 @@ class _Harmony(Family):
 
 
 _THINK, _UNTHINK = ("<think>",), ("</think>",)
+_CALLS = ("<tool_call>",)
 _KIMI_CALLS = ("<|tool_calls_section_begin|>",)
 _COHERE = ("<|START_THINKING|>",), ("<|END_THINKING|>",)
 _THOUGHTS = "Here is my thought process:", "Here's my thought process:"
@@ -75,24 +76,29 @@ _FINAL = f"{harmony.CHANNEL}final{harmony.MESSAGE}"
 _ROWS = (
     Family("deepseek_r1", _THINK, _UNTHINK, always=True),
     Family("deepseek_v3", _THINK, _UNTHINK),
+    Family("deepseek_v4", _THINK, _UNTHINK),
     Family("ernie45", _THINK, _UNTHINK, around_answer=("<response>", "</response>")),
     Family("cohere_command3", *_COHERE),
     Family("cohere_command4", *_COHERE),
-    Family("glm45", _THINK, _UNTHINK),
+    Family("gemma4", ("<|channel>thought",), ("<channel|>",), calls=("<|tool_call>",)),
+    Family("glm45", _THINK, _UNTHINK, calls=_CALLS),
+    Family("glm47", _THINK, _UNTHINK, calls=_CALLS),
     Family("granite", _THOUGHTS, _RESPONSES),
     Family("holo2", _THINK, _UNTHINK),
     Family("hunyuan_a13b", _THINK, _UNTHINK, around_answer=("<answer>", "</answer>")),
     Family("kimi", ("◁think▷",), ("◁/think▷",)),
     Family("kimi_k2", _THINK, _UNTHINK, calls=_KIMI_CALLS),
-    Family("mimo", _THINK, _UNTHINK),
+    Family("mimo", _THINK, _UNTHINK, calls=_CALLS),
     Family("minimax_m2", _THINK, _UNTHINK, always=True),
     Family("minimax_m3", ("<mm:think>",), ("</mm:think>",)),
     Family("mistral", ("[THINK]",), ("[/THINK]",)),
-    Family("nemotron_v3", _THINK, _UNTHINK),
+    Family("nemotron_v3", _THINK, _UNTHINK, calls=_CALLS),
     Family("olmo3", _THINK, _UNTHINK, always=True),
     _Harmony("openai_gptoss", (f"{harmony.CHANNEL}analysis{harmony.MESSAGE}",), (_FINAL,)),
-    Family("qwen3", _THINK, _UNTHINK),
+    Family("poolside_v1", _THINK, _UNTHINK),
+    Family("qwen3", _THINK, _UNTHINK, calls=_CALLS),
     Family("seed_oss", ("<seed:think>",), ("</seed:think>",)),
+    Family("solar_open2", ("<|think:start|>",), ("<|think:end|>",), calls=("<|tool_call:start|>",)),
     Family("step3", _THINK, _UNTHINK, always=True),
     Family("step3p5", _THINK, _UNTHINK, always=True),
 )
@@ -102,6 +108,8 @@ CHOICES = (AUTO, NONE, *FAMILIES)
 # Texts that all stand in the chat templates of a family; the first row that fits counts.
 _SIGNS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("openai_gptoss", (harmony.CHANNEL, harmony.MESSAGE, "analysis")),
+    ("gemma4", ("<|channel>", "<channel|>")),
+    ("solar_open2", ("<|think:end|>",)),
     ("mistral", ("[THINK]",)),
     ("seed_oss", ("<seed:think>",)),
     ("minimax_m3", ("<mm:think>",)),
