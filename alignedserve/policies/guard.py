@@ -2,9 +2,9 @@
 
     raises, or returns nonsense   the default makes this one decision; the next is the policy's again
     is slow                       for some answers that is borne; then the default decides, until the part starts again
+    does not answer at all        it is ended (shell/answer_limit.py); the default decides, until the part starts again
 
-Every failure is counted; the first is logged, and then each that makes ten times as many. A guard cannot end a policy
-that never returns: `alignedserve fuzz` and a simulation show such a policy before it serves.
+Every failure is counted; the first is logged, and then each that makes ten times as many.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 from enum import Enum
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Protocol
 
 from alignedserve.policies.kinds import OwnPolicy, PolicyKind
 from alignedserve.policies.source import PolicySource, classes_of, made, told
@@ -27,6 +28,39 @@ class PolicyFailure(str, Enum):
     RAISED = "raised"
     NONSENSE = "nonsense"
     SLOW = "slow"
+
+
+class NoAnswer(BaseException):
+    """Raised within a policy that does not answer; no exception of the policy's own, which it might catch."""
+
+
+class Limit(Protocol):
+    """What ends a policy that does not answer while it is entered, if anything does."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+    def close(self) -> None:
+        """End nothing from now on, even where leaving was cut short."""
+
+
+class NoLimit:
+    """In a simulation: to end a policy would depend on the machine."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+NO_LIMIT = NoLimit()
 
 
 class Usual(Enum):
@@ -62,10 +96,17 @@ class Failures:
 class Guard:
     """Asks one policy. `stopwatch` returns seconds: a core has no clock of its own."""
 
-    def __init__(self, name: str, policy: OwnPolicy, stopwatch: Callable[[], float], failures: Failures) -> None:
+    def __init__(
+        self,
+        name: str,
+        policy: OwnPolicy,
+        stopwatch: Callable[[], float],
+        failures: Failures,
+        limit: Limit = NO_LIMIT,
+    ) -> None:
         self.name, self._kind, self._usual_s = name, policy.kind, policy.usual_s
         self._ask, self._problem = getattr(policy, policy.method), policy.problem
-        self._stopwatch, self._failures = stopwatch, failures
+        self._stopwatch, self._failures, self._limit = stopwatch, failures, limit
         self._wasted_s = 0.0
         self._is_given_up = False
 
@@ -75,8 +116,13 @@ class Guard:
             return USUAL_DECIDES
         began = self._stopwatch()
         try:
-            answer = self._ask(*facts)
-            problem = self._problem(answer, *facts)
+            with self._limit:
+                answer = self._ask(*facts)
+                problem = self._problem(answer, *facts)
+        except NoAnswer:
+            self._limit.close()
+            self._give_up("it did not answer, and was ended")
+            return USUAL_DECIDES
         except (Exception, SystemExit) as error:
             answer, problem = USUAL_DECIDES, None
             self._fail(PolicyFailure.RAISED, told(error, self.name))
@@ -92,8 +138,11 @@ class Guard:
 
     def _look_at_waste(self) -> None:
         if self._wasted_s > MOST_WASTED_S:
-            self._is_given_up = True
-            self._fail(PolicyFailure.SLOW, f"more than {1000 * self._usual_s:g} ms too often; it is asked no more")
+            self._give_up(f"more than {1000 * self._usual_s:g} ms too often")
+
+    def _give_up(self, why: str) -> None:
+        self._is_given_up = True
+        self._fail(PolicyFailure.SLOW, f"{why}; it is asked no more")
 
     def _fail(self, how: PolicyFailure, why: str) -> None:
         number = self._failures.add(self._kind, how, why)
@@ -114,9 +163,10 @@ class OwnPolicies:
         source: PolicySource | None = None,
         failures: Failures | None = None,
         stopwatch: Callable[[], float] = _no_time,
+        limit: Limit = NO_LIMIT,
     ) -> None:
         """Without a stopwatch no policy is slow: so a simulation does not depend on the machine that it runs on."""
-        self.source, self.failures, self._stopwatch = source, failures or Failures(), stopwatch
+        self.source, self.failures, self._stopwatch, self._limit = source, failures or Failures(), stopwatch, limit
 
     def decides(self, kind: PolicyKind) -> bool:
         return self.source is not None and kind in classes_of(self.source)
@@ -125,7 +175,7 @@ class OwnPolicies:
         """Make the policy for a decision, and return the guard that asks it; None where there is none."""
         if self.source is None or not self.decides(kind):
             return None
-        return Guard(self.source.name, made(self.source, kind), self._stopwatch, self.failures)
+        return Guard(self.source.name, made(self.source, kind), self._stopwatch, self.failures, self._limit)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, OwnPolicies) and self.source == other.source

@@ -1,15 +1,16 @@
 """The shell, which runs a core as a process: the turn loop, links between processes, the clock and logs.
 
-clock.py      The clock of every process, which never jumps.
-control.py    How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.
-exit_code.py  How a part's process says, as it ends, whether to start it again.
-journal.py    Log lines that say where a request goes next; they never quote its text.
-link_keys.py  The keys of a deployment's links: only a process that has them may send.
-links.py      Links between processes: each process has one inbox and a one-way link to each other member.
-listener.py   The socket at which HTTP arrives.
-logs.py       The format of log lines: text or JSON.
-part.py       A part of a deployment: what it is told when it starts, where it works, and its links.
-process.py    What the kernel says of this process, for metrics.
-shell.py      The turn loop of a real process: sockets, threads, and the results of work.
-turn.py       The turn loop that real and simulated processes share: events in, commands out, timers, work.
+answer_limit.py  Ends a policy of one's own that does not answer.
+clock.py         The clock of every process, which never jumps.
+control.py       How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.
+exit_code.py     How a part's process says, as it ends, whether to start it again.
+journal.py       Log lines that say where a request goes next; they never quote its text.
+link_keys.py     The keys of a deployment's links: only a process that has them may send.
+links.py         Links between processes: each process has one inbox and a one-way link to each other member.
+listener.py      The socket at which HTTP arrives.
+logs.py          The format of log lines: text or JSON.
+part.py          A part of a deployment: what it is told when it starts, where it works, and its links.
+process.py       What the kernel says of this process, for metrics.
+shell.py         The turn loop of a real process: sockets, threads, and the results of work.
+turn.py          The turn loop that real and simulated processes share: events in, commands out, timers, work.
 """

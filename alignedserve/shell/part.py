@@ -24,6 +24,7 @@ from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Heartbeat, Life, Member, rank_suffix
 from alignedserve.protocol.wire import MOST_FRAME_BYTES
 from alignedserve.scheduling.policy import Policy
+from alignedserve.shell.answer_limit import AnswerLimit
 from alignedserve.shell.clock import Clock, ClockOrigin
 from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.links import Links, Pulse
@@ -87,8 +88,9 @@ class Place:
 
     @cached_property
     def policy(self) -> Policy:
-        """Return the policy of this part. Policies of one's own get a stopwatch: a core has no clock."""
-        return self.config.policy.of_part(OwnPolicies(self.config.schedule.policy, stopwatch=perf_counter))
+        """Return the policy of this part. Policies of one's own get a stopwatch and a limit: a core has no clock."""
+        own = OwnPolicies(self.config.schedule.policy, stopwatch=perf_counter, limit=AnswerLimit())
+        return self.config.policy.of_part(own)
 
     @property
     def folder(self) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
@@ -20,6 +21,7 @@ from alignedserve.policies.kinds import (
     PolicyKind,
     PredictorPolicy,
 )
+from alignedserve.shell.answer_limit import AnswerLimit
 
 IN_LINE = RequestInLine("a", True, 0, 1.0, 2.0, 3.0, True, False)
 NEW = NewRequest("a", True, 0, 1.0, (1, 2), 8, 4, 1.0, 0.2, 60.0)
@@ -128,3 +130,20 @@ def test_one_slow_answer_among_quick_ones_is_borne() -> None:
     guard, failures = guard_of(answering(OrderPolicy, 1.0), times())
     assert {guard.ask(IN_LINE) for _ in range(50_000)} == {1.0}
     assert failures.lines() == []
+
+
+class Endless(OrderPolicy):
+    def key(self, request: RequestInLine) -> float:
+        while True:
+            with suppress(Exception):  # not what ends it
+                list(range(100))
+
+
+def test_a_policy_that_does_not_answer_is_ended_and_asked_no_more() -> None:
+    failures, limit = Failures(), AnswerLimit(most_s=0.02)
+    guard = Guard("mine.py", Endless(), lambda: 0.0, failures, limit)
+    assert guard.ask(IN_LINE) is USUAL_DECIDES
+    assert guard.ask(IN_LINE) is USUAL_DECIDES
+    assert failures.lines() == ["order: slow, 1 times, first: it did not answer, and was ended; it is asked no more"]
+    other = Guard("mine.py", answering(PlacementPolicy, "decode-1"), lambda: 0.0, failures, limit)
+    assert {other.ask(NEW, WORKERS) for _ in range(50_000)} == {"decode-1"}

@@ -1,0 +1,52 @@
+"""Ends a policy of one's own that does not answer, since the part that asked it hangs meanwhile.
+
+    with limit:            a question is open
+        policy.key(...)    ◀─ NoAnswer, raised here by a thread that looks now and then whether it is still the same
+
+Python raises it between two of its own instructions: a policy that waits in code that is not Python is ended when that
+code returns. Only the thread that asks enters the limit, for one question at a time.
+"""
+
+from __future__ import annotations
+
+from ctypes import c_ulong, py_object, pythonapi
+from threading import Event, Lock, Thread, get_ident
+from time import monotonic
+from types import TracebackType
+
+from alignedserve.policies.guard import NoAnswer
+
+MOST_S = 5.0  # for an answer
+
+
+class AnswerLimit:
+    def __init__(self, most_s: float = MOST_S) -> None:
+        self._most_s = most_s
+        self._lock = Lock()
+        self._asker: int | None = None  # the thread that waits for an answer; None: no question is open
+        self._asked_at = 0.0
+        self._watch: Thread | None = None
+
+    def __enter__(self) -> None:
+        if self._watch is None:
+            self._watch = Thread(target=self._look, name="answers of policies", daemon=True)
+            self._watch.start()
+        self._asked_at = monotonic()
+        self._asker = get_ident()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Note that no question is open: nothing is raised from now on."""
+        with self._lock:
+            if self._asker is not None:
+                pythonapi.PyThreadState_SetAsyncExc(c_ulong(self._asker), None)  # takes back what was not raised yet
+                self._asker = None
+
+    def _look(self) -> None:
+        never = Event()
+        while not never.wait(self._most_s / 5):
+            with self._lock:
+                if self._asker is not None and monotonic() - self._asked_at > self._most_s:
+                    pythonapi.PyThreadState_SetAsyncExc(c_ulong(self._asker), py_object(NoAnswer))
