@@ -11,7 +11,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-# The classes of the Python API; __init__.pyi tells their types.
+# The Python API; __init__.pyi tells its types.
 _HOMES = {
     "LLM": "llm",
     "Deployment": "deployment",
@@ -19,11 +19,14 @@ _HOMES = {
     "Slo": "parameters",
     "RequestOutput": "outputs",
     "CompletionOutput": "outputs",
+    "simulate": "simulating",
+    "compare": "simulating",
+    "System": "simulating",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import a class of the Python API when it is asked for: parts and commands need none of them."""
+    """Import a name of the Python API when it is asked for: parts and commands need none of them."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"alignedserve.api.{_HOMES[name]}"), name)

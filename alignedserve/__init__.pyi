@@ -4,3 +4,6 @@ from alignedserve.api.outputs import CompletionOutput as CompletionOutput
 from alignedserve.api.outputs import RequestOutput as RequestOutput
 from alignedserve.api.parameters import SamplingParams as SamplingParams
 from alignedserve.api.parameters import Slo as Slo
+from alignedserve.api.simulating import System as System
+from alignedserve.api.simulating import compare as compare
+from alignedserve.api.simulating import simulate as simulate

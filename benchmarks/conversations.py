@@ -16,7 +16,6 @@ from random import Random
 from statistics import mean
 from unittest.mock import patch
 
-from alignedserve.cli.simulate_once import settings_of
 from alignedserve.core import Request, Sampling
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.router.placing.placement import Placement, Pools
@@ -24,6 +23,7 @@ from alignedserve.simulator.records.distribution import percentile
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
+from alignedserve.simulator.trials.building import settings_of
 from alignedserve.simulator.workload.visit import Arrival
 from benchmarks.common.requests import request
 from benchmarks.report import command, report, several

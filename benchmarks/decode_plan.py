@@ -22,7 +22,6 @@ from itertools import islice
 from statistics import mean, median
 from time import thread_time
 
-from alignedserve.cli.simulate_once import settings_of
 from alignedserve.core import Request, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.memory.packed_seating import PackedSeating
 from alignedserve.decode_worker.state import DecodeCore
@@ -33,6 +32,7 @@ from alignedserve.scheduling.policy import Layout, Policy
 from alignedserve.simulator.machines.clock import Priority
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.trials.building import settings_of
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.limits import Moment
 from alignedserve.worker.step.ranks import in_order

@@ -32,7 +32,6 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from alignedserve.cli.simulate_once import device_of, settings_of
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.simulator.machines import gpu_truth, hardware
 from alignedserve.simulator.machines.hardware import Hardware
@@ -41,6 +40,7 @@ from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
+from alignedserve.simulator.trials.building import device_of, settings_of
 from benchmarks.common.models import VOCAB, llama160m
 from benchmarks.common.serving import Answer, ask, serve
 from benchmarks.common.simulating import recorded

@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from alignedserve.cli.simulate_once import settings_of
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
 from alignedserve.simulator.reports.request_figures import has_finished
 from alignedserve.simulator.reports.trial import SimulationTrial
+from alignedserve.simulator.trials.building import settings_of
 from benchmarks.common.simulating import record_of, recorded, save_load
 from benchmarks.report import command, report, several, status
 

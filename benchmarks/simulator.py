@@ -19,8 +19,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter, process_time
 
-from alignedserve.cli.simulate_once import settings_of
-from alignedserve.cli.simulating import DEFAULT_PROFILE
 from alignedserve.simulator.machines import gpu_truth
 from alignedserve.simulator.machines.hardware import Hardware
 from alignedserve.simulator.records.distribution import Distribution
@@ -29,6 +27,8 @@ from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
+from alignedserve.simulator.trials import defaults
+from alignedserve.simulator.trials.building import settings_of
 from benchmarks.common.simulating import record_of, recorded
 from benchmarks.report import command, report
 
@@ -207,7 +207,7 @@ def main() -> None:
         help="only compare with this real run: LLMServingSim's requests.jsonl, or a CSV file of arrival_s,"
         " prompt_tokens, output_tokens, ttft_s, e2e_s",
     )
-    parser.add_argument("--profile", default=DEFAULT_PROFILE, help="the GPU and the model of the measured run")
+    parser.add_argument("--profile", default=defaults.PROFILE, help="the GPU and the model of the measured run")
     parser.add_argument("--preset", default="vllm-chunked", help="what served the measured run")
     parser.add_argument(
         "--link",

@@ -29,11 +29,11 @@ from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
-from alignedserve.cli.simulate_once import settings_of
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
 from alignedserve.simulator.records.records import RequestOutcome
 from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.trial import SimulationTrial
+from alignedserve.simulator.trials.building import settings_of
 from alignedserve.store.job import JobStatus
 from benchmarks.common.batches import ENDED, Batches, job_of, jsonl, submit_shorter
 from benchmarks.common.chats import ANSWER, CHAT, DEFAULT, SEED, Load, Served

@@ -11,8 +11,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from alignedserve.cli.simulate_once import run_filmed
 from alignedserve.simulator.reports.trial import SimulationTrial
+from alignedserve.simulator.trials.running import run_filmed
 from chromium import chromium
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"

@@ -112,11 +112,11 @@ def _arguments(settings: Mapping[str, Setting], flags: Mapping[str, Setting]) ->
     arguments = [] if "port" in flags else ["--port", "0"]
     for name, value in flags.items():
         if value is not None:
-            arguments += [f"--{name.replace('_', '-')}", _text(value)]
+            arguments += [f"--{name.replace('_', '-')}", text_of(value)]
     for path, value in settings.items():
-        arguments += ["--set", f"{path}={_text(value)}"]
+        arguments += ["--set", f"{path}={text_of(value)}"]
     return arguments
 
 
-def _text(value: Setting) -> str:
+def text_of(value: Setting) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

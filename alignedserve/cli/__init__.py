@@ -11,9 +11,7 @@ planning.py       the flags of plan
 profile.py        `alignedserve profile`: measures what steps take here, and writes the cost model
 reproduce.py      `alignedserve reproduce`: runs the figures of papers, and writes them beside what the papers say
 serving.py        the flags of serve, presets, key, doctor and profile; prints the configuration
-side_by_side.py   runs many trials of the simulator, in as many processes as there are cores
 simulate.py       `alignedserve simulate`: runs workloads in virtual time, prints and writes the figures
-simulate_once.py  turns what users write (preset, workload, cluster, profile) into one simulated run
 simulating.py     the flags of simulate, reproduce and fuzz
 store.py          `alignedserve store`: checks the store of files and jobs, and exports its records
 """

@@ -7,11 +7,11 @@ import os
 from functools import partial
 
 from alignedserve.cli.clients import here
-from alignedserve.cli.simulating import DEFAULT_WORKLOAD
 from alignedserve.cli.terminal.arguments import Once, above_zero, check_writable, file, filled, given, whole
 from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.config.config import settings
 from alignedserve.errors import ConfigError
+from alignedserve.simulator.trials import defaults
 
 _FROM, _WRITTEN = "--from", ("--json", "--csv", "--page")
 
@@ -49,7 +49,7 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
         action=Once,
         type=filled,
         metavar="W",
-        default=DEFAULT_WORKLOAD,
+        default=defaults.WORKLOAD,
         help="which requests come, when, and what they are promised: a name such as chat or coserve, a file, or a kind "
         "such as trace:FILE, each with ,KEY=VALUE behind it (default: %(default)s)",
     )

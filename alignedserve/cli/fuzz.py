@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 
 from alignedserve.cli.terminal.arguments import check_writable
-from alignedserve.cli.terminal.processes import processes
+from alignedserve.machine.processes import processes
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.policies.source import PolicySource
 from alignedserve.simulator.fuzzing.fuzz import FuzzVerdict, attempt, record

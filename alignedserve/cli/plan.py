@@ -11,15 +11,14 @@ from pathlib import Path
 from time import monotonic
 
 from alignedserve.cli.plan_settings import check_accepted, settings_text
-from alignedserve.cli.simulate_once import cluster_of, device_of, settings_of, workload_of
 from alignedserve.cli.terminal.arguments import check_writable
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
-from alignedserve.cli.terminal.processes import one_for_each_core, processes
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.config.sources import read_yaml
 from alignedserve.config.topology import Topology
 from alignedserve.core import ServiceClass
 from alignedserve.errors import ConfigError, ProfileError, SimulateError
+from alignedserve.machine.processes import one_for_each_core, processes
 from alignedserve.simulator.machines import devices
 from alignedserve.simulator.planning.demand import Capacity, Expected, demand_of, expected_requests, family_of
 from alignedserve.simulator.planning.deployments import Deployment, Family, Offer
@@ -30,6 +29,7 @@ from alignedserve.simulator.planning.search import PlanTrial, Search
 from alignedserve.simulator.reports import plots
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.trials.building import cluster_of, device_of, settings_of, workload_of
 from alignedserve.simulator.workload import Mixture
 from alignedserve.simulator.workload.build import USUAL_REQUESTS
 from alignedserve.simulator.workload.pace import Recorded

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from alignedserve.cli.simulate_once import config_of
 from alignedserve.config.config import Config, every_setting, load, of_preset, plain, settings
 from alignedserve.config.setting import leaves
 from alignedserve.core import ServiceClass
 from alignedserve.simulator.planning.deployments import Deployment
 from alignedserve.simulator.reports.trial import SimulationTrial
+from alignedserve.simulator.trials.building import config_of
 from alignedserve.simulator.workload import Mixture
 from alignedserve.simulator.workload.amounts import Fixed
 

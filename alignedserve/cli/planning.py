@@ -6,11 +6,11 @@ import argparse
 from functools import partial
 
 from alignedserve.cli.serving import add_set
-from alignedserve.cli.simulating import DEFAULT_WORKLOAD
 from alignedserve.cli.terminal.arguments import Each, Once, above_zero, file, filled, share, whole
 from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.config.presets import DEFAULT
 from alignedserve.errors import ConfigError
+from alignedserve.simulator.trials import defaults
 
 
 def add_plan(parser: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def _add_question(group: argparse._ArgumentGroup) -> None:
         "--workload",
         type=filled,
         metavar="W",
-        default=DEFAULT_WORKLOAD,
+        default=defaults.WORKLOAD,
         help="which requests come, when, and what they are promised, as `simulate` takes it: trace:FILE, "
         "lengths:FILE,rate=20, chat,rate=20,ttft_s=0.5 (default: %(default)s)",
     )

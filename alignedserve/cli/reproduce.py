@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from alignedserve.cli.side_by_side import side_by_side
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import SimulateError
 from alignedserve.simulator.reports import plots
@@ -31,6 +30,7 @@ from alignedserve.simulator.reproduce.page import (
     tables,
 )
 from alignedserve.simulator.reproduce.papers import PAPERS
+from alignedserve.simulator.trials.side_by_side import figures_of, side_by_side
 
 Found = Mapping[SimulationTrial, RunFigures]
 
@@ -80,7 +80,7 @@ def _figures_of_all(options: ReproduceOptions) -> Found:
 
 
 def _each(trials: Sequence[SimulationTrial], jobs: int | None) -> Iterator[TrialRun]:
-    with side_by_side(jobs) as run_all:
+    with side_by_side(figures_of, jobs) as run_all:
         for done in run_all(trials):
             if done.problems:
                 raise SimulateError(f"{done.trial.title}: {done.problems[0]}")

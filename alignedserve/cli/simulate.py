@@ -12,8 +12,6 @@ from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from alignedserve.cli.side_by_side import side_by_side
-from alignedserve.cli.simulate_once import run_filmed, run_once, run_saved, settings_of
 from alignedserve.cli.terminal.arguments import check_writable
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import SimulateError
@@ -21,10 +19,20 @@ from alignedserve.simulator.fuzzing.recording import Difference, difference_text
 from alignedserve.simulator.records import record_file
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports import plots
-from alignedserve.simulator.reports.report import comparison_text, document, requests_csv, runs_csv, steps_csv, summary
+from alignedserve.simulator.reports.report import (
+    comparison_text,
+    document,
+    requests_csv,
+    runs_csv,
+    steps_csv,
+    summary,
+    write,
+)
 from alignedserve.simulator.reports.timeline import timeline
 from alignedserve.simulator.reports.trial import OnProgress, SimulationTrial, TrialRun, trials
-from alignedserve.simulator.workload.spec import rate_of
+from alignedserve.simulator.trials.building import check_rates, settings_of
+from alignedserve.simulator.trials.running import run_filmed, run_once, run_saved
+from alignedserve.simulator.trials.side_by_side import side_by_side
 
 _WRONG = 1  # the simulation found something wrong with itself
 _DIFFERENT = 1  # two runs that were compared differ
@@ -67,7 +75,7 @@ def _all(options: SimulateOptions, planned: Sequence[SimulationTrial]) -> list[T
     found: dict[SimulationTrial, TrialRun] = {}
     with (
         ProgressBar("runs", sys.stderr) as progress,
-        side_by_side(options.jobs, partial(_run_of_many, options)) as run_all,
+        side_by_side(partial(_run_of_many, options), options.jobs) as run_all,
     ):
         for run in run_all(planned):
             found[run.trial] = run
@@ -133,9 +141,7 @@ def _tell(found: Difference | int, first: str, second: str) -> int:
 
 def _check(options: SimulateOptions, planned: Sequence[SimulationTrial]) -> None:
     """Refuse options that cannot work, before anything runs."""
-    said = rate_of(options.common.workload or "")
-    if options.rates and said:
-        raise SimulateError(f"--rates takes the place of {said} in --workload: leave one of them out")
+    check_rates(options.common, options.rates)
     for trial in planned:
         settings_of(trial)
     single = {
@@ -216,27 +222,18 @@ def _write_all(options: SimulateOptions, runs: Sequence[TrialRun], text: str) ->
     if len(runs) > 1:
         _write(options.csv, lambda: runs_csv(runs))
         if options.plot is not None:
-            _plot_several(runs, options.plot)
+            plots.plot_several(runs, options.plot)
     if options.out is not None:
         _write(options.out / "summary.txt", lambda: text)
         _write(options.out / "figures.json", lambda: document(runs))
         _write(options.out / "runs.csv", lambda: runs_csv(runs))
         if len(runs) > 1 and plots.are_possible():
-            _plot_several(runs, options.out / "runs.svg")
-
-
-def _plot_several(runs: Sequence[TrialRun], path: Path) -> None:
-    is_sweep = len({run.trial.rate for run in runs}) > 1
-    (plots.plot_sweep if is_sweep else plots.plot_comparison)(runs, path)
+            plots.plot_several(runs, options.out / "runs.svg")
 
 
 def _write(path: Path | None, text: Callable[[], str]) -> None:
-    if path is None:
-        return
-    try:
-        path.write_text(text(), encoding="utf-8")
-    except OSError as error:
-        raise SimulateError(f"{path} cannot be written: {error.strerror}") from None
+    if path is not None:
+        write(path, text())
 
 
 def _folder_name(trial: SimulationTrial) -> str:

@@ -23,11 +23,10 @@ from alignedserve.cli.terminal.arguments import (
 from alignedserve.cli.terminal.interrupt import LeavesAtOnce
 from alignedserve.config.presets import DEFAULT, PRESETS
 from alignedserve.errors import ConfigError
+from alignedserve.simulator.trials import defaults
 
 # --- simulate
 
-DEFAULT_PROFILE = "rtxpro6000-llama-3.1-8b-tp1"
-DEFAULT_WORKLOAD = "chat"
 _REPLAY, _DIFF = "--replay", "--diff"
 
 
@@ -63,7 +62,7 @@ def _add_what_runs(group: argparse._ArgumentGroup) -> None:
         action=Once,
         type=filled,
         metavar="W",
-        default=DEFAULT_WORKLOAD,
+        default=defaults.WORKLOAD,
         help="which requests come, and when: a name such as chat or coserve, a file, or a kind such as "
         "trace:FILE, each with ,KEY=VALUE behind it (default: %(default)s)",
     )
@@ -94,7 +93,7 @@ def _add_what_runs(group: argparse._ArgumentGroup) -> None:
         action=Once,
         type=filled,
         metavar="GPU",
-        default=DEFAULT_PROFILE,
+        default=defaults.PROFILE,
         help="how long steps take: a GPU and a model, such as a100-80-opt-13b-tp1, or a file: of "
         "`alignedserve profile`, of measured grids, or of a device's numbers (default: %(default)s)",
     )
@@ -166,8 +165,8 @@ def _simulate(args: argparse.Namespace) -> int:
 
     with LeavesAtOnce():
         from alignedserve.cli.simulate import SimulateOptions, run
-        from alignedserve.cli.simulate_once import cluster_of
         from alignedserve.simulator.reports.trial import SimulationTrial
+        from alignedserve.simulator.trials.building import cluster_of
 
     presets = _presets(args)
     return run(

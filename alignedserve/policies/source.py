@@ -9,7 +9,7 @@ from __future__ import annotations
 import linecache
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import isabstract, isclass, signature
@@ -50,12 +50,22 @@ class PolicySource:
         return self.name if self.text is None else f"{self.name}\n{self.text}"
 
 
+@dataclass(frozen=True)
+class GivenPolicies(PolicySource):
+    """Classes of Python code that starts parts in its own process, as simulations do: they have no text."""
+
+    classes: tuple[type[OwnPolicy], ...] = ()
+
+    @classmethod
+    def of_classes(cls, *classes: type) -> GivenPolicies:
+        return cls(" and ".join(given.__name__ for given in classes), classes=classes)
+
+
 @cache
 def classes_of(source: PolicySource) -> Mapping[PolicyKind, type[OwnPolicy]]:
     """Import the source, and return its class for each decision that it makes. Raises ConfigError."""
     try:
-        home = _offered(source.name) if source.text is None else _imported(source.name, source.text)
-        defined = [*_classes_in(home)]
+        defined = [it for home in _homes(source) for it in _classes_in(home)]
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
@@ -122,6 +132,13 @@ def _where(error: BaseException, file: str) -> str:
         if frame.filename == file:
             return f", line {frame.lineno}"
     return f", line {frames[-1].lineno} of {Path(frames[-1].filename).name}" if frames else ""
+
+
+def _homes(source: PolicySource) -> Sequence[Any]:
+    """Return the module of a source, or its classes."""
+    if isinstance(source, GivenPolicies):
+        return source.classes
+    return [_offered(source.name) if source.text is None else _imported(source.name, source.text)]
 
 
 def _imported(name: str, text: str) -> ModuleType:

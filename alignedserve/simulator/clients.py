@@ -77,6 +77,7 @@ class Client:
     got: list[int] = field(default_factory=list)
     token_at: array[float] = field(default_factory=lambda: array("d"))  # when each token in `got` came
     ended_at: float = 0.0
+    refused: str | None = None  # the reason
     asks_logprobs: bool = field(init=False)  # computed once: most requests do not, and a check at every token is slow
 
     def __post_init__(self) -> None:
@@ -98,6 +99,7 @@ class Client:
             token_at=self.token_at,
             outcome=self.outcome,
             ended_at=self.ended_at,
+            refused=self.refused,
         )
 
     def problem(self) -> str | None:
@@ -233,6 +235,7 @@ class Clients:
     def reject(self, command: Reject) -> None:
         client = self.kept.get(command.request)
         if client is not None and client.outcome is RequestOutcome.OPEN:
+            client.refused = command.reason.value
             self._end(client, RequestOutcome.REFUSED)
 
     def _end(self, client: Client, outcome: RequestOutcome) -> None:

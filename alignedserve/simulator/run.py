@@ -103,13 +103,22 @@ class Simulation:
         with _rare_collections():
             return self._run()
 
-    def _run(self) -> Summary:
-        world, agenda = self.world, self.world.agenda
-        world.plan(self.settings.faults)
+    def run_until(self, at: float) -> None:
+        """Run from the start to this instant, to look at the deployment as it is then."""
+        with _rare_collections():
+            self._start()
+            self.world.agenda.run(at)
+
+    def _start(self) -> None:
+        self.world.plan(self.settings.faults)
         for name, role in members_of(self.settings).items():
             self._start_member(name, role)
         self.clients.start()
-        world.on_death = self._died
+        self.world.on_death = self._died
+
+    def _run(self) -> Summary:
+        agenda = self.world.agenda
+        self._start()
         agenda.run(self.settings.most_s, ended=lambda: self.clients.num_open == 0)
         self._ended_at = agenda.now
         agenda.run(max(agenda.now, calm_at(self.settings.faults)) + _QUIET_S)

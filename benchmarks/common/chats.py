@@ -24,7 +24,6 @@ from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import Any, Protocol
 
-from alignedserve.cli.simulate_once import settings_of
 from alignedserve.core import ServiceClass
 from alignedserve.cost.model import Uncertainty
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
@@ -33,6 +32,7 @@ from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
 from alignedserve.simulator.reports.request_figures import has_finished
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.trials.building import settings_of
 from benchmarks.common.batches import ENDED, Batches, jsonl
 from benchmarks.common.machines import GATEWAY_MS, MACHINES, save_profile
 from benchmarks.common.models import VOCAB, llama160m

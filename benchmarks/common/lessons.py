@@ -10,7 +10,6 @@ from dataclasses import replace
 from enum import Enum
 from random import Random
 
-from alignedserve.cli.simulate_once import settings_of
 from alignedserve.core import Sampling, ServiceClass, Slo
 from alignedserve.protocol.commands import Learn
 from alignedserve.router.prediction.predictor import HashEncoder
@@ -22,6 +21,7 @@ from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
+from alignedserve.simulator.trials.building import settings_of
 from alignedserve.simulator.workload import Arrival
 from benchmarks.common.requests import request
 from benchmarks.common.simulating import recorded

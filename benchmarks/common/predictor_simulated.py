@@ -14,7 +14,6 @@ from random import Random
 
 import numpy as np
 
-from alignedserve.cli.simulate_once import settings_of
 from alignedserve.core import Sampling, ServiceClass, Sketch
 from alignedserve.protocol.commands import Learn
 from alignedserve.router.prediction.predictor import HashEncoder
@@ -27,6 +26,7 @@ from alignedserve.simulator.reports.request_figures import end_to_end_s, finishe
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT, Settings
+from alignedserve.simulator.trials.building import settings_of
 from alignedserve.simulator.workload import Arrival
 from benchmarks.common.requests import request
 from benchmarks.common.simulating import recorded

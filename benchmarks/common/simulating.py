@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 
 import yaml
 
-from alignedserve.cli.simulate_once import settings_of
 from alignedserve.machine.resources import usable_cores
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.trials.building import settings_of
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -104,7 +104,7 @@ def test_a_command_ends_when_one_of_its_processes_is_killed(tmp_path: Path) -> N
     moment = FIRST_VERDICT.format(then=KILL_A_PROCESS)
     status, _, err = _interrupted(moment, "fuzz --until-failure --jobs 2", tmp_path)
     assert status == 2
-    assert err.endswith("a process of this command was killed, perhaps since memory ran out: try fewer with --jobs\n")
+    assert err.endswith("a process that shared the work was killed, perhaps since memory ran out: try fewer jobs\n")
 
 
 def test_processes_of_simulations_say_nothing_either(tmp_path: Path) -> None:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
 from itertools import pairwise
 
 import pytest
 
 from alignedserve.config.topology import Topology
-from alignedserve.core import WORKERS, Role, ServiceClass, WorkerLimits
-from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.core import ServiceClass, WorkerLimits
 from alignedserve.explain.decisions import Kind
 from alignedserve.explain.sentences import lines
-from alignedserve.explain.story import PartAnswer, Stage, Story, tell
+from alignedserve.explain.story import Stage, Story
 from alignedserve.explain.trace_file import trace_of
-from alignedserve.prefill_worker.state import PrefillCore
-from alignedserve.protocol.commands import Send
-from alignedserve.protocol.messages import AskDecisions, Decisions
-from alignedserve.router.state import RouterCore
+from alignedserve.simulator.explaining import story_of
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import Settings
 from alignedserve.simulator.workload import Workload
 from alignedserve.simulator.workload.spec import read_workload
-from tests.samples import said
 
 TIGHT = WorkerLimits(num_pairs=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=4)
 CROWDED = WorkerLimits(num_pairs=40, block_size=16, page_size=64, max_step_tokens=64, max_batch=16)
@@ -33,9 +27,8 @@ CROWD = read_workload(
 )
 
 
-def stories(simulation: Simulation, names: Iterable[str]) -> list[Story]:
-    parts = [name for name, role in simulation.launcher.members.items() if role in (Role.ROUTER, *WORKERS)]
-    return [tell(name, [_answer(simulation, part, name) for part in parts], (), 1e9) for name in names]
+def stories(simulation: Simulation) -> list[Story]:
+    return [story_of(simulation, name) for name in simulation.clients.kept]
 
 
 @cache
@@ -46,22 +39,13 @@ def crowded() -> Simulation:
     return simulation
 
 
-def _answer(simulation: Simulation, part: str, request: str) -> PartAnswer:
-    process = simulation.world.alive(part)
-    assert process is not None
-    assert isinstance(process.core, RouterCore | PrefillCore | DecodeCore)
-    sent = process.core.handle(said("gateway-0", AskDecisions(1, request), 1), simulation.world.agenda.now)
-    (findings,) = [send.message.findings for send in sent if isinstance(send, Send) and type(send.message) is Decisions]
-    return PartAnswer(part, findings)
-
-
 @pytest.mark.parametrize("topology", ["colocated", "1+1", "2+2"])
 @pytest.mark.parametrize("limits", [Settings().limits, TIGHT], ids=["roomy", "tight"])
 def test_each_request_is_explained_from_its_arrival_to_its_end(topology: str, limits: WorkerLimits) -> None:
     workload = Workload(num_requests=40, rate=100.0)
     simulation = Simulation(Settings(topology=Topology.parse(topology), workload=workload, limits=limits, num_pages=12))
     simulation.run()
-    for story in stories(simulation, list(simulation.clients.kept)):
+    for story in stories(simulation):
         assert story.end is not None, story.request
         assert story.end.kind is Kind.ENDED, "\n".join(lines(story))
         assert story.stays[0].stage is Stage.ROUTING
@@ -77,7 +61,7 @@ def test_each_request_is_explained_from_its_arrival_to_its_end(topology: str, li
 
 def test_a_document_that_had_to_leave_is_told_of_the_chats_that_decoded_meanwhile() -> None:
     simulation = crowded()
-    told = stories(simulation, list(simulation.clients.kept))
+    told = stories(simulation)
     waits = [stay for story in told if story.service is ServiceClass.BE for stay in story.stays if stay.seconds > 0]
     beside = [noted for stay in waits if stay.stage is not Stage.DECODE for noted in stay.noted(Kind.BESIDE)]
     assert any(" rt" in noted.why for noted in beside)
@@ -85,7 +69,7 @@ def test_a_document_that_had_to_leave_is_told_of_the_chats_that_decoded_meanwhil
 
 def test_a_request_that_had_to_leave_names_the_request_that_got_its_memory() -> None:
     simulation = crowded()
-    told = {story.request: story for story in stories(simulation, list(simulation.clients.kept))}
+    told = {story.request: story for story in stories(simulation)}
     displaced = [noted for story in told.values() for stay in story.stays for noted in stay.noted(Kind.DISPLACED)]
     named = [noted for noted in displaced if noted.other]
     assert displaced

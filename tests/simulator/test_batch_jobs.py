@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 import yaml
 
-from alignedserve.cli.simulate_once import settings_of
 from alignedserve.simulator.batch_jobs import JobsSimulation, Submission
 from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.trial import SimulationTrial
+from alignedserve.simulator.trials.building import settings_of
 from alignedserve.store.job import JobStatus
 from benchmarks.common.machines import MACHINES, save_profile
 

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from alignedserve.cli import main as cli
-from alignedserve.cli.simulate_once import run_filmed, run_once, settings_of
 from alignedserve.dashboard.picture import SLOT_S
 from alignedserve.simulator import filming
 from alignedserve.simulator.filming import Film
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.trials.building import settings_of
+from alignedserve.simulator.trials.running import run_filmed, run_once
 
 TRIAL = SimulationTrial("aligned", "chat,num_requests=60,rate=10", "1+1")
 

@@ -7,7 +7,6 @@ from random import Random
 
 import pytest
 
-from alignedserve.cli.simulate_once import settings_of
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.simulator.fuzzing.fuzz import attempt
@@ -17,6 +16,7 @@ from alignedserve.simulator.machines.faults import draw_faults
 from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import FIRST_ARRIVAL_AT
+from alignedserve.simulator.trials.building import settings_of
 from alignedserve.simulator.workload.visit import Arrival
 from tests.conftest import SOAK
 from tests.samples import request

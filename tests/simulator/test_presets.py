@@ -8,12 +8,13 @@ from types import MappingProxyType
 
 import pytest
 
-from alignedserve.cli.simulate_once import cluster_of, run_once
 from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
 from alignedserve.core import ServiceClass
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports.trial import SimulationTrial
+from alignedserve.simulator.trials.building import cluster_of
+from alignedserve.simulator.trials.running import run_once
 
 GPU = "rtx4090-llama-3.1-8b-tp1"  # memory for 42 k tokens
 LOAD = "coserve,first_s=6,chat.rate=5,chat.max_tokens=512,documents.in_flight=40,documents.prompt=512-3000"

@@ -13,8 +13,6 @@ import pytest
 from alignedserve.cli import main as cli
 from alignedserve.cli import reproduce
 from alignedserve.cli.reproduce import ReproduceOptions
-from alignedserve.cli.side_by_side import side_by_side
-from alignedserve.cli.simulate_once import settings_of
 from alignedserve.errors import SimulateError
 from alignedserve.simulator.reports.figure_rows import Better
 from alignedserve.simulator.reports.figures import RunFigures
@@ -24,6 +22,8 @@ from alignedserve.simulator.reproduce.cells import Cells
 from alignedserve.simulator.reproduce.figure import Axis, Claim, Figure, Paper, Point, System
 from alignedserve.simulator.reproduce.page import FigureRun, document, page, picture, read_document, tables
 from alignedserve.simulator.reproduce.papers import PAPERS, chosen
+from alignedserve.simulator.trials.building import settings_of
+from alignedserve.simulator.trials.side_by_side import figures_of, side_by_side
 from tests.simulator.runs import MIXED
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -220,7 +220,7 @@ def test_a_trial_of_two_figures_runs_once(monkeypatch: pytest.MonkeyPatch) -> No
         ran.append(trial)
         return MIXED
 
-    monkeypatch.setattr("alignedserve.cli.side_by_side.run_once", counted)
+    monkeypatch.setattr("alignedserve.simulator.trials.side_by_side.run_once", counted)
     twice = replace(PAPER, figures=(FIGURE, replace(FIGURE, number="2", metric="tokens_per_s")))
     assert reproduce.run(ReproduceOptions((twice,), (0, 1), jobs=1)) == 0
     assert len(ran) == len({*ran}) == 4
@@ -237,7 +237,7 @@ def test_processes_give_what_one_gives() -> None:
     trials = [SimulationTrial("fcfs", SMALL, seed=seed) for seed in range(3)]
     found = []
     for jobs in (1, 2):
-        with side_by_side(jobs) as run_all:
+        with side_by_side(figures_of, jobs) as run_all:
             found.append({run.trial: run.figures.tokens_per_s for run in run_all(trials)})
     assert found[0] == found[1]
     assert len(found[0]) == 3

@@ -13,9 +13,7 @@ from types import MappingProxyType
 import pytest
 
 from alignedserve.cli import main as cli
-from alignedserve.cli import side_by_side
 from alignedserve.cli import simulate as simulate_command
-from alignedserve.cli.simulate_once import parse_cluster, run_once, run_saved, settings_of
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.config.presets import PRESETS
 from alignedserve.errors import SimulateError
@@ -26,6 +24,9 @@ from alignedserve.simulator.records.records import RequestOutcome, RunRecord
 from alignedserve.simulator.reports.figures import RunFigures, figure_tree
 from alignedserve.simulator.reports.trial import OnProgress, RunOnce, SimulationTrial
 from alignedserve.simulator.run import Simulation, simulate
+from alignedserve.simulator.trials import side_by_side
+from alignedserve.simulator.trials.building import parse_cluster, settings_of
+from alignedserve.simulator.trials.running import run_once, run_saved
 from tests.simulator.runs import MIXED
 
 LONE = "sizes:prompt=100,output=5,rate=1,cv=0,num_requests=4"  # requests run one at a time

@@ -14,12 +14,13 @@ from typing import Any
 
 import pytest
 
-from alignedserve.cli.simulate_once import run_once, settings_of
 from alignedserve.core import Estimate
 from alignedserve.errors import SimulateError, WorkloadError
 from alignedserve.simulator.predicting import oracle_estimate
 from alignedserve.simulator.reports.figures import RunFigures
 from alignedserve.simulator.reports.trial import SimulationTrial
+from alignedserve.simulator.trials.building import settings_of
+from alignedserve.simulator.trials.running import run_once
 from alignedserve.simulator.workload import Arrival, arrivals
 from alignedserve.simulator.workload.predictions import Predictions, prediction_table
 from alignedserve.simulator.workload.spec import read_workload

@@ -58,6 +58,7 @@ def _plain_request(request: RequestRecord) -> tuple[Any, ...]:
     return (
         *(request.id, request.service, slo, request.arrival_at, request.num_prompt, list(request.token_at)),
         *(request.outcome.value, request.ended_at, request.num_preempted, request.job),
+        request.refused,
     )
 
 

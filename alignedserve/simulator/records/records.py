@@ -34,6 +34,7 @@ class RequestRecord:
     ended_at: float = 0.0
     num_preempted: int = 0
     job: str | None = None  # the batch job that the request is a line of
+    refused: str | None = None  # the reason, of a request that was refused
 
 
 class StepRecord(NamedTuple):

@@ -224,6 +224,11 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"seeds {', '.join(map(str, seeds))}: mean ± half the range" if len(seeds) > 1 else f"seed {seeds[0]}"
 
 
+def plot_several(runs: Sequence[TrialRun], path: Path) -> None:
+    is_sweep = len({run.trial.rate for run in runs}) > 1
+    (plot_sweep if is_sweep else plot_comparison)(runs, path)
+
+
 def plot_sweep(runs: Sequence[TrialRun], path: Path) -> None:
     """Draw attainment against the rate, and the rates at which it crosses the marks."""
     figure = new_figure(8, 5)

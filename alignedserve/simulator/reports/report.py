@@ -8,8 +8,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, astuple, fields
 from io import StringIO
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
+from alignedserve.errors import SimulateError
 from alignedserve.simulator.records.distribution import percentile
 from alignedserve.simulator.records.records import RequestRecord, RunRecord, StepRecord
 from alignedserve.simulator.reports.comparison import compare, comparison_table, comparison_tree
@@ -29,6 +31,14 @@ from alignedserve.simulator.reports.trial import SimulationTrial, TrialRun, by_r
 
 _FORMAT = 1
 _LABEL_WIDTH = max(len(row.label) for row in ROWS)
+
+
+def write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SimulateError(f"{path} cannot be written: {error.strerror}") from None
+
 
 # --- Text
 
@@ -120,7 +130,7 @@ def requests_csv(record: RunRecord) -> str:
 
 REQUEST_TITLES = (
     "id", "service", "job", "outcome", "arrival_s", "ended_s", "prompt_tokens", "output_tokens",
-    "ttft_s", "mean_tpot_s", "p99_tbt_s", "end_to_end_s", "attained", "tokens_in_time", "preempted",
+    "ttft_s", "mean_tpot_s", "p99_tbt_s", "end_to_end_s", "attained", "tokens_in_time", "preempted", "refused",
 )  # fmt: skip
 
 
@@ -130,20 +140,20 @@ def request_row(request: RequestRecord, began_at: float) -> Iterator[Any]:
     yield from (request.num_prompt, len(request.token_at))
     yield from (ttft_s(request), mean_tpot_s(request), percentile(gaps_s(request), 99))
     yield end_to_end_s(request) if has_finished(request) else None
-    yield from (int(attains(request)), sum(in_time(request)), request.num_preempted)
+    yield from (int(attains(request)), sum(in_time(request)), request.num_preempted, request.refused)
 
 
 def steps_csv(record: RunRecord) -> str:
-    return csv_text(_STEP_TITLES, (_step_row(step, record.began_at) for step in record.steps))
+    return csv_text(STEP_TITLES, (step_row(step, record.began_at) for step in record.steps))
 
 
-_STEP_TITLES = (
+STEP_TITLES = (
     "worker", "kind", "began_s", "seconds", "predicted_s", "chunks", "chunk_tokens", "cached", "decodes", "prefixes",
     "shortest", "longest", "hidden", "budget", "free_share", "emitted",
 )  # fmt: skip
 
 
-def _step_row(step: StepRecord, began_at: float) -> Iterator[Any]:
+def step_row(step: StepRecord, began_at: float) -> Iterator[Any]:
     shape = step.shape
     yield from (step.worker, shape.kind.value, step.began_at - began_at, step.seconds, step.predicted_s)
     yield from (shape.chunks, shape.chunk_tokens, shape.cached, shape.decodes, shape.prefixes)
@@ -152,11 +162,13 @@ def _step_row(step: StepRecord, began_at: float) -> Iterator[Any]:
 
 def runs_csv(runs: Iterable[TrialRun]) -> str:
     """Return a row for each run, with every figure of its summary."""
-    asked = [field.name for field in fields(SimulationTrial)]
-    return csv_text((*asked, *(row.path for row in NUMBERS)), map(_run_row, runs))
+    return csv_text(RUN_TITLES, map(run_row, runs))
 
 
-def _run_row(run: TrialRun) -> Iterator[Any]:
+RUN_TITLES = (*(field.name for field in fields(SimulationTrial)), *(row.path for row in NUMBERS))
+
+
+def run_row(run: TrialRun) -> Iterator[Any]:
     yield from astuple(run.trial)
     yield from (run.figures.at(row.path) for row in NUMBERS)
 

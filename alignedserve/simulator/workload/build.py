@@ -19,7 +19,7 @@ from alignedserve.errors import ConfigError, WorkloadError
 from alignedserve.simulator.workload.amounts import FORMS, Amount
 from alignedserve.simulator.workload.block_trace import SUFFIX, read_block_trace
 from alignedserve.simulator.workload.chats import ChatLengths, read_chats
-from alignedserve.simulator.workload.files import read_lengths, read_trace
+from alignedserve.simulator.workload.files import FileRequests, read_lengths, read_trace
 from alignedserve.simulator.workload.lengths import (
     CHAT_OUTPUT,
     DrawnSizes,
@@ -52,6 +52,10 @@ USUAL_REQUESTS = 1000  # of a stream for which neither their number nor a time i
 @dataclass(frozen=True)
 class TraceFile:
     path: str = setting("", "CSV file with arrival_s, prompt_tokens and output_tokens, or Mooncake's JSON lines")
+
+
+@dataclass(frozen=True)
+class Windows:
     window_s: float | None = setting(
         None, "the seed draws windows of so many seconds; without it each seed has the trace as it is", above=0
     )
@@ -158,9 +162,21 @@ def _build_stream(tree: Tree, folder: Path, whole: Whole) -> Stream:
 
 
 def _build_trace(name: str, tree: Tree, folder: Path, whole: Whole) -> Stream:
-    values = _stream_values(tree, ("name", "kind"), (TraceFile, *_OF_ALL), "a trace")
-    path, window_s = _path(TraceFile, values, folder), _build_part(TraceFile, values).window_s
-    read = read_block_trace(path) if path.suffix == SUFFIX else read_trace(path)
+    values = _stream_values(tree, ("name", "kind"), (TraceFile, Windows, *_OF_ALL), "a trace")
+    path = _path(TraceFile, values, folder)
+    return _trace_stream(name, read_block_trace(path) if path.suffix == SUFFIX else read_trace(path), values, whole)
+
+
+def trace_stream(name: str, read: FileRequests, tree: Tree) -> Stream:
+    """Return the stream of requests that were read, with the keys of a trace."""
+    try:
+        return _trace_stream(name, read, _stream_values(tree, (), (Windows, *_OF_ALL), "a trace"), Whole())
+    except ConfigError as error:
+        raise WorkloadError(str(error)) from None
+
+
+def _trace_stream(name: str, read: FileRequests, values: Tree, whole: Whole) -> Stream:
+    window_s = _build_part(Windows, values).window_s
     check_window(read.times, window_s)
     parts = _build_part(StreamPromise, values), Turns(), _build_part(ClientLimits, values), _build_span(values, whole)
     lengths, foresight = RecordedLengths(read.pairs), _build_part(Foresight, values)

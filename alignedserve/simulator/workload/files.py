@@ -1,4 +1,4 @@
-"""Reads CSV files of requests: `arrival_s,prompt_tokens,output_tokens`; other columns are ignored.
+"""Reads tables of requests, CSV files or rows: `arrival_s,prompt_tokens,output_tokens`; other columns are ignored.
 
 A row without a token in its prompt or in its output cannot run as a request: such rows are left out, and counted.
 """
@@ -8,15 +8,17 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from alignedserve.errors import WorkloadError
 from alignedserve.simulator.workload.lengths import Pair
 
+Row = dict[str, str | None]
+
 MOST_S = 1e10  # from any start: large enough for seconds since 1970
-_TIME, _PROMPT, _OUTPUT = "arrival_s", "prompt_tokens", "output_tokens"
+_TIME, _PROMPT, _OUTPUT = TRACE_COLUMNS = "arrival_s", "prompt_tokens", "output_tokens"
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,13 @@ def read_lengths(path: Path) -> FileRequests:
 
 
 def read_trace(path: Path) -> FileRequests:
+    return trace_of_rows(_rows(path, TRACE_COLUMNS), path)
+
+
+def trace_of_rows(rows: Iterable[tuple[str, Row]], path: Path) -> FileRequests:
+    """Return the requests of rows, each with its place for errors."""
     times, pairs, num_rows, last = list[float](), list[Pair](), 0, -math.inf
-    for where, row in _rows(path, (_TIME, _PROMPT, _OUTPUT)):
+    for where, row in rows:
         num_rows, last, pair = num_rows + 1, _time(row, where, last), _pair(row, where)
         if all(pair):
             times.append(last)
@@ -52,7 +59,7 @@ def notes_of(path: Path, num_rows: int, num_kept: int) -> tuple[str, ...]:
     return (f"{path.name}: {empty} of {num_rows} rows have no prompt or no output, and were left out",) if empty else ()
 
 
-def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, dict[str, str | None]]]:
+def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Row]]:
     """Yield each row with its place in the file."""
     empty = True
     try:
@@ -76,7 +83,7 @@ def _check_columns(path: Path, given: Sequence[str], needed: tuple[str, ...]) ->
             raise WorkloadError(f"{path} has no column {column}: its first line must name {', '.join(needed)}")
 
 
-def _time(row: dict[str, str | None], where: str, last: float) -> float:
+def _time(row: Row, where: str, last: float) -> float:
     text = row[_TIME]
     if not text:
         lengths = "a file of lengths alone is read as lengths:PATH, with a rate"
@@ -97,11 +104,11 @@ def rising(time: float, last: float, where: str, column: str) -> float:
     return time
 
 
-def _pair(row: dict[str, str | None], where: str) -> Pair:
+def _pair(row: Row, where: str) -> Pair:
     return _tokens(row, _PROMPT, where), _tokens(row, _OUTPUT, where)
 
 
-def _tokens(row: dict[str, str | None], column: str, where: str) -> int:
+def _tokens(row: Row, column: str, where: str) -> int:
     text = row[column]
     if not text:
         raise WorkloadError(f"{where}: {column} is empty: fill it in, or remove the line")

@@ -1,6 +1,6 @@
 """Runs many trials of the simulator, in as many processes as there are cores.
 
-with side_by_side() as run_all:
+with side_by_side(figures_of) as run_all:
     figures = {run.trial: run.figures for run in run_all(trials)}
 """
 
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias, TypeVar
 
-from alignedserve.cli.simulate_once import run_once
-from alignedserve.cli.terminal.processes import one_for_each_core, processes
+from alignedserve.machine.processes import one_for_each_core, processes
 from alignedserve.simulator.reports.trial import SimulationTrial, TrialRun
+from alignedserve.simulator.trials.running import run_once
 
-RunTrial = Callable[[SimulationTrial], TrialRun]
-RunAll = Callable[[Iterable[SimulationTrial]], Iterator[TrialRun]]
+T = TypeVar("T")
+R = TypeVar("R")
+RunAll: TypeAlias = Callable[[Iterable[T]], Iterator[R]]
 
 
 def figures_of(trial: SimulationTrial) -> TrialRun:
@@ -22,7 +24,7 @@ def figures_of(trial: SimulationTrial) -> TrialRun:
 
 
 @contextmanager
-def side_by_side(jobs: int | None = None, run: RunTrial = figures_of) -> Iterator[RunAll]:
+def side_by_side(run: Callable[[T], R], jobs: int | None = None) -> Iterator[RunAll[T, R]]:
     """Return a function that runs trials, and yields each run when it has ended, in whatever order.
 
     The processes stay until the end of the block, for several calls. A single job runs in this process.

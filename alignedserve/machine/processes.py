@@ -1,9 +1,10 @@
-"""Processes that share a command's work."""
+"""Processes that share a piece of work."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from multiprocessing import get_context, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from traceback import format_exc
+from types import ModuleType
 from typing import Generic, NoReturn, TypeAlias, TypeVar, cast
 
 from alignedserve.errors import ProcessLost
@@ -30,7 +32,7 @@ def one_for_each_core() -> int:
 class Processes:
     """Processes at the ends of pipes: they share no queue and no lock, so one that is killed holds up nobody.
 
-    They ignore Ctrl-C: a terminal sends it to all of them, and this process ends the others. A process whose command
+    They ignore Ctrl-C: a terminal sends it to all of them, and this process ends the others. A process whose parent
     is gone ends when it has computed what it was given.
     """
 
@@ -88,12 +90,9 @@ class Processes:
     def _start(self) -> Connection:
         ours, theirs = _SPAWN.Pipe()
         process = _SPAWN.Process(target=_compute, args=(theirs,), daemon=True)
-        heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # the process inherits it
-        try:
+        with _inherited():
             process.start()
             self._started.append(process)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, heard)
         theirs.close()  # the pipe ends with the process
         return ours
 
@@ -104,13 +103,33 @@ def processes(most: int) -> Iterator[Processes]:
 
     Each computes in one thread: a second one would only take a core from another process.
     """
-    os.environ |= _ONE_THREAD
     resource_tracker.ensure_running()  # it would let Ctrl-C through again where a process starts it
     started = Processes(most)
     try:
         yield started
     finally:
         started.end()
+
+
+@contextmanager
+def _inherited() -> Iterator[None]:
+    """Let a process that starts here ignore Ctrl-C, compute in one thread, and not run the caller's script again.
+
+    A new process runs the file of `__main__`, so that it knows what is defined there: a script that has no guard
+    against that would start its work anew. What is computed here is defined in modules.
+    """
+    heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    environment, script = dict(os.environ), sys.modules["__main__"]
+    try:
+        os.environ |= _ONE_THREAD
+        sys.modules["__main__"] = ModuleType("__main__")
+        yield
+    finally:
+        sys.modules["__main__"] = script
+        for name in _ONE_THREAD:
+            os.environ.pop(name)
+        os.environ |= environment
+        signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 
 def _ready(pipes: Iterable[Connection]) -> list[Connection]:
@@ -122,7 +141,7 @@ def _telling_of_losses() -> Iterator[None]:
     try:
         yield
     except (EOFError, ConnectionError):
-        why = "a process of this command was killed, perhaps since memory ran out: try fewer with --jobs"
+        why = "a process that shared the work was killed, perhaps since memory ran out: try fewer jobs"
         raise ProcessLost(why) from None
 
 

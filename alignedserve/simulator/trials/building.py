@@ -1,39 +1,34 @@
-"""Turns a trial into a run of the simulator: `run_once(trial, on_progress) -> RunRecord`.
+"""Turns what users ask for into the simulator's settings: `settings_of(trial) -> Settings`.
 
-Only here what users write (a preset, settings that outweigh it, a workload, a cluster, a profile) becomes the
-simulator's settings.
+Only here a preset, settings that outweigh it, a workload, a cluster, a profile and policies become a simulated
+deployment, for the command line and for Python.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 
-from alignedserve.cli.simulating import DEFAULT_PROFILE, DEFAULT_WORKLOAD
 from alignedserve.config.config import Config, TransportName, every_setting, of_preset
 from alignedserve.config.presets import preset
 from alignedserve.config.sources import hint, read_settings
 from alignedserve.config.topology import Topology
 from alignedserve.core import WorkerLimits
 from alignedserve.cost.model import Route
-from alignedserve.dashboard.page import recorded_page
 from alignedserve.errors import ConfigError, SimulateError, WorkloadError
+from alignedserve.policies.source import PolicySource
 from alignedserve.router.placing.admission import queues_of
 from alignedserve.scheduling.policy import Policy, Predictor
-from alignedserve.simulator.filming import Film
-from alignedserve.simulator.fuzzing.recording import RunWriter, open_run
 from alignedserve.simulator.machines import devices, gpu_truth, hardware
 from alignedserve.simulator.machines.hardware import Hardware
-from alignedserve.simulator.records.records import RunRecord
-from alignedserve.simulator.reports.trial import OnProgress, SimulationTrial
-from alignedserve.simulator.run import Simulation
+from alignedserve.simulator.reports.trial import SimulationTrial
 from alignedserve.simulator.settings import Settings
+from alignedserve.simulator.trials import defaults
 from alignedserve.simulator.workload import Mixture
-from alignedserve.simulator.workload.spec import read_workload
+from alignedserve.simulator.workload.spec import rate_of, read_workload
 from alignedserve.simulator.workload.stream import Foresight
 
 # Replace the defaults, which suit a CPU and a single gateway.
@@ -45,56 +40,29 @@ _GPUS = {
     "server.max_queue_tokens": 1_000_000_000,
 }
 _SHARED = ("kvpool.compression", "kvpool.rt_reserve", "engine.look_ahead", *_GPUS)
-_PREDICTOR = "schedule.predictor"
+_POLICY, _PREDICTOR = "schedule.policy", "schedule.predictor"
 _LONGEST = 16_384  # tokens of a request among the steps that workers know when they start
 _ARENA = 4  # device caches' worth of pages in the pool, for each decode worker
 
 
-def run_once(trial: SimulationTrial, on_progress: OnProgress) -> RunRecord:
-    return _run(Simulation(settings_of(trial)), on_progress)
+@dataclass(frozen=True)
+class Given:
+    """The objects that Python code gives of a run, in place of words in its trial."""
+
+    workload: Mixture | None = None
+    policy: PolicySource | None = None
 
 
-def run_filmed(trial: SimulationTrial, on_progress: OnProgress, page: Path) -> RunRecord:
-    """Run the trial and write the page that shows it, with a slider of its time."""
-    simulation = Simulation(settings_of(trial))
-    film = Film(simulation, trial.title)
-    record = _run(simulation, on_progress)
-    try:
-        page.write_text(recorded_page(film.pictures), encoding="utf-8")
-    except OSError as error:
-        raise SimulateError(f"{page} cannot be written: {error.strerror}") from None
-    return record
+NOTHING_GIVEN = Given()
 
 
-def run_saved(trial: SimulationTrial, on_progress: OnProgress, path: Path) -> RunRecord:
-    """Run the trial and write every command of every core to a file."""
-    simulation = Simulation(settings_of(trial))
-    world = simulation.world
-    with open_run(path, "w") as file:
-        recorder = RunWriter(file, trial, world.agenda)
-        world.witnesses.append(recorder)
-        world.is_noted = True
-        record = _run(simulation, on_progress)
-        recorder.write_end(f"{len(record.requests)} requests, {len(record.problems)} problems", world.digest)
-    return record
-
-
-def _run(simulation: Simulation, on_progress: OnProgress) -> RunRecord:
-    simulation.clients.on_progress = on_progress
-    began_at = perf_counter()
-    simulation.run()
-    record = simulation.record(perf_counter() - began_at)
-    if not record.requests:
-        raise SimulateError("--workload: no request comes in it")
-    return record
-
-
-def settings_of(trial: SimulationTrial) -> Settings:
-    config, device, topology = config_of(trial), device_of(trial), parse_cluster(trial.cluster)
+def settings_of(trial: SimulationTrial, given: Given = NOTHING_GIVEN) -> Settings:
+    config, device, topology = config_of(trial, given.policy), device_of(trial), parse_cluster(trial.cluster)
     direct = config.transport is TransportName.COLLECTIVE and not topology.colocated
     if trial.direct and topology.colocated:
         raise SimulateError(f"--transport direct is from prefill to decode workers: --cluster {topology} has none")
-    policy, limits, workload = _policy_of(trial, config), _limits(trial, device, config), workload_of(trial)
+    policy, limits = _policy_of(trial, config), _limits(trial, device, config)
+    workload = workload_of(trial, given.workload)
     _check_foresight(workload, policy)
     if policy.pairs.keeps_hidden and not device.truth.hidden_token_s():
         raise SimulateError(f"schedule.cache hybrid: the model of {device.name} keeps no hidden vectors: set it to kv")
@@ -123,9 +91,10 @@ def settings_of(trial: SimulationTrial) -> Settings:
     )
 
 
-def config_of(trial: SimulationTrial) -> Config:
+def config_of(trial: SimulationTrial, own: PolicySource | None = None) -> Config:
     """Return the configuration that a deployment would have, as far as a simulation knows its settings."""
     given = read_settings(trial.options, "--set", every_setting())
+    given |= {} if own is None else {_POLICY: own}
     for path in given:
         if not simulates(path):
             known = f"it has all of schedule, and {', '.join(_SHARED)}"
@@ -171,15 +140,21 @@ def _limits(trial: SimulationTrial, device: Hardware, config: Config) -> WorkerL
     return replace(measured, **{name: value for name, value in least.items() if f"engine.{name}" in said})
 
 
-def workload_of(trial: SimulationTrial) -> Mixture:
+def workload_of(trial: SimulationTrial, given: Mixture | None = None) -> Mixture:
     try:
-        asked = read_workload(trial.workload or DEFAULT_WORKLOAD)
+        asked = given or read_workload(trial.workload or defaults.WORKLOAD)
     except WorkloadError as error:
         raise SimulateError(f"--workload: {str(error).removeprefix('workload: ')}") from None
     try:
         return asked if trial.rate is None else asked.at_rate(trial.rate)
     except WorkloadError as error:
         raise SimulateError(f"--rates: {error}") from None
+
+
+def check_rates(common: SimulationTrial, rates: Sequence[float]) -> None:
+    """Refuse rates beside a rate in the workload's words."""
+    if rates and (said := rate_of(common.workload or "")):
+        raise SimulateError(f"--rates takes the place of {said} in --workload: leave one of them out")
 
 
 def _check_foresight(workload: Mixture, policy: Policy) -> None:
@@ -210,7 +185,7 @@ def _cluster_hint(text: str) -> str:
 
 def device_of(trial: SimulationTrial) -> Hardware:
     """Return the hardware: a GPU by its name, or what a file says of a device."""
-    name = trial.profile or DEFAULT_PROFILE
+    name = trial.profile or defaults.PROFILE
     if name in gpu_truth.names() or devices.named(name):
         return hardware.from_gpu(name)
     if Path(name).is_file():

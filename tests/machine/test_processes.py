@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.cli.terminal.processes import processes
 from alignedserve.errors import ProcessLost
+from alignedserve.machine.processes import processes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -51,7 +51,7 @@ def test_an_error_says_where_in_the_process_it_was_raised() -> None:
 
 
 def test_a_process_that_is_killed_is_told_of() -> None:
-    with processes(2) as started, pytest.raises(ProcessLost, match="--jobs"):
+    with processes(2) as started, pytest.raises(ProcessLost, match="fewer jobs"):
         list(started.as_done(killed, range(4)))
 
 
@@ -63,8 +63,8 @@ def test_the_block_ends_while_processes_write_results_that_nobody_reads() -> Non
 def test_no_process_outlives_a_command_that_is_killed() -> None:
     code = (
         "import os, signal\n"
-        "from alignedserve.cli.terminal.processes import processes\n"
-        "from tests.cli.test_processes import tenth\n"
+        "from alignedserve.machine.processes import processes\n"
+        "from tests.machine.test_processes import tenth\n"
         "with processes(2) as started:\n"
         "    for _ in started.in_order(tenth, range(9)):\n"
         "        pass\n"
