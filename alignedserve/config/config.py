@@ -50,6 +50,7 @@ from alignedserve.scheduling.policy import (
     Room,
 )
 from alignedserve.scheduling.slo import Late
+from alignedserve.text.calls.formats import NAMES as CALL_FORMATS
 from alignedserve.text.reasoning.families import AUTO, CHOICES
 
 
@@ -239,7 +240,7 @@ class PoolConfig:
         "whether full pages of waiting requests are kept as int8: never, while few pages are free, or always",
     )
     directory: str = setting("/dev/shm", "directory in shared memory for the KV pool")
-    rt_reserve: float = setting(
+    rt_reserve: float = experiment(
         DEFAULT_POLICY.rt_reserve,
         "share of the KV pool that is kept free for chats: best-effort requests never take it",
         least=0,
@@ -457,6 +458,9 @@ class Config:
     reasoning_parser: str = setting(
         AUTO, "family of the model's reasoning; by default as its chat template shows, none: answers are not parted"
     )
+    tool_call_parser: str = setting(
+        AUTO, "format in which the model calls tools, by vLLM's name; by default as its chat template shows"
+    )
     topology: Topology = common(Topology(), "colocated, 2xcolocated, or prefill+decode workers such as 1+1")
     transport: TransportName = setting(
         TransportName.AUTO,
@@ -527,6 +531,9 @@ def _check_together(config: Config) -> None:
     if config.reasoning_parser not in CHOICES:
         known = ", ".join(CHOICES)
         raise ConfigError(f"reasoning_parser {config.reasoning_parser!r:.40} is not known: choose one of {known}")
+    if config.tool_call_parser not in (AUTO, *CALL_FORMATS):
+        known = ", ".join((AUTO, *CALL_FORMATS))
+        raise ConfigError(f"tool_call_parser {config.tool_call_parser!r:.40} is not known: choose one of {known}")
     if not re.match(r"(sqlite|off)$|rediss?://|unix://", config.jobs.store):
         raise ConfigError(
             f"jobs.store must be sqlite, off, or a URL that begins with redis://, not {config.jobs.store!r:.40}"

@@ -143,7 +143,7 @@ def run(part: Part, on_start: OnStart) -> None:
     server = part.config.server
     listener = bind(server.host, server.port, shared=server.gateways > 1)
     _, capacity = part.capacity()
-    text = TextModel.load(part.folder, part.config.reasoning_parser)
+    text = TextModel.load(part.folder, part.config.reasoning_parser, part.config.tool_call_parser)
     owner = Owner(part, sketcher(part.config.policy.predictor, text))
     name = part.config.served_model_name or part.config.model
     settings = GatewaySettings(

@@ -425,7 +425,7 @@ def _line_fault(error: Exception) -> tuple[LineOutcome, ApiError]:
 def run(part: Part, on_start: OnStart) -> None:
     config = part.config
     _, capacity = part.capacity()
-    text = TextModel.load(part.folder, config.reasoning_parser)
+    text = TextModel.load(part.folder, config.reasoning_parser, config.tool_call_parser)
     owner = Owner(part, sketcher(config.policy.predictor, text))
     model = config.served_model_name or config.model
     metrics = RequestMetrics(model, config.server.metrics_prefix, owner.now, part.spec.name)

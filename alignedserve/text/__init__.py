@@ -1,5 +1,6 @@
 """Convert between text and tokens: chat templates, tokenising, tool calls, reasoning, grammars and stop strings.
 
+call_grammar.py   Writes grammars of tool calls in the format of a model.
 chat_template.py  Turns chat messages into token ids in such a way that no message can write a special token.
 closed_schema.py  Closes the objects of a JSON schema to properties that it does not name.
 decoding.py       Decodes an output's tokens to text while they arrive.

@@ -39,7 +39,6 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer
 
 from alignedserve.errors import ModelError, PromptError
-from alignedserve.text.calls.formats import find_call_format
 
 _PRIVATE_USE = range(0x10FFFD, 0xF0000, -1)
 
@@ -79,7 +78,8 @@ class ChatTemplate:
         self._known = meta.find_undeclared_variables(parsed)
         self._attributes = {node.attr for node in parsed.find_all(nodes.Getattr)}
         self._knows_developers = "developer" in source
-        self.call_format = find_call_format(source) if "tools" in source else None
+        self.source = source
+        self.shows_tools = "tools" in self._known
         self._names = {special: _secret_name() for special in specials}
         self._tokenizer = _renamed(tokenizer, self._names)
         self._literals = {node.value for node in parsed.find_all(nodes.Const) if isinstance(node.value, str)}
@@ -92,7 +92,17 @@ class ChatTemplate:
         return name in self._attributes or name in self._literals
 
     def token_ids(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = USUAL) -> list[int]:
-        """Return the prompt that the template makes of the messages."""
+        """Return the prompt that the template makes of the messages.
+
+        Some templates take the arguments of earlier calls as an object, others as its text."""
+        try:
+            return self._token_ids(messages, rendering)
+        except PromptError:
+            if not any(message.get("tool_calls") for message in messages):
+                raise
+            return self._token_ids([_with_texts(message) for message in messages], rendering)
+
+    def _token_ids(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering) -> list[int]:
         if unknown := rendering.more.keys() - self._known:
             raise PromptError(f"the model's chat template has no variable named {min(unknown)}")
         offered = {name: value for name, value in rendering.offered.items() if name in self._known}
@@ -164,6 +174,15 @@ class ChatTemplate:
             if set(literal) & set(self._edges) and not any(_overlap(literal, special) for special in self._names)
         ]
         return _any_of([*unmasked, *self._edges])
+
+
+def _with_texts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the message with the arguments of its calls as texts."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}}
+        for call in message.get("tool_calls") or ()
+    ]
+    return {**message, "tool_calls": calls} if calls else message
 
 
 def all_texts(value: Any) -> Iterator[str]:

@@ -17,8 +17,9 @@ from tokenizers import Tokenizer
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.model_config import read_json
 from alignedserve.core import Sampling
-from alignedserve.errors import ModelError
-from alignedserve.text.calls.formats import CallFormat
+from alignedserve.errors import ModelError, PromptError
+from alignedserve.text.calls.describing import described
+from alignedserve.text.calls.formats import GENERAL, CallFormat, find_call_format, named_call_format
 from alignedserve.text.chat_template import USUAL, ChatTemplate, Rendering, encode
 from alignedserve.text.decoding import IncrementalDecoder
 from alignedserve.text.reasoning.families import AUTO, Family, choose_family
@@ -53,9 +54,11 @@ class TextModel:
     sampling: SamplingDefaults
     syntaxes: Syntaxes
     reasoning: Family | None = None  # how the model reasons before its answers
+    call_format: CallFormat = GENERAL  # in which the model calls tools
+    shows_tools: bool = False  # whether the template shows tools; otherwise a message describes them
 
     @classmethod
-    def load(cls, folder: Path, reasoning_parser: str = AUTO) -> TextModel:
+    def load(cls, folder: Path, reasoning_parser: str = AUTO, tool_call_parser: str = AUTO) -> TextModel:
         if not folder.is_dir():
             raise ModelError(f"{folder} is not a folder: name a Hugging Face model folder")
         config = Given(folder / "config.json")
@@ -65,27 +68,39 @@ class TextModel:
         tokenizer = _tokenizer(folder / _TOKENIZER, text)
         specials = {token.content: number for number, token in _added(tokenizer).items() if token.special}
         source = _template_source(folder, naming.get("chat_template"))
+        template = _template(folder, source, naming, specials, text)
+        form = _call_format(template, tool_call_parser)
         return cls(
             tokenizer=tokenizer,
-            template=_template(folder, source, naming, specials, text),
+            template=template,
             special_ids=frozenset(specials.values()),
             eos_ids=_eos_ids(config, generation),
             vocab_size=config.text.whole("vocab_size"),
             sampling=_sampling_defaults(folder, generation),
             syntaxes=Syntaxes(folder),
             reasoning=choose_family(reasoning_parser, source or ""),
+            call_format=form or GENERAL,
+            shows_tools=form is not None and template is not None and template.shows_tools,
         )
 
     def chat_ids(self, messages: Sequence[Mapping[str, Any]], rendering: Rendering = USUAL) -> list[int]:
         """Return the prompt of a conversation, usually up to where the assistant's answer begins."""
         if self.template is None:
             raise ModelError("the model has no chat template: send its prompt to /v1/completions")
-        return self.template.token_ids(messages, rendering)
+        if self.shows_tools:
+            return self.template.token_ids(messages, rendering)
+        try:
+            return self._described_ids(self.template, messages, rendering, apart=True)
+        except PromptError:  # some templates know no system message
+            if not rendering.tools:
+                raise
+            return self._described_ids(self.template, messages, rendering, apart=False)
 
-    @property
-    def call_format(self) -> CallFormat | None:
-        """The format in which the model calls the tools that its prompt shows."""
-        return self.template.call_format if self.template is not None else None
+    def _described_ids(
+        self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]], rendering: Rendering, apart: bool
+    ) -> list[int]:
+        plain = described(messages, rendering.tools, self.call_format, apart)
+        return template.token_ids(plain, replace(rendering, tools=()))
 
     def prompt_ids(self, text: str, with_special: bool = True) -> list[int]:
         """Return the text's tokens as a prompt, with the special tokens that the model expects around every text.
@@ -126,12 +141,13 @@ class TextModel:
         """Return a decoder of one output; markers become text even if they are special tokens that are skipped."""
         if not skip_special:
             return IncrementalDecoder(self.decode_all)
-        shown = {self.tokenizer.token_to_id(marker) for marker in markers} & self.special_ids
+        shown = {*self.special_markers(markers).values()}
         return IncrementalDecoder(self.decode_all if shown else self.decode, self.special_ids - shown)
 
-    def special_markers(self, markers: Iterable[str]) -> list[str]:
-        """Return those of the markers that are special tokens."""
-        return [marker for marker in markers if self.tokenizer.token_to_id(marker) in self.special_ids]
+    def special_markers(self, markers: Iterable[str]) -> dict[str, int]:
+        """Return those of the markers that are special tokens, with their ids."""
+        ids = {marker: self.tokenizer.token_to_id(marker) for marker in markers}
+        return {marker: number for marker, number in ids.items() if number in self.special_ids}
 
 
 def _read_json_if_there(path: Path) -> dict[str, Any]:
@@ -207,6 +223,14 @@ def _template(
         return ChatTemplate(source, _variables(naming), specials, tokenizer)
     except ModelError as error:
         raise ModelError(f"{folder}: {error}") from error
+
+
+def _call_format(template: ChatTemplate | None, name: str) -> CallFormat | None:
+    """Return the format that is named, or that the template shows; None if it shows none that is known."""
+    source = template.source if template is not None else ""
+    if name != AUTO:
+        return named_call_format(name, source)
+    return find_call_format(source) if template is not None and template.shows_tools else None
 
 
 def _template_source(folder: Path, configured: Any) -> str | None:

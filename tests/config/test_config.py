@@ -371,6 +371,7 @@ def _configs(draw: st.DrawFn) -> Config:
     return Config(
         model=draw(_names),
         served_model_name=draw(st.none() | _names),
+        tool_call_parser=draw(st.sampled_from(["auto", "hermes", "openai"])),
         topology=draw(st.builds(Topology, st.integers(0, 9999), st.integers(1, 9999))),
         transport=draw(st.sampled_from([TransportName.AUTO, TransportName.HOST])),
         launcher=draw(st.sampled_from(Launcher)),

@@ -2,67 +2,188 @@
 
 from __future__ import annotations
 
+import json
 from random import Random
+from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from alignedserve.text.calls.formats import HERMES as HERMES_FORMAT
-from alignedserve.text.calls.formats import LLAMA3_JSON, CallFormat, find_call_format
+from alignedserve.text.calls.formats import (
+    FORMATS,
+    HERMES,
+    LLAMA3_JSON,
+    CallFormat,
+    deepseek_marker,
+    find_call_format,
+    named_call_format,
+)
 from alignedserve.text.calls.parts import CallText
-from alignedserve.text.calls.reading import CallReader, HermesCalls, Llama3Calls
+from alignedserve.text.calls.reading import CallReader
 
-QUOTES = r'{"a": "x}\"{", "b": [1, {"c": 2}]}'
-HERMES = [
-    (f'See.\n<tool_call>\n{{"name": "f", "arguments": {QUOTES}}}\n</tool_call>\n', "See.\n", [("f", QUOTES)]),
-    (
-        '<tool_call>\n{"name": "f", "arguments": {}}\n</tool_call>\n<tool_call>\n{"arguments": {"a":1}, "name": "g"}'
-        "\n</tool_call>",
-        "",
-        [("f", "{}"), ("g", '{"a":1}')],
-    ),
-    ("nothing < here <tool", "nothing < here <tool", []),
-    (r'<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}</tool_call> after', " after", [("f", '{"a": 1}')]),
-    ('<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
-    ('<tool_call>{"name": "f"}</tool_call>', "", [("f", "")]),
-    ('<tool_call>{"x": {"name": "f"}}</tool_call>', '{"x": {"name": "f"}}', []),
-    ("<tool_call>no JSON</tool_call> x", "no JSON x", []),
-    ('a <tool_call>{"name": "f", "arguments": {"a": [', "a ", [("f", '{"a": [')]),
-    ('a <tool_call>{"name": "f', 'a {"name": "f', []),
-]
-LLAMA3 = [
-    ('{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
-    (
-        '\n {"name": "f", "parameters": null}; {"name": "g", "parameters": {"z":"}"}}',
-        "",
-        [("f", "{}"), ("g", '{"z":"}"}')],
-    ),
-    ('{"type": "function", "name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
-    ('{"answer": 1} and more', '{"answer": 1} and more', []),
-    ('plain {"name": "f", "parameters": {}}', 'plain {"name": "f", "parameters": {}}', []),
-]
-CASES = [*((HermesCalls, *case) for case in HERMES), *((Llama3Calls, *case) for case in LLAMA3)]
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "s": {"type": "string"},
+        "n": {"type": ["integer", "null"]},
+        "o": {"$ref": "#/$defs/deep"},
+        "l": {"anyOf": [{"type": "array"}, {"type": "boolean"}]},
+    },
+    "$defs": {"deep": {"type": "object"}},
+}
+TOOLS: dict[str, Any] = dict.fromkeys(("f", "get_weather", "a-b.c"), PARAMETERS)
+OURS = pytest.mark.parametrize("form", FORMATS, ids=lambda form: f"{form.name}-{type(form.layout).__name__}")
 
 
-def read(reader: CallReader, text: str, draw: Random | None) -> CallText:
-    found = CallText()
+def read(form: CallFormat, text: str, sizes: Random | None = None, most: int | None = None) -> CallText:
+    """Return all that is found in a text, which comes in pieces of the sizes that are drawn."""
+    reader, found = CallReader(form, TOOLS, most), CallText()
     while text:
-        size = draw.randint(1, 7) if draw else len(text)
+        size = sizes.randint(1, 7) if sizes else len(text)
         found, text = found + reader.feed(text[:size]), text[size:]
     return found + reader.flush()
 
 
-@pytest.mark.parametrize(("kind", "text", "plain", "calls"), CASES)
-def test_they_are_found(kind: type[CallReader], text: str, plain: str, calls: list[tuple[str, str]]) -> None:
-    for draw in (None, *map(Random, range(40))):
-        found = read(kind(), text, draw)
-        assert found.text == plain
-        assert [(part.name, part.arguments) for part in found.parts] == calls
-        assert [part.index for part in found.parts] == [*range(len(calls))]
-        assert len({part.id for part in found.parts}) == len(calls)
+def called(found: CallText) -> list[tuple[str | None, Any]]:
+    return [(part.name, json.loads(part.arguments)) for part in found.parts]
+
+
+# --- Whatever is called is found, in every format
+
+_CHARACTERS = st.characters(codec="utf-8")
+_TEXTS = st.text(_CHARACTERS | st.sampled_from("{}[]\"'\\<>|(),=:\n")).filter(lambda text: "</" not in text)
+_JSON: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
+    max_leaves=5,
+)
+_ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "s": _TEXTS,
+        "n": st.none() | st.integers(),
+        "o": st.dictionaries(_TEXTS, _JSON, max_size=3),
+        "l": st.booleans() | st.lists(_JSON, max_size=3),
+    },
+)
+_CALLS = st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), _ARGUMENTS), min_size=1, max_size=3)
+
+
+@OURS
+@settings(max_examples=8)
+@given(calls=_CALLS, sizes=st.randoms(use_true_random=False))
+def test_written_calls_are_found(form: CallFormat, calls: list[tuple[str, Any]], sizes: Random) -> None:
+    found = read(form, form.write(calls), sizes)
+    assert called(found) == calls
+    assert found.text == ""
+    assert [part.index for part in found.parts] == [*range(len(calls))]
+    assert len({part.id for part in found.parts}) == len(calls)
+    (only,) = called(read(form, form.write(calls), sizes, most=1))
+    assert only == calls[0]
+
+
+_PIECES = st.sampled_from(
+    [
+        *{marker for form in FORMATS for marker in (*form.markers, *form.frame)},
+        *(
+            '{"name": "f", "arguments": {}}',
+            '{"name": "f"',
+            '"parameters"',
+            ": ",
+            "{",
+            "}",
+            '"',
+            "[",
+            "]",
+            "functions.",
+        ),
+        *("f", "f(", "f(s=", ")", "<parameter=s>", "</parameter>", "<arg_key>s</arg_key>", "\n", " ", ",", "```json"),
+        *("1", "é", "so", "\\", "<", "[CALL_ID]a1", "</function>", "</invoke>", '">', "'"),
+    ]
+)
+
+
+@OURS
+@settings(max_examples=8)
+@given(pieces=st.lists(_PIECES, max_size=14), sizes=st.randoms(use_true_random=False), most=st.none() | st.just(1))
+def test_pieces_change_nothing(form: CallFormat, pieces: list[str], sizes: Random, most: int | None) -> None:
+    whole, cut = (read(form, "".join(pieces), draw, most) for draw in (None, sizes))
+    assert whole.text == cut.text
+    assert [(part.name, part.arguments) for part in whole.parts] == [(part.name, part.arguments) for part in cut.parts]
+
+
+@OURS
+@settings(max_examples=8)
+@given(text=st.text(_CHARACTERS), sizes=st.randoms(use_true_random=False))
+def test_other_text_stays_text(form: CallFormat, text: str, sizes: Random) -> None:
+    for said in (text, *(f"{marker} so, {text}!" for marker in form.openings), f'{{"answer": {json.dumps(text)}}} !'):
+        found = read(form, said, sizes)
+        assert (found.text, found.parts) == (said, ())
+
+
+@OURS
+def test_text_may_stand_before_calls(form: CallFormat) -> None:
+    text = f"Let me see. {form.write([('f', {'s': 'Rom'})])}"
+    found = read(form, text)
+    if form.openings and form.frame[0].startswith(form.openings):
+        assert (found.text, called(found)) == ("Let me see. ", [("f", {"s": "Rom"})])
+    else:
+        assert (found.text, found.parts) == (text, ()), "a call of this format has no mark of its own"
+
+
+# --- What models write besides
+
+QUOTES = r'{"a": "x}\"{", "b": [1, {"c": 2}]}'
+NO_ARGUMENTS = "\n".join(map(deepseek_marker, ("tool calls begin", "tool call begin")))
+NO_ARGUMENTS += f"f{deepseek_marker('tool sep')}{deepseek_marker('tool call end')}"
+BY_NAME = {form.name: form for form in reversed(FORMATS)}
+MORE = [
+    ("hermes", f'See.\n<tool_call>\n{{"name": "f", "arguments": {QUOTES}}}\n</tool_call>\n', "See.\n", [("f", QUOTES)]),
+    ("hermes", '<tool_call>{"arguments": {"a":1}, "name": "g"}</tool_call> after', " after", [("g", '{"a":1}')]),
+    ("hermes", r'<tool_call>{"name": "f", "arguments": "{\"a\": 1}"}</tool_call>', "", [("f", '{"a": 1}')]),
+    ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', "", [("f", "{}")]),
+    ("hermes", '<tool_call>{"name": "f"}}</tool_call>', "}", [("f", "{}")]),
+    ("hermes", '<tool_call>{"x": {"name": "f"}}</tool_call> x', '<tool_call>{"x": {"name": "f"}}</tool_call> x', []),
+    ("hermes", "<tool_call>no JSON</tool_call> x", "<tool_call>no JSON</tool_call> x", []),
+    ("hermes", 'a <tool_call>{"name": "f", "arguments": {"a": [', "a ", [("f", '{"a": [')]),
+    ("hermes", 'a <tool_call>{"name": "f', 'a <tool_call>{"name": "f', []),
+    ("llama3_json", '\n {"name": "f", "parameters": null}; {"name": "f"}', "", [("f", "{}"), ("f", "{}")]),
+    ("llama3_json", '{"type": "function", "name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
+    ("llama3_json", '{"name": "Ann", "parameters": {}}', '{"name": "Ann", "parameters": {}}', []),
+    ("llama3_json", '<|python_tag|>{"name": "f", "parameters": {"a": 1}}', "", [("f", '{"a": 1}')]),
+    ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": "x"}]', "", [("f", '{"a": 1}')]),
+    ("mistral", '[TOOL_CALLS]f[CALL_ID]a1B[ARGS]{"a": 1}[TOOL_CALLS]g{}', "", [("f", '{"a": 1}'), ("g", "{}")]),
+    ("deepseek_v31", NO_ARGUMENTS, "", [("f", "{}")]),
+    ("glm45", "<tool_call>f</tool_call>", "", [("f", "{}")]),
+    ("glm45", "<tool_call>f<arg_key>n</arg_key><arg_value>5</arg_value></tool_call>", "", [("f", '{"n": 5}')]),
+    ("qwen3_coder", "<function=f><parameter=s>5</parameter></function>", "", [("f", '{"s": "5"}')]),
+    ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=n>\nNone\n</parameter>\n", "", [("f", '{"n": null}')]),
+    ("qwen3_coder", "<function=f><parameter=l>True</parameter><parameter=z>x</parameter>", "",
+     [("f", '{"l": true, "z": "x"}')]),
+    ("qwen3_coder", "<function=f><parameter=s>\nRo", "", [("f", '{"s": "Ro')]),
+    ("granite", '<tool_call>[{"name": "f", "arguments": {}}]', "", [("f", "{}")]),
+    ("phi4_mini_json", 'functools[{"name": "f", "arguments": {}}]', "", [("f", "{}")]),
+    ("cohere_command3", '<|START_ACTION|>[\n{"tool_call_id": "0", "tool_name": "f"}]<|END_ACTION|>', "", [("f", "{}")]),
+    ("openai", "<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{}<|call|>", "", [("f", "{}")]),
+    ("openai", '<|channel|>commentary to=functions.f<|message|>{"a"', "", [("f", '{"a"')]),
+    ("pythonic", "[f(n='5', s=\"a\" 'b'), f()]", "", [("f", '{"n": 5, "s": "ab"}'), ("f", "{}")]),
+    ("pythonic", "[f(s='a', 5)] x", ")] x", [("f", '{"s": "a"}')]),
+    ("pythonic", "[f](http://x)", "[f](http://x)", []),
+    ("pythonic", "[Ann(s='a')]", "[Ann(s='a')]", []),
+    ("llama4_pythonic", '<|python_start|>{"name": "f", "parameters": {}}<|python_end|>', "", [("f", "{}")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "text", "plain", "calls"), MORE)
+def test_they_are_found(name: str, text: str, plain: str, calls: list[tuple[str, str]]) -> None:
+    for draw in (None, *map(Random, range(10))):
+        found = read(BY_NAME[name], text, draw)
+        assert ([(part.name, part.arguments) for part in found.parts], found.text) == (calls, plain)
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    reader = HermesCalls()
+    reader = CallReader(HERMES, TOOLS)
     written = ['<tool_call>{"name": "f", "arg', 'uments": {"city": "Par', 'is"', "}}</tool", "_call>"]
     parts = [reader.feed(text).parts for text in written]
     assert [[part.arguments for part in of] for of in parts] == [[""], ['{"city": "Par'], ['is"'], ["}"], []]
@@ -70,18 +191,35 @@ def test_arguments_come_as_they_are_written() -> None:
     assert (first.name, second.name, second.id, second.index) == ("f", None, None, 0)
 
 
-def test_of_more_than_are_wanted_the_others_are_left_out() -> None:
-    text = "".join(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in "fgh")
-    assert [part.name for part in read(HermesCalls(1), text, None).parts] == ["f"]
+def test_a_text_between_tags_comes_as_it_is_written() -> None:
+    reader = CallReader(BY_NAME["qwen3_coder"], TOOLS)
+    written = ["<tool_call><function=f><parameter=s>", "\nRo", 'm"', "\n", "</parameter>", "</function>"]
+    parts = ["".join(part.arguments for part in reader.feed(text).parts) for text in written]
+    assert parts == ['{"s": ', '"Ro', 'm\\"', "", '"', "}"]
+
+
+def test_nothing_follows_the_calls_that_are_wanted() -> None:
+    reader = CallReader(HERMES, TOOLS, most=1)
+    found = reader.feed(f"{HERMES.write([('f', {})])} and more")
+    assert ([part.name for part in found.parts], found.text, reader.is_over) == (["f"], "", True)
+
+
+def test_special_tokens_are_no_text() -> None:
+    reader = CallReader(BY_NAME["mistral"], TOOLS, hidden=("[TOOL_CALLS]", "[ARGS]"))
+    found = sum((reader.feed(piece) for piece in ("a [TOOL", "_CALLS] b [ARGS] c", " [ARGS]")), CallText())
+    assert (found + reader.flush()).text == "a  b  c "
 
 
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
-        ("<tool_call>\n{{ tool_call | tojson }}\n</tool_call>", HERMES_FORMAT),
+        ("<tool_call>\n{{ tool_call | tojson }}\n</tool_call>", HERMES),
         ('{% if message.tool_calls %}\'{"name": "\' + f.name + \'", "parameters": \'', LLAMA3_JSON),
-        ("<tool_call>\n<function=", None),
-        ("[TOOL_CALLS]{{ message.tool_calls }}", None),
+        ("<tool_call>\n<function=", BY_NAME["qwen3_coder"]),
+        ("[TOOL_CALLS]{{ name }}[ARGS]", BY_NAME["mistral"]),
+        ("'[TOOL_CALLS] ['", named_call_format("mistral", "[TOOL_CALLS]")),
+        (f"{deepseek_marker('tool sep')}' + '```json'", BY_NAME["deepseek_v3"]),
+        ("{{ tools }}", None),
     ],
 )
 def test_a_template_says_how_its_model_calls(template: str, expected: CallFormat | None) -> None:

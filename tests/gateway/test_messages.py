@@ -101,7 +101,7 @@ def test_a_tool_is_called_and_its_result_comes_back(hermes: TextModel) -> None: 
 
 @pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "weather"}])
 def test_a_call_can_be_demanded(text: TextModel, choice: dict[str, str]) -> None:
-    gateway = saying(text, '{"name": "weather", "parameters": {"city": "Rom"}}')
+    gateway = saying(text, text.call_format.write([("weather", {"city": "Rom"})]))
     body = ask(gateway, tools=[WEATHER], tool_choice=choice).json()
     assert [block["type"] for block in body["content"]] == ["tool_use"]
     assert gateway.owner.opened[-1].sampling.syntax
@@ -172,6 +172,6 @@ def test_errors_before_and_in_a_stream(text: TextModel) -> None:
 
 
 def test_a_tool_without_a_schema_takes_nothing(text: TextModel) -> None:
-    gateway = saying(text, '{"name": "now", "parameters": {}}')
+    gateway = saying(text, text.call_format.write([("now", {})]))
     body = ask(gateway, tools=[{"name": "now"}], tool_choice={"type": "any"}).json()
     assert body["content"][0]["input"] == {}

@@ -113,7 +113,7 @@ def test_it_lists_models(gateway: Gateway) -> None:
         ({"max_tokens": 100_000}, openai.BadRequestError, "context_length_exceeded"),
         ({"temperature": 3}, openai.BadRequestError, "invalid_value"),
         ({"top_logprobs": 2}, openai.BadRequestError, "invalid_value"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, openai.BadRequestError, "unsupported_parameter"),
+        ({"audio": {"voice": "x", "format": "mp3"}}, openai.BadRequestError, "unsupported_parameter"),
     ],
 )
 def test_it_raises_what_we_mean(

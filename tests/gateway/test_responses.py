@@ -146,7 +146,7 @@ def test_the_client_calls_a_function_and_answers(hermes: TextModel, tmp_path: Pa
 
 
 def test_a_demanded_call_and_a_schema_are_followed(hermes: TextModel) -> None:  # noqa: F811
-    gateway = saying(hermes, '{"name": "weather", "parameters": {"city": "Rom"}}')
+    gateway = saying(hermes, hermes.call_format.write([("weather", {"city": "Rom"})]))
     for choice in ("required", {"type": "function", "name": "weather"}):
         assert ask(gateway, tools=[WEATHER], tool_choice=choice).json()["output"][0]["type"] == "function_call"
         assert gateway.owner.opened[-1].sampling.syntax

@@ -237,7 +237,7 @@ def test_channels_come_apart_though_their_markers_are_special(harmony: TextModel
     assert harmony.reasoning.name == "openai_gptoss"
     head = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant"
     said = f"{head}<|channel|>final<|message|>{ANSWER}"
-    assert harmony.special_markers(["<|channel|>", "<|end|>"]) == ["<|channel|>", "<|end|>"]
+    assert list(harmony.special_markers(["<|channel|>", "<|end|>"])) == ["<|channel|>", "<|end|>"]
     gateway = saying(harmony, said)
     answer = gateway.chat(stop="5").json()
     message = answer["choices"][0]["message"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from alignedserve.text.calls.formats import HERMES as HERMES_FORMAT
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import FakeOwner, Gateway, data_lines, ids_of
 
@@ -42,6 +44,9 @@ SAID_BY_HERMES = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"c
 SAID_BY_LLAMA3 = '{"name": "weather", "parameters": {"city": "Rom"}}'
 
 
+MARKER, LONG = "[TOOL_CALLS]", 1024
+
+
 def model_with(folder: Path, template: str, copy: Path) -> TextModel:
     shutil.copytree(folder, copy)
     (copy / "chat_template.jinja").write_text(template)
@@ -54,12 +59,28 @@ def hermes(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
 
 
 @pytest.fixture(scope="module")
+def special(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    """Return a model whose calls begin with a special token."""
+    copy = tmp_path_factory.mktemp("special") / "model"
+    model_with(folder, HERMES.replace("<tool_call>", MARKER).replace("</tool_call>", "[ARGS]"), copy)
+    described = json.loads((copy / "tokenizer.json").read_text())
+    for added in described["added_tokens"]:
+        added["content"] = MARKER if added["content"] == "<|pad|>" else added["content"]
+    described["model"]["vocab"] = {
+        MARKER if token == "<|pad|>" else token: number for token, number in described["model"]["vocab"].items()
+    }
+    (copy / "tokenizer.json").write_text(json.dumps(described))
+    return TextModel.load(copy)
+
+
+@pytest.fixture(scope="module")
 def llama3(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     return model_with(folder, LLAMA3, tmp_path_factory.mktemp("llama3") / "model")
 
 
 def saying(text: TextModel, said: str) -> Gateway:
-    return Gateway(text, FakeOwner(*((token,) for token in (*ids_of(text, said), text.eos_ids[0]))))
+    script = ((token,) for token in (*ids_of(text, said), text.eos_ids[0]))
+    return Gateway(text, FakeOwner(*script), max_model_len=LONG)
 
 
 def prompt_of(gateway: Gateway) -> str:
@@ -155,30 +176,52 @@ def test_several_calls_and_only_one(llama3: TextModel) -> None:
     assert only["function"]["name"] == "weather"
 
 
-@pytest.mark.parametrize(
-    ("choice", "possible"),
-    [
-        ("required", [SAID_BY_LLAMA3, '{"name": "time", "parameters": {}}', f"{SAID_BY_LLAMA3}; {SAID_BY_LLAMA3}"]),
-        ({"type": "function", "function": {"name": "weather"}}, [SAID_BY_LLAMA3]),
-    ],
-)
-def test_a_call_may_be_demanded_of_any_model(text: TextModel, choice: Any, possible: list[str]) -> None:
-    gateway = saying(text, SAID_BY_LLAMA3)
+ROM: tuple[str, dict[str, Any]] = ("weather", {"city": "Rom"})
+NOW: tuple[str, dict[str, Any]] = ("time", {})
+
+
+def follows(gateway: Gateway, written: str) -> bool:
+    """Return whether an output may be this text, by the syntax of the request that was opened last."""
+    matcher = gateway.text.syntaxes.matcher(gateway.owner.opened[-1].sampling.syntax)
+    ids = list(ids_of(gateway.text, written))
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@pytest.fixture(params=["text", "hermes", "llama3", "special"])
+def any_model(request: pytest.FixtureRequest) -> TextModel:
+    model: TextModel = request.getfixturevalue(request.param)
+    return model
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_call_may_be_demanded_of_any_model(any_model: TextModel, choice: Any) -> None:
+    written = any_model.call_format.write
+    gateway = saying(any_model, written([ROM]))
     answer = gateway.chat(**TOOLS, tool_choice=choice, response_format={"type": "json_object"}).json()["choices"][0]
     assert answer["finish_reason"] == "tool_calls"
     assert answer["message"]["content"] is None
     assert [call["function"]["name"] for call in answer["message"]["tool_calls"]] == ["weather"]
-    syntax = gateway.owner.opened[0].sampling.syntax
+    assert follows(gateway, written([ROM]))
+    assert follows(gateway, written([ROM, NOW, ROM])) is (choice == "required")
+    broken = [written([("odd", {})]), written([("weather", {"city": 5})]), "Let me see.", '{"city": "Rom"}']
+    assert not any(follows(gateway, text) for text in broken)
 
-    def follows(written: str) -> bool:
-        matcher = text.syntaxes.matcher(syntax)
-        ids = list(ids_of(text, written))
-        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
-    assert all(map(follows, possible))
-    broken = ['{"name": "odd", "parameters": {}}', '{"name": "weather", "parameters": {"city": 5}}', "Let me see."]
-    assert not any(map(follows, broken))
-    assert follows(possible[-1]) is (len(possible) > 2 or choice != "required")
+SCHEMA = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+ANSWER = {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}}
+
+
+def test_an_answer_may_be_a_call_or_follow_a_schema(any_model: TextModel) -> None:
+    written = any_model.call_format.write
+    calling, answering = saying(any_model, written([ROM])), saying(any_model, '{"answer": 5}')
+    for gateway in (calling, answering):
+        assert gateway.chat(**TOOLS, response_format=ANSWER).status_code == 200
+        assert [follows(gateway, text) for text in (written([ROM]), written([ROM, NOW]), '{"answer": 5}')] == [True] * 3
+        assert not any(follows(gateway, text) for text in ("Hi", '{"answer": "x"}', written([("odd", {})])))
+    message = calling.chat(**TOOLS, response_format=ANSWER).json()["choices"][0]["message"]
+    assert (message["content"], message["tool_calls"][0]["function"]["name"]) == (None, "weather")
+    message = answering.chat(**TOOLS, response_format=ANSWER).json()["choices"][0]["message"]
+    assert (message["content"], message.get("tool_calls")) == ('{"answer": 5}', None)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +236,7 @@ def test_a_call_may_be_demanded_of_any_model(text: TextModel, choice: Any, possi
         ({"tool_choice": "required"}, "tool_choice"),
         ({**TOOLS, "tool_choice": {"type": "function", "function": {"name": "odd"}}}, "tool_choice"),
         ({**TOOLS, "tool_choice": "odd"}, "tool_choice"),
-        ({**TOOLS, "response_format": {"type": "json_object"}}, "tools"),
+        ({**TOOLS, "structured_outputs": {"regex": "a"}}, "tools"),
         ({**TOOLS, "tool_choice": "required", "ignore_eos": True}, "tool_choice"),
         (
             {
@@ -209,9 +252,90 @@ def test_a_wrong_field_is_named(hermes: TextModel, fields: dict[str, Any], param
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param), answer.text
 
 
-def test_a_model_that_is_shown_no_tools_is_not_left_alone_with_them(text: TextModel) -> None:
-    error = saying(text, "x").chat(**TOOLS).json()["error"]
-    assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
+def test_a_schema_with_a_name_is_told_from_a_call(llama3: TextModel) -> None:
+    gateway = saying(llama3, '{"name": "weather", "parameters": {}}')
+    message = gateway.chat(**TOOLS, response_format={"type": "json_object"}).json()["choices"][0]["message"]
+    assert (message["content"], message.get("tool_calls")) == ('{"name": "weather", "parameters": {}}', None)
+    assert follows(gateway, '{"name": "Ann"}')
+    assert follows(gateway, HERMES_FORMAT.write([ROM]))
+
+
+def test_a_model_whose_template_knows_no_tools_calls_them_all_the_same(text: TextModel) -> None:
+    written = text.call_format.write([ROM])
+    gateway = saying(text, f"Let me see. {written}")
+    (choice,) = gateway.chat(**TOOLS).json()["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "weather", "arguments": '{"city": "Rom"}'}
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("Let me see. ", "tool_calls")
+    assert '"Of a city"' in prompt_of(gateway)
+    possible = ["", "It rains.", f"Let me see. {written}", f"{written}\n{written}", "<tool"]
+    assert all(follows(gateway, said) for said in possible)
+    assert not any(follows(gateway, said) for said in ("<tool_call> so", "<tool_call>\n{}", f"{written}<tool_call>\n1"))
+    gateway.chat(**TOOLS, parallel_tool_calls=False)
+    assert not follows(gateway, f"{written}\n{written}")
+
+
+def test_it_is_told_what_was_called_and_what_came_of_it(text: TextModel) -> None:
+    gateway = saying(text, "It rains.")
+    call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rom"}'}}
+    asked = {"role": "assistant", "content": "So:", "tool_calls": [call]}
+    answered = {"role": "tool", "tool_call_id": "call_1", "content": "rain <|end|>"}
+    system = {"role": "system", "content": "Be brief."}
+    answer = gateway.chat(messages=[system, USER, asked, answered], **TOOLS).json()["choices"][0]
+    assert (answer["message"]["content"], answer["finish_reason"]) == ("It rains.", "stop")
+    shown = prompt_of(gateway)
+    assert shown.count("<|system|>") == 1
+    assert "Be brief.\n\n# Tools" in shown
+    assert f"So:\n{text.call_format.write([ROM])}" in shown
+    assert "<|user|><tool_response>\nrain <|end|>\n</tool_response>" in shown
+
+
+def test_a_template_without_system_messages_has_the_tools_with_the_user(folder: Path, tmp_path: Path) -> None:
+    strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + MESSAGES + TURNS
+    gateway = saying(model_with(folder, strict, tmp_path / "model"), "x")
+    assert gateway.chat(**TOOLS).status_code == 200
+    assert '"weather"' in prompt_of(gateway)
+
+
+def test_a_schema_that_no_grammar_has_stops_no_agent(text: TextModel) -> None:
+    odd = {"type": "function", "function": {"name": "odd", "parameters": {"not": {}}}}
+    gateway = saying(text, text.call_format.write([("odd", {"a": 1})]))
+    answer = gateway.chat(tools=[odd]).json()["choices"][0]
+    assert answer["message"]["tool_calls"][0]["function"] == {"name": "odd", "arguments": '{"a": 1}'}
+
+
+def test_arguments_are_texts_where_a_template_needs_them(folder: Path, tmp_path: Path) -> None:
+    joined = HERMES.replace("c.function | tojson", "c.function.name + c.function.arguments")
+    gateway = saying(model_with(folder, joined, tmp_path / "model"), "x")
+    call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    assert gateway.chat(messages=[USER, {"role": "assistant", "tool_calls": [call]}]).status_code == 200
+    assert 'f{"a": 1}' in prompt_of(gateway)
+
+
+def test_markers_that_are_special_tokens_are_read_and_not_shown(special: TextModel) -> None:
+    said = special.call_format.write([ROM])
+    message = saying(special, f"So. {said}").chat(**TOOLS).json()["choices"][0]["message"]
+    assert (message["content"], message["tool_calls"][0]["function"]["name"]) == ("So. ", "weather")
+    assert re.fullmatch("[a-z0-9]{9}", message["tool_calls"][0]["id"]), "which is all that such templates take"
+    message = saying(special, f"No {MARKER} call").chat(**TOOLS).json()["choices"][0]["message"]
+    assert (message["content"], message.get("tool_calls")) == ("No  call", None)
+
+
+def test_the_answer_ends_with_the_only_call(hermes: TextModel) -> None:
+    said = hermes.call_format.write([ROM, NOW])
+    (shorter, longer) = (len(ids_of(hermes, hermes.call_format.write(calls))) for calls in ([ROM], [ROM, NOW]))
+    for gateway in (saying(hermes, said), Gateway(hermes, FakeOwner(ids_of(hermes, said)), max_model_len=LONG)):
+        answer = gateway.chat(**TOOLS, parallel_tool_calls=False).json()
+        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+        assert answer["usage"]["completion_tokens"] <= shorter < longer
+    assert gateway.owner.cancelled
+
+
+def test_a_format_may_be_named(folder: Path, tmp_path: Path) -> None:
+    model_with(folder, HERMES, tmp_path / "model")
+    named = TextModel.load(tmp_path / "model", tool_call_parser="llama3_json")
+    message = saying(named, SAID_BY_LLAMA3).chat(**TOOLS).json()["choices"][0]["message"]
+    assert message["tool_calls"][0]["function"]["name"] == "weather"
 
 
 def test_strictness_is_only_had_where_a_call_is_demanded(hermes: TextModel) -> None:

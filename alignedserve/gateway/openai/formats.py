@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -13,6 +14,8 @@ from alignedserve.core import Choice
 from alignedserve.errors import ModelError
 from alignedserve.gateway.openai.errors import invalid
 from alignedserve.gateway.openai.strict import ListOf, Strict, without_unsupported
+from alignedserve.text.call_grammar import Beside, call_syntax, can_write
+from alignedserve.text.calls.formats import GENERAL, CallFormat
 from alignedserve.text.closed_schema import closed
 from alignedserve.text.syntax import json_syntax, lark_syntax, regex_syntax
 from alignedserve.text.text_model import TextModel
@@ -30,8 +33,46 @@ _UNSUPPORTED_IN_STRUCTURED_OUTPUTS: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
+class WantedCalls:
+    """The calls that an answer must or may be."""
+
+    functions: Mapping[str, Schema]  # the schemas of their parameters, by their names
+    several: bool
+    beside: Beside = Beside.NOTHING
+
+    def form(self, text: TextModel, schema: Any) -> CallFormat:
+        """Return the model's own format of calls, or the general one where a grammar cannot say the model's own."""
+        own = text.call_format
+        if self._stand_aside(text):
+            return own
+        differs = (
+            own.has_mark or self.beside is Beside.NOTHING or (self.beside is Beside.SCHEMA and _has_no_name(schema))
+        )
+        return own if differs and can_write(own, self.functions) else GENERAL
+
+    def syntax(self, text: TextModel, schema: Any) -> str | None:
+        """Return the syntax of the calls and of what may stand beside them; None if it holds for the latter alone."""
+        if self._stand_aside(text):
+            return None
+        form = self.form(text, schema)
+        specials = text.special_markers(form.markers)
+        return call_syntax(form, self.functions, self.several, specials, self.beside, schema)
+
+    def _stand_aside(self, text: TextModel) -> bool:
+        """Return whether calls stand apart from the answer, where nothing limits them."""
+        return text.call_format.stands_aside and text.reasoning is not None and self.beside is Beside.SCHEMA
+
+
+def _has_no_name(schema: Any) -> bool:
+    """Return whether JSON of the schema surely differs from a call that is JSON itself, which begins with its name."""
+    shape = closed(schema) if isinstance(schema, Mapping) else {}
+    properties = shape.get("properties") or {}
+    return bool(properties) and "name" not in properties and shape.get("additionalProperties") is False
+
+
+@dataclass(frozen=True)
 class Format:
-    """The form of an answer: choices, a schema, a regex or rules. `field` is the body's field that demands it."""
+    """The form of an answer: choices, a schema, a regex, rules or calls. The body's field that is named demands it."""
 
     field: str
     choices: tuple[str, ...] = ()
@@ -39,13 +80,18 @@ class Format:
     spaces: str | None = None  # a pattern of the white space between parts of JSON
     regex: str | None = None
     rules: str | None = None  # a grammar in Lark's language
+    calls: WantedCalls | None = None  # instead of the others, or beside a schema
+
+    def call_format(self, text: TextModel) -> CallFormat | None:
+        """Return the format of the calls that the answer may be, if it may be any."""
+        return None if self.calls is None else self.calls.form(text, self._whole_schema())
 
     def limits(self, text: TextModel) -> tuple[Choice | None, str]:
         """Return what an output must follow, as lists of tokens or as a syntax; raise if nothing could follow it."""
         if self.choices:
             return self._choice(text), ""
         try:
-            syntax = self._syntax()
+            syntax = self._syntax(text)
             fault = text.syntaxes.find_fault(_check_size(syntax))
         except (ValueError, RecursionError, ModelError) as error:
             fault = " ".join(str(error).split())
@@ -60,14 +106,19 @@ class Format:
             raise invalid("a text to choose from has no tokens", self.field)
         return Choice(outputs)
 
-    def _syntax(self) -> str:
+    def _syntax(self, text: TextModel) -> str:
+        if self.calls is not None and (syntax := self.calls.syntax(text, self._whole_schema())) is not None:
+            return syntax
         if self.regex is not None:
             return regex_syntax(_check_size(self.regex))
         if self.rules is not None:
             return lark_syntax(_check_size(self.rules))
+        return json_syntax(closed(self._whole_schema()), self.spaces)
+
+    def _whole_schema(self) -> Any:
         schema = json.loads(_check_size(self.schema)) if isinstance(self.schema, str) else self.schema
         _check_size(json.dumps(schema))  # the library needs hundreds of megabytes for a schema of megabytes
-        return json_syntax(closed(schema), self.spaces)
+        return schema
 
 
 def _check_size(syntax: str) -> str:

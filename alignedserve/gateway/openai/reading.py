@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.core import FinishReason, Logprob
+from alignedserve.gateway.openai.calling import call_format
 from alignedserve.gateway.openai.errors import no_token
 from alignedserve.gateway.openai.thinking import make_splitter
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.owner.client import Delivered
-from alignedserve.text.calls.formats import LLAMA3_JSON, CallFormat
 from alignedserve.text.calls.parts import CallPart, CallText, join_parts
 from alignedserve.text.calls.reading import CallReader
 from alignedserve.text.decoding import IncrementalDecoder
@@ -70,22 +70,27 @@ class Ending:
     is_empty: bool = False  # whether the answer shows the prompt only
 
 
+_NOTHING = CallText()
+
+
 @dataclass(slots=True)  # made for every delivery, and a frozen one takes three times as long
 class _Found:
-    """The new part of an answer: the reasoning and the text of the tokens that were used."""
+    """The new part of an answer: its text and calls, and the reasoning of the tokens that were used."""
 
-    text: str = ""
+    answer: CallText = _NOTHING
     num_used: int = 0
     finish: FinishReason | None = None
     reasoning: str = ""
     num_reasoning: int = 0
 
 
-def _call_format(body: ChatRequest, text: TextModel) -> CallFormat | None:
-    """Return the format of the answer's calls; demanded calls have Llama 3's, whatever the model's own format is."""
+def _call_reader(body: ChatRequest, text: TextModel, skip_special: bool) -> CallReader | None:
+    """Return the reader of the answer's calls, if there may be any."""
     if not body.may_call:
         return None
-    return text.call_format if body.demanded_calls is None else LLAMA3_JSON
+    form = call_format(body, text)
+    hidden = tuple(text.special_markers(form.markers)) if skip_special else ()
+    return CallReader(form, body.functions, body.most_calls, hidden)
 
 
 class AnswerReader:
@@ -105,6 +110,8 @@ class AnswerReader:
         self._decoder, self._ending, self._calls = decoder, ending, calls
         self._splitter, self._shows_reasoning = splitter, shows_reasoning
         self._stops = StopStrings(ending.stops, ending.include_stop)
+        ends_with_calls = calls is not None and calls.ends_answer
+        self._reads_singly = bool(ending.stops) or splitter is not None or ends_with_calls
         self._num_tokens = 0
         self._num_open = 0  # tokens that may be the beginning of a reasoning
 
@@ -118,9 +125,8 @@ class AnswerReader:
         skip_special = body.skip_special_tokens is not False
         if not isinstance(body, ChatRequest):
             return cls(text.decoder(skip_special), ending)
-        form, family = _call_format(body, text), text.reasoning
-        markers = [*(form.markers if form is not None else ()), *(family.markers if family is not None else ())]
-        calls = form.make_reader(body.most_calls) if form is not None else None
+        calls, family = _call_reader(body, text, skip_special), text.reasoning
+        markers = [*(calls.markers if calls is not None else ()), *(family.markers if family is not None else ())]
         splitter, shows_reasoning = make_splitter(body, prompt, text), body.include_reasoning is not False
         return cls(text.decoder(skip_special, markers), ending, calls, splitter, shows_reasoning)
 
@@ -128,46 +134,49 @@ class AnswerReader:
         if delivered.finish is FinishReason.ERROR:
             raise no_token()
         read = self._read(delivered)
-        found = self._find_calls(read.text, bool(read.finish))
         return AnswerPiece(
-            found.text,
+            read.answer.text,
             delivered.tokens[: read.num_used],
             read.finish,
             delivered.logprobs[: read.num_used],
             delivered.opening.logprobs,
             delivered.opening.num_cached,
-            found.parts,
+            read.answer.parts,
             self._stops.found or None,
             read.reasoning if self._shows_reasoning else "",
             read.num_reasoning,
         )
+
+    def _read(self, delivered: Delivered) -> _Found:
+        """Read the tokens.
+
+        With stop strings or a reasoning, or if the answer ends with a call, they are read one by one, so that the
+        answer ends at the same token, and as many count as reasoning, however tokens are delivered together.
+        """
+        tokens, finish = delivered.tokens, delivered.finish
+        if self._ending.is_empty:
+            return _Found(finish=finish and FinishReason.LENGTH)
+        if not self._reads_singly:
+            return _Found(self._find_calls(self._decode(tokens, finish), bool(finish)), len(tokens), finish)
+        answer, reasoning, num_reasoning = CallText(), "", 0
+        for num_used, token in enumerate(tokens, 1):
+            last = finish if num_used == len(tokens) else None
+            split, num_new = self._split(self._decode((token,), last), last)
+            reasoning, num_reasoning = reasoning + split.reasoning, num_reasoning + num_new
+            text = self._until_stop(split.text)
+            ended = FinishReason.STOP if self._stops.found else last
+            answer += self._find_calls(text + (self._stops.flush() if ended else ""), bool(ended))
+            if ended or (self._calls is not None and self._calls.is_over):
+                return _Found(answer, num_used, ended or FinishReason.STOP, reasoning, num_reasoning)
+        if finish:
+            answer += self._find_calls(self._stops.flush(), True)
+        return _Found(answer, len(tokens), finish, reasoning, num_reasoning)
 
     def _find_calls(self, text: str, is_last: bool) -> CallText:
         if self._calls is None:
             return CallText(text)
         found = self._calls.feed(text)
         return found + self._calls.flush() if is_last else found
-
-    def _read(self, delivered: Delivered) -> _Found:
-        """Read the tokens.
-
-        With stop strings or a reasoning they are read one by one, so that the answer ends at the same token, and as
-        many count as reasoning, however tokens are delivered together.
-        """
-        tokens, finish = delivered.tokens, delivered.finish
-        if self._ending.is_empty:
-            return _Found(finish=finish and FinishReason.LENGTH)
-        if not self._ending.stops and self._splitter is None:
-            return _Found(self._decode(tokens, finish), len(tokens), finish)
-        text, reasoning, num_reasoning = "", "", 0
-        for num_used, token in enumerate(tokens, 1):
-            last = finish if num_used == len(tokens) else None
-            split, num_new = self._split(self._decode((token,), last), last)
-            reasoning, num_reasoning = reasoning + split.reasoning, num_reasoning + num_new
-            text += self._until_stop(split.text)
-            if self._stops.found:
-                return _Found(text, num_used, FinishReason.STOP, reasoning, num_reasoning)
-        return _Found(text + (self._stops.flush() if finish else ""), len(tokens), finish, reasoning, num_reasoning)
 
     def _split(self, text: str, finish: FinishReason | None) -> tuple[Split, int]:
         """Part a token's text; return it with how many tokens count as reasoning for it."""

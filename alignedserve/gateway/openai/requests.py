@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from alignedserve.core import Choice, Request, Sampling
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller
+from alignedserve.gateway.openai.calling import limits
 from alignedserve.gateway.openai.errors import ApiError, invalid
 from alignedserve.gateway.openai.promises import ServicePromise
 from alignedserve.gateway.openai.thinking import limited_reasoning
@@ -43,9 +44,9 @@ def make_requests(
 
     Long prompts take long, so an event loop must not call this."""
     _check_length(body, text, max_model_len)
-    limits = body.format.limits(text) if body.format is not None else (None, "")
+    output_limits = limits(body, text)
     prompts = _prompts(body, text)
-    made = [_make_request(body, prompt, limits, promise, origin, text, max_model_len) for prompt in prompts]
+    made = [_make_request(body, prompt, output_limits, promise, origin, text, max_model_len) for prompt in prompts]
     num_choices = body.n or 1
     return tuple(
         _make_choice(request, origin.id, at * num_choices + number, number)
@@ -81,13 +82,14 @@ def _make_request(
     stop_tokens = (*(body.stop_token_ids or ()), *(() if body.ignore_eos else text.eos_ids))
     max_tokens = _max_tokens(body, len(prompt), max_model_len)
     _check_ends(body, stop_tokens, max_tokens)
+    reasoning = limited_reasoning(body, prompt, text, has_form=any(limits))
     return Request(
         id=origin.id,
         owner=origin.owner,
         attempt=0,
         prompt=prompt,
         emitted=(),
-        sampling=replace(_sampling(body, text.sampling, limits), reasoning=limited_reasoning(body, prompt, text)),
+        sampling=replace(_sampling(body, text.sampling, limits), reasoning=reasoning),
         max_tokens=max_tokens,
         stop_tokens=tuple(dict.fromkeys(stop_tokens)),
         service=promise.service,
@@ -118,7 +120,6 @@ def check_length(texts: Sequence[str], text: TextModel, max_model_len: int, most
 
 def _prompts(body: ChatRequest | CompletionRequest, text: TextModel) -> list[tuple[int, ...]]:
     if isinstance(body, ChatRequest):
-        _check_tools(body, text)
         prompts = [tuple(text.chat_ids(body.shown_messages, body.rendering))]
     else:
         with_special = body.add_special_tokens is not False
@@ -134,16 +135,6 @@ def prompt_of(body: ChatRequest, text: TextModel, max_model_len: int) -> tuple[i
     _check_length(body, text, max_model_len)
     (prompt,) = _prompts(body, text)
     return prompt
-
-
-def _check_tools(body: ChatRequest, text: TextModel) -> None:
-    """Raise if no call would be found: the model is not shown its tools, or calls them in a format not known here."""
-    if body.may_call and body.demanded_calls is None and text.call_format is None:
-        message = (
-            "this model's chat template does not show tools, or uses an unknown format of calls: "
-            "set tool_choice to demand a call"
-        )
-        raise invalid(message, "tools", "unsupported_parameter")
 
 
 def _prompt_field(body: ChatRequest | CompletionRequest) -> str:

@@ -14,12 +14,12 @@ _LAST = 32  # tokens of a prompt that show whether it ends within a reasoning
 
 
 def limited_reasoning(
-    body: ChatRequest | CompletionRequest, prompt: Sequence[int], text: TextModel
+    body: ChatRequest | CompletionRequest, prompt: Sequence[int], text: TextModel, has_form: bool
 ) -> Reasoning | None:
-    """Return the reasoning as the engine must know it; None if the body limits neither it nor the answer's form."""
+    """Return the reasoning as the engine must know it; None if nothing limits it or the answer's form."""
     if not isinstance(body, ChatRequest) or text.reasoning is None:
         return None
-    if body.format is None and body.most_reasoning_tokens is None:
+    if not has_form and body.most_reasoning_tokens is None:
         return None
     family, inside = text.reasoning, _begins_inside(body, prompt, text, text.reasoning)
     return Reasoning(

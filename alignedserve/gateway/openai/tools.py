@@ -1,12 +1,7 @@
-"""The fields of a body about tools: which tools there are, and whether the model must call a tool.
-
-If a call is demanded, the output must have the form of Llama 3's calls, whatever the model's own form is, because that
-form needs no special token.
-"""
+"""The fields of a body about tools: which tools there are, and whether the model must call a tool."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -14,10 +9,8 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from alignedserve.gateway.openai.errors import UNSUPPORTED
-from alignedserve.gateway.openai.formats import Format, Schema
+from alignedserve.gateway.openai.formats import Schema, WantedCalls
 from alignedserve.gateway.openai.strict import ListOf, Strict
-from alignedserve.text.closed_schema import closed
-from alignedserve.text.syntax import JSON_SPACES
 
 MOST_TOOLS = 128
 _NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -118,24 +111,17 @@ ToolChoice: TypeAlias = Annotated[
 ]
 
 
-def calls_format(tools: Sequence[Tool], choice: ToolChoice | None, several: bool) -> Format | None:
-    """Return the form of an output that must be calls, or None if no call is demanded."""
+def schemas(tools: Sequence[Tool]) -> dict[str, Schema]:
+    """Return the schemas of the functions' parameters, by the names of the functions."""
+    functions = [tool.function for tool in tools]
+    return {item.name: _NO_PARAMETERS if item.parameters is None else item.parameters for item in functions}
+
+
+def demanded(tools: Sequence[Tool], choice: ToolChoice | None, several: bool) -> WantedCalls | None:
+    """Return the calls that an output must be, or None if no call is demanded."""
     if choice in (None, "none", "auto"):
         return None
-    name = choice.function.name if isinstance(choice, NamedTool) else None
-    wanted = [tool.function for tool in tools if name in (None, tool.function.name)]
-    return Format("tool_choice", rules=_rules(wanted, several and name is None))
-
-
-def _rules(functions: Sequence[Function], several: bool) -> str:
-    calls = [f"call_{number}" for number in range(len(functions))]
-    more = ' ("; " call)*' if several else ""
-    each = [_call(name, function) for name, function in zip(calls, functions, strict=True)]
-    return "\n".join([f"start: call{more}", f"call: {' | '.join(calls)}", *each])
-
-
-def _call(rule: str, function: Function) -> str:
-    schema = _NO_PARAMETERS if function.parameters is None else closed(function.parameters)
-    options = {"x-guidance": {"whitespace_pattern": JSON_SPACES, "lenient": False, "coerce_one_of": False}}
-    beginning = f'{{"name": {json.dumps(function.name)}, "parameters": '
-    return f'{rule}: {json.dumps(beginning)} %json {json.dumps({**schema, **options})} "}}"'
+    functions = schemas(tools)
+    if isinstance(choice, NamedTool):
+        return WantedCalls({name: functions[name] for name in functions if name == choice.function.name}, several=False)
+    return WantedCalls(functions, several)

@@ -8,6 +8,7 @@ default. Deadlines, tiers and priorities decide which request runs first (docs/h
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
@@ -21,6 +22,7 @@ from alignedserve.gateway.openai.formats import (
     ResponseFormat,
     Schema,
     StructuredOutputs,
+    WantedCalls,
     vllm_formats,
 )
 from alignedserve.gateway.openai.strict import ListOf, Strict, without_unsupported
@@ -31,8 +33,10 @@ from alignedserve.gateway.openai.tools import (
     NamedTool,
     Tool,
     ToolChoice,
-    calls_format,
+    demanded,
+    schemas,
 )
+from alignedserve.text.call_grammar import Beside
 from alignedserve.text.chat_template import ChatTemplate, Rendering
 from alignedserve.text.text_model import TextModel
 
@@ -425,8 +429,11 @@ class ChatRequest(_AnyRequest):
             raise PydanticCustomError("no_tool", message, {"field": "tool_choice"})
         if self.tool_choice == "required" and not names:
             raise PydanticCustomError("no_tool", "there are no tools to call", {"field": "tool_choice"})
-        if self.may_call and self.demanded_calls is None and super()._formats:
-            message = f"{super()._formats[0].field} leaves no room for calls: set tool_choice to none or required"
+        others = [form for form in super()._formats if form.schema is None]
+        if self.may_call and self.demanded_calls is None and others:
+            message = (
+                f"{others[0].field} leaves no room for calls: set tool_choice to none or required, or use a schema"
+            )
             raise PydanticCustomError("two_formats", message, {"field": "tools"})
         return self
 
@@ -441,8 +448,8 @@ class ChatRequest(_AnyRequest):
 
     @property
     def ignored(self) -> list[str]:
-        """The ignored fields; a tool's `strict` is one of them unless a call is demanded, which enforces its schema."""
-        strict = any(tool.function.strict for tool in self.tools or ()) and self.demanded_calls is None
+        """The ignored fields; a tool's `strict` is one of them unless a grammar enforces its schema."""
+        strict = any(tool.function.strict for tool in self.tools or ()) and self.format is None
         notes = any(message.annotations for message in self.messages)
         found = {"tools.function.strict": strict, "messages.annotations": notes}
         return [*super().ignored, *(name for name, is_there in found.items() if is_there)]
@@ -453,15 +460,28 @@ class ChatRequest(_AnyRequest):
         return bool(self.tools) and self.tool_choice != "none"
 
     @property
-    def demanded_calls(self) -> Format | None:
-        """The form of the answer if a tool call is demanded."""
-        return calls_format(self.tools or (), self.tool_choice, self.parallel_tool_calls is not False)
+    def demanded_calls(self) -> WantedCalls | None:
+        """The calls that the answer must be, if any are demanded."""
+        return demanded(self.tools or (), self.tool_choice, self.most_calls is None)
+
+    @property
+    def functions(self) -> dict[str, Schema]:
+        """The schemas of the parameters of all functions, by the names of the functions."""
+        return schemas(self.tools or ())
+
+    def free_calls(self, beside: Beside) -> WantedCalls:
+        """Return the calls that the answer may be besides something else."""
+        return WantedCalls(self.functions, self.most_calls is None, beside)
 
     @property
     def _formats(self) -> list[Format]:
-        """The forms that the body sets; a demanded call replaces all other forms."""
-        calls = self.demanded_calls
-        return super()._formats if calls is None else [calls]
+        """The forms that the body sets; a demanded call replaces all others, and a schema may stand beside calls."""
+        calls, others = self.demanded_calls, super()._formats
+        if calls is not None:
+            return [Format("tool_choice", calls=calls)]
+        if not self.may_call:
+            return others
+        return [replace(form, calls=self.free_calls(Beside.SCHEMA)) for form in others]
 
     @property
     def most_calls(self) -> int | None:

@@ -1,0 +1,108 @@
+"""Write grammars of calls in the format of a model, over its tokens: calls alone, or beside other answers.
+
+A grammar of free text with calls lets a model write what it likes, until it writes the marker of a call:
+
+    start: (lead call)* TEXT       lead is any text up to the marker, the shortest
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+from alignedserve.text.calls.formats import CallFormat
+from alignedserve.text.calls.grammar import Schema
+from alignedserve.text.closed_schema import closed
+from alignedserve.text.syntax import JSON_SPACES, lark_syntax
+
+_OPTIONS = {"x-guidance": {"whitespace_pattern": JSON_SPACES, "lenient": False, "coerce_one_of": False}}
+
+
+class Beside(Enum):
+    """What an output may be instead of calls."""
+
+    NOTHING = "nothing"
+    SCHEMA = "schema"
+    TEXT = "text"  # which may also stand before calls and after them
+
+
+class Writer:
+    """Writes the parts of rules in Lark's language, as llguidance reads it."""
+
+    def __init__(self, specials: Mapping[str, int]) -> None:
+        self.rules: list[str] = []  # that the parts need besides
+        self._specials = specials
+        self._any = re.compile("|".join(map(re.escape, sorted(specials, key=len, reverse=True))) or r"(?!)")
+
+    def text(self, literal: str) -> str:
+        """Return the part that a text stands for, in which special tokens are tokens."""
+        parts, at = [], 0
+        for found in self._any.finditer(literal):
+            parts += [_quoted(literal[at : found.start()]), f"<[{self._specials[found[0]]}]>"]
+            at = found.end()
+        return " ".join(part for part in [*parts, _quoted(literal[at:])] if part)
+
+    def text_before(self, marker: str) -> str:
+        """Return the part of any text up to a marker, and of the marker."""
+        name = f"text_{len(self.rules)}"
+        self.rules.append(f"{name}[suffix={_quoted(marker)}]: /(?s:.*)/")
+        return name
+
+    def json(self, schema: Any) -> str:
+        """Return the part of a JSON value of the schema."""
+        inner = closed(schema)
+        return f"%json {json.dumps({**inner, **_OPTIONS} if isinstance(inner, Mapping) else inner)}"
+
+
+def can_write(form: CallFormat, functions: Mapping[str, Schema]) -> bool:
+    """Return whether a grammar can say calls of these functions in this format."""
+    writer = Writer({})
+    return all(form.layout.rule(name, schema, writer) is not None for name, schema in functions.items())
+
+
+def call_syntax(
+    form: CallFormat,
+    functions: Mapping[str, Schema],
+    several: bool,
+    specials: Mapping[str, int],
+    beside: Beside = Beside.NOTHING,
+    schema: Any = None,
+) -> str:
+    """Return the syntax of calls of these functions, or of what may stand `beside` them."""
+    writer = Writer(specials)
+    before, between, after = form.frame
+    bodies = [form.layout.rule(name, parameters, writer) for name, parameters in functions.items()]
+    names = [f"call_{number}" for number in range(len(bodies))]
+    if beside is Beside.TEXT:
+        marker = next(opening for opening in form.openings if before.startswith(opening))
+        between = between.partition(marker)[0]  # the marker begins the next round
+        starts = _starts_with_text(marker, before.removeprefix(marker), after, several, writer)
+    else:
+        more = f" ({writer.text(between)} call)*" if several else ""
+        starts = [f"start: calls{' | answer' if beside is Beside.SCHEMA else ''}"]
+        starts.append(f"calls: {writer.text(before)} call{more} {writer.text(after)}")
+    if beside is Beside.SCHEMA:
+        starts.append(f"answer: {writer.json(schema)}")
+    each = [f"{name}: {body}" for name, body in zip(names, bodies, strict=True)]
+    return lark_syntax("\n".join([*starts, f"call: {' | '.join(names)}", *each, *writer.rules]))
+
+
+def _starts_with_text(marker: str, begins: str, ends: str, several: bool, writer: Writer) -> list[str]:
+    """Return the rules of a text with calls, each of which has the marker and both ends of its own."""
+    token = writer.text(marker)
+    lead = f"lead[lazy]: TEXT {token}" if token.startswith('"') else f"lead: TEXT {token}"
+    rounds = "round* rest" if several else "round | rest"
+    return [
+        f"start: {rounds}",
+        f"round: lead {writer.text(begins)} call {writer.text(ends)}",
+        lead,
+        "rest: TEXT",
+        r"TEXT: /(.|\n)*/",
+    ]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text) if text else ""
