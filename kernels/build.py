@@ -29,7 +29,7 @@ LIBRARY = Path(__file__).resolve().parent / "libalignedserve_kernels.so"
 ONCE = "library.cpp"  # all other sources are compiled per instruction set
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512")
-_BF16 = (*_AVX512, "-mavx512bf16")
+_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vnni")
 # From the least to the best: a CPU that can run a set can run all sets before it.
 X86: dict[str, tuple[str, ...]] = {
     "generic": (),

@@ -209,7 +209,7 @@ class Linear:
     def by(self, way: Way) -> LinearPath:
         """Return the path of one way, or torch's where this layer lacks that way."""
         if way in (Way.NATIVE, Way.PACKED) and self.library and self.in_c:
-            return _NativePath(self.library, self.memory, self.bias, self.in_c)
+            return NativePath(self.library, self.in_c, self.shape, (self.memory, self.bias))
         return _TorchPath(self.memory, self.bias)
 
 
@@ -226,7 +226,7 @@ class _SummedPath:
         residual.add_(self(x))
 
     def wide(self, x: Tensor, out: Tensor | None) -> Tensor:
-        return _widened(self(x), out)
+        return widened(self(x), out)
 
 
 class _TorchPath:
@@ -244,10 +244,10 @@ class _TorchPath:
             residual.add_(self(x))
 
     def wide(self, x: Tensor, out: Tensor | None) -> Tensor:
-        return _widened(self(x), out)
+        return widened(self(x), out)
 
 
-def _widened(made: Tensor, out: Tensor | None) -> Tensor:
+def widened(made: Tensor, out: Tensor | None) -> Tensor:
     return made.float() if out is None else out.copy_(made)
 
 
@@ -261,19 +261,20 @@ class CLayer(Structure):
         ("out", c_int64),
         ("dtype", c_int32),
         ("packed", c_int32),
+        ("quantised", c_void_p),  # a CQuantised of quantised.py, or null
     )
 
     @classmethod
     def from_tensors(cls, weight: Tensor, bias: Tensor | None) -> CLayer:
         out, inputs = weight.shape
-        return cls(weight.data_ptr(), None if bias is None else bias.data_ptr(), inputs, out, DTYPES[weight.dtype], 0)
+        of_bias = None if bias is None else bias.data_ptr()
+        return cls(weight.data_ptr(), of_bias, inputs, out, DTYPES[weight.dtype], 0, None)
 
 
-class _NativePath:
-    def __init__(self, library: Library, weight: Tensor, bias: Tensor | None, layer: CLayer) -> None:
-        self._alive = weight, bias, layer  # C++ has only addresses of them
-        self._dtype = weight.dtype
-        self._out, self._inputs = weight.shape
+class NativePath:
+    def __init__(self, library: Library, layer: CLayer, shape: LayerShape, alive: object) -> None:
+        self._alive = layer, alive  # C++ has only addresses of them
+        self._out, self._inputs, self._dtype = shape.out, shape.inputs, shape.dtype
         self._at = addressof(layer)
         self._linear = library.kernel("linear", c_void_p, c_void_p, c_int64, c_void_p, c_int64, c_int)
 

@@ -27,18 +27,30 @@ void rotate(int dtype, void* x, const float* cos, const float* sin, int64_t rows
 // out[rows, width] of gate_up[rows, 2 * width].
 void silu_mul(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int64_t row_stride);
 
+// quantised.cpp
+// A weight whose numbers are scale * (q - zero), with q of 8 or 4 bits, and scale and zero of groups of inputs. Outputs are
+// in panels of 64, the last filled up with zeros; quantised.py packs them. Inputs are filled up to whole groups.
+struct Quantised {
+    const void *scale, *zero;  // [panels][groups][64] of `dtype`; without zero it is 2^(bits - 1)
+    const int32_t* order;      // the input of x that each column of q multiplies, or null for their order
+    int64_t group, groups;     // inputs of a group, a multiple of 8; their number
+    int32_t bits, dtype;
+};
+
 // linear.cpp
 struct Layer {
-    const void* weight;  // [out, in], or as packed.cpp has it
+    const void* weight;  // [out, in], or as packed.cpp or quantised.cpp has it
     const void* bias;    // [out], or null
     int64_t in, out;
     int32_t dtype;
     int32_t packed;  // whether the weight is packed
+    const Quantised* quantised;  // or null; then `dtype` is that of x
 };
 // Where the products go: rounded to the dtype of x, added to what is in `out` and then rounded, or left as fp32.
 enum Into { ROUNDED = 0, ADDED = 1, WIDE = 2 };
 // out[rows, out] = x[rows, in] W^T + bias, rows of x `stride` apart.
 void linear(const Layer* layer, const void* x, int64_t stride, void* out, int64_t rows, int into);
+void quantised_linear(const Layer* layer, const void* x, int64_t stride, void* out, int64_t rows, int into);
 
 // packed.cpp
 // Brings the weight of a layer into the order of packed_linear, or back, in place. Returns 1 if it did so, and 0 where

@@ -1,0 +1,221 @@
+"""Weights of 8 or 4 bits with scales by groups of inputs, and linear layers of them.
+
+    weight[output, input] = scale[output, group] * (q[output, input] - zero[output, group])
+
+`QuantisedWeight` has these plainly, as files give them; `QuantisedLinear` packs them for csrc/quantised.cpp, 64 outputs by
+four inputs at a time, and computes with them there. Where that library is missing, torch expands the weight in each call.
+"""
+
+from __future__ import annotations
+
+from ctypes import Structure, addressof, c_int32, c_int64, c_void_p
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from alignedserve.kernels.common.linear import BUCKETS, CLayer, LayerShape, Linear, LinearPath, NativePath, Tuning, Way, widened
+from alignedserve.kernels.library import DTYPES, Library
+
+_PANEL, _FOUR, _LEAST_GROUP = 64, 4, 8  # outputs and inputs that lie together; inputs of a group are a multiple of the last
+
+
+@dataclass(frozen=True)
+class QuantisedWeight:
+    """A weight [outputs, inputs] as whole numbers."""
+
+    q: Tensor  # uint8, not packed: also of 4 bits a number has a byte of its own
+    scale: Tensor  # [outputs, groups]
+    zero: Tensor | None  # likewise; None: the middle, 2^(bits - 1)
+    bits: int  # 8 or 4
+    group: int  # consecutive inputs of a group; the last may have fewer
+    order: Tensor | None = None  # the input of the layer that each column multiplies, where they are not in their order
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        outputs, inputs = self.q.shape
+        return outputs, inputs
+
+    def expanded(self) -> Tensor:
+        """Return the weight in fp32, its columns in the order of the layer's inputs."""
+        inputs = self.q.shape[1]
+        wide = self.q.float().clone() if self.zero is not None else self.q.float() - 2 ** (self.bits - 1)
+        if self.zero is not None:
+            wide -= _by_input(self.zero, self.group, inputs)
+        wide *= _by_input(self.scale, self.group, inputs)
+        return wide if self.order is None else wide[:, self.order.argsort()]
+
+    def rows(self, chosen: slice | Tensor) -> QuantisedWeight:
+        """Return the weight of some outputs."""
+        zero = None if self.zero is None else self.zero[chosen]
+        return replace(self, q=self.q[chosen], scale=self.scale[chosen], zero=zero)
+
+
+def quantised(weight: Tensor, bits: int, group: int) -> QuantisedWeight:
+    """Quantise a weight: 8 bits around zero, 4 bits from the least to the largest number of each group."""
+    outputs, inputs = weight.shape
+    wide = F.pad(weight.float(), (0, -inputs % group)).view(outputs, -1, group)
+    if bits == 8:
+        scale = (wide.abs().amax(2) / 127).clamp_min(1e-30)
+        zero = None
+        q = (wide / scale[..., None]).round_().add_(128)
+    else:
+        least, most = wide.amin(2).clamp_max(0), wide.amax(2).clamp_min(0)
+        scale = ((most - least) / 15).clamp_min(1e-30).to(torch.bfloat16).float()
+        zero = (-least / scale).round_().clamp_(0, 15)
+        q = (wide / scale[..., None] + zero[..., None]).round_().clamp_(0, 15)
+    q8 = q.to(torch.uint8).view(outputs, -1)[:, :inputs]
+    kept = scale if bits == 8 else scale.to(torch.bfloat16)
+    return QuantisedWeight(q8, kept, None if zero is None else zero.to(torch.bfloat16), bits, group)
+
+
+def _by_input(of_groups: Tensor, group: int, inputs: int) -> Tensor:
+    return of_groups.float().repeat_interleave(group, 1)[:, :inputs]
+
+
+class CQuantised(Structure):
+    """A quantised weight as csrc/kernels.h has it."""
+
+    _fields_ = (
+        ("scale", c_void_p),
+        ("zero", c_void_p),
+        ("order", c_void_p),
+        ("group", c_int64),
+        ("groups", c_int64),
+        ("bits", c_int32),
+        ("dtype", c_int32),
+    )
+
+
+@dataclass(frozen=True)
+class PackedWeight:
+    """A quantised weight as the kernel reads it: outputs are filled up to panels, inputs to groups of eights."""
+
+    memory: Tensor  # uint8 [panels, inputs / 4, 64, 4]; of 4 bits [panels, inputs / 8, 64, 4]
+    scale: Tensor  # [panels, groups, 64]
+    zero: Tensor | None
+    order: Tensor | None  # int32
+    shape: tuple[int, int]
+    bits: int
+    group: int
+
+    @classmethod
+    def from_weight(cls, weight: QuantisedWeight) -> PackedWeight:
+        outputs, inputs = weight.shape
+        group = weight.group if weight.group % _LEAST_GROUP == 0 else _filled(weight.group, _LEAST_GROUP)
+        if group != weight.group and weight.scale.shape[1] > 1:
+            raise ValueError(f"groups of {weight.group} inputs: the kernel takes multiples of {_LEAST_GROUP}")
+        of_groups = [None if of is None else _by_panel(of) for of in (weight.scale, weight.zero)]
+        assert of_groups[0] is not None
+        q = F.pad(weight.q, (0, -inputs % group, 0, -outputs % _PANEL))
+        panels = q.view(q.shape[0] // _PANEL, _PANEL, -1, _FOUR).transpose(1, 2)
+        memory = (panels if weight.bits == 8 else panels[:, 0::2] | panels[:, 1::2] << 4).contiguous()
+        order = None if weight.order is None else weight.order.to(torch.int32)
+        return cls(memory, of_groups[0], of_groups[1], order, (outputs, inputs), weight.bits, group)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.memory.nbytes + self.scale.nbytes + (0 if self.zero is None else self.zero.nbytes)
+
+    def rows(self, outputs: Tensor) -> QuantisedWeight:
+        """Return the weight of some outputs, unpacked."""
+        panel, within = outputs // _PANEL, outputs % _PANEL
+        bytes_of = self.memory[panel, :, within]  # [outputs, inputs / 4 or / 8, 4]
+        if self.bits == 4:
+            bytes_of = torch.stack((bytes_of & 15, bytes_of >> 4), 2)
+        q = bytes_of.reshape(len(outputs), -1)[:, : self.shape[1]]
+        zero = None if self.zero is None else self.zero[panel, :, within]
+        order = None if self.order is None else self.order.long()
+        return QuantisedWeight(q, self.scale[panel, :, within], zero, self.bits, self.group, order)
+
+    @property
+    def unpacked(self) -> QuantisedWeight:
+        return self.rows(torch.arange(self.shape[0], device=self.memory.device))
+
+    def in_c(self) -> CQuantised:
+        zero, order = (None if of is None else of.data_ptr() for of in (self.zero, self.order))
+        dtype, groups = DTYPES[self.scale.dtype], self.scale.shape[1]
+        return CQuantised(self.scale.data_ptr(), zero, order, self.group, groups, self.bits, dtype)
+
+
+def _filled(number: int, to: int) -> int:
+    return -(-number // to) * to
+
+
+def _by_panel(of_groups: Tensor) -> Tensor:
+    """Return [panels, groups, 64] of what each group has."""
+    outputs, groups = of_groups.shape
+    return F.pad(of_groups, (0, 0, 0, -outputs % _PANEL)).view(-1, _PANEL, groups).transpose(1, 2).contiguous()
+
+
+class QuantisedLinear(Linear):
+    """A linear layer of a quantised weight, for x of `dtype`. No way of computing it is chosen by measuring."""
+
+    def __init__(
+        self, weight: QuantisedWeight, bias: Tensor | None, library: Library | None, dtype: torch.dtype
+    ) -> None:
+        on_cpu = weight.q.device.type == "cpu"
+        self._packed = PackedWeight.from_weight(weight)
+        self.memory = self._packed.memory
+        self.bias = None if bias is None else bias.detach().to(dtype).contiguous()
+        self.shape = LayerShape(*weight.shape, dtype)
+        self.library = library if on_cpu and dtype in DTYPES else None
+        self._quantised_in_c = self._packed.in_c()
+        self.in_c = self._layer_in_c() if self.library else None
+        self.shared = True
+        self._total = None
+        self.use(Tuning())
+
+    def _layer_in_c(self) -> CLayer:
+        bias, of = None if self.bias is None else self.bias.data_ptr(), addressof(self._quantised_in_c)
+        shape = self.shape
+        return CLayer(self.memory.data_ptr(), bias, shape.inputs, shape.out, DTYPES[shape.dtype], 0, of)
+
+    @property
+    def num_bytes(self) -> int:
+        return self._packed.num_bytes
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the weight expanded: a copy."""
+        return self._packed.unpacked.expanded().to(self.shape.dtype)
+
+    def rows(self, tokens: Tensor) -> Tensor:
+        return self._packed.rows(tokens.flatten()).expanded().to(self.shape.dtype).view(*tokens.shape, -1)
+
+    def below(self, first: int) -> Linear:
+        bias = None if self.bias is None else self.bias[first:]
+        weight = self._packed.unpacked.rows(slice(first, None))
+        return QuantisedLinear(weight, bias, self.library, self.shape.dtype)
+
+    def pack(self, back: bool = False) -> bool:
+        return False
+
+    @property
+    def ways(self) -> list[Way]:
+        return [Way.NATIVE] if self.library else [Way.TORCH]
+
+    def use(self, tuning: Tuning) -> None:
+        """Use the only way that there is."""
+        super().use(Tuning({self.shape: tuple(self.ways) * len(BUCKETS)}))
+
+    def by(self, way: Way) -> LinearPath:
+        if self.library and self.in_c:
+            alive = self._packed, self.bias, self._quantised_in_c
+            return NativePath(self.library, self.in_c, self.shape, alive)
+        return _ExpandingPath(self._packed, self.bias, self.shape.dtype)
+
+
+class _ExpandingPath:
+    def __init__(self, packed: PackedWeight, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self._packed, self._bias, self._dtype = packed, bias, dtype
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._packed.unpacked.expanded().to(self._dtype), self._bias)
+
+    def add_to(self, x: Tensor, residual: Tensor) -> None:
+        residual.add_(self(x))
+
+    def wide(self, x: Tensor, out: Tensor | None) -> Tensor:
+        return widened(self(x), out)
