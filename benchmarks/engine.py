@@ -4,6 +4,7 @@
     python -m benchmarks.engine --full                       # every case of every model
     python -m benchmarks.engine --peer-python PATH [--full]  # a Python that has vLLM's CPU build, as a peer
     python -m benchmarks.engine --models opt125m --only "decode 8 x 64"  # a single case of one model, as in --full
+    python -m benchmarks.engine --quantization int8,int4 --only "decode 1 x 64,decode 8 x 64,decode 64 x 64,prefill 512"
     python -m benchmarks.engine --peer-python PATH --peers vLLM --rounds 1 --only "4 x 3000"  # a single peer
 
 Each case runs on every engine in turn, for several rounds, and its figure is the median: slow phases of the machine
@@ -31,6 +32,7 @@ from typing import Protocol
 
 import torch
 
+from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan
 from alignedserve.engine.device import large_pages
 from alignedserve.engine.engine import Engine
@@ -45,6 +47,10 @@ MOST_STEP_TOKENS = 4096
 WARM_TOKENS = 256
 PEERS = ("transformers", "vLLM")
 BANDWIDTH_SHARE, DECODE_RATIO, PREFILL_RATIO = 0.85, 1.3, 1.0
+QUANTIZED_RATIOS = {  # of bf16's speed
+    Quantization.INT8: {"decode 1 x 64": 1.7, "decode 8 x 64": 1.5, "decode 64 x 64": 1.3, "prefill 512": 1.3},
+    Quantization.INT4: {"decode 1 x 64": 2.5, "decode 8 x 64": 1.5, "decode 64 x 64": 0.95, "prefill 512": 0.95},
+}
 _GREEDY = Sampling()
 
 
@@ -111,8 +117,10 @@ class Peer(Protocol):
 
 
 class Ours:
-    def __init__(self, folder: Path, largest: int) -> None:
-        self.engine = Engine(folder, num_pairs=largest, block_size=BLOCK, dtype="bfloat16", tune_s=0.4)
+    def __init__(self, folder: Path, largest: int, quantization: Quantization = Quantization.NONE) -> None:
+        self.engine = Engine(
+            folder, num_pairs=largest, block_size=BLOCK, dtype="bfloat16", quantization=quantization, tune_s=0.4
+        )
         self._number = 0
 
     def step(self, chunks: Sequence[Chunk] = (), decodes: Sequence[Decode] = ()) -> float:
@@ -226,6 +234,29 @@ def weight_bytes(folder: Path) -> int:
     return sum(size for name, size in sizes.items() if tied or "embed_tokens" not in name)
 
 
+def compare_quantised(model: str, wanted: Sequence[Case], rounds: int, quantized: Sequence[Quantization]) -> None:
+    """Compare our engine with quantised weights with itself in bf16, in turns."""
+    with TemporaryDirectory() as scratch:
+        folder = MAKERS[model](Path(scratch) / model)
+        largest = max(sum(-(-(n + case.output) // BLOCK) for n in case.prompts) for case in wanted)
+        engines = {kind: Ours(folder, largest, kind) for kind in (Quantization.NONE, *quantized)}
+        for case in wanted:
+            for engine in engines.values():
+                engine.run(case.warming)
+            runs: dict[Quantization, list[float]] = {kind: [] for kind in engines}
+            for turn in range(rounds):
+                for kind in list(engines) if turn % 2 == 0 else list(engines)[::-1]:
+                    runs[kind].append(engines[kind].run(case).figure_s)
+            took = {kind: median(times) for kind, times in runs.items()}
+            tokens = sum(case.prompts) if case.is_prefill else len(case.prompts)
+            bf16 = tokens / took[Quantization.NONE]
+            for kind in quantized:
+                goal = QUANTIZED_RATIOS[kind].get(case.name)
+                name = f"{model}, {case.name}, {kind.value} against bf16"
+                wanted_rate = None if goal is None else goal * bf16
+                report(name, tokens / took[kind], "tokens/s", baseline=bf16, goal=wanted_rate, at_least=True)
+
+
 def compare(
     model: str, wanted: Sequence[Case], rounds: int, others: Sequence[str], peer_python: str | None, where: bool
 ) -> None:
@@ -286,6 +317,11 @@ def main() -> None:
     )
     parser.add_argument("--peer-python", help="a Python that has vLLM's CPU build")
     parser.add_argument("--peers", type=several(str, PEERS), default=list(PEERS), help="engines to compare with")
+    parser.add_argument(
+        "--quantization",
+        type=several(Quantization, QUANTIZED_RATIOS),
+        help="compare these with bf16, in place of peers",
+    )
     parser.add_argument("--where", action="store_true", help="print the parts of a step's time")
     args = parser.parse_args()
     models = args.models or (list(MAKERS) if args.full else ["llama160m"])
@@ -304,6 +340,9 @@ def main() -> None:
         for case, asked in zip(fitting, wanted, strict=True):
             if case is not asked:
                 print(f"{model} has {POSITIONS[model]} positions: {asked.name} is {case.name}", file=sys.stderr)
+        if args.quantization:
+            compare_quantised(model, fitting, args.rounds, args.quantization)
+            continue
         compare(model, fitting, args.rounds, args.peers, args.peer_python, args.where)
     sys.exit(status())
 

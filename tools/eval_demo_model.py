@@ -4,6 +4,9 @@ Every prompt is one unpadded greedy request through transformers, in fp32 and ag
 of the expected answer: as long as each token is the likeliest, the model would write it. Only the rest is generated
 token by token. An answer is right when it is the corpus's answer character for character and ends by itself. The
 script prints a table and a line of JSON, and exits with 1 if a goal is missed.
+
+Quantised weights (`alignedserve serve --quantization`) run through the engine in bf16, one pass for each prompt: an
+answer counts as right where each of its tokens is the likeliest.
 """
 
 from __future__ import annotations
@@ -25,6 +28,9 @@ ROOT = Path(__file__).resolve().parent.parent
 MOST_NEW_TOKENS = 640
 
 OVERALL_GOAL, KIND_GOAL, SAME_TEXT_GOAL = 0.92, 0.85, 0.98
+# How many points fewer answers may be right with quantised weights than with bf16, and by what share the perplexity of
+# the right answers may rise.
+QUANTISED_GOALS = {"int8": (0.005, 0.01), "int4": (0.03, 0.05)}
 
 # Counts, in an answer, the unit in which a prompt of this kind asks for a length.
 PRODUCED: dict[str, Callable[[str], int]] = {
@@ -101,6 +107,54 @@ def answer_kind(model: Path, dtype: str, kind: str, seed: int, prompts: int) -> 
             Answered(kind, question, asked.answer, written, ended, len(out), asked.asked, nats, len(expected))
         )
     return answered
+
+
+@dataclass(frozen=True)
+class OnePassFigures:
+    quantization: str
+    right: float
+    perplexity: float
+
+
+def run_once(model: Path, quantization: str, seed: int, prompts: int) -> OnePassFigures:
+    """Run all held-out prompts with their answers through the engine's model in bf16."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from alignedserve.architectures.quantization import Quantization
+    from alignedserve.kernels.dispatch.dispatcher import choose
+    from demo_corpus import KINDS, Draw, Split, sample
+    from one_pass import OnePass
+
+    torch.set_num_threads(1)
+    tokenizer, kernels = AutoTokenizer.from_pretrained(model), choose(torch.device("cpu"), torch.bfloat16).kernels
+    network = OnePass(model, torch.bfloat16, kernels, Quantization(quantization))
+    nats, tokens, right = 0.0, 0, 0
+    for kind in KINDS:
+        for number in range(prompts):
+            asked = sample(Draw(f"{seed}/evaluation/{kind}/{number}", Split.HELD_OUT), kind)
+            prompt = tokenizer.apply_chat_template(asked.messages, add_generation_prompt=True, return_dict=False)
+            answer = tokenizer(asked.answer, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+            logits = network((*prompt, *answer))[len(prompt) - 1 : -1].float()
+            expected = torch.tensor(answer)
+            nats += torch.nn.functional.cross_entropy(logits, expected, reduction="sum").item()
+            tokens += len(answer)
+            right += bool((logits.argmax(-1) == expected).all())
+    return OnePassFigures(quantization, right / (prompts * len(KINDS)), math.exp(nats / tokens))
+
+
+def quantised_lines(plain: OnePassFigures, others: Sequence[OnePassFigures]) -> tuple[list[str], bool]:
+    """Return a line for each kind of weights, and whether all goals are met."""
+    lines, met = [f"bf16, one pass: {plain.right:.1%} right, perplexity {plain.perplexity:.4f}"], True
+    for other in others:
+        points, rise = QUANTISED_GOALS[other.quantization]
+        risen = other.perplexity / plain.perplexity - 1
+        met &= other.right >= plain.right - points and risen <= rise
+        lines.append(
+            f"{other.quantization}, one pass: {other.right:.1%} right (goal {plain.right - points:.1%}), perplexity "
+            f"{other.perplexity:.4f}, {risen:+.2%} (goal {rise:.0%})"
+        )
+    return lines, met
 
 
 @cache
@@ -202,16 +256,24 @@ def main() -> int:
                 answered[dtype] += future.result()
                 print(f"{dtype} {kind} done", file=sys.stderr, flush=True)
     full, half = (figures(dtype, answers) for dtype, answers in answered.items())
+    with ProcessPoolExecutor(given.processes) as pool:
+        of_one_pass = [
+            pool.submit(run_once, given.model, name, given.seed, given.per_kind) for name in ("none", *QUANTISED_GOALS)
+        ]
+        plain, *quantised = [future.result() for future in of_one_pass]
     same = [a.written == b.written for a, b in zip(answered["float32"], answered["bfloat16"], strict=True)]
     same_text = statistics.mean(same)
     least = min(full.kinds, key=lambda kind: kind.right)
-    met = full.right >= OVERALL_GOAL and least.right >= KIND_GOAL and same_text >= SAME_TEXT_GOAL
+    lines, met_quantised = quantised_lines(plain, quantised)
+    met = full.right >= OVERALL_GOAL and least.right >= KIND_GOAL and same_text >= SAME_TEXT_GOAL and met_quantised
 
     show_wrong(answered["float32"], given.wrong)
     print(table(full))
     print(f"bf16 and fp32 write the same text for {same_text:.2%} of the prompts (goal {SAME_TEXT_GOAL:.0%})")
+    print("\n".join(lines))
     print(f"overall {full.right:.1%} (goal {OVERALL_GOAL:.0%}), least {least.kind} {least.right:.1%} ({KIND_GOAL:.0%})")
-    print(json.dumps({"float32": asdict(full), "bfloat16": asdict(half), "same_text": same_text, "met": met}))
+    passes = {"one_pass": [asdict(each) for each in (plain, *quantised)]}
+    print(json.dumps({"float32": asdict(full), "bfloat16": asdict(half), "same_text": same_text, **passes, "met": met}))
     return 0 if met else 1
 
 

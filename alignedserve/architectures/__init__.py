@@ -8,6 +8,7 @@ llama.py         the Llama family: Llama, Yi, Mistral, Qwen2, Qwen3
 model_config.py  reads the configuration of a model folder
 model_source.py  finds the folder of a model from the name that a user gives
 opt.py           OPT
+quantization.py  how the weights of linear layers are kept
 rope.py          rotary positions
 weight_files.py  the weight files of a model folder
 """

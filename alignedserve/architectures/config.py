@@ -49,6 +49,7 @@ class ModelConfig:
     max_positions: int
     dtype: str  # type of the stored weights
     eos_tokens: frozenset[int]
+    tied_embeddings: bool = False  # whether the output head is the table of embeddings
     windows: tuple[int | None, ...] = ()  # layer -> tokens that a query sees, itself included; (): all
     scales: tuple[float, ...] = ()  # layer -> factor of the products of query and K; (): the usual one
 

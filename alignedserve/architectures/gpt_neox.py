@@ -16,7 +16,6 @@ class NeoxConfig(OurConfig):
     parallel: bool  # attention and MLP read the same input
     attention_bias: bool
     activation: Activation
-    tied_embeddings: bool
 
     @property
     def inner_size(self) -> int:

@@ -15,7 +15,6 @@ _LAYER_TYPES = ("full_attention", "sliding_attention")
 class LlamaConfig(OurConfig):
     norm_eps: float
     rope: Rope
-    tied_embeddings: bool
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False

@@ -16,7 +16,6 @@ class OptConfig(OurConfig):
     bias: bool
     affine_norm: bool
     activation: Activation
-    tied_embeddings: bool
 
     @property
     def inner_size(self) -> int:

@@ -77,7 +77,14 @@ def _measure(options: ProfileOptions) -> tuple[Profile, list[Point]]:
     topology = config.topology
     use_threads(config.engine.threads, topology.prefill_workers + topology.decode_workers)
     limits, tune_s = room.limits, config.engine.tune_s
-    engine = Engine(folder, num_pairs=limits.num_pairs, block_size=limits.block_size, dtype=room.dtype, tune_s=tune_s)
+    engine = Engine(
+        folder,
+        num_pairs=limits.num_pairs,
+        block_size=limits.block_size,
+        dtype=room.dtype,
+        quantization=config.engine.quantization,
+        tune_s=tune_s,
+    )
     bounds, meter = Bounds(room.limits, room.max_model_len), Meter(engine)
     with own_cache(engine):
         shared_memory = Path(config.kvpool.directory)

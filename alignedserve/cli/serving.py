@@ -215,7 +215,10 @@ def _doctor(args: argparse.Namespace) -> int:
 # --- profile
 
 _SIZES = ("max_model_len", "kv_memory_mb", "max_step_tokens", "max_batch")
-_PROFILED = ("model", *(f"engine.{name}" for name in ("dtype", *_SIZES, "threads")))  # what a profile depends on
+_PROFILED = (
+    "model",
+    *(f"engine.{name}" for name in ("dtype", "quantization", *_SIZES, "threads")),
+)  # what a profile depends on
 
 
 def add_profile(parser: argparse.ArgumentParser) -> None:

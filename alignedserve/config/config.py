@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from alignedserve.architectures.quantization import Quantization
 from alignedserve.config.presets import DEFAULT, preset
 from alignedserve.config.setting import (
     PREFIX,
@@ -169,6 +170,9 @@ class EngineConfig:
         DeviceKind.CPU, "where workers compute: the CPU, or GPUs, on which it has not been run yet"
     )
     dtype: Dtype = common(Dtype.AUTO, "type of weights and KV; auto takes the model's own")
+    quantization: Quantization = common(
+        Quantization.NONE, "how weights of linear layers are kept: as they are, or in 8 or 4 bits"
+    )
     max_model_len: int | None = common(
         None, "tokens that prompt and output may have together; by default as many as the model allows", least=1
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from alignedserve.architectures.generic import GenericConfig
 from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import Chunk, Decode, StepFailure, StepPlan, StepResult
 from alignedserve.engine.device import devices, large_pages
 from alignedserve.engine.device.devices import CPU
@@ -36,6 +37,7 @@ from alignedserve.engine.sampling.step_result import next_tokens, result_of, row
 from alignedserve.errors import RankLost
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.placing import on_device
+from alignedserve.kernels.common.quantised import QuantisedWeight
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.common.static_spans import StaticSpans
 from alignedserve.kernels.dispatch.dispatcher import KernelChoice, Kernels, choose
@@ -56,6 +58,7 @@ class Engine:
         num_pairs: int | Callable[[], int],
         block_size: int = 16,
         dtype: str | None = None,
+        quantization: Quantization = Quantization.NONE,
         kernels: Kernels | None = None,
         tune_s: float = 0.0,
         ranks: RankLinks = ALONE,
@@ -77,6 +80,7 @@ class Engine:
         self.config = read_config(folder).share(ranks.size)
         self.block_size = block_size
         self.dtype: torch.dtype = getattr(torch, dtype or self.config.dtype)
+        self.quantization = quantization
         chosen = (
             choose(device, self.dtype, block_size=block_size) if kernels is None else KernelChoice(kernels, "asked for")
         )
@@ -90,6 +94,12 @@ class Engine:
         self._before = NOTHING  # tokens of the newest step
 
     @property
+    def weights_as(self) -> str:
+        """Return how numbers are kept, for logs and profiles."""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return dtype if self.quantization is Quantization.NONE else f"{dtype}, layers {self.quantization.value}"
+
+    @property
     def kernels(self) -> str:
         """Return the identity of the kernels in use, which differs from that of any other build."""
         return self._kernels.identity
@@ -99,14 +109,17 @@ class Engine:
         began = time.perf_counter()
         linears: list[Linear] = []
 
-        def make_linear(weight: Tensor, bias: Tensor | None) -> Linear:
+        def make_linear(weight: Tensor | QuantisedWeight, bias: Tensor | None) -> Linear:
+            if isinstance(weight, QuantisedWeight):
+                return self._kernels.quantised(weight, bias, self.dtype)
             linears.append(self._kernels.linear(weight, bias))
             return linears[-1]
 
-        loader = Loader(tensors, self.dtype, self._kernels, make_linear, self.ranks, self.device)
+        ranks, device, quantization = self.ranks, self.device, self.quantization
+        loader = Loader(tensors, self.dtype, self._kernels, make_linear, ranks, device, quantization)
         self.config, self._model = load(folder, self.config, loader)
         seconds, megabytes = time.perf_counter() - began, loader.num_bytes >> 20
-        log.info("loaded %s in %.1f s, %d MB of weights as %s", folder, seconds, megabytes, self.dtype)
+        log.info("loaded %s in %.1f s, %d MB of weights as %s", folder, seconds, megabytes, self.weights_as)
         if tune_s:
             tune(linears, tune_s)
 

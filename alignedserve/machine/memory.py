@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from alignedserve.architectures.model_config import DTYPE_BYTES, ModelConfig
+from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.weight_files import count_numbers
 from alignedserve.config.config import Config, DeviceKind, TransportName
 from alignedserve.errors import MemoryTooSmall
@@ -38,14 +39,26 @@ class MemoryDemand:
 
 def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> MemoryDemand:
     ranks = config.engine.tensor_parallel_size
-    whole, embedding = count_numbers(folder), model.vocab_size * model.hidden_size  # every rank has a whole embedding
+    weights, quantization = _weights(config, model, room, folder), config.engine.quantization
     model = model.share(ranks)
+    kept = room.dtype if quantization is Quantization.NONE else f"{quantization.value} and {room.dtype}"
     return MemoryDemand(
-        weights=(whole + (ranks - 1) * min(whole, embedding)) // ranks * DTYPE_BYTES[room.dtype],
+        weights=weights,
         cache=model.kv_bytes(room.limits.num_pairs * room.limits.block_size, room.dtype),
         step=model.step_bytes(config.engine.max_step_tokens, config.engine.max_batch, room.dtype),
-        dtype=room.dtype,
+        dtype=kept,
     )
+
+
+def _weights(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> int:
+    """Return the bytes of a rank's weights: every rank has the whole embedding, and a share of all else."""
+    ranks, quantization = config.engine.tensor_parallel_size, config.engine.quantization
+    numbers, table, whole = count_numbers(folder), model.vocab_size * model.hidden_size, DTYPE_BYTES[room.dtype]
+    table = min(numbers, table)
+    if not model.tied_embeddings:
+        layers = max(0, numbers - 2 * table)
+        return quantization.num_bytes(layers, 0, numbers - table - layers, whole) // ranks + table * whole
+    return quantization.num_bytes(numbers - table, 0, 0, whole) // ranks + quantization.num_bytes(0, 0, table, whole)
 
 
 def with_pool_memory(config: Config, model: ModelConfig, folder: Path) -> Config:
@@ -151,4 +164,6 @@ def _advice(config: Config, rank: MemoryDemand, workers: int, available: int, po
         return f"lower engine.max_step_tokens from {config.engine.max_step_tokens}, and engine.kv_memory_mb"
     if rank.dtype == "float32" and rank.weights // 2 < share:
         return "set engine.dtype to bfloat16, which halves the weights, or take a smaller model"
+    if config.engine.quantization is Quantization.NONE and rank.weights // DTYPE_BYTES[rank.dtype] < share:
+        return "set engine.quantization to int8, which leaves a byte of each weight, or take a smaller model"
     return "take a smaller model or fewer workers"

@@ -5,6 +5,7 @@ drawing.py          Draw a token from each row of logits, and log-probabilities,
 failing.py          Replace a kernel that fails while it runs, unless the fault is not its own.
 linear.py           Linear layers: for each shape and number of rows, the faster of our kernel and torch.
 placing.py          Copy a step's inputs from the CPU to the device.
+quantised.py        Weights of 8 or 4 bits with scales by groups of inputs, and linear layers of them.
 reference.py        Every kernel in plain torch: faster kernels are tested against it.
 row_blocks.py       Sums, maxima and draws over rows of a vocabulary, read by blocks of columns.
 spans.py            Where the tokens of a step's requests lie on the device; made once per step.

@@ -2,8 +2,8 @@
 
     weight[output, input] = scale[output, group] * (q[output, input] - zero[output, group])
 
-`QuantisedWeight` has these plainly, as files give them; `QuantisedLinear` packs them for csrc/quantised.cpp, 64 outputs by
-four inputs at a time, and computes with them there. Where that library is missing, torch expands the weight in each call.
+`QuantisedWeight` has these plainly, as files give them; `QuantisedLinear` packs them for csrc/quantised.cpp, 64 outputs
+by four inputs at a time, and computes with them there. Without that library torch expands the weight in each call.
 """
 
 from __future__ import annotations
@@ -15,10 +15,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from alignedserve.kernels.common.linear import BUCKETS, CLayer, LayerShape, Linear, LinearPath, NativePath, Tuning, Way, widened
+from alignedserve.kernels.common.linear import (
+    BUCKETS,
+    CLayer,
+    LayerShape,
+    Linear,
+    LinearPath,
+    NativePath,
+    Tuning,
+    Way,
+    widened,
+)
 from alignedserve.kernels.library import DTYPES, Library
 
-_PANEL, _FOUR, _LEAST_GROUP = 64, 4, 8  # outputs and inputs that lie together; inputs of a group are a multiple of the last
+_PANEL, _FOUR, _LEAST_GROUP = (
+    64,
+    4,
+    8,
+)  # outputs and inputs that lie together; inputs of a group are a multiple of the last
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from alignedserve.kernels.common import drawing
 from alignedserve.kernels.common.decoder import Decoder, DecoderLayer
 from alignedserve.kernels.common.drawing import DrawWish, Likeliest
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.quantised import QuantisedLinear, QuantisedWeight
 from alignedserve.kernels.common.spans import Spans
 
 LEVELS = 255  # between the least and the most of int8
@@ -47,6 +48,10 @@ class Reference:
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """Return a layer with the weight [out, inputs] and the bias [out]; linear.py defines it."""
         return Linear(weight, bias)
+
+    def quantised(self, weight: QuantisedWeight, bias: Tensor | None, dtype: torch.dtype) -> QuantisedLinear:
+        """Return a layer of a quantised weight, for rows of this dtype; quantised.py defines it."""
+        return QuantisedLinear(weight, bias, None, dtype)
 
     def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
         return None

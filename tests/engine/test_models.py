@@ -12,19 +12,14 @@ from transformers import AutoModelForCausalLM
 
 from alignedserve.architectures.llama import LlamaConfig
 from alignedserve.architectures.model_config import read_config
-from alignedserve.core import CacheKind
-from alignedserve.engine.models.attention import attention_of
-from alignedserve.engine.models.choice import load_model
-from alignedserve.engine.models.loading import Loader
+from alignedserve.architectures.quantization import Quantization
 from alignedserve.engine.models.rope import Rotation
-from alignedserve.engine.models.runs import Run
-from alignedserve.engine.models.tensors import Tensors
 from alignedserve.kernels.common.linear import BUCKETS, Linear, Tuning, Way
 from alignedserve.kernels.common.reference import Reference
-from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library
 from alignedserve.kernels.native.kernels import Native
+from one_pass import OnePass
 from tests.engine.driver import prompt_of
 from tests.kernels.every import PACKING
 from tests.models import MAX_POSITIONS, MODELS, OPTIONS, STORED, gqa, llama
@@ -42,25 +37,15 @@ def logits_of(
     dtype: torch.dtype = torch.float32,
     kernels: Kernels | None = None,
     made: Callable[[Linear], None] | None = None,
+    quantization: Quantization = Quantization.NONE,
 ) -> torch.Tensor:
     """Return the logits of every token, in one pass; `made` gets each linear layer once all is loaded."""
-    config, kernels, linears = read_config(folder), kernels or Reference(), list[Linear]()
-
-    def make_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Linear:
-        linears.append(kernels.linear(weight, bias))
-        return linears[-1]
-
-    with torch.inference_mode():
-        model = load_model(config, Loader(Tensors(folder), dtype, kernels, make_linear))
-        if made is not None:
-            for linear in linears:
+    network = OnePass(folder, dtype, kernels or Reference(), quantization)
+    if made is not None:
+        with torch.inference_mode():
+            for linear in network.linears:
                 made(linear)
-        pairs = range(-(-len(tokens) // BLOCK_SIZE))
-        cache = torch.full((config.num_layers, 2 * len(pairs), BLOCK_SIZE, config.kv_dim), torch.nan, dtype=dtype)
-        run = Run("r", tokens, 0, pairs, None, 0, (), CacheKind.KV, ())
-        spans = Spans([Lie(len(tokens), len(tokens), pairs)], BLOCK_SIZE)
-        attention = attention_of([run], spans, cache, config, kernels, model)
-        return model.forward(torch.tensor(tokens), spans.positions, None, attention)
+    return network(tokens)
 
 
 def furthest(ours: torch.Tensor, expected: torch.Tensor) -> float:

@@ -84,6 +84,16 @@ def test_what_fits_and_what_does_not(folder: Path, monkeypatch: pytest.MonkeyPat
     check(folder, needed - 100, monkeypatch, engine__kv_memory_mb=412, kvpool__memory_mb=128)
 
 
+@pytest.mark.parametrize(("quantization", "weights"), [("int8", 132), ("int4", 117)])
+def test_quantised_weights_take_less(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, quantization: str, weights: int
+) -> None:
+    needed = weights + 512 + STEP_MB + 128
+    with pytest.raises(MemoryTooSmall, match=f"{weights} MB of weights as {quantization} and bfloat16"):
+        check(folder, needed - 2, monkeypatch, engine__quantization=quantization, kvpool__memory_mb=128)
+    check(folder, needed, monkeypatch, engine__quantization=quantization, kvpool__memory_mb=128)
+
+
 def test_all_workers_and_the_pool_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MemoryTooSmall) as refused:
         check(folder, 1024, monkeypatch, topology="1+1", engine__kv_memory_mb=256, kvpool__memory_mb=128)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from alignedserve.architectures.quantization import GROUP, Quantization
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.large_pages import KeptMemory, Slabs
 from alignedserve.engine.device.ranks import ALONE, RankLinks
@@ -16,18 +17,29 @@ from alignedserve.engine.models.model import MakeLinear
 from alignedserve.engine.models.tensors import Cut, Tensors
 from alignedserve.kernels.common.decoder import Decoder, DecoderLayer, Norm
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.quantised import QuantisedLinear, quantised
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 
 class Embedding:
-    """The vectors of tokens. If the head is tied to this table, the head's layer holds the table and may pack it."""
+    """The vectors of tokens. If the head is tied to this table, the head's layer holds the table, and may pack it."""
 
     def __init__(self, table: Tensor) -> None:
-        self.table = table
-        self.head: Linear | None = None
+        self._memory: Tensor | Linear = table
+        self.shape: tuple[int, int] = (table.shape[0], table.shape[1])
+
+    @property
+    def table(self) -> Tensor:
+        assert isinstance(self._memory, Tensor), "the head has it"
+        return self._memory
+
+    def give_to(self, head: Linear) -> None:
+        """Leave the table to the head."""
+        self._memory = head
 
     def __call__(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.table) if self.head is None else self.head.rows(tokens)
+        memory = self._memory
+        return F.embedding(tokens, memory) if isinstance(memory, Tensor) else memory.rows(tokens)
 
 
 @dataclass(frozen=True)
@@ -43,6 +55,7 @@ class Loader:
     make_linear: MakeLinear
     ranks: RankLinks = ALONE
     device: torch.device = CPU
+    quantization: Quantization = Quantization.NONE
     _made: list[int] = field(default_factory=list)  # bytes of each tensor made
     _slabs: Slabs = field(default_factory=Slabs)
 
@@ -63,6 +76,21 @@ class Loader:
         self._made.append(out.nbytes)
         return out
 
+    def _empty_weight(self, outputs: int, inputs: int) -> Tensor:
+        """Return the memory into which a linear layer's weight is read; it is freed where the weight is quantised."""
+        if self.quantization.bits is None:
+            return self._empty(outputs, inputs)
+        return torch.empty(outputs, inputs, dtype=self.dtype, device=self.device)
+
+    def _linear(self, weight: Tensor, bias: Tensor | None, bits: int | None = None) -> Linear:
+        bits = bits or self.quantization.bits
+        if bits is None:
+            return self.make_linear(weight, bias)
+        made = self.make_linear(quantised(weight, bits, GROUP if bits == 4 else weight.shape[1]), bias)
+        if isinstance(made, QuantisedLinear):
+            self.count(made.num_bytes)
+        return made
+
     def vector(self, name: str, *shape: int) -> Tensor:
         """Return a whole tensor, of any shape."""
         out = self._empty(*shape)
@@ -78,19 +106,21 @@ class Loader:
 
     def linear(self, name: str, outputs: int, inputs: int) -> Linear:
         """Return a layer without a bias that every rank holds whole."""
-        return self.make_linear(self.vector(f"{name}.weight", outputs, inputs), None)
+        weight = self._empty_weight(outputs, inputs)
+        self.tensors.read_into(weight, f"{name}.weight")
+        return self._linear(weight, None)
 
     def by_rows(self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool) -> Linear:
         """Return layers of so many outputs each, stacked into one; this rank holds its rows of each."""
-        return self.make_linear(*self.stacked(names, outputs, inputs, bias))
+        return self._linear(*self.stacked(names, outputs, inputs, bias))
 
     def by_columns(self, name: str, outputs: int, inputs: int, bias: bool) -> Linear:
         """Return a layer that continues from this rank's part of a layer; its outputs are summed over the ranks."""
-        weight, biases = self._empty(outputs, inputs), None
+        weight, biases = self._empty_weight(outputs, inputs), None
         self.tensors.read_into(weight, f"{name}.weight", cut=self._cut(1, inputs))
         if bias and self.ranks.rank == 0:  # so that the sum contains it once
             biases = self.vector(f"{name}.bias", outputs)
-        made = self.make_linear(weight, biases)
+        made = self._linear(weight, biases)
         if self.ranks.size > 1:
             made.sum_with(self.ranks.total)
         return made
@@ -107,7 +137,7 @@ class Loader:
         self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool
     ) -> tuple[Tensor, Tensor | None]:
         """Return weight and bias of layers stacked into one: of each layer this rank's rows."""
-        weight = self._empty(sum(outputs), inputs)
+        weight = self._empty_weight(sum(outputs), inputs)
         biases = self._empty(sum(outputs)) if bias else None
         for name, part in zip(names, weight.split(list(outputs)), strict=True):
             self.tensors.read_into(part, f"{name}.weight", cut=self._cut(0, len(part)))
@@ -119,34 +149,34 @@ class Loader:
     def interleaved(self, name: str, heads: int, head_dim: int, inputs: int, bias: bool) -> Linear:
         """Return query, key and value, which GPT-NeoX stores head by head, in the order of other models."""
         outputs = 3 * heads * head_dim
-        weight = self._empty(outputs, inputs)
+        weight = self._empty_weight(outputs, inputs)
         by_head = weight.view(3, heads, head_dim, inputs).transpose(0, 1)
         cut = self._cut(0, outputs)
         self.tensors.read_into(by_head, f"{name}.weight", (outputs, inputs), cut)
         biases = self._empty(outputs) if bias else None
         if biases is not None:
             self.tensors.read_into(biases.view(3, heads, head_dim).transpose(0, 1), f"{name}.bias", (outputs,), cut)
-        return self.make_linear(weight, biases)
+        return self._linear(weight, biases)
 
     def head(self, name: str, embedding: Embedding, tied: bool) -> Callable[[Tensor], Tensor]:
         """Return the layer from the last hidden vectors to logits in fp32.
 
         Each rank computes the logits of its part of the vocabulary; the last rank may have fewer.
         """
-        words, inputs = embedding.table.shape
+        words, inputs = embedding.shape
         per_rank = -(-words // self.ranks.size)
         start = min(words, self.ranks.rank * per_rank)
         if tied:
             share = embedding.table[start : start + per_rank]
         else:
-            share = self._empty(min(per_rank, words - start), inputs)
+            share = self._empty_weight(min(per_rank, words - start), inputs)
             self.tensors.read_into(share, name, cut=Cut(0, start, words))
-        linear = self.make_linear(share, None)
+        linear = self._linear(share, None, bits=self.quantization.bits and 8)
         if self.ranks.size > 1:
             linear.shared = tied
             return SharedHead(linear, words, per_rank, self.ranks)
         if tied:
-            embedding.head = linear
+            embedding.give_to(linear)
         return Head(linear)
 
 

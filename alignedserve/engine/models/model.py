@@ -13,6 +13,7 @@ from torch import Tensor
 
 from alignedserve.kernels.common.decoder import Paged
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.quantised import QuantisedWeight
 
 
 class Attention(Protocol):
@@ -46,4 +47,4 @@ class Model(Protocol):
         """
 
 
-MakeLinear = Callable[[Tensor, Tensor | None], Linear]  # from a weight [outputs, inputs] and a bias
+MakeLinear = Callable[[Tensor | QuantisedWeight, Tensor | None], Linear]  # from a weight [outputs, inputs] and a bias

@@ -1,0 +1,189 @@
+"""Tests that linear layers of quantised weights give the product with the expanded weight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.kernels.common.quantised import QuantisedWeight, quantised
+from alignedserve.kernels.dispatch.dispatcher import Kernels
+from tests.kernels.every import on_all_kernels, on_native_kernels
+from tests.kernels.samples import packed, strided, threads
+
+HALVES = (torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    with threads(1):
+        yield
+
+
+def drawn(
+    generator: torch.Generator,
+    out: int,
+    inputs: int,
+    bits: int,
+    group: int,
+    dtype: torch.dtype,
+    zeros: bool,
+    mixed: bool,
+) -> QuantisedWeight:
+    """Return a weight with any whole numbers, all of its scales and zeros of this dtype."""
+    groups = -(-inputs // group)
+    q = torch.randint(0, 1 << bits, (out, inputs), generator=generator, dtype=torch.uint8)
+    scale = (torch.rand(out, groups, generator=generator) + 0.1).to(dtype)
+    zero = torch.randint(0, 1 << bits, (out, groups), generator=generator).to(dtype) if zeros else None
+    order = torch.randperm(inputs, generator=generator) if mixed else None
+    return QuantisedWeight(q, scale, zero, bits, group, order)
+
+
+WEIGHTS = {
+    "out": st.integers(1, 140),
+    "inputs": st.integers(1, 300),
+    "bits": st.sampled_from([8, 4]),
+    "group": st.sampled_from([8, 24, 32, 128, None]),  # None: one group
+    "of_scales": st.sampled_from([torch.float32, *HALVES]),
+    "zeros": st.booleans(),
+    "mixed": st.booleans(),
+}
+
+
+@on_native_kernels
+@settings(deadline=None, max_examples=60)
+@given(
+    rows=st.integers(1, 15),
+    with_bias=st.booleans(),
+    into=st.sampled_from(["rounded", "added", "wide"]),
+    apart=st.booleans(),
+    seed=st.integers(0, 1 << 30),
+    **WEIGHTS,
+)
+def test_fp32_is_the_exact_product(
+    kernels: Kernels,
+    rows: int,
+    out: int,
+    inputs: int,
+    bits: int,
+    group: int | None,
+    of_scales: torch.dtype,
+    zeros: bool,
+    mixed: bool,
+    with_bias: bool,
+    into: str,
+    apart: bool,
+    seed: int,
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weight = drawn(generator, out, inputs, bits, group or inputs, of_scales, zeros, mixed)
+    x = (strided if apart else packed)(generator, torch.float32, rows, inputs)
+    bias = packed(generator, torch.float32, out) if with_bias else None
+    linear = kernels.quantised(weight, bias, torch.float32)
+    wide = weight.expanded().double()
+    exact = x.double() @ wide.T
+    magnitude = x.double().abs() @ wide.abs().T
+    if bias is not None:
+        exact = exact + bias.double()
+    if into == "added":
+        y = packed(generator, torch.float32, rows, out)
+        exact = exact + y.double()
+        linear.add_to(x, y)
+    else:
+        y = linear(x) if into == "rounded" else linear.wide(x)
+    assert bool(((y.double() - exact).abs() <= 2e-6 * (magnitude + exact.abs()) + 1e-6).all())
+
+
+@on_native_kernels
+@settings(deadline=None, max_examples=60)
+@given(rows=st.integers(1, 15), dtype=st.sampled_from(HALVES), seed=st.integers(0, 1 << 30), **WEIGHTS)
+def test_halves_are_multiplied_as_whole_numbers(
+    kernels: Kernels,
+    rows: int,
+    dtype: torch.dtype,
+    out: int,
+    inputs: int,
+    bits: int,
+    group: int | None,
+    of_scales: torch.dtype,
+    zeros: bool,
+    mixed: bool,
+    seed: int,
+) -> None:
+    """The only error is that of x, in steps of a 127th of its row's largest number."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = drawn(generator, out, inputs, bits, group or inputs, of_scales, zeros, mixed)
+    x = packed(generator, dtype, rows, inputs)
+    y = kernels.quantised(weight, None, dtype).wide(x)
+    step = x.double().abs().amax(1, keepdim=True) / 127
+    whole, wide = (x.double() / step).round(), weight.expanded().double()
+    between = ((x.double() / step % 1 - 0.5).abs() < 1e-4).double()  # such a number may go either way
+    magnitude = (1 << bits) * weight.scale.double().amax(1) * whole.abs().sum(1, keepdim=True)
+    allowed = step * (between @ wide.abs().T + 1e-6 * magnitude) + 1e-6
+    assert bool(((y.double() - step * (whole @ wide.T)).abs() <= allowed).all())
+
+
+@on_all_kernels
+@pytest.mark.parametrize("bits", [8, 4])
+def test_rows_and_outputs_of_a_layer(kernels: Kernels, bits: int) -> None:
+    generator = torch.Generator().manual_seed(bits)
+    weight = drawn(generator, 150, 70, bits, 32, torch.bfloat16, zeros=True, mixed=False)
+    linear = kernels.quantised(weight, None, torch.float32)
+    wide = weight.expanded()
+    assert torch.equal(linear.weight, wide)
+    chosen = torch.tensor([[3, 149], [64, 0]])
+    assert torch.equal(linear.rows(chosen), wide[chosen])
+    x = torch.randn(3, 70, generator=generator)
+    assert torch.allclose(linear.below(40)(x), linear(x)[:, 40:], rtol=1e-4, atol=1e-3)
+
+
+@on_native_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_that_is_no_number_spoils_no_other(kernels: Kernels, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = quantised(torch.randn(50, 100, generator=generator), 8, 100)
+    linear = kernels.quantised(weight, None, dtype)
+    for spoiled in (float("nan"), float("inf")):
+        x = packed(generator, dtype, 7, 100)
+        clean = linear(x)
+        x[1, 3] = spoiled
+        spoilt = linear(x)
+        assert not spoilt[1].isfinite().any()
+        others = [row for row in range(7) if row != 1]
+        assert torch.equal(spoilt[others], clean[others])
+
+
+@on_native_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_neither_threads_nor_other_rows_change_a_row(kernels: Kernels, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    linear = kernels.quantised(quantised(torch.randn(200, 96, generator=generator), 4, 32), None, dtype)
+    x = packed(generator, dtype, 13, 96)
+    alone = torch.cat([linear(x[row : row + 1]) for row in range(13)])
+    with threads(3):
+        assert torch.equal(linear(x), alone)
+
+
+@on_native_kernels
+def test_rows_of_zeros_and_of_tiny_numbers(kernels: Kernels) -> None:
+    linear = kernels.quantised(quantised(torch.ones(64, 64), 8, 64), None, torch.bfloat16)
+    assert torch.equal(linear(torch.zeros(2, 64).bfloat16()), torch.zeros(2, 64).bfloat16())
+    assert bool(linear(torch.full((1, 64), 1e-38).bfloat16()).isfinite().all())
+    assert linear(torch.empty(0, 64).bfloat16()).shape == (0, 64)
+
+
+@pytest.mark.parametrize(("bits", "group", "most"), [(8, 768, 0.01), (4, 64, 0.1)])
+def test_quantising_is_near(bits: int, group: int, most: float) -> None:
+    """The error of a weight of random numbers, as a share of their spread."""
+    weight = torch.randn(256, 768, generator=torch.Generator().manual_seed(1))
+    assert float((quantised(weight, bits, group).expanded() - weight).std()) < most
+
+
+def test_a_weight_of_zeros_or_of_equal_numbers_stays_what_it_is() -> None:
+    for bits in (8, 4):
+        for number in (0.0, 2.0, -3.0):
+            weight = torch.full((4, 64), number)
+            assert torch.allclose(quantised(weight, bits, 32).expanded(), weight, rtol=0.01)

@@ -1,0 +1,52 @@
+"""A model as the engine runs it, for all logits of a text in one pass, without requests: for tests and evaluations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.quantization import Quantization
+from alignedserve.core import CacheKind
+from alignedserve.engine.models.attention import attention_of
+from alignedserve.engine.models.choice import load_model
+from alignedserve.engine.models.loading import Loader
+from alignedserve.engine.models.runs import Run
+from alignedserve.engine.models.tensors import Tensors
+from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.quantised import QuantisedWeight
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch.dispatcher import Kernels
+
+_BLOCK_SIZE = 16
+
+
+class OnePass:
+    def __init__(
+        self, folder: Path, dtype: torch.dtype, kernels: Kernels, quantization: Quantization = Quantization.NONE
+    ) -> None:
+        self._config, self._dtype, self._kernels = read_config(folder), dtype, kernels
+        self.linears: list[Linear] = []  # those that are not quantised
+        loader = Loader(Tensors(folder), dtype, kernels, self._make_linear, quantization=quantization)
+        with torch.inference_mode():
+            self._model = load_model(self._config, loader)
+
+    def _make_linear(self, weight: Tensor | QuantisedWeight, bias: Tensor | None) -> Linear:
+        if isinstance(weight, QuantisedWeight):
+            return self._kernels.quantised(weight, bias, self._dtype)
+        self.linears.append(self._kernels.linear(weight, bias))
+        return self.linears[-1]
+
+    @torch.inference_mode()
+    def __call__(self, tokens: tuple[int, ...]) -> Tensor:
+        """Return the logits of every token."""
+        config = self._config
+        pairs = range(-(-len(tokens) // _BLOCK_SIZE))
+        shape = config.num_layers, 2 * len(pairs), _BLOCK_SIZE, config.kv_dim
+        cache = torch.full(shape, torch.nan, dtype=self._dtype)
+        run = Run("r", tokens, 0, pairs, None, 0, (), CacheKind.KV, ())
+        spans = Spans([Lie(len(tokens), len(tokens), pairs)], _BLOCK_SIZE)
+        attention = attention_of([run], spans, cache, config, self._kernels, self._model)
+        return self._model.forward(torch.tensor(tokens), spans.positions, None, attention)
