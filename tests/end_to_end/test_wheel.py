@@ -12,12 +12,13 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
 import pytest
 
-from alignedserve.kernels.build import NoCompiler, find_compiler
+from alignedserve.kernels.build import X86, NoCompiler, find_compiler
 from tests.conftest import SOAK
 from tests.end_to_end.deployment import ANSWER_S, NAME, deployed
 
@@ -70,6 +71,9 @@ def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     shutil.rmtree(tmp)
 
 
+_OLD_LEVELS = ("generic", "avx2")
+
+
 def _old_compiler(made: Path) -> Path:
     """Make a compiler that knows two instruction sets of five and optimises little: a full build takes minutes of this
     test.
@@ -107,6 +111,24 @@ def test_it_is_for_any_python_of_this_system_and_holds_what_serving_needs(instal
     assert profiles
     assert ("alignedserve/kernels/libalignedserve_kernels.so" in held) == installed.compiled
     assert not [name for name in held if not name.startswith("alignedserve")], "nothing else lands in site-packages"
+
+
+def test_its_kernels_are_for_every_level_that_its_compiler_knows(installed: Installed) -> None:
+    """A soak test's compiler is the machine's own, which knows all of them."""
+    if not installed.compiled or platform.machine() != "x86_64":
+        pytest.skip("it has no kernels, or not those of x86")
+    library = (installed.package / "kernels" / "libalignedserve_kernels.so").read_bytes()
+    found = [level for level in X86 if f"{len(level)}{level}6kernel".encode() in library]  # names of functions
+    assert found == [level for level in X86 if SOAK or level in _OLD_LEVELS]
+
+
+def test_its_metadata_has_licence_version_and_changelog(installed: Installed) -> None:
+    (folder,) = installed.folder.glob("alignedserve-*.dist-info")
+    metadata = (folder / "METADATA").read_text(encoding="utf-8")
+    assert {path.name for path in (folder / "licenses").iterdir()} == {"LICENSE", "NOTICE"}
+    assert f"\nVersion: {version('alignedserve')}\n" in metadata
+    assert (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").strip() in metadata
+    assert {"py.typed", "__init__.pyi"} <= {path.name for path in installed.package.iterdir()}
 
 
 def _profiles() -> list[Path]:
