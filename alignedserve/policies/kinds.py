@@ -56,7 +56,10 @@ class OrderPolicy(OwnPolicy):
 
 
 class PackingPolicy(OwnPolicy):
-    """Which requests with memory on a decode worker run in its next step. The others keep their memory meanwhile."""
+    """Which requests with memory on a decode worker run in its next step.
+
+    The others keep their memory meanwhile. One that is left out of many steps in a row runs all the same.
+    """
 
     kind = PolicyKind.PACKING
     method = "run"
@@ -84,7 +87,7 @@ class PackingPolicy(OwnPolicy):
 
 
 class PlacementPolicy(OwnPolicy):
-    """Which worker runs the prompt of a request."""
+    """Which worker runs the prompt of a request. It is asked once for each attempt that is placed as it comes."""
 
     kind = PolicyKind.PLACEMENT
     method = "worker"
@@ -100,7 +103,10 @@ class PlacementPolicy(OwnPolicy):
 
 
 class AdmissionPolicy(OwnPolicy):
-    """Which new requests are refused because of the load. Bounds of queues and of open requests hold besides."""
+    """Which new requests are refused because of the load. Bounds of queues and of open requests hold besides.
+
+    It is not asked about lines of batch jobs, which wait in their store.
+    """
 
     kind = PolicyKind.ADMISSION
     method = "refuse"
@@ -117,7 +123,7 @@ class AdmissionPolicy(OwnPolicy):
 
 
 class PredictorPolicy(OwnPolicy):
-    """How long the output of a request will be."""
+    """How long the output of a request will be, where its client has not said it."""
 
     kind = PolicyKind.PREDICTOR
     method = "length"

@@ -40,7 +40,7 @@ def written(kind: PolicyKind, answer: str | None = None) -> PolicySource:
 
 
 def run(source: PolicySource | None) -> Simulation:
-    workload, topology = Workload(num_requests=24, rate=400.0), Topology.parse("2xcolocated")
+    workload, topology = Workload(num_requests=12, rate=400.0), Topology.parse("2xcolocated")
     simulation = Simulation(Settings(topology=topology, workload=workload, policy=Policy(own=OwnPolicies(source))))
     assert simulation.run().problems == ()
     return simulation
