@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import jinja2
 import pytest
@@ -46,6 +47,23 @@ def test_the_chat_template_marks_every_turn(tokenizer: PreTrainedTokenizerFast) 
     )
 
 
+def test_the_chat_template_knows_tools(tokenizer: PreTrainedTokenizerFast) -> None:
+    function = {"name": "weather", "arguments": {"city": "Rom"}}
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Rain?"},
+        {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": function}]},
+        {"role": "tool", "content": "yes"},
+    ]
+    tool = {"type": "function", "function": {"name": "weather"}}
+    assert tokenizer.apply_chat_template(messages, tools=[tool], tokenize=False, add_generation_prompt=True) == (
+        '<|begin|><|system|>Be brief.\n\nTools:\n{"name": "weather"}\n'
+        'To call one: <tool_call>\n{"name": NAME, "arguments": {...}}\n</tool_call><|end|><|user|>Rain?<|end|>'
+        '<|assistant|>\n<tool_call>\n{"name": "weather", "arguments": {"city": "Rom"}}\n</tool_call><|end|>'
+        "<|user|><tool_response>\nyes\n</tool_response><|end|><|assistant|>"
+    )
+
+
 def test_every_mark_is_one_token(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = tokenizer.apply_chat_template(
         [{"role": "user", "content": "Hi"}], add_generation_prompt=True, return_dict=False
@@ -57,5 +75,5 @@ def test_every_mark_is_one_token(tokenizer: PreTrainedTokenizerFast) -> None:
 
 
 def test_an_unknown_role_is_refused_by_name(tokenizer: PreTrainedTokenizerFast) -> None:
-    with pytest.raises(jinja2.TemplateError, match="unknown role tool: use system, user or assistant"):
-        tokenizer.apply_chat_template([{"role": "tool", "content": "x"}])
+    with pytest.raises(jinja2.TemplateError, match="unknown role odd: use system, user, assistant or tool"):
+        tokenizer.apply_chat_template([{"role": "odd", "content": "x"}])

@@ -161,7 +161,7 @@ def test_what_the_engine_is_told(model: TextModel, opened: TextModel, text: Text
 
 
 def test_a_demanded_call_comes_after_the_reasoning(opened: TextModel) -> None:
-    called = '{"name": "weather", "parameters": {"city": "Rom"}}'
+    called = opened.call_format.write([("weather", {"city": "Rom"})])
     gateway = saying(opened, f"{THOUGHT}</think>{called}")
     message = gateway.chat(tools=[WEATHER], tool_choice="required").json()["choices"][0]["message"]
     assert (message["reasoning"], message["content"]) == (THOUGHT, None)
@@ -222,7 +222,7 @@ def test_a_response_has_an_item_for_it(model: TextModel, summary: str | None) ->
 
 
 HARMONY = "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}<|start|>assistant"
-CHANNELS = "{# analysis #}{# <|channel|> #}"
+CHANNELS = "{# analysis #}{# <|channel|> to=functions. #}{% if tools %}{{ tools | tojson }}{% endif %}"
 
 
 @pytest.fixture(scope="module")
@@ -249,3 +249,15 @@ def test_channels_come_apart_though_their_markers_are_special(harmony: TextModel
     opening = ids_of(harmony, "<|channel|>analysis<|message|>")
     closing = ids_of(harmony, "<|end|><|start|>assistant<|channel|>final<|message|>")
     assert reasoning_of(gateway) == Reasoning("openai_gptoss", False, opening, closing, 3)
+
+
+@pytest.mark.parametrize("fields", [{}, {"response_format": {"type": "json_object"}}])
+def test_calls_of_a_channel_stand_beside_any_answer(harmony: TextModel, fields: dict[str, Any]) -> None:
+    call = harmony.call_format.write([("weather", {"city": "Rom"})])
+    gateway = saying(harmony, f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant{call}")
+    message = gateway.chat(tools=[WEATHER], **fields).json()["choices"][0]["message"]
+    assert (message["reasoning"], message["content"]) == (THOUGHT, None)
+    assert [call["function"]["arguments"] for call in message["tool_calls"]] == ['{"city": "Rom"}']
+    gateway.chat(**fields)
+    with_tools, without = (request.sampling.syntax for request in gateway.owner.opened)
+    assert with_tools == without, "a form holds for the answer alone"

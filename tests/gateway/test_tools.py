@@ -44,6 +44,7 @@ SAID_BY_HERMES = 'Let me see.\n<tool_call>\n{"name": "weather", "arguments": {"c
 SAID_BY_LLAMA3 = '{"name": "weather", "parameters": {"city": "Rom"}}'
 
 
+PLAIN = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
 MARKER, LONG = "[TOOL_CALLS]", 1024
 
 
@@ -56,6 +57,12 @@ def model_with(folder: Path, template: str, copy: Path) -> TextModel:
 @pytest.fixture(scope="module")
 def hermes(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
     return model_with(folder, HERMES, tmp_path_factory.mktemp("hermes") / "model")
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> TextModel:
+    """Return a model whose template knows no tools."""
+    return model_with(folder, PLAIN, tmp_path_factory.mktemp("plain") / "model")
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +194,7 @@ def follows(gateway: Gateway, written: str) -> bool:
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 
 
-@pytest.fixture(params=["text", "hermes", "llama3", "special"])
+@pytest.fixture(params=["plain", "hermes", "llama3", "special"])
 def any_model(request: pytest.FixtureRequest) -> TextModel:
     model: TextModel = request.getfixturevalue(request.param)
     return model
@@ -260,9 +267,9 @@ def test_a_schema_with_a_name_is_told_from_a_call(llama3: TextModel) -> None:
     assert follows(gateway, HERMES_FORMAT.write([ROM]))
 
 
-def test_a_model_whose_template_knows_no_tools_calls_them_all_the_same(text: TextModel) -> None:
-    written = text.call_format.write([ROM])
-    gateway = saying(text, f"Let me see. {written}")
+def test_a_model_whose_template_knows_no_tools_calls_them_all_the_same(plain: TextModel) -> None:
+    written = plain.call_format.write([ROM])
+    gateway = saying(plain, f"Let me see. {written}")
     (choice,) = gateway.chat(**TOOLS).json()["choices"]
     (call,) = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "weather", "arguments": '{"city": "Rom"}'}
@@ -275,8 +282,8 @@ def test_a_model_whose_template_knows_no_tools_calls_them_all_the_same(text: Tex
     assert not follows(gateway, f"{written}\n{written}")
 
 
-def test_it_is_told_what_was_called_and_what_came_of_it(text: TextModel) -> None:
-    gateway = saying(text, "It rains.")
+def test_it_is_told_what_was_called_and_what_came_of_it(plain: TextModel) -> None:
+    gateway = saying(plain, "It rains.")
     call = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rom"}'}}
     asked = {"role": "assistant", "content": "So:", "tool_calls": [call]}
     answered = {"role": "tool", "tool_call_id": "call_1", "content": "rain <|end|>"}
@@ -286,7 +293,7 @@ def test_it_is_told_what_was_called_and_what_came_of_it(text: TextModel) -> None
     shown = prompt_of(gateway)
     assert shown.count("<|system|>") == 1
     assert "Be brief.\n\n# Tools" in shown
-    assert f"So:\n{text.call_format.write([ROM])}" in shown
+    assert f"So:\n{plain.call_format.write([ROM])}" in shown
     assert "<|user|><tool_response>\nrain <|end|>\n</tool_response>" in shown
 
 
@@ -297,11 +304,13 @@ def test_a_template_without_system_messages_has_the_tools_with_the_user(folder: 
     assert '"weather"' in prompt_of(gateway)
 
 
-def test_a_schema_that_no_grammar_has_stops_no_agent(text: TextModel) -> None:
+def test_a_schema_that_no_grammar_has_stops_no_agent(plain: TextModel) -> None:
     odd = {"type": "function", "function": {"name": "odd", "parameters": {"not": {}}}}
-    gateway = saying(text, text.call_format.write([("odd", {"a": 1})]))
+    gateway = saying(plain, plain.call_format.write([("odd", {"a": 1})]))
     answer = gateway.chat(tools=[odd]).json()["choices"][0]
     assert answer["message"]["tool_calls"][0]["function"] == {"name": "odd", "arguments": '{"a": 1}'}
+    odd["function"]["strict"] = True  # type: ignore[index]
+    assert gateway.chat(tools=[odd]).json()["error"]["param"] == "tools"
 
 
 def test_arguments_are_texts_where_a_template_needs_them(folder: Path, tmp_path: Path) -> None:
@@ -338,9 +347,14 @@ def test_a_format_may_be_named(folder: Path, tmp_path: Path) -> None:
     assert message["tool_calls"][0]["function"]["name"] == "weather"
 
 
-def test_strictness_is_only_had_where_a_call_is_demanded(hermes: TextModel) -> None:
-    strict = {"tools": [{"type": "function", "function": {"name": "f", "strict": True}}]}
+def test_schemas_that_bind_hold_wherever_a_grammar_can(hermes: TextModel, llama3: TextModel) -> None:
+    function = {"name": "weather", "parameters": PARAMETERS, "strict": True}
+    strict = {"tools": [{"type": "function", "function": function}]}
     gateway = saying(hermes, "x")
+    assert "x-ignored-fields" not in gateway.chat(**strict).headers
+    assert follows(gateway, f"See: {hermes.call_format.write([ROM])}")
+    assert not follows(gateway, hermes.call_format.write([("weather", {"city": 5})]))
+    gateway = saying(llama3, "x")
     assert gateway.chat(**strict).headers["x-ignored-fields"] == "tools.function.strict"
     assert "x-ignored-fields" not in gateway.chat(**strict, tool_choice="required").headers
 

@@ -22,27 +22,20 @@ def call_format(body: ChatRequest, text: TextModel) -> CallFormat:
 
 
 def limits(body: ChatRequest | CompletionRequest, text: TextModel) -> tuple[Choice | None, str]:
-    """Return what an output must follow, as lists of tokens or as a syntax; raise if nothing could follow it.
-
-    A model that was never shown how to call tools is held to the format once it begins a call."""
+    """Return what an output must follow, as lists of tokens or as a syntax; raise if nothing could follow it."""
     if body.format is not None:
         return body.format.limits(text)
-    if isinstance(body, ChatRequest) and body.may_call and not text.shows_tools and _may_be_held(body):
-        return _held_to_calls(body.free_calls(Beside.TEXT), text)
+    if isinstance(body, ChatRequest) and body.is_held(text):
+        return _held_to_calls(body.free_calls(Beside.TEXT), body.strict_functions, text)
     return None, ""
 
 
-def _may_be_held(body: ChatRequest) -> bool:
-    """Return whether an output may follow a grammar: its end must be free."""
-    return not (body.ignore_eos or body.min_tokens or body.allowed_token_ids)
+def _held_to_calls(calls: WantedCalls, strict: frozenset[str], text: TextModel) -> tuple[Choice | None, str]:
+    """Return the limits of free text with calls.
 
-
-def _held_to_calls(calls: WantedCalls, text: TextModel) -> tuple[Choice | None, str]:
-    """Return the limits of free text with calls; arguments are any objects if a schema cannot be followed."""
-    if calls.form(text, None) is not text.call_format:
-        return None, ""  # its calls have no mark of their own
-    loose = replace(calls, functions=dict.fromkeys(calls.functions, _ANY_OBJECT))
+    If a schema cannot be followed, arguments are any objects but where their schema binds them."""
+    functions = {name: schema if name in strict else _ANY_OBJECT for name, schema in calls.functions.items()}
     try:
         return Format("tools", calls=calls).limits(text)
     except ApiError:
-        return Format("tools", calls=loose).limits(text)
+        return Format("tools", calls=replace(calls, functions=functions)).limits(text)

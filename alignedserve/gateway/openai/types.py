@@ -36,7 +36,7 @@ from alignedserve.gateway.openai.tools import (
     demanded,
     schemas,
 )
-from alignedserve.text.call_grammar import Beside
+from alignedserve.text.call_grammar import Beside, can_write
 from alignedserve.text.chat_template import ChatTemplate, Rendering
 from alignedserve.text.text_model import TextModel
 
@@ -448,11 +448,13 @@ class ChatRequest(_AnyRequest):
 
     @property
     def ignored(self) -> list[str]:
-        """The ignored fields; a tool's `strict` is one of them unless a grammar enforces its schema."""
-        strict = any(tool.function.strict for tool in self.tools or ()) and self.format is None
         notes = any(message.annotations for message in self.messages)
-        found = {"tools.function.strict": strict, "messages.annotations": notes}
-        return [*super().ignored, *(name for name, is_there in found.items() if is_there)]
+        return [*super().ignored, *(["messages.annotations"] if notes else [])]
+
+    @property
+    def strict_functions(self) -> frozenset[str]:
+        """The functions whose schemas bind every call."""
+        return frozenset(tool.function.name for tool in self.tools or () if tool.function.strict)
 
     @property
     def may_call(self) -> bool:
@@ -468,6 +470,15 @@ class ChatRequest(_AnyRequest):
     def functions(self) -> dict[str, Schema]:
         """The schemas of the parameters of all functions, by the names of the functions."""
         return schemas(self.tools or ())
+
+    def is_held(self, text: TextModel) -> bool:
+        """Return whether free text is held to the format of calls once it begins one.
+
+        A model that was never shown how to call tools is, and any model where schemas bind it."""
+        has_free_end = not (self.ignore_eos or self.min_tokens or self.allowed_token_ids)
+        wants = bool(self.strict_functions) or not text.shows_tools
+        can = text.call_format.has_mark and can_write(text.call_format, self.functions)
+        return self.may_call and self.format is None and has_free_end and wants and can
 
     def free_calls(self, beside: Beside) -> WantedCalls:
         """Return the calls that the answer may be besides something else."""
@@ -516,9 +527,12 @@ class ChatRequest(_AnyRequest):
         return {name: value for name, value in offered.items() if value is not None}
 
     def unread_by(self, text: TextModel) -> list[str]:
-        """Return the fields that change nothing: the model's template does not read them, or it does not reason."""
+        """Return the fields that change nothing: the model's template does not read them, or it does not reason.
+
+        A tool's `strict` changes nothing where no grammar can enforce it."""
         template, reasons = text.template, text.reasoning is not None
         found = {
+            "tools.function.strict": bool(self.strict_functions) and self.format is None and not self.is_held(text),
             "enable_thinking": self.enable_thinking is not None
             and self.enable_thinking != reasons
             and not (template is not None and any(map(template.has_variable, SWITCHES))),

@@ -46,6 +46,8 @@ class TaggedCalls:
         properties = parameters.get("properties") or {}
         if not isinstance(properties, Mapping) or parameters.keys() - {"additionalProperties", *_PLAIN_WORDS}:
             return None
+        if not properties and parameters.get("additionalProperties") is not False:
+            return None
         required = parameters.get("required") or ()
         shared = {word: parameters[word] for word in ("$defs", "definitions") if word in parameters}
         rules = []
