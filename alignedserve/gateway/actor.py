@@ -144,6 +144,8 @@ def run(part: Part, on_start: OnStart) -> None:
     listener = bind(server.host, server.port, shared=server.gateways > 1)
     _, capacity = part.capacity()
     text = TextModel.load(part.folder, part.config.reasoning_parser, part.config.tool_call_parser)
+    if text.reasoning is not None:
+        log.info("answers come without their reasoning, which is read as that of %s", text.reasoning.name)
     owner = Owner(part, sketcher(part.config.policy.predictor, text))
     name = part.config.served_model_name or part.config.model
     settings = GatewaySettings(

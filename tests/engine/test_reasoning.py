@@ -3,6 +3,8 @@ nothing, whatever the logits."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -105,3 +107,23 @@ def test_without_a_tokenizer_there_is_none() -> None:
     wanted = [NextToken(sampling, 0, "r", History((5,), [], (STOP,)))]
     with pytest.raises(PlanError, match=r"tokenizer\.json"):
         Sampler(64).sample(torch.zeros(1, 64), wanted)
+
+
+def test_a_budget_counts_what_comes_after_the_opening_and_no_answer(text: TextModel, syntaxes: Syntaxes) -> None:
+    limited = reasoning(text, "qwen3", False, 2)
+    for written, is_forced in (("<think>", False), ("<think>1", False), ("<think>12", True), ("123456", False)):
+        _, allowed = leading(text, syntaxes, Sampling(reasoning=limited), written)
+        assert (allowed == {limited.closing[0]}) is is_forced
+    assert len(leading(text, syntaxes, Sampling(reasoning=limited), "<think>12</think>" + "3" * 9)[1]) > 1
+
+
+def test_a_grammar_that_has_begun_holds_to_the_end(text: TextModel, syntaxes: Syntaxes) -> None:
+    """Even where an answer has markers in it, as calls in harmony's form have."""
+    call = "<|channel|>commentary to=f<|message|>7"
+    pattern = re.escape(call) + "|8<think>9"
+    for family, written in (
+        ("openai_gptoss", f"<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>{call}"),
+        ("qwen3", "<think>Hm</think>8<think>9"),
+    ):
+        sampling = Sampling(syntax=regex_syntax(pattern), reasoning=reasoning(text, family, False, 50))
+        assert leading(text, syntaxes, sampling, written) == (True, {STOP})

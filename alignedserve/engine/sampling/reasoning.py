@@ -40,25 +40,30 @@ class AfterReasoning:
         self._splitter = FAMILIES[reasoning.family].make_splitter(reasoning.inside, reasoning.calls)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._grammar = make_grammar()  # of the answer; while it is open whether one has begun, as if it had
+        self._holds = False  # whether the answer has begun and has a grammar, which then holds to the end
         self._begun: list[int] | None = []  # the output, while it may be the beginning of the opening
         self._num_spent = 0  # tokens of reasoning
         self._num_closing = 0  # tokens of the closing that have come
 
     def advance(self, token: int) -> None:
         """Take the next token of the output."""
+        if self._holds and self._grammar is not None:
+            self._grammar.advance(token)
+            return
         before = self._splitter.phase
         self._count(before, token)
         self._splitter.feed(self._decoder.decode(self._bytes_of(token)))
         after = self._splitter.phase
         if before is Phase.OPEN and after in (Phase.OPEN, Phase.ANSWER) and self._grammar is not None:
             self._grammar.advance(token)
-        elif before is not Phase.ANSWER and after is Phase.ANSWER:
+        elif after is Phase.ANSWER:
             self._grammar = self._make_grammar()
-        elif after is Phase.ANSWER and self._grammar is not None:
-            self._grammar.advance(token)
+        self._holds = after is Phase.ANSWER and self._grammar is not None
 
     def mask(self) -> Tensor | None:
         """Return [vocabulary] of bool: whether each token may come now; None if all may."""
+        if self._holds and self._grammar is not None:
+            return self._grammar.mask()
         phase = self._splitter.phase
         if phase is Phase.REASONING:
             return self._mask_in_reasoning()

@@ -6,10 +6,10 @@ formats.py         The forms that a client may demand of its answer: a JSON sche
 parsing.py         Parses and checks the bytes of a body.
 promises.py        Chooses a request's service class and deadlines.
 reading.py         Turns the delivered tokens of a request into pieces of its answer.
+reasoning.py       The reasoning before the answer to a chat: where it begins, and what limits it.
 requests.py        Makes Requests of a parsed body: prompts as tokens, limits, sampling.
 shapes.py          Makes the JSON of an answer: chat or text completion, whole or in chunks.
 strict.py          Validates bodies strictly: nothing is converted, unknown fields are refused by name.
-thinking.py        The reasoning before the answer to a chat: where it begins, and what limits it.
 tokenising.py      Converts prompts to tokens and back: /tokenize and /detokenize.
 tools.py           The fields of a body about tools.
 types.py           The bodies that clients may send: OpenAI's fields, and vLLM's too.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from alignedserve.core import FinishReason, Logprob
 from alignedserve.gateway.openai.calling import call_format
 from alignedserve.gateway.openai.errors import no_token
-from alignedserve.gateway.openai.thinking import make_splitter
+from alignedserve.gateway.openai.reasoning import make_splitter, markers_of_reasoning
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.owner.client import Delivered
 from alignedserve.text.calls.parts import CallPart, CallText, join_parts
@@ -125,8 +125,8 @@ class AnswerReader:
         skip_special = body.skip_special_tokens is not False
         if not isinstance(body, ChatRequest):
             return cls(text.decoder(skip_special), ending)
-        calls, family = _call_reader(body, text, skip_special), text.reasoning
-        markers = [*(calls.markers if calls is not None else ()), *(family.markers if family is not None else ())]
+        calls = _call_reader(body, text, skip_special)
+        markers = [*(calls.markers if calls is not None else ()), *markers_of_reasoning(body, text)]
         splitter, shows_reasoning = make_splitter(body, prompt, text), body.include_reasoning is not False
         return cls(text.decoder(skip_special, markers), ending, calls, splitter, shows_reasoning)
 

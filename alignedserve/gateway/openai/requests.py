@@ -12,7 +12,7 @@ from alignedserve.gateway.access.keys import ANONYMOUS, Caller
 from alignedserve.gateway.openai.calling import limits
 from alignedserve.gateway.openai.errors import ApiError, invalid
 from alignedserve.gateway.openai.promises import ServicePromise
-from alignedserve.gateway.openai.thinking import limited_reasoning
+from alignedserve.gateway.openai.reasoning import limited_reasoning
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.scheduling.lengths import hinted
 from alignedserve.text.chat_template import all_texts

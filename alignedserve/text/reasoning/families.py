@@ -28,8 +28,8 @@ class Family:
 
     @property
     def markers(self) -> frozenset[str]:
-        """The texts that the splitter must see, even if they are special tokens."""
-        return frozenset((*self.starts, *self.ends, *self.calls, *self.around_answer))
+        """The texts that the splitter must see and takes out, even if they are special tokens."""
+        return frozenset((*self.starts, *self.ends, *self.around_answer))
 
     @property
     def closing(self) -> str:

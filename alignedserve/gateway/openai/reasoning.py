@@ -41,6 +41,13 @@ def make_splitter(body: ChatRequest, prompt: Sequence[int], text: TextModel) -> 
     return family.make_splitter(_begins_inside(body, prompt, text, family), _may_call(body), hidden)
 
 
+def markers_of_reasoning(body: ChatRequest, text: TextModel) -> frozenset[str]:
+    """Return the texts that the splitter must see, even if they are special tokens."""
+    if text.reasoning is None:
+        return frozenset()
+    return text.reasoning.markers | (frozenset(text.reasoning.calls) if _may_call(body) else frozenset())
+
+
 def _begins_inside(body: ChatRequest, prompt: Sequence[int], text: TextModel, family: Family) -> bool:
     if not body.continue_final_message:
         return family.begins_inside(text.decode_all(prompt[-_LAST:]))

@@ -1,0 +1,157 @@
+"""Tests that text is parted into reasoning and answer by every family's markers, however it is cut into pieces."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from alignedserve.text.reasoning.families import AUTO, FAMILIES, NONE, Family, choose_family
+from alignedserve.text.reasoning.splitting import Phase, Split, Splitter
+
+HEAD = "<|channel|>analysis<|message|>"
+FINAL = "<|start|>assistant<|channel|>final<|message|>"
+CALL = "<|channel|>commentary to=functions.f<|message|>{}<|call|>"
+LIKE_QWEN3 = [
+    name for name, family in FAMILIES.items() if replace(family, name="qwen3", always=False) == FAMILIES["qwen3"]
+][1:]
+MARKED = [family for family in FAMILIES.values() if family.name != "openai_gptoss"]
+
+
+def part(splitter: Splitter, text: str, cuts: list[int]) -> Split:
+    edges = sorted({0, len(text), *(cut % (len(text) + 1) for cut in cuts)})
+    pieces = [text[start:end] for start, end in pairwise(edges)]
+    return sum((splitter.feed(piece) for piece in pieces), Split()) + splitter.flush()
+
+
+@pytest.mark.parametrize("family", MARKED, ids=lambda family: family.name)
+def test_a_family_parts_reasoning_and_answer(family: Family) -> None:
+    start, end = family.starts[-1], family.ends[-1]
+    for text, inside in (
+        (f"\n{start}\nHm, 5 < 7.\n{end}\n\nIt is 7.", False),
+        (f"\nHm, 5 < 7.\n{end}\n\nIt is 7.", True),
+    ):
+        assert part(family.make_splitter(inside, True), text, []) == Split("Hm, 5 < 7.", "It is 7.")
+    cut_off = part(family.make_splitter(True, True), f"{start}Hm, {end[:-1]}", [])
+    assert cut_off == Split(f"Hm, {end[:-1]}", "")
+    assert part(family.make_splitter(False, True), " Hello, \n", []) == Split("", " Hello, \n")
+    assert part(family.make_splitter(False, True), f"{end}Hello", []) == Split("", "Hello")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (f"{HEAD}Hm.<|end|>{FINAL}It is 7.", Split("Hm.", "It is 7.")),
+        (f"{HEAD}Hm.<|end|>{FINAL}It is 7.<|return|>", Split("Hm.", "It is 7.")),
+        (f"{HEAD}Hm.<|end|><|start|>assistant{HEAD}Oh.<|end|>{FINAL}7", Split("Hm.\nOh.", "7")),
+        (f"{HEAD}Hm.{FINAL}7", Split("Hm.", "7")),
+        (f"{HEAD}Hm.<|channel|>final <|constrain|>json<|message|>{{}}", Split("Hm.", "{}")),
+        ("<|channel|>commentary<|message|>I look.<|end|>" + CALL, Split("", "I look." + CALL)),
+        (
+            f"{HEAD}Hm.<|end|><|start|>assistant to=functions.f<|channel|>commentary json<|message|>{{}}<|call|>",
+            Split("Hm.", CALL),
+        ),
+        (
+            f"{HEAD}Hm.<|end|><|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{{}}",
+            Split("Hm.", CALL.removesuffix("<|call|>")),
+        ),
+        (" to=functions.f<|channel|>commentary<|message|>{}<|call|>", Split("", CALL)),
+        ("<|end|>" + FINAL + "7", Split("", "7")),
+        ("Just a text.", Split("", "Just a text.")),
+        ("<|channel|>" + "x" * 600, Split("", "x" * 600)),
+        (f"{HEAD}Hm.<|end|><|start|>assist", Split("Hm.", "")),
+    ],
+)
+def test_channels_are_parted(text: str, expected: Split) -> None:
+    for cuts in ([], list(range(len(text))), list(range(0, len(text), 7))):
+        assert part(FAMILIES["openai_gptoss"].make_splitter(False, True), text, cuts) == expected
+
+
+def test_a_prompt_may_open_a_channel() -> None:
+    text = f"Hm.<|end|>{FINAL}7"
+    assert part(FAMILIES["openai_gptoss"].make_splitter(True, True), text, []) == Split("Hm.", "7")
+
+
+def test_a_call_without_tools_is_its_body() -> None:
+    assert part(FAMILIES["openai_gptoss"].make_splitter(False, False), CALL, []) == Split("", "{}")
+
+
+@pytest.mark.parametrize(
+    "family", [family for family in FAMILIES.values() if family.name not in LIKE_QWEN3], ids=lambda family: family.name
+)
+@settings(max_examples=50)
+@given(data=st.data())
+def test_cuts_change_nothing(family: Family, data: st.DataObject) -> None:
+    words = st.sampled_from(
+        [*sorted(family.markers), "assistant", "to=f", "analysis", "final", "a", " ", "\n", "<", "Here"]
+    )
+    text = "".join(data.draw(st.lists(words, max_size=12)))
+    inside, calls = data.draw(st.booleans()), data.draw(st.booleans())
+    hidden = data.draw(st.sampled_from([(), family.ends]))
+    cuts = data.draw(st.lists(st.integers(0, 200), max_size=12))
+    whole = part(family.make_splitter(inside, calls, hidden), text, [])
+    assert part(family.make_splitter(inside, calls, hidden), text, cuts) == whole
+
+
+def test_an_answer_begins_at_once() -> None:
+    """What surely belongs to a part is not held back."""
+    splitter = FAMILIES["qwen3"].make_splitter(False, True)
+    pieces = ["<think>", "One ", "two", "</", "think>", "\n", "Yes", " no"]
+    found = [splitter.feed(piece) for piece in pieces]
+    assert [split.reasoning for split in found] == ["", "One", " two", "", "", "", "", ""]
+    assert [split.text for split in found] == ["", "", "", "", "", "", "Yes", " no"]
+    assert splitter.phase is Phase.ANSWER
+
+
+def test_a_call_ends_the_reasoning_where_the_model_may_call() -> None:
+    family, text = FAMILIES["kimi_k2"], "Hm. <|tool_calls_section_begin|>x"
+    assert part(family.make_splitter(True, True), text, []) == Split("Hm.", "<|tool_calls_section_begin|>x")
+    assert part(family.make_splitter(True, False), text, []) == Split(text, "")
+
+
+def test_texts_around_an_answer_are_dropped() -> None:
+    assert part(
+        FAMILIES["ernie45"].make_splitter(True, True), "Hm.</think>\n\n<response>\nYes.\n</response>\n", []
+    ) == (Split("Hm.", "Yes.\n"))
+    mistral = FAMILIES["mistral"]
+    assert part(mistral.make_splitter(True, True, mistral.markers), "Hm.[/THINK]Yes[/THINK], no.", []) == Split(
+        "Hm.", "Yes, no."
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "family"),
+    [
+        ("{{ '<|channel|>analysis<|message|>' }}", "openai_gptoss"),
+        ("[THINK]{{ x }}[/THINK]", "mistral"),
+        ("<|channel>thought\n<channel|>", "gemma4"),
+        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "qwen3"),
+        ("</think> <|tool_calls_section_begin|>", "kimi_k2"),
+        ("Write 'Here is my thought process:' first", "granite"),
+        ("Write <think></think> and <response></response>", "ernie45"),
+        ("<|assistant|>{{ x }}", None),
+    ],
+)
+def test_a_template_shows_the_family(template: str, family: str | None) -> None:
+    assert choose_family(AUTO, template) == (FAMILIES[family] if family is not None else None)
+    assert choose_family(NONE, template) is None
+    assert choose_family("deepseek_r1", template) is FAMILIES["deepseek_r1"]
+
+
+@pytest.mark.parametrize(
+    ("name", "prompt", "inside"),
+    [
+        ("qwen3", "<|im_start|>assistant\n<think>\n", True),
+        ("qwen3", "<|im_start|>assistant\n", False),
+        ("qwen3", "<think>\n\n</think>\n\n", False),
+        ("deepseek_r1", "<|Assistant|>", True),
+        ("deepseek_r1", "<|Assistant|></think>", False),
+        ("openai_gptoss", "<|start|>assistant", False),
+        ("openai_gptoss", "<|start|>assistant<|channel|>analysis<|message|>", True),
+    ],
+)
+def test_a_prompt_shows_where_its_output_begins(name: str, prompt: str, inside: bool) -> None:
+    assert FAMILIES[name].begins_inside(prompt) is inside
