@@ -219,8 +219,10 @@ def _source(policy: Policies | None) -> PolicySource | None:
             return check(PolicySource.parse(str(policy)))
         case type():
             return check(GivenPolicies.of_classes(policy))
-        case _:
+        case list() | tuple() if all(isinstance(each, type) for each in policy):
             return check(GivenPolicies.of_classes(*policy))
+        case _:
+            raise SimulateError(f"policy must be a class, a list of classes or the name of a file, not {policy!r:.60}")
 
 
 def _trials(

@@ -254,6 +254,7 @@ def test_tables_are_dataframes_where_there_are_any(library: str, monkeypatch: py
 # --- What is wrong
 
 UNTYPED: Any = "air"
+UNTYPED_POLICY: Any = Shortest()
 
 
 @pytest.mark.parametrize(
@@ -271,6 +272,7 @@ UNTYPED: Any = "air"
         (partial(simulate, settings={"server.port": 1}), "a simulation has no such setting"),
         (partial(simulate, policy="nowhere.py"), "the policy nowhere.py cannot be read"),
         (partial(simulate, policy=OrderPolicy), "no method key in its class OrderPolicy"),
+        (partial(simulate, policy=UNTYPED_POLICY), "policy must be a class, a list of classes or"),
         (partial(simulate, {"arrival_s": [1.0], "prompt_tokens": [3]}), "the table has no output_tokens"),
         (partial(simulate, {"arrival_s": [1.0], "prompt_tokens": [3, 4]}), "not equally long"),
         (partial(simulate, [dict(zip(TITLES, (1, -3, 1), strict=True))]), "row 0: prompt_tokens must be"),
