@@ -14,7 +14,7 @@ from alignedserve.core import ServiceClass
 from alignedserve.errors import WorkloadError
 from alignedserve.simulator.workload import Load, Mixture, arrivals
 from alignedserve.simulator.workload.amounts import Exponential, Fixed, Uniform
-from alignedserve.simulator.workload.build import ARRIVALS, KINDS, Whole, keys_of
+from alignedserve.simulator.workload.build import ARRIVALS, KINDS, Whole, Windows, keys_of
 from alignedserve.simulator.workload.lengths import DrawnSizes, RecordedLengths, Sampled, ShortLong
 from alignedserve.simulator.workload.named import NAMED
 from alignedserve.simulator.workload.pace import ClosedArrivals, Gamma, Recorded
@@ -22,7 +22,7 @@ from alignedserve.simulator.workload.spec import read_workload
 from alignedserve.simulator.workload.stream import ClientLimits, Foresight, Span, Stream, StreamPromise, Turns
 
 SHAREGPT = Path(__file__).parent / "data" / "sharegpt300.csv"
-PARTS = (*KINDS.values(), *ARRIVALS.values(), StreamPromise, Turns, ClientLimits, Foresight, Span)
+PARTS = (*KINDS.values(), *ARRIVALS.values(), Windows, StreamPromise, Turns, ClientLimits, Foresight, Span)
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "workloads.md"
 
 FILE = """
