@@ -18,7 +18,7 @@ from alignedserve.architectures.given import Given
 from alignedserve.architectures.model_config import read_json
 from alignedserve.core import Sampling
 from alignedserve.errors import ModelError, PromptError
-from alignedserve.text.calls.describing import described
+from alignedserve.text.calls.describing import described, with_short_ids
 from alignedserve.text.calls.formats import GENERAL, CallFormat, find_call_format, named_call_format
 from alignedserve.text.chat_template import USUAL, ChatTemplate, Rendering, encode
 from alignedserve.text.decoding import IncrementalDecoder
@@ -87,6 +87,8 @@ class TextModel:
         """Return the prompt of a conversation, usually up to where the assistant's answer begins."""
         if self.template is None:
             raise ModelError("the model has no chat template: send its prompt to /v1/completions")
+        if self.call_format.has_short_ids:
+            messages = with_short_ids(messages)
         if self.shows_tools:
             return self.template.token_ids(messages, rendering)
         try:

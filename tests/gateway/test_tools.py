@@ -330,6 +330,21 @@ def test_markers_that_are_special_tokens_are_read_and_not_shown(special: TextMod
     assert (message["content"], message.get("tool_calls")) == ("No  call", None)
 
 
+def test_ids_from_elsewhere_become_such_as_the_template_takes(folder: Path, tmp_path: Path) -> None:
+    checks = (
+        "{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('ids') }}{% endif %}"
+        "<{{ c.id }}>{% endfor %}{% if m.tool_call_id %}<{{ m.tool_call_id }}>{% endif %}{{ tools }}{# [TOOL_CALLS] #}"
+    )
+    gateway = saying(model_with(folder, MESSAGES + checks + TURNS, tmp_path / "model"), "x")
+    call = {"id": "call_<|end|>", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    answered = {"role": "tool", "tool_call_id": call["id"], "content": "x"}
+    messages = [USER, {"role": "assistant", "tool_calls": [call]}, answered]
+    assert gateway.chat(messages=messages).status_code == 200
+    ids = re.findall("<([a-z0-9]{9})>", prompt_of(gateway))
+    assert len(ids) == 2
+    assert len({*ids}) == 1
+
+
 def test_the_answer_ends_with_the_only_call(hermes: TextModel) -> None:
     said = hermes.call_format.write([ROM, NOW])
     (shorter, longer) = (len(ids_of(hermes, hermes.call_format.write(calls))) for calls in ([ROM], [ROM, NOW]))

@@ -5,7 +5,7 @@
     CallReader   gives text to a layout through a tape, and says what was found
 
 coercion.py      Turns values that a model wrote as text or as Python into the JSON that a function's schema asks for.
-describing.py    Shows tools to a model whose chat template knows none.
+describing.py    Shows tools and calls to a model as its chat template can take them.
 formats.py       The table of formats: how a template gives each away, and how it is read and written.
 grammar.py       The language in which a format says how one of its calls is written, for a grammar.
 json_calls.py    Calls that are JSON objects with a name and arguments, alone or in a list.

@@ -1,12 +1,15 @@
-"""Show tools to a model whose chat template knows none: in its system message, and in plain messages of the others."""
+"""Show tools and calls to a model as its chat template can take them.
+
+A template that knows no tools has them in the system message, and calls and results in plain messages of the others."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
 from typing import Any, TypeAlias
 
-from alignedserve.text.calls.formats import CallFormat
+from alignedserve.text.calls.formats import SHORT_ID, CallFormat
 
 Message: TypeAlias = Mapping[str, Any]
 _MANUAL = """# Tools
@@ -63,3 +66,22 @@ def _with_calls(message: Message, form: CallFormat) -> Message:
     said = message["content"]
     shown = {name: value for name, value in message.items() if name != "tool_calls"}
     return {**shown, "content": f"{said}\n{calls}" if said else calls}
+
+
+def with_short_ids(messages: Sequence[Message]) -> list[Message]:
+    """Return the messages with short ids of calls in place of those that come from elsewhere."""
+    return [_with_short_ids(message) for message in messages]
+
+
+def _with_short_ids(message: Message) -> Message:
+    shown = dict(message)
+    if calls := message.get("tool_calls"):
+        shown["tool_calls"] = [{**call, "id": _short(call["id"])} for call in calls]
+    if (answered := message.get("tool_call_id")) is not None:
+        shown["tool_call_id"] = _short(answered)
+    return shown
+
+
+def _short(id: str) -> str:
+    """Return the id, or a short one that is always the same for it."""
+    return id if len(id) == SHORT_ID and id.isalnum() else sha256(id.encode()).hexdigest()[:SHORT_ID]

@@ -6,7 +6,7 @@ A format of the same name may have several rows, where models of one family writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from uuid import uuid4
@@ -17,6 +17,8 @@ from alignedserve.text.calls.named_calls import HarmonyCalls, MistralCalls, Sect
 from alignedserve.text.calls.python_calls import PythonCalls
 from alignedserve.text.calls.tagged_calls import TaggedCalls
 from alignedserve.text.calls.tape import Reading, Tape
+
+SHORT_ID = 9  # letters and digits of an id of a call, for Mistral's templates
 
 
 class Layout(Protocol):
@@ -32,14 +34,6 @@ class Layout(Protocol):
         """Return the rule of a call in a grammar; None if a grammar cannot say it."""
 
 
-def _usual_id() -> str:
-    return f"call_{uuid4().hex[:24]}"
-
-
-def _short_id() -> str:
-    return uuid4().hex[:9]  # Mistral's templates refuse others
-
-
 @dataclass(frozen=True)
 class CallFormat:
     """A format in which models call tools; its name is vLLM's."""
@@ -52,12 +46,17 @@ class CallFormat:
     signs: tuple[tuple[str, ...], ...] = ()  # a template that has all texts of one of these shows this format
     stands_aside: bool = False  # whether calls stand in a channel of their own, apart from answers
     begins_answer: bool = False  # whether calls may stand at the start of an answer without any marker
-    make_id: Callable[[], str] = _usual_id
+    has_short_ids: bool = False  # whether the templates of such models take short ids of calls only
 
     @property
     def markers(self) -> tuple[str, ...]:
         """The texts that a reader must see even if they are special tokens."""
         return (*self.openings, *self.others)
+
+    def make_id(self) -> str:
+        """Return the id of a new call."""
+        drawn = uuid4().hex
+        return drawn[:SHORT_ID] if self.has_short_ids else f"call_{drawn[:24]}"
 
     @property
     def has_mark(self) -> bool:
@@ -131,7 +130,7 @@ FORMATS = (  # the first row that a template shows is its model's
         ("[TOOL_CALLS]",),
         ("[CALL_ID]", "[ARGS]"),
         signs=(("[TOOL_CALLS]", "[ARGS]"),),
-        make_id=_short_id,
+        has_short_ids=True,
     ),
     CallFormat(
         "mistral",
@@ -139,7 +138,7 @@ FORMATS = (  # the first row that a template shows is its model's
         ("[TOOL_CALLS][", ", ", "]"),
         ("[TOOL_CALLS]",),
         signs=(("[TOOL_CALLS]",),),
-        make_id=_short_id,
+        has_short_ids=True,
     ),
     _deepseek("deepseek_v3", f"function{_SEPARATOR}NAME\n```json\n", "\n```", (_SEPARATOR, "```json")),
     _deepseek("deepseek_v31", f"NAME{_SEPARATOR}", "", (_SEPARATOR,)),
