@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import shutil
@@ -10,9 +11,13 @@ from typing import Any
 
 import pytest
 
+from alignedserve.gateway.access.keys import ANONYMOUS
+from alignedserve.jobs.answering import Answering, LineRequest
+from alignedserve.metrics.requests import RequestMetrics
+from alignedserve.store.job import Endpoint
 from alignedserve.text.calls.formats import HERMES as HERMES_FORMAT
 from alignedserve.text.text_model import TextModel
-from tests.gateway.conftest import FakeOwner, Gateway, data_lines, ids_of
+from tests.gateway.conftest import MODEL, FakeOwner, Gateway, data_lines, ids_of
 
 PARAMETERS = {
     "$defs": {"Place": {"type": "string", "maxLength": 8}},
@@ -280,6 +285,15 @@ def test_a_model_whose_template_knows_no_tools_calls_them_all_the_same(plain: Te
     assert not any(follows(gateway, said) for said in ("<tool_call> so", "<tool_call>\n{}", f"{written}<tool_call>\n1"))
     gateway.chat(**TOOLS, parallel_tool_calls=False)
     assert not follows(gateway, f"{written}\n{written}")
+
+
+def test_a_line_of_a_batch_calls_too(plain: TextModel) -> None:
+    owner = FakeOwner((*ids_of(plain, plain.call_format.write([ROM])), plain.eos_ids[0]))
+    answering = Answering(owner, plain, (MODEL,), LONG, RequestMetrics())
+    body = {"model": MODEL, "messages": [USER], **TOOLS}
+    line = LineRequest("line-1", Endpoint.CHAT, body, 60.0, None, ANONYMOUS)
+    (choice,) = asyncio.run(answering.answer(line, lambda: None))["choices"]
+    assert choice["message"]["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Rom"}'}
 
 
 def test_it_is_told_what_was_called_and_what_came_of_it(plain: TextModel) -> None:
