@@ -23,7 +23,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from dataclasses import dataclass, replace
-from math import log
+from math import inf, log
 
 from alignedserve.config.config import ServerConfig
 from alignedserve.core import Rejection, Request, ServiceClass
@@ -158,6 +158,10 @@ class Freed:
         self._sum = self._left(now) + amount
         self._at = now
 
+    def pass_over(self, now: float) -> None:
+        """Do not count the time since the last addition: nothing was there that could come free."""
+        self._since, self._at = self._since + now - self._at, now
+
     def rate(self, now: float) -> float:
         """Return the amount per second; 0 until some time has been seen."""
         seen_s = _RECENT_S / log(2) * (1 - 0.5 ** ((now - self._since) / _RECENT_S))
@@ -180,7 +184,8 @@ class Admission:
         self._seatless: dict[str, int] = {}  # real-time requests that wait for memory -> tokens that they have so far
         self._seatless_tokens = 0
         self._freed = Freed()  # memory of real-time requests
-        self._calm_at: float | None = None  # when a real-time request last found next to no work before it
+        self._calm_at = 0.0  # when a real-time request last found next to no work, or nobody came for long
+        self._asked_at = -inf  # when the last real-time request came
         self._overloaded_until = 0.0
         self._ends = Freed()  # requests that ended
         self._returning = {service: Returning() for service in ServiceClass}
@@ -247,6 +252,8 @@ class Admission:
         """Return why the router cannot admit a new request, or None."""
         if request.slo.strict and is_infeasible(request, ahead):
             return _infeasible(request, ahead)
+        if not self._holdings.rt_tokens:  # only a worker that has real-time requests frees memory of some
+            self._freed.pass_over(now)
         before = self._returning[request.service].before(now)
         refusal = self._too_many(before, now) or (None if is_line else self._queue_full(request, ahead, before))
         refusal = refusal or self._overload(request, ahead, before, now, is_line)
@@ -319,8 +326,9 @@ class Admission:
         wait_s = self.first_token_s(request, ahead, now) - alone_s
         usual_s = max(ttft_s, alone_s)
         left_s = ttft_s - alone_s if alone_s < ttft_s else usual_s
-        if self._calm_at is None or wait_s <= _CALM * left_s:
+        if now - self._asked_at > _OVERLOAD_S or wait_s <= _CALM * left_s:
             self._calm_at = now
+        self._asked_at = now
         standing_s = _STANDING_MEMORY_S if wait_s > ahead.prompts_s else _STANDING_S
         is_standing = now - self._calm_at > max(standing_s, _STANDING_PROMPTS * alone_s)
         is_overloaded = is_standing or now < self._overloaded_until

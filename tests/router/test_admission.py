@@ -385,6 +385,33 @@ def test_what_came_free_long_ago_says_little() -> None:
     assert freed.rate(90.0) < 50
 
 
+def test_an_hour_without_chats_is_not_taken_for_slow_ones() -> None:
+    """Documents have the memory, and chats after the pause find what chats find without one."""
+    waits = []
+    for pause_s in (0.0, 3600.0):
+        found = admission()
+        for second in range(20):
+            gone = rt(f"gone-{second}")
+            take_in(found, gone)
+            found.ended(gone, NOW + second)
+            found.closed(gone)
+        now, full = NOW + 20 + pause_s, WorkAhead(memory=10_000, free=0.0)
+        for number in range(3):
+            asked = rt(f"new-{number}", ttft_s=5.0)
+            assert found.refusal(asked, full, now + number) is None
+            take_in(found, asked)
+        waits.append(found.first_token_s(rt("last"), full, now + 3))
+    assert waits[1] == pytest.approx(waits[0], rel=0.1)
+
+
+def test_a_queue_at_which_nobody_came_for_long_is_a_burst() -> None:
+    late = WorkAhead(prompts_s=1.5)
+    found = admission()
+    assert found.refusal(rt("first"), WorkAhead(), NOW) is None
+    assert found.refusal(rt("burst"), late, NOW + 3600) is None
+    assert found.refusal(rt("still"), late, NOW + 3625) is not None
+
+
 STEPS = st.lists(
     st.tuples(st.sampled_from(["open", "begin", "end", "close"]), st.integers(0, 5), st.integers(1, 50), st.booleans()),
     max_size=60,
