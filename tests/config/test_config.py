@@ -454,3 +454,10 @@ def test_an_unknown_reasoning_parser_is_one_line_that_lists_the_known() -> None:
     said = _refusal({"reasoning_parser": "odd"})
     assert said.startswith("reasoning_parser 'odd' is not known: choose one of auto, none, deepseek_r1, ")
     assert "openai_gptoss" in said
+
+
+def test_an_unknown_tool_call_parser_is_one_line_that_lists_the_known() -> None:
+    assert load({"tool_call_parser": "qwen3_xml"}, {}, None).tool_call_parser == "qwen3_xml"
+    said = _refusal({"tool_call_parser": "odd"})
+    assert said.startswith("tool_call_parser 'odd' is not known: choose one of auto, cohere_command3, ")
+    assert "hermes" in said
