@@ -122,11 +122,11 @@ def digest(found: list[Arrival]) -> str:
 @pytest.mark.parametrize(
     ("text", "known"),
     [
-        ("chat,num_requests=50", "d20f2a00bbc2a379"),
-        ("coserve,first_s=10", "f154d3bbca86e2de"),
-        ("diurnal,first_s=60", "2ad424b64e3d77b1"),
-        ("bursts,first_s=40", "4188799ffa7ba7c4"),
-        ("conversations,num_requests=10", "3bb3f2b9f8f87763"),
+        ("chat,num_requests=50", "7eaa5bac5ff9acb9"),
+        ("coserve,first_s=10", "4e53bab06f76b385"),
+        ("diurnal,first_s=60", "df6b2ac99799d939"),
+        ("bursts,first_s=40", "336496fe5eafaabb"),
+        ("conversations,num_requests=10", "cfdeec2609aaf1da"),
     ],
 )
 def test_a_seed_says_it_all_in_every_process(text: str, known: str) -> None:
