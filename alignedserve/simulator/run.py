@@ -106,10 +106,10 @@ class Simulation:
     def run_until(self, at: float) -> None:
         """Run from the start to this instant, to look at the deployment as it is then."""
         with _rare_collections():
-            self._start()
+            self._begin()
             self.world.agenda.run(at)
 
-    def _start(self) -> None:
+    def _begin(self) -> None:
         self.world.plan(self.settings.faults)
         for name, role in members_of(self.settings).items():
             self._start_member(name, role)
@@ -118,7 +118,7 @@ class Simulation:
 
     def _run(self) -> Summary:
         agenda = self.world.agenda
-        self._start()
+        self._begin()
         agenda.run(self.settings.most_s, ended=lambda: self.clients.num_open == 0)
         self._ended_at = agenda.now
         agenda.run(max(agenda.now, calm_at(self.settings.faults)) + _QUIET_S)
