@@ -1,4 +1,4 @@
-"""What a simulated run gives to Python code: figures, tables, files, and the story of each request."""
+"""Give the results of a simulated run to Python code: figures, tables, files, and the story of each request."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ class SimulatedRun:
 
 @dataclass(frozen=True, repr=False)
 class RequestStory:
-    """What happened to a request. Printed, it is what `alignedserve explain` prints."""
+    """The story of a request. It prints as `alignedserve explain` prints it."""
 
     story: Story  # its stages, decisions and steps
 

@@ -1,4 +1,4 @@
-"""How the weights of linear layers are kept: as they are, or quantised while they are loaded."""
+"""Name the ways to keep the weights of linear layers: as they are, or quantised while they are loaded."""
 
 from __future__ import annotations
 

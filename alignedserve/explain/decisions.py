@@ -85,7 +85,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What a ring holds about one request."""
+    """The notes that a ring holds about one request."""
 
     decisions: tuple[Decision, ...] = ()  # about it, and about requests that it displaced
     steps: tuple[Step, ...] = ()

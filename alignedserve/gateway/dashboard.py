@@ -40,7 +40,7 @@ log = logging.getLogger("alignedserve.gateway")
 
 @dataclass(frozen=True)
 class Head:
-    """What a gateway says of itself in a picture."""
+    """The part of a picture in which a gateway describes itself."""
 
     state: str
     models: tuple[str, ...]

@@ -125,7 +125,7 @@ class _OpenJob:
 
 
 class LineFate(Enum):
-    """What came of a try of a line."""
+    """The result of one try of a line."""
 
     COMPLETED = "completed"
     FAILED = "failed"  # for good
@@ -135,7 +135,7 @@ class LineFate(Enum):
 
 @dataclass(frozen=True)
 class JobFigures:
-    """What metrics show of jobs. What has ended is counted since the job runner started."""
+    """The counts of jobs for metrics. Jobs that have ended count since the job runner started."""
 
     open: Mapping[JobStatus, int]
     ended: Mapping[JobStatus, int]

@@ -1,4 +1,4 @@
-"""What a policy is told: plain facts, which no policy can change. Times are seconds on the deployment's clock.
+"""Define the plain facts that a policy gets and cannot change. Times are seconds on the deployment's clock.
 
 This is a stable interface: fields are added at the end, none is removed or changes its meaning.
 """

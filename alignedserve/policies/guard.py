@@ -35,7 +35,7 @@ class NoAnswer(BaseException):
 
 
 class Limit(Protocol):
-    """What ends a policy that does not answer while it is entered, if anything does."""
+    """End a policy that does not answer; a question is asked while the limit is entered."""
 
     def __enter__(self) -> None: ...
 
@@ -48,7 +48,7 @@ class Limit(Protocol):
 
 
 class NoLimit:
-    """In a simulation: to end a policy would depend on the machine."""
+    """Let every policy finish: in a simulation the end of one would depend on the machine."""
 
     def __enter__(self) -> None:
         pass

@@ -37,7 +37,7 @@ class OwnPolicy(ABC):
 
 
 class OrderPolicy(OwnPolicy):
-    """Which request is served first, wherever some have to wait. Every part asks it."""
+    """Decide which request is served first, wherever some have to wait. Every part asks it."""
 
     kind = PolicyKind.ORDER
     method = "key"
@@ -56,7 +56,7 @@ class OrderPolicy(OwnPolicy):
 
 
 class PackingPolicy(OwnPolicy):
-    """Which requests with memory on a decode worker run in its next step.
+    """Decide which requests with memory on a decode worker run in its next step.
 
     The others keep their memory meanwhile. One that is left out of many steps in a row runs all the same.
     """
@@ -87,7 +87,7 @@ class PackingPolicy(OwnPolicy):
 
 
 class PlacementPolicy(OwnPolicy):
-    """Which worker runs the prompt of a request. It is asked once for each attempt that is placed as it comes."""
+    """Decide which worker runs the prompt of a request, once for each attempt that is placed as it comes."""
 
     kind = PolicyKind.PLACEMENT
     method = "worker"
@@ -103,7 +103,7 @@ class PlacementPolicy(OwnPolicy):
 
 
 class AdmissionPolicy(OwnPolicy):
-    """Which new requests are refused because of the load. Bounds of queues and of open requests hold besides.
+    """Decide which new requests are refused because of the load. Bounds of queues and of open requests hold besides.
 
     It is not asked about lines of batch jobs, which wait in their store.
     """
@@ -123,7 +123,7 @@ class AdmissionPolicy(OwnPolicy):
 
 
 class PredictorPolicy(OwnPolicy):
-    """How long the output of a request will be, where its client has not said it."""
+    """Predict how long the output of a request will be, where its client has not said it."""
 
     kind = PolicyKind.PREDICTOR
     method = "length"

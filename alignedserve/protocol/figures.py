@@ -1,4 +1,4 @@
-"""What parts report of themselves for metrics and the live page; a message of the kind `Figures` carries it."""
+"""Define what parts report of themselves for metrics and the live page; a message of the kind `Figures` carries it."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What a worker of either kind has now, and has done in its life."""
+    """The present load of a worker of either kind, and the counts of its life."""
 
     running: ByClass = ByClass()
     waiting: ByClass = ByClass()
@@ -125,7 +125,7 @@ class FailedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Garbage:
-    """What Python's collector of garbage has done in one of its generations."""
+    """The counts of Python's garbage collector for one of its generations."""
 
     collections: int  # runs of the collector
     collected: int  # objects
@@ -134,7 +134,7 @@ class Garbage:
 
 @dataclass(frozen=True, slots=True)
 class ProcessFigures:
-    """What the kernel says of a process, and its Python."""
+    """The facts that the kernel and Python have about a process."""
 
     cpu_s: float  # processor time of all its threads
     resident_bytes: int

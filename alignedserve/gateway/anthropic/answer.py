@@ -21,7 +21,7 @@ _TIERS = {"default": "standard", "priority": "priority", "flex": "batch"}
 
 
 class MessageAnswer:
-    """One message, from its head to its last event. `tree` is what it is so far."""
+    """Build one message from its head to its last event; `tree` holds the message so far."""
 
     def __init__(self, id: str, model: str, tier: str, request: Request, fills_context: bool = False) -> None:
         """`fills_context`: the model's context limits the answer, not the client."""

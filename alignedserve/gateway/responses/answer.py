@@ -138,7 +138,7 @@ _AS_SUMMARY = _ReasoningForm(
 
 
 class ResponseAnswer:
-    """One response, from its head to its last event. `tree` is what it is so far."""
+    """Build one response from its head to its last event; `tree` holds the response so far."""
 
     def __init__(self, head: dict[str, Any], wants_summary: bool, with_logprobs: bool, text: TextModel) -> None:
         self.tree = head
