@@ -14,7 +14,7 @@ from alignedserve.bench.job import Look
 from alignedserve.cli.remote.batch import ENDED, BatchApi, BatchOptions, Unreachable
 from alignedserve.errors import BatchError
 
-_LOOK_S = 0.5
+_LOOK_S = 0.5  # between two looks at the job
 _DAY_S, _HOUR_S, _MINUTE_S = 86_400, 3600, 60
 
 
