@@ -9,7 +9,7 @@ torch expands the weight in each call.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from ctypes import Structure, addressof, c_int32, c_int64, c_void_p
 from dataclasses import dataclass, replace
 from math import gcd
@@ -66,6 +66,11 @@ class QuantisedWeight:
         wide *= _by_input(self.scale, self.group, inputs)
         return wide if self.order is None else wide[:, self.order.argsort()]
 
+    def room_for(self, outputs: int) -> QuantisedWeight:
+        """Return a weight of this form and so many outputs, whose numbers are still to be written."""
+        q, scale = (of.new_empty(outputs, of.shape[1]) for of in (self.q, self.scale))
+        return replace(self, q=q, scale=scale, zero=None if self.zero is None else torch.empty_like(scale))
+
     def rows(self, chosen: slice | Tensor) -> QuantisedWeight:
         """Return the weight of some outputs."""
         zero = None if self.zero is None else self.zero[chosen]
@@ -106,32 +111,52 @@ class QuantisedWeight:
         return replace(self, q=self.q.to(device), scale=self.scale.to(device), zero=zero, order=order)
 
 
-_AT_ONCE = 1 << 21  # numbers that are quantised at a time: each takes a dozen bytes on the way
+_AT_ONCE = 1 << 21  # numbers that are made at a time: each takes a dozen bytes on the way
+
+
+def rows_at_once(inputs: int) -> int:
+    """Return how many outputs of so many inputs are read, quantised or packed at a time."""
+    return max(1, _AT_ONCE // inputs)
 
 
 def quantised(weight: Tensor, bits: int, group: int) -> QuantisedWeight:
     """Quantise a weight: 8 bits around zero, 4 bits from the least to the largest number of each group."""
     outputs, inputs = weight.shape
-    groups, to, device = -(-inputs // group), torch.float32 if bits == 8 else torch.bfloat16, weight.device
-    q = torch.empty((outputs, inputs), dtype=torch.uint8, device=device)
-    scale = torch.empty((outputs, groups), dtype=to, device=device)
-    zero = None if bits == 8 else torch.empty_like(scale)
-    rows = max(1, _AT_ONCE // inputs)
-    for first in range(0, outputs, rows):
-        part = slice(first, first + rows)
-        wide = F.pad(weight[part].float(), (0, -inputs % group)).view(-1, groups, group)
-        if zero is None:
-            scales = (wide.abs().amax(2) / 127).clamp_min(1e-30)
-            whole = (wide / scales[..., None]).round_().add_(128)
-        else:
-            least, most = wide.amin(2).clamp_max(0), wide.amax(2).clamp_min(0)
-            scales = ((most - least) / 15).clamp_min(1e-30).to(torch.bfloat16).float()
-            zeros = (-least / scales).round_().clamp_(0, 15)
-            whole = (wide / scales[..., None]).add_(zeros[..., None]).round_().clamp_(0, 15)
-            zero[part] = zeros
-        q[part] = whole.view(len(wide), -1)[:, :inputs].to(torch.uint8)
-        scale[part] = scales
-    return QuantisedWeight(q, scale, zero, bits, group)
+    return joined((_quantised(rows, bits, group) for rows in weight.split(rows_at_once(inputs))), outputs)
+
+
+def _quantised(rows: Tensor, bits: int, group: int) -> QuantisedWeight:
+    inputs = rows.shape[1]
+    wide = F.pad(rows.float(), (0, -inputs % group)).view(len(rows), -1, group)
+    zero = None
+    if bits == 8:
+        scale = (wide.abs().amax(2) / 127).clamp_min(1e-30)
+        whole = (wide / scale[..., None]).round_().add_(128)
+    else:
+        least, most = wide.amin(2).clamp_max(0), wide.amax(2).clamp_min(0)
+        scale = ((most - least) / 15).clamp_min(1e-30).to(torch.bfloat16).float()
+        zero = (-least / scale).round_().clamp_(0, 15)
+        whole = (wide / scale[..., None]).add_(zero[..., None]).round_().clamp_(0, 15)
+        scale, zero = scale.to(torch.bfloat16), zero.to(torch.bfloat16)
+    return QuantisedWeight(whole.view(len(rows), -1)[:, :inputs].to(torch.uint8), scale, zero, bits, group)
+
+
+def joined(parts: Iterable[QuantisedWeight], outputs: int) -> QuantisedWeight:
+    """Return weights of one form as one of so many outputs; each is copied to its place as soon as it is made."""
+    first, whole = 0, None
+    for part in parts:
+        if part.shape[0] == outputs:
+            return part
+        whole = part.room_for(outputs) if whole is None else whole
+        place = whole.rows(slice(first, first + part.shape[0]))
+        place.q.copy_(part.q)
+        place.scale.copy_(part.scale)
+        if place.zero is not None and part.zero is not None:
+            place.zero.copy_(part.zero)
+        first += part.shape[0]
+    assert first == outputs, "the parts have all outputs"
+    assert whole is not None
+    return whole
 
 
 def stacked(weights: Sequence[QuantisedWeight]) -> QuantisedWeight | None:
@@ -197,9 +222,13 @@ class PackedWeight:
             raise ValueError(f"groups of {weight.group} inputs: the kernel takes multiples of {LEAST_GROUP}")
         of_groups = [None if of is None else _by_panel(of) for of in (weight.scale, weight.zero)]
         assert of_groups[0] is not None
-        q = F.pad(weight.q, (0, -inputs % group, 0, -outputs % _PANEL))
-        panels = q.view(q.shape[0] // _PANEL, _PANEL, -1, _FOUR).transpose(1, 2)
-        memory = (panels if weight.bits == 8 else panels[:, 0::2] | panels[:, 1::2] << 4).contiguous()
+        fours = _filled(inputs, group) // _FOUR * weight.bits // 8
+        memory = torch.empty((-(-outputs // _PANEL), fours, _PANEL, _FOUR), dtype=torch.uint8, device=weight.q.device)
+        at_once = -(-rows_at_once(inputs) // _PANEL)
+        for place, q in zip(memory.split(at_once), weight.q.split(at_once * _PANEL), strict=True):
+            filled = F.pad(q, (0, -inputs % group, 0, -len(q) % _PANEL))
+            panels = filled.view(-1, _PANEL, filled.shape[1] // _FOUR, _FOUR).transpose(1, 2)
+            place.copy_(panels if weight.bits == 8 else panels[:, 0::2] | panels[:, 1::2] << 4)
         order = None if weight.order is None else weight.order.to(torch.int32)
         return cls(memory, of_groups[0], of_groups[1], order, (outputs, inputs), weight.bits, group)
 
@@ -293,6 +322,10 @@ class QuantisedLinear(Linear):
 
     def rows(self, tokens: Tensor) -> Tensor:
         return self._packed.rows(tokens.flatten()).expanded().to(self.shape.dtype).view(*tokens.shape, -1)
+
+    def outputs(self, first: int, count: int) -> Expandable:
+        """Return the weight of some outputs, unpacked."""
+        return self._packed.rows(torch.arange(first, first + count, device=self.memory.device))
 
     def pack(self, back: bool = False) -> bool:
         return False

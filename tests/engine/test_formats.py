@@ -33,6 +33,7 @@ from alignedserve.engine.weights.forms import weights_of
 from alignedserve.engine.weights.gptq import Gptq
 from alignedserve.engine.weights.tensors import Cut, Form, Tensors
 from alignedserve.errors import AlignedServeError, ConfigError, ModelError, UnsupportedModel
+from alignedserve.kernels.common import quantised
 from alignedserve.kernels.common.fp8 import AnyQuantised, Fp8Linear, Fp8Weight, in_fp8, why_none
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import QuantisedWeight
@@ -80,6 +81,19 @@ def test_layers_of_every_family(model: str, form: str, quantised_of: QuantisedOf
     with torch.inference_mode():
         expected = network(torch.tensor([tokens])).logits[0]
     assert furthest(logits_of(folder, tokens), expected) < CLOSE
+
+
+@pytest.mark.parametrize("model", ["gqa-untied", "neox"])
+@pytest.mark.parametrize("form", ["gptq-8", "fp8-tensor", "fp8-channel", "fp8-block"])
+def test_layers_that_are_expanded_or_packed_some_rows_at_a_time(
+    form: str, model: str, quantised_of: QuantisedOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, _ = quantised_of(model, form)
+    tokens = prompt_of(1, 30)
+    expected = [logits_of(folder, tokens, kernels=kernels) for kernels in kernels_here()]
+    monkeypatch.setattr(quantised, "_AT_ONCE", 150)
+    for kernels, at_once in zip(kernels_here(), expected, strict=True):
+        assert torch.equal(logits_of(folder, tokens, kernels=kernels), at_once)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -22,6 +22,7 @@ from alignedserve.engine.models.choice import load_model
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.engine.weights.tensors import Cut
+from alignedserve.kernels.common import quantised
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.library import Library
 from alignedserve.kernels.native.kernels import Native
@@ -165,9 +166,21 @@ def test_ranks_read_their_parts(kind: Kind, tmp_path: Path) -> None:
             cut = Cut(dim, rank * share, shape[dim])
             weights.read_into(part, f"{name}.weight", cut=cut)
             assert torch.equal(part, expected)
-            quantised = weights.quantised(name, (part.shape[0], part.shape[1]), cut)
-            assert (quantised is None) == kind.is_float
-            assert quantised is None or torch.equal(quantised.expanded(), expected)
+            found = weights.quantised(name, (part.shape[0], part.shape[1]), cut)
+            assert (found is None) == kind.is_float
+            assert found is None or torch.equal(found.expanded(), expected)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_blocks_that_are_unpacked_some_rows_at_a_time(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    architecture, make = FAMILIES[name]
+    folder = resolve(str(written(make(tmp_path / "model"), tmp_path / "model.gguf", architecture, medium).path))
+    tokens = prompt_of(1, 30)
+    expected = logits_of(folder, tokens)
+    monkeypatch.setattr(quantised, "_AT_ONCE", 5 * 256)
+    assert torch.equal(logits_of(folder, tokens), expected)
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -1,21 +1,30 @@
-"""Tests that a model whose layers are quantised while it is loaded gives the logits of transformers with the same
-quantised weights, expanded to fp32."""
+"""Tests that a model whose layers are quantised while it is loaded gives the logits and the words of transformers with
+the same quantised weights, expanded to fp32, also where two ranks share it."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from alignedserve.architectures.quantization import Quantization
+from alignedserve.engine.engine import Engine
+from alignedserve.errors import ConfigError
+from alignedserve.kernels.common import quantised
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library
 from alignedserve.kernels.native.kernels import Native
-from tests.engine.driver import prompt_of
+from tests.engine.driver import Driver, prompt_of
 from tests.engine.expanded import expanded_reference
 from tests.engine.test_models import TOKENS, FolderOf, furthest, logits_of
-from tests.models import MODELS
-from tests.reference import CLOSE
+from tests.engine.test_ranks import Both
+from tests.models import MODELS, gqa
+from tests.reference import CLOSE, Tally, compare
 
 QUANTIZED = [Quantization.INT8, Quantization.INT4]
 
@@ -55,3 +64,60 @@ def test_in_bf16_they_are_near(name: str, quantization: Quantization, folder_of:
     exact = logits_of(folder, tokens, quantization=quantization)
     near = logits_of(folder, tokens, torch.bfloat16, Native(Library()), quantization=quantization)
     assert float((near - exact).norm() / exact.norm()) < 0.25  # random networks enlarge errors
+
+
+def compare_greedy(engine: Any, network: Any, tally: Tally, label: str) -> None:
+    """Compare two requests: one in chunks, the other beside its decodes."""
+    driver = Driver(engine, 0)
+    first, second = driver.start("first", prompt_of(3, 30), 20), driver.start("second", prompt_of(4, 9), 20)
+    driver.prefill(first, [7, 16])
+    driver.run(first, second, parts=[second.chunk(9), first.decode()])
+    driver.run(first, second, parts=[first.decode(), second.decode()])
+    for live in (first, second):
+        compare(network, live.prompt, driver.generate(live, 20), tally, f"{label}, {live.name}")
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("quantization", QUANTIZED)
+def test_greedy_output_is_that_of_the_expanded_weights(
+    name: str, quantization: Quantization, folder_of: FolderOf, tally: Tally
+) -> None:
+    engine = Engine(folder_of(name), num_pairs=30, dtype="float32", quantization=quantization)
+    compare_greedy(engine, expanded_reference(folder_of(name), quantization), tally, f"{name}, {quantization.value}")
+
+
+@pytest.mark.parametrize("name", ["gqa-untied", "qwen2", "neox"])
+@pytest.mark.parametrize("quantization", QUANTIZED)
+def test_layers_that_are_quantised_some_rows_at_a_time(
+    name: str, quantization: Quantization, folder_of: FolderOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, tokens = folder_of(name), prompt_of(1, TOKENS)
+    at_once = [logits_of(folder, tokens, kernels=kernels, quantization=quantization) for kernels in kernels_here()]
+    monkeypatch.setattr(quantised, "_AT_ONCE", 150)
+    for kernels, expected in zip(kernels_here(), at_once, strict=True):
+        assert torch.equal(logits_of(folder, tokens, kernels=kernels, quantization=quantization), expected)
+
+
+# --- Ranks
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize("name", ["mha-tied", "gqa-untied", "qwen2", "opt", "neox"])
+@pytest.mark.parametrize("quantization", QUANTIZED)
+def test_two_ranks_have_the_weights_of_one(
+    name: str, quantization: Quantization, folder_of: FolderOf, pool: ThreadPoolExecutor, tally: Tally, tmp_path: Path
+) -> None:
+    folder = gqa(tmp_path / name, intermediate_size=96) if name == "gqa-untied" else folder_of(name)
+    both = Both(folder, pool, quantization=quantization)
+    compare_greedy(both, expanded_reference(folder, quantization), tally, f"{name}, {quantization.value}, two ranks")
+
+
+def test_ranks_that_would_cut_small_groups_are_refused(pool: ThreadPoolExecutor, tmp_path: Path) -> None:
+    folder = gqa(tmp_path / "odd", intermediate_size=136)
+    with pytest.raises(ConfigError, match=r"ranks cannot divide its inputs.*set engine\.tensor_parallel_size to 1"):
+        Both(folder, pool, quantization=Quantization.INT4)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,13 +14,23 @@ from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.large_pages import KeptMemory, Slabs
 from alignedserve.engine.device.ranks import ALONE, RankLinks
 from alignedserve.engine.models.model import MakeLinear
-from alignedserve.engine.weights.tensors import Cut, Weights
+from alignedserve.engine.weights.packed import inputs_of
+from alignedserve.engine.weights.tensors import Cut, Weights, expand_into
 from alignedserve.kernels.common import fp8
 from alignedserve.kernels.common.decoder import Decoder, DecoderLayer, Norm
 from alignedserve.kernels.common.fp8 import AnyQuantised, Fp8Weight
 from alignedserve.kernels.common.linear import Linear
-from alignedserve.kernels.common.quantised import QuantisedLinear, QuantisedWeight, quantised, stacked
+from alignedserve.kernels.common.quantised import (
+    QuantisedLinear,
+    QuantisedWeight,
+    joined,
+    quantised,
+    rows_at_once,
+    stacked,
+)
 from alignedserve.kernels.dispatch.dispatcher import Kernels
+
+_HEAD_BITS = 8  # of the output head, where weights are quantised while they are loaded
 
 
 class Embedding:
@@ -35,10 +45,14 @@ class Embedding:
         """Return the layer of the head that holds the table, if it is there already."""
         return None if isinstance(self._memory, Tensor) else self._memory
 
-    @property
-    def table(self) -> Tensor:
-        assert isinstance(self._memory, Tensor), "the head has it"
-        return self._memory
+    def outputs(self, first: int, count: int) -> Tensor | AnyQuantised:
+        """Return the weight of some of the head's outputs."""
+        if isinstance(self._memory, QuantisedLinear):
+            part = self._memory.outputs(first, count)
+            assert isinstance(part, AnyQuantised)
+            return part
+        table = self._memory if isinstance(self._memory, Tensor) else self._memory.weight
+        return table[first : first + count]
 
     def give_to(self, head: Linear) -> None:
         """Leave the table to the head."""
@@ -83,16 +97,7 @@ class Loader:
         self._made.append(out.nbytes)
         return out
 
-    def _empty_weight(self, outputs: int, inputs: int) -> Tensor:
-        """Return the memory into which a linear layer's weight is read; it is freed where the weight is quantised."""
-        if self.quantization.bits is None:
-            return self._empty(outputs, inputs)
-        return torch.empty(outputs, inputs, dtype=self.dtype, device=self.device)
-
-    def _linear(self, weight: Tensor | AnyQuantised, bias: Tensor | None, bits: int | None = None) -> Linear:
-        bits = bits or self.quantization.bits
-        if isinstance(weight, Tensor) and bits is not None:
-            weight = quantised(weight, bits, GROUP if bits == 4 else weight.shape[1])
+    def _linear(self, weight: Tensor | AnyQuantised, bias: Tensor | None) -> Linear:
         made = self.make_linear(weight, bias)
         if isinstance(made, QuantisedLinear):
             self.count(made.num_bytes)
@@ -107,13 +112,15 @@ class Loader:
         return out
 
     def embedding(self, name: str, words: int, size: int, tied: bool) -> Embedding:
-        """Return the vectors of tokens. If the head is `tied` to a table that the files have quantised, the table stays
-        so; ranks, of which each has a part of the head, expand it."""
-        layer, found = name.removesuffix(".weight"), None
-        if tied and self.ranks.size == 1:
-            found = self.tensors.quantised(layer, (words, size))
+        """Return the vectors of tokens; of a table that is quantised, where the head is `tied` to it."""
+        layer = name.removesuffix(".weight")
+        found = self._whole_numbers(layer, (words, size), None, self._head_bits) if tied else None
         memory = self.vector(name, words, size) if found is None else self._linear(found.on(self.device), None)
         return Embedding(memory, words, size)
+
+    @property
+    def _head_bits(self) -> int | None:
+        return self.quantization.bits and _HEAD_BITS
 
     def layer_norm(self, name: str, size: int, eps: float, affine: bool = True) -> Norm:
         weight, bias = (self.vector(f"{name}.{part}", size) if affine else None for part in ("weight", "bias"))
@@ -152,24 +159,56 @@ class Loader:
         return self.kernels.decoder(layers) if self.ranks.size == 1 else None
 
     def _weight(
-        self, names: Sequence[str], outputs: Sequence[int], inputs: int, cuts: Sequence[Cut | None]
+        self,
+        names: Sequence[str],
+        outputs: Sequence[int],
+        inputs: int,
+        cuts: Sequence[Cut | None],
+        bits: int | None = None,
     ) -> Tensor | AnyQuantised:
         """Return the weights of layers stacked into one: of each layer this rank's part.
 
-        It is quantised where the files have all of them so, and in forms that fit together.
+        It is quantised where it is to be, in `bits` where they are not those of most layers, or where the files have
+        all of them so, and in forms that fit together.
         """
         shapes = [(share, inputs) for share in outputs]
+        if bits := bits or self.quantization.bits:
+            parts = (part for layer in zip(names, shapes, cuts, strict=True) for part in self._quantised(*layer, bits))
+            return joined(parts, sum(outputs))
         read = [self.tensors.quantised(*layer) for layer in zip(names, shapes, cuts, strict=True)]
         whole = self._stacked(read)
         if whole is not None:
             return whole.on(self.device)
-        weight = self._empty_weight(sum(outputs), inputs)
+        weight = self._empty(sum(outputs), inputs)
         for name, part, cut, out in zip(names, read, cuts, weight.split(list(outputs)), strict=True):
             if part is None:
                 self.tensors.read_into(out, f"{name}.weight", cut=cut)
             else:
-                out.copy_(part.expanded())
+                expand_into(out, part)
         return weight
+
+    def _whole_numbers(
+        self, name: str, shape: tuple[int, int], cut: Cut | None, bits: int | None
+    ) -> AnyQuantised | None:
+        """Return the weight of a layer, if it is to be quantised in so many bits, or is already."""
+        if bits:
+            return joined(self._quantised(name, shape, cut, bits), shape[0])
+        return self._stacked([self.tensors.quantised(name, shape, cut)])
+
+    def _quantised(self, name: str, shape: tuple[int, int], cut: Cut | None, bits: int) -> Iterator[QuantisedWeight]:
+        """Quantise a layer some rows at a time, and yield this rank's part of them.
+
+        Rows are quantised before their inputs are cut, so weights are the same for any number of ranks.
+        """
+        outputs, inputs = shape
+        first, whole = (cut.start, cut.whole) if cut is not None and cut.dim == 0 else (0, outputs)
+        read = cut.whole if cut is not None and cut.dim == 1 else inputs
+        at_once = rows_at_once(read)
+        for begin in range(first, first + outputs, at_once):
+            rows = torch.empty(min(at_once, first + outputs - begin), read, dtype=self.dtype)
+            self.tensors.read_into(rows, f"{name}.weight", cut=Cut(0, begin, whole))
+            made = quantised(rows.to(self.device), bits, GROUP if bits == 4 else read)
+            yield made if cut is None or cut.dim == 0 else inputs_of(made, name, cut.start, inputs)
 
     def _stacked(self, parts: Sequence[AnyQuantised | None]) -> AnyQuantised | None:
         """Return quantised weights as one; None where they do not fit together, or no kernel here multiplies them."""
@@ -184,12 +223,12 @@ class Loader:
         outputs = 3 * heads * head_dim
         cut = self._cut(0, outputs)
         weight: Tensor | AnyQuantised
-        found = self._stacked([self.tensors.quantised(name, (outputs, inputs), cut)])
+        found = self._whole_numbers(name, (outputs, inputs), cut, self.quantization.bits)
         if found is not None:
             by_head = torch.arange(outputs).view(heads, 3, head_dim)
             weight = found.rows(by_head.transpose(0, 1).flatten()).on(self.device)
         else:
-            weight = self._empty_weight(outputs, inputs)
+            weight = self._empty(outputs, inputs)
             parts = weight.view(3, heads, head_dim, inputs).transpose(0, 1)
             self.tensors.read_into(parts, f"{name}.weight", (outputs, inputs), cut)
         biases = self._empty(outputs) if bias else None
@@ -202,18 +241,18 @@ class Loader:
 
         Each rank computes the logits of its part of the vocabulary; the last rank may have fewer.
         """
-        if tied and embedding.head is not None:
+        if tied and embedding.head is not None and self.ranks.size == 1:
             return Head(embedding.head)
         words, inputs = embedding.shape
         per_rank = -(-words // self.ranks.size)
         start = min(words, self.ranks.rank * per_rank)
         share: Tensor | AnyQuantised
         if tied:
-            share = embedding.table[start : start + per_rank]
+            share = embedding.outputs(start, min(per_rank, words - start))
         else:
             layer, cut = name.removesuffix(".weight"), Cut(0, start, words)
-            share = self._weight([layer], [min(per_rank, words - start)], inputs, [cut])
-        linear = self._linear(share, None, bits=self.quantization.bits and 8)
+            share = self._weight([layer], [min(per_rank, words - start)], inputs, [cut], self._head_bits)
+        linear = self._linear(share, None)
         if self.ranks.size > 1:
             linear.shared = tied
             return SharedHead(linear, words, per_rank, self.ranks)

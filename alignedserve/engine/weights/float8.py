@@ -13,6 +13,7 @@ from alignedserve.engine.weights.packed import group_size
 from alignedserve.engine.weights.tensors import Cut, Form, Tensors
 from alignedserve.errors import ModelError
 from alignedserve.kernels.common.fp8 import FP8, AnyQuantised, Fp8Weight
+from alignedserve.kernels.common.quantised import rows_at_once
 
 _STORED = "F8_E4M3"  # as safetensors calls it
 _SCALES = ("weight_scale", "weight_scale_inv")  # both are factors of the stored numbers
@@ -43,21 +44,20 @@ class Float8(Form):
             raise ModelError(f"tensor {name} holds {held}, and there is no {layer}.{_SCALES[0]}")
         return named
 
-    def expanded(self, tensors: Tensors, name: str, part: Tensor, cut: Cut | None) -> Tensor:
-        layer = name.removesuffix(".weight")
-        scale, first = tensors.stored(self._scale_of(tensors, name, part.dtype)).float(), [0, 0]
-        if cut is not None:
-            first[cut.dim] = cut.start
-        if scale.numel() > 1:
-            scale = scale.reshape(-1, scale.shape[-1] if scale.dim() > 1 else 1)
-            inputs = cut.whole if cut is not None and cut.dim == 1 else part.shape[1]
-            sizes = self._block or (1, group_size(layer, inputs, scale.shape[1]))
-            for dim in (0, 1):
-                if scale.shape[dim] > 1:
-                    scale = _of_each(scale, dim, first[dim], part.shape[dim], sizes[dim])
-        return part.float().mul_(scale)
+    def expand(self, tensors: Tensors, name: str, part: Tensor, cut: Cut | None, out: Tensor) -> None:
+        scale = tensors.stored(self._scale_of(tensors, name, part.dtype)).float()
+        scale = scale.reshape(-1, scale.shape[-1] if scale.dim() > 1 else 1)
+        inputs = cut.whole if cut is not None and cut.dim == 1 else part.shape[1]
+        block = self._block or (1, group_size(name.removesuffix(".weight"), inputs, scale.shape[1]))
+        first = [cut.start if cut is not None and cut.dim == dim else 0 for dim in (0, 1)]
+        scale, at_once = _of_each(scale, 1, first[1], part.shape[1], block[1]), rows_at_once(part.shape[1])
+        for begin in range(0, len(part), at_once):
+            rows = part[begin : begin + at_once].float()
+            out[begin : begin + at_once] = rows.mul_(_of_each(scale, 0, first[0] + begin, len(rows), block[0]))
 
 
 def _of_each(scale: Tensor, dim: int, first: int, count: int, block: int) -> Tensor:
-    """Return the scale of each of so many outputs or inputs, beginning at `first`."""
+    """Return the scale of each of so many outputs or inputs, beginning at `first`, or the only one."""
+    if scale.shape[dim] == 1:
+        return scale
     return scale.index_select(dim, torch.arange(first, first + count) // block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -11,9 +12,8 @@ from alignedserve.architectures.gguf.places import Kind, Place, read_places
 from alignedserve.engine.weights.gguf_blocks import from_blocks
 from alignedserve.engine.weights.tensors import Cut
 from alignedserve.errors import ConfigError, ModelError
-from alignedserve.kernels.common.quantised import QuantisedWeight, stacked
+from alignedserve.kernels.common.quantised import QuantisedWeight, joined, rows_at_once
 
-_AT_ONCE = 1 << 21  # numbers that are unpacked together: on the way they take several times the memory of the result
 _FLOATS = {Kind.F32: torch.float32, Kind.F16: torch.float16, Kind.BF16: torch.bfloat16}
 
 
@@ -32,16 +32,20 @@ class GgufWeights:
         shape = tuple(out.shape) if shape is None else shape
         place = self._place(name, shape, cut)
         if place.more:
-            out.copy_(_rows(place, shape, cut).view(_FLOATS[place.kind]).view(out.shape).float() - place.more)
+            out.copy_(_rows(place, *_range(shape, cut)).view(_FLOATS[place.kind]).view(out.shape).float() - place.more)
         elif place.kind.is_float:
-            out.copy_(_part(_rows(place, shape, cut).view(_FLOATS[place.kind]), cut, shape).view(out.shape))
+            numbers = _rows(place, *_range(shape, cut)).view(_FLOATS[place.kind])
+            out.copy_(_part(numbers, cut, shape).view(out.shape))
+        elif out.dim() == 2:
+            for rows, part in zip(out.split(rows_at_once(place.shape[1])), _parts(place, shape, cut), strict=True):
+                rows.copy_(part.expanded())
         else:
-            out.copy_(_quantised(place, shape, cut).expanded().view(out.shape))
+            out.copy_(joined(_parts(place, shape, cut), shape[0]).expanded().view(out.shape))
 
     def quantised(self, layer: str, shape: tuple[int, int], cut: Cut | None = None) -> QuantisedWeight | None:
         """Return the weight of a layer, or None where the file has it in floating point."""
         place = self._place(f"{layer}.weight", shape, cut)
-        return None if place.kind.is_float else _quantised(place, shape, cut)
+        return None if place.kind.is_float else joined(_parts(place, shape, cut), shape[0])
 
     def _place(self, name: str, shape: tuple[int, ...], cut: Cut | None) -> Place:
         if name not in self._places:
@@ -53,13 +57,16 @@ class GgufWeights:
         return place
 
 
-def _quantised(place: Place, shape: tuple[int, ...], cut: Cut | None) -> QuantisedWeight:
-    rows, at_once = _rows(place, shape, cut), max(1, _AT_ONCE // place.shape[-1])
-    weight = stacked([from_blocks(place.kind, part) for part in rows.split(at_once)])
-    assert weight is not None, "all parts have one form"
-    if cut is None or cut.dim == 0:
-        return weight
-    part = weight.inputs(cut.start, shape[1])
+def _parts(place: Place, shape: tuple[int, ...], cut: Cut | None) -> Iterator[QuantisedWeight]:
+    """Yield the weight that is asked for, some rows at a time: unpacking takes several times the memory of them."""
+    at_once, (first, count) = rows_at_once(place.shape[1]), _range(shape, cut)
+    for begin in range(first, first + count, at_once):
+        weight = from_blocks(place.kind, _rows(place, begin, min(at_once, first + count - begin)))
+        yield weight if cut is None or cut.dim == 0 else _inputs(place, weight, cut.start, shape[1])
+
+
+def _inputs(place: Place, weight: QuantisedWeight, first: int, count: int) -> QuantisedWeight:
+    part = weight.inputs(first, count)
     if part is None:
         raise ConfigError(
             f"{place.file}: its groups of {weight.group} cannot be cut: set engine.tensor_parallel_size to 1"
@@ -67,15 +74,19 @@ def _quantised(place: Place, shape: tuple[int, ...], cut: Cut | None) -> Quantis
     return part
 
 
+def _range(shape: tuple[int, ...], cut: Cut | None) -> tuple[int, int]:
+    """Return the first row that is asked for, and how many are."""
+    return cut.start if cut is not None and cut.dim == 0 else 0, shape[0]
+
+
 def _part(numbers: Tensor, cut: Cut | None, shape: tuple[int, ...]) -> Tensor:
     """Return the columns that are asked for."""
     return numbers if cut is None or cut.dim == 0 else numbers[:, cut.start : cut.start + shape[1]]
 
 
-def _rows(place: Place, shape: tuple[int, ...], cut: Cut | None) -> Tensor:
-    """Return the bytes of the rows that are asked for, in the order of transformers, [rows, bytes]."""
-    first = cut.start if cut is not None and cut.dim == 0 else 0
-    row_bytes, count = place.num_bytes // place.shape[0], shape[0]
+def _rows(place: Place, first: int, count: int) -> Tensor:
+    """Return the bytes of some rows, in the order of transformers, [rows, bytes]."""
+    row_bytes = place.num_bytes // place.shape[0]
     if place.rows is None:
         return _read(place, first, count, row_bytes)
     view, swap = place.rows.view, place.rows.swap

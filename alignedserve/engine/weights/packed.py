@@ -72,7 +72,12 @@ def part_of(weight: QuantisedWeight, layer: str, shape: tuple[int, int], cut: Cu
         return weight
     if cut.dim == 0:
         return weight.rows(slice(cut.start, cut.start + shape[0]))
-    part = weight.inputs(cut.start, shape[1])
+    return inputs_of(weight, layer, cut.start, shape[1])
+
+
+def inputs_of(weight: QuantisedWeight, layer: str, first: int, count: int) -> QuantisedWeight:
+    """Return a rank's part of the inputs of a layer, or of some of its outputs."""
+    part = weight.inputs(first, count)
     if part is None:
         raise ConfigError(
             f"layer {layer}: ranks cannot divide its inputs, whose groups or order do not allow it:"

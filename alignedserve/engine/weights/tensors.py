@@ -13,6 +13,7 @@ from torch import Tensor
 from alignedserve.architectures.weight_files import INDEX, WEIGHTS, tensor_places, weight_files
 from alignedserve.errors import ModelError, UnsupportedModel
 from alignedserve.kernels.common.fp8 import AnyQuantised
+from alignedserve.kernels.common.quantised import rows_at_once
 
 _FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 _FLOATS_OF_8_BITS = (torch.float8_e4m3fn,)
@@ -25,6 +26,14 @@ class Cut:
     dim: int  # 0 or 1
     start: int
     whole: int
+
+
+def expand_into(out: Tensor, weight: AnyQuantised) -> None:
+    """Write the numbers of a quantised weight, some rows at a time: in fp32 they take several times its memory."""
+    at_once = rows_at_once(out.shape[1])
+    for first in range(0, len(out), at_once):
+        rows = slice(first, first + at_once)
+        out[rows].copy_(weight.rows(rows).expanded())
 
 
 class Weights(Protocol):
@@ -56,8 +65,8 @@ class Form:
         """Return a layer's weight, as `Weights.quantised` says."""
         return None
 
-    def expanded(self, tensors: Tensors, name: str, part: Tensor, cut: Cut | None) -> Tensor:
-        """Return the numbers of a tensor, or of its part, that is stored in floats of 8 bits."""
+    def expand(self, tensors: Tensors, name: str, part: Tensor, cut: Cut | None, out: Tensor) -> None:
+        """Write the numbers of a tensor, or part, that is stored in floats of 8 bits, into `out` of its shape."""
         raise NotImplementedError  # only a form that `expands` is asked
 
 
@@ -88,7 +97,11 @@ class Tensors:
         """
         tensor = self.part(name, tuple(out.shape) if shape is None else shape, cut)
         if tensor.dtype in _FLOATS_OF_8_BITS:
-            tensor = self._form.expanded(self, name, tensor, cut)
+            wide = out if out.shape == tensor.shape else torch.empty(tensor.shape, dtype=out.dtype)
+            self._form.expand(self, name, tensor, cut, wide)
+            if wide is out:
+                return
+            tensor = wide
         out.copy_(tensor.view(out.shape))
 
     def quantised(self, layer: str, shape: tuple[int, int], cut: Cut | None = None) -> AnyQuantised | None:
