@@ -1,4 +1,5 @@
-"""Measure attention: decode against read bandwidth, prompts against torch's SDPA, and Python's share of a call.
+"""Measure attention: decode against read bandwidth, KV in int8 against bf16, prompts against torch's SDPA, and Python's
+share of a call.
 
     python -m benchmarks.attention                   # one minute
 
@@ -13,10 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 from functools import partial
+from statistics import median
 
 import torch
 import torch.nn.functional as F
 
+from alignedserve.kernels.common.int8_kv import quantise_vectors
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library, usable_sets
@@ -40,7 +43,7 @@ class Heads:
         return f"{self.kv_heads * self.group}_heads_{self.kv_heads}_kv_of_{self.head_dim}"
 
 
-MHA, GQA = Heads(12, 1), Heads(4, 4)
+MHA, GQA, SEVEN, EIGHT = Heads(12, 1), Heads(4, 4), Heads(2, 7), Heads(2, 8, 128)
 
 
 class Paged:
@@ -54,10 +57,13 @@ class Paged:
         lies = (Lie(queries, tokens, pairs) for (queries, tokens), pairs in zip(spans, own, strict=True))
         self.spans = Spans(lies, BLOCK_SIZE)
         self.query = torch.randn(self.spans.num_rows, heads.kv_heads * heads.group, heads.head_dim).bfloat16()
-        self.scale = heads.head_dim**-0.5
+        self.scale, self._heads = heads.head_dim**-0.5, heads
 
     def attend(self, kernels: Kernels) -> torch.Tensor:
         return kernels.attend(self.query, self.cache, self.spans, self.scale)
+
+    def keep_in_int8(self) -> None:
+        self.cache = quantise_vectors(self.cache.flatten(0, 1), self._heads.kv_heads).view(*self.cache.shape[:2], -1)
 
 
 def decode_bandwidth(kernels: Mapping[str, Native], heads: Heads, threads: int, seconds: float) -> None:
@@ -76,6 +82,22 @@ def decode_bandwidth(kernels: Mapping[str, Native], heads: Heads, threads: int, 
     for name, layers_s in took.items():
         title = f"decode_{heads}_threads_{threads}_{name}"
         report(title, gigabytes / layers_s, "GB/s", baseline=gigabytes / took["read"])
+
+
+def decode_in_int8(kernels: Native, heads: Heads, threads: int, seconds: float) -> None:
+    """Measure decodes of 32 requests of 512 tokens whose KV lies in int8 against the same in bf16."""
+    in_bf16, in_int8 = ([Paged([(1, 512)] * 32, heads) for _ in range(3)] for _ in range(2))
+    for layer in in_int8:
+        layer.keep_in_int8()
+
+    def attend(layers: Sequence[Paged]) -> None:
+        for layer in layers:
+            layer.attend(kernels)
+
+    variants: dict[str, Callable[[], object]] = {"bf16": partial(attend, in_bf16), "int8": partial(attend, in_int8)}
+    took = {name: median(times) / len(in_int8) * 1e6 for name, times in in_turns(variants, seconds).items()}
+    title = f"decode_in_int8_{heads}_threads_{threads}"
+    report(title, took["int8"], "us", baseline=took["bf16"], goal=took["bf16"])
 
 
 def prompts(kernels: Mapping[str, Native], tokens: int, threads: int, seconds: float) -> None:
@@ -119,13 +141,16 @@ def main() -> None:
     options = parser.parse_args()
     kernels = {isa: Native(Library(isa)) for isa in usable_sets() if isa != "generic"}
     counts = sorted(set(options.threads))
-    each_s = options.seconds / (4 * len(counts))
-    calls(list(kernels.values())[-1])
+    each_s = options.seconds / (8 * len(counts))
+    best = list(kernels.values())[-1]
+    calls(best)
     with torch.inference_mode():
         for threads in counts:
             torch.set_num_threads(threads)
             for heads in (MHA, GQA):
                 decode_bandwidth(kernels, heads, threads, each_s)
+            for heads in (MHA, GQA, SEVEN, EIGHT):
+                decode_in_int8(best, heads, threads, each_s)
             for tokens in (512, 2048):
                 prompts(kernels, tokens, threads, each_s)
 

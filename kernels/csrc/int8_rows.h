@@ -60,27 +60,21 @@ inline Pairs high_halves(Levels a, Levels b) { return widen(_mm_unpackhi_epi8(a,
 
 constexpr int LEVELS = 2 * Vec::width;  // the numbers of a Pairs
 
-// Rounds numbers to 16 bits, of at most `most`, and returns the step between two. A number that is not finite makes
-// the step NaN.
-inline float to_16_bits(const float* from, int64_t count, float most, int16_t* to) {
-    const float size = largest_size(from, count), inverse = size > 1e-30f ? most / size : 0;
-    for (int64_t i = 0; i < count; i += Vec::width) {
-        Vec x = Vec::load(from + i) * Vec::all(inverse);
+inline void store_16_bits(Vec x, int16_t* to) {
 #if defined(__AVX512F__)
-        _mm256_storeu_si256((__m256i*)(to + i), _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x.v)));
+    _mm256_storeu_si256((__m256i*)to, _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(x.v)));
 #else
-        __m256i words = _mm256_cvtps_epi32(x.v);
-        __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
-        _mm_storeu_si128((__m128i*)(to + i), halves);
+    __m256i words = _mm256_cvtps_epi32(x.v);
+    __m128i halves = _mm_packs_epi32(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+    _mm_storeu_si128((__m128i*)to, halves);
 #endif
-    }
-    return size / most;
 }
 
 template <>
 struct Rows<int8_t> {
     using Query = int16_t;
     static constexpr int W = Vec::width, TOKENS = W;
+    static constexpr float MOST_16 = 32767, LEAST_SIZE = 1e-30f;
 
     static int64_t width(int64_t head_dim) { return round_up(head_dim, LEVELS); }
 
@@ -90,8 +84,11 @@ struct Rows<int8_t> {
         const int64_t all = width(head_dim);
         float* wide = (float*)scratch.at_least(all * sizeof(float));
         for (int64_t i = 0; i < all; ++i) wide[i] = i < head_dim ? ISA::widen(from[i]) : 0;
-        const float most = float(INT32_MAX / 128 / head_dim);  // so that no sum of products overflows
-        return to_16_bits(wide, all, most < 32767 ? most : 32767, to);
+        const float fitting = float(INT32_MAX / 128 / head_dim);  // so that no sum of products overflows
+        const float most = fitting < MOST_16 ? fitting : MOST_16;
+        const float size = largest_size(wide, all), inverse = size > LEAST_SIZE ? most / size : 0;
+        for (int64_t i = 0; i < all; i += W) store_16_bits(Vec::load(wide + i) * Vec::all(inverse), to + i);
+        return size / most;
     }
 
     static void scores(const Query* queries, int64_t rows, const int8_t* const* keys, int64_t offset, int64_t head_dim,
@@ -141,47 +138,60 @@ struct Rows<int8_t> {
             }
             transpose(pairs);
             by_rows(rows, [&](auto count, int64_t row) {
-                add_pairs<decltype(count)::value>(pairs, queries + row * apart + i, apart, i == 0, out + row * GRAIN);
+                add_pairs<decltype(count)::value>(pairs, queries + row * apart + i, apart, i == 0, i + LEVELS >= head_dim,
+                                                  out + row * GRAIN);
             });
         }
     }
 
+    // Until the last numbers, `out` holds whole numbers.
     template <int ROWS>
-    static void add_pairs(const __m512 (&pairs)[GRAIN], const Query* queries, int64_t apart, bool first, float* out) {
+    static void add_pairs(const __m512 (&pairs)[GRAIN], const Query* queries, int64_t apart, bool first, bool last,
+                          float* out) {
         Pairs sum[ROWS];
-        for (int r = 0; r < ROWS; ++r) sum[r] = no_pairs();
+        for (int r = 0; r < ROWS; ++r) sum[r] = first ? no_pairs() : _mm512_loadu_si512(out + r * GRAIN);
         for (int pair = 0; pair < GRAIN; ++pair)
             for (int r = 0; r < ROWS; ++r) {
                 int32_t both;
                 std::memcpy(&both, queries + r * apart + 2 * pair, 4);
                 sum[r] = add_products(sum[r], _mm512_castps_si512(pairs[pair]), all_pairs(both));
             }
-        for (int r = 0; r < ROWS; ++r) {
-            const Vec before = first ? Vec::zero() : Vec::load(out + r * GRAIN);
-            (before + to_floats(sum[r])).store(out + r * GRAIN);
-        }
+        for (int r = 0; r < ROWS; ++r)
+            _mm512_storeu_ps(out + r * GRAIN, last ? to_floats(sum[r]).v : _mm512_castsi512_ps(sum[r]));
     }
 #endif
 
+    // Rounds the weights of rows to 16 bits, many rows at once. `largest` has of each row a vector with its largest weight.
+    static void round(const float* weights, const float* largest, int64_t rows, int16_t* rounded, float* steps) {
+        for (int64_t row = 0; row < rows; row += W) {
+            const int64_t count = smaller(W, rows - row);
+            Vec found[W];
+            for (int64_t r = 0; r < W; ++r) found[r] = Vec::load(largest + (row + smaller(r, count - 1)) * W);
+            const Vec most = across(found, [](Vec a, Vec b) { return largest_or_nan(a, b); });
+            const Vec size = max(Vec::all(LEAST_SIZE), most);  // NaN where `most` is
+            alignas(64) float inverse[W];
+            (Vec::all(MOST_16) / size).store(inverse);
+            (size * Vec::all(1 / MOST_16)).store(steps + row);
+            for (int64_t r = 0; r < count; ++r)
+                for (int64_t t = (row + r) * GRAIN; t < (row + r + 1) * GRAIN; t += W)
+                    store_16_bits(Vec::load(weights + t) * Vec::all(inverse[r]), rounded + t);
+        }
+    }
+
     template <int ROWS>
-    static void add(const float* weights, const int8_t* const* values, int64_t offset, int64_t head_dim,
-                    const float* factors, float* out) {
-        alignas(32) int16_t rounded[ROWS][GRAIN];
-        float steps[ROWS];
-        for (int r = 0; r < ROWS; ++r) steps[r] = to_16_bits(weights + r * GRAIN, GRAIN, 32767, rounded[r]);
+    static void add(Weights of, const int8_t* const* values, int64_t offset, int64_t head_dim, float* out) {
         const int64_t apart = width(head_dim);
         int64_t i = 0;
         for (; i + LEVELS <= head_dim; i += LEVELS)
-            add_numbers(rounded, steps, values, offset + i, factors, out + i, apart,
-                        [](const int8_t* p) { return load_levels(p); });
+            add_numbers<ROWS>(of, values, offset + i, out + i, apart, [](const int8_t* p) { return load_levels(p); });
         if (i < head_dim)
-            add_numbers(rounded, steps, values, offset + i, factors, out + i, apart,
-                        [&](const int8_t* p) { return load_levels(p, head_dim - i); });
+            add_numbers<ROWS>(of, values, offset + i, out + i, apart,
+                              [&](const int8_t* p) { return load_levels(p, head_dim - i); });
     }
 
     template <int ROWS, class Load>
-    static void add_numbers(const int16_t (&weights)[ROWS][GRAIN], const float* steps, const int8_t* const* values,
-                            int64_t offset, const float* factors, float* out, int64_t apart, Load load) {
+    static void add_numbers(Weights of, const int8_t* const* values, int64_t offset, float* out, int64_t apart,
+                            Load load) {
         Pairs low[ROWS], high[ROWS];
         for (int r = 0; r < ROWS; ++r) low[r] = high[r] = no_pairs();
         for (int t = 0; t < GRAIN; t += 2) {
@@ -189,16 +199,16 @@ struct Rows<int8_t> {
             const Pairs of_low = low_halves(a, b), of_high = high_halves(a, b);
             for (int r = 0; r < ROWS; ++r) {
                 int32_t both;
-                std::memcpy(&both, weights[r] + t, 4);
+                std::memcpy(&both, of.rounded + r * GRAIN + t, 4);
                 low[r] = add_products(low[r], of_low, all_pairs(both));
                 high[r] = add_products(high[r], of_high, all_pairs(both));
             }
         }
         for (int r = 0; r < ROWS; ++r) {
             float* to = out + r * apart;
-            const Vec factor = Vec::all(factors[r]), step = Vec::all(steps[r]);
-            fma(to_floats(low[r]), step, Vec::load(to) * factor).store(to);
-            fma(to_floats(high[r]), step, Vec::load(to + W) * factor).store(to + W);
+            const Vec step = Vec::all(of.steps[r]);
+            fma(to_floats(low[r]), step, Vec::load(to)).store(to);
+            fma(to_floats(high[r]), step, Vec::load(to + W)).store(to + W);
         }
     }
 

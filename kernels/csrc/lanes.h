@@ -30,39 +30,58 @@ inline void transpose(__m512 v[16]) {
     }
 }
 
-// Returns a vector whose lane i is the sum of all lanes of v[i]; v is overwritten.
-inline Vec sums(Vec v[16]) {
+// Returns a vector whose lane i is what `both` makes of all lanes of v[i]: it takes two vectors, and their order does not
+// matter.
+template <class Both>
+inline Vec across(const Vec v[16], Both both) {
     __m512 t[8];
     for (int i = 0; i < 8; ++i) {  // of each quarter: lanes 0 and 2, 1 and 3 of v[2i], then of v[2i + 1]
         __m512 a = v[2 * i].v, b = v[2 * i + 1].v;
-        t[i] = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        t[i] = both(Vec{_mm512_unpacklo_ps(a, b)}, Vec{_mm512_unpackhi_ps(a, b)}).v;
     }
     __m512 q[4];
     for (int i = 0; i < 4; ++i) {
         __m512d a = _mm512_castps_pd(t[2 * i]), b = _mm512_castps_pd(t[2 * i + 1]);
-        q[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+        __m512 low = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), high = _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
+        q[i] = both(Vec{low}, Vec{high}).v;
     }
-    __m512 h[2];
-    for (int i = 0; i < 2; ++i)
-        h[i] = _mm512_add_ps(_mm512_shuffle_f32x4(q[2 * i], q[2 * i + 1], 0x88),
-                             _mm512_shuffle_f32x4(q[2 * i], q[2 * i + 1], 0xDD));
-    return {_mm512_add_ps(_mm512_shuffle_f32x4(h[0], h[1], 0x88), _mm512_shuffle_f32x4(h[0], h[1], 0xDD))};
+    auto halves = [&](__m512 a, __m512 b) {
+        return both(Vec{_mm512_shuffle_f32x4(a, b, 0x88)}, Vec{_mm512_shuffle_f32x4(a, b, 0xDD)}).v;
+    };
+    return {halves(halves(q[0], q[1]), halves(q[2], q[3]))};
 }
 
 #elif defined(__AVX2__)
 
-inline Vec sums(Vec v[8]) {
+template <class Both>
+inline Vec across(const Vec v[8], Both both) {
     __m256 t[4];
-    for (int i = 0; i < 4; ++i) t[i] = _mm256_hadd_ps(v[2 * i].v, v[2 * i + 1].v);
-    __m256 low = _mm256_hadd_ps(t[0], t[1]), high = _mm256_hadd_ps(t[2], t[3]);
-    return {_mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31))};
+    for (int i = 0; i < 4; ++i) {
+        __m256 a = v[2 * i].v, b = v[2 * i + 1].v;
+        t[i] = both(Vec{_mm256_unpacklo_ps(a, b)}, Vec{_mm256_unpackhi_ps(a, b)}).v;
+    }
+    __m256 q[2];
+    for (int i = 0; i < 2; ++i) {
+        __m256d a = _mm256_castps_pd(t[2 * i]), b = _mm256_castps_pd(t[2 * i + 1]);
+        __m256 low = _mm256_castpd_ps(_mm256_unpacklo_pd(a, b)), high = _mm256_castpd_ps(_mm256_unpackhi_pd(a, b));
+        q[i] = both(Vec{low}, Vec{high}).v;
+    }
+    return both(Vec{_mm256_permute2f128_ps(q[0], q[1], 0x20)}, Vec{_mm256_permute2f128_ps(q[0], q[1], 0x31)});
 }
 
 #else
 
-inline Vec sums(Vec v[1]) { return v[0]; }
+template <class Both>
+inline Vec across(const Vec v[1], Both) {
+    return v[0];
+}
 
 #endif
+
+// Returns a vector whose lane i is the sum of all lanes of v[i].
+inline Vec sums(const Vec v[Vec::width]) {
+    return across(v, [](Vec a, Vec b) { return a + b; });
+}
 
 #if defined(__AVX512BF16__)
 

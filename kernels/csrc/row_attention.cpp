@@ -44,34 +44,44 @@ struct Grain {
 template <class T>
 struct State {
     using Query = typename Rows<T>::Query;
+    static constexpr bool IN_INT8 = std::is_same_v<T, int8_t>;
     int64_t width;
     Query* queries;
     float *out, *max, *sums;  // sums: a vector for each row, to be added up at the end
-    float *scores, *factors;  // those of the present 16 tokens
+    float* scores;            // those of the present 16 tokens, then their weights
     float* scales;            // what each row's scores are multiplied with
-    float* token_scales;      // of K or V in int8: of each kv head those of the present 16 tokens
+    // In int8: of each kv head the scales of the present 16 tokens; of each row a vector with its largest weight, the step
+    // between its rounded weights, and these.
+    float *key_scales, *value_scales, *largest, *steps;
+    int16_t* rounded;
 
     State(Scratch& scratch, int64_t rows, int64_t head_dim, int64_t kv_heads) : width(Rows<T>::width(head_dim)) {
-        int64_t heads = std::is_same_v<T, int8_t> ? round_up(kv_heads, GRAIN) : 0;
-        int64_t floats = rows * (width + 3 + Vec::width + GRAIN) + heads * GRAIN;
-        scores = (float*)scratch.at_least(floats * sizeof(float) + rows * width * sizeof(Query));
-        token_scales = scores + rows * GRAIN;
-        out = token_scales + heads * GRAIN;
-        sums = out + rows * width;
-        max = sums + rows * Vec::width;
-        factors = max + rows;
-        scales = factors + rows;
+        constexpr int64_t W = Vec::width;
+        const int64_t heads = IN_INT8 ? round_up(kv_heads, GRAIN) : 0, in_int8 = IN_INT8 ? round_up(rows, W) : 0;
+        const int64_t of_row = width + 2 + W + GRAIN, floats = rows * of_row + 2 * heads * GRAIN + in_int8 * (W + 1);
+        scores = (float*)scratch.at_least(floats * sizeof(float) + in_int8 * GRAIN * 2 + rows * width * sizeof(Query));
+        key_scales = scores + rows * GRAIN;
+        value_scales = key_scales + heads * GRAIN;
+        largest = value_scales + heads * GRAIN;
+        sums = largest + in_int8 * W;
+        rounded = (int16_t*)(sums + rows * W);
+        out = (float*)(rounded + in_int8 * GRAIN);
+        steps = out + rows * width;
+        max = steps + in_int8;
+        scales = max + rows;
         queries = (Query*)(scales + rows);
-        std::memset(out, 0, rows * (width + Vec::width) * sizeof(float));
+        std::memset(out, 0, rows * width * sizeof(float));
+        std::memset(sums, 0, rows * W * sizeof(float));
         for (int64_t row = 0; row < rows; ++row) max[row] = NOTHING_SEEN;
     }
+
+    Weights weights(int64_t row) const { return Weights{scores, rounded, steps}.from(row); }
 };
 
 // The tokens of a grain that a row sees.
 struct Seen {
     int64_t first, end;
     bool all() const { return first <= 0 && end >= GRAIN; }
-    bool none() const { return first >= end; }
     void put_elsewhere(float value, float* to) const {
         for (int t = 0; t < GRAIN; ++t)
             if (t < first || t >= end) to[t] = value;
@@ -82,29 +92,43 @@ struct Seen {
 // above it: so `most` seldom changes, and the sums are seldom multiplied anew.
 constexpr float PASSED_BY = 8;
 
-// Turns scores into weights; returns the factor by which the sums so far are to be multiplied.
+static void multiply(float* numbers, int64_t count, float factor) {
+    for (int64_t i = 0; i < count; ++i) numbers[i] *= factor;
+}
+
+// Turns the scores of a row into weights; those of int8 come to be multiplied with the scales of their tokens' V.
 template <class T>
-static float weigh(float* scores, float scale, Seen seen, float& most, float* sums) {
+static void weigh(const State<T>& state, int64_t row, int64_t head, Seen seen) {
     constexpr int W = Vec::width;
+    float *scores = state.scores + row * GRAIN, *sums = state.sums + row * W, &most = state.max[row];
     if (!seen.all()) seen.put_elsewhere(NOTHING_SEEN, scores);
     Vec largest = Vec::all(NOTHING_SEEN);
     for (int t = 0; t < GRAIN; t += W) {
-        Vec scaled = Vec::load(scores + t) * Vec::all(scale);
+        Vec scaled = Vec::load(scores + t) * Vec::all(state.scales[row]);
+        if constexpr (State<T>::IN_INT8) scaled = scaled * Vec::load(state.key_scales + head * GRAIN + t);
         scaled.store(scores + t);
         largest = max(largest, scaled);
     }
-    float factor = 1;
     if (any_above(largest, Vec::all(most + PASSED_BY))) {
         float now = largest.largest();
-        factor = std::exp(most - now);
+        multiply(sums, W, std::exp(most - now));
+        multiply(state.out + row * state.width, state.width, std::exp(most - now));
         most = now;
     }
     for (int t = 0; t < GRAIN; t += W) Rows<T>::weight(Vec::load(scores + t) - Vec::all(most)).store(scores + t);
     if (!seen.all()) seen.put_elsewhere(0, scores);
-    Vec sum = Vec::load(sums) * Vec::all(factor);
+    Vec sum = Vec::load(sums);
     for (int t = 0; t < GRAIN; t += W) sum = sum + Vec::load(scores + t);
     sum.store(sums);
-    return factor;
+    if constexpr (State<T>::IN_INT8) {
+        Vec size = Vec::zero();
+        for (int t = 0; t < GRAIN; t += W) {
+            const Vec weight = Vec::load(scores + t) * Vec::load(state.value_scales + head * GRAIN + t);
+            weight.store(scores + t);
+            size = largest_or_nan(size, weight);
+        }
+        size.store(state.largest + row * W);
+    }
 }
 
 template <class Q, class T>
@@ -119,16 +143,17 @@ static void load_queries(const Attention& a, const Unit& unit, const State<T>& s
             }
 }
 
-// Calls action(first row of a query, the tokens it sees) for the queries of one kv head that see any of these tokens.
-template <class Action>
-static void each_query(const Attention& a, const Unit& unit, int64_t head, int64_t token, int64_t count,
-                       Action action) {
-    for (int64_t query = 0; query < unit.queries; ++query) {
-        int64_t position = unit.position + query;
-        Seen seen{first_seen(a, position) - token, smaller(count, position + 1 - token)};
-        if (!seen.none()) action((head * unit.queries + query) * a.group, seen);
+// The queries that see any of these tokens: [first, end) of the unit's.
+struct Seeing {
+    int64_t first, end;
+    Seeing(const Attention& a, const Unit& unit, int64_t token, int64_t count)
+        : first(larger(0, token - unit.position)),
+          end(smaller(unit.queries, token + count + a.window - 1 - unit.position)) {}
+    int64_t rows(const Attention& a) const { return (end - first) * a.group; }
+    int64_t first_row(const Attention& a, const Unit& unit, int64_t head) const {
+        return (head * unit.queries + first) * a.group;
     }
-}
+};
 
 // Prefetches the values of a grain beside its keys, and the next keys beside its values: on an EPYC, lines that were
 // prefetched earlier were gone again when they were needed. On a Xeon it prefetches a whole grain ahead, as measured.
@@ -138,66 +163,71 @@ constexpr bool A_GRAIN_AHEAD = true;
 constexpr bool A_GRAIN_AHEAD = false;
 #endif
 
+#if defined(__AVX512F__)
+// Finds the scales of four heads from `head` on. Of each token 8 bytes are read, those of four heads from `from` on: they
+// end with the vector, and begin among the levels where it has fewer heads than four.
+static void find_four(const int8_t* const* vectors, int64_t levels, int64_t head, int64_t from, float* scales) {
+    const int64_t place = levels + from * SCALE_BYTES;
+    auto two = [&](int t) {
+        auto of_token = [&](int t) { return _mm_loadl_epi64((const __m128i*)(vectors[t] + place)); };
+        return _mm_unpacklo_epi64(of_token(t), of_token(t + 1));
+    };
+    auto eight = [&](int t) {
+        const __m256i low = _mm256_set_m128i(two(t + 2), two(t)), high = _mm256_set_m128i(two(t + 6), two(t + 4));
+        return _mm512_inserti64x4(_mm512_castsi256_si512(low), high, 1);
+    };
+    const __m512i first = eight(0), second = eight(8);
+    // A scale of bf16 is the upper half of a float: word 4 * t + i goes to word 2 * t + 1.
+    const __m512i words = _mm512_mullo_epi32(_mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
+                                             _mm512_set1_epi32(4 << 16));
+    for (int64_t i = 0; i < 4; ++i) {
+        const __m512i at = _mm512_add_epi32(words, _mm512_set1_epi32(int(head - from + i) << 16));
+        _mm512_storeu_si512(scales + i * GRAIN, _mm512_maskz_permutex2var_epi16(0xAAAAAAAA, first, at, second));
+    }
+}
+#endif
+
 // Finds the scales of a grain's tokens: each kv head's side by side.
 static void find_scales(const Attention& a, const int8_t* const* vectors, float* scales) {
     const int64_t levels = a.kv_heads * a.head_dim;
-    int64_t head = 0;
 #if defined(__AVX512F__)
-    for (; head < a.kv_heads; head += GRAIN) {
-        const __mmask16 there = __mmask16((1u << smaller(GRAIN, a.kv_heads - head)) - 1);
-        __m512 found[GRAIN];
-        for (int t = 0; t < GRAIN; ++t) {
-            const __m256i kept = _mm256_maskz_loadu_epi16(there, vectors[t] + levels + head * SCALE_BYTES);
-            found[t] = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(kept), 16));
-        }
-        transpose(found);
-        for (int of = 0; of < GRAIN; ++of) _mm512_storeu_ps(scales + (head + of) * GRAIN, found[of]);
+    if (a.vector >= 8) {
+        for (int64_t head = 0; head < a.kv_heads; head += 4)
+            find_four(vectors, levels, head, smaller(head, a.kv_heads - 4), scales + head * GRAIN);
+        return;
     }
-#else
-    for (; head < a.kv_heads; ++head)
-        for (int t = 0; t < GRAIN; ++t) scales[head * GRAIN + t] = scale_at(vectors[t] + levels, head);
 #endif
-}
-
-// Multiplies a number of each token, in each of these rows, with the token's scale.
-static void multiply(float* rows, int64_t count, const float* scales) {
-    for (int64_t row = 0; row < count; ++row)
-        for (int t = 0; t < GRAIN; t += Vec::width) {
-            float* at = rows + row * GRAIN + t;
-            (Vec::load(at) * Vec::load(scales + t)).store(at);
-        }
+    for (int64_t head = 0; head < a.kv_heads; ++head)
+        for (int t = 0; t < GRAIN; ++t) scales[head * GRAIN + t] = scale_at(vectors[t] + levels, head);
 }
 
 // Computes all rows over the tokens of a grain, and prefetches the next memory.
 template <class T>
 static void attend_grain(const Attention& a, const Unit& unit, const Grain<T>& grain, const Grain<T>& next,
                          int64_t token, int64_t count, const State<T>& state) {
-    constexpr bool IN_INT8 = std::is_same_v<T, int8_t>;
-    if constexpr (IN_INT8) find_scales(a, grain.keys, state.token_scales);
+    const Seeing seeing(a, unit, token, count);
+    if constexpr (State<T>::IN_INT8) find_scales(a, grain.keys, state.key_scales);
     for (int64_t head = 0; head < a.kv_heads; ++head) {
         Grain<T>::prefetch(A_GRAIN_AHEAD ? next.keys : grain.values, a, head);
-        each_query(a, unit, head, token, count, [&](int64_t first, Seen) {
-            Rows<T>::scores(state.queries + first * state.width, a.group, grain.keys, head * a.head_dim, a.head_dim,
-                            state.scores + first * GRAIN);
-            if (IN_INT8) multiply(state.scores + first * GRAIN, a.group, state.token_scales + head * GRAIN);
-        });
+        const int64_t first = seeing.first_row(a, unit, head);
+        Rows<T>::scores(state.queries + first * state.width, seeing.rows(a), grain.keys, head * a.head_dim, a.head_dim,
+                        state.scores + first * GRAIN);
     }
-    if constexpr (IN_INT8) find_scales(a, grain.values, state.token_scales);
+    if constexpr (State<T>::IN_INT8) find_scales(a, grain.values, state.value_scales);
     for (int64_t head = 0; head < a.kv_heads; ++head)
-        each_query(a, unit, head, token, count, [&](int64_t first, Seen seen) {
-            for (int64_t row = first; row < first + a.group; ++row)
-                state.factors[row] = weigh<T>(state.scores + row * GRAIN, state.scales[row], seen, state.max[row],
-                                              state.sums + row * Vec::width);
-        });
+        for (int64_t query = seeing.first; query < seeing.end; ++query) {
+            const int64_t first = (head * unit.queries + query) * a.group, position = unit.position + query;
+            const Seen seen{first_seen(a, position) - token, smaller(count, position + 1 - token)};
+            for (int64_t row = first; row < first + a.group; ++row) weigh(state, row, head, seen);
+        }
+    if constexpr (State<T>::IN_INT8)
+        Rows<T>::round(state.scores, state.largest, unit.rows(a), state.rounded, state.steps);
     for (int64_t head = 0; head < a.kv_heads; ++head) {
         Grain<T>::prefetch(A_GRAIN_AHEAD ? next.values : next.keys, a, head);
-        each_query(a, unit, head, token, count, [&](int64_t first, Seen) {
-            if (IN_INT8) multiply(state.scores + first * GRAIN, a.group, state.token_scales + head * GRAIN);
-            by_rows(a.group, [&](auto rows, int64_t at) {
-                Rows<T>::template add<decltype(rows)::value>(
-                    state.scores + (first + at) * GRAIN, grain.values, head * a.head_dim, a.head_dim,
-                    state.factors + first + at, state.out + (first + at) * state.width);
-            });
+        const int64_t first = seeing.first_row(a, unit, head);
+        by_rows(seeing.rows(a), [&](auto rows, int64_t at) {
+            Rows<T>::template add<decltype(rows)::value>(state.weights(first + at), grain.values, head * a.head_dim,
+                                                         a.head_dim, state.out + (first + at) * state.width);
         });
     }
 }

@@ -15,6 +15,14 @@ static void by_rows(int64_t rows, Action action, int64_t first = 0) {
         if (first < rows) by_rows<MOST - 1>(rows, action, first);
 }
 
+// The weights of rows over 16 tokens; for int8 they are whole numbers, and each row has a step.
+struct Weights {
+    const float* all;
+    const int16_t* rounded;
+    const float* steps;
+    Weights from(int64_t row) const { return {all + row * GRAIN, rounded + row * GRAIN, steps + row}; }
+};
+
 // The arithmetic of rows, by the type T of K and V in the cache: in fp32, where no other is defined below.
 template <class T>
 struct Rows {
@@ -53,14 +61,17 @@ struct Rows {
         }
     }
 
-    // Computes out = out * factor + the sum of weights[t] * values[t] for each of ROWS rows.
+    // Where weights stay as they are, there is nothing to round.
+    static void round(const float*, const float*, int64_t, int16_t*, float*) {}
+
+    // Adds the sum of weights[t] * values[t] for each of ROWS rows.
     template <int ROWS>
-    static void add(const float* weights, const T* const* values, int64_t offset, int64_t head_dim,
-                    const float* factors, float* out) {
+    static void add(Weights of, const T* const* values, int64_t offset, int64_t head_dim, float* out) {
+        const float* weights = of.all;
         int64_t i = 0;
         for (; i + W <= head_dim; i += W) {
             Vec sum[ROWS];
-            for (int r = 0; r < ROWS; ++r) sum[r] = Vec::load(out + r * head_dim + i) * Vec::all(factors[r]);
+            for (int r = 0; r < ROWS; ++r) sum[r] = Vec::load(out + r * head_dim + i);
             for (int t = 0; t < GRAIN; ++t) {
                 Vec value = Vec::load(values[t] + offset + i);
                 for (int r = 0; r < ROWS; ++r) sum[r] = fma(Vec::all(weights[r * GRAIN + t]), value, sum[r]);
@@ -69,7 +80,7 @@ struct Rows {
         }
         for (; i < head_dim; ++i)
             for (int r = 0; r < ROWS; ++r) {
-                float sum = out[r * head_dim + i] * factors[r];
+                float sum = out[r * head_dim + i];
                 for (int t = 0; t < GRAIN; ++t) sum += weights[r * GRAIN + t] * widen(values[t][offset + i]);
                 out[r * head_dim + i] = sum;
             }
@@ -150,26 +161,25 @@ struct Rows<bf16> {
     }
 
     template <int ROWS>
-    static void add(const float* weights, const bf16* const* values, int64_t offset, int64_t head_dim,
-                    const float* factors, float* out) {
+    static void add(Weights of, const bf16* const* values, int64_t offset, int64_t head_dim, float* out) {
         alignas(32) uint32_t pairs[ROWS][GRAIN / 2];
         for (int r = 0; r < ROWS; ++r)
-            _mm256_store_si256((__m256i*)pairs[r], (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(weights + r * GRAIN)));
+            _mm256_store_si256((__m256i*)pairs[r], (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(of.all + r * GRAIN)));
         int64_t i = 0, apart = width(head_dim);
         for (; i + 32 <= head_dim; i += 32)
-            add_32(pairs, values, offset + i, factors, out + i, apart, [](const bf16* p) { return _mm512_loadu_si512(p); });
+            add_32(pairs, values, offset + i, out + i, apart, [](const bf16* p) { return _mm512_loadu_si512(p); });
         if (i < head_dim)
-            add_32(pairs, values, offset + i, factors, out + i, apart,
+            add_32(pairs, values, offset + i, out + i, apart,
                    [&](const bf16* p) { return load_bf16(p, head_dim - i); });
     }
 
     template <int ROWS, class Load>
-    static void add_32(const uint32_t (&pairs)[ROWS][GRAIN / 2], const bf16* const* values, int64_t offset,
-                       const float* factors, float* out, int64_t apart, Load load) {
+    static void add_32(const uint32_t (&pairs)[ROWS][GRAIN / 2], const bf16* const* values, int64_t offset, float* out,
+                       int64_t apart, Load load) {
         __m512 low[ROWS], high[ROWS];
         for (int r = 0; r < ROWS; ++r) {
-            low[r] = _mm512_mul_ps(_mm512_loadu_ps(out + r * apart), _mm512_set1_ps(factors[r]));
-            high[r] = _mm512_mul_ps(_mm512_loadu_ps(out + r * apart + 16), _mm512_set1_ps(factors[r]));
+            low[r] = _mm512_loadu_ps(out + r * apart);
+            high[r] = _mm512_loadu_ps(out + r * apart + 16);
         }
         for (int t = 0; t < GRAIN; t += 2) {
             __m512i a = load(values[t] + offset), b = load(values[t + 1] + offset);

@@ -109,6 +109,9 @@ inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline Vec max(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Vec largest_or_nan(Vec a, Vec b) {  // of numbers of 0 or more; the bits of a NaN are the largest
+    return {_mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a.v), _mm512_castps_si512(b.v)))};
+}
 inline bool any_above(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GT_OQ) != 0; }
 inline Vec rounded(Vec a) { return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline Vec times_two_to(Vec a, Vec whole) { return {_mm512_scalef_ps(a.v, whole.v)}; }
@@ -156,6 +159,9 @@ inline Vec operator/(Vec a, Vec b) { return {_mm256_div_ps(a.v, b.v)}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 inline Vec max(Vec a, Vec b) { return {_mm256_max_ps(a.v, b.v)}; }
 inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.v, b.v)}; }
+inline Vec largest_or_nan(Vec a, Vec b) {
+    return {_mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(a.v), _mm256_castps_si256(b.v)))};
+}
 inline bool any_above(Vec a, Vec b) { return _mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_GT_OQ)) != 0; }
 inline Vec rounded(Vec a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 inline Vec times_two_to(Vec a, Vec whole) {  // whole is at least -126 and at most 127
@@ -188,6 +194,7 @@ inline Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
 inline Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }
 inline Vec max(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
 inline Vec min(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
+inline Vec largest_or_nan(Vec a, Vec b) { return a.v > b.v || a.v != a.v ? a : b; }
 inline bool any_above(Vec a, Vec b) { return a.v > b.v; }
 inline Vec rounded(Vec a) { return {std::nearbyint(a.v)}; }
 inline Vec times_two_to(Vec a, Vec whole) { return {std::ldexp(a.v, int(whole.v))}; }
