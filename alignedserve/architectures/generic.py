@@ -7,7 +7,7 @@ the model (engine/models/transformers_checks.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from alignedserve.architectures.config import ModelConfig, stored_dtype
 from alignedserve.architectures.given import Given
@@ -51,7 +51,7 @@ def read_generic(given: Given, architecture: str) -> GenericConfig:
             raise _unsupported(given, architecture, f"its config.json has none of {', '.join(keys)}")
         return text.whole(_key(text, keys))
 
-    hidden, heads, stored = named(_HIDDEN), named(_HEADS), stored_form(given, text)
+    hidden, heads = named(_HIDDEN), named(_HEADS)
     kv_heads, head_dim = _kv_heads(text, heads), _head_dim(text, hidden, heads)
     if text.get("kv_lora_rank"):  # latent attention: K and V are made for all heads, K in two parts
         kv_heads, head_dim = heads, text.whole("qk_nope_head_dim") + text.whole("qk_rope_head_dim")
@@ -69,7 +69,7 @@ def read_generic(given: Given, architecture: str) -> GenericConfig:
         head_dim=head_dim,
         max_positions=min([named(_POSITIONS), *_positions_of_short(text)]),
         dtype=stored_dtype(given, text),
-        stored=stored and replace(stored, is_expanded=True),
+        stored=stored_form(given, text),
         eos_tokens=given.token_ids("eos_token_id") or text.token_ids("eos_token_id"),
     )
 

@@ -40,13 +40,12 @@ class StoredForm:
     block: tuple[int, int] | None = None  # outputs and inputs of the blocks that share a scale
     group: int | None = None  # inputs that share a scale, where a folder of GPTQ says so
     zeros: ZeroForm = ZeroForm.PLAIN
-    is_expanded: bool = False  # transformers runs the model: layers become plain numbers while they are read
 
     @property
     def label(self) -> str:
         """Return the form in words, for logs, plans and profiles."""
         each = "8-bit floats" if self.is_float else f"{' and '.join(map(str, self.bits))} bits"
-        return f"{self.method.value} of {each}{', expanded' if self.is_expanded else ''}"
+        return f"{self.method.value} of {each}"
 
     def check(self, asked: Quantization) -> None:
         """Raise ConfigError if weights are to be quantised otherwise than they are."""

@@ -17,7 +17,6 @@ from alignedserve.errors import ModelError
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _NOT_READ = ("*.bin", "*.gguf", "*.pt", "*.pth", "*.h5", "*.msgpack")  # pickled, or formats of other programs
 _FLOATS, _FLOATS_OF_8_BITS = ("F64", "F32", "BF16", "F16"), ("F8_E4M3",)
-_PACKED = (".qweight", ".weight_packed")
 _SCALES, _ZEROS = ("scales", "weight_scale"), ("qzeros", "weight_zero_point")
 _MOST_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 
@@ -54,6 +53,20 @@ def count_numbers(folder: Path) -> int:
     return sum(map(_count_in, weight_files(folder)))
 
 
+def count_in_experts(folder: Path) -> int:
+    """Count the numbers of a mixture's experts, which stay as they are where layers are quantised while loaded."""
+    tensors = [tensor for path in weight_files(folder) for tensor in _read_header(path).items()]
+    return sum(tensor.numbers for name, tensor in tensors if ".experts." in name or len(tensor.shape) > 2)
+
+
+def count_tables(folder: Path, shape: tuple[int, int]) -> int:
+    """Count the tensors that have the shape of the embedding: one, or two where the head has numbers of its own."""
+    if (folder / PLACES).is_file():
+        return sum(place.shape == shape for place in read_places(folder).values())
+    tensors = [tensor for path in weight_files(folder) for tensor in _read_header(path).values()]
+    return sum(tensor.shape == shape for tensor in tensors)
+
+
 def quantised_bytes(folder: Path, whole: int) -> int:
     """Return the bytes that the weights of a quantised folder take: whole numbers and scales as many as in the files,
     zeros as many as scales, all floats else `whole` bytes each."""
@@ -61,16 +74,6 @@ def quantised_bytes(folder: Path, whole: int) -> int:
         return kept_bytes(folder, whole)
     tensors = {name: tensor for path in weight_files(folder) for name, tensor in _read_header(path).items()}
     return sum(_kept_bytes(name, tensors, whole) for name in tensors)
-
-
-def expanded_numbers(folder: Path, bits: int) -> int:
-    """Count the numbers that the weights of a quantised folder stand for, of which packed ones have so many bits."""
-    tensors = [tensor for path in weight_files(folder) for tensor in _read_header(path).items()]
-    return sum(
-        8 * tensor.num_bytes // bits if name.endswith(_PACKED) else tensor.numbers
-        for name, tensor in tensors
-        if name.endswith(_PACKED) or tensor.dtype in (*_FLOATS, *_FLOATS_OF_8_BITS, "I8")
-    )
 
 
 def _kept_bytes(name: str, tensors: Mapping[str, _Tensor], whole: int) -> int:
@@ -87,8 +90,12 @@ def _kept_bytes(name: str, tensors: Mapping[str, _Tensor], whole: int) -> int:
 @dataclass(frozen=True)
 class _Tensor:
     dtype: str
-    numbers: int
+    shape: tuple[int, ...]
     num_bytes: int
+
+    @property
+    def numbers(self) -> int:
+        return math.prod(self.shape)
 
 
 def _count_in(path: Path) -> int:
@@ -104,7 +111,7 @@ def _read_header(path: Path) -> dict[str, _Tensor]:
                 raise ValueError("it has no safetensors header")
             tensors: dict[str, Any] = json.loads(file.read(length))
         return {
-            name: _Tensor(tensor["dtype"], math.prod(tensor["shape"]), _length(*tensor["data_offsets"]))
+            name: _Tensor(tensor["dtype"], tuple(tensor["shape"]), _length(*tensor["data_offsets"]))
             for name, tensor in tensors.items()
             if name != "__metadata__"
         }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from alignedserve.architectures.model_config import DTYPE_BYTES, ModelConfig
 from alignedserve.architectures.quantization import Quantization
-from alignedserve.architectures.weight_files import count_numbers, expanded_numbers, quantised_bytes
+from alignedserve.architectures.weight_files import count_in_experts, count_numbers, count_tables, quantised_bytes
 from alignedserve.config.config import Config, DeviceKind, TransportName
 from alignedserve.errors import MemoryTooSmall
 from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, POOL, Use
@@ -61,16 +61,23 @@ def _weights(config: Config, model: ModelConfig, room: Capacity, folder: Path) -
     ranks, quantization = config.engine.tensor_parallel_size, config.engine.quantization
     numbers, table, whole = count_numbers(folder), model.vocab_size * model.hidden_size, DTYPE_BYTES[room.dtype]
     if model.stored is not None:
-        expanded = model.stored.is_expanded
-        stored = (
-            expanded_numbers(folder, min(model.stored.bits)) * whole if expanded else quantised_bytes(folder, whole)
-        )
+        stored = quantised_bytes(folder, whole)
         return max(0, stored - table * whole) // ranks + min(stored, table * whole)
     table = min(numbers, table)
-    if not model.tied_embeddings:
-        layers = max(0, numbers - 2 * table)
-        return quantization.num_bytes(layers, 0, numbers - table - layers, whole) // ranks + table * whole
-    return quantization.num_bytes(numbers - table, 0, 0, whole) // ranks + quantization.num_bytes(0, 0, table, whole)
+    if quantization is Quantization.NONE:
+        return (numbers - table) * whole // ranks + table * whole
+    experts, is_tied = count_in_experts(folder), _is_tied(model, folder)
+    layers = max(0, numbers - experts - (table if is_tied else 2 * table))
+    head = numbers - experts - layers - table
+    if is_tied and ranks > 1:
+        head = table  # each rank has its share of the head besides
+    embedding = quantization.num_bytes(0, 0, table, whole) if is_tied else table * whole
+    return quantization.num_bytes(layers, experts, head, whole) // ranks + embedding
+
+
+def _is_tied(model: ModelConfig, folder: Path) -> bool:
+    """Return whether the head is the embedding; of what transformers runs, only the files tell."""
+    return model.tied_embeddings or count_tables(folder, (model.vocab_size, model.hidden_size)) == 1
 
 
 def with_pool_memory(config: Config, model: ModelConfig, folder: Path) -> Config:

@@ -7,10 +7,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from alignedserve.architectures.quantization import GROUP, Quantization
 from alignedserve.kernels.common.quantised import quantised
 from tests.reference import load
+
+ROUTERS = {"gate", "router", "wg", "shared_expert_gate"}  # layers of few numbers that choose experts: they stay plain
 
 
 def expanded_reference(folder: Path, quantization: Quantization) -> Any:
@@ -18,10 +21,16 @@ def expanded_reference(folder: Path, quantization: Quantization) -> Any:
     network = load(folder)
     head = network.get_output_embeddings()
     with torch.no_grad():
-        for layer in network.modules():
-            if isinstance(layer, nn.Linear):
-                bits = 8 if layer is head else quantization.bits
-                assert bits is not None
-                group = GROUP if bits == 4 else layer.in_features
-                layer.weight.copy_(quantised(layer.weight, bits, group).expanded())
+        for name, layer in network.named_modules():
+            if ROUTERS & {*name.split(".")[-2:]}:
+                continue
+            if type(layer) is nn.Linear:
+                layer.weight.copy_(_rounded(layer.weight, 8 if layer is head else quantization.bits))
+            elif isinstance(layer, Conv1D):
+                layer.weight.copy_(_rounded(layer.weight.t(), quantization.bits).t())
     return network
+
+
+def _rounded(weight: torch.Tensor, bits: int | None) -> torch.Tensor:
+    assert bits is not None
+    return quantised(weight, bits, GROUP if bits == 4 else weight.shape[1]).expanded()

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.stored_form import ZeroForm
-from alignedserve.architectures.weight_files import expanded_numbers, quantised_bytes
+from alignedserve.architectures.weight_files import quantised_bytes
 from alignedserve.config.config import load as load_config
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.models.choice import load_model
@@ -37,11 +37,10 @@ from alignedserve.kernels.common import quantised
 from alignedserve.kernels.common.fp8 import AnyQuantised, Fp8Linear, Fp8Weight, in_fp8, why_none
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import QuantisedWeight
-from alignedserve.kernels.common.reference import Reference
 from alignedserve.machine.capacity import capacity
 from tests.engine.driver import Driver, prompt_of
 from tests.engine.test_models import TOKENS, furthest, logits_of
-from tests.engine.test_quantised_models import kernels_here
+from tests.engine.test_quantised_models import kernels_here, loaded_bytes
 from tests.engine.test_ranks import Both
 from tests.engine.transformers_families import make
 from tests.models import gqa
@@ -149,21 +148,32 @@ def test_a_fused_layer_of_which_a_part_is_plain_and_a_head_that_is_not(form: str
 # --- Models that transformers runs
 
 
-@pytest.mark.parametrize(("family", "form"), [("phi3", "w4a16"), ("gemma3_text", "gptq-4"), ("phi", "fp8-channel")])
-def test_layers_of_a_model_that_transformers_runs_are_expanded(
-    family: str, form: str, tmp_path: Path, tally: Tally
-) -> None:
+FAMILIES = [
+    ("phi3", "w4a16"),
+    ("gemma3_text", "gptq-4"),
+    ("phi", "fp8-channel"),
+    ("cohere", "awq"),
+    ("stablelm", "gptq-4-act-order"),
+    ("starcoder2", "w8a8"),
+]
+
+
+@pytest.mark.parametrize(("family", "form"), FAMILIES)
+def test_layers_of_a_model_that_transformers_runs(family: str, form: str, tmp_path: Path, tally: Tally) -> None:
     network = quantised_folder(make(tmp_path / "plain", family), tmp_path / form, form)
     engine = Engine(tmp_path / form, num_pairs=30, dtype="float32")
     driver = Driver(engine, 0)
     live = driver.start("r", prompt_of(3, 20), 12)
     driver.prefill(live, [7])
     compare(network, live.prompt, driver.generate(live, 12), tally, f"{family}, {form}")
-    assert engine.weights_as.endswith(", expanded")
-    stored = read_config(tmp_path / form).stored
-    assert stored is not None
-    planned = expanded_numbers(tmp_path / form, min(stored.bits))
-    assert planned == pytest.approx(sum(parameter.numel() for parameter in network.parameters()), rel=0.15)
+
+
+@pytest.mark.parametrize(("family", "form"), FAMILIES)
+def test_they_take_the_memory_that_is_planned(family: str, form: str, tmp_path: Path) -> None:
+    plain = make(tmp_path / "plain", family, hidden_size=256, intermediate_size=512, head_dim=64)
+    quantised_folder(plain, tmp_path / form, form)
+    folder = tmp_path / form
+    assert quantised_bytes(folder, whole=4) == pytest.approx(loaded_bytes(folder, torch.float32), rel=0.03)
 
 
 def test_experts_that_are_quantised_are_refused(tmp_path: Path) -> None:
@@ -280,12 +290,7 @@ def test_as_many_bytes_are_planned_as_weights_take(form: str, tmp_path: Path) ->
     quantised_folder(plain, tmp_path / form, form)
     folder = tmp_path / form
 
-    with torch.inference_mode():
-        loader = Loader(
-            weights_of(folder), torch.bfloat16, Reference(), partial(Reference().layer, dtype=torch.bfloat16)
-        )
-        load_model(read_config(folder), loader)
-    assert quantised_bytes(folder, whole=2) == pytest.approx(loader.num_bytes, rel=0.03)
+    assert quantised_bytes(folder, whole=2) == pytest.approx(loaded_bytes(folder, torch.bfloat16), rel=0.03)
 
 
 def refused(folder: Path, said: str, kind: type[AlignedServeError], **options: Any) -> None:

@@ -28,6 +28,7 @@ from alignedserve.kernels.library import Library
 from alignedserve.kernels.native.kernels import Native
 from tests.engine.driver import Driver, prompt_of
 from tests.engine.test_models import TOKENS, furthest, logits_of
+from tests.engine.test_quantised_models import loaded_bytes
 from tests.gguf_files import Written, written
 from tests.models import BASE, Make, gqa, llama, made, neox, qwen2, qwen3
 from tests.reference import CLOSE, Tally, compare
@@ -113,7 +114,7 @@ def _long(writer: gguf.GGUFWriter) -> None:
         writer.add_tensor(f"rope_factors_{length}.weight", np.array(LONG[f"{length}_factor"], np.float32))
 
 
-EXPANDED: dict[str, tuple[dict[str, Any], Callable[[gguf.GGUFWriter], None] | None]] = {
+BY_TRANSFORMERS: dict[str, tuple[dict[str, Any], Callable[[gguf.GGUFWriter], None] | None]] = {
     "gemma": ({"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}, None),
     "gemma3": (
         {"num_hidden_layers": 6, "sliding_window": 11, "query_pre_attn_scalar": 64, "tie_word_embeddings": True},
@@ -127,14 +128,16 @@ EXPANDED: dict[str, tuple[dict[str, Any], Callable[[gguf.GGUFWriter], None] | No
 }
 
 
-@pytest.mark.parametrize("name", EXPANDED)
-def test_what_transformers_runs_is_expanded(name: str, tmp_path: Path) -> None:
-    changes, more = EXPANDED[name]
+@pytest.mark.parametrize("name", BY_TRANSFORMERS)
+def test_what_transformers_runs(name: str, tmp_path: Path) -> None:
+    changes, more = BY_TRANSFORMERS[name]
     name = name.removesuffix("-long")
     sizes = {"head_dim": 64, "num_key_value_heads": 2, **_WIDE} if name != "phi3" else _WIDE
     config = CONFIG_MAPPING["gemma3_text" if name == "gemma3" else name](**{**BASE, **sizes, **changes})
     file = written(made(tmp_path / "model", config, 1, torch.float32), tmp_path / "model.gguf", name, medium, more)
-    tally, engine = Tally(), Engine(resolve(str(file.path)), num_pairs=16, block_size=16, dtype="float32")
+    folder, tally = resolve(str(file.path)), Tally()
+    assert quantised_bytes(folder, 4) == pytest.approx(loaded_bytes(folder, torch.float32), rel=0.05)
+    engine = Engine(folder, num_pairs=16, block_size=16, dtype="float32")
     driver = Driver(engine, 0)
     live = driver.start("r", prompt_of(1, 40), 20)
     driver.prefill(live, [7, 16])

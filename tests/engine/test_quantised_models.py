@@ -3,29 +3,40 @@ the same quantised weights, expanded to fp32, also where two ranks share it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
+from alignedserve.config.config import load as load_config
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.models.choice import load as load_any
+from alignedserve.engine.models.loading import Loader
+from alignedserve.engine.weights.forms import weights_of
 from alignedserve.errors import ConfigError
 from alignedserve.kernels.common import quantised
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library
 from alignedserve.kernels.native.kernels import Native
+from alignedserve.machine.capacity import capacity
+from alignedserve.machine.memory import demand
 from tests.engine.driver import Driver, prompt_of
 from tests.engine.expanded import expanded_reference
 from tests.engine.test_models import TOKENS, FolderOf, furthest, logits_of
 from tests.engine.test_ranks import Both
-from tests.models import MODELS, gqa
+from tests.engine.transformers_families import make as family_of
+from tests.models import MODELS, gqa, llama
 from tests.reference import CLOSE, Tally, compare
 
+WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
+SMALL = {"engine.dtype": "float32", "engine.kv_memory_mb": 64, "kvpool.memory_mb": 64}
 QUANTIZED = [Quantization.INT8, Quantization.INT4]
 
 
@@ -121,3 +132,32 @@ def test_ranks_that_would_cut_small_groups_are_refused(pool: ThreadPoolExecutor,
     folder = gqa(tmp_path / "odd", intermediate_size=136)
     with pytest.raises(ConfigError, match=r"ranks cannot divide its inputs.*set engine\.tensor_parallel_size to 1"):
         Both(folder, pool, quantization=Quantization.INT4)
+
+
+# --- What is planned
+
+
+def loaded_bytes(folder: Path, dtype: torch.dtype, quantization: Quantization = Quantization.NONE) -> int:
+    kernels = Reference()
+    make_linear = partial(kernels.layer, dtype=dtype)
+    loader = Loader(weights_of(folder), dtype, kernels, make_linear, quantization=quantization)
+    with torch.inference_mode():
+        load_any(folder, read_config(folder), loader)
+    return loader.num_bytes
+
+
+PLANNED: dict[str, Callable[[Path], Path]] = {
+    "untied": lambda folder: gqa(folder, **WIDE),
+    "tied": lambda folder: llama(folder, **WIDE),
+    "gpt2": partial(family_of, family="gpt2", hidden_size=512, max_position_embeddings=32, n_inner=2048),
+    **{family: partial(family_of, family=family, **WIDE) for family in ("gemma3_text", "phi", "mixtral")},
+}
+
+
+@pytest.mark.parametrize("name", PLANNED)
+@pytest.mark.parametrize("quantization", QUANTIZED)
+def test_as_many_bytes_are_planned_as_weights_take(name: str, quantization: Quantization, tmp_path: Path) -> None:
+    folder = PLANNED[name](tmp_path / name)
+    config, model = load_config({"engine.quantization": quantization.value, **SMALL}, {}, None), read_config(folder)
+    planned = demand(config, model, capacity(config, model), folder).weights
+    assert planned == pytest.approx(loaded_bytes(folder, torch.float32, quantization), rel=0.05)

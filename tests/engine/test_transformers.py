@@ -23,11 +23,13 @@ from transformers.masking_utils import (
 )
 
 from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.quantization import Quantization
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.models.transformers_checks import window_of
 from alignedserve.errors import ModelError, UnsupportedModel
 from tests.conftest import SOAK
 from tests.engine.driver import Driver, prompt_of
+from tests.engine.expanded import expanded_reference
 from tests.engine.transformers_families import REFUSED, SERVED, WINDOW, make
 from tests.models import MAX_POSITIONS, VOCAB
 from tests.reference import Tally, compare, load
@@ -69,23 +71,34 @@ def refusal(folder: Path, kind: type[ModelError] = UnsupportedModel) -> str:
     return said.removeprefix(f"{folder}: ")
 
 
-def check_greedy(folder: Path, tally: Tally) -> None:
+def check_greedy(folder: Path, tally: Tally, quantization: Quantization = Quantization.NONE) -> Engine:
     """Compare two requests, in chunks, together and apart, both longer than any window."""
-    driver = Driver(Engine(folder, num_pairs=40, block_size=4, dtype="float32"), 1)
+    engine = Engine(folder, num_pairs=40, block_size=4, dtype="float32", quantization=quantization)
+    driver = Driver(engine, 1)
     first = driver.start_either_way("first", prompt_of(1, 37), 8)
     second = driver.start_either_way("second", prompt_of(2, 21), 8)
     driver.prefill(first, [13, 9])
     driver.run(first, second, parts=[first.decode(), second.chunk(8)])
     driver.run(first, second, parts=[second.chunk(21), first.decode()])
     driver.run(first, second, parts=[second.decode(), first.decode()])
-    model = load(folder)
+    model = load(folder) if quantization is Quantization.NONE else expanded_reference(folder, quantization)
     for live in (first, second):
         compare(model, live.prompt, driver.generate(live, 8), tally, f"{folder.name}, {live.name}")
+    return engine
 
 
 @served
 def test_greedy_output_is_that_of_transformers(family: str, folder: Callable[..., Path], tally: Tally) -> None:
     check_greedy(folder(family, **SERVED[family]), tally)
+
+
+@served
+@pytest.mark.parametrize("quantization", [Quantization.INT8, Quantization.INT4])
+def test_quantised_layers_say_what_their_weights_expanded_say(
+    family: str, quantization: Quantization, folder: Callable[..., Path], tally: Tally
+) -> None:
+    engine = check_greedy(folder(family, **SERVED[family]), tally, quantization)
+    assert engine.weights_as == f"float32, layers {quantization.value}"
 
 
 @refused

@@ -26,8 +26,7 @@ def read_model(file: GgufFile) -> Model:
         known = ", ".join(FAMILIES)
         raise UnsupportedModel(f"{file.path}: architecture {facts.architecture} is not read from GGUF: {known} are")
     family = FAMILIES[facts.architecture]
-    quantized = {} if family.is_expanded else _quantized(facts)
-    return Model({**_common(facts), **family.config(facts), **quantized}, _renamed(facts, family))
+    return Model({**_common(facts), **family.config(facts), **_quantized(facts)}, _renamed(facts, family))
 
 
 def _common(facts: Facts) -> dict[str, Any]:

@@ -21,7 +21,6 @@ class Family:
     in_layer: Mapping[str, str]
     rows: Callable[[Facts, str, int], Rows | None] | None = None  # the order of a tensor of this name, with so many
     norms_more: float = 0.0  # how much more than in transformers the weights of norms are
-    is_expanded: bool = False  # whether transformers runs it, with its weights expanded
 
 
 def _llama(facts: Facts) -> dict[str, Any]:
@@ -223,7 +222,7 @@ FAMILIES = {
     "qwen2": Family(_qwen2, _LLAMA_NAMES, "model.layers", _LLAMA_LAYER),
     "qwen3": Family(_qwen3, _LLAMA_NAMES, "model.layers", _QWEN3_LAYER),
     "gptneox": Family(_gpt_neox, _NEOX_NAMES, "gpt_neox.layers", _NEOX_LAYER, _by_head),
-    "gemma": Family(_gemma, _LLAMA_NAMES, "model.layers", _LLAMA_LAYER, norms_more=1.0, is_expanded=True),
-    "gemma3": Family(_gemma3, _LLAMA_NAMES, "model.layers", _GEMMA3_LAYER, norms_more=1.0, is_expanded=True),
-    "phi3": Family(_phi3, _LLAMA_NAMES, "model.layers", _PHI3_LAYER, is_expanded=True),
+    "gemma": Family(_gemma, _LLAMA_NAMES, "model.layers", _LLAMA_LAYER, norms_more=1.0),
+    "gemma3": Family(_gemma3, _LLAMA_NAMES, "model.layers", _GEMMA3_LAYER, norms_more=1.0),
+    "phi3": Family(_phi3, _LLAMA_NAMES, "model.layers", _PHI3_LAYER),
 }

@@ -22,7 +22,7 @@ from alignedserve.architectures.gguf.tokenizer import (
 )
 from alignedserve.errors import ModelError
 
-_FORMAT = 2  # raised whenever other folders are made of the same files
+_FORMAT = 3  # raised whenever other folders are made of the same files
 
 
 def folder_of(path: Path, cache: Path) -> Path:

@@ -11,5 +11,6 @@ opt.py                  OPT.
 rope.py                 Rotary positions: frequencies, and tables of cosines and sines.
 runs.py                 A request's share of a step, and the check that the engine can execute it.
 transformers_checks.py  Checks at load time that our attention can replace that of a transformers model.
+transformers_layers.py  Gives a transformers model linear layers of ours, whose weights are quantised.
 transformers_model.py   Runs a transformers model that has no module of our own: its layers, our attention.
 """

@@ -9,7 +9,6 @@ from alignedserve.architectures.gpt_neox import NeoxConfig
 from alignedserve.architectures.llama import LlamaConfig
 from alignedserve.architectures.model_config import ModelConfig
 from alignedserve.architectures.opt import OptConfig
-from alignedserve.architectures.quantization import Quantization
 from alignedserve.engine.models.gpt_neox import GptNeox
 from alignedserve.engine.models.llama import Llama
 from alignedserve.engine.models.loading import Loader
@@ -26,11 +25,7 @@ def load(folder: Path, config: ModelConfig, loader: Loader) -> tuple[ModelConfig
     """
     if not isinstance(config, GenericConfig):
         return config, load_model(config, loader)
-    if loader.quantization is not Quantization.NONE:
-        raise UnsupportedModel(f"{folder}: its architecture is run by transformers, and cannot be quantised yet")
-    completed, model, num_bytes = load_transformers(folder, config, loader.dtype, loader.kernels, loader.device)
-    loader.count(num_bytes)
-    return completed, model
+    return load_transformers(folder, config, loader)
 
 
 def load_model(config: ModelConfig, loader: Loader) -> Model:

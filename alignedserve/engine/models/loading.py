@@ -33,6 +33,11 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 _HEAD_BITS = 8  # of the output head, where weights are quantised while they are loaded
 
 
+def _group(bits: int, inputs: int) -> int:
+    """Return how many inputs share a scale, where weights are quantised while they are loaded."""
+    return GROUP if bits == 4 else inputs
+
+
 class Embedding:
     """The vectors of tokens. If the head is tied to this table, the head's layer holds the table, and may pack it."""
 
@@ -140,6 +145,21 @@ class Loader:
                 self.tensors.read_into(part, f"{name}.bias", cut=cut)
         return self._linear(weight, biases)
 
+    def whole_head(self, name: str, words: int, inputs: int, bias: bool) -> Linear:
+        """Return the output head of a model that ranks do not share."""
+        weight = self._weight([name], [words], inputs, [None], self._head_bits)
+        return self._linear(weight, self.vector(f"{name}.bias", words) if bias else None)
+
+    def transposed(self, name: str, outputs: int, inputs: int) -> Linear:
+        """Return a layer with a bias whose weight, where it is not quantised, the files have as [inputs, outputs]."""
+        found, bits = self._stacked([self.tensors.quantised(name, (outputs, inputs))]), self.quantization.bits
+        if found is None:
+            plain = torch.empty(inputs, outputs, dtype=self.dtype)
+            self.tensors.read_into(plain, f"{name}.weight")
+            found = quantised(plain.t(), bits, _group(bits, inputs)) if bits else None
+        weight = self._empty(outputs, inputs).copy_(plain.t()) if found is None else found.on(self.device)
+        return self._linear(weight, self.vector(f"{name}.bias", outputs))
+
     def by_columns(self, name: str, outputs: int, inputs: int, bias: bool) -> Linear:
         """Return a layer that continues from this rank's part of a layer; its outputs are summed over the ranks."""
         weight, biases = self._weight([name], [outputs], inputs, [self._cut(1, inputs)]), None
@@ -207,7 +227,7 @@ class Loader:
         for begin in range(first, first + outputs, at_once):
             rows = torch.empty(min(at_once, first + outputs - begin), read, dtype=self.dtype)
             self.tensors.read_into(rows, f"{name}.weight", cut=Cut(0, begin, whole))
-            made = quantised(rows.to(self.device), bits, GROUP if bits == 4 else read)
+            made = quantised(rows.to(self.device), bits, _group(bits, read))
             yield made if cut is None or cut.dim == 0 else inputs_of(made, name, cut.start, inputs)
 
     def _stacked(self, parts: Sequence[AnyQuantised | None]) -> AnyQuantised | None:
@@ -265,12 +285,12 @@ class Head:
     """The head of a model on one rank."""
 
     def __init__(self, linear: Linear) -> None:
-        self._linear, self._logits = linear, KeptMemory()
+        self.linear, self._logits = linear, KeptMemory()
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self._linear.library is None:
-            return self._linear.wide(x)
-        return self._linear.wide(x, self._logits.empty((x.shape[0], self._linear.shape.out), torch.float32))
+        if self.linear.library is None:
+            return self.linear.wide(x)
+        return self.linear.wide(x, self._logits.empty((x.shape[0], self.linear.shape.out), torch.float32))
 
 
 class SharedHead:

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from alignedserve.architectures.generic import GenericConfig
 from alignedserve.engine.models.attention import attention_of
+from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.transformers_model import (
     PAGED,
     PROBE,
@@ -54,14 +55,12 @@ _UNSET = (None, False, 0.0)
 Rule = Callable[..., Tensor]
 
 
-def load_transformers(
-    folder: Path, config: GenericConfig, dtype: torch.dtype, kernels: Kernels, device: torch.device
-) -> tuple[GenericConfig, TransformersModel, int]:
-    """Return the configuration completed from the model's layers, the model, and the bytes of its weights."""
+def load_transformers(folder: Path, config: GenericConfig, loader: Loader) -> tuple[GenericConfig, TransformersModel]:
+    """Return the configuration completed from the model's layers, and the model."""
     register(folder, config)
     with quiet():
-        network, num_bytes = read_network(folder, config, dtype, device)
-        return *_checked(folder, network, config, dtype, kernels), num_bytes
+        network = read_network(folder, config, loader)
+        return _checked(folder, network, config, loader.dtype, loader.kernels)
 
 
 def _checked(

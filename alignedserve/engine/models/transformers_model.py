@@ -26,9 +26,11 @@ from torch import Tensor
 
 from alignedserve.architectures.generic import GenericConfig
 from alignedserve.architectures.gguf.places import PLACES
+from alignedserve.architectures.quantization import Quantization
 from alignedserve.engine.device.memory import out_of_memory
+from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.model import Attention
-from alignedserve.engine.weights.forms import weights_of
+from alignedserve.engine.models.transformers_layers import quantise_layers, read_weights, reads_as_stored
 from alignedserve.errors import ModelError, UnsupportedModel
 
 log = logging.getLogger("alignedserve.engine")
@@ -36,6 +38,7 @@ log = logging.getLogger("alignedserve.engine")
 # Names of attention functions in transformers. PAGED and PROBE hand a layer's call over to the layer's model; they
 # differ in their masks: a mask of PROBE carries the rule by which transformers would make it, and PAGED makes none.
 PAGED, PROBE, EAGER = "alignedserve", "alignedserve_probe", "eager"
+_LOCAL = {"local_files_only": True, "trust_remote_code": False}
 _MEMBER = "alignedserve"  # attribute of each module of a model that holds its `Calls`
 
 
@@ -129,29 +132,23 @@ class TransformersModel:
         raise UnsupportedModel(f"K and V of {self._network.kind} cannot be computed from hidden vectors")
 
 
-def read_network(
-    folder: Path, config: GenericConfig, dtype: torch.dtype, device: torch.device
-) -> tuple[HfNetwork, int]:
-    """Read a model from a folder, and return it with the bytes of its weights."""
+def read_network(folder: Path, config: GenericConfig, loader: Loader) -> HfNetwork:
+    """Read a model from a folder, and count the bytes of its weights."""
     began = time.perf_counter()
-    model, found = _pretrained(folder, config, dtype)
-    missing = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
-    if missing:
-        raise ModelError(f"{folder}: tensor {missing[0]} is missing, or of another shape than the configuration says")
+    model = _read(folder, config, loader)
     if "position_ids" not in inspect.signature(model.forward).parameters:
         raise UnsupportedModel(f"{folder}: {config.architecture} is not supported: it counts positions by itself")
-    num_bytes = sum(parameter.nbytes for parameter in model.parameters())
+    loader.count(sum(parameter.nbytes for parameter in model.parameters()))
     log.info("%s, run by transformers, was read in %.1f s", type(model).__name__, time.perf_counter() - began)
-    return HfNetwork(model.eval().requires_grad_(False).to(device)), num_bytes
+    return HfNetwork(model.eval().requires_grad_(False).to(loader.device))
 
 
-def _pretrained(folder: Path, config: GenericConfig, dtype: torch.dtype) -> tuple[Any, dict[str, Any]]:
-    from transformers import AutoConfig, AutoModelForCausalLM
+def _read(folder: Path, config: GenericConfig, loader: Loader) -> Any:
+    from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    local = {"local_files_only": True, "trust_remote_code": False}
     with one_line(folder, "cannot be read by transformers"):
-        known = AutoConfig.from_pretrained(folder, **local)
+        known = AutoConfig.from_pretrained(folder, **_LOCAL)
     runs = _names(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(known), ()))
     if config.architecture not in runs:
         instead = " or ".join(runs) or "no causal language model"
@@ -159,35 +156,36 @@ def _pretrained(folder: Path, config: GenericConfig, dtype: torch.dtype) -> tupl
         raise UnsupportedModel(f"{folder}: architecture {config.architecture} is not supported: {known_as}")
     with one_line(folder, f"{config.architecture} cannot be loaded by transformers"):
         if config.stored is not None or (folder / PLACES).is_file():
-            return _of_files(folder, known, dtype), {"missing_keys": (), "mismatched_keys": ()}
-        model, found = AutoModelForCausalLM.from_pretrained(
-            folder,
-            config=known,
-            dtype=dtype,
-            attn_implementation=PROBE,
-            use_safetensors=True,
-            output_loading_info=True,
-            **local,
-        )
-    return model, found
+            return _of_files(known, loader)
+        if loader.quantization is Quantization.NONE:
+            return _pretrained(folder, known, loader.dtype)
+        model = _empty(known, loader.dtype)
+        if reads_as_stored(model, loader.tensors):
+            read_weights(model, loader)
+        else:
+            model = _pretrained(folder, known, loader.dtype)
+            quantise_layers(model, loader)
+        return model
 
 
-def _of_files(folder: Path, known: Any, dtype: torch.dtype) -> Any:
-    """Return a model whose files transformers does not read: its layers are expanded one after the other."""
+def _pretrained(folder: Path, known: Any, dtype: torch.dtype) -> Any:
+    """Return a model that transformers reads."""
+    from transformers import AutoModelForCausalLM
+
+    options = {"config": known, "dtype": dtype, "attn_implementation": PROBE, "use_safetensors": True, **_LOCAL}
+    model, found = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+    missing = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
+    if missing:
+        raise ModelError(f"{folder}: tensor {missing[0]} is missing, or of another shape than the configuration says")
+    return model
+
+
+def _of_files(known: Any, loader: Loader) -> Any:
+    """Return a model whose files transformers does not read."""
     if hasattr(known, "quantization_config"):
         del known.quantization_config  # transformers would ask for the packages of the format
-    model, weights = _empty(known, dtype), weights_of(folder)
-    for name, parameter in model.named_parameters():
-        if parameter.dim() > 2 and name not in weights:  # transformers has all experts of a layer in one tensor
-            raise UnsupportedModel(f"{folder}: {name}: experts of a mixture are not read where they are quantised")
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            shape = tuple(parameter.shape)
-            found = weights.quantised(name.removesuffix(".weight"), shape) if len(shape) == 2 else None
-            if found is None:
-                weights.read_into(parameter, name)
-            else:
-                parameter.copy_(found.expanded())
+    model = _empty(known, loader.dtype)
+    read_weights(model, loader)
     return model
 
 
