@@ -11,6 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    DeepseekV2Config,
+    DeepseekV3Config,
+    Glm4MoeLiteConfig,
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
@@ -18,6 +21,7 @@ from transformers import (
     PretrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    YoutuConfig,
 )
 
 VOCAB = 97
@@ -146,6 +150,51 @@ def without_its_head(folder: Path) -> Path:
     return folder
 
 
+_LATENT: dict[str, Any] = {
+    **{key: value for key, value in BASE.items() if key not in ("num_hidden_layers", "tie_word_embeddings")},
+    "num_hidden_layers": 3,
+    "q_lora_rank": None,
+    "kv_lora_rank": 14,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 16,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+}
+_OF_EXPERTS = (
+    "n_routed_experts",
+    "num_experts_per_tok",
+    "n_shared_experts",
+    "moe_intermediate_size",
+    "first_k_dense_replace",
+    "routed_scaling_factor",
+)
+_COMPRESSED_QUERY = {"q_lora_rank": 20, "attention_bias": True}
+_GROUPS = {"n_group": 4, "topk_group": 2}
+
+
+def deepseek_v2(folder: Path, **changes: Any) -> Path:
+    return made(folder, DeepseekV2Config(**{**_LATENT, **changes}), 6, torch.float32)
+
+
+def deepseek_v3(folder: Path, **changes: Any) -> Path:
+    config = DeepseekV3Config(**{**_LATENT, **_COMPRESSED_QUERY, **_GROUPS, **changes})
+    return biased(made(folder, config, 7, torch.float32))
+
+
+def biased(folder: Path) -> Path:
+    """Give the experts numbers that count in their choice; a new model has zeros, which nothing would miss."""
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if name.endswith("e_score_correction_bias")]:
+        tensors[name] = 0.2 * torch.randn(tensors[name].shape, generator=torch.Generator().manual_seed(8))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
 Make = Callable[[Path], Path]
 
 # One family for each way of computing: the property tests run on all of these.
@@ -160,6 +209,14 @@ MODELS: dict[str, Make] = {
     "opt-350m": opt_350m,
     "neox": neox,
     "neox-serial": lambda folder: neox(folder, use_parallel_residual=False),
+    "deepseek-v2": deepseek_v2,
+    "deepseek-v3": deepseek_v3,
+    "youtu": lambda folder: made(
+        folder,
+        YoutuConfig(**{key: value for key, value in _LATENT.items() if key not in _OF_EXPERTS}),
+        10,
+        torch.float32,
+    ),
 }
 
 # Models with the same computation, stored in other files.
@@ -205,4 +262,18 @@ OPTIONS: dict[str, Make] = {
     "neox-quarter": lambda folder: neox(folder, hidden_act="gelu_new", rope_parameters=None),
     "neox-gelu-fast": lambda folder: neox(folder, hidden_act="gelu_fast"),
     "neox-quick-gelu": lambda folder: neox(folder, hidden_act="quick_gelu"),
+    "deepseek-v2-groups": lambda folder: deepseek_v2(
+        folder, topk_method="group_limited_greedy", **_COMPRESSED_QUERY, **_GROUPS
+    ),
+    "deepseek-v2-yarn": lambda folder: deepseek_v2(folder, **_rope("yarn", mscale=0.7, mscale_all_dim=0.7, **_YARN)),
+    "deepseek-v3-yarn": lambda folder: deepseek_v3(folder, **_rope("yarn", mscale=0.7, mscale_all_dim=1.3, **_YARN)),
+    "deepseek-v3-halves": lambda folder: deepseek_v3(folder, rope_interleave=False, q_lora_rank=None),
+    "deepseek-v2-all-experts": lambda folder: deepseek_v2(folder, num_experts_per_tok=8, routed_scaling_factor=0.5),
+    "deepseek-v3-all-experts": lambda folder: deepseek_v3(
+        folder, num_experts_per_tok=8, topk_group=4, routed_scaling_factor=0.5
+    ),
+    "deepseek-v3-plain-weights": lambda folder: deepseek_v3(folder, norm_topk_prob=False, n_group=1, topk_group=1),
+    "glm4-moe-lite": lambda folder: biased(
+        made(folder, Glm4MoeLiteConfig(**{**_LATENT, **_COMPRESSED_QUERY, "n_group": 1}), 9, torch.float32)
+    ),
 }

@@ -7,6 +7,7 @@ The writers are plain: what they write is held against layers that the tools the
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -221,6 +222,23 @@ FORMS: dict[str, tuple[dict[str, Any], Layer]] = {
 }
 
 
+_OF_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
+
+
+def _place_of_expert(network: Any, name: str) -> Tensor:
+    """Return where transformers, which has all experts of a layer in one tensor, has this weight of an expert."""
+    matched = _OF_EXPERT.match(name)
+    assert matched is not None
+    experts, number = network.get_submodule(matched[1]), int(matched[2])
+    place: Tensor
+    if matched[3] == "down":
+        place = experts.down_proj[number]
+        return place
+    gate, up = experts.gate_up_proj[number].chunk(2)
+    place = gate if matched[3] == "gate" else up
+    return place
+
+
 def quantised_folder(plain: Path, folder: Path, form: str, ignore: str = "lm_head") -> Any:
     """Write the model of `plain` to `folder` in a form, and return it expanded, in transformers.
 
@@ -234,6 +252,10 @@ def quantised_folder(plain: Path, folder: Path, form: str, ignore: str = "lm_hea
                 stored, expanded = write(tensors.pop(f"{name}.weight"))
                 tensors |= {f"{name}.{part}": tensor for part, tensor in stored.items()}
                 layer.weight.copy_(expanded)
+        for name in [name for name in tensors if _OF_EXPERT.match(name)]:
+            stored, expanded = write(tensors.pop(name))
+            tensors |= {f"{name.removesuffix('.weight')}.{part}": tensor for part, tensor in stored.items()}
+            _place_of_expert(network, name).copy_(expanded)
     folder.mkdir()
     save_file(tensors, folder / WEIGHTS)
     content = json.loads((plain / "config.json").read_text()) | {"quantization_config": config}

@@ -62,7 +62,7 @@ class ModelConfig:
 
     @property
     def query_dim(self) -> int:
-        return self.num_heads * self.head_dim
+        return self.num_heads * self.compared_dim
 
     def kv_bytes(self, tokens: int, dtype: str, kept: KvDtype = KvDtype.AUTO) -> int:
         """Return the bytes of K and V of so many tokens in all layers, computed in `dtype` and kept as `kept`."""
@@ -84,6 +84,31 @@ class ModelConfig:
     def inner_size(self) -> int:
         """Return the size of the widest vector that is computed of a token between two layers."""
         return 4 * self.hidden_size
+
+    @property
+    def latent_rank(self) -> int | None:
+        """Return how many numbers V has in a compressed vector (deepseek.py); None where K and V are kept."""
+        return None
+
+    @property
+    def compared_dim(self) -> int:
+        """Return the size of a head's query as attention compares it with what is kept."""
+        return self.head_dim if self.latent_rank is None else 2 * self.head_dim
+
+    @property
+    def has_experts(self) -> bool:
+        """Return whether tokens choose which parts of our module run."""
+        return False
+
+    @property
+    def plain_numbers(self) -> int:
+        """Return how many numbers of layers stay as they are where layers are quantised."""
+        return 0
+
+    @property
+    def numbers_on_all_ranks(self) -> int:
+        """Return how many numbers of layers each rank has, and not only a share of them."""
+        return 0
 
     @property
     def projects(self) -> bool:
@@ -118,6 +143,15 @@ class ModelConfig:
             return (
                 f"a hidden vector has {self.hidden_size} numbers and a vector block holds {self.kv_dim} for a token:"
                 f" {self.hidden_size} instead of {2 * self.kv_dim} for K and V together"
+            )
+        return None
+
+    @property
+    def why_not_int8(self) -> str | None:
+        """Return why K and V cannot be kept in int8; None where they can."""
+        if self.head_dim % 2:
+            return (
+                f"this model has heads of {self.head_dim} numbers, an odd number, and scales of 16 bits lie behind them"
             )
         return None
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
+from alignedserve.architectures.deepseek import read_deepseek_v2, read_deepseek_v3, read_youtu
 from alignedserve.architectures.generic import read_generic
 from alignedserve.architectures.given import Given, read_json
 from alignedserve.architectures.gpt_neox import read_gpt_neox
@@ -23,6 +24,10 @@ READERS: dict[str, Callable[[Given], ModelConfig]] = {
     "Qwen3ForCausalLM": read_qwen3,
     "OPTForCausalLM": read_opt,
     "GPTNeoXForCausalLM": read_gpt_neox,
+    "DeepseekV2ForCausalLM": read_deepseek_v2,
+    "DeepseekV3ForCausalLM": read_deepseek_v3,
+    "Glm4MoeLiteForCausalLM": read_deepseek_v3,
+    "YoutuForCausalLM": read_youtu,
 }
 
 

@@ -171,6 +171,10 @@ class Engine:
             return "ranks meet in the middle of a step"
         if isinstance(self.config, GenericConfig):
             return "transformers runs this model"
+        if self.config.has_experts:
+            return "which experts a step needs is known only when it runs"
+        if self.config.latent_rank is not None:
+            return "attention to compressed vectors looks at tables on the CPU"
         return None if self._kernels.captures else f"attention of {self._kernels.name} looks at tables on the CPU"
 
     def rehearse(self) -> None:
@@ -180,8 +184,8 @@ class Engine:
         """
         if self.device.type == "cuda":
             config, layer = self.config, self.cache[0]
-            shape = config.num_heads, config.head_dim, config.vocab_size, config.max_positions
-            rehearse(self._kernels, layer, self.dtype, *shape)
+            shape = config.num_heads, config.compared_dim, config.vocab_size, config.max_positions
+            rehearse(self._kernels, layer, self.dtype, *shape, config.latent_rank)
             rehearse_layers(self._quantised.values(), config.vocab_size)
 
     @torch.inference_mode()

@@ -97,11 +97,8 @@ def pool_mb_within(wanted_mb: int, *free: int) -> int:
 
 
 def _check_int8(config: Config, model: ModelConfig) -> None:
-    if config.engine.kv_dtype is KvDtype.INT8 and model.head_dim % 2:
-        raise ConfigError(
-            f"engine.kv_dtype cannot be int8: this model has heads of {model.head_dim} numbers, an odd number, and"
-            " scales of 16 bits lie behind them: set it to auto"
-        )
+    if config.engine.kv_dtype is KvDtype.INT8 and model.why_not_int8 is not None:
+        raise ConfigError(f"engine.kv_dtype cannot be int8: {model.why_not_int8}: set it to auto")
 
 
 def _page_bytes(config: Config, model: ModelConfig, dtype: str) -> PageBytes:

@@ -57,7 +57,15 @@ def _kept(quantization: Quantization, model: ModelConfig, dtype: str) -> str:
 
 
 def _weights(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> int:
-    """Return the bytes of a rank's weights: every rank has the whole embedding, and a share of all else."""
+    """Return the bytes of a rank's weights."""
+    ranks, whole = config.engine.tensor_parallel_size, DTYPE_BYTES[room.dtype]
+    is_quantised = model.stored is not None or config.engine.quantization is not Quantization.NONE
+    plain = model.plain_numbers * whole // ranks if is_quantised else 0
+    return _shares(config, model, room, folder) + plain + model.numbers_on_all_ranks * whole * (ranks - 1) // ranks
+
+
+def _shares(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> int:
+    """Return the bytes of a rank's weights where it has the whole embedding and a share of all else."""
     ranks, quantization = config.engine.tensor_parallel_size, config.engine.quantization
     numbers, table, whole = count_numbers(folder), model.vocab_size * model.hidden_size, DTYPE_BYTES[room.dtype]
     if model.stored is not None:

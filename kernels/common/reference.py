@@ -113,6 +113,19 @@ class Reference:
             out[of] = _attend(query[of], k, v, scale, window)
         return out
 
+    def attend_latent(self, query: Tensor, cache: Tensor, spans: Spans, scale: float, rank: int) -> Tensor:
+        """Causal attention of all heads to one compressed vector of each token: query [rows, heads, its size].
+
+        The whole vector is a token's K and its first `rank` numbers are V, so the result is [rows, heads, rank].
+        """
+        out = torch.empty((*query.shape[:2], rank), dtype=query.dtype, device=query.device)
+        rows = spans.rows.tolist()
+        for span in range(len(spans)):
+            of = slice(rows[span], rows[span + 1])
+            kept = latent_vectors(cache, spans.slots(span))[:, None]
+            out[of] = _attend(query[of], kept, kept[..., :rank], scale, None)
+        return out
+
     # --- Hidden vectors take single blocks: a token's vector lies in the first numbers of one slot
 
     def write_hidden(self, cache: Tensor, slots: Tensor, vectors: Tensor) -> None:
@@ -246,6 +259,12 @@ def bytes_of(rows: Tensor) -> Tensor:
     """Return the bytes of vectors [layers, 2, tokens, kv_dim], where those of a layer's K or V lie side by side, as a
     row for each layer's K and V."""
     return rows.flatten(0, 1).flatten(1).view(torch.uint8)
+
+
+def latent_vectors(cache: Tensor, slots: Tensor) -> Tensor:
+    """Return the compressed vectors of these slots, [tokens, size]."""
+    vectors, slots = cache.view(-1, cache.shape[-1]), slots.to(cache.device)
+    return torch.cat((vectors[slots], vectors[slots + cache.shape[1]]), dim=1)
 
 
 def _by_head(vectors: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:

@@ -39,16 +39,22 @@ _WISHES = (
 
 @torch.inference_mode()
 def rehearse(
-    kernels: Kernels, cache: torch.Tensor, dtype: torch.dtype, heads: int, head_dim: int, words: int, most_tokens: int
+    kernels: Kernels,
+    cache: torch.Tensor,
+    dtype: torch.dtype,
+    heads: int,
+    head_dim: int,
+    words: int,
+    most_tokens: int,
+    latent_rank: int | None = None,
 ) -> None:
     """Run the kernels on a layer's cache, reading its vectors as they are, for queries of this dtype; no request is
-    longer than `most_tokens`."""
+    longer than `most_tokens`. A cache of compressed vectors has a `latent_rank`."""
     pairs, block_size = len(cache) // 2, cache.shape[1]
-    _attend(
-        kernels, cache, dtype, heads, head_dim, _DECODES, 1, min(_PREFIX, pairs // _DECODES * block_size, most_tokens)
-    )
+    prefix = min(_PREFIX, pairs // _DECODES * block_size, most_tokens)
     prompt = min(_PROMPT, pairs * block_size, most_tokens)
-    _attend(kernels, cache, dtype, heads, head_dim, 1, prompt, prompt)
+    for requests, queries, length in ((_DECODES, 1, prefix), (1, prompt, prompt)):
+        _attend(kernels, cache, dtype, heads, head_dim, requests, queries, length, latent_rank)
     logits = torch.randn(_ROWS, words, device=cache.device)
     wishes = [_WISHES[row % len(_WISHES)] for row in range(_ROWS)]
     tokens = kernels.draw(logits.clone(), wishes, [(row + 0.5) / _ROWS for row in range(_ROWS)])
@@ -76,10 +82,15 @@ def _attend(
     requests: int,
     queries: int,
     tokens: int,
+    latent_rank: int | None,
 ) -> None:
     if tokens < queries or tokens < 2:  # a cache this small decodes too little to matter
         return
     each = -(-tokens // cache.shape[1])
     lies = [Lie(queries, tokens, range(first * each, (first + 1) * each)) for first in range(requests)]
     query = torch.randn(requests * queries, heads, head_dim, device=cache.device).to(dtype)
-    kernels.attend(query, cache, Spans(lies, cache.shape[1]), head_dim**-0.5)
+    spans, scale = Spans(lies, cache.shape[1]), head_dim**-0.5
+    if latent_rank is None:
+        kernels.attend(query, cache, spans, scale)
+    else:
+        kernels.attend_latent(query, cache, spans, scale, latent_rank)

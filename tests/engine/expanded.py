@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from alignedserve.architectures.generic import GenericConfig
+from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.quantization import GROUP, Quantization
 from alignedserve.kernels.common.quantised import quantised
 from tests.reference import load
@@ -17,17 +19,24 @@ ROUTERS = {"gate", "router", "wg", "shared_expert_gate"}  # layers of few number
 
 
 def expanded_reference(folder: Path, quantization: Quantization) -> Any:
-    """Return the model in transformers, each weight of a linear layer as the engine keeps it."""
+    """Return the model in transformers, each weight of a linear layer as the engine keeps it.
+
+    Experts of our own modules count as linear layers. What K and V are made of compressed vectors with stays as it is.
+    """
     network = load(folder)
     head = network.get_output_embeddings()
     with torch.no_grad():
         for name, layer in network.named_modules():
-            if ROUTERS & {*name.split(".")[-2:]}:
+            if ROUTERS & {*name.split(".")[-2:]} or name.endswith("kv_b_proj"):
                 continue
             if type(layer) is nn.Linear:
                 layer.weight.copy_(_rounded(layer.weight, 8 if layer is head else quantization.bits))
             elif isinstance(layer, Conv1D):
                 layer.weight.copy_(_rounded(layer.weight.t(), quantization.bits).t())
+        for parameter in () if isinstance(read_config(folder), GenericConfig) else network.parameters():
+            if parameter.ndim == 3:
+                for expert in parameter:
+                    expert.copy_(_rounded(expert, quantization.bits))
     return network
 
 

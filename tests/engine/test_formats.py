@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -270,6 +270,20 @@ def test_two_ranks_say_what_the_expanded_weights_say(
     live = driver.start("r", prompt_of(3, 20), 12)
     driver.prefill(live, [7])
     compare(network, live.prompt, driver.generate(live, 12), tally, form)
+
+
+@pytest.mark.parametrize("form", ["fp8-block", "w8a8"])
+def test_compressed_vectors_and_experts_in_a_quantised_folder(
+    form: str, folder_of: Callable[[str], Path], tmp_path: Path, pool: ThreadPoolExecutor, tally: Tally
+) -> None:
+    """One rank, and two, say what the expanded weights say; DeepSeek V3 itself is in 8-bit floats with blocks."""
+    network = quantised_folder(folder_of("deepseek-v3"), tmp_path / form, form)
+    alone = Engine(tmp_path / form, num_pairs=40, block_size=8, dtype="float32")
+    for engine in (alone, cast(Engine, Both(tmp_path / form, pool))):
+        driver = Driver(engine, 0)
+        live = driver.start("r", prompt_of(3, 20), 12)
+        driver.prefill(live, [7])
+        compare(network, live.prompt, driver.generate(live, 12), tally, form)
 
 
 def test_ranks_that_would_cut_a_small_group_or_an_order(

@@ -61,7 +61,11 @@ def test_logits_are_those_of_transformers(name: str, folder_of: FolderOf, refere
     assert furthest(logits_of(folder, tokens), expected) < CLOSE
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Rounding may send a token to another expert, and nothing bounds what that changes: here each token takes all experts.
+ROUNDED = [*(name for name in MODELS if "deepseek" not in name), *(name for name in OPTIONS if "all-experts" in name)]
+
+
+@pytest.mark.parametrize("name", ROUNDED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_types_stay_within_their_rounding(
     name: str, dtype: torch.dtype, folder_of: FolderOf, reference_of: ReferenceOf

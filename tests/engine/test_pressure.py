@@ -71,6 +71,8 @@ KINDS = {"hidden", "projected"}
     [
         ("1+1", "gqa-untied", PLAIN, 2, PAGES, LEAVING | ASIDE),
         ("1+1", "gqa-untied", LITTLE_KEPT, 0, PAGES, LEAVING | SLOTS),
+        ("1+1", "deepseek-v3", PLAIN, 2, PAGES, LEAVING | ASIDE),
+        ("1+1", "deepseek-v3", LITTLE_KEPT, 0, PAGES, LEAVING | SLOTS),
         ("1+1", "opt", HYBRID, 10, FEW_PAGES, LEAVING | ASIDE | KINDS),
         ("colocated", "gqa-untied", PLAIN, 2, PAGES, {"preemption", "eviction to the pool", "kept"}),
         ("colocated", "gqa-untied", PLAIN, 6, FEWER_PAGES, {"preemption", "eviction to the pool", "fetched", "kept"}),

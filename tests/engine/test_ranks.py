@@ -24,6 +24,7 @@ from tests.engine.driver import Driver, prompt_of
 from tests.models import VOCAB
 
 SHARED = ("mha-tied", "sharded", "llama-biases", "qwen2", "qwen3", "opt", "opt-350m", "neox", "pythia")
+LATENT = ("deepseek-v2", "deepseek-v3", "youtu")
 PROMPTS = ((0, 21), (1, 5), (2, 40))
 TOKENS = 8
 
@@ -69,7 +70,7 @@ def said(engine: Any, sampling: Sampling) -> list[list[int]]:
     return [live.output for live in lives]
 
 
-@pytest.mark.parametrize("name", SHARED)
+@pytest.mark.parametrize("name", SHARED + LATENT)
 def test_two_ranks_say_what_a_single_rank_says(
     folder_of: Callable[[str], Path], pool: ThreadPoolExecutor, name: str
 ) -> None:
@@ -103,6 +104,11 @@ def test_each_rank_has_its_share_of_weights_and_cache(
     both, whole = Both(folder_of("gqa-untied"), pool), read_config(folder_of("gqa-untied"))
     for engine in both.engines:
         assert (engine.config.num_heads, engine.cache.shape[-1]) == (whole.num_heads // 2, whole.kv_dim // 2)
+
+
+def test_each_rank_keeps_whole_compressed_vectors(folder_of: Callable[[str], Path], pool: ThreadPoolExecutor) -> None:
+    for engine in Both(folder_of("deepseek-v3"), pool).engines:
+        assert (engine.config.num_heads, 2 * engine.cache.shape[-1]) == (2, 14 + 6)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,6 @@ SERVED: dict[str, dict[str, Any]] = {
     "glm": {},
     "glm4": {},
     "glm4_moe": {},
-    "glm4_moe_lite": {**_LATENT, "v_head_dim": 16, "num_key_value_heads": 4},
     "gpt2": {},
     "gpt_bigcode": {},
     "granite": {"attention_multiplier": 0.2, "residual_multiplier": 0.7},
@@ -123,7 +122,6 @@ _KEEPS = "its layers keep more than K and V, or count positions by themselves"
 _OFF = "logits of a prompt are off"
 _NO_HEADS = "its config.json has none of num_attention_heads"
 _NO_LENGTH = "its config.json has none of max_position_embeddings"
-_WIDTHS = "of each head, K has 16 numbers and V has 8"
 
 # Maps each refused `model_type` to its settings, and to the reason.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -135,7 +133,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     **dict.fromkeys(("falcon_mamba", "mamba", "prophetnet", "rwkv", "xglm"), ({}, _NO_HEADS)),
     **dict.fromkeys(("bloom", "cpmant", "recurrent_gemma", "xlstm"), ({}, _NO_LENGTH)),
     **dict.fromkeys(("flint", "gpt_oss", "granite_swa", "granitemoe_swa"), ({}, "asks attention for s_aux")),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "minicpm3", "youtu"), ({**_LATENT, "v_head_dim": 8}, _WIDTHS)),
     "bamba": ({**_MAMBA, "attn_layer_indices": [1]}, f"1 of 2 {_OWN}"),
     "codegen": ({"rotary_dim": 4}, _NONE_CALLS),
     "diffllama": ({}, "layer 1 (model.layers.0.self_attn) attends twice in a pass"),
@@ -157,6 +154,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "lfm2": ({"layer_types": ["conv", FULL]}, f"1 of 2 {_OWN}"),
     "llama4_text": ({}, "its attention scales queries by positions that it counts itself (attn_temperature_tuning)"),
     "mamba2": ({"num_heads": 8, "head_dim": 8}, _NO_LENGTH),
+    "minicpm3": ({**_LATENT, "v_head_dim": 8}, "of each head, K has 16 numbers and V has 8"),
     "mimo_v2_flash": ({}, "and V of 2 x 128"),
     "minimax": ({}, f"1 of 2 {_OWN}"),
     "minimax_m3_vl_text": (

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from alignedserve.architectures.deepseek import DeepseekConfig
 from alignedserve.architectures.generic import GenericConfig
 from alignedserve.architectures.gpt_neox import NeoxConfig
 from alignedserve.architectures.llama import LlamaConfig
 from alignedserve.architectures.model_config import ModelConfig
 from alignedserve.architectures.opt import OptConfig
+from alignedserve.engine.models.deepseek import Deepseek
 from alignedserve.engine.models.gpt_neox import GptNeox
 from alignedserve.engine.models.llama import Llama
 from alignedserve.engine.models.loading import Loader
@@ -37,4 +39,6 @@ def load_model(config: ModelConfig, loader: Loader) -> Model:
             return Opt(config, loader)
         case NeoxConfig():
             return GptNeox(config, loader)
+        case DeepseekConfig():
+            return Deepseek(config, loader)
     raise UnsupportedModel(f"there is no module for the configuration {type(config).__name__}")

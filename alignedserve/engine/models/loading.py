@@ -94,11 +94,12 @@ class Loader:
         """Count weights that were not made here."""
         self._made.append(num_bytes)
 
-    def _empty(self, *shape: int) -> Tensor:
+    def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        dtype = dtype or self.dtype
         if self.device.type == "cpu":
-            out = self._slabs.empty(shape, self.dtype)
+            out = self._slabs.empty(shape, dtype)
         else:
-            out = torch.empty(shape, dtype=self.dtype, device=self.device)
+            out = torch.empty(shape, dtype=dtype, device=self.device)
         self._made.append(out.nbytes)
         return out
 
@@ -110,10 +111,20 @@ class Loader:
             self.count(made.memory.nbytes)
         return made
 
-    def vector(self, name: str, *shape: int) -> Tensor:
-        """Return a whole tensor, of any shape."""
-        out = self._empty(*shape)
+    def vector(self, name: str, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        """Return a whole tensor, of any shape, in the dtype that the model computes in, or in another."""
+        out = self._empty(*shape, dtype=dtype)
         self.tensors.read_into(out, name)
+        return out
+
+    def expanded(self, name: str, outputs: int, inputs: int) -> Tensor:
+        """Return this rank's rows of a layer's weight as plain numbers, whatever form the files have them in."""
+        out, cut = self._empty(outputs, inputs), self._cut(0, outputs)
+        found = self.tensors.quantised(name, (outputs, inputs), cut)
+        if found is None:
+            self.tensors.read_into(out, f"{name}.weight", cut=cut)
+        else:
+            expand_into(out, found)
         return out
 
     def embedding(self, name: str, words: int, size: int, tied: bool) -> Embedding:
@@ -131,9 +142,10 @@ class Loader:
         weight, bias = (self.vector(f"{name}.{part}", size) if affine else None for part in ("weight", "bias"))
         return Norm(weight, bias, eps, centred=True)
 
-    def linear(self, name: str, outputs: int, inputs: int) -> Linear:
-        """Return a layer without a bias that every rank holds whole."""
-        return self._linear(self._weight([name], [outputs], inputs, [None]), None)
+    def linear(self, name: str, outputs: int, inputs: int, bias: bool = False) -> Linear:
+        """Return a layer that every rank holds whole."""
+        biases = self.vector(f"{name}.bias", outputs) if bias else None
+        return self._linear(self._weight([name], [outputs], inputs, [None]), biases)
 
     def by_rows(self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool) -> Linear:
         """Return layers of so many outputs each, stacked into one; this rank holds its rows of each."""
@@ -160,13 +172,14 @@ class Loader:
         weight = self._empty(outputs, inputs).copy_(plain.t()) if found is None else found.on(self.device)
         return self._linear(weight, self.vector(f"{name}.bias", outputs))
 
-    def by_columns(self, name: str, outputs: int, inputs: int, bias: bool) -> Linear:
-        """Return a layer that continues from this rank's part of a layer; its outputs are summed over the ranks."""
+    def by_columns(self, name: str, outputs: int, inputs: int, bias: bool, is_summed: bool = True) -> Linear:
+        """Return a layer that continues from this rank's part of a layer; its outputs are summed over the ranks, unless
+        the caller sums them beside others."""
         weight, biases = self._weight([name], [outputs], inputs, [self._cut(1, inputs)]), None
         if bias and self.ranks.rank == 0:  # so that the sum contains it once
             biases = self.vector(f"{name}.bias", outputs)
         made = self._linear(weight, biases)
-        if self.ranks.size > 1:
+        if self.ranks.size > 1 and is_summed:
             made.sum_with(self.ranks.total)
         return made
 
