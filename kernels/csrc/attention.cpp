@@ -81,7 +81,7 @@ static int64_t token_cost(const Attention& a, const Unit& unit) {
 // Divides queries that see the same tokens into units.
 template <class Action>
 static void divide(const Attention& a, const Unit& all, Action action) {
-    bool tiled = all.queries * a.group >= least_rows_for_tiles(a.dtype);
+    bool tiled = a.latent_rank || all.queries * a.group >= least_rows_for_tiles(a.dtype);
     int64_t at_once = tiled ? larger(1, TILED_ROWS / a.group) : all.queries, heads = tiled ? 1 : a.kv_heads;
     for (int64_t head = 0; head < a.kv_heads; head += heads)
         for (int64_t query = 0; query < all.queries; query += at_once) {
@@ -171,9 +171,9 @@ static void put_together(Partial into, Partial more, int64_t rows, int64_t width
 struct Common {
     float* memory;
     Partial at(const Attention& a, int64_t place, int64_t head) const {
-        Partial all = partial_at(memory, int64_t(a.beginnings.members.size()) * a.heads, a.head_dim);
+        Partial all = partial_at(memory, int64_t(a.beginnings.members.size()) * a.heads, a.value_dim());
         int64_t row = place * a.heads + head;
-        return {all.out + row * a.head_dim, all.max + row, all.sum + row};
+        return {all.out + row * a.value_dim(), all.max + row, all.sum + row};
     }
 };
 
@@ -182,7 +182,7 @@ static void keep(const Attention& a, const Unit& unit, Partial done, Common comm
     for (int64_t head = unit.first_kv_head; head < unit.first_kv_head + unit.kv_heads; ++head)
         for (int64_t query = 0; query < unit.queries; ++query, row += a.group) {
             Partial kept = common.at(a, place + query, head * a.group);
-            std::memcpy(kept.out, done.out + row * a.head_dim, a.group * a.head_dim * sizeof(float));
+            std::memcpy(kept.out, done.out + row * a.value_dim(), a.group * a.value_dim() * sizeof(float));
             std::memcpy(kept.max, done.max + row, a.group * sizeof(float));
             std::memcpy(kept.sum, done.sum + row, a.group * sizeof(float));
         }
@@ -192,14 +192,14 @@ static void finish(const Attention& a, const Unit& unit, Partial done, Common co
     if (unit.members) return keep(a, unit, done, common);
     if (a.beginnings.tokens(unit.span))
         put_together(done, common.at(a, a.beginnings.place(unit.span), unit.first_kv_head * a.group), unit.rows(a),
-                     a.head_dim);
+                     a.value_dim());
     int64_t row = 0;
     for (int64_t head = unit.first_kv_head * a.group; head < (unit.first_kv_head + unit.kv_heads) * a.group;
          head += a.group)
         for (int64_t query = 0; query < unit.queries; ++query)
             for (int64_t member = 0; member < a.group; ++member, ++row)
-                finish_row(done.out + row * a.head_dim, 1 / done.sum[row], a.head_dim, a.dtype, a.out,
-                           ((unit.first_row + query) * a.heads + head + member) * a.head_dim);
+                finish_row(done.out + row * a.value_dim(), 1 / done.sum[row], a.value_dim(), a.dtype, a.out,
+                           ((unit.first_row + query) * a.heads + head + member) * a.value_dim());
 }
 
 static void attend_piece(const Attention& a, const Unit& unit, int64_t from, int64_t to, Partial out) {
@@ -211,7 +211,7 @@ struct Room {
     float* memory;
     int64_t width;
     Partial at(const Attention& a, const Unit& unit, int64_t part, bool begins) const {
-        return partial_at(memory + (2 * part + begins) * width, unit.rows(a), a.head_dim);
+        return partial_at(memory + (2 * part + begins) * width, unit.rows(a), a.value_dim());
     }
 };
 
@@ -230,10 +230,10 @@ static void each_piece(const Attention& a, const Line& line, int64_t part, Actio
 
 static void attend_part(const Attention& a, const Line& line, int64_t part, Room room, Common common) {
     static thread_local Scratch scratch;
-    float* memory = (float*)scratch.at_least(partial_floats(line.most_rows, a.head_dim) * sizeof(float));
+    float* memory = (float*)scratch.at_least(partial_floats(line.most_rows, a.value_dim()) * sizeof(float));
     each_piece(a, line, part, [&](const Unit& unit, int64_t, int64_t, int64_t from, int64_t to) {
         bool begins = from == unit.first_token, whole = begins && to == unit.end_token;
-        Partial out = whole ? partial_at(memory, unit.rows(a), a.head_dim) : room.at(a, unit, part, begins);
+        Partial out = whole ? partial_at(memory, unit.rows(a), a.value_dim()) : room.at(a, unit, part, begins);
         attend_piece(a, unit, from, to, out);
         if (whole) finish(a, unit, out, common);
     });
@@ -247,7 +247,7 @@ static void join_part(const Attention& a, const Line& line, int64_t part, Room r
         for (int64_t next = part + 1; to < unit.end_token; ++next) {
             int64_t end = cut(unit, cost, line.start(next + 1) - at);
             if (end == to) continue;
-            put_together(whole, room.at(a, unit, next, false), unit.rows(a), a.head_dim);
+            put_together(whole, room.at(a, unit, next, false), unit.rows(a), a.value_dim());
             to = end;
         }
         finish(a, unit, whole, common);
@@ -259,7 +259,7 @@ static void attend_round(const Attention& a, Round round, Common common) {
     if (!line.cost) return;
     if (line.parts == 1) return attend_part(a, line, 0, Room{}, common);
     static thread_local Scratch scratch;
-    int64_t width = partial_floats(line.most_rows, a.head_dim);
+    int64_t width = partial_floats(line.most_rows, a.value_dim());
     Room room{(float*)scratch.at_least(2 * line.parts * width * sizeof(float)), width};
     Guard guard;
 #pragma omp parallel num_threads(int(line.parts))
@@ -277,22 +277,35 @@ static void attend_round(const Attention& a, Round round, Common common) {
     guard.pass_on();
 }
 
-void attend(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t head_dim,
-            int kept, const void* cache, int64_t kv_heads, const void* table, float scale, int64_t window, void* out) {
-    static thread_local Beginnings beginnings;
+static void attend(const Attention& a) {
     static thread_local Scratch scratch;
-    const Spans& spans = *(const Spans*)table;
-    int64_t vector = kept == INT8 ? int8_vector(kv_heads, head_dim) : kv_heads * head_dim;
-    beginnings.find(spans, window);
-    Attention a{dtype, kept,  query,    row_stride, head_stride,      cache, vector, spans,
-                out,   heads, head_dim, kv_heads,   heads / kv_heads, scale, window, beginnings};
     Common common{};
-    if (!beginnings.all.empty()) {
-        int64_t rows = int64_t(beginnings.members.size()) * heads;
-        common.memory = (float*)scratch.at_least(partial_floats(rows, head_dim) * sizeof(float));
+    if (!a.beginnings.all.empty()) {
+        int64_t rows = int64_t(a.beginnings.members.size()) * a.heads;
+        common.memory = (float*)scratch.at_least(partial_floats(rows, a.value_dim()) * sizeof(float));
         attend_round(a, Round::BEGINNINGS, common);
     }
     attend_round(a, Round::SPANS, common);
+}
+
+void attend(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t head_dim,
+            int kept, const void* cache, int64_t kv_heads, const void* table, float scale, int64_t window, void* out) {
+    static thread_local Beginnings beginnings;
+    const Spans& spans = *(const Spans*)table;
+    int64_t vector = kept == INT8 ? int8_vector(kv_heads, head_dim) : kv_heads * head_dim;
+    beginnings.find(spans, window);
+    attend({dtype, kept,  query,    row_stride, head_stride,      cache, vector, spans,
+            out,   heads, head_dim, kv_heads,   heads / kv_heads, scale, window, beginnings});
+}
+
+void attend_latent(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t size,
+                   int64_t rank, const void* cache, const void* table, float scale, void* out) {
+    static thread_local Beginnings beginnings;
+    constexpr int64_t NO_WINDOW = int64_t(1) << 62;
+    const Spans& spans = *(const Spans*)table;
+    beginnings.find(spans, NO_WINDOW);
+    attend({dtype, dtype, query, row_stride, head_stride, cache, size / 2, spans,
+            out,   heads, size,  1,          heads,       scale, NO_WINDOW, beginnings, rank});
 }
 
 }  // namespace ISA

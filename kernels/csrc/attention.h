@@ -30,6 +30,11 @@ struct Attention {  // the attention of one layer in one step
     float scale;
     int64_t window;  // tokens that a query sees, itself included
     const Beginnings& beginnings;
+    // How many numbers V has in a compressed vector, which lies half in the place of K and half in that of V, and of
+    // which head_dim counts all; 0 where K and V are kept. Then units are tiled, of one kv head.
+    int64_t latent_rank = 0;
+
+    int64_t value_dim() const { return latent_rank ? latent_rank : head_dim; }
 };
 
 struct Unit {
@@ -53,9 +58,9 @@ constexpr float NOTHING_SEEN = -1e30f;  // the max of a row that has seen no tok
 constexpr int64_t ROW_GRAIN = 16, TILE_GRAIN = 64;  // tokens that are gone over at once
 
 // Returns how many floats a piece needs for its Partial.
-inline int64_t partial_floats(int64_t rows, int64_t head_dim) { return (rows * (head_dim + 2) + 15) / 16 * 16; }
-inline Partial partial_at(float* memory, int64_t rows, int64_t head_dim) {
-    return {memory, memory + rows * head_dim, memory + rows * (head_dim + 1)};
+inline int64_t partial_floats(int64_t rows, int64_t value_dim) { return (rows * (value_dim + 2) + 15) / 16 * 16; }
+inline Partial partial_at(float* memory, int64_t rows, int64_t value_dim) {
+    return {memory, memory + rows * value_dim, memory + rows * (value_dim + 1)};
 }
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -15,6 +15,10 @@ void write(int dtype, int kept, void* cache, int64_t kv_heads, int64_t head_dim,
 // and scale is positive. A thread makes one call at a time: the kernel works in memory of the thread.
 void attend(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t head_dim,
             int kept, const void* cache, int64_t kv_heads, const void* table, float scale, int64_t window, void* out);
+// The same to compressed vectors of `size` numbers, an even number, of which the first `rank` are V; out is
+// [rows, heads, rank]. Half of a vector lies in the place of K, half in that of V.
+void attend_latent(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t size,
+                   int64_t rank, const void* cache, const void* table, float scale, void* out);
 
 // elementwise.cpp; reference.py defines each. `out` is contiguous; the strides are of the other rows.
 // With `more`, not null, x += more comes first, and `heads` is 1. Weight and bias of layer_norm may be null.

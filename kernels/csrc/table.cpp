@@ -39,6 +39,7 @@ struct Named {
 static const Named kernels[] = {
     {"write", (void*)&InC<&write>::call},
     {"attend", (void*)&InC<&attend>::call},
+    {"attend_latent", (void*)&InC<&attend_latent>::call},
     {"rms_norm", (void*)&InC<&rms_norm>::call},
     {"gather", (void*)&InC<&gather>::call},
     {"scatter", (void*)&InC<&scatter>::call},

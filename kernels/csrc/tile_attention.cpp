@@ -347,12 +347,12 @@ struct Workplace {
     float* out;                    // [tile][value_width][LANES]
     Number *queries, *keys, *values;  // queries: [tile][key_width][LANES]
     float (*scores)[LANES];  // the scores of two tiles
-    T* expanded;             // a tile of K or V of int8: [token][head_dim]
+    T* expanded;             // a tile of K or V of int8, or of compressed vectors put together: [token][head_dim]
 
-    Workplace(Scratch& scratch, int64_t rows, int64_t head_dim)
+    Workplace(Scratch& scratch, int64_t rows, int64_t head_dim, int64_t value_dim)
         : tiles((rows + LANES - 1) / LANES),
           query_size(Tiles<T>::key_width(head_dim) * LANES),
-          out_size(Tiles<T>::value_width(head_dim) * LANES) {
+          out_size(Tiles<T>::value_width(value_dim) * LANES) {
         int64_t numbers = KEYS * larger(Tiles<T>::key_width(head_dim), Tiles<T>::value_width(head_dim));
         char* at = (char*)scratch.at_least(tiles * (sizeof(Lanes) + 4 * (query_size + out_size)) +
                                            4 * (2 * numbers + 2 * KEYS * LANES) + KEYS * head_dim * int64_t(sizeof(T)));
@@ -409,12 +409,30 @@ static void find_head(const Attention& a, const Unit& unit, const int64_t* slots
     }
 }
 
+// Puts the halves of compressed vectors together.
+template <class T>
+static void find_latent(const Attention& a, const Places& places, const int64_t* slots, int tokens, Workplace<T>& work,
+                        const T** out) {
+    for (int t = 0; t < tokens; ++t) {
+        const T* first = (const T*)a.cache + slots[t] * a.vector;
+        T* whole = work.expanded + t * a.head_dim;
+        std::memcpy(whole, first, a.vector * sizeof(T));
+        std::memcpy(whole + a.vector, first + places.block_size * a.vector, a.vector * sizeof(T));
+        out[t] = whole;
+    }
+}
+
 template <class T>
 static void pack(const Attention& a, const Unit& unit, const Places& places, int64_t token, int tokens,
                  Workplace<T>& work) {
     int64_t slots[KEYS];
     const T* vectors[KEYS];
     places.slots(token, tokens, slots);
+    if (a.latent_rank) {
+        find_latent(a, places, slots, tokens, work, vectors);
+        Tiles<T>::pack_keys(vectors, tokens, a.head_dim, work.keys);
+        return Tiles<T>::pack_values(vectors, tokens, a.latent_rank, work.values);
+    }
     find_head(a, unit, slots, tokens, work, vectors);
     Tiles<T>::pack_keys(vectors, tokens, a.head_dim, work.keys);
     for (int t = 0; t < tokens; ++t) slots[t] += places.block_size;
@@ -447,7 +465,7 @@ struct Pass {
 
     void weigh_and_add(int64_t tile) const {
         Lanes& lanes = work.lanes[tile];
-        int64_t width = Tiles<T>::value_width(a.head_dim);
+        int64_t width = Tiles<T>::value_width(a.value_dim());
         float(*scores)[LANES] = scores_of(tile), *out = work.out + tile * work.out_size;
         bool hidden = token + tokens(tile) > end_of(tile) || !lanes.see_all(token, end_of(tile));
         if (hidden) hide(scores, lanes, token, tokens(tile));
@@ -490,7 +508,7 @@ static void settle(const Attention& a, const Unit& unit, const Workplace<T>& wor
             out.max[first + row] = Tiles<T>::final_max(work.lanes[tile].max[row], a.scale);
             out.sum[first + row] = work.lanes[tile].sum[row];
         }
-        settle_tile(work.out + tile * work.out_size, rows, a.head_dim, out.out + first * a.head_dim);
+        settle_tile(work.out + tile * work.out_size, rows, a.value_dim(), out.out + first * a.value_dim());
     }
 }
 
@@ -514,7 +532,7 @@ void attend_tiles(const Attention& a, const Unit& unit, int64_t from, int64_t to
     static thread_local Scratch scratch;
     by_dtype(a.dtype, [&](auto* of) {
         using T = std::remove_pointer_t<decltype(of)>;
-        Workplace<T> work(scratch, unit.queries * a.group, a.head_dim);
+        Workplace<T> work(scratch, unit.queries * a.group, a.head_dim, a.value_dim());
         load_queries(a, unit, work);
         Places places(a.spans, unit.span);
         Tiles<T>::begin();

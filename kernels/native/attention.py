@@ -24,6 +24,9 @@ class NativeAttention(NativeLibrary):
         self._attend = library.kernel(
             "attend", c_int, pointer, *(c_int64,) * 4, *cache, pointer, c_float, c_int64, pointer
         )
+        self._attend_latent = library.kernel(
+            "attend_latent", c_int, pointer, *(c_int64,) * 5, pointer, pointer, c_float, pointer
+        )
 
     def write(self, cache: Tensor, spans: Spans, k: Tensor, v: Tensor) -> None:
         for numbers in (k, v):
@@ -51,5 +54,21 @@ class NativeAttention(NativeLibrary):
         self._attend(
             *(DTYPES[query.dtype], query.data_ptr(), row_stride, head_stride, heads, head_dim, KEPT[cache.dtype]),
             *(cache.data_ptr(), kv_heads, spans.table, scale, window or NO_WINDOW, out.data_ptr()),
+        )
+        return out
+
+    def attend_latent(self, query: Tensor, cache: Tensor, spans: Spans, scale: float, rank: int) -> Tensor:
+        row_stride, head_stride, step = query.stride()
+        if step != 1:
+            return self.attend_latent(query.contiguous(), cache, spans, scale, rank)
+        rows, heads, size = query.shape
+        if query.dtype is not cache.dtype:
+            raise TypeError(f"queries are {query.dtype}, the cache {cache.dtype}: they must be the same")
+        if size != 2 * cache.shape[-1] or not 0 < rank <= size:
+            raise ValueError(f"queries of {size} with V of {rank} do not fit halves of {cache.shape[-1]}")
+        out = query.new_empty((rows, heads, rank))
+        self._attend_latent(
+            *(DTYPES[query.dtype], query.data_ptr(), row_stride, head_stride, heads, size, rank),
+            *(cache.data_ptr(), spans.table, scale, out.data_ptr()),
         )
         return out
