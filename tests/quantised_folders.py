@@ -129,6 +129,14 @@ def bytes_each(weight: Rounded) -> Tensors:
     return tensors
 
 
+def with_input_scale(weight: Rounded) -> Tensors:
+    """Return the tensors of int-quantized, with a scale of what goes in, far from what the engine would choose."""
+    return bytes_each(weight) | {
+        "input_scale": torch.tensor([0.5]),
+        "input_zero_point": torch.zeros(1, dtype=torch.int8),
+    }
+
+
 def float8(
     weight: Tensor, outputs: int | None, inputs: int | None, name: str = "weight_scale"
 ) -> tuple[Tensors, Tensor]:
@@ -182,6 +190,8 @@ _AWQ = {"quant_method": "awq", "bits": 4, "group_size": 8, "zero_point": True, "
 _DYNAMIC = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
 _W8A8 = _compressed("int-quantized", 8, "channel")
 _W8A8["config_groups"]["group_0"]["input_activations"] = _DYNAMIC
+_STATIC = _compressed("int-quantized", 8, "channel")
+_STATIC["config_groups"]["group_0"]["input_activations"] = _DYNAMIC | {"strategy": "tensor", "dynamic": False}
 
 FORMS: dict[str, tuple[dict[str, Any], Layer]] = {
     "gptq-4": (_gptq(4, 16), _of(gptq, 4, 16)),
@@ -193,6 +203,7 @@ FORMS: dict[str, tuple[dict[str, Any], Layer]] = {
     "gptq-8": (_gptq(8, 16, checkpoint_format="gptq"), _of(gptq, 8, 16, symmetric=True)),
     "awq": (_AWQ, _of(awq, 4, 8)),
     "w8a8": (_W8A8, _of(bytes_each, 8, None, symmetric=True, dtype=torch.float32)),
+    "w8a8-static": (_STATIC, _of(with_input_scale, 8, None, symmetric=True, dtype=torch.float32)),
     "w8a8-asymmetric": (_compressed("int-quantized", 8, "channel", symmetric=False), _of(bytes_each, 8, None)),
     "w8a16": (_compressed("pack-quantized", 8, "channel"), _of(packed_by_inputs, 8, None, symmetric=True)),
     "w4a16": (

@@ -13,10 +13,12 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import CacheKind, StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError
 from tests.engine.driver import Driver, Live, prompt_of
+from tests.engine.expanded import expanded_reference
 from tests.models import VOCAB
 from tests.reference import Tally, compare
 
@@ -88,6 +90,24 @@ def test_a_hidden_request_becomes_a_request_with_kv(
         for block in kept:
             driver.engine.cache[:, block] = float("nan")
     compare(reference_of(folder_of(name)), live.prompt, driver.generate(live, 12), tally, f"{name}, projected")
+
+
+@pytest.mark.parametrize(("name", "quantization"), [("mha-tied", Quantization.INT4), ("opt", Quantization.INT8)])
+def test_quantised_layers_make_k_and_v_of_hidden_vectors(
+    name: str, quantization: Quantization, folder_of: FolderOf, tally: Tally
+) -> None:
+    """One request keeps hidden vectors to its end, the other becomes one with KV."""
+    folder = folder_of(name)
+    engine = Engine(folder, num_pairs=60, block_size=4, dtype="float32", quantization=quantization)
+    driver, network = Driver(engine, 1), expanded_reference(folder, quantization)
+    stays, moves = (driver.start_hidden(name, prompt_of(seed, 21), 12) for seed, name in ((3, "stays"), (4, "moves")))
+    for live in (stays, moves):
+        driver.prefill(live, [10])
+    driver.run(stays, moves, parts=[stays.decode(), moves.decode()])
+    kept, moves.blocks, moves.pairs = moves.blocks, (), driver.units_for(33)
+    driver.engine.project("moves", kept, moves.pairs, len(moves.prompt) + len(moves.output) - 1, ())
+    for live in (stays, moves):
+        compare(network, live.prompt, driver.generate(live, 12), tally, f"{name}, {quantization.value}, {live.name}")
 
 
 def test_half_the_memory_is_written(folder_of: FolderOf, engine_of: EngineOf) -> None:

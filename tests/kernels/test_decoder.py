@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from alignedserve.kernels.common.decoder import DecoderLayer, Norm, Paged
 from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Linear, Tuning, Way
+from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
@@ -68,8 +69,10 @@ def layers_of(
     head_norms: bool,
     turned: int,
     packable: bool = False,
+    bits: int | None = None,
 ) -> list[DecoderLayer]:
-    """Return two layers with 4 heads of 8 numbers: as in Llama, grouped and gated, or as in OPT."""
+    """Return two layers with 4 heads of 8 numbers: as in Llama, grouped and gated, or as in OPT; with `bits`, their
+    weights are quantised."""
     width, heads, kv_heads, inner = 8, 4, 2 if llama else 4, 48 if packable else 40
     hidden = 24 if llama and not packable else 32
 
@@ -81,7 +84,10 @@ def layers_of(
 
     def linear(out: int, inputs: int) -> Linear:
         weight = packed(generator, dtype, out, inputs) / 4
-        return kernels.linear(weight, None if llama else vector(out))
+        bias = None if llama else vector(out)
+        if bits is None:
+            return kernels.linear(weight, bias)
+        return kernels.quantised(quantised(weight, bits, 8 if bits == 4 else inputs), bias, dtype)
 
     def layer(window: int | None) -> DecoderLayer:
         return DecoderLayer(
@@ -123,6 +129,7 @@ def paged_of(layers: Sequence[DecoderLayer], dtype: torch.dtype, lengths: Sequen
     head_norms=st.booleans(),
     turned=st.sampled_from([0, 4, 8]),
     way=st.sampled_from([Way.NATIVE, Way.PACKED]),
+    bits=st.sampled_from([None, 8, 4]),
     count=st.sampled_from([1, 2]),
     seed=st.integers(0, 1 << 30),
 )
@@ -134,13 +141,14 @@ def test_one_call_is_all_calls(
     head_norms: bool,
     turned: int,
     way: Way,
+    bits: int | None,
     count: int,
     seed: int,
 ) -> None:
     if kernels.library.isa not in PACKING:
         way = Way.NATIVE
     generator = torch.Generator().manual_seed(seed)
-    layers = layers_of(kernels, generator, dtype, llama, head_norms, turned, way is Way.PACKED)
+    layers = layers_of(kernels, generator, dtype, llama, head_norms, turned, way is Way.PACKED, bits)
     x = packed(generator, dtype, sum(lengths), layers[0].qkv.shape.inputs)
     angle = torch.randn(sum(lengths), max(turned, 1) // 2, generator=generator)
     angles = (angle.cos(), angle.sin()) if turned else None
@@ -218,6 +226,15 @@ def test_what_does_not_fit_is_refused(kernels: Native) -> None:
 def test_the_reference_has_none() -> None:
     layers = layers_of(Reference(), torch.Generator().manual_seed(0), torch.float32, True, False, 8)
     assert Reference().decoder(layers) is None
+
+
+@on_native_kernels
+@pytest.mark.parametrize("bits", [8, 4])
+def test_quantised_layers_run_so_at_any_number_of_rows(kernels: Native, bits: int) -> None:
+    layers = layers_of(kernels, torch.Generator().manual_seed(0), torch.bfloat16, True, False, 8, bits=bits)
+    decoder = kernels.decoder(layers)
+    assert decoder is not None
+    assert decoder.takes(100_000)
 
 
 @on_native_kernels
