@@ -164,8 +164,8 @@ def _offers_of(name: str, price: float, model: str | None) -> list[Offer]:
     """Return the offer of a device; of a GPU alone one for each number of GPUs that hold the model."""
     if name not in devices.GPUS:
         return [Offer(name, price, _gpus_of(name))]
-    if model not in devices.MODELS:
-        known = f"--model, one of {', '.join(devices.MODELS)}"
+    if model is None or devices.model_named(model) is None:
+        known = f"--model, one of {', '.join(devices.MODELS)}, in bf16 or with -int8 or -int4 after it"
         raise ConfigError(f"--device {name} is a GPU alone: it needs {known}" + (f", not {model}" if model else ""))
     found = [Offer(device, price, ranks) for ranks in _RANKS if _fits(device := f"{name}-{model}-tp{ranks}")]
     if not found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from alignedserve.architectures.quantization import Quantization
 from alignedserve.config.config import Config, every_setting, load, of_preset, plain, settings
 from alignedserve.config.setting import leaves
 from alignedserve.core import ServiceClass
@@ -68,6 +69,8 @@ def _of_answer(answer: Deployment) -> dict[str, Any]:
     }
     if (model := _model_of(answer.offer.device)) is not None:
         found["model"] = model
+        kinds = (kind for kind in Quantization if f"-{kind.value}-tp" in answer.offer.device)
+        found["engine.quantization"] = next(kinds, Quantization.NONE)
     if answer.gpus > _NODE:
         found["launcher"] = declared["launcher"].kind("ray")
         found |= {"ray.address": "auto", "ray.gpus_per_worker": 1.0}
@@ -76,7 +79,7 @@ def _of_answer(answer: Deployment) -> dict[str, Any]:
 
 def _model_of(device: str) -> str | None:
     """Return the hub id of a named device's model, if it is known."""
-    return next((hub for name, hub in _HUB.items() if f"-{name}-tp" in device), None)
+    return next((hub for name, hub in _HUB.items() if f"-{name}-tp" in device or f"-{name}-int" in device), None)
 
 
 def _promises(workload: Mixture) -> dict[str, float]:

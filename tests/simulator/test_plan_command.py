@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from alignedserve.architectures.quantization import Quantization
 from alignedserve.cli import main as cli
 from alignedserve.cli import plan as plan_command
 from alignedserve.config.config import DeviceKind, Launcher, load
@@ -103,6 +104,18 @@ def test_a_gpu_alone_stands_for_all_numbers_of_it_that_hold_the_model(
     out = capsys.readouterr().out
     assert out.startswith("colocated of a100-40-llama-3.1-70b-tp4: 4 GPUs, 6.00 an hour")
     assert [ranks for ranks in "1248" if f"h100-llama-3.1-70b-tp{ranks}, colocated" in out] == ["2", "4", "8"]
+
+
+def test_quantised_weights_need_fewer_gpus_and_the_settings_say_them(
+    enough: Callable[..., list[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    enough(1)
+    start = tmp_path / "serve.yaml"
+    argv = ["plan", "--model", "llama-3.1-70b-int4", "--device", "h100:3.9", "--jobs", "1", "--workload", "chat,rate=1"]
+    assert cli.main([*argv, "--out", str(start)]) == 0
+    assert capsys.readouterr().out.startswith("colocated of h100-llama-3.1-70b-int4-tp1: 1 GPU, 3.90 an hour")
+    config = load({}, {}, start)
+    assert (config.model, config.engine.quantization) == ("meta-llama/Llama-3.1-70B-Instruct", Quantization.INT4)
 
 
 def test_a_workload_that_does_not_say_how_long_it_lasts_gets_a_minute(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import asdict, fields
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -19,7 +19,7 @@ from alignedserve.cost.trials import Bounds, random_trials
 from alignedserve.errors import ProfileError
 from alignedserve.simulator.machines import gpu_truth, roofline
 from alignedserve.simulator.machines.device_file import described
-from alignedserve.simulator.machines.devices import GPUS, MODELS, Device, Gpu, Model, named
+from alignedserve.simulator.machines.devices import GPUS, MODELS, Device, Gpu, Model, model_named, named
 from alignedserve.simulator.machines.gpu_truth import FOLDER, GpuTruth
 from alignedserve.simulator.machines.hardware import from_file, from_gpu
 
@@ -82,6 +82,20 @@ class TestSizes:
                 assert named(f"{gpu}-{model}-tp2") == Device(GPUS[gpu], MODELS[model], 2)
         assert named("a100-80-opt-13b") is None
 
+    @pytest.mark.parametrize(("name", "weights_gb"), [("opt-13b-int8", 12.9), ("llama-3.1-70b-int8", 71.6)])
+    def test_quantised_weights_take_fewer_bytes(self, name: str, weights_gb: float) -> None:
+        model = model_named(name)
+        assert model is not None
+        assert model.weights_gb == pytest.approx(weights_gb, rel=0.01)
+        assert model.kv_bytes == MODELS[name.removesuffix("-int8")].kv_bytes
+
+    def test_a_70b_model_fits_on_one_gpu_with_4_bits(self) -> None:
+        with pytest.raises(ProfileError, match=r"does not fit on 1 x H100.*take 2 of them"):
+            from_gpu("h100-llama-3.1-70b-tp1")
+        assert from_gpu("h100-llama-3.1-70b-int4-tp1").kv_tokens > 100_000
+        with pytest.raises(ProfileError, match=r"Llama-3.1-70B-int8 does not fit on 1 x A100 40GB"):
+            from_gpu("a100-40-llama-3.1-70b-int8-tp1")
+
     def test_the_page_of_devices_names_them_all_and_their_numbers(self) -> None:
         page = (Path(__file__).parents[2] / "docs" / "reference" / "devices.md").read_text(encoding="utf-8")
         numbers = [field.name for kind in (Gpu, Model) for field in fields(kind)]
@@ -121,6 +135,13 @@ class TestTimes:
         for device in DEVICES:
             reading_s = device.model.weights_gb / device.ranks / device.gpu.bandwidth_gb_s
             assert reading_s < truth_of(device).seconds_of([], [1]) < 2.5 * reading_s
+
+    def test_quantised_weights_are_read_faster_and_computed_with_no_faster(self) -> None:
+        truths = [from_gpu(f"h100-llama-3.1-8b{kind}-tp1").truth for kind in ("", "-int8", "-int4")]
+        decodes = [truth.seconds_of([], [100]) for truth in truths]
+        prompts = [truth.seconds_of([(2048, 0)], []) for truth in truths]
+        assert decodes[0] > 1.5 * decodes[1] > 1.5 * 1.3 * decodes[2]
+        assert 1.15 * prompts[2] > prompts[0] > prompts[1] > prompts[2]
 
     def test_a_prompt_takes_as_long_as_its_arithmetic_at_least(self) -> None:
         for device in DEVICES:
@@ -164,6 +185,15 @@ class TestFiles:
         same = from_gpu("a100-80-opt-13b-tp2")
         assert (found.name, found.kv_tokens, found.links) == ("mine", same.kv_tokens, same.links)
         assert found.truth.seconds_of([(300, 0)], [500] * 8) == same.truth.seconds_of([(300, 0)], [500] * 8)
+
+    def test_a_quantised_model_by_its_name_or_by_numbers(self, written: Callable[..., Path]) -> None:
+        named = from_file(written({"gpu": "h100", "model": "Llama-3.1-70B-int4"}))
+        shape = asdict(MODELS["llama-3.1-70b"]) | {"quantization": "int4"}
+        of_numbers = from_file(written({"gpu": "h100", "model": shape}))
+        assert of_numbers.kv_tokens == named.kv_tokens == from_gpu("h100-llama-3.1-70b-int4-tp1").kv_tokens
+        assert of_numbers.truth.seconds_of([], [5]) == named.truth.seconds_of([], [5])
+        with pytest.raises(ProfileError, match="quantization cannot be 'int3', it is none, int8 or int4"):
+            from_file(written({"gpu": "h100", "model": shape | {"quantization": "int3"}}))
 
     def test_a_device_of_numbers(self, written: Callable[..., Path]) -> None:
         model = {"name": "mine", "layers": 80, "hidden_size": 8192, "heads": 64, "kv_heads": 8}

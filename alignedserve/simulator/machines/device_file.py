@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from alignedserve.errors import ProfileError
-from alignedserve.simulator.machines.devices import GPUS, MODELS, Device, Gpu, Model
+from alignedserve.simulator.machines.devices import GPUS, MODELS, Device, Gpu, Model, model_named
 from alignedserve.simulator.machines.gpu_truth import FORMAT, NAMES
 
 T = TypeVar("T", Gpu, Model)
@@ -49,11 +49,16 @@ def _parsed_yaml(text: str) -> Any:
 
 def described(about: Mapping[str, Any]) -> Device:
     """Return the device with this `gpu`, `model` and `tensor_parallel`."""
-    gpu, model = _known(Gpu, "gpu", GPUS, about.get("gpu")), _known(Model, "model", MODELS, about.get("model"))
+    gpu, model = _known(Gpu, "gpu", GPUS, about.get("gpu")), _model(about.get("model"))
     ranks = about.get("tensor_parallel", 1)
     if not isinstance(ranks, int):
         raise ProfileError(f"tensor_parallel is a number of GPUs, not {ranks!r:.40}")
     return Device(gpu, model, ranks)
+
+
+def _model(given: object) -> Model:
+    found = model_named(given.lower()) if isinstance(given, str) else None
+    return found or _known(Model, "model", MODELS, given)
 
 
 def _known(kind: type[T], role: str, known: Mapping[str, T], given: object) -> T:

@@ -12,12 +12,15 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from alignedserve.architectures.quantization import Quantization
 from alignedserve.errors import ProfileError
 
 _GB = 1e9
 _USED = 0.9  # share of a GPU's memory that is used (vLLM's default)
 _LEAST = 2048  # tokens: with room for fewer, a device is refused
 _BF16 = 2  # bytes
+_MANY = 1 << 20  # weights, of which the bytes of one follow
+_QUANTIZATIONS = [quantization.value for quantization in Quantization]
 _MOST_RANKS = 8  # GPUs of a node
 
 
@@ -42,7 +45,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Model:
-    """The shape of a model in bf16."""
+    """The shape of a model in bf16, or of one whose layers are quantised while they are loaded."""
 
     name: str
     layers: int
@@ -54,6 +57,11 @@ class Model:
     head_dim: int = 128
     gated: bool = True  # whether the MLP has three matrices, and not two
     tied: bool = False  # whether the output layer is the embedding
+    quantization: str = Quantization.NONE.value  # as engine.quantization has it
+
+    def __post_init__(self) -> None:
+        if self.quantization not in _QUANTIZATIONS:
+            raise ProfileError(f"model: quantization cannot be {self.quantization!r:.40}, it is none, int8 or int4")
 
     @property
     def layer_weights(self) -> int:
@@ -62,8 +70,21 @@ class Model:
 
     @property
     def weights_gb(self) -> float:
-        embeddings = (2 - self.tied) * self.vocabulary * self.hidden_size
-        return round(_BF16 * (self.layers * self.layer_weights + embeddings) / _GB, 2)
+        head = self.vocabulary * self.hidden_size
+        return round(self._bytes_of(self.layers * self.layer_weights, 0 if self.tied else head, head) / _GB, 2)
+
+    @property
+    def layer_byte(self) -> float:
+        """Return the bytes of a weight in a layer, with its share of scales."""
+        return self._bytes_of(_MANY, 0, 0) / _MANY
+
+    @property
+    def head_byte(self) -> float:
+        """Return the bytes of a weight in the output layer."""
+        return self._bytes_of(0, 0, _MANY) / _MANY
+
+    def _bytes_of(self, layers: int, embedding: int, head: int) -> int:
+        return Quantization(self.quantization).num_bytes(layers, embedding, head, _BF16)
 
     @property
     def kv_bytes(self) -> int:
@@ -171,16 +192,29 @@ _MODELS = (
     Model("Yi-34B", 60, 7168, 56, 8, 20_480, 64_000),
 )
 MODELS: Mapping[str, Model] = MappingProxyType({model.name.lower(): model for model in _MODELS})
-_NAME = re.compile(rf"({'|'.join(GPUS)})-({'|'.join(map(re.escape, MODELS))})-tp([1-9])")
+_BITS = "|".join(quantization.value for quantization in Quantization if quantization.bits)
+_MODEL = rf"({'|'.join(map(re.escape, MODELS))})(?:-({_BITS}))?"
+_NAME = re.compile(rf"({'|'.join(GPUS)})-({_MODEL})-tp([1-9])")
 HOW_NAMED = (
-    f"GPU-MODEL-tpN, such as a100-80-opt-13b-tp1, with a GPU of {', '.join(GPUS)} and a model of {', '.join(MODELS)}"
+    f"GPU-MODEL-tpN, such as a100-80-opt-13b-tp1, with a GPU of {', '.join(GPUS)} and a model of {', '.join(MODELS)},"
+    " in bf16, or quantised with -int8 or -int4 after its name"
 )
+
+
+def model_named(name: str) -> Model | None:
+    """Return the model of such a name as `opt-13b` or `opt-13b-int4`, if it is one."""
+    found = re.fullmatch(_MODEL, name)
+    if not found:
+        return None
+    model, quantization = MODELS[found[1]], found[2]
+    return replace(model, name=f"{model.name}-{quantization}", quantization=quantization) if quantization else model
 
 
 def named(name: str) -> Device | None:
     """Return the device of such a name as `h100-llama-3.1-70b-tp4`, if it is one."""
     found = _NAME.fullmatch(name)
-    return Device(GPUS[found[1]], MODELS[found[2]], int(found[3])) if found else None
+    model = model_named(found[2]) if found else None
+    return Device(GPUS[found[1]], model, int(found[5])) if found and model else None
 
 
 def names_with_one_gpu() -> list[str]:

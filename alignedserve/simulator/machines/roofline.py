@@ -5,6 +5,7 @@ reach; near the ridge the two add up like the sides of a right angle, as was mea
 at least. Attention of decodes reads K and V; attention of prompts computes, each multiprocessor on tiles of 64 queries,
 whose keys it takes one after the other. How steps of prompts and decodes, and unequal lengths, slow attention down
 follows from no data sheet: these factors are those of a measured GPU, where the device does not give its own.
+Quantised weights take fewer bytes and the arithmetic of bf16, at the same shares of the peaks: nobody measured that.
 
 docs/how/simulator.md states how far this is from measured GPUs. Left out: the host's work, as in measured grids.
 """
@@ -81,10 +82,10 @@ class Roofline:
         hidden, ffn, heads = model.hidden_size, model.ffn_size / self._ranks, self._heads * model.head_dim
         keys = self._kv_heads * model.head_dim
         products = (
-            self._product_us(tokens, hidden, heads + 2 * keys),
-            self._product_us(tokens, heads, hidden),
-            self._product_us(tokens, hidden, (1 + model.gated) * ffn),
-            self._product_us(tokens, ffn, hidden),
+            self._product_us(tokens, hidden, heads + 2 * keys, model.layer_byte),
+            self._product_us(tokens, heads, hidden, model.layer_byte),
+            self._product_us(tokens, hidden, (1 + model.gated) * ffn, model.layer_byte),
+            self._product_us(tokens, ffn, hidden, model.layer_byte),
         )
         # Norms read and write the hidden vectors and the residuals, positions the queries and keys.
         channels = 8 * hidden + 2 * (heads + keys) + (2 + model.gated) * ffn
@@ -95,7 +96,8 @@ class Roofline:
         """Return the time of the output layer and of sampling."""
         model = self._model
         logits = _SAMPLER_READS * _FP32 * requests * model.vocabulary * self._byte_us
-        return self._product_us(requests, model.hidden_size, model.vocabulary / self._ranks) + _SAMPLER_US + logits
+        head_us = self._product_us(requests, model.hidden_size, model.vocabulary / self._ranks, model.head_byte)
+        return head_us + _SAMPLER_US + logits
 
     def prefill_us(self, length: float, cached: float) -> float:
         """Return the time of attention in a layer for a prompt chunk."""
@@ -115,9 +117,9 @@ class Roofline:
         keys = self._kv_heads * model.head_dim
         return 4 * model.layers * model.hidden_size * keys * self._flop_us if model.hidden_size <= keys else 0.0
 
-    def _product_us(self, tokens: float, inputs: float, outputs: float) -> float:
+    def _product_us(self, tokens: float, inputs: float, outputs: float, byte: float) -> float:
         weights = inputs * outputs
-        return _KERNEL_US + hypot(_BF16 * weights * self._byte_us, 2 * (tokens + _WASTED) * weights * self._flop_us)
+        return _KERNEL_US + hypot(byte * weights * self._byte_us, 2 * (tokens + _WASTED) * weights * self._flop_us)
 
 
 def _grid(time_us: Callable[..., float], *axes: Sequence[float]) -> dict[str, Any]:
