@@ -174,7 +174,7 @@ class Engine:
         if self.config.has_experts:
             return "which experts a step needs is known only when it runs"
         if self.config.latent_rank is not None:
-            return "attention to compressed vectors looks at tables on the CPU"
+            return "attention to compressed vectors is not captured yet"
         return None if self._kernels.captures else f"attention of {self._kernels.name} looks at tables on the CPU"
 
     def rehearse(self) -> None:

@@ -203,6 +203,9 @@ _TRIALS: dict[str, Trial] = {
         _cache(made), lambda cache: kernels.write(cache, _spans(), made(6, _SIZE), made(6, _SIZE))
     ),
     "attend": lambda kernels, made: kernels.attend(made(6, 4, _SIZE // 2), _cache(made), _spans(), 0.2),
+    "attend_latent": lambda kernels, made: kernels.attend_latent(
+        made(6, 4, 2 * _SIZE), _cache(made), _spans(), 0.2, _SIZE + 20
+    ),
     "write_hidden": lambda kernels, made: _in_place(
         _cache(made), lambda cache: kernels.write_hidden(cache, _AT, made(3, 20))
     ),

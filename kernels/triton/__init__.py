@@ -4,6 +4,7 @@ attention.py  Attention over paged blocks, in Triton.
 copies.py     Copies between the device and pages, and int8, in Triton.
 int8_kv.py    Write K and V in int8, in Triton.
 kernels.py    The Triton kernels behind dispatcher.py's interface; torch fills in the rest.
+latent.py     Attention to compressed vectors, in Triton.
 launch.py     Shared by all Triton kernels: how they are tuned, and what an interpreter changes.
 products.py   Products with quantised weights, in Triton: 4 and 8 bits, and rows as whole numbers.
 rounding.py   Rounding in Triton: what its versions, and its interpreter, do not all have.

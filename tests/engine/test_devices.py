@@ -24,7 +24,7 @@ from tests.engine.driver import Driver, prompt_of
 from tests.reference import Tally, compare
 
 MIB = 1 << 20
-NAMES = ("gqa-untied", "qwen2", "qwen3", "opt", "neox") if SOAK else ("qwen2", "opt")
+NAMES = ("gqa-untied", "qwen2", "qwen3", "opt", "neox", "deepseek-v2") if SOAK else ("qwen2", "opt", "deepseek-v2")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

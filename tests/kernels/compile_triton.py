@@ -19,6 +19,7 @@ from triton.compiler import ASTSource
 from alignedserve.kernels.triton import attention as triton_attention
 from alignedserve.kernels.triton import copies as triton_copies
 from alignedserve.kernels.triton import int8_kv as triton_int8_kv
+from alignedserve.kernels.triton import latent as triton_latent
 from alignedserve.kernels.triton import products as triton_products
 from alignedserve.kernels.triton import sampling as triton_sampling
 from alignedserve.kernels.triton import tokens as triton_tokens
@@ -33,6 +34,7 @@ POINTERS = {
 }
 NAMED = {name: kind for names, kind in POINTERS.items() for name in names.split()} | {"eps": "fp32", "scale": "fp32"}
 HEADS = {"VECTOR": 1024, "BLOCK_SIZE": 16, "GROUP": 4, "HEAD_DIM": 128, "WIDTH": 128, "ROWS": 16}
+LATENT = {"HALF": 288, "BLOCK_SIZE": 16, "GROUP": 16, "RANK": 512, "SIZE": 576, "WIDTH": 512, "REST": 64, "WIDE": False}
 CHUNK, CHUNK_MHA = {"ROWS": 64}, {"ROWS": 64, "GROUP": 1}
 SMALL = {"VECTOR": 32, "HEAD_DIM": 8, "WIDTH": 16, "GROUP": 1, "BLOCK_SIZE": 33}
 # Multiples of 16, as addresses are, so that many numbers are read at once.
@@ -59,6 +61,9 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     for heads in ({}, CHUNK, CHUNK_MHA, SMALL):
         yield triton_attention._attend, attend | heads, of_attend | {"scales": ""}
         yield triton_attention._attend, attend | heads | INT8, of_attend | OF_INT8
+    yield triton_latent._attend_latent, LATENT | {"ROWS": 16, "TOKENS": 16}, of_attend
+    for dtype in ("*bf16", "*fp16"):
+        yield triton_latent._attend_latent, LATENT | {"ROWS": 32, "TOKENS": 32}, dict.fromkeys(of_attend, dtype)
     merge = {name: HEADS[name] for name in ("GROUP", "HEAD_DIM", "WIDTH", "ROWS")}
     yield triton_attention._merge, merge, {"out": ""}
     yield triton_attention._write, {"KV_DIM": 1000, "WIDTH": 1024}, {"cache": "", "k": "", "v": ""}
@@ -108,7 +113,7 @@ def compiled(kernel: Any, constants: Mapping[str, Any], dtypes_of: Mapping[str, 
             if name not in constants and (kinds[name].startswith("*") or name in STRIDES)
         },
     )
-    stages = {"_attend": 3, "_multiply": 2}.get(function.__name__)
+    stages = {"_attend": 3, "_attend_latent": 2, "_multiply": 2}.get(function.__name__)
     options = {} if stages is None else {"num_stages": stages}
     return function, triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 

@@ -32,6 +32,8 @@ from tests.kernels.test_attention import check as check_attention
 from tests.kernels.test_copies import anything, bits, block_slots
 from tests.kernels.test_int8_kv import EXTREMES
 from tests.kernels.test_int8_kv import check as check_int8
+from tests.kernels.test_latent_attention import Latent
+from tests.kernels.test_latent_attention import check as check_latent
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 SEEDS = range(300 if SOAK else 5)
@@ -101,6 +103,22 @@ def test_extremes_in_int8() -> None:
 )
 def test_a_long_request_is_cut_and_put_together(case: Case) -> None:
     check_attention(KERNELS, case, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_any_step_attends_to_compressed_vectors_as_to_k_and_v(seed: int, dtype: torch.dtype) -> None:
+    """The vector is cut before, after and at its half."""
+    chance, case = random.Random(seed), random_case(seed)
+    half = chance.choice((2, 14, 16, 40))
+    rank = chance.choice((1, half - 1, half, half + 1, 2 * half))
+    latent = Latent(half, rank, chance.choice((1, 3, 8, 20)), case.shape.block_size)
+    check_latent(KERNELS, latent, latent.case(case.spans[:2], seed), dtype, BOUNDS)
+
+
+def test_long_requests_with_compressed_vectors_are_cut() -> None:
+    latent = Latent(24, 32, 6, 16)
+    check_latent(KERNELS, latent, latent.case(((1, 700), (1, 40), (2, 600)), 3), torch.float32, BOUNDS)
 
 
 def test_a_step_of_no_requests_attends_to_nothing() -> None:

@@ -34,7 +34,9 @@ def test_kernels_compile_for_gpus() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     told = [json.loads(line) for line in done.stdout.splitlines()]
-    further = {"_merge", "_write", "_logprobs", "_expand", "_norm", "_finish", "_shrink"} if SOAK else set()
+    further = (
+        {"_merge", "_write", "_logprobs", "_expand", "_norm", "_finish", "_shrink", "_attend_latent"} if SOAK else set()
+    )
     assert {kernel["kernel"] for kernel in told} >= {"_attend", "_draw", "_multiply"} | further
     for kernel in told:
         assert kernel["bytes"] > 0

@@ -1,0 +1,173 @@
+"""Attention to compressed vectors, in Triton; reference.py defines it, schedule.py says which pieces run side by side.
+
+A program computes one piece for some of the heads: its rows are all queries of the tile, of these heads. A token's
+vector is read once, and is K and V at the same time. Its numbers are cut in two: those that are V too, and the rest;
+either part may begin in the place of K and go on in the place of V.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import triton
+import triton.language as tl
+from alignedserve.kernels.common.spans import Spans
+from alignedserve.kernels.triton.attention import TritonAttention, _merge
+from alignedserve.kernels.triton.launch import interpreting, power_of_2, tuned
+
+_LEAST = 16  # the least size of a matrix product
+_CHUNK_ROWS = 32  # more take more registers than there are
+
+
+def _fits(config: Any, arguments: Mapping[str, Any]) -> bool:
+    """Return whether a tile suits the dtype: in fp32 a token takes twice the shared memory."""
+    tokens = config.kwargs["TOKENS"]
+    return bool(tokens == _LEAST if arguments["query"].dtype is torch.float32 else tokens > _LEAST)
+
+
+@tuned(
+    [({"TOKENS": tokens}, (4, 8)) for tokens in (_LEAST, 32, 64)],
+    key=["RANK", "SIZE", "ROWS", "GROUP"],
+    stages=(1, 2),
+    fits=_fits,
+)
+@triton.jit
+def _attend_latent(
+    query,
+    row_stride,
+    head_stride,
+    cache,
+    out,
+    partial,
+    weights,
+    pieces,
+    pairs,
+    from_right,
+    scale,
+    HALF: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    GROUP: tl.constexpr,
+    RANK: tl.constexpr,
+    SIZE: tl.constexpr,
+    WIDTH: tl.constexpr,
+    REST: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDE: tl.constexpr,
+    TOKENS: tl.constexpr,
+):
+    piece = pieces + tl.program_id(0) * 8
+    first_row = tl.load(piece)
+    queries = tl.load(piece + 1)
+    first_position = tl.load(piece + 2)
+    table = tl.load(piece + 3)
+    begin = tl.load(piece + 4)
+    end = tl.load(piece + 5)
+    part = tl.load(piece + 6)
+
+    row = tl.arange(0, ROWS)
+    own = row // GROUP
+    head = tl.program_id(1) * GROUP + row % GROUP
+    position = first_position + own
+    is_row = row < queries * GROUP
+    dim = tl.arange(0, WIDTH)
+    rest = RANK + tl.arange(0, REST)
+    at = query + (first_row + own).to(tl.int64)[:, None] * row_stride + head[:, None] * head_stride
+    q = tl.load(at + dim[None, :], mask=is_row[:, None] & (dim[None, :] < RANK), other=0.0)
+    q_rest = tl.load(at + rest[None, :], mask=is_row[:, None] & (rest[None, :] < SIZE), other=0.0)
+    if WIDE:
+        q = q.to(tl.float32)
+        q_rest = q_rest.to(tl.float32)
+    place = dim + tl.where(dim >= HALF, (BLOCK_SIZE - 1) * HALF, 0)
+    place_of_rest = rest + tl.where(rest >= HALF, (BLOCK_SIZE - 1) * HALF, 0)
+
+    largest = tl.full((ROWS,), -float("inf"), tl.float32)
+    total = tl.zeros((ROWS,), tl.float32)
+    acc = tl.zeros((ROWS, WIDTH), tl.float32)
+    for first in range(begin, end, TOKENS):
+        token = first + tl.arange(0, TOKENS)
+        there = token < end
+        pair = tl.load(pairs + table + token // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
+        right = tl.load(from_right + table + token // BLOCK_SIZE, mask=there, other=0)
+        offset = token % BLOCK_SIZE
+        offset = tl.where(right != 0, BLOCK_SIZE - 1 - offset, offset)
+        vector = cache + ((2 * pair * BLOCK_SIZE + offset) * HALF)[:, None]
+        kept = tl.load(vector + place[None, :], mask=there[:, None] & (dim[None, :] < RANK), other=0.0)
+        kept_rest = tl.load(vector + place_of_rest[None, :], mask=there[:, None] & (rest[None, :] < SIZE), other=0.0)
+        if WIDE:
+            kept = kept.to(tl.float32)
+            kept_rest = kept_rest.to(tl.float32)
+        scores = tl.dot(q, tl.trans(kept), input_precision="ieee")
+        scores += tl.dot(q_rest, tl.trans(kept_rest), input_precision="ieee")
+        seen = there[None, :] & (token[None, :] <= position[:, None])
+        scores = tl.where(seen, scores * scale, -float("inf"))
+        now = tl.maximum(largest, tl.max(scores, 1))
+        base = tl.where(now == -float("inf"), 0.0, now)  # for a row that has seen no token yet
+        share = tl.exp2(scores - base[:, None])
+        keep = tl.exp2(largest - base)
+        total = total * keep + tl.sum(share, 1)
+        acc = acc * keep[:, None] + tl.dot(share.to(kept.dtype), kept, input_precision="ieee")
+        largest = now
+
+    sum_of_row = tl.where(total == 0.0, 1.0, total)
+    result = acc / sum_of_row[:, None]
+    if part < 0:
+        heads = tl.num_programs(1) * GROUP
+        to = ((first_row + own).to(tl.int64)[:, None] * heads + head[:, None]) * RANK + dim[None, :]
+        tl.store(out + to, result.to(out.dtype.element_ty), mask=is_row[:, None] & (dim[None, :] < RANK))
+    else:
+        row_of = (part * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * ROWS + row
+        tl.store(partial + row_of[:, None] * WIDTH + dim[None, :], result)
+        tl.store(weights + row_of, tl.where(total == 0.0, -float("inf"), largest + tl.log2(sum_of_row)))
+
+
+class TritonLatentAttention(TritonAttention):
+    def attend_latent(self, query: Tensor, cache: Tensor, spans: Spans, scale: float, rank: int) -> Tensor:
+        if query.dtype is not cache.dtype:
+            raise TypeError(f"queries are {query.dtype}, the cache {cache.dtype}: they must be the same")
+        rows, heads, size = query.shape
+        if size != 2 * cache.shape[-1] or not 0 < rank <= size:
+            raise ValueError(f"queries of {size} with V of {rank} do not fit halves of {cache.shape[-1]}")
+        if query.stride(-1) != 1:
+            query = query.contiguous()
+        out = query.new_empty((rows, heads, rank))
+        for decodes in (True, False):
+            self._attend_latent_some(query, cache, spans, out, scale, decodes)
+        return out
+
+    def _attend_latent_some(
+        self, query: Tensor, cache: Tensor, spans: Spans, out: Tensor, scale: float, decodes: bool
+    ) -> None:
+        """Attend for the spans with one query, or for all others, and write their rows of `out`."""
+        heads, size, rank = query.shape[1], query.shape[2], out.shape[2]
+        rows = _LEAST if decodes or query.dtype is torch.float32 else _CHUNK_ROWS
+        group = max(count for count in range(1, _LEAST + 1) if heads % count == 0)
+        placed = self._placed(spans, cache.device, 1 if decodes else rows // group, None, decodes, heads // group)
+        if placed is None:
+            return
+        width = max(_LEAST, power_of_2(rank))
+        shape = (placed.num_partials, heads // group, rows, width)
+        partial = torch.empty(shape, dtype=torch.float32, device=query.device)
+        weights = torch.empty(shape[:3], dtype=torch.float32, device=query.device)
+        _attend_latent[(len(placed.pieces), heads // group)](
+            *(query, query.stride(0), query.stride(1), cache, out, partial, weights),
+            *(placed.pieces, placed.pairs, placed.from_right, scale / math.log(2)),
+            HALF=cache.shape[-1],
+            BLOCK_SIZE=cache.shape[1],
+            GROUP=group,
+            RANK=rank,
+            SIZE=size,
+            WIDTH=width,
+            REST=max(_LEAST, power_of_2(max(1, size - rank))),
+            ROWS=rows,
+            WIDE=interpreting() and query.dtype is torch.bfloat16,
+        )
+        if len(placed.merges):
+            sizes: dict[str, Any] = {"GROUP": group, "HEAD_DIM": rank, "WIDTH": width, "ROWS": rows}
+            _merge[(len(placed.merges), heads // group)](partial, weights, out, placed.merges, **sizes)
