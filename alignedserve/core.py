@@ -276,11 +276,17 @@ class Entry:
     logprobs: tuple[Logprob, ...] = ()  # of this attempt's output, where the request asks for them
     opening: Opening = NO_OPENING
     names: tuple[int, ...] = ()  # of its full pages: hashes of their tokens; empty without a prefix cache
+    dropped: int = 0  # first tokens whose KV was given up, since no layer reads it: `pages` begin after them, unnamed
 
     @property
     def prefix(self) -> int:
-        """Return how many tokens have KV."""
+        """Return how many tokens were run."""
         return len(self.request.prompt) + len(self.output) - 1
+
+    @property
+    def num_held(self) -> int:
+        """Return how many tokens have KV."""
+        return self.prefix - self.dropped
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,13 +315,14 @@ class Chunk:
 
     request: str
     tokens: tuple[int, ...]
-    start: int  # number of the request's tokens that already have KV
+    start: int  # number of the request's tokens that were run already
     pairs: tuple[int, ...]  # its block pairs on the device, in the order of its tokens; none of kind HIDDEN
     sampling: Sampling | None  # None unless this is the prompt's last chunk
     index: int = 0  # in the request's output, of the token that the chunk samples
     history: History | None = None  # where the sampling edits logits
     scoring: Scoring | None = None
     from_right: tuple[int, ...] = ()  # pairs that are filled from their right end
+    dropped: int = 0  # first tokens whose KV was given up: `pairs` begin after them
     kind: CacheKind = CacheKind.KV
     blocks: tuple[int, ...] = ()  # of kind HIDDEN: single blocks, block 2p and 2p + 1 are the halves of pair p
 
@@ -332,6 +339,7 @@ class Decode:
     index: int
     history: History | None = None  # where the sampling edits logits
     from_right: tuple[int, ...] = ()  # as in Chunk
+    dropped: int = 0  # as in Chunk
     kind: CacheKind = CacheKind.KV
     blocks: tuple[int, ...] = ()
 
@@ -380,11 +388,28 @@ class WorkerLimits:
     page_size: int
     max_step_tokens: int
     max_batch: int
+    reach: int | None = None  # the last tokens that any layer reads, the newest included; None: all are kept
 
     @property
     def num_tokens(self) -> int:
         """Return how many tokens the device has slots for."""
         return self.num_pairs * self.block_size
+
+    def unread(self, tokens: int) -> int:
+        """Return how many first tokens, in whole pages, no layer reads any more of a request that has run so many."""
+        if self.reach is None:
+            return 0
+        read = max(1, self.reach - 1)  # by the next token; who is seated holds something
+        return max(0, tokens - read) // self.page_size * self.page_size
+
+    @property
+    def most_held(self) -> int | None:
+        """Return the most tokens that a request needs memory for, beside those of a chunk; None: all that it has."""
+        return None if self.reach is None else self.reach + self.page_size
+
+    def least_held(self, tokens: int) -> int:
+        """Return the tokens that a request of so many needs memory for at least; longer chunks need more."""
+        return tokens if self.most_held is None else min(tokens, self.most_held)
 
 
 def units_for(tokens: int, unit: int) -> int:

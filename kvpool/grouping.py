@@ -65,7 +65,7 @@ class WaitingEntry:
 
     def standing(self, ask: AskBatch, now: float) -> Standing:
         """Return the request's place in the order: a copy and a decode are before its next token."""
-        transfer_s = self.entry.prefix * ask.copy_token_s
+        transfer_s = self.entry.num_held * ask.copy_token_s
         return self.promise.standing(now, Work(tokens=self.promise.tokens_due, transfer_s=transfer_s), ask.times)
 
 
@@ -164,7 +164,8 @@ class Waiters(ABC):
 
     def _pairs_for(self, entry: Entry, all_pairs: int) -> int:
         most = all_pairs * self._block_size
-        return units_for(room_for(entry.request, len(entry.output), self._policy, most), self._block_size)
+        tokens = room_for(entry.request, len(entry.output), self._policy, most) - entry.dropped
+        return units_for(tokens, self._block_size)
 
     def _in_order(self, ask: AskBatch, now: float) -> Iterable[WaitingEntry]:
         policy = self._policy
@@ -242,7 +243,7 @@ class Aligned(Waiters):
     def add(self, waiting: WaitingEntry) -> None:
         super().add(waiting)
         entry, now = waiting.entry, waiting.since
-        self._tree.insert(waiting.id, entry.prefix, self._pairs_for(entry, 0), waiting.promise.due_at(now), now)
+        self._tree.insert(waiting.id, entry.num_held, self._pairs_for(entry, 0), waiting.promise.due_at(now), now)
         if waiting.promise.is_rt and self._policy.pinning:
             self._watch(waiting, now)
             self._pin_those_out_of_slack(now)

@@ -131,7 +131,7 @@ class Buffers(CorePart):
 
     def _add(self, entry: Entry, decode: Member, joins_at: float) -> Buffer | None:
         """Return a buffer for the entry if there are pairs that no prompt needs. No request makes room for it."""
-        needed = units_for(entry.prefix, self._memory.limits.block_size)
+        needed = units_for(entry.num_held, self._memory.limits.block_size)
         left = self._memory.num_free - (self._queue.pairs_for_first if self._queue.waiting else 0)
         if needed > left or self.num_pairs + needed > self.most_pairs:
             return None
@@ -139,7 +139,7 @@ class Buffers(CorePart):
         if pairs is None:
             return None
         running = running_of(self._policy, entry.request, entry.output, entry.due)
-        buffer = Buffer(entry, running.tokens(0, entry.prefix), pairs, decode, joins_at)
+        buffer = Buffer(entry, running.tokens(entry.dropped, entry.prefix), pairs, decode, joins_at)
         self._buffers.append(buffer)
         return buffer
 

@@ -127,7 +127,7 @@ class Candidates:
             return SendKv(number, receiver, (), ())
         candidate.transfer, candidate.was_pulled = (receiver, number), True
         running = candidate.running
-        return SendKv(number, receiver, running.pairs, running.tokens(0, running.prefix))
+        return SendKv(number, receiver, running.pairs, running.kept_tokens)
 
     def end_transfer(self, receiver: str, number: int) -> Candidate | None:
         """Return the candidate whose pairs were sent; None where there were none to send."""

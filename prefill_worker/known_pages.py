@@ -15,7 +15,11 @@ class KnownPages:
 
     def release(self, attempt: Attempt, pages: tuple[int, ...]) -> list[Command]:
         """Tell the pool that it need not keep these pages for this attempt."""
-        return self._pool.send(Release(*attempt)) if pages else []
+        return self.let_go(attempt) if pages else []
+
+    def let_go(self, attempt: Attempt) -> list[Command]:
+        """Tell the pool that it need not keep any page for this attempt."""
+        return self._pool.send(Release(*attempt))
 
     def leave(self, running: Running) -> list[Command]:
         """Release the pages of a prompt that is dropped: from now on there is less to run."""

@@ -13,7 +13,6 @@ from alignedserve.prefill_worker.offering import Offers
 from alignedserve.prefill_worker.pool_writing import PoolWriting
 from alignedserve.prefill_worker.running_prompts import RunningPrompts
 from alignedserve.protocol.commands import Command, SetTimer
-from alignedserve.scheduling.policy import Room
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.prefixes import Prefixes
 from alignedserve.worker.parts.queue import PromptQueue
@@ -162,8 +161,8 @@ class NextStep:
             self._memory.limits.num_pairs,
             self._memory.limits.block_size,
             seats,
-            self._policy.room is Room.CHUNKS,
-            _tokens_of,
+            self._memory.by_chunk(self._policy),
+            self._room_for,
             self._long_classes,
             spare_pages=self._writing.spare_pages if self._queue.waiting else 0,
             pages=self._pages,
@@ -172,6 +171,10 @@ class NextStep:
             pages_for=self._writing.pages_for,
             idle=[running for running in self._commits.waiting if not running.promise.is_rt],
         )
+
+    def _room_for(self, running: Running) -> int:
+        """Return how many tokens a prompt gets pairs for when it is seated as a whole."""
+        return self._memory.to_hold(running, running.num_tokens)
 
     def _long_classes(self) -> set[ServiceClass]:
         """Return the classes of the long prompts that are unfinished here, which they are until they are committed."""
@@ -195,8 +198,3 @@ class NextStep:
         self._counts.count_preempted(leaving, PreemptionCause.CROWDED)
         self._prompts.crowd_out(leaving)
         return True
-
-
-def _tokens_of(running: Running) -> int:
-    """Return how many tokens a prompt gets pairs for when it is seated as a whole."""
-    return running.num_tokens

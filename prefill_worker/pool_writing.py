@@ -115,11 +115,12 @@ class PoolWriting(CorePart):
     def _write_parts(self, pool: Member) -> list[Command]:
         """Copy full pages of prompts that have more to run, so that little is left to write after the last chunk."""
         commands: list[Command] = []
-        size, prompts = self._memory.limits.page_size, self._prompts.running
+        limits, prompts = self._memory.limits, self._prompts.running
+        size = limits.page_size
         for running in prompts:
             service = running.request.service
-            if self._commits.first(service) is not None:
-                continue  # what is at hand is for prompts that are through
+            if self._commits.first(service) is not None or limits.unread(running.num_tokens):
+                continue  # what is at hand is for prompts that are through; the beginnings of others are dropped
             wanted = self._writer.pages_for(running, running.prefix // size * size)
             count = min(wanted, self._writer.num_at_hand(service))
             if count > 0:
@@ -202,6 +203,9 @@ class PoolWriting(CorePart):
 
     def pages_for(self, running: Running) -> int:
         """Return how many pages are to be written once all tokens of a prompt have KV."""
+        limits = self._memory.limits
+        if unread := limits.unread(running.num_tokens):
+            return units_for(running.num_tokens - unread, limits.page_size)
         return self._writer.pages_for(running, running.num_tokens)
 
     # --- What is here

@@ -35,7 +35,7 @@ class RunningPrompts(CorePart):
         self._pool, self._memory, self._pages, self._writer = common.pool, common.memory, common.pages, common.writer
         self._pace, self._decisions = common.pace, common.decisions
         self._owners, self._notes, self._faults = common.owners, common.notes, common.faults
-        self._counts = common.counts
+        self._counts, self._dropping = common.counts, common.dropping
         self._queue, self._prefixes, self._offers, self._known = queue, prefixes, offers, known
         self._copy_numbers = copy_numbers
         self._running: dict[str, Running] = {}  # in the order of arrival
@@ -113,7 +113,8 @@ class RunningPrompts(CorePart):
             running.prefix, running.came_with_kv = tokens, True
             self._pages.count_cached(running)
             self._pages.publish(running)
-            return []
+            self._dropping.drop(running)
+            return self._let_go()
         pages, running.known = running.known, ()
         self.num_spoiled_pages += len(pages)
         if self._pool.member is None:
@@ -143,7 +144,10 @@ class RunningPrompts(CorePart):
                 if finish is FinishReason.DOUBT:
                     commands += self._pool.tell_spoiled(running.known)
                 commands += self._known.release(running.key, running.known)
-        return [*commands, *self._owners.flush()]
+        return [*commands, *self._let_go(), *self._owners.flush()]
+
+    def _let_go(self) -> list[Command]:
+        return [command for key in self._dropping.take_let_go() for command in self._known.let_go(key)]
 
     def lose(self, ran: Chunk | Decode) -> list[Command]:
         running = self._running.get(ran.request)

@@ -82,6 +82,7 @@ class RouterLimits:
     queues: Queues = Queues()  # noqa: RUF009  (frozen)
     sizes: Sizes = Sizes()  # noqa: RUF009  (frozen)
     prompts_on: Role = Role.PREFILL  # the role of the workers that run the prompts
+    most_held: int | None = None  # tokens that a request needs memory for at once; None: for all that it has
 
 
 class RouterCore:
@@ -95,8 +96,10 @@ class RouterCore:
         self._left: set[str] = set()  # nodes with a pool from which no decode worker fetches any more
         self._without_decode: set[str] = set()  # nodes whose pool had no decode worker at the last look
         self._open = OpenRequests()
-        self._placement = Placement(limits.policy, limits.block_size, limits.kv_tokens, limits.prompts_on)
-        self._admission = Admission(limits.policy, limits.most_open, limits.queues)
+        self._placement = Placement(
+            limits.policy, limits.block_size, limits.kv_tokens, limits.prompts_on, limits.most_held
+        )
+        self._admission = Admission(limits.policy, limits.most_open, limits.queues, limits.most_held)
         self._predictions = PredictionOrders(limits.policy)
         self._own_predictor = own_predictor(limits.policy)
         self._sizing = Sizing(limits.sizes)

@@ -77,6 +77,12 @@ class ModelConfig:
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
 
+    @property
+    def reach(self) -> int | None:
+        """Return how many tokens back any layer reads, the newest included; None where some layer reads all."""
+        windows = [window for window in self.windows if window is not None]
+        return max(windows) if windows and len(windows) == len(self.windows) else None
+
     def scale(self, layer: int) -> float:
         return self.scales[layer] if self.scales else self.head_dim**-0.5
 

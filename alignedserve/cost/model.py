@@ -82,9 +82,9 @@ EMPTY = Shape()
 
 
 def shape_of(plan: StepPlan) -> Shape:
-    sizes = [(len(chunk.tokens), chunk.start) for chunk in plan.chunks]
+    sizes = [(len(chunk.tokens), chunk.start - chunk.dropped) for chunk in plan.chunks]
     hidden = sum([part.start for part in plan.parts if part.blocks])
-    return Shape.build(sizes, [decode.start for decode in plan.decodes], hidden)
+    return Shape.build(sizes, [decode.start - decode.dropped for decode in plan.decodes], hidden)
 
 
 @dataclass(frozen=True, slots=True)

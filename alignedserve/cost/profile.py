@@ -229,7 +229,7 @@ def _profile(tree: Mapping[str, Any]) -> Profile:
 
 
 def _memory(tree: Mapping[str, Any]) -> MeasuredMemory:
-    counts = {name: int(_number(value)) for name, value in tree["limits"].items()}
+    counts = {name: int(_number(value)) for name, value in tree["limits"].items() if value is not None}
     return MeasuredMemory(WorkerLimits(**counts), int(_number(tree["kv_bytes"])))
 
 

@@ -314,7 +314,7 @@ class Engine:
         return self._model.forward(tokens, spans.positions, None, attention)
 
     def _lie(self, run: Run) -> Lie:
-        return Lie(len(run.tokens), run.end, run.pairs, run.from_right)
+        return Lie(len(run.tokens), run.end - run.dropped, run.pairs, run.from_right, run.dropped)
 
     @torch.inference_mode()
     def project(

@@ -67,20 +67,24 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
     cache_mb, pool_mb = engine.cache_mb, pool.memory_mb or wanted_pool_mb(config)
     cache = cache_mb * _MIB if cache_mb is not None else left or 0
     num_pairs = cache // model.kv_bytes(engine.block_size, dtype, engine.kv_dtype)
+    reach = model.reach if config.policy.drops else None
+    limits = WorkerLimits(
+        num_pairs, engine.block_size, config.page_size, engine.max_step_tokens, engine.max_batch, reach
+    )
+    held = limits.least_held(longest)  # at once, by the longest request
     sizes = _page_bytes(config, model, dtype)
     extents = sizes.divide(pool_mb * _MIB // ranks // sizes.kv)
     if cache_mb is not None:
-        _holds_longest("engine.kv_memory_mb", cache_mb, num_pairs * engine.block_size, longest)
-    elif left is not None and num_pairs * engine.block_size < longest:
+        _holds_longest("engine.kv_memory_mb", cache_mb, limits.num_tokens, held)
+    elif left is not None and limits.num_tokens < held:
         raise ConfigError(
-            f"{left // _MIB} MB are left for KV on this GPU, which hold {num_pairs * engine.block_size} tokens, one"
-            f" request may have {longest}: lower engine.max_model_len to {num_pairs * engine.block_size}"
+            f"{left // _MIB} MB are left for KV on this GPU, which hold {limits.num_tokens} tokens, one request may"
+            f" have {held}: lower engine.max_model_len to {limits.num_tokens}"
         )
     if not config.topology.colocated:
         pages = extents.num_pages(extents.first_kind)
-        _holds_longest("kvpool.memory_mb", pool_mb, pages * config.page_size, longest)
-        _holds_longest_beside_reserve(config, pool_mb, pages, longest)
-    limits = WorkerLimits(num_pairs, engine.block_size, config.page_size, engine.max_step_tokens, engine.max_batch)
+        _holds_longest("kvpool.memory_mb", pool_mb, pages * config.page_size, held)
+        _holds_longest_beside_reserve(config, pool_mb, pages, held)
     return Capacity(dtype, engine.kv_dtype, longest, extents, sizes, limits)
 
 

@@ -156,6 +156,7 @@ class PlainPairs:
     why_not_ahead: str | None = None  # why no step can be planned while the one before it runs
     why_not_direct: str | None = None  # why no KV can come from device to device
     keeps_hidden = False  # whether some requests may be kept as hidden vectors
+    keeps_apart = True  # whether each request has pairs of its own, for KV alone
 
     def num_places(self, num_slots: int) -> int:
         """Return how many tokens without a slot a worker keeps on the host, if its device has so many slots."""
@@ -171,6 +172,7 @@ class SharedPairs(PlainPairs):
 
     why_not_ahead = "with blocks bidirectional a chat may take slots of any request before each step"
     why_not_direct = "KV that comes directly needs pairs of its own: schedule.blocks bidirectional shares them"
+    keeps_apart = False
 
     def __init__(self, checkpoints: float) -> None:
         self._checkpoints = checkpoints
@@ -195,6 +197,7 @@ class HybridPairs(PlainPairs):
 
     why_not_ahead = "with cache hybrid what is kept of a request may change before each step"
     keeps_hidden = True
+    keeps_apart = False
 
     def problem(self, policy: Policy) -> str | None:
         if policy.packing is not Packing.KNAPSACK and not policy.precedence.may_displace(is_rt=True):
@@ -315,6 +318,13 @@ class Policy:
     def grows(self) -> bool:
         """Return whether a decode gets its memory block by block."""
         return self.room is not Room.WHOLE
+
+    @property
+    def drops(self) -> bool:
+        """Return whether requests get memory as they run, and give back what no layer reads any more: where a choice
+        of each step gives it to them, as KV, in pairs of their own."""
+        is_chosen = not self.is_plain and self.chunking is not Chunking.NONE
+        return is_chosen and self.grows and self.pairs.keeps_apart
 
     @cached_property  # read at every step
     def is_plain(self) -> bool:

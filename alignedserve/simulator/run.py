@@ -173,6 +173,7 @@ class Simulation:
             settings.queues,
             settings.sizes,
             settings.topology.prompts_on,
+            settings.limits.most_held,
         )
         core = RouterCore(member, limits, world.now_of(member.name))
         post = partial(self.post_to, member)
@@ -238,7 +239,7 @@ class Simulation:
     def _engine(self) -> WorkHands:
         limits, timing = self.settings.limits, self.settings.timing
         if self.settings.checked:
-            return CheckedHands(self.clients.stories, timing, limits.num_pairs, limits.block_size, self._arena_of)
+            return CheckedHands(self.clients.stories, timing, limits, self._arena_of)
         return ModelledHands(self.clients.stories, timing)
 
     def _arena_of(self, pool: Member) -> TaggedArena | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from itertools import chain
 
 from alignedserve.core import WorkerLimits
+from alignedserve.scheduling.policy import Policy, Room
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
 from alignedserve.worker.step.device_pages import NOTHING_SHARED, DevicePages, NamePages
@@ -57,8 +58,28 @@ class DeviceMemory:
     def share_pages(self, name: NamePages, pace: Pace) -> DevicePages:
         """Let requests share full pages that have these names, where the pairs allow it."""
         limits = self.limits
-        self.pages = DevicePages(self.blocks, limits.block_size, limits.page_size, name, pace.fetch_s)
+        size, page_size = limits.block_size, limits.page_size
+        self.pages = DevicePages(self.blocks, size, page_size, name, pace.fetch_s, limits.unread)
         return self.pages
+
+    def by_chunk(self, policy: Policy) -> bool:
+        """Return whether prompts get their pairs for each chunk when it runs: where they give some back, they must."""
+        return policy.room is Room.CHUNKS or self.limits.reach is not None
+
+    def to_hold(self, running: Running, tokens: int) -> int:
+        """Return how many of its `tokens` a request gets memory for when it is seated as a whole."""
+        begun = max(running.prefix + 1, running.fetched_to) - running.dropped
+        return max(begun, self.limits.least_held(tokens - running.dropped))
+
+    def drop(self, running: Running, tokens: int) -> None:
+        """Free what a request has of its first tokens, in whole pages, as soon as no step in flight may read it.
+
+        It will soon need as much again: a prompt that had to leave for others waits until one of them has ended.
+        """
+        count, is_crowded = (tokens - running.dropped) // self.limits.block_size, self.is_crowded
+        self.leave(running.pairs[:count])
+        self.is_crowded = is_crowded
+        running.pairs, running.dropped = running.pairs[count:], tokens
 
     def num_freed(self, leaving: Iterable[Running]) -> int:
         """Return how many pairs come free at least if all of these requests leave."""

@@ -32,7 +32,12 @@ class PageNames:
         self._page_size, self._block_size, self._root = page_size, block_size, root
 
     def pages_of(self, running: Running, tokens: int) -> tuple[int, ...]:
-        """Return the names of the full pages of so many tokens of a request: each page is hashed once on a worker."""
+        """Return the names of the full pages of so many tokens of a request: each page is hashed once on a worker.
+
+        A request that lacks its beginning has no names for what it has: a name stands for all that comes before, too.
+        """
+        if running.dropped:
+            return ()
         running.names = self._named(running, running.names, tokens, self._page_size)
         return running.names[: tokens // self._page_size]
 
@@ -122,7 +127,8 @@ class PageWriter:
 
     def pages_for(self, running: Running, tokens: int) -> int:
         """Return how many pages are to be written of the first tokens: the pool lacks them, and no part holds them."""
-        return units_for(tokens, self._page_size) - len(running.known) - self.num_written(running)
+        num_held = units_for(tokens - running.dropped, self._page_size)
+        return num_held - len(running.known) - self.num_written(running)
 
     # --- Leases
 
@@ -174,8 +180,8 @@ class PageWriter:
         self._copies[self._copy_number] = Copy(
             running, running.known, all_pages, service, pool.holder, has_ended=has_ended, stays=stays
         )
-        self._copies[self._copy_number].tokens = 0 if aside else max(0, tokens - start)
-        written, right = running.tokens(0, tokens), running.from_right
+        written, right = running.tokens(running.dropped, tokens), running.from_right
+        self._copies[self._copy_number].tokens = 0 if aside else max(0, len(written) - start)
         return CopyOut(self._copy_number, pool.holder, running.pairs, pages, written, start, right, saved, aside)
 
     def end_copy(self, number: int) -> Copy | None:

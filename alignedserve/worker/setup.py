@@ -25,6 +25,9 @@ class WorkerSetup:
     direct: bool = False  # whether KV goes from device to device, to and from members that have a `transport`
     look_ahead: int = 0  # steps that a decode worker plans while the step before runs: none, or one
 
+    def __post_init__(self) -> None:
+        assert self.limits.reach is None or self.policy.drops, "by this policy requests keep all"
+
 
 def running_of(policy: Policy, request: Request, output: Sequence[int], due: Due | None = None) -> Running:
     """Return the request as a worker keeps it, with its output so far and the due where another worker left it."""

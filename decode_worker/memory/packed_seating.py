@@ -51,6 +51,10 @@ class PackedSeating(Seating):
     def has_seat(self, waiting: Running) -> bool:
         return self.seats > 0 or (self.is_open and waiting.promise.is_rt)
 
+    def take(self, running: Running, size: int) -> None:
+        Seating.take(self, running, size)
+        self._can_yield = None  # it may share pairs now with those that would leave
+
     def _left(self) -> Sequence[Running]:
         return self.best_effort if self._yielding is None else self._yielding
 

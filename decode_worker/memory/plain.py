@@ -23,7 +23,6 @@ from alignedserve.decode_worker.packing.packer import TypeChoice
 from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.protocol.commands import Command
 from alignedserve.scheduling.lengths import room_for
-from alignedserve.scheduling.policy import Room
 from alignedserve.worker.device import DeviceMemory, blocks_for
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.pace import Pace
@@ -67,7 +66,8 @@ class PlainMemory(DeviceMemory):
 
     def room_for(self, running: Running) -> int:
         """Return the tokens that a request gets memory for when it is seated."""
-        return room_for(running.request, len(running.output), self._policy, self.limits.num_tokens)
+        tokens = room_for(running.request, len(running.output), self._policy, self.limits.num_tokens)
+        return self.to_hold(running, tokens)
 
     def long_classes(self) -> set[ServiceClass]:
         """Return the classes of the long prompts that are unfinished here."""
@@ -77,7 +77,7 @@ class PlainMemory(DeviceMemory):
 
     def seat(self, running: Running, tokens: int, waiting: Waiting, now: float) -> bool:
         """Give the request memory for so many tokens; return whether there was as much."""
-        pairs = self.blocks.take(units_for(tokens, self.limits.block_size) - len(running.pairs))
+        pairs = self.blocks.take(max(0, units_for(tokens, self.limits.block_size) - len(running.pairs)))
         if pairs is None:
             self.is_stuck = True
             return False
@@ -111,7 +111,7 @@ class PlainMemory(DeviceMemory):
             self.limits.num_pairs,
             self.limits.block_size,
             seats,
-            self._policy.room is Room.CHUNKS,
+            self.by_chunk(self._policy),
             self.room_for,
             self.long_classes,
             self.pages,
@@ -172,7 +172,11 @@ class PlainMemory(DeviceMemory):
         """Give each decode a place for its next token, in the order of their seats."""
         here, commands, size = self._here, list[Command](), self.limits.block_size
         residents = here.residents.values()  # most have a place, and are passed over without a call for each
-        full = [running for running in residents if running.prefix >= len(running.blocks or running.pairs) * size]
+        full = [
+            running
+            for running in residents
+            if running.prefix - running.dropped >= len(running.blocks or running.pairs) * size
+        ]
         for running in full:
             while running.pairs and not running.has_place(size):
                 more = self.blocks.take(1)

@@ -33,7 +33,7 @@ class StepAhead:
 
     @property
     def shape(self) -> Shape:
-        return Shape.build(prefixes=[decode.start for decode in self.decodes])
+        return Shape.build(prefixes=[decode.start - decode.dropped for decode in self.decodes])
 
 
 def ahead_of(plan: StepPlan, residents: Iterable[Running], blocks: Blocks, block_size: int) -> StepAhead | None:
@@ -51,7 +51,7 @@ def ahead_of(plan: StepPlan, residents: Iterable[Running], blocks: Blocks, block
             continue
         else:
             decode = _next_of(part, running)
-        if decode.start >= len(running.pairs) * block_size:
+        if decode.start - decode.dropped >= len(running.pairs) * block_size:
             more = blocks.take(1)
             if more is None:
                 return None
@@ -74,6 +74,7 @@ def decode_of(running: Running) -> Decode:
         len(output),
         running.history,
         running.from_right,
+        running.dropped,
     )
 
 
@@ -87,4 +88,5 @@ def _next_of(part: Decode, running: Running) -> Decode:
         part.sampling,
         part.index + 1,
         from_right=running.from_right,
+        dropped=running.dropped,
     )

@@ -19,6 +19,7 @@ class StepOutcome:
         self._here, self._memory, self._owners, self._pool = stores.here, stores.memory, stores.owners, stores.pool
         self._holds, self._notes, self._counts = stores.holds, stores.notes, stores.counts
         self._prompts, self._keeping, self._decisions = prompts, keeping, stores.decisions
+        self._dropping = stores.dropping
 
     def find(self, request: str) -> Running | None:
         """Return the request of this name that may be in a step."""
@@ -37,6 +38,7 @@ class StepOutcome:
                     self._prompts.add(running)
             if finish is not None:
                 released += self._end(running, finish)
+        released += [command for key in self._dropping.take_let_go() for command in self._holds.release(key)]
         return [*released, *self._owners.flush()]
 
     def _end(self, running: Running, finish: FinishReason) -> list[Command]:

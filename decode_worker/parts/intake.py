@@ -62,7 +62,7 @@ class Intake(CorePart):
         """
         is_request = batch.is_pinned or batch.is_dynamic
         if not is_request and batch.entries:
-            self._batch.comes([entry.prefix for entry in batch.entries])
+            self._batch.comes([entry.num_held for entry in batch.entries])
         here, over = dict(sorted(self._roster.attempts())), list[Command]()
         for entry in batch.entries:
             key = name, attempt = entry.request.id, entry.request.attempt
@@ -73,7 +73,7 @@ class Intake(CorePart):
             if here.get(name) == attempt:
                 self._has_pages(key, entry, entry.pages)
             else:
-                found_for = self._batch.tag(entry.prefix, self._here.with_kv) if batch.is_dynamic else 0
+                found_for = self._batch.tag(entry.num_held, self._here.with_kv) if batch.is_dynamic else 0
                 number = 0 if is_request else self._batch.num_batches
                 self._add(entry, None, batch.is_pinned, now, batch=number, found_for=found_for)
         return over
@@ -114,6 +114,8 @@ class Intake(CorePart):
         if running is None and not is_candidate:
             return [] if is_here else [Send(pool, Release(*attempt))]  # what is written now is on its way there
         self._holds.add(attempt)
+        if running is not None and running.dropped:
+            return self._holds.release(attempt)
         if running is not None and not self._writer.num_written(running):
             full = len(running.request.tokens) // self._limits.page_size  # of the prompt, as it was handed on
             running.known, running.names = kept.pages[:full], kept.names[:full] or running.names
@@ -150,7 +152,7 @@ class Intake(CorePart):
             return False
         is_whole, size = self._policy.room is Room.WHOLE, self._limits.block_size
         entries = (entry, *(candidate.entry for candidate in waiting.waiting))
-        tokens = [taken.request.most_tokens if is_whole else taken.prefix + 1 for taken in entries]
+        tokens = [taken.request.most_tokens if is_whole else taken.num_held + 1 for taken in entries]
         return sum([units_for(each, size) for each in tokens]) <= self._memory.num_free
 
     # --- Candidates

@@ -114,7 +114,7 @@ class Joining(CorePart):
         """Count the request to the batch that runs where it is in its band; the first member of the next batch begins
         a batch switch."""
         is_found = 0 < candidate.found_for == self._batch.number
-        found = self._batch.number if is_found else self._batch.tag(running.prefix, self._here.with_kv)
+        found = self._batch.number if is_found else self._batch.tag(running.num_held, self._here.with_kv)
         running.batch = candidate.batch or found
         if candidate.batch:
             if candidate.batch != self._batch.number:
@@ -136,7 +136,7 @@ class Joining(CorePart):
         assert self._pool.member is not None, "entries are lost with their pool"
         number = next(self._copy_numbers)
         self._here.joining[number] = running
-        tokens, right = running.tokens(0, running.prefix), running.from_right
+        tokens, right = running.kept_tokens, running.from_right
         holder, lacking = self._pool.member.holder, pages[start // self._limits.page_size :]
         copy = CopyIn(number, holder, lacking, running.pairs, tokens, start, from_right=right)
         return [*self._memory.copies(), copy]
@@ -150,7 +150,7 @@ class Joining(CorePart):
             self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
             self._notes.note("joined", running.key)
             self._memory.pages.publish(running)
-            return []
+            return self._holds.release(running.key) if running.dropped else []  # the next copy is of other tokens
         self._memory.release_after_step(running)
         self._notes.note("lost", running.key)
         self._decisions.note(Kind.LOST, running.request, why="its KV in the pool was not intact")

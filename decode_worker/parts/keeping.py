@@ -24,6 +24,7 @@ class PromptKeeping(CorePart):
 
     def __init__(self, stores: Stores, writing: PageWriting) -> None:
         self._page_size, self._pool, self._here = stores.limits.page_size, stores.pool, stores.here
+        self._unread = stores.limits.unread
         self._writing, self._writer = writing, writing.writer
         # Beside steps only what stays where it is can be copied.
         self._is_on = stores.policy.reuse and stores.memory.keeps_places
@@ -44,7 +45,10 @@ class PromptKeeping(CorePart):
 
     def _num_pages(self, running: Running) -> int:
         """Return how many full pages of the prompt the pool lacks."""
-        return len(running.request.tokens) // self._page_size - len(running.known) if is_writable(running) else 0
+        num_prompt = len(running.request.tokens)
+        if not is_writable(running) or self._unread(num_prompt):
+            return 0
+        return num_prompt // self._page_size - len(running.known)
 
     @property
     def num_pages(self) -> int:
@@ -63,7 +67,7 @@ class PromptKeeping(CorePart):
         return [*self._hand_on(), *self._begin()]
 
     def _decodes(self, running: Running) -> bool:
-        return self._here.residents.get(running.request.id) is running
+        return self._here.residents.get(running.request.id) is running and not running.dropped
 
     def _hand_on(self) -> list[Command]:
         written = [running for running in self._copying if not self._writer.is_writing(running)]
@@ -117,7 +121,8 @@ class AnswerKeeping:
 
     def _num_pages(self, running: Running) -> int:
         """Return the pages to write for the pool to keep: it lacks them, and they are at hand."""
-        if not self._pace.policy.reuse or self._writing.target is None or not is_writable(running):
+        is_on = self._pace.policy.reuse and self._writing.target is not None
+        if not is_on or not is_writable(running) or running.dropped:
             return 0
         full = running.prefix // self._page_size - len(running.known) - self._writer.num_written(running)
         return min(full, self._writer.num_at_hand(SPARE))

@@ -127,7 +127,7 @@ class Leaving(CorePart):
             return [SendKv(number, receiver, (), ())]
         departure.number = number
         running = departure.running
-        return [SendKv(number, receiver, running.pairs, running.tokens(0, running.prefix))]
+        return [SendKv(number, receiver, running.pairs, running.kept_tokens)]
 
     def _end(self, receiver: str, number: int, ok: bool, now: float) -> list[Command]:
         departure = self._departures.pulled_as(receiver, number)

@@ -68,7 +68,7 @@ class Prefetching(CorePart):
         most = most_ahead(self._limits, self._policy)
         wanted: dict[str, list[JoinCandidate]] = {}
         for candidate in self._candidates.without_buffer:
-            pairs = units_for(candidate.entry.prefix, self._limits.block_size)
+            pairs = units_for(candidate.entry.num_held, self._limits.block_size)
             partner = min(peers, key=lambda peer: (used[peer.name], peer.name))
             if used[partner.name] + pairs > most:
                 break

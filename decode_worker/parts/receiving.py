@@ -40,7 +40,7 @@ class KvReceiving(CorePart):
         self._here.residents[running.request.id] = running
         self._decisions.note(Kind.JOINED, running.request, "", len(running.output), len(self._here.residents))
         self._memory.pages.publish(running)
-        return []
+        return self._holds.release(running.key) if running.dropped else []
 
     def _go_without(self, transfer: IncomingTransfer) -> list[Command]:
         """Compute the request anew, copy it from the pool, or leave it to its sender or its owner."""

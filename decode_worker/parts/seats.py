@@ -27,6 +27,7 @@ class Fetching(CorePart):
         self._limits, self._policy, self._pool, self._memory = stores.limits, stores.policy, stores.pool, stores.memory
         self._here, self._queue, self._holds, self._pace = stores.here, stores.queue, stores.holds, stores.pace
         self._faults, self._copy_numbers, self._pages = stores.faults, stores.copy_numbers, stores.pages
+        self._dropping = stores.dropping
         self._from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when their pool was lost
         self._new: list[int] = []  # copies that are not ordered yet
         self.num_reused_tokens = 0  # that were not computed because the pool had their KV
@@ -82,7 +83,8 @@ class Fetching(CorePart):
             self.num_reused_tokens += prompt.prefix - prompt.fetched_from
             self._pages.count_cached(prompt)
             self._pages.publish(prompt)
-            return []
+            self._dropping.drop(prompt)
+            return [command for key in self._dropping.take_let_go() for command in self._holds.release(key)]
         pages, prompt.known = prompt.known, ()
         self._queue.put_back(prompt)
         if number in self._from_lost_pool:

@@ -193,6 +193,7 @@ def _decodes_of(selection: Selection) -> tuple[Decode, ...]:
             len(running.output),
             running.history,
             running.from_right,
+            running.dropped,
         )
         for running in selection.decodes
         for of in (running.request,)

@@ -43,7 +43,7 @@ class TakingIn:
         spare = self._memory.num_free - self._here.pairs_needed(AHEAD_STEPS, self._limits.block_size)
         for candidate in homeless:
             running = candidate.as_running(self._policy, self._limits.page_size)
-            pairs = units_for(candidate.entry.prefix, self._limits.block_size)
+            pairs = units_for(candidate.entry.num_held, self._limits.block_size)
             at_hand, spare = at_hand - self._pages_for(running), spare - pairs
             taken = self._memory.blocks.take(pairs) if min(at_hand, spare) >= 0 else None
             if taken is None:
@@ -85,7 +85,7 @@ class TakingIn:
     def num_pages(self) -> int:
         """Return the pages that the next prompt to take in would need."""
         candidate = next(self._homeless(), None)
-        return 0 if candidate is None else units_for(candidate.entry.prefix, self._limits.page_size)
+        return 0 if candidate is None else units_for(candidate.entry.num_held, self._limits.page_size)
 
     def write(self, running: Running) -> list[Command]:
         """Copy a prompt that has come to the pool's pages. Others may have got the pages meanwhile: then it is computed

@@ -67,7 +67,7 @@ class PageWriting(CorePart):
 
     def write_full_pages(self, running: Running, saved: tuple[tuple[int, int], ...] = ()) -> list[Command]:
         """Order a copy of the full pages of a request that waits here from now on, as far as pages are at hand."""
-        if self.target is None or self.writer.num_written(running):
+        if self.target is None or self.writer.num_written(running) or running.dropped:
             return []
         full = running.prefix // self._page_size
         pages = min(full - len(running.known), self.writer.num_at_hand(SPARE))

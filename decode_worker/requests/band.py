@@ -59,4 +59,4 @@ class RunningBatch:
         return self.number if spread <= max(longest - shortest, self._width + _GROWN) else 0
 
     def _prefixes(self, seated: Iterable[Running]) -> list[int]:
-        return [running.prefix for running in seated if running.batch == self.number] if self.number else []
+        return [running.num_held for running in seated if running.batch == self.number] if self.number else []

@@ -63,9 +63,9 @@ class JoinCandidate:
             return self.evicted
         entry = self.entry
         running = running_of(policy, entry.request, entry.output, entry.due)
-        running.prefix, running.logprobs = entry.prefix, list(entry.logprobs)
+        running.prefix, running.dropped, running.logprobs = entry.prefix, entry.dropped, list(entry.logprobs)
         running.reopen(entry.opening)
-        full = entry.prefix // page_size
+        full = 0 if entry.dropped else entry.prefix // page_size
         running.known, running.names = entry.pages[:full], entry.names[:full]
         return running
 
@@ -241,7 +241,7 @@ class CandidateLists:
         pairs: Counter[str] = Counter()
         for candidate in self.waiting:
             if candidate.partner is not None:
-                pairs[candidate.partner.name] += units_for(candidate.entry.prefix, block_size)
+                pairs[candidate.partner.name] += units_for(candidate.entry.num_held, block_size)
         return pairs
 
     def can_be_pulled(self, partner: str, attempt: Attempt) -> bool:

@@ -83,7 +83,7 @@ class Occupancy:
     def pairs_needed(self, steps: int, block_size: int) -> int:
         """Return the pairs that decodes need to go on for so many steps."""
         return sum(
-            running.prefix + steps > len(running.pairs) * block_size
+            running.num_held + steps > len(running.pairs) * block_size
             for running in self.residents.values()
             if not running.blocks
         )

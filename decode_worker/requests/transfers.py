@@ -32,7 +32,7 @@ class IncomingTransfer:
     @property
     def command(self) -> ReceiveKv:
         running = self.running
-        return ReceiveKv(self.number, self.source.holder, running.pairs, running.tokens(0, running.prefix))
+        return ReceiveKv(self.number, self.source.holder, running.pairs, running.kept_tokens)
 
     @property
     def pull(self) -> Command:

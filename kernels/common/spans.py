@@ -18,9 +18,10 @@ class Lie(NamedTuple):
     """The place of one request in a step: its queries are the last of its tokens."""
 
     queries: int  # tokens that run in this step
-    tokens: int  # all tokens of the request, including this step's
+    tokens: int  # all tokens of the request that have KV, including this step's
     pairs: Sequence[int]  # block pairs, in the order of the tokens
     from_right: Sequence[int] = ()  # the pairs that are filled from their right end
+    dropped: int = 0  # tokens before these, whose KV was given up: they count for positions alone
 
 
 class Spans:
@@ -37,13 +38,15 @@ class Spans:
         tokens: list[int] = []
         pairs: list[int] = []
         turned: list[int] = []  # indices in `pairs` of pairs that are filled from the right
-        for queries, length, all_pairs, from_right in lies:
+        self._dropped: list[int] = []
+        for queries, length, all_pairs, from_right, dropped in lies:
             used = all_pairs[: -(-length // block_size)]
             if from_right:
                 right = frozenset(from_right)
                 turned += [place for place, pair in enumerate(used, len(pairs)) if pair in right]
             rows.append(rows[-1] + queries)
             tokens.append(length)
+            self._dropped.append(dropped)
             pairs += used
             starts.append(len(pairs))
         self._rows, self._tokens, self._starts = (array("i", values) for values in (rows, tokens, starts))
@@ -90,17 +93,25 @@ class Spans:
     @cached_property
     def positions(self) -> Tensor:
         """Return the position of each row's token in its request, int64."""
-        positions: list[int] = []
+        if not any(self._dropped):
+            return self._places
+        dropped = torch.tensor(self._dropped, dtype=torch.int64)
+        return self._places + dropped.repeat_interleave(torch.tensor([*self._queries()], dtype=torch.int64))
+
+    @cached_property
+    def _places(self) -> Tensor:
+        """Return the place of each row's token among the tokens of its request that have KV, int64."""
+        places: list[int] = []
         for queries, tokens in zip(self._queries(), self._tokens, strict=True):
-            positions += range(tokens - queries, tokens)
-        return torch.tensor(positions, dtype=torch.int64)
+            places += range(tokens - queries, tokens)
+        return torch.tensor(places, dtype=torch.int64)
 
     @cached_property
     def new_slots(self) -> Tensor:
         """Return the K slot of each row's token."""
         queries = torch.tensor([*self._queries()], dtype=torch.long)
-        places = self.starts[:-1].long().repeat_interleave(queries) + self.positions // self.block_size
-        offsets = self.positions % self.block_size
+        places = self.starts[:-1].long().repeat_interleave(queries) + self._places // self.block_size
+        offsets = self._places % self.block_size
         within = torch.where(self.from_right[places].bool(), self.block_size - 1 - offsets, offsets)
         return 2 * self.pairs[places].long() * self.block_size + within
 

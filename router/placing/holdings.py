@@ -58,8 +58,9 @@ class _Sum:
 
 
 class Holdings:
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, policy: Policy, most_held: int | None = None) -> None:
+        """A request holds at most `most_held` tokens at once."""
+        self._policy, self._most_held = policy, most_held
         self._held_by: dict[str, _Held] = {}  # open request -> the memory that it will hold
         self._all, self._rt = _Sum(), _Sum()
 
@@ -106,6 +107,9 @@ class Holdings:
             return _Held(2 * request.most_tokens, 0, is_rt)
         estimate, num_prompt = expected(request, self._policy), len(request.prompt)
         output = estimate.upper if request.estimate is None else _open_length(estimate)
+        if self._most_held is not None:
+            num_prompt = min(num_prompt, self._most_held)
+            output = min(output, self._most_held - num_prompt)
         return _Held(2 * num_prompt + output, output, is_rt)
 
 

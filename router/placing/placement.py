@@ -77,9 +77,17 @@ _NOTHING_TOLD = Backlog()
 
 
 class Placement:
-    def __init__(self, policy: Policy, block_size: int, kv_tokens: int, prompts_on: Role = Role.PREFILL) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        block_size: int,
+        kv_tokens: int,
+        prompts_on: Role = Role.PREFILL,
+        most_held: int | None = None,
+    ) -> None:
         """`kv_tokens` is the number of tokens that a decode worker's device holds; 0 means not known. `prompts_on` is
-        the role of the workers that run the prompts."""
+        the role of the workers that run the prompts; a request holds at most `most_held` tokens at once."""
+        self._most_held = most_held
         self._policy, self._kv_tokens, self._prompts_on = policy, kv_tokens, prompts_on
         self._own = own_placement(policy)  # names the worker in place of what follows
         self._num_at: Counter[str] = Counter()  # member -> number of its requests
@@ -171,7 +179,7 @@ class Placement:
 
     def _holdings_of(self, member: str) -> Holdings:
         if member not in self._holdings:
-            self._holdings[member] = Holdings(self._policy)
+            self._holdings[member] = Holdings(self._policy, self._most_held)
         return self._holdings[member]
 
     # --- The load (demand.py)
@@ -317,7 +325,8 @@ class Placement:
         """Return the room of the decode workers of this worker's node."""
         node = self._node[worker]
         if node not in self._rooms:
-            self._rooms[node] = Rooms(self._block_size, self._policy.grouping is Grouping.ALIGNED)
+            by_band = self._policy.grouping is Grouping.ALIGNED
+            self._rooms[node] = Rooms(self._block_size, by_band, self._most_held)
         return self._rooms[node]
 
     def _can_help(self, decode: str, prefill: str, request: Request, known: Known, now: float) -> bool:

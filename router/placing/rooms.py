@@ -23,9 +23,10 @@ class _WorkerRoom:
 
 
 class Rooms:
-    def __init__(self, block_size: int, by_band: bool = False) -> None:
-        """`block_size` is the number of tokens in a block pair on the workers' devices."""
-        self._block_size, self._by_band = block_size, by_band
+    def __init__(self, block_size: int, by_band: bool = False, most_held: int | None = None) -> None:
+        """`block_size` is the number of tokens in a block pair on the workers' devices; a request holds at most
+        `most_held` tokens there at once."""
+        self._block_size, self._by_band, self._most_held = block_size, by_band, most_held
         self._rooms: dict[str, _WorkerRoom] = {}
         self._fullest_last = Least()
         self._bands: list[tuple[int, str]] = []  # (twice the middle of the band, worker), sorted
@@ -92,8 +93,9 @@ class Rooms:
             room.band = None
 
     def pairs(self, tokens: int) -> int:
-        """Return the block pairs that so many tokens take."""
-        return tokens // self._block_size + 1
+        """Return the block pairs that a request of so many tokens takes."""
+        held = tokens if self._most_held is None else min(tokens, self._most_held)
+        return held // self._block_size + 1
 
 
 def _distance(length: int, band: tuple[int, int] | None) -> int:

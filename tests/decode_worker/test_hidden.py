@@ -36,7 +36,7 @@ class Worker:
         self.core = DecodeCore(WorkerSetup(LIMITS, policy, Believed((), token_s)))
         self.stories: dict[str, Story] = {}
         costs = Costs(hidden_token_s=token_s)
-        self.hands = CheckedHands(self.stories, costs, LIMITS.num_pairs, LIMITS.block_size, lambda _: None)
+        self.hands = CheckedHands(self.stories, costs, LIMITS, lambda _: None)
         self.work: deque[Command] = deque()
         self.done: list[Command] = []
         self.now = 0.0

@@ -121,7 +121,7 @@ class Scheduling(RuleBasedStateMachine):
             self.tell(DECODE.name, MemberJoined(neighbour))
 
     def _hands(self, num_pairs: int) -> CheckedHands:
-        hands = CheckedHands(self.stories, Costs(), num_pairs, LIMITS.block_size, lambda _: self.arena)
+        hands = CheckedHands(self.stories, Costs(), replace(LIMITS, num_pairs=num_pairs), lambda _: self.arena)
         hands.meet(POOL_MEMBER)
         return hands
 

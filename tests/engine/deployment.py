@@ -152,13 +152,15 @@ def deployed(
     pages: int = PAGES,
     look_ahead: int = 0,
     kv_dtype: KvDtype = KvDtype.AUTO,
+    reach: int | None = None,
 ) -> Iterator[Deployment]:
     """Make the deployment, with the arena in the directory, or no pool where there are no pages; `cost` is the decode
-    worker's cost model; `direct`: from device to device."""
-    setup = WorkerSetup(LIMITS, policy, cost, root=b"model", direct=direct, look_ahead=look_ahead)
+    worker's cost model; `direct`: from device to device; `reach`: the window of all layers."""
+    limits = replace(LIMITS, reach=reach)
+    setup = WorkerSetup(limits, policy, cost, root=b"model", direct=direct, look_ahead=look_ahead)
     cores: dict[str, Any] = {"decode-0": DecodeCore(setup)}
     if topology == "1+1":
-        limits = replace(LIMITS, num_pairs=prefill_pairs)
+        limits = replace(limits, num_pairs=prefill_pairs)
         cores["prefill-0"] = PrefillCore(WorkerSetup(limits, policy, root=b"model", direct=direct))
     path = directory / "arena"
     pairs = {"decode-0": PAIRS, "prefill-0": prefill_pairs}

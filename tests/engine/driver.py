@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -62,8 +62,9 @@ class Live:
     def decode_ahead(self, token: int | None, ahead: int, sampling: Sampling = GREEDY) -> Decode:
         """Return the step that comes `ahead` steps after the newest known result."""
         index = len(self.output) + ahead
-        start, places = len(self.prompt) + index - 1, (self.from_right, self.kind, self.blocks)
-        return Decode(self.name, token, start, self.pairs, sampling, index, None, *places)
+        start = len(self.prompt) + index - 1
+        decode = Decode(self.name, token, start, self.pairs, sampling, index, from_right=self.from_right)
+        return replace(decode, kind=self.kind, blocks=self.blocks)
 
     @property
     def in_prompt(self) -> bool:

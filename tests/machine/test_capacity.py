@@ -51,6 +51,21 @@ def test_the_numbers() -> None:
     )
 
 
+def test_memory_for_the_windows_of_all_layers_is_enough_for_requests_of_any_length() -> None:
+    little = {"engine__kv_memory_mb": 6, "kvpool__memory_mb": 8}  # 768 tokens, and 16 pages of 64
+    windowed = replace(MODEL, windows=(512,) * 8)
+    limits = capacity(split(**little), windowed).limits
+    assert (limits.reach, limits.most_held, limits.num_tokens) == (512, 512 + 64, 768)
+    mixed = replace(MODEL, windows=(*(512,) * 7, None))
+    for keeps_all in (MODEL, mixed):
+        with pytest.raises(ConfigError, match="one request may have 4096"):
+            capacity(split(**little), keeps_all)
+    with pytest.raises(ConfigError, match="one request may have 4096"):
+        capacity(split(schedule__room="whole", **little), windowed)
+    with pytest.raises(ConfigError, match="one request may have 576"):
+        capacity(split(**little | {"engine__kv_memory_mb": 4}), windowed)
+
+
 def test_kv_in_int8_takes_a_byte_for_a_number_and_two_for_a_head() -> None:
     of_bf16 = capacity(split(engine__kv_memory_mb=100), MODEL)
     got = capacity(split(engine__kv_memory_mb=100, engine__kv_dtype="int8"), MODEL)

@@ -133,7 +133,7 @@ class TestEngine:
     def engine(self, arena: TaggedArena) -> CheckedHands:
         second = replace(request("b", max_tokens=9), prompt=(6, 5, 4, 3, 2, 1))  # other words, so other KV
         stories = {"a": story_from(self.A, 9), "b": story_from(second, 9)}
-        engine = CheckedHands(stories, Costs(), num_pairs=4, block_size=4, arena=lambda _: arena)
+        engine = CheckedHands(stories, Costs(), WorkerLimits(4, 4, 8, 64, 4), arena=lambda _: arena)
         engine.meet(POOL_MEMBER)
         engine.finish(RunStep(StepPlan(1, (self.PROMPT,))), 0.0)
         return engine

@@ -23,6 +23,7 @@ class Run:
     from_right: Sequence[int]  # pairs that are filled from the right
     kind: CacheKind
     blocks: Sequence[int]
+    dropped: int = 0  # first tokens whose KV was given up: `pairs` begin after them
 
     @property
     def end(self) -> int:
@@ -44,6 +45,7 @@ def run_of(part: Chunk | Decode, tokens: Sequence[int]) -> Run:
         part.from_right,
         part.kind,
         part.blocks,
+        part.dropped,
     )
 
 
@@ -69,11 +71,19 @@ class Checker:
                 raise PlanError(f"request {run.request} keeps hidden vectors: it takes blocks, not block pairs")
             self.check_hidden(run.request, run.blocks, run.end)
         else:
-            self.check_pairs(run.request, run.pairs, run.end)
+            self.check_dropped(run)
+            self.check_pairs(run.request, run.pairs, run.end - run.dropped)
             if run.from_right and not set(run.from_right) <= set(run.pairs):
                 raise PlanError(
                     f"request {run.request} is to fill a block pair from the right that is not among its own"
                 )
+
+    def check_dropped(self, run: Run) -> None:
+        reach = self._config.reach
+        if run.dropped and (run.dropped < 0 or reach is None or run.dropped > run.start + 1 - reach):
+            raise PlanError(f"request {run.request} lacks its first {run.dropped} tokens, which a layer reads")
+        if run.dropped % self._block_size:
+            raise PlanError(f"request {run.request} lacks its first {run.dropped} tokens, which are no whole pairs")
 
     def check_pairs(self, request: str, pairs: Sequence[int], tokens: int) -> None:
         if tokens > len(pairs) * self._block_size:

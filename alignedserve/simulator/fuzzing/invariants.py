@@ -43,7 +43,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
-from alignedserve.core import Chunk, ServiceClass
+from alignedserve.core import Chunk, Decode, ServiceClass
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.compression import lease_to_compress
 from alignedserve.kvpool.state import PoolCore
@@ -272,13 +272,18 @@ def _written(command: Command, block_size: int) -> set[int]:
     """Return the pairs to which a worker writes."""
     match command:
         case RunStep(plan):
-            ends = [(part, part.start + (len(part.tokens) if isinstance(part, Chunk) else 1)) for part in plan.parts]
-            return {pair for part, end in ends for pair in part.pairs[part.start // block_size : -(-end // block_size)]}
+            return {pair for part in plan.parts for pair in _written_by(part, block_size)}
         case CopyIn(pairs=pairs, start=start):
             return set(pairs[start // block_size :])
         case ReceiveKv(pairs=pairs):
             return set(pairs)
     return set()
+
+
+def _written_by(part: Chunk | Decode, block_size: int) -> Sequence[int]:
+    start = part.start - part.dropped
+    end = start + (len(part.tokens) if isinstance(part, Chunk) else 1)
+    return part.pairs[start // block_size : -(-end // block_size)]
 
 
 def _difference(numbers: Sequence[Any], wanted: Sequence[Any]) -> str:

@@ -217,6 +217,7 @@ def least_pages(asks: tuple[Ask, ...], limits: WorkerLimits) -> int:
 def lines(scenario: Scenario) -> list[str]:
     """Return the deployment as text, then the requests and faults in the order of time."""
     limits = scenario.limits
+    window = "" if limits.reach is None else f", all layers read the last {limits.reach} tokens"
     events = [(ask.at, _ask_line(ask)) for ask in scenario.asks]
     events += [(fault.at, _fault_line(fault)) for fault in scenario.faults]
     events += [(job.at, _job_line(job)) for job in scenario.jobs]
@@ -225,7 +226,7 @@ def lines(scenario: Scenario) -> list[str]:
         f"{scenario.topology}, nodes: {scenario.nodes}{sent}, gateways: {scenario.num_gateways}, "
         f"pages: {scenario.num_pages} of {limits.page_size}",
         f"each worker: {limits.num_pairs} pairs of {limits.block_size}, steps of {limits.max_step_tokens} tokens, "
-        f"{limits.max_batch} requests",
+        f"{limits.max_batch} requests{window}",
         f"a step takes {1e3 * scenario.costs.step_s:.3g} ms or more, the copy of a page "
         f"{1e3 * scenario.costs.page_s:.3g} ms",
         _policy_line(scenario.policy, scenario.num_pages) + f", look_ahead: {scenario.look_ahead}",

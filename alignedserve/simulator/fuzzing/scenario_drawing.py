@@ -27,7 +27,12 @@ from alignedserve.scheduling.policy import (
 from alignedserve.scheduling.slo import Late
 from alignedserve.simulator.fuzzing.job_drawing import some_with_jobs
 from alignedserve.simulator.fuzzing.scenario import TOPOLOGIES, Ask, Scenario, least_pages
-from alignedserve.simulator.fuzzing.wider_drawing import some_with_clocks_apart, some_without_faults, widened
+from alignedserve.simulator.fuzzing.wider_drawing import (
+    some_with_clocks_apart,
+    some_with_windows,
+    some_without_faults,
+    widened,
+)
 from alignedserve.simulator.machines.engine import Costs
 from alignedserve.simulator.machines.faults import draw_faults
 from alignedserve.simulator.machines.world import NetworkDelays
@@ -37,7 +42,7 @@ _MOST_PROMPT, _MOST_OUTPUT = 200, 60
 
 
 def draw_scenario(seed: int) -> Scenario:
-    return some_with_jobs(some_with_clocks_apart(some_without_faults(_draw(seed, widened))))
+    return some_with_jobs(some_with_windows(some_with_clocks_apart(some_without_faults(_draw(seed, widened)))))
 
 
 def draw_narrow_scenario(seed: int) -> Scenario:

@@ -11,7 +11,7 @@ from random import Random
 
 from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
-from alignedserve.core import ServiceClass
+from alignedserve.core import ServiceClass, units_for
 from alignedserve.scheduling.policy import Cache, Chunking, Layout, Packing, Policy, Room
 from alignedserve.simulator.fuzzing.scenario import Ask, Scenario
 from alignedserve.simulator.machines.faults import Skew
@@ -43,6 +43,21 @@ def some_with_clocks_apart(drawn: Scenario) -> Scenario:
         skews.append(Skew(at, draw.choice(drawn.members), _AHEAD_S + draw.uniform(-_APART_S, _APART_S)))
     others = (fault for fault in drawn.faults if not isinstance(fault, Skew))
     return replace(drawn, faults=tuple(sorted((*skews, *others), key=lambda fault: fault.at)))
+
+
+def some_with_windows(drawn: Scenario) -> Scenario:
+    """Give all layers of the model a window in every fifth run, if by its policy requests drop what no layer reads.
+
+    Half of these devices have room for hardly more than the request that holds most.
+    """
+    draw, limits = Random(f"{drawn.seed}/reach"), drawn.limits
+    if draw.random() > 1 / 5 or not drawn.policy.drops:
+        return drawn
+    limits = replace(limits, reach=draw.choice((1, 2, 7, 20, 20, 60, 100)))
+    if draw.random() < 0.5:
+        held = max(limits.least_held(ask.most_tokens) for ask in drawn.asks)
+        limits = replace(limits, num_pairs=units_for(held, limits.block_size) + draw.choice((0, 2, 8)))
+    return replace(drawn, limits=limits)
 
 
 def _with_preset(drawn: Scenario) -> Scenario:

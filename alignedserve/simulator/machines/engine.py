@@ -24,6 +24,7 @@ from alignedserve.core import (
     Role,
     StepPlan,
     StepResult,
+    WorkerLimits,
 )
 from alignedserve.cost.trials import NOBODY
 from alignedserve.kvpool.arena.extents import Extents, PageKind
@@ -89,7 +90,7 @@ class Costs:
 
     def step(self, plan: StepPlan) -> float:
         tokens = sum(len(chunk.tokens) for chunk in plan.chunks) + len(plan.decodes)
-        prefixes = sum(chunk.start for chunk in plan.chunks) + sum(decode.start for decode in plan.decodes)
+        prefixes = sum(part.start - part.dropped for part in plan.parts)
         hidden = sum(part.start for part in plan.parts if part.blocks)
         attended = self.prefix_token_s * prefixes + self.hidden_token_s * hidden
         return self.step_s + self.token_s * tokens + attended
@@ -301,14 +302,13 @@ class CheckedHands(ModelledHands):
         self,
         stories: Mapping[str, Story],
         timing: Timing,
-        num_pairs: int,
-        block_size: int,
+        limits: WorkerLimits,
         arena: Callable[[Member], TaggedArena | None],
     ) -> None:
         super().__init__(stories, timing)
         self._sampled: dict[str, int] = {}  # request -> token, from the last step
-        self._block_size = block_size
-        self._blocks: list[Tags] = [[_EMPTY] * block_size for _ in range(2 * num_pairs)]
+        self._limits, self._block_size = limits, limits.block_size
+        self._blocks: list[Tags] = [[_EMPTY] * limits.block_size for _ in range(2 * limits.num_pairs)]
         self._places: dict[int, int] = {}  # place of a saved token -> its tag
         self._find_arena = arena
         self._arena: TaggedArena | None = None
@@ -359,20 +359,22 @@ class CheckedHands(ModelledHands):
         request, start, is_hidden = part.request, part.start, part.kind is CacheKind.HIDDEN
         blocks = part.blocks if is_hidden else _k_blocks(part.pairs)
         right = _k_blocks(part.from_right)
-        story, end = self._stories[request], start + len(tokens)
+        story, end, dropped = self._stories[request], start + len(tokens), part.dropped
+        if dropped > self._limits.unread(start) or dropped % self._block_size:
+            raise WrongKV(f"{request} lacks its first {dropped} tokens, and some of them are read at {start}")
         if bool(part.pairs) is is_hidden:
             raise WrongKV(f"{request} is of kind {part.kind.value} and has {len(part.pairs)} pairs")
         if not tokens or story.tokens[start:end] != tuple(tokens):
             raise WrongKV(f"{request} runs tokens from {start} on that are not its own")
-        if end > len(blocks) * self._block_size:
-            raise WrongKV(f"{request} has {len(blocks)} blocks, too few for {end} tokens")
-        if self._read(blocks, start, right, is_hidden) != list(story.tags[:start]):
-            raise WrongKV(f"the blocks of {request} do not hold its first {start} tokens")
-        touched = {self._slot(blocks, at, right) for at in range(start, end)}
+        if end - dropped > len(blocks) * self._block_size:
+            raise WrongKV(f"{request} has {len(blocks)} blocks, too few for {end - dropped} tokens")
+        if self._read(blocks, start - dropped, right, is_hidden) != list(story.tags[dropped:start]):
+            raise WrongKV(f"the blocks of {request} do not hold its tokens {dropped} to {start}")
+        touched = {self._slot(blocks, at, right) for at in range(start - dropped, end - dropped)}
         if touched & written:
             raise WrongKV(f"{request} writes to a slot that another request of the step writes to")
         written |= touched
-        self._write(blocks, start, story.tags[start:end], right, is_hidden)
+        self._write(blocks, start - dropped, story.tags[start:end], right, is_hidden)
 
     def _spoil(self, part: Chunk | Decode) -> None:
         """Write what no request has: a trial runs on pairs that are nobody's."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from alignedserve.explain.decisions import DecisionRing
 from alignedserve.worker.counts import WorkerCounts
 from alignedserve.worker.device import DeviceMemory, blocks_for
+from alignedserve.worker.dropping import Dropping
 from alignedserve.worker.in_flight import StepsInFlight
 from alignedserve.worker.notes import Faults, Notes
 from alignedserve.worker.pace import Pace
@@ -36,6 +37,7 @@ class Common:
         self.faults = Faults()
         self.counts = WorkerCounts()
         self.decisions = DecisionRing()
-        self.owners = Owners(self.pace.coming, self.pages)
-        self.retirement = Retirement(self.roster, self.steps, self.owners.outputs)
         self.writer = PageWriter(setup.limits.page_size)
+        self.dropping = Dropping(self.memory, self.writer)
+        self.owners = Owners(self.pace.coming, self.pages, self.dropping)
+        self.retirement = Retirement(self.roster, self.steps, self.owners.outputs)

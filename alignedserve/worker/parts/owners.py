@@ -13,6 +13,7 @@ from alignedserve.core import OWNERS, Chunk, Decode, FinishReason, StepResult
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.events import Event, MemberLost, Received, TimerFired
 from alignedserve.protocol.messages import Acknowledge, Resend
+from alignedserve.worker.dropping import Dropping
 from alignedserve.worker.outputs import Outputs
 from alignedserve.worker.parts.part import REFRESH, CorePart
 from alignedserve.worker.step.coming import Coming
@@ -24,9 +25,9 @@ Emitted: TypeAlias = Iterator[tuple[Running, FinishReason | None]]
 
 
 class Owners(CorePart):
-    def __init__(self, coming: Coming, pages: DevicePages) -> None:
+    def __init__(self, coming: Coming, pages: DevicePages, dropping: Dropping) -> None:
         self.outputs = Outputs()
-        self._coming, self._pages = coming, pages
+        self._coming, self._pages, self._dropping = coming, pages, dropping
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -55,6 +56,7 @@ class Owners(CorePart):
         tokens, unsampled = dict(result.tokens), set(result.unsampled)
         logprobs, scores = dict(result.logprobs), dict(result.prompt_logprobs)
         emit, size = self.outputs.emit, self._pages.page_size
+        drops = self._dropping.is_on
         for part in parts:  # one for each token
             request = part.request
             running = find(request)
@@ -71,6 +73,8 @@ class Owners(CorePart):
                 running.end_chunk(part, began_at, scores.get(request, ()))
                 self._pages.publish(running)
                 running.promise.served(now)
+            if drops:
+                self._dropping.drop(running)
             token, finish = tokens.get(request), None
             if token is not None:
                 if not running.output and running.promise.is_rt:

@@ -47,7 +47,7 @@ class PromptQueue(CorePart):
     def put_back(self, running: Running) -> None:
         """Take a request's pairs away. It waits before all others, and is computed anew."""
         self._memory.release(running)
-        running.pairs, running.blocks, running.prefix = (), (), 0
+        running.pairs, running.blocks, running.prefix, running.dropped = (), (), 0, 0
         self.waiting.add_first(running)
 
     def unseat(self, running: Running) -> None:
@@ -96,7 +96,8 @@ class PromptQueue(CorePart):
         return self._pairs_for(next(waiting, None)) > self._memory.num_free
 
     def _pairs_for(self, prompt: Running | None) -> int:
-        return 0 if prompt is None else units_for(prompt.num_tokens, self._memory.limits.block_size)
+        limits = self._memory.limits
+        return 0 if prompt is None else units_for(limits.least_held(prompt.num_tokens), limits.block_size)
 
     def drop(self, request: str, attempt: int) -> list[Command]:
         self._memory.reconsider()

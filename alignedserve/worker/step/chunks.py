@@ -45,6 +45,7 @@ def chunk_of(prompt: Running, most: int) -> Chunk:
         history=prompt.history if whole else None,
         scoring=prompt.scoring(prompt.prefix + size),
         from_right=prompt.from_right,
+        dropped=prompt.dropped,
         kind=CacheKind.HIDDEN if prompt.blocks else CacheKind.KV,
         blocks=prompt.blocks,
     )

@@ -30,9 +30,10 @@ class DevicePages:
         page_size: int,
         name: NamePages,
         copy_s: CopySeconds = lambda _prompt, _end, _copied: 0.0,
+        unread: Callable[[int], int] = lambda _tokens: 0,
     ) -> None:
-        """`page_size` is that of the pool's pages."""
-        self._copy_s = copy_s
+        """`page_size` is that of the pool's pages; `unread` says how many of so many tokens no layer reads any more."""
+        self._copy_s, self._unread = copy_s, unread
         self._blocks = blocks if isinstance(blocks, NamedBlocks) else None  # else nothing is shared
         self._size, self._page_size, self._name = block_size, page_size, name
         self.num_shared_tokens = 0  # that were not computed because another request had done so
@@ -51,6 +52,7 @@ class DevicePages:
             waiting.prefix = self._blocks.find(self._name(waiting, findable_tokens(waiting))) * self._size
         waiting.looked_up = version
         self._plan_fetch(waiting)
+        waiting.dropped = 0 if waiting.is_fetched else self._unread(waiting.prefix)
 
     def _plan_fetch(self, waiting: Running) -> None:
         """Decide whether to copy what the pool knows of a request beyond what is here: a copy takes whole pages."""
@@ -71,7 +73,7 @@ class DevicePages:
 
     def _found(self, waiting: Running) -> tuple[int, ...]:
         self.look(waiting)  # pages may have been evicted since
-        return waiting.block_names[: waiting.prefix // self._size]
+        return waiting.block_names[waiting.dropped // self._size : waiting.prefix // self._size]
 
     def next_page(self, running: Running) -> int | None:
         """Return the name of the page that a request computes next; None where that is its last, or not full."""
@@ -115,6 +117,8 @@ class DevicePages:
     def _found_of_kv(self, joining: Running) -> tuple[int, ...]:
         """Return the names of the pages that are here of its KV, before a page of the pool that is to be copied."""
         assert self._blocks is not None, "nothing is shared"
+        if joining.dropped:
+            return ()
         names = self._name(joining, joining.prefix - 1)
         tokens = self._blocks.find(names) * self._size
         return names[: (tokens - tokens % self._page_size) // self._size]
@@ -127,14 +131,15 @@ class DevicePages:
     def publish(self, running: Running) -> None:
         """Let others share the full pages of a request, which have KV now."""
         if self._blocks is not None and running.pairs:
-            self._blocks.publish(self._name(running, running.prefix), running.pairs)
+            names, num_dropped = self._name(running, running.prefix), running.dropped // self._size
+            self._blocks.publish(names, running.pairs, num_dropped)
             if running.known:
                 known = len(running.known) * self._page_size // self._size
                 self._blocks.note_elsewhere(running.block_names[:known])
 
     def note_in_pool(self, running: Running) -> None:
         """Note that the pool gets the full pages of a request, which has them still."""
-        if self._blocks is not None:
+        if self._blocks is not None and not running.dropped:
             self._blocks.note_elsewhere(running.block_names)
 
     def forget(self, running: Running) -> None:

@@ -171,7 +171,7 @@ class Filling:
             self._add_prompt(running, is_urgent)
 
     def _add_decode(self, running: Running) -> None:
-        estimate, prefix, hidden = self._estimate, running.prefix, running.num_hidden
+        estimate, prefix, hidden = self._estimate, running.prefix - running.dropped, running.num_hidden
         is_late = estimate.with_decode(prefix, hidden) > (self._most_s if running.promise.is_rt else self._bound_s)
         self._ran_out_of_time |= is_late
         if (is_late or not self._places) and not self._replaces(running):
@@ -226,16 +226,16 @@ class Filling:
             slack_s, real_time = self._spare[-1]
             estimate = self._estimate  # its `longest` may be of the request that goes: that is counted again at the end
             estimate.decodes -= 1
-            estimate.prefixes -= real_time.prefix
+            estimate.prefixes -= real_time.num_held
             estimate.hidden -= real_time.num_hidden
-            if estimate.with_decode(best_effort.prefix, best_effort.num_hidden) <= min(self._bound_s, slack_s):
+            if estimate.with_decode(best_effort.num_held, best_effort.num_hidden) <= min(self._bound_s, slack_s):
                 self._spare.pop()
                 self.decodes.remove(real_time)
                 self._has_replaced = True
                 self._room += 1
                 self._places += 1
                 return True
-            estimate.add_decode(real_time.prefix)
+            estimate.add_decode(real_time.num_held)
             estimate.add_hidden(real_time.num_hidden)
         self._is_full = True
         return False
@@ -276,7 +276,7 @@ class Filling:
             self._seating.take(running, most)
             return 0
         bound_s = self._prompts_s if running.promise.is_rt else self._bound_s
-        size = 0 if self._has_cut else self._fitting(bound_s, running.prefix, most, running.num_hidden)
+        size = 0 if self._has_cut else self._fitting(bound_s, running.num_held, most, running.num_hidden)
         if size < most and not self._has_cut and self._is_worth_gaps(running, size, most):
             size = most
         if size < self._at.block_size and self._may_exceed(running):
@@ -287,7 +287,7 @@ class Filling:
                 self._long_classes.add(running.request.service)
             self._seating.take(running, size)
             self.chunks.append(chunk_of(running, size))
-            self._estimate.add_chunk(size, running.prefix)
+            self._estimate.add_chunk(size, running.num_held)
             self._estimate.add_hidden(running.num_hidden)
             self._room -= size
             self._places -= 1
@@ -306,7 +306,7 @@ class Filling:
             return False
         if self.policy.late is Late.DROP_LAST and dues.is_late(now):
             return False
-        left_s, prefix, hidden = dues.due_at(now) - now, running.prefix, running.num_hidden
+        left_s, prefix, hidden = dues.due_at(now) - now, running.num_held, running.num_hidden
         if size and size * int(left_s / self._prompts_s) >= running.num_ahead:
             return False  # it is in time a piece at a time
         if self._estimate.with_chunk(most, prefix, hidden) > left_s:

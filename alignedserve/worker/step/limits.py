@@ -63,10 +63,10 @@ def estimate_of(decodes: Iterable[Running], at: Moment) -> StepEstimate:
 
 
 def shape_of(chunks: Sequence[Chunk], decodes: Sequence[Running]) -> Shape:
-    sizes = [(len(chunk.tokens), chunk.start) for chunk in chunks]
+    sizes = [(len(chunk.tokens), chunk.start - chunk.dropped) for chunk in chunks]
     hidden = sum([running.prefix for running in decodes if running.blocks])
     hidden += sum([chunk.start for chunk in chunks if chunk.blocks])
-    return Shape.build(sizes, [running.prefix for running in decodes], hidden)
+    return Shape.build(sizes, [running.prefix - running.dropped for running in decodes], hidden)
 
 
 def all_of(decodes: Sequence[Running], chunks: tuple[Chunk, ...], at: Moment) -> Selection:

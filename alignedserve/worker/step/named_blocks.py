@@ -86,7 +86,7 @@ class NamedBlocks(Blocks):
         return super().take(count)
 
     def give(self, pairs: Sequence[int]) -> None:
-        """Give back all pairs of a request. The last page becomes idle first, so that it is evicted first."""
+        """Give back whole pages of a request. The last page becomes idle first, so that it is evicted first."""
         if not self._pages:
             super().give(pairs)
             return
@@ -164,17 +164,20 @@ class NamedBlocks(Blocks):
                 self._shared.add(page.place)
         return tuple([pair for page in pages for pair in page.pairs])
 
-    def publish(self, names: Sequence[int], pairs: Sequence[int]) -> None:
-        """Name the full pages that a request has in these pairs, where no others have their names already.
+    def publish(self, names: Sequence[int], pairs: Sequence[int], num_dropped: int = 0) -> None:
+        """Name the full pages that a request has in these pairs, where no others have their names already. The pairs
+        begin after so many pages, which it has given back.
 
         Pages of it that were forgotten keep all that come after them from being named.
         """
         count, size = len(names), self._pairs_of_page
         while count and names[count - 1] not in self._named:
             count -= 1
+        if count < num_dropped:
+            return
         before = self._named[names[count - 1]] if count else None
         for at in range(count, len(names)):
-            own = tuple(pairs[at * size : (at + 1) * size])
+            own = tuple(pairs[(at - num_dropped) * size : (at - num_dropped + 1) * size])
             if own[0] in self._pages:
                 return
             page = _DevicePage(names[at], own, before)

@@ -81,6 +81,7 @@ class Running:
     output: list[int]  # all of it, earlier attempts included
     pairs: tuple[int, ...] = ()
     prefix: int = 0
+    dropped: int = 0  # of these tokens, the first that no layer reads any more: `pairs` begin after them
     known: tuple[int, ...] = ()  # pages of the pool that hold its first tokens, kept there for it
     fetched_from: int = 0  # where they are copied here, as soon as it is seated: tokens that were here before, ...
     fetched_to: int = 0  # ... and tokens that are here then; 0 where it computes them
@@ -121,7 +122,11 @@ class Running:
         The request may have got more pairs since, for a step that was planned while that one ran.
         """
         here, planned = self.blocks or self.pairs, part.blocks or part.pairs
-        return here is planned or here[: len(planned)] == planned  # mostly the same tuple
+        if here is planned:  # mostly the same tuple
+            return True
+        if self.dropped > part.dropped and here[:1] and here[0] in planned:
+            planned = planned[planned.index(here[0]) :]
+        return here[: len(planned)] == planned
 
     def expect(self, estimate: Estimate, policy: Policy, now: float) -> None:
         """Take another prediction of the output's length into account."""
@@ -193,7 +198,7 @@ class Running:
     def entry(self, pages: tuple[int, ...], names: tuple[int, ...]) -> Entry:
         """Return the request as the pool gets it."""
         output, due = tuple(self.output), self.promise.due
-        return Entry(self.request, output, pages, due, tuple(self.logprobs), self.opening, names)
+        return Entry(self.request, output, pages, due, tuple(self.logprobs), self.opening, names, self.dropped)
 
     @property
     def opening(self) -> Opening:
@@ -207,13 +212,23 @@ class Running:
 
     def has_place(self, block_size: int) -> bool:
         """Return whether there is a place for what is kept of its next token."""
-        return self.prefix < (len(self.blocks) or len(self.pairs)) * block_size
+        return self.num_held < (len(self.blocks) or len(self.pairs)) * block_size
 
     def add_pairs(self, pairs: tuple[int, ...]) -> None:
         """Add pairs for KV or hidden vectors, whichever the request is kept as."""
         self.pairs += pairs
         if self.blocks:
             self.blocks += half_blocks(pairs)
+
+    @property
+    def num_held(self) -> int:
+        """Return how many tokens have KV, which is about what a step reads."""
+        return self.prefix - self.dropped
+
+    @property
+    def kept_tokens(self) -> tuple[int, ...]:
+        """Return the tokens that have KV."""
+        return self.tokens(self.dropped, self.prefix)
 
     @property
     def num_hidden(self) -> int:

@@ -17,7 +17,7 @@ class Seating:
     block_size: int  # tokens of a pair
     seats: int  # requests that may be seated
     by_chunk: bool  # whether a prompt gets pairs for the chunk that runs, or at once what it will need
-    room_for: Callable[[Running], int]  # tokens of a request that is seated as a whole
+    room_for: Callable[[Running], int]  # tokens that a request which is seated as a whole gets memory for
     long_classes: Callable[[], set[ServiceClass]]  # of the long prompts that are unfinished here
     pages: DevicePages = NOTHING_SHARED  # what requests share
     next_pages: NextPages = NO_NEXT_PAGES  # that seated prompts compute
@@ -51,7 +51,7 @@ class Seating:
 
     def _pairs_for(self, running: Running, size: int) -> int:
         """Return how many pairs a request has with so many more tokens."""
-        tokens = running.prefix + size if self._grows(running) else self.room_for(running)
+        tokens = running.num_held + size if self._grows(running) else self.room_for(running)
         return units_for(tokens, self.in_pair(running))
 
     def _num_held(self, running: Running) -> int:
@@ -75,7 +75,9 @@ class Seating:
         left = self.left_for(running)
         if self.demand(running, size) <= left:
             return size
-        return max(0, self._num_held(running) * self.block_size + left - running.prefix) if self._grows(running) else 0
+        if not self._grows(running):
+            return 0
+        return max(0, self._num_held(running) * self.block_size + left - running.num_held)
 
     def take(self, running: Running, size: int) -> None:
         """Take memory for so many tokens of a request, which `most` has found; seat it if it waits."""

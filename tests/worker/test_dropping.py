@@ -1,0 +1,79 @@
+"""Tests of what a request drops where all layers have windows: never what is read, and all else but a page."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.core import Chunk, Decode, Sampling, WorkerLimits
+from alignedserve.scheduling.policy import Cache, Chunking, Layout, Order, Packing, Policy, Room
+from alignedserve.scheduling.promise import promise
+from alignedserve.worker.setup import WorkerSetup
+from alignedserve.worker.step.named_blocks import NamedBlocks
+from alignedserve.worker.step.running import Running
+from tests.samples import LIMITS, request
+
+
+@given(st.integers(0, 500), st.integers(2, 100), st.sampled_from((4, 8, 64)))
+def test_a_request_holds_its_window_and_less_than_a_page_more(tokens: int, reach: int, page_size: int) -> None:
+    limits = WorkerLimits(10, 4, page_size, max_step_tokens=8, max_batch=2, reach=reach)
+    unread, first_read = limits.unread(tokens), max(0, tokens + 1 - reach)
+    assert unread <= first_read < unread + page_size
+    assert unread % page_size == 0
+    assert tokens + 1 - unread <= limits.least_held(tokens + 1)
+
+
+def test_a_request_that_reads_all_drops_nothing() -> None:
+    assert LIMITS.unread(10_000) == 0
+    assert LIMITS.least_held(10_000) == 10_000
+
+
+def test_a_step_is_known_by_its_pairs_after_some_were_dropped() -> None:
+    asked = request("a", max_tokens=50)
+    here = Running(asked, promise(asked, Policy()), [7], (3, 4), 20, dropped=8)
+    planned = Decode("a", 1, 19, (1, 2, 3), Sampling(), 0)
+    assert here.is_at(planned)
+    assert not here.is_at(replace(planned, pairs=(1, 2, 5)))
+    assert not here.is_at(replace(planned, pairs=(3, 1, 2)))
+    assert here.is_at(Chunk("a", (1,), 19, (3, 4), None, dropped=8))
+
+
+def test_pages_after_those_that_were_dropped_are_found_as_long_as_all_are_here() -> None:
+    blocks = NamedBlocks(4, 1)
+    pairs = blocks.take(3)
+    assert pairs is not None
+    blocks.publish((10, 11, 12), pairs)
+    blocks.give(pairs[:2])
+    more = blocks.take(1)
+    assert more is not None
+    blocks.publish((10, 11, 12, 13), (pairs[2], *more), num_dropped=2)
+    assert blocks.find((10, 11, 12, 13, 14)) == 4
+    assert blocks.take(2) is not None, "idle pages go"
+    assert blocks.find((10, 11, 12, 13)) == 0
+    blocks.publish((10, 11, 12, 13), (pairs[2], *more), num_dropped=2)
+    assert blocks.find((10, 11, 12, 13)) == 0, "nothing is found without its beginning"
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Policy(room=Room.WHOLE),
+        Policy(blocks=Layout.BIDIRECTIONAL),
+        Policy(cache=Cache.HYBRID),
+        Policy(chunking=Chunking.NONE),
+        Policy(order=Order.FCFS, packing=Packing.FCFS, chunking=Chunking.FIXED),
+    ],
+)
+def test_by_some_policies_requests_keep_all(policy: Policy) -> None:
+    assert policy.problem is None
+    assert not policy.drops
+    with pytest.raises(AssertionError, match="keep all"):
+        WorkerSetup(replace(LIMITS, reach=4), policy)
+
+
+def test_by_others_they_drop_what_no_layer_reads() -> None:
+    assert Policy().drops
+    assert Policy(room=Room.CHUNKS, order=Order.FCFS, packing=Packing.FCFS, chunking=Chunking.FIXED).drops
