@@ -17,6 +17,7 @@ from alignedserve.errors import ModelError
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _NOT_READ = ("*.bin", "*.gguf", "*.pt", "*.pth", "*.h5", "*.msgpack")  # pickled, or formats of other programs
 _FLOATS, _FLOATS_OF_8_BITS = ("F64", "F32", "BF16", "F16"), ("F8_E4M3",)
+_PACKED = (".qweight", ".weight_packed")
 _SCALES, _ZEROS = ("scales", "weight_scale"), ("qzeros", "weight_zero_point")
 _MOST_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 
@@ -65,6 +66,14 @@ def count_tables(folder: Path, shape: tuple[int, int]) -> int:
         return sum(place.shape == shape for place in read_places(folder).values())
     tensors = [tensor for path in weight_files(folder) for tensor in _read_header(path).values()]
     return sum(tensor.shape == shape for tensor in tensors)
+
+
+def largest_numbers(folder: Path, bits: int) -> int:
+    """Return the numbers of the largest tensor, where packed numbers have so many bits."""
+    if (folder / PLACES).is_file():
+        return max(place.numbers for place in read_places(folder).values())
+    tensors = [tensor for path in weight_files(folder) for tensor in _read_header(path).items()]
+    return max(8 * tensor.num_bytes // bits if name.endswith(_PACKED) else tensor.numbers for name, tensor in tensors)
 
 
 def quantised_bytes(folder: Path, whole: int) -> int:

@@ -8,7 +8,13 @@ from pathlib import Path
 
 from alignedserve.architectures.model_config import DTYPE_BYTES, ModelConfig
 from alignedserve.architectures.quantization import Quantization
-from alignedserve.architectures.weight_files import count_in_experts, count_numbers, count_tables, quantised_bytes
+from alignedserve.architectures.weight_files import (
+    count_in_experts,
+    count_numbers,
+    count_tables,
+    largest_numbers,
+    quantised_bytes,
+)
 from alignedserve.config.config import Config, DeviceKind, TransportName
 from alignedserve.errors import MemoryTooSmall
 from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, POOL, Use
@@ -27,14 +33,18 @@ class MemoryDemand:
     cache: int
     step: int
     dtype: str
+    loading: int = 0  # beside the weights while they are loaded; KV and steps take their memory only afterwards
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache + self.step
+        return self.weights + max(self.loading, self.cache + self.step)
 
     def __str__(self) -> str:
-        weights, cache, step = (-(-size // _MIB) for size in (self.weights, self.cache, self.step))
-        return f"{weights} MB of weights as {self.dtype}, {cache} of KV and {step} for a step"
+        weights, cache, step, loading = (
+            -(-size // _MIB) for size in (self.weights, self.cache, self.step, self.loading)
+        )
+        needs = f"{weights} MB of weights as {self.dtype}, {cache} of KV and {step} for a step"
+        return f"{needs}, while it loads {loading} beside the weights" if loading > cache + step else needs
 
 
 def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> MemoryDemand:
@@ -46,7 +56,16 @@ def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> 
         cache=room.cache_bytes(model),
         step=model.step_bytes(config.engine.max_step_tokens, config.engine.max_batch, room.dtype),
         dtype=kept,
+        loading=_loading(config.engine.quantization, model, folder),
     )
+
+
+def _loading(quantization: Quantization, model: ModelConfig, folder: Path) -> int:
+    """Return the bytes that a layer of whole numbers takes on its way: a byte of each number before they are packed,
+    in a fused layer of two tensors; those of files are there twice, as they were read and side by side."""
+    if model.stored is not None:
+        return 4 * largest_numbers(folder, min(model.stored.bits, default=8))
+    return 0 if quantization is Quantization.NONE else 2 * largest_numbers(folder, 8)
 
 
 def _kept(quantization: Quantization, model: ModelConfig, dtype: str) -> str:
@@ -181,13 +200,14 @@ def _advice(config: Config, rank: MemoryDemand, workers: int, available: int, po
         fitting = config.schedule.checkpoints * (available - workers * rank.total - pool) / checkpoints
         return f"lower schedule.checkpoints from {config.schedule.checkpoints:g} to {int(100 * fitting) / 100:g}"
     share = (available - pool) // workers  # of each worker
+    loads = rank.weights + rank.loading <= share
     fitting = (share - rank.weights - rank.step) // _MIB
-    if fitting > 0:
+    if loads and fitting > 0:
         return f"lower engine.kv_memory_mb from {config.engine.cache_mb} to {fitting}"
     smaller_pool = (available - workers * rank.total) // _MIB
     if pool and smaller_pool > 0:
         return f"lower kvpool.memory_mb from {config.kvpool.memory_mb} to {smaller_pool}"
-    if rank.weights + rank.step > share >= rank.weights:
+    if loads and rank.weights + rank.step > share:
         return f"lower engine.max_step_tokens from {config.engine.max_step_tokens}, and engine.kv_memory_mb"
     if rank.dtype == "float32" and rank.weights // 2 < share:
         return "set engine.dtype to bfloat16, which halves the weights, or take a smaller model"

@@ -94,6 +94,21 @@ def test_quantised_weights_take_less(
     check(folder, needed, monkeypatch, engine__quantization=quantization, kvpool__memory_mb=128)
 
 
+def test_a_layer_on_its_way_counts_where_kv_and_steps_take_less(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fused layer of two tensors as large as the largest, a byte for each number, is not packed yet."""
+    weights, largest, options = 132, 64, {"engine__quantization": "int8", "engine__kv_memory_mb": 64}
+    needed = weights + 2 * largest + 64
+    check(folder, needed, monkeypatch, kvpool__memory_mb=64, **options)
+    with pytest.raises(MemoryTooSmall) as refused:
+        check(folder, needed - 2, monkeypatch, kvpool__memory_mb=64, **options)
+    assert f"64 of KV and {STEP_MB} for a step, while it loads 128 beside the weights" in str(refused.value)
+    assert str(refused.value).endswith("lower kvpool.memory_mb from 64 to 62")
+    with pytest.raises(MemoryTooSmall, match="take a smaller model or fewer workers"):
+        check(folder, weights + 100, monkeypatch, kvpool__memory_mb=64, **options)
+    plain = 200 + 64 + STEP_MB
+    check(folder, plain + 64, monkeypatch, engine__kv_memory_mb=64, kvpool__memory_mb=64)
+
+
 def test_all_workers_and_the_pool_count(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(MemoryTooSmall) as refused:
         check(folder, 1024, monkeypatch, topology="1+1", engine__kv_memory_mb=256, kvpool__memory_mb=128)
