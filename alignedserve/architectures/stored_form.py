@@ -1,7 +1,7 @@
 """The form in which a folder keeps the weights of its linear layers, if somebody has quantised them already.
 
-`quantization_config` of config.json names it. What the engine cannot read is refused here, before any weight is read;
-how the tensors are read is in engine/weights.
+`quantization_config` of config.json names it, or a file beside it. What the engine cannot read is refused here, before
+any weight is read; how the tensors are read is in engine/weights.
 """
 
 from __future__ import annotations
@@ -23,6 +23,10 @@ class StoredMethod(str, Enum):
     AWQ = "awq"
     FP8 = "fp8"
     GGUF = "gguf"
+
+
+# Files in which older tools say what they did, where config.json does not.
+_FILES = {"quantize_config.json": StoredMethod.GPTQ, "quant_config.json": StoredMethod.AWQ}
 
 
 class ZeroForm(str, Enum):
@@ -60,12 +64,16 @@ def stored_form(given: Given, *parts: Given) -> StoredForm | None:
     """Return the form that one of these sections names; None where weights are plain numbers."""
     for section in (given, *parts):
         if section.get("quantization_config"):
-            return _read(section.section("quantization_config"))
+            return _read(section.section("quantization_config"), None)
+    for name, method in _FILES.items():
+        if (given.folder / name).is_file():
+            return _read(Given(given.folder / name), method.value)
     return None
 
 
-def _read(quantized: Given) -> StoredForm:
-    match quantized.get("quant_method"):
+def _read(quantized: Given, method: str | None) -> StoredForm:
+    """Read what a section or file says, which may leave out the method where there is only one for it."""
+    match quantized.get("quant_method", method):
         case "compressed-tensors":
             return _read_compressed_tensors(quantized)
         case "gptq":

@@ -15,6 +15,7 @@ from alignedserve.architectures.given import read_json
 from alignedserve.errors import ModelError
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_OF_GPTQ = "gptq_model*.safetensors"  # as AutoGPTQ named the only file
 _NOT_READ = ("*.bin", "*.gguf", "*.pt", "*.pth", "*.h5", "*.msgpack")  # pickled, or formats of other programs
 _FLOATS, _FLOATS_OF_8_BITS = ("F64", "F32", "BF16", "F16"), ("F8_E4M3",)
 _PACKED = (".qweight", ".weight_packed")
@@ -38,6 +39,8 @@ def weight_files(folder: Path) -> list[Path]:
         return sorted(set(tensor_places(folder / INDEX).values()))
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
+    if len(alone := [*folder.glob(_OF_GPTQ)]) == 1:
+        return alone
     raise ModelError(f"{folder} holds neither {WEIGHTS} nor {INDEX}{_instead(folder)}")
 
 

@@ -145,6 +145,35 @@ def test_a_fused_layer_of_which_a_part_is_plain_and_a_head_that_is_not(form: str
     assert furthest(logits_of(folder, tokens), expected) < CLOSE
 
 
+# --- Folders of older tools, whose config.json says nothing
+
+
+@pytest.mark.parametrize(
+    ("form", "file", "said", "weights"),
+    [
+        ("gptq-4", "quantize_config.json", {"bits": 4, "group_size": 16}, "gptq_model-4bit-16g.safetensors"),
+        ("gptq-4-act-order", "quantize_config.json", {"bits": 4, "group_size": 8, "desc_act": True}, WEIGHTS),
+        ("awq", "quant_config.json", {"zero_point": True, "q_group_size": 8, "w_bit": 4, "version": "GEMM"}, WEIGHTS),
+    ],
+)
+def test_a_file_beside_the_configuration_says_how_weights_are_quantised(
+    form: str, file: str, said: dict[str, Any], weights: str, quantised_of: QuantisedOf, tmp_path: Path
+) -> None:
+    folder, network = quantised_of("gqa-untied", form)
+    content = json.loads((folder / "config.json").read_text())
+    del content["quantization_config"]
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    (tmp_path / file).write_text(json.dumps(said))
+    (tmp_path / weights).symlink_to(folder / WEIGHTS)
+    tokens = prompt_of(1, 30)
+    with torch.inference_mode():
+        expected = network(torch.tensor([tokens])).logits[0]
+    assert furthest(logits_of(tmp_path, tokens), expected) < CLOSE
+    assert quantised_bytes(tmp_path, 4) == quantised_bytes(folder, 4)
+    (tmp_path / file).write_text(json.dumps({**said, "bits": 3, "w_bit": 3}))
+    refused(tmp_path, "of 3 bits", UnsupportedModel)
+
+
 # --- Models that transformers runs
 
 

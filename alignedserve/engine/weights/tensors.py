@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from alignedserve.architectures.weight_files import INDEX, WEIGHTS, tensor_places, weight_files
+from alignedserve.architectures.weight_files import INDEX, tensor_places, weight_files
 from alignedserve.errors import ModelError, UnsupportedModel
 from alignedserve.kernels.common.fp8 import AnyQuantised
 from alignedserve.kernels.common.quantised import rows_at_once
@@ -82,7 +82,7 @@ class Tensors:
         if (folder / INDEX).is_file():
             self._places = tensor_places(folder / INDEX)  # tensor name -> file that holds it
         else:
-            self._places = dict.fromkeys(_open(folder / WEIGHTS).keys(), folder / WEIGHTS)
+            self._places = dict.fromkeys(_open(files[0]).keys(), files[0])
         for file in files:
             _open(file)  # a broken file is found before anything is read
 
