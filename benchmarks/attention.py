@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from alignedserve.kernels.common.int8_kv import quantise_vectors
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library, usable_sets
@@ -57,10 +58,10 @@ class Paged:
         lies = (Lie(queries, tokens, pairs) for (queries, tokens), pairs in zip(spans, own, strict=True))
         self.spans = Spans(lies, BLOCK_SIZE)
         self.query = torch.randn(self.spans.num_rows, heads.kv_heads * heads.group, heads.head_dim).bfloat16()
-        self.scale, self._heads = heads.head_dim**-0.5, heads
+        self.scoring, self._heads = Scoring(heads.head_dim**-0.5), heads
 
     def attend(self, kernels: Kernels) -> torch.Tensor:
-        return kernels.attend(self.query, self.cache, self.spans, self.scale)
+        return kernels.attend(self.query, self.cache, self.spans, self.scoring)
 
     def keep_in_int8(self) -> None:
         self.cache = quantise_vectors(self.cache.flatten(0, 1), self._heads.kv_heads).view(*self.cache.shape[:2], -1)
@@ -123,7 +124,7 @@ def calls(kernels: Kernels) -> None:
     def both() -> None:
         for _ in range(CALLS_AT_ONCE):
             kernels.write(cache, none, k, v)
-            kernels.attend(query, cache, none, 0.125)
+            kernels.attend(query, cache, none, Scoring(0.125))
 
     def spans() -> None:
         for _ in range(CALLS_AT_ONCE // 10):

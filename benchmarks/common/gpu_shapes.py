@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels, choose
 from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
@@ -133,7 +134,7 @@ class AttentionBench:
         cache = torch.randn(shape, device=self.device).bfloat16()
         query = torch.randn(len(lengths), self.model.heads, head_dim, device=self.device).bfloat16()
         spans = Spans(lies, block_size)
-        return seconds(lambda: kernels.attend(query, cache, spans, head_dim**-0.5))
+        return seconds(lambda: kernels.attend(query, cache, spans, Scoring(head_dim**-0.5)))
 
 
 class Fixed(Fastest):

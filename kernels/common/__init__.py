@@ -11,6 +11,7 @@ placing.py          Copy a step's inputs from the CPU to the device.
 quantised.py        Weights of 8 or 4 bits with scales by groups of inputs, and linear layers of them.
 reference.py        Every kernel in plain torch: faster kernels are tested against it.
 row_blocks.py       Sums, maxima and draws over rows of a vocabulary, read by blocks of columns.
+scoring.py          How a layer scores tokens: scale, window, soft cap, sinks and slopes of its heads.
 spans.py            Where the tokens of a step's requests lie on the device; made once per step.
 static_spans.py     Spans at a fixed address, for steps that are captured once and replayed.
 threads.py          The threads that torch and the kernels share.

@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
 
 
@@ -34,8 +35,7 @@ class DecoderLayer:
     kv_heads: int
     head_dim: int
     turned: int  # how many of a head's first numbers are rotated
-    scale: float
-    window: int | None
+    scoring: Scoring
 
 
 @dataclass(frozen=True)

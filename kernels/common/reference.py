@@ -30,6 +30,7 @@ from alignedserve.kernels.common.fp8 import AnyQuantised, Fp8Weight
 from alignedserve.kernels.common.int8_kv import dequantise_vectors, heads_written, keeps_int8, quantise_vectors
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import PanelLinear, QuantisedLinear, QuantisedWeight
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
 
 LEVELS = 255  # between the least and the most of int8
@@ -98,11 +99,8 @@ class Reference:
         vectors[slots] = k
         vectors[slots + cache.shape[1]] = v
 
-    def attend(self, query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int | None = None) -> Tensor:
-        """Causal attention of each span's queries over its own tokens; query and result are [rows, heads, head_dim].
-
-        With a window, a query sees that many tokens, itself included.
-        """
+    def attend(self, query: Tensor, cache: Tensor, spans: Spans, scoring: Scoring) -> Tensor:
+        """Causal attention of each span's queries over its own tokens; query and result are [rows, heads, head_dim]."""
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         vectors, head_dim = cache.view(-1, cache.shape[-1]), query.shape[-1]
         rows = spans.rows.tolist()
@@ -110,7 +108,7 @@ class Reference:
             of = slice(rows[span], rows[span + 1])
             slots = spans.slots(span).to(cache.device)
             k, v = (_by_head(vectors[each], head_dim, query.dtype) for each in (slots, slots + cache.shape[1]))
-            out[of] = _attend(query[of], k, v, scale, window)
+            out[of] = attend_to(query[of], k, v, scoring)
         return out
 
     def attend_latent(self, query: Tensor, cache: Tensor, spans: Spans, scale: float, rank: int) -> Tensor:
@@ -123,7 +121,7 @@ class Reference:
         for span in range(len(spans)):
             of = slice(rows[span], rows[span + 1])
             kept = latent_vectors(cache, spans.slots(span))[:, None]
-            out[of] = _attend(query[of], kept, kept[..., :rank], scale, None)
+            out[of] = attend_to(query[of], kept, kept[..., :rank], Scoring(scale))
         return out
 
     # --- Hidden vectors take single blocks: a token's vector lies in the first numbers of one slot
@@ -273,11 +271,32 @@ def _by_head(vectors: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:
     return vectors.view(len(vectors), -1, head_dim)
 
 
-def _attend(query: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None) -> Tensor:
-    queries, tokens = query.shape[0], k.shape[0]
+def attend_to(query: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
+    """Return the attention of a request's last tokens, [queries, heads, head_dim], to K and V of all its tokens."""
+    queries, tokens, window = query.shape[0], k.shape[0], scoring.window
     mask = torch.ones(queries, tokens, dtype=torch.bool, device=query.device).tril(tokens - queries)
     if window is not None:
         mask = mask.triu(tokens - queries - window + 1)
     q, k, v = (x.transpose(0, 1)[None] for x in (query, k, v))
     grouped = q.shape[1] != k.shape[1]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=grouped)[0].transpose(0, 1)
+    if scoring.is_usual:
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scoring.scale, enable_gqa=grouped)
+        return attended[0].transpose(0, 1)
+    group = q.shape[1] // k.shape[1]
+    k, v = (x[0].repeat_interleave(group, 0).float() for x in (k, v))
+    weights = _weights(q[0].float() @ k.transpose(1, 2) * scoring.scale, mask, scoring)
+    return (weights @ v).transpose(0, 1).to(query.dtype)
+
+
+def _weights(scores: Tensor, mask: Tensor, scoring: Scoring) -> Tensor:
+    """Return each token's weight from scaled products [heads, queries, tokens]."""
+    heads, queries, tokens = scores.shape
+    if scoring.softcap is not None:
+        scores = scoring.softcap * torch.tanh(scores / scoring.softcap)
+    if scoring.slopes is not None:
+        places = torch.arange(tokens, device=scores.device)
+        scores = scores + scoring.slopes[:, None, None] * (places - places[tokens - queries :, None])
+    scores = scores.masked_fill(~mask, -torch.inf)
+    if scoring.sinks is not None:
+        scores = torch.cat((scores, scoring.sinks[:, None, None].expand(heads, queries, 1)), 2)
+    return scores.softmax(-1)[..., :tokens]

@@ -188,6 +188,12 @@ static void keep(const Attention& a, const Unit& unit, Partial done, Common comm
         }
 }
 
+// Returns what a row's sum is multiplied with; a sink takes its part of the weight, and adds nothing.
+static float share(const Attention& a, Partial done, int64_t row, int64_t head) {
+    float sink = a.scoring.sinks ? std::exp(a.scoring.sinks[head] - done.max[row]) : 0;
+    return 1 / (done.sum[row] + sink);
+}
+
 static void finish(const Attention& a, const Unit& unit, Partial done, Common common) {
     if (unit.members) return keep(a, unit, done, common);
     if (a.beginnings.tokens(unit.span))
@@ -198,8 +204,8 @@ static void finish(const Attention& a, const Unit& unit, Partial done, Common co
          head += a.group)
         for (int64_t query = 0; query < unit.queries; ++query)
             for (int64_t member = 0; member < a.group; ++member, ++row)
-                finish_row(done.out + row * a.value_dim(), 1 / done.sum[row], a.value_dim(), a.dtype, a.out,
-                           ((unit.first_row + query) * a.heads + head + member) * a.value_dim());
+                finish_row(done.out + row * a.value_dim(), share(a, done, row, head + member), a.value_dim(), a.dtype,
+                           a.out, ((unit.first_row + query) * a.heads + head + member) * a.value_dim());
 }
 
 static void attend_piece(const Attention& a, const Unit& unit, int64_t from, int64_t to, Partial out) {
@@ -289,13 +295,13 @@ static void attend(const Attention& a) {
 }
 
 void attend(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t head_dim,
-            int kept, const void* cache, int64_t kv_heads, const void* table, float scale, int64_t window, void* out) {
+            int kept, const void* cache, int64_t kv_heads, const void* table, const Scoring* scoring, void* out) {
     static thread_local Beginnings beginnings;
     const Spans& spans = *(const Spans*)table;
     int64_t vector = kept == INT8 ? int8_vector(kv_heads, head_dim) : kv_heads * head_dim;
-    beginnings.find(spans, window);
+    beginnings.find(spans, scoring->window);
     attend({dtype, kept,  query,    row_stride, head_stride,      cache, vector, spans,
-            out,   heads, head_dim, kv_heads,   heads / kv_heads, scale, window, beginnings});
+            out,   heads, head_dim, kv_heads,   heads / kv_heads, *scoring, beginnings});
 }
 
 void attend_latent(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t size,
@@ -303,9 +309,10 @@ void attend_latent(int dtype, const void* query, int64_t row_stride, int64_t hea
     static thread_local Beginnings beginnings;
     constexpr int64_t NO_WINDOW = int64_t(1) << 62;
     const Spans& spans = *(const Spans*)table;
+    const Scoring scoring{scale, 0, NO_WINDOW, nullptr, nullptr};
     beginnings.find(spans, NO_WINDOW);
     attend({dtype, dtype, query, row_stride, head_stride, cache, size / 2, spans,
-            out,   heads, size,  1,          heads,       scale, NO_WINDOW, beginnings, rank});
+            out,   heads, size,  1,          heads,       scoring, beginnings, rank});
 }
 
 }  // namespace ISA

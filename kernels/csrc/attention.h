@@ -12,6 +12,7 @@
 // The rows of a unit are ordered by kv head, query, and query head of that kv head.
 #pragma once
 #include "beginnings.h"
+#include "scoring.h"
 #include "scratch.h"
 #include "spans.h"
 #include "vectors.h"
@@ -27,8 +28,7 @@ struct Attention {  // the attention of one layer in one step
     const Spans& spans;
     void* out;
     int64_t heads, head_dim, kv_heads, group;  // group: the number of query heads of a kv head
-    float scale;
-    int64_t window;  // tokens that a query sees, itself included
+    const Scoring& scoring;
     const Beginnings& beginnings;
     // How many numbers V has in a compressed vector, which lies half in the place of K and half in that of V, and of
     // which head_dim counts all; 0 where K and V are kept. Then units are tiled, of one kv head.
@@ -47,6 +47,10 @@ struct Unit {
     int64_t rows(const Attention& a) const { return kv_heads * queries * a.group; }
     int64_t row(const Attention& a, int64_t query) const {
         return members ? a.spans.rows[members[query].span] : first_row + query;
+    }
+    // Returns a query's token in its request; `position` is no such token where queries are of different spans.
+    int64_t place(const Attention& a, int64_t query) const {
+        return members ? a.spans.tokens[members[query].span] - 1 : position + query;
     }
 };
 
@@ -68,7 +72,7 @@ inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t a, int64_t step) { return (a + step - 1) / step * step; }
 
 // Returns the first token that a query at this position sees.
-inline int64_t first_seen(const Attention& a, int64_t position) { return larger(0, position - a.window + 1); }
+inline int64_t first_seen(const Attention& a, int64_t position) { return larger(0, position - a.scoring.window + 1); }
 
 // Returns from how many rows that share a kv head's K and V on tiles are faster.
 int64_t least_rows_for_tiles(int dtype);

@@ -72,7 +72,7 @@ static void run_layer(const DecoderLayer& layer, const Step& step, char* cache, 
     Turned turned = turn(layer, qkv, room, step, size);
     write(layer.dtype, int(step.kept), cache, layer.kv_heads, width, step.spans, turned.k, turned.k_row, qkv + (query_dim + kv_dim) * size, qkv_dim);
     attend(layer.dtype, turned.query, turned.query_row, width, layer.heads, width, int(step.kept), cache,
-           layer.kv_heads, step.spans, layer.scale, layer.window, attended);
+           layer.kv_heads, step.spans, &layer.scoring, attended);
     linear(layer.out, attended, query_dim, step.x, rows, ADDED);
 
     normed(layer.mlp_norm, layer.dtype, step.x, norms, rows, hidden);

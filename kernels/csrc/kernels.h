@@ -2,6 +2,7 @@
 // outside get NO_MEMORY instead (table.cpp), and its results are then undefined. Strides and widths are in
 // elements; `dtype` is a Dtype of vectors.h.
 #pragma once
+#include "scoring.h"
 #include "vectors.h"
 
 namespace ISA {
@@ -11,10 +12,10 @@ namespace ISA {
 // in their dtype, [2 * pairs, block_size, kv_heads * head_dim], or in INT8 as int8_kv.h has it.
 void write(int dtype, int kept, void* cache, int64_t kv_heads, int64_t head_dim, const void* table, const void* k,
            int64_t k_stride, const void* v, int64_t v_stride);
-// Causal attention of query [rows, heads, head_dim], each over the last `window` tokens of its span; out is contiguous,
-// and scale is positive. A thread makes one call at a time: the kernel works in memory of the thread.
+// Causal attention of query [rows, heads, head_dim]; out is contiguous. A thread makes one call at a time: the kernel
+// works in memory of the thread.
 void attend(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t head_dim,
-            int kept, const void* cache, int64_t kv_heads, const void* table, float scale, int64_t window, void* out);
+            int kept, const void* cache, int64_t kv_heads, const void* table, const Scoring* scoring, void* out);
 // The same to compressed vectors of `size` numbers, an even number, of which the first `rank` are V; out is
 // [rows, heads, rank]. Half of a vector lies in the place of K, half in that of V.
 void attend_latent(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t size,
@@ -75,8 +76,7 @@ struct DecoderLayer {
     const void *query_norm, *k_norm;  // the norms of each head, or null
     int64_t heads, kv_heads, head_dim;
     int64_t half;    // the number of pairs of a head's numbers that turn; 0 for none
-    int64_t window;  // tokens that a query sees
-    float scale;
+    Scoring scoring;
     int32_t gated;  // up is gate and up, their product silu(gate) * up; else it is relu(up)
     int32_t dtype;
 };

@@ -96,16 +96,17 @@ static void multiply(float* numbers, int64_t count, float factor) {
     for (int64_t i = 0; i < count; ++i) numbers[i] *= factor;
 }
 
-// Turns the scores of a row into weights; those of int8 come to be multiplied with the scales of their tokens' V.
-template <class T>
+// Turns the products or the scores of a row into weights; those of int8 come to be multiplied with the scales of their tokens' V.
+template <bool ARE_SCORES, class T>
 static void weigh(const State<T>& state, int64_t row, int64_t head, Seen seen) {
     constexpr int W = Vec::width;
     float *scores = state.scores + row * GRAIN, *sums = state.sums + row * W, &most = state.max[row];
     if (!seen.all()) seen.put_elsewhere(NOTHING_SEEN, scores);
     Vec largest = Vec::all(NOTHING_SEEN);
     for (int t = 0; t < GRAIN; t += W) {
-        Vec scaled = Vec::load(scores + t) * Vec::all(state.scales[row]);
-        if constexpr (State<T>::IN_INT8) scaled = scaled * Vec::load(state.key_scales + head * GRAIN + t);
+        Vec scaled = Vec::load(scores + t);
+        if constexpr (!ARE_SCORES) scaled = scaled * Vec::all(state.scales[row]);
+        if constexpr (!ARE_SCORES && State<T>::IN_INT8) scaled = scaled * Vec::load(state.key_scales + head * GRAIN + t);
         scaled.store(scores + t);
         largest = max(largest, scaled);
     }
@@ -139,7 +140,7 @@ static void load_queries(const Attention& a, const Unit& unit, const State<T>& s
             for (int64_t member = 0; member < a.group; ++member, ++row) {
                 int64_t at = unit.row(a, query) * a.row_stride + (head * a.group + member) * a.head_stride;
                 state.scales[row] =
-                    a.scale * Rows<T>::load_query((const Q*)a.query + at, a.head_dim, state.queries + row * state.width);
+                    a.scoring.scale * Rows<T>::load_query((const Q*)a.query + at, a.head_dim, state.queries + row * state.width);
             }
 }
 
@@ -148,7 +149,7 @@ struct Seeing {
     int64_t first, end;
     Seeing(const Attention& a, const Unit& unit, int64_t token, int64_t count)
         : first(larger(0, token - unit.position)),
-          end(smaller(unit.queries, token + count + a.window - 1 - unit.position)) {}
+          end(smaller(unit.queries, token + count + a.scoring.window - 1 - unit.position)) {}
     int64_t rows(const Attention& a) const { return (end - first) * a.group; }
     int64_t first_row(const Attention& a, const Unit& unit, int64_t head) const {
         return (head * unit.queries + first) * a.group;
@@ -201,11 +202,30 @@ static void find_scales(const Attention& a, const int8_t* const* vectors, float*
         for (int t = 0; t < GRAIN; ++t) scales[head * GRAIN + t] = scale_at(vectors[t] + levels, head);
 }
 
+// Makes scores of the products of a query's rows with a grain's tokens, of which the first is `distance` from the query.
+template <class T>
+__attribute__((noinline)) static void change(const Attention& a, const State<T>& state, int64_t first, int64_t head,
+                                             int64_t distance) {
+    alignas(64) static const float COUNT[GRAIN] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    for (int64_t member = 0; member < a.group; ++member) {
+        const float slope = a.scoring.slopes ? a.scoring.slopes[head * a.group + member] : 0;
+        float* scores = state.scores + (first + member) * GRAIN;
+        for (int t = 0; t < GRAIN; t += Vec::width) {
+            Vec product = Vec::load(scores + t);
+            if constexpr (State<T>::IN_INT8) product = product * Vec::load(state.key_scales + head * GRAIN + t);
+            Vec score = score_of(a.scoring, product, state.scales[first + member]);
+            if (a.scoring.slopes) score = fma(Vec::all(slope), Vec::all(float(distance)) + Vec::load(COUNT + t), score);
+            score.store(scores + t);
+        }
+    }
+}
+
 // Computes all rows over the tokens of a grain, and prefetches the next memory.
 template <class T>
 static void attend_grain(const Attention& a, const Unit& unit, const Grain<T>& grain, const Grain<T>& next,
                          int64_t token, int64_t count, const State<T>& state) {
     const Seeing seeing(a, unit, token, count);
+    const bool changes = a.scoring.changes();
     if constexpr (State<T>::IN_INT8) find_scales(a, grain.keys, state.key_scales);
     for (int64_t head = 0; head < a.kv_heads; ++head) {
         Grain<T>::prefetch(A_GRAIN_AHEAD ? next.keys : grain.values, a, head);
@@ -218,7 +238,9 @@ static void attend_grain(const Attention& a, const Unit& unit, const Grain<T>& g
         for (int64_t query = seeing.first; query < seeing.end; ++query) {
             const int64_t first = (head * unit.queries + query) * a.group, position = unit.position + query;
             const Seen seen{first_seen(a, position) - token, smaller(count, position + 1 - token)};
-            for (int64_t row = first; row < first + a.group; ++row) weigh(state, row, head, seen);
+            if (changes) change(a, state, first, head, token - unit.place(a, query));
+            for (int64_t row = first; row < first + a.group; ++row)
+                changes ? weigh<true>(state, row, head, seen) : weigh<false>(state, row, head, seen);
         }
     if constexpr (State<T>::IN_INT8)
         Rows<T>::round(state.scores, state.largest, unit.rows(a), state.rounded, state.steps);

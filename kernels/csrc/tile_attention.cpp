@@ -21,6 +21,7 @@ constexpr float HIDDEN = -1e37f;  // the score of a token that a query does not 
 struct Lanes {
     alignas(64) int32_t position[LANES], first_seen[LANES];
     alignas(64) float max[LANES], sum[LANES];
+    alignas(64) float place[LANES], slope[LANES];  // where a layer changes scores: the query's token, its head's slope
 
     bool see_all(int64_t first, int64_t end) const {
         return end - 1 <= position[0] && first >= first_seen[LANES - 1];
@@ -29,6 +30,17 @@ struct Lanes {
         return first <= position[LANES - 1] && end > first_seen[0];
     }
 };
+
+// Makes scores of the products with tokens from `first` on.
+__attribute__((noinline)) static void change(const Scoring& scoring, float factor, const Lanes& lanes, int64_t first, int tokens,
+                   float (*scores)[LANES]) {
+    const Vec slope = Vec::load(lanes.slope), place = Vec::load(lanes.place);
+    for (int t = 0; t < tokens; ++t) {
+        Vec score = score_of(scoring, Vec::load(scores[t]), factor);
+        if (scoring.slopes) score = fma(slope, Vec::all(float(first + t)) - place, score);
+        score.store(scores[t]);
+    }
+}
 
 static void hide(float (*scores)[LANES], const Lanes& lanes, int64_t first, int tokens) {
     for (int t = 0; t < tokens; ++t)
@@ -44,6 +56,7 @@ template <class T>
 struct Tiles {
     using Number = float;
     static constexpr int TOGETHER = LANES == 16 ? 16 : 8, STEP = TOGETHER;  // sums that are held in registers
+    static constexpr bool SCALES_QUERIES = true;
 
     // Return how many numbers a packed key or query has, and a packed value or output.
     static int64_t key_width(int64_t head_dim) { return head_dim; }
@@ -128,6 +141,7 @@ struct Tiles {
 template <>
 struct Tiles<bf16> {
     using Number = uint32_t;  // a pair
+    static constexpr bool SCALES_QUERIES = false;
 
     static int64_t key_width(int64_t head_dim) { return round_up(head_dim, 32); }  // in bf16
     static int64_t value_width(int64_t head_dim) { return round_up(head_dim, 16); }
@@ -371,6 +385,12 @@ struct Workplace {
     }
 };
 
+// Returns what scores are multiplied with when they become weights.
+template <class T>
+static float scale_after(const Attention& a) {
+    return Tiles<T>::SCALES_QUERIES || a.scoring.changes() ? 1 : a.scoring.scale;
+}
+
 // Lanes beyond the last row repeat it; their results are not used.
 template <class T>
 static void load_queries(const Attention& a, const Unit& unit, Workplace<T>& work) {
@@ -384,10 +404,12 @@ static void load_queries(const Attention& a, const Unit& unit, Workplace<T>& wor
                          (unit.first_kv_head * a.group + member) * a.head_stride;
             lanes.position[lane] = int32_t(unit.position + query);
             lanes.first_seen[lane] = int32_t(first_seen(a, unit.position + query));
+            lanes.place[lane] = float(unit.place(a, query));
+            lanes.slope[lane] = a.scoring.slopes ? a.scoring.slopes[unit.first_kv_head * a.group + member] : 0;
             lanes.max[lane] = NOTHING_SEEN;
             lanes.sum[lane] = 0;
         }
-        Tiles<T>::pack_queries(from, a.head_dim, a.scale, work.queries + tile * work.query_size);
+        Tiles<T>::pack_queries(from, a.head_dim, a.scoring.scale, work.queries + tile * work.query_size);
     }
     std::memset(work.out, 0, work.tiles * work.out_size * sizeof(float));
 }
@@ -468,8 +490,10 @@ struct Pass {
         int64_t width = Tiles<T>::value_width(a.value_dim());
         float(*scores)[LANES] = scores_of(tile), *out = work.out + tile * work.out_size;
         bool hidden = token + tokens(tile) > end_of(tile) || !lanes.see_all(token, end_of(tile));
+        if (a.scoring.changes())
+            change(a.scoring, Tiles<T>::SCALES_QUERIES ? 1 : a.scoring.scale, lanes, token, tokens(tile), scores);
         if (hidden) hide(scores, lanes, token, tokens(tile));
-        Tiles<T>::weigh(scores, tokens(tile), hidden, a.scale, lanes, out, width);
+        Tiles<T>::weigh(scores, tokens(tile), hidden, scale_after<T>(a), lanes, out, width);
         Tiles<T>::add(scores, work.values, tokens(tile), width, out);
     }
 
@@ -505,7 +529,7 @@ static void settle(const Attention& a, const Unit& unit, const Workplace<T>& wor
     for (int64_t tile = 0; tile < work.tiles; ++tile) {
         int64_t first = tile * LANES, rows = smaller(LANES, unit.queries * a.group - first);
         for (int64_t row = 0; row < rows; ++row) {
-            out.max[first + row] = Tiles<T>::final_max(work.lanes[tile].max[row], a.scale);
+            out.max[first + row] = Tiles<T>::final_max(work.lanes[tile].max[row], scale_after<T>(a));
             out.sum[first + row] = work.lanes[tile].sum[row];
         }
         settle_tile(work.out + tile * work.out_size, rows, a.value_dim(), out.out + first * a.value_dim());

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from alignedserve.kernels.common.failing import fault_of_kernel
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.common.static_spans import StaticSpans
 from alignedserve.kernels.dispatch.paged_libraries import PagedLibrary, PagedRequests, fits, pages_of, requests_of
@@ -76,12 +77,11 @@ class PagedKernels(TritonKernels):
         self._libraries, self._fastest = list(libraries), fastest or Fastest()
 
     def _attend_some(
-        self, query: Tensor, cache: Tensor, spans: Spans, out: Tensor, scale: float, window: int | None, decodes: bool
+        self, query: Tensor, cache: Tensor, spans: Spans, out: Tensor, scoring: Scoring, decodes: bool
     ) -> None:
-        ours = partial(super()._attend_some, query, cache, spans, out, scale, window, decodes)
-        able_to = fits(query, cache, spans) and not isinstance(
-            spans, StaticSpans
-        )  # the libraries cannot read static spans
+        ours = partial(super()._attend_some, query, cache, spans, out, scoring, decodes)
+        fit = scoring.is_usual and fits(query, cache, spans)
+        able_to = fit and not isinstance(spans, StaticSpans)  # the libraries cannot read static spans
         requests = requests_of(spans, cache.device, decodes=decodes) if able_to else None
         able = (
             [library for library in self._libraries if library.why_not(decodes) is None] if requests is not None else []
@@ -94,11 +94,10 @@ class PagedKernels(TritonKernels):
         while True:
             ways = {_OURS: ours}
             ways |= {
-                library.name: partial(_attended_by, library, query, cache, requests, out, scale, window)
-                for library in able
+                library.name: partial(_attended_by, library, query, cache, requests, out, scoring) for library in able
             }
             try:
-                ways[self._fastest.find(key if window is None else f"{key}, window {window}", ways)]()
+                ways[self._fastest.find(key if scoring.window is None else f"{key}, window {scoring.window}", ways)]()
                 return
             except _Failed as failed:
                 log.warning("%s has failed (%s): attention goes on without it", failed.library.name, failed)
@@ -118,13 +117,12 @@ def _attended_by(
     cache: Tensor,
     requests: PagedRequests,
     out: Tensor,
-    scale: float,
-    window: int | None,
+    scoring: Scoring,
 ) -> None:
     k, v = pages_of(cache, query.shape[-1])
     of_theirs = query if requests.rows is None else query.index_select(0, requests.rows)
     try:
-        attended = library.attend(of_theirs, k, v, requests, scale, window)
+        attended = library.attend(of_theirs, k, v, requests, scoring.scale, scoring.window)
     except Exception as error:  # another version may raise anything, also for arguments that it does not know
         raise _Failed(library, fault_of_kernel(error, cache.device)) from error
     if requests.rows is None:

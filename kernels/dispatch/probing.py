@@ -16,6 +16,7 @@ from alignedserve.kernels.common.blocked import BlockedWeight
 from alignedserve.kernels.common.failing import in_a_line
 from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.paged_libraries import (
     PAGE,
@@ -73,7 +74,7 @@ def _fault_of_library(
     query = torch.randn(spans.num_rows, 2 * kv_heads, head_dim, generator=generator).to(device, dtype)
     try:
         for window in (None, 100):
-            expected = reference.attend(query, cache, spans, 0.1, window).float()
+            expected = reference.attend(query, cache, spans, Scoring(0.1, window)).float()
             for decodes in (True, False):
                 requests = requests_of(spans, device, decodes=decodes)
                 if library.why_not(decodes) is not None or requests is None:
@@ -202,7 +203,7 @@ _TRIALS: dict[str, Trial] = {
     "write": lambda kernels, made: _in_place(
         _cache(made), lambda cache: kernels.write(cache, _spans(), made(6, _SIZE), made(6, _SIZE))
     ),
-    "attend": lambda kernels, made: kernels.attend(made(6, 4, _SIZE // 2), _cache(made), _spans(), 0.2),
+    "attend": lambda kernels, made: kernels.attend(made(6, 4, _SIZE // 2), _cache(made), _spans(), Scoring(0.2)),
     "attend_latent": lambda kernels, made: kernels.attend_latent(
         made(6, 4, 2 * _SIZE), _cache(made), _spans(), 0.2, _SIZE + 20
     ),

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
@@ -91,6 +92,6 @@ def _attend(
     query = torch.randn(requests * queries, heads, head_dim, device=cache.device).to(dtype)
     spans, scale = Spans(lies, cache.shape[1]), head_dim**-0.5
     if latent_rank is None:
-        kernels.attend(query, cache, spans, scale)
+        kernels.attend(query, cache, spans, Scoring(scale))
     else:
         kernels.attend_latent(query, cache, spans, scale, latent_rank)

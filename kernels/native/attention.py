@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from alignedserve.kernels.common.int8_kv import check_dtypes, heads_written, num_kv_heads
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.library import DTYPES, KEPT, Library
 from alignedserve.kernels.native.library import NativeLibrary
-
-NO_WINDOW = 2**62  # more tokens than any request has
 
 
 class NativeAttention(NativeLibrary):
@@ -21,9 +20,7 @@ class NativeAttention(NativeLibrary):
         pointer = c_void_p
         cache = (c_int, pointer, c_int64)  # the dtype of K and V, their address, and how many heads they have
         self._write = library.kernel("write", c_int, *cache, c_int64, pointer, *(pointer, c_int64) * 2)
-        self._attend = library.kernel(
-            "attend", c_int, pointer, *(c_int64,) * 4, *cache, pointer, c_float, c_int64, pointer
-        )
+        self._attend = library.kernel("attend", c_int, pointer, *(c_int64,) * 4, *cache, pointer, pointer, pointer)
         self._attend_latent = library.kernel(
             "attend_latent", c_int, pointer, *(c_int64,) * 5, pointer, pointer, c_float, pointer
         )
@@ -41,19 +38,20 @@ class NativeAttention(NativeLibrary):
         )
         return None
 
-    def attend(self, query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int | None = None) -> Tensor:
+    def attend(self, query: Tensor, cache: Tensor, spans: Spans, scoring: Scoring) -> Tensor:
         check_dtypes("queries are", query.dtype, cache)
         row_stride, head_stride, step = query.stride()
         if step != 1:
-            return self.attend(query.contiguous(), cache, spans, scale, window)
+            return self.attend(query.contiguous(), cache, spans, scoring)
         _, heads, head_dim = query.shape
         kv_heads = num_kv_heads(cache, head_dim)
         if heads % kv_heads:
             raise ValueError(f"{heads} heads of {head_dim} do not divide among {kv_heads} heads of K")
+        scoring.check(heads)
         out = torch.empty_like(query, memory_format=torch.contiguous_format)
         self._attend(
             *(DTYPES[query.dtype], query.data_ptr(), row_stride, head_stride, heads, head_dim, KEPT[cache.dtype]),
-            *(cache.data_ptr(), kv_heads, spans.table, scale, window or NO_WINDOW, out.data_ptr()),
+            *(cache.data_ptr(), kv_heads, spans.table, scoring.in_c, out.data_ptr()),
         )
         return out
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from alignedserve.kernels.common.decoder import Decoder, DecoderLayer, Norm, Paged
 from alignedserve.kernels.common.int8_kv import check_dtypes, num_kv_heads
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.scoring import CScoring
 from alignedserve.kernels.library import DTYPES, KEPT, Library
-from alignedserve.kernels.native.attention import NO_WINDOW
 from alignedserve.kernels.native.library import NativeLibrary
 
 
@@ -36,8 +36,7 @@ class CDecoderLayer(Structure):
         ("kv_heads", c_int64),
         ("head_dim", c_int64),
         ("half", c_int64),
-        ("window", c_int64),
-        ("scale", c_float),
+        ("scoring", CScoring),
         ("gated", c_int32),
         ("dtype", c_int32),
     )
@@ -134,8 +133,7 @@ def _in_c(layer: DecoderLayer) -> CDecoderLayer:
         layer.kv_heads,
         layer.head_dim,
         layer.turned // 2,
-        layer.window or NO_WINDOW,
-        layer.scale,
+        layer.scoring.struct,
         layer.gated,
         DTYPES[layer.qkv.shape.dtype],
     )

@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 from alignedserve.kernels.common.int8_kv import check_dtypes, heads_written, keeps_int8, num_kv_heads
 from alignedserve.kernels.common.placing import on_device, put
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.common.static_spans import StaticSpans
 from alignedserve.kernels.triton.int8_kv import scales_of, write_int8
@@ -33,6 +34,7 @@ _CHUNK_ROWS = 64
 _LEAST_TOKENS = 32
 _PIECES_PER_PROCESSOR = 4
 _NO_WINDOW = 2**30
+_OF_2 = tl.constexpr(1 / math.log(2))  # of a power of e: that of 2
 _ALIGNED = 4  # numbers: for an address that is no multiple of 16 bytes Triton would compile another kernel
 
 
@@ -62,7 +64,10 @@ def _attend(
     pairs,
     from_right,
     scale,
+    softcap,
     window,
+    sinks,
+    slopes,
     VECTOR: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     GROUP: tl.constexpr,
@@ -71,6 +76,9 @@ def _attend(
     ROWS: tl.constexpr,
     WIDE: tl.constexpr,
     IN_INT8: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SLOPED: tl.constexpr,
+    WITH_SINKS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
     piece = pieces + tl.program_id(0) * 8
@@ -122,6 +130,11 @@ def _attend(
         scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
         if IN_INT8:
             scores *= scale_of_k[None, :]
+        if CAPPED:
+            scores = softcap * _tanh(scores)
+        if SLOPED:
+            slope = tl.load(slopes + head)[:, None] * _OF_2
+            scores += slope * (token[None, :] - position[:, None]).to(tl.float32)
         seen = there[None, :] & (token[None, :] <= position[:, None]) & (token[None, :] > position[:, None] - window)
         scores = tl.where(seen, scores, -float("inf"))
         now = tl.maximum(largest, tl.max(scores, 1))
@@ -132,6 +145,8 @@ def _attend(
         acc = acc * keep[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
         largest = now
 
+    if WITH_SINKS and part < 0:
+        total += tl.exp2(tl.load(sinks + head) * _OF_2 - largest)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if part < 0:
         heads = tl.num_programs(1) * GROUP
@@ -145,8 +160,25 @@ def _attend(
 
 
 @triton.jit
+def _tanh(x):
+    small = x * (1.0 - x * x * (0.33333333 - x * x * 0.13333333))  # there the quotient would lose digits
+    power = tl.exp2(-2.8853900817779268 * tl.abs(x))
+    size = (1.0 - power) / (1.0 + power)
+    return tl.where(tl.abs(x) < 0.05, small, tl.where(x < 0.0, -size, size))
+
+
+@triton.jit
 def _merge(
-    partial, weights, out, merges, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr
+    partial,
+    weights,
+    out,
+    merges,
+    sinks,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    ROWS: tl.constexpr,
+    WITH_SINKS: tl.constexpr,
 ):
     merge = merges + tl.program_id(0) * 4
     head_of_k = tl.program_id(1)
@@ -171,6 +203,8 @@ def _merge(
         largest = now
     head = head_of_k * GROUP + row % GROUP
     heads = tl.num_programs(1) * GROUP
+    if WITH_SINKS:
+        total += tl.exp2(tl.load(sinks + head) * _OF_2 - largest)
     to = ((first_row + row // GROUP).to(tl.int64)[:, None] * heads + head[:, None]) * HEAD_DIM + dim[None, :]
     mask = (row[:, None] < queries * GROUP) & (dim[None, :] < HEAD_DIM)
     result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -205,7 +239,7 @@ class TritonAttention:
             width = power_of_2(kv_dim)
             _write[(rows,)](cache, slots, k, k.stride(0), v, v.stride(0), block_size, KV_DIM=kv_dim, WIDTH=width)
 
-    def attend(self, query: Tensor, cache: Tensor, spans: Spans, scale: float, window: int | None = None) -> Tensor:
+    def attend(self, query: Tensor, cache: Tensor, spans: Spans, scoring: Scoring) -> Tensor:
         check_dtypes("queries are", query.dtype, cache)
         if query.stride(-1) != 1:
             query = query.contiguous()
@@ -213,22 +247,23 @@ class TritonAttention:
         kv_heads = num_kv_heads(cache, head_dim)
         if heads % kv_heads:
             raise ValueError(f"{heads} heads of {head_dim} do not divide among {kv_heads} heads of K")
+        scoring.check(heads)
         out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
         for decodes in (True, False):
-            self._attend_some(query, cache, spans, out, scale, window, decodes)
+            self._attend_some(query, cache, spans, out, scoring, decodes)
         return out
 
     def _attend_some(
-        self, query: Tensor, cache: Tensor, spans: Spans, out: Tensor, scale: float, window: int | None, decodes: bool
+        self, query: Tensor, cache: Tensor, spans: Spans, out: Tensor, scoring: Scoring, decodes: bool
     ) -> None:
         """Attend for the spans with one query, or for all others, and write their rows of `out`."""
         kv_heads = num_kv_heads(cache, query.shape[-1])
         group = query.shape[1] // kv_heads
         rows = max(_LEAST_ROWS, power_of_2(group)) if decodes else max(_CHUNK_ROWS, power_of_2(group))
         queries = 1 if decodes else rows // group
-        placed = self._placed(spans, cache.device, queries, window, decodes, kv_heads)
+        placed = self._placed(spans, cache.device, queries, scoring.window, decodes, kv_heads)
         if placed is not None:
-            self._run(placed, query, cache, out, scale, window, rows, group)
+            self._run(placed, query, cache, out, scoring, rows, group)
 
     def _placed(
         self, spans: Spans, device: torch.device, queries: int, window: int | None, decodes: bool, kv_heads: int
@@ -260,8 +295,7 @@ class TritonAttention:
         query: Tensor,
         cache: Tensor,
         out: Tensor,
-        scale: float,
-        window: int | None,
+        scoring: Scoring,
         rows: int,
         group: int,
     ) -> None:
@@ -271,18 +305,24 @@ class TritonAttention:
         partial = torch.empty(shape, dtype=torch.float32, device=query.device)
         weights = torch.empty(shape[:3], dtype=torch.float32, device=query.device)
         sizes: dict[str, Any] = {"GROUP": group, "HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows}
+        sizes["WITH_SINKS"] = scoring.sinks is not None
+        softcap = scoring.softcap or math.log(2)  # scores are exponents of 2
+        sinks, slopes = (weights if of is None else of for of in (scoring.sinks, scoring.slopes))
         _attend[(len(placed.pieces), kv_heads)](
             *(query, query.stride(0), query.stride(1), cache, scales_of(cache) if in_int8 else cache),
             *(out, partial, weights),
-            *(placed.pieces, placed.pairs, placed.from_right, scale / math.log(2), window or _NO_WINDOW),
+            *(placed.pieces, placed.pairs, placed.from_right, scoring.scale / softcap, softcap / math.log(2)),
+            *(scoring.window or _NO_WINDOW, sinks, slopes),
             VECTOR=cache.shape[-1],
             BLOCK_SIZE=cache.shape[1],
             WIDE=interpreting() and query.dtype is torch.bfloat16,
             IN_INT8=in_int8,
+            CAPPED=scoring.softcap is not None,
+            SLOPED=scoring.slopes is not None,
             **sizes,
         )
         if len(placed.merges):
-            _merge[(len(placed.merges), kv_heads)](partial, weights, out, placed.merges, **sizes)
+            _merge[(len(placed.merges), kv_heads)](partial, weights, out, placed.merges, sinks, **sizes)
 
 
 class _Placed:

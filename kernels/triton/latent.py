@@ -170,4 +170,5 @@ class TritonLatentAttention(TritonAttention):
         )
         if len(placed.merges):
             sizes: dict[str, Any] = {"GROUP": group, "HEAD_DIM": rank, "WIDTH": width, "ROWS": rows}
-            _merge[(len(placed.merges), heads // group)](partial, weights, out, placed.merges, **sizes)
+            sizes["WITH_SINKS"] = False
+            _merge[(len(placed.merges), heads // group)](partial, weights, out, placed.merges, weights, **sizes)

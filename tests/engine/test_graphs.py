@@ -22,6 +22,7 @@ from alignedserve.engine.inputs import Inputs
 from alignedserve.errors import ConfigError
 from alignedserve.executor import loading as engine_loading
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.common.static_spans import StaticSpans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
@@ -164,11 +165,9 @@ class Failing(Reference):
     def captures(self) -> bool:
         return self.fails
 
-    def attend(
-        self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scale: float, window: int | None = None
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scoring: Scoring) -> torch.Tensor:
         self.fails = False
-        return super().attend(query, cache, spans, scale, window)
+        return super().attend(query, cache, spans, scoring)
 
 
 def test_attention_that_fails_while_it_is_captured_leaves_no_graph(folder_of: FolderOf) -> None:

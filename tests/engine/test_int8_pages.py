@@ -18,6 +18,7 @@ from alignedserve.core import Chunk, Decode, Sampling, StepPlan
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.copying.int8_pages import Int8Pages
 from alignedserve.engine.engine import Engine
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kvpool.arena.arena import Arena, Contents
@@ -187,8 +188,9 @@ def attention_error(plain: Engine, lossy: Engine, tokens: int, pairs: Sequence[i
         query = k.view(queries, model.num_kv_heads, model.head_dim).repeat_interleave(
             model.num_heads // model.num_kv_heads, 1
         )
+        scoring = Scoring(model.scale(layer))
         of_plain, of_lossy = (
-            kernels.attend(query, engine.cache[layer], spans, model.scale(layer)).float() for engine in (plain, lossy)
+            kernels.attend(query, engine.cache[layer], spans, scoring).float() for engine in (plain, lossy)
         )
         errors.append(float((of_lossy - of_plain).norm() / of_plain.norm()))
     return max(errors)

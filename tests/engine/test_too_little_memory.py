@@ -13,6 +13,7 @@ from alignedserve.core import StepFailure, StepPlan, StepResult
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.hands import EngineHands
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.library import Library
 from alignedserve.kernels.native.kernels import Native
@@ -32,14 +33,12 @@ class Short(Reference):
     error: Exception | None = None
     after = 0  # calls of attend that still succeed before the error
 
-    def attend(
-        self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scale: float, window: int | None = None
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scoring: Scoring) -> torch.Tensor:
         if self.error is not None:
             if not self.after:
                 raise self.error
             self.after -= 1
-        return super().attend(query, cache, spans, scale, window)
+        return super().attend(query, cache, spans, scoring)
 
 
 @pytest.fixture

@@ -68,15 +68,19 @@ SERVED: dict[str, dict[str, Any]] = {
     "exaone_moe": _WINDOWED,
     "flex_olmo": {},
     "gemma": {},
-    "gemma2": {"attn_logit_softcapping": None, **_WINDOWED},
+    "flint": {},
+    "gemma2": {"attn_logit_softcapping": 0.7, **_WINDOWED},
     "gemma3_text": _WINDOWED,
     "glm": {},
     "glm4": {},
     "glm4_moe": {},
     "gpt2": {},
     "gpt_bigcode": {},
+    "gpt_oss": _WINDOWED,
     "granite": {"attention_multiplier": 0.2, "residual_multiplier": 0.7},
+    "granite_swa": _WINDOWED,
     "granitemoe": {},
+    "granitemoe_swa": _WINDOWED,
     "granitemoehybrid": {"layer_types": ["attention"] * 2, **_MAMBA},
     "granitemoeshared": {},
     "helium": {},
@@ -111,7 +115,7 @@ SERVED: dict[str, dict[str, Any]] = {
     "solar_open": {},
     "stablelm": {},
     "starcoder2": {"sliding_window": WINDOW},
-    "vaultgemma": {"attn_logit_softcapping": None, **_WINDOWED},
+    "vaultgemma": {"attn_logit_softcapping": 0.7, **_WINDOWED},
 }
 
 _COUNTS = "it counts positions by itself"
@@ -132,14 +136,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     **dict.fromkeys(("big_bird", "gpt_neox_japanese", "megatron-bert", "openai-gpt", "rembert"), ({}, _NONE_CALLS)),
     **dict.fromkeys(("falcon_mamba", "mamba", "prophetnet", "rwkv", "xglm"), ({}, _NO_HEADS)),
     **dict.fromkeys(("bloom", "cpmant", "recurrent_gemma", "xlstm"), ({}, _NO_LENGTH)),
-    **dict.fromkeys(("flint", "gpt_oss", "granite_swa", "granitemoe_swa"), ({}, "asks attention for s_aux")),
     "bamba": ({**_MAMBA, "attn_layer_indices": [1]}, f"1 of 2 {_OWN}"),
     "codegen": ({"rotary_dim": 4}, _NONE_CALLS),
     "diffllama": ({}, "layer 1 (model.layers.0.self_attn) attends twice in a pass"),
     "doge": ({}, "layer 0 (model.layers.0.self_attn) brings no mask that transformers made"),
     "falcon": ({}, _NOT),
     "falcon_h1": ({"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}, _KEEPS),
-    "gemma2": ({}, "it caps its attention's logits (attn_logit_softcapping)"),
     "gemma4_text": ({}, "has K of 2 x 512 for each of 9 tokens, config.json says 2 x 8 for each token"),
     "glm_moe_dsa": (
         {**_LATENT, "v_head_dim": 16, "index_head_dim": 8, "index_n_heads": 2},
@@ -165,7 +167,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "olmo_hybrid": ({"layer_types": ["linear_attention", FULL]}, f"1 of 2 {_OWN}"),
     "qwen3_5_text": ({}, _OWN),
     "qwen3_next": ({}, _OWN),
-    "vaultgemma": ({}, "it caps its attention's logits (attn_logit_softcapping)"),
 }
 
 

@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from alignedserve.engine.copying.int8_pages import Int8Pages
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
@@ -43,9 +44,9 @@ def test_any_step_attends_as_the_reference_does(seed: int, dtype: torch.dtype) -
     REFERENCE.write(step.cache, step.spans, step.k, step.v)
     assert torch.equal(cache.cpu().nan_to_num(), step.cache.nan_to_num())
     assert torch.equal(cache.cpu().isnan(), step.cache.isnan())
-    got = kernels.attend(step.query.to(GPU), cache, step.spans, scale, step.window)
+    got = kernels.attend(step.query.to(GPU), cache, step.spans, Scoring(scale, step.window))
     wide = replace(step, cache=step.cache.float(), query=step.query.float())
-    expected = REFERENCE.attend(wide.query, wide.cache, step.spans, scale, step.window)
+    expected = REFERENCE.attend(wide.query, wide.cache, step.spans, Scoring(scale, step.window))
     torch.testing.assert_close(got.float().cpu(), expected, rtol=0, atol=2 * OFF[dtype])
 
 
@@ -113,10 +114,10 @@ def test_others_attention_is_right_where_it_is_used(dtype: torch.dtype, window: 
     generator = torch.Generator().manual_seed(0)
     cache = torch.randn(2 * sum(counts), PAGE, 4 * 64, generator=generator).to(dtype)
     query = torch.randn(spans.num_rows, 8, 64, generator=generator).to(dtype)
-    expected = REFERENCE.attend(query.float(), cache.float(), spans, 0.125, window)
+    expected = REFERENCE.attend(query.float(), cache.float(), spans, Scoring(0.125, window))
     for library in working:
         for fastest in (_Always(library.name), _Always("Triton")):
-            got = PagedKernels([library], fastest).attend(query.to(GPU), cache.to(GPU), spans, 0.125, window)
+            got = PagedKernels([library], fastest).attend(query.to(GPU), cache.to(GPU), spans, Scoring(0.125, window))
             torch.testing.assert_close(got.float().cpu(), expected, rtol=0, atol=2 * OFF[dtype])
 
 

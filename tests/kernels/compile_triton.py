@@ -28,14 +28,18 @@ INT, LONG, FLOAT, DOUBLE, WHOLE = "*i32", "*i64", "*fp32", "*fp64", "i32"
 POINTERS = {
     "pieces pairs from_right merges odd": INT,
     "slots tokens tops likeliest counts": LONG,
-    "partial weights cos sin least step values logits": FLOAT,
+    "partial weights cos sin least step values logits sinks slopes": FLOAT,
     "wishes": DOUBLE,
     "q": "*u8",
 }
-NAMED = {name: kind for names, kind in POINTERS.items() for name in names.split()} | {"eps": "fp32", "scale": "fp32"}
+NAMED = {name: kind for names, kind in POINTERS.items() for name in names.split()} | dict.fromkeys(
+    ("eps", "scale", "softcap"), "fp32"
+)
 HEADS = {"VECTOR": 1024, "BLOCK_SIZE": 16, "GROUP": 4, "HEAD_DIM": 128, "WIDTH": 128, "ROWS": 16}
 LATENT = {"HALF": 288, "BLOCK_SIZE": 16, "GROUP": 16, "RANK": 512, "SIZE": 576, "WIDTH": 512, "REST": 64, "WIDE": False}
 CHUNK, CHUNK_MHA = {"ROWS": 64}, {"ROWS": 64, "GROUP": 1}
+USUAL = dict.fromkeys(("CAPPED", "SLOPED", "WITH_SINKS"), False)
+CHANGED = CHUNK | dict.fromkeys(USUAL, True)
 SMALL = {"VECTOR": 32, "HEAD_DIM": 8, "WIDTH": 16, "GROUP": 1, "BLOCK_SIZE": 33}
 # Multiples of 16, as addresses are, so that many numbers are read at once.
 STRIDES = {"row_stride", "head_stride", "inputs", "outputs", "group"}
@@ -58,14 +62,16 @@ FP8, LEAST_OF_FP8 = "*fp8e4nv", 89  # 8-bit floats, and the compute capability f
 def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     """Yield each kernel with its constants, and with the arguments whose type differs from other kernels."""
     attend, of_attend = HEADS | {"WIDE": False, "IN_INT8": False, "TOKENS": 32}, {"query": "", "cache": "", "out": ""}
-    for heads in ({}, CHUNK, CHUNK_MHA, SMALL):
+    attend |= USUAL
+    for heads in ({}, CHUNK, CHUNK_MHA, SMALL, CHANGED):
         yield triton_attention._attend, attend | heads, of_attend | {"scales": ""}
         yield triton_attention._attend, attend | heads | INT8, of_attend | OF_INT8
     yield triton_latent._attend_latent, LATENT | {"ROWS": 16, "TOKENS": 16}, of_attend
     for dtype in ("*bf16", "*fp16"):
         yield triton_latent._attend_latent, LATENT | {"ROWS": 32, "TOKENS": 32}, dict.fromkeys(of_attend, dtype)
     merge = {name: HEADS[name] for name in ("GROUP", "HEAD_DIM", "WIDTH", "ROWS")}
-    yield triton_attention._merge, merge, {"out": ""}
+    for with_sinks in (False, True):
+        yield triton_attention._merge, merge | {"WITH_SINKS": with_sinks}, {"out": ""}
     yield triton_attention._write, {"KV_DIM": 1000, "WIDTH": 1024}, {"cache": "", "k": "", "v": ""}
     written = {"VECTOR": 1040, "HEAD_DIM": 128, "WIDTH": 128, "MOST": 127, "TINY": 2.0**-126}
     yield triton_int8_kv._write_int8, written, OF_INT8 | {"k": "", "v": ""}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library
@@ -51,6 +52,16 @@ class Shape:
     head_dim: int
     block_size: int
     window: int | None
+    softcap: float | None = None
+    sinks: bool = False
+    slopes: bool = False
+
+    @property
+    def scoring(self) -> Scoring:
+        heads = self.kv_heads * self.group
+        sinks = torch.linspace(-3, 4, heads) if self.sinks else None
+        slopes = torch.linspace(0.02, 0.7, heads) if self.slopes else None
+        return Scoring(self.head_dim**-0.5, self.window, self.softcap, sinks, slopes)
 
 
 @dataclass(frozen=True)
@@ -114,15 +125,14 @@ def check(kernels: Kernels, case: Case, dtype: torch.dtype, bounds: Mapping[torc
     )
     assert torch.equal(step.cache.isnan(), expected_cache.isnan()), "nothing else was written"
 
-    scale = case.shape.head_dim**-0.5
-    got = kernels.attend(step.query, step.cache, step.spans, scale, case.shape.window)
+    got = kernels.attend(step.query, step.cache, step.spans, case.shape.scoring)
     assert got.dtype == dtype
     assert got.is_contiguous()
     wide = expected_cache.float()
-    expected = Reference().attend(step.query.float(), wide, step.spans, scale, case.shape.window)
+    expected = Reference().attend(step.query.float(), wide, step.spans, case.shape.scoring)
     size = wide.clone()
     size[1::2] = size[1::2].abs()
-    sizes = Reference().attend(step.query.float(), size, step.spans, scale, case.shape.window)
+    sizes = Reference().attend(step.query.float(), size, step.spans, case.shape.scoring)
     error = (got.float() - expected).abs()
     assert (error <= bounds[dtype] * sizes + LEAST[dtype]).all(), f"off by {(error / sizes).max():.2g}"
 
@@ -134,6 +144,9 @@ shapes = st.builds(
     head_dim=st.sampled_from([2, 14, 16, 34, 64, 80, 96, 128]),
     block_size=st.sampled_from([1, 3, 8, 16, 16, 33, 64]),
     window=st.none() | st.integers(1, 100),
+    softcap=st.none() | st.sampled_from([0.3, 5.0, 50.0]),
+    sinks=st.booleans(),
+    slopes=st.booleans(),
 )
 one_span = st.tuples(st.sampled_from([1, 1, 1, 2, 5, 17, 64, 150]), st.integers(0, 200)).map(
     lambda span: (span[0], span[0] + span[1])
@@ -171,6 +184,7 @@ def test_decodes_that_read_the_same_pairs_attend_as_the_reference_does(kernels: 
     holds()
 
 
+CHANGED = Shape(2, 1, 64, 16, None, softcap=5.0, sinks=True, slopes=True)
 LONG = [
     Case(Shape(2, 1, 64, 16, None), ((1, 5000), (1, 30), (1, 7), (1, 400)), 1),  # one long request among short requests
     Case(Shape(2, 1, 64, 16, None), ((1, 5000),), 2),
@@ -180,6 +194,8 @@ LONG = [
     Case(Shape(1, 1, 14, 5, None), ((200, 2200), (1, 1), (1, 3000)), 6),
     Case(Shape(4, 1, 64, 16, None), tuple((1, 1100 + number) for number in range(40)), 7, (64,) * 40),
     Case(Shape(2, 4, 80, 16, None), ((3, 900), *((1, 2000 + number) for number in range(9))), 8, (120,) * 10),
+    Case(replace(CHANGED, group=4), ((9, 700), *((1, 2000 + number) for number in range(9))), 9, (120,) * 10),
+    Case(CHANGED, ((300, 3000), (1, 5000), (1, 600)), 10),
 ]
 
 
@@ -196,22 +212,22 @@ def test_work_is_divided_over_threads_without_a_trace(
 def test_a_step_of_no_requests_attends_to_nothing(kernels: Native) -> None:
     spans, cache = Spans([], 16), torch.zeros(2, 16, 64)
     kernels.write(cache, spans, torch.empty(0, 64), torch.empty(0, 64))
-    assert kernels.attend(torch.empty(0, 1, 64), cache, spans, 1.0).shape == (0, 1, 64)
+    assert kernels.attend(torch.empty(0, 1, 64), cache, spans, Scoring(1.0)).shape == (0, 1, 64)
     assert not cache.any()
 
 
 def test_queries_of_any_strides(kernels: Native) -> None:
     cache, spans = torch.randn(8, 16, 32), Spans([Lie(20, 50, (3, 0, 1, 2))], 16)
     for query in (torch.randn(2, 20, 16).transpose(0, 1), torch.randn(20, 16, 2).transpose(1, 2)):
-        got = kernels.attend(query, cache, spans, 0.25)
-        torch.testing.assert_close(got, Reference().attend(query, cache, spans, 0.25), rtol=1e-5, atol=1e-5)
+        got = kernels.attend(query, cache, spans, Scoring(0.25))
+        torch.testing.assert_close(got, Reference().attend(query, cache, spans, Scoring(0.25)), rtol=1e-5, atol=1e-5)
 
 
 def test_what_does_not_fit_is_refused(kernels: Native) -> None:
     cache, spans = torch.zeros(2, 16, 64), Spans([Lie(1, 1, (0,))], 16)
     with pytest.raises(TypeError, match="must be the same"):
-        kernels.attend(torch.zeros(1, 1, 64, dtype=torch.bfloat16), cache, spans, 1.0)
+        kernels.attend(torch.zeros(1, 1, 64, dtype=torch.bfloat16), cache, spans, Scoring(1.0))
     with pytest.raises(TypeError, match="must be the same"):
         kernels.write(cache, spans, torch.zeros(1, 64), torch.zeros(1, 64, dtype=torch.float16))
     with pytest.raises(ValueError, match="do not divide"):
-        kernels.attend(torch.zeros(1, 3, 32), cache, spans, 1.0)
+        kernels.attend(torch.zeros(1, 3, 32), cache, spans, Scoring(1.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from alignedserve.kernels.common.decoder import DecoderLayer, Norm, Paged
 from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Linear, Tuning, Way
 from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.native.kernels import Native
@@ -40,7 +42,7 @@ def call_by_call(
             kernels.rotate(query, *angles)
             kernels.rotate(k, *angles)
         kernels.write(cache, paged.spans, k.reshape(rows, -1), v.reshape(rows, -1))
-        attended = kernels.attend(query, cache, paged.spans, layer.scale, layer.window)
+        attended = kernels.attend(query, cache, paged.spans, layer.scoring)
         layer.out.add_to(attended.view(rows, -1), x)
         up = layer.up(normed(kernels, x, layer.mlp_norm))
         layer.down.add_to(kernels.silu_mul(up) if layer.gated else up.relu(), x)
@@ -89,7 +91,7 @@ def layers_of(
             return kernels.linear(weight, bias)
         return kernels.quantised(quantised(weight, bits, 8 if bits == 4 else inputs), bias, dtype)
 
-    def layer(window: int | None) -> DecoderLayer:
+    def layer(window: int | None, *changed: Any) -> DecoderLayer:
         return DecoderLayer(
             attention_norm=norm(),
             qkv=linear((heads + 2 * kv_heads) * width, hidden),
@@ -104,11 +106,10 @@ def layers_of(
             kv_heads=kv_heads,
             head_dim=width,
             turned=turned,
-            scale=width**-0.5,
-            window=window,
+            scoring=Scoring(width**-0.5, window, *changed),
         )
 
-    return [layer(None), layer(3)]
+    return [layer(None), layer(3, 5.0, torch.rand(heads), torch.rand(heads))]
 
 
 def paged_of(layers: Sequence[DecoderLayer], dtype: torch.dtype, lengths: Sequence[int]) -> Paged:

@@ -10,6 +10,7 @@ import torch
 from alignedserve.errors import DeviceLost, NotFinite
 from alignedserve.kernels.common.failing import fault_of_kernel, guard, is_replaced, loss, noticing_loss
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -72,7 +73,7 @@ def test_steps_are_captured_as_long_as_attention_is_our_own(monkeypatch: pytest.
         raise RuntimeError("no room")
 
     monkeypatch.setattr(kernels, "_attend_some", broken)
-    kernels.attend(torch.randn(1, 1, 16), torch.randn(2, 16, 16), Spans([Lie(1, 1, (0,))], 16), 1.0)
+    kernels.attend(torch.randn(1, 1, 16), torch.randn(2, 16, 16), Spans([Lie(1, 1, (0,))], 16), Scoring(1.0))
     assert not kernels.captures
 
 

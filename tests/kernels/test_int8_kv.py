@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.kernels.common.int8_kv import dequantise_vectors, quantise_vectors
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.library import Library
@@ -55,14 +56,13 @@ def check(kernels: Kernels, case: Case, dtype: torch.dtype) -> None:
     kernels.write(cache, step.spans, step.k, step.v)
     assert torch.equal(cache, expected_cache), "K and V lie where the reference puts them, and nothing else was written"
 
-    scale = shape.head_dim**-0.5
-    got = kernels.attend(step.query, cache, step.spans, scale, shape.window)
+    got = kernels.attend(step.query, cache, step.spans, shape.scoring)
     assert got.dtype == dtype
     wide = in_fp32(expected_cache, shape.head_dim)
-    expected = Reference().attend(step.query.float(), wide, step.spans, scale, shape.window)
+    expected = Reference().attend(step.query.float(), wide, step.spans, shape.scoring)
     size = wide.clone()
     size[1::2] = size[1::2].abs()
-    sizes = Reference().attend(step.query.float(), size, step.spans, scale, shape.window)
+    sizes = Reference().attend(step.query.float(), size, step.spans, shape.scoring)
     error = (got.float() - expected).abs()
     of_weights = OF_WEIGHTS * sizes.amax(-1, keepdim=True)
     assert (error <= BOUNDS[dtype] * sizes + of_weights + LEAST[dtype]).all(), f"off by {(error / sizes).max():.2g}"
@@ -118,7 +118,7 @@ def test_a_number_that_is_not_finite_spoils_its_head_alone(kernels: Native, odd:
     cache = torch.zeros(4, 16, KvDtype.INT8.vector_bytes(2, 32, 4), dtype=torch.int8)
     kernels.write(cache, spans, k, v)
     for queries in (1, 20):
-        got = kernels.attend(torch.randn(queries, 2, 32), cache, Spans([Lie(queries, 20, (0, 1))], 16), 0.2)
+        got = kernels.attend(torch.randn(queries, 2, 32), cache, Spans([Lie(queries, 20, (0, 1))], 16), Scoring(0.2))
         assert got[:, 0].isfinite().all()
         assert not got[-1, 1].isfinite().any()
 
@@ -126,4 +126,4 @@ def test_a_number_that_is_not_finite_spoils_its_head_alone(kernels: Native, odd:
 def test_a_cache_of_other_heads_is_refused(kernels: Native) -> None:
     cache, spans = torch.zeros(2, 16, 66, dtype=torch.int8), Spans([Lie(1, 1, (0,))], 16)
     with pytest.raises(ValueError, match="do not divide"):
-        kernels.attend(torch.zeros(1, 2, 32), cache, spans, 1.0)
+        kernels.attend(torch.zeros(1, 2, 32), cache, spans, Scoring(1.0))

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from tests.kernels.every import on_all_kernels, on_native_kernels
@@ -51,9 +52,9 @@ def check(
     assert got.is_contiguous()
     whole = step.cache.float().unflatten(0, (-1, 2)).transpose(1, 2).flatten(-2)  # [pairs, block_size, the vector]
     both = torch.stack((whole, whole), dim=1).flatten(0, 1)
-    expected = Reference().attend(query.float(), both, step.spans, scale)[..., : latent.rank]
+    expected = Reference().attend(query.float(), both, step.spans, Scoring(scale))[..., : latent.rank]
     both[1::2] = both[1::2].abs()
-    sizes = Reference().attend(query.float(), both, step.spans, scale)[..., : latent.rank]
+    sizes = Reference().attend(query.float(), both, step.spans, Scoring(scale))[..., : latent.rank]
     error = (got.float() - expected).abs()
     assert (error <= bounds[dtype] * sizes + LEAST[dtype]).all(), f"off by {(error / sizes).max():.2g}"
 

@@ -20,6 +20,7 @@ import torch
 pytest.importorskip("triton", reason="Triton is not installed")
 
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch import paged_libraries
 from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
@@ -197,8 +198,8 @@ class _Case:
         self.query = torch.randn(self.spans.num_rows, 4, head_dim, generator=generator).bfloat16()
 
     def check(self, kernels: Reference, window: int | None = None) -> None:
-        got = kernels.attend(self.query, self.cache, self.spans, 0.25, window)
-        expected = REFERENCE.attend(self.query.float(), self.cache.float(), self.spans, 0.25, window)
+        got = kernels.attend(self.query, self.cache, self.spans, Scoring(0.25, window))
+        expected = REFERENCE.attend(self.query.float(), self.cache.float(), self.spans, Scoring(0.25, window))
         torch.testing.assert_close(got.float(), expected, rtol=0, atol=0.03)
 
 

@@ -10,6 +10,7 @@ import torch
 from alignedserve.kernels.common.drawing import DrawWish, Likeliest
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.dispatch.rehearsing import rehearse, rehearse_layers
 
@@ -21,12 +22,10 @@ class Noting(Reference):
         self.attended: list[tuple[int, int, int]] = []  # number of requests, queries of each, tokens of each
         self.drawn = self.told = 0
 
-    def attend(
-        self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scale: float, window: int | None = None
-    ) -> torch.Tensor:
+    def attend(self, query: torch.Tensor, cache: torch.Tensor, spans: Spans, scoring: Scoring) -> torch.Tensor:
         (tokens,) = {*spans.tokens.tolist()}
         self.attended.append((len(spans), spans.num_rows // len(spans), tokens))
-        return super().attend(query, cache, spans, scale, window)
+        return super().attend(query, cache, spans, scoring)
 
     def draw(self, logits: torch.Tensor, wishes: Sequence[DrawWish], numbers: Sequence[float]) -> torch.Tensor:
         self.drawn += logits.shape[1]

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Tuning, Way
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.native.kernels import Native
 from tests.kernels.every import on_native_kernels
@@ -20,10 +21,10 @@ def test_attention(kernels: Native, queries: int, count: int) -> None:
     cache, query = torch.randn(2 * 126, 16, 64), torch.randn(queries + 1, 4, 32)
     spans = Spans([Lie(queries, 2000, range(125)), Lie(1, 9, (125,))], 16)
     with threads(count):
-        expected = kernels.attend(query, cache, spans, 0.2)
+        expected = kernels.attend(query, cache, spans, Scoring(0.2))
         with scratch_of(kernels, 100), pytest.raises(MemoryError, match="no memory for what the kernel attend"):
-            kernels.attend(query, cache, spans, 0.2)
-        assert torch.equal(kernels.attend(query, cache, spans, 0.2), expected)
+            kernels.attend(query, cache, spans, Scoring(0.2))
+        assert torch.equal(kernels.attend(query, cache, spans, Scoring(0.2)), expected)
 
 
 @on_native_kernels

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.common.static_spans import StaticSpans
 from alignedserve.kernels.triton.schedule import most_pieces, schedule, tiles_of
@@ -71,8 +72,8 @@ def test_there_are_never_more_pieces_than_were_provided_for(lengths: list[int], 
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-@pytest.mark.parametrize("window", [None, 100])
-def test_the_triton_kernels_attend_to_the_last_step(window: int | None) -> None:
+@pytest.mark.parametrize("scoring", [Scoring(0.25), Scoring(0.25, 100), Scoring(0.25, 100, 2.0, torch.arange(4.0))])
+def test_the_triton_kernels_attend_to_the_last_step(scoring: Scoring) -> None:
     """The launch has as many pieces as possible, most of which do nothing; attention is split and not."""
     kernels = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
     if not pytest.importorskip("alignedserve.kernels.triton.launch").interpreting():
@@ -93,5 +94,5 @@ def test_the_triton_kernels_attend_to_the_last_step(window: int | None) -> None:
         triton.write(cache, spans, k, v)
         reference.write(expected, own, k, v)
         assert torch.equal(cache.nan_to_num(), expected.nan_to_num())
-        found = triton.attend(query, cache, spans, 0.25, window)
-        torch.testing.assert_close(found, reference.attend(query, expected, own, 0.25, window), rtol=0, atol=1e-5)
+        found = triton.attend(query, cache, spans, scoring)
+        torch.testing.assert_close(found, reference.attend(query, expected, own, scoring), rtol=0, atol=1e-5)

@@ -18,6 +18,7 @@ pytest.importorskip("triton", reason="Triton is not installed")
 from alignedserve.engine.copying.int8_pages import Int8Pages
 from alignedserve.errors import NotFinite
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.dispatch.probing import broken, replace
@@ -62,6 +63,9 @@ def random_case(seed: int) -> Case:
         head_dim=chance.choice((2, 14, 16, 64, 80)),
         block_size=chance.choice((1, 3, 8, 16, 33)),
         window=chance.choice((None, None, chance.randint(1, 60))),
+        softcap=chance.choice((None, None, 2.0)),
+        sinks=chance.random() < 0.3,
+        slopes=chance.random() < 0.3,
     )
     spans = []
     for _ in range(chance.randint(1, 4)):
@@ -98,6 +102,7 @@ def test_extremes_in_int8() -> None:
         Case(Shape(1, 1, 16, 16, None), ((1, 1500), (1, 30), (1, 7)), 1),
         Case(Shape(2, 4, 16, 16, 500), ((1, 1100), (9, 700)), 2),
         Case(Shape(1, 3, 14, 5, None), ((30, 600), (1, 300)), 3),
+        Case(Shape(2, 2, 16, 16, None, 2.0, True, True), ((30, 600), (1, 1100), (1, 40)), 4),
     ],
     ids=lambda case: str(case.spans),
 )
@@ -124,25 +129,25 @@ def test_long_requests_with_compressed_vectors_are_cut() -> None:
 def test_a_step_of_no_requests_attends_to_nothing() -> None:
     spans, cache = Spans([], 16), torch.zeros(2, 16, 64)
     KERNELS.write(cache, spans, torch.empty(0, 64), torch.empty(0, 64))
-    assert KERNELS.attend(torch.empty(0, 1, 64), cache, spans, 1.0).shape == (0, 1, 64)
+    assert KERNELS.attend(torch.empty(0, 1, 64), cache, spans, Scoring(1.0)).shape == (0, 1, 64)
     assert not cache.any()
 
 
 def test_queries_of_any_strides() -> None:
     cache, spans = torch.randn(8, 16, 32), Spans([Lie(20, 50, (3, 0, 1, 2))], 16)
     for query in (torch.randn(2, 20, 16).transpose(0, 1), torch.randn(20, 16, 2).transpose(1, 2)):
-        got = KERNELS.attend(query, cache, spans, 0.25)
-        torch.testing.assert_close(got, REFERENCE.attend(query, cache, spans, 0.25), rtol=1e-5, atol=1e-5)
+        got = KERNELS.attend(query, cache, spans, Scoring(0.25))
+        torch.testing.assert_close(got, REFERENCE.attend(query, cache, spans, Scoring(0.25)), rtol=1e-5, atol=1e-5)
 
 
 def test_what_does_not_fit_is_refused() -> None:
     cache, spans = torch.zeros(2, 16, 64), Spans([Lie(1, 1, (0,))], 16)
     with pytest.raises(TypeError, match="must be the same"):
-        KERNELS.attend(torch.zeros(1, 1, 64, dtype=torch.bfloat16), cache, spans, 1.0)
+        KERNELS.attend(torch.zeros(1, 1, 64, dtype=torch.bfloat16), cache, spans, Scoring(1.0))
     with pytest.raises(TypeError, match="must be the same"):
         KERNELS.write(cache, spans, torch.zeros(1, 64), torch.zeros(1, 64, dtype=torch.float16))
     with pytest.raises(ValueError, match="do not divide"):
-        KERNELS.attend(torch.zeros(1, 3, 32), cache, spans, 1.0)
+        KERNELS.attend(torch.zeros(1, 3, 32), cache, spans, Scoring(1.0))
 
 
 def test_pieces_are_about_equal_and_cover_every_token_once() -> None:

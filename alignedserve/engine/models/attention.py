@@ -18,6 +18,7 @@ from alignedserve.core import units_for
 from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.runs import Run
 from alignedserve.kernels.common.decoder import Paged
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
@@ -28,30 +29,30 @@ def attention_of(
     """Return the step's attention. `runs` begin with requests of kind KV, and `spans` belong to exactly these."""
     hidden = [run for run in runs if run.is_hidden]
     if not hidden:
-        return _KVAttention(cache, spans, config, kernels, Paged(cache, spans))
+        return _KVAttention(cache, spans, kernels, Paged(cache, spans))
     for_hidden = _HiddenAttention(hidden, cache.unbind(0), config, kernels, model)
     if len(hidden) == len(runs):
         return for_hidden
-    return _MixedAttention(_KVAttention(cache, spans, config, kernels), for_hidden, spans.num_rows)
+    return _MixedAttention(_KVAttention(cache, spans, kernels), for_hidden, spans.num_rows)
 
 
 class _KVAttention:
     """Attention of requests whose K and V are kept."""
 
-    def __init__(
-        self, cache: Tensor, spans: Spans, config: ModelConfig, kernels: Kernels, paged: Paged | None = None
-    ) -> None:
-        self._cache, self._spans, self._config, self._kernels = cache, spans, config, kernels
+    def __init__(self, cache: Tensor, spans: Spans, kernels: Kernels, paged: Paged | None = None) -> None:
+        self._cache, self._spans, self._kernels = cache, spans, kernels
         self.paged = paged  # of the whole step
 
     @cached_property
     def _layers(self) -> Sequence[Tensor]:  # not used where one call runs all layers
         return self._cache.unbind(0)
 
-    def attend(self, layer: int, query: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
-        cache, config = self._layers[layer], self._config
+    def attend(
+        self, layer: int, query: Tensor, k: Tensor, v: Tensor, scoring: Scoring, hidden: Tensor | None = None
+    ) -> Tensor:
+        cache = self._layers[layer]
         self._kernels.write(cache, self._spans, k, v)
-        return self._kernels.attend(query, cache, self._spans, config.scale(layer), config.window(layer))
+        return self._kernels.attend(query, cache, self._spans, scoring)
 
 
 class _HiddenAttention:
@@ -79,7 +80,9 @@ class _HiddenAttention:
         self._old_slots = torch.cat(old) if old else torch.empty(0)
         self._scratch = layers[0].new_empty(2 * first, block_size, config.kv_dim)
 
-    def attend(self, layer: int, query: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, k: Tensor, v: Tensor, scoring: Scoring, hidden: Tensor | None = None
+    ) -> Tensor:
         assert hidden is not None, "a model that projects hands over the vectors that K and V are computed from"
         cache, config, kernels = self._layers[layer], self._config, self._kernels
         kernels.write_hidden(cache, self._new_slots, hidden)
@@ -87,7 +90,7 @@ class _HiddenAttention:
         if self._before is not None:
             kept = kernels.read_hidden(cache, self._old_slots, config.hidden_size)
             kernels.write(self._scratch, self._before, *self._model.project(layer, kept, self._before.positions))
-        return kernels.attend(query, self._scratch, self._spans, config.scale(layer), config.window(layer))
+        return kernels.attend(query, self._scratch, self._spans, scoring)
 
 
 class _MixedAttention:
@@ -98,11 +101,13 @@ class _MixedAttention:
     def __init__(self, for_kv: _KVAttention, for_hidden: _HiddenAttention, rows: int) -> None:
         self._for_kv, self._for_hidden, self._rows = for_kv, for_hidden, rows
 
-    def attend(self, layer: int, query: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, k: Tensor, v: Tensor, scoring: Scoring, hidden: Tensor | None = None
+    ) -> Tensor:
         assert hidden is not None, "a model that projects hands over the vectors that K and V are computed from"
         rows = self._rows
-        first = self._for_kv.attend(layer, query[:rows], k[:rows], v[:rows])
-        rest = self._for_hidden.attend(layer, query[rows:], k[rows:], v[rows:], hidden[rows:])
+        first = self._for_kv.attend(layer, query[:rows], k[:rows], v[:rows], scoring)
+        rest = self._for_hidden.attend(layer, query[rows:], k[rows:], v[rows:], scoring, hidden[rows:])
         return torch.cat((first, rest))
 
 

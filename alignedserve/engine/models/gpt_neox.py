@@ -13,6 +13,7 @@ from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.rope import Rotation
 from alignedserve.kernels.common.decoder import Norm
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.scoring import Scoring
 
 # transformers 4 and the hub call the head by the first name, transformers 5 by the second.
 _HEADS = ("embed_out.weight", "lm_head.weight")
@@ -26,6 +27,7 @@ class _Layer:
     mlp_norm: Norm
     up: Linear
     down: Linear
+    scoring: Scoring
 
 
 class GptNeox:
@@ -36,7 +38,8 @@ class GptNeox:
         query_dim = config.query_dim
         fused = []
 
-        def layer(prefix: str) -> _Layer:
+        def layer(number: int) -> _Layer:
+            prefix = f"gpt_neox.layers.{number}"
             attention, mlp = f"{prefix}.attention", f"{prefix}.mlp"
             interleaved = f"{attention}.query_key_value"
             fused.append(loader.interleaved(interleaved, config.num_heads, config.head_dim, hidden, bias))
@@ -47,12 +50,13 @@ class GptNeox:
                 mlp_norm=loader.layer_norm(f"{prefix}.post_attention_layernorm", hidden, config.norm_eps),
                 up=loader.by_rows([f"{mlp}.dense_h_to_4h"], [inner], hidden, bias=True),
                 down=loader.by_columns(f"{mlp}.dense_4h_to_h", hidden, inner, bias=True),
+                scoring=Scoring(config.scale(number), config.window(number)),
             )
 
         self._embedding = loader.embedding(
             "gpt_neox.embed_in.weight", config.vocab_size, hidden, config.tied_embeddings
         )
-        self._layers = [layer(f"gpt_neox.layers.{number}") for number in range(config.num_layers)]
+        self._layers = [layer(number) for number in range(config.num_layers)]
         self._norm = loader.layer_norm("gpt_neox.final_layer_norm", hidden, config.norm_eps)
         head = _HEADS[0] if _HEADS[0] in loader.tensors else _HEADS[1]
         self._head = loader.head(head, self._embedding, config.tied_embeddings)
@@ -71,7 +75,7 @@ class GptNeox:
             by_head = qkv.view(num_tokens, -1, config.head_dim)
             kernels.rotate(by_head.narrow(1, 0, 2 * heads), cos, sin)
             _, k, v = qkv.split(query_dim, dim=1)
-            attended = attention.attend(number, by_head.narrow(1, 0, heads), k, v, normed)
+            attended = attention.attend(number, by_head.narrow(1, 0, heads), k, v, layer.scoring, normed)
             layer.out.add_to(attended.view(num_tokens, query_dim), x)
             after = self._normed(x, layer.mlp_norm) if beside is None else beside
             layer.down.add_to(self._activation(layer.up(after)), x)

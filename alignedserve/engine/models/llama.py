@@ -9,6 +9,7 @@ from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.rope import Rotation
 from alignedserve.kernels.common.decoder import DecoderLayer, Norm
+from alignedserve.kernels.common.scoring import Scoring
 
 
 class Llama:
@@ -39,8 +40,7 @@ class Llama:
                 kv_heads=config.num_kv_heads,
                 head_dim=head_dim,
                 turned=config.rope.dim,
-                scale=config.scale(number),
-                window=config.window(number),
+                scoring=Scoring(config.scale(number), config.window(number)),
             )
 
         self._embedding = loader.embedding(
@@ -82,7 +82,8 @@ class Llama:
                 kernels.rotate(query, *angles)
                 kernels.rotate(turned, *angles)
                 k = turned.view(num_tokens, kv_dim)
-            attended = attention.attend(number, query, k, qkv.narrow(1, query_dim + kv_dim, kv_dim), normed)
+            v = qkv.narrow(1, query_dim + kv_dim, kv_dim)
+            attended = attention.attend(number, query, k, v, layer.scoring, normed)
             layer.out.add_to(attended.view(num_tokens, query_dim), x)
             gate_up = layer.up(self._normed(x, layer.mlp_norm))
             layer.down.add_to(kernels.silu_mul(gate_up), x)

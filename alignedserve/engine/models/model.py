@@ -14,6 +14,7 @@ from torch import Tensor
 from alignedserve.kernels.common.decoder import Paged
 from alignedserve.kernels.common.fp8 import AnyQuantised
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.scoring import Scoring
 
 
 class Attention(Protocol):
@@ -23,7 +24,9 @@ class Attention(Protocol):
     def paged(self) -> Paged | None:
         """Return the places of the step's K and V, if all its requests are of kind KV: then kernels may attend."""
 
-    def attend(self, layer: int, query: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
+    def attend(
+        self, layer: int, query: Tensor, k: Tensor, v: Tensor, scoring: Scoring, hidden: Tensor | None = None
+    ) -> Tensor:
         """Keep the step's K and V, [rows, kv_dim], attend with query [rows, heads, head_dim], and return that shape.
 
         `hidden`, [rows, hidden_size], are the vectors from which k and v were computed; requests of kind HIDDEN keep

@@ -11,6 +11,7 @@ from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention
 from alignedserve.kernels.common.decoder import DecoderLayer, Norm
+from alignedserve.kernels.common.scoring import Scoring
 
 _EPS = 1e-5
 _OFFSET = 2  # the first positions of the table are for padding
@@ -45,8 +46,7 @@ class Opt:
                 kv_heads=config.num_heads,
                 head_dim=config.head_dim,
                 turned=0,
-                scale=config.scale(number),
-                window=config.window(number),
+                scoring=Scoring(config.scale(number), config.window(number)),
             )
 
         words = config.embedding_dim
@@ -99,7 +99,7 @@ class Opt:
     def _attended(self, number: int, layer: DecoderLayer, x: Tensor, attention: Attention) -> Tensor:
         query, k, v = layer.qkv(x).split(self._config.query_dim, dim=1)
         by_head = query.unflatten(1, (-1, self._config.head_dim))
-        return attention.attend(number, by_head, k, v, x).view(query.shape)
+        return attention.attend(number, by_head, k, v, layer.scoring, x).view(query.shape)
 
     def _normed(self, x: Tensor, norm: Norm) -> Tensor:
         return self._kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)

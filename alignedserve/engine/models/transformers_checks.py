@@ -1,8 +1,9 @@
 """Checks at load time that our attention can replace that of a transformers model.
 
 1. A pass inspects the call of every layer: each layer must call once, with K and V in the shapes of config.json, and
-   ask for nothing that our attention does not do. Its mask must be causal, or causal with a window: the mask's rule is
-   tried at early and late positions, since a short pass does not reach the end of a window.
+   ask for nothing that our attention does not do: it has sinks and capped scores. Its mask must be causal, or causal
+   with a window: the mask's rule is tried at early and late positions, since a short pass does not reach the end of a
+   window.
 2. One pass runs as transformers computes it without us; then a prompt runs in two chunks through the device cache, the
    second chunk in one step with another prompt. If the logits differ, the layers keep more of a token than K and V, or
    count positions by themselves.
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from alignedserve.architectures.generic import GenericConfig
@@ -31,6 +31,7 @@ from alignedserve.engine.models.transformers_model import (
     PROBE,
     Call,
     HfNetwork,
+    Place,
     TransformersModel,
     one_line,
     quiet,
@@ -38,6 +39,8 @@ from alignedserve.engine.models.transformers_model import (
     register,
 )
 from alignedserve.errors import UnsupportedModel
+from alignedserve.kernels.common.reference import attend_to
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
@@ -50,6 +53,9 @@ _BLOCK_SIZE = 4
 _CLOSE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 # Options that layers pass on and that ask nothing of attention. (The window is read from the mask.)
 _HARMLESS = {"position_ids", "position_embeddings", "use_cache", "cache_position", "sliding_window", "layer_idx"}
+# Options that our attention has: sinks of each head, and the cap of scores.
+_SINKS, _SOFTCAP = "s_aux", "softcap"
+_KNOWN = {*_HARMLESS, _SINKS, _SOFTCAP}
 _UNSET = (None, False, 0.0)
 
 Rule = Callable[..., Tensor]
@@ -77,7 +83,7 @@ def _checked(
 
 def _probed(
     folder: Path, network: HfNetwork, config: GenericConfig
-) -> tuple[GenericConfig, dict[torch.nn.Module, int]]:
+) -> tuple[GenericConfig, dict[torch.nn.Module, Place]]:
     network.attend_by(PROBE)
     probe = _Probe(folder, network, config)
     positions = torch.arange(PROMPT, device=network.device)
@@ -88,7 +94,9 @@ def _probed(
     if logits.shape[-1] != config.vocab_size:
         known = f"it has logits for {logits.shape[-1]} tokens, config.json names {config.vocab_size}"
         raise UnsupportedModel(f"{folder}: {network.kind} is not supported: {known}")
-    return replace(config, windows=tuple(probe.windows), scales=tuple(probe.scales)), probe.layers
+    scorings = [place.scoring for place in probe.layers.values()]
+    windows, scales = (tuple(each.window for each in scorings), tuple(each.scale for each in scorings))
+    return replace(config, windows=windows, scales=scales), probe.layers
 
 
 class _Probe:
@@ -97,28 +105,22 @@ class _Probe:
     def __init__(self, folder: Path, network: HfNetwork, config: GenericConfig) -> None:
         self._folder, self._network, self._config = folder, network, config
         self._windows_of: dict[Rule, int | None] = {}
-        self.layers: dict[torch.nn.Module, int] = {}
-        self.windows: list[int | None] = []
-        self.scales: list[float] = []
+        self.layers: dict[torch.nn.Module, Place] = {}
 
     def answer(self, call: Call) -> Tensor:
         why = self._why_not(call)
         if why is not None:
             layer = f"layer {len(self.layers)} ({self._network.name_of(call.module)})"
             raise UnsupportedModel(f"{self._folder}: {self._network.kind} is not supported: {layer} {why}")
-        self.layers[call.module] = len(self.layers)
-        self.windows.append(self._window(call.mask.rule))
-        self.scales.append(call.scale)
-        grouped = call.query.shape[1] != call.key.shape[1]
-        attended = F.scaled_dot_product_attention(
-            call.query, call.key, call.value, is_causal=True, scale=call.scale, enable_gqa=grouped
-        )
-        return attended.transpose(1, 2)
+        scoring = _scoring(call, self._window(call.mask.rule))
+        self.layers[call.module] = Place(len(self.layers), scoring)
+        query, key, value = (x[0].transpose(0, 1) for x in (call.query, call.key, call.value))
+        return attend_to(query, key, value, scoring)[None]
 
     def _why_not(self, call: Call) -> str | None:
         """Return the first reason why our attention cannot answer a layer's call, or None."""
         wanted = (1, self._config.num_kv_heads, PROMPT, self._config.head_dim)
-        asked = [name for name, value in call.options.items() if name not in _HARMLESS and not _is_unset(value)]
+        asked = [name for name, value in call.options.items() if name not in _KNOWN and not _is_unset(value)]
         rule = getattr(call.mask, "rule", None)
         reasons = {
             "attends twice in a pass": call.module in self.layers,
@@ -139,6 +141,12 @@ class _Probe:
         if rule not in self._windows_of:
             self._windows_of[rule] = window_of(rule, self._config.max_positions)
         return self._windows_of[rule]
+
+
+def _scoring(call: Call, window: int | None) -> Scoring:
+    softcap, sinks = (call.options.get(name) for name in (_SOFTCAP, _SINKS))
+    sinks = None if sinks is None else sinks.detach().flatten().float().contiguous()
+    return Scoring(call.scale, window, softcap or None, sinks)
 
 
 def window_of(rule: Rule, positions: int) -> int | None:

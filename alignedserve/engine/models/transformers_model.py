@@ -32,6 +32,7 @@ from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.transformers_layers import quantise_layers, read_weights, reads_as_stored
 from alignedserve.errors import ModelError, UnsupportedModel
+from alignedserve.kernels.common.scoring import Scoring
 
 log = logging.getLogger("alignedserve.engine")
 
@@ -113,17 +114,26 @@ class HfNetwork:
         self.model.set_attn_implementation(name)
 
 
+@dataclass(frozen=True)
+class Place:
+    """What a module that attends is in the engine."""
+
+    layer: int  # of the device cache
+    scoring: Scoring
+
+
 class TransformersModel:
     """A transformers model as the engine runs it."""
 
-    def __init__(self, network: HfNetwork, layers: dict[torch.nn.Module, int], dtype: torch.dtype) -> None:
-        """`layers` maps each module that attends to its layer of the device cache, whose vectors have dtype `dtype`."""
+    def __init__(self, network: HfNetwork, layers: dict[torch.nn.Module, Place], dtype: torch.dtype) -> None:
+        """`layers` names each module that attends; vectors of the device cache have dtype `dtype`."""
         self._network, self._layers, self._dtype = network, layers, dtype
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
         def answer(call: Call) -> Tensor:
             query, key, value = (x[0].transpose(0, 1).to(self._dtype) for x in (call.query, call.key, call.value))
-            attended = attention.attend(self._layers[call.module], query, key.flatten(1), value.flatten(1))
+            place = self._layers[call.module]
+            attended = attention.attend(place.layer, query, key.flatten(1), value.flatten(1), place.scoring)
             return attended[None].to(call.query.dtype)
 
         return self._network.run(tokens, positions, rows, answer)

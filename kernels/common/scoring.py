@@ -1,0 +1,61 @@
+"""How a layer scores tokens: what attention needs beside queries, K and V."""
+
+from __future__ import annotations
+
+from ctypes import Structure, addressof, c_float, c_int64, c_void_p
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+_NO_WINDOW = 2**62  # more tokens than any request has
+
+
+class CScoring(Structure):
+    """The struct of csrc/scoring.h."""
+
+    _fields_ = (
+        ("scale", c_float),
+        ("softcap", c_float),
+        ("window", c_int64),
+        ("sinks", c_void_p),
+        ("slopes", c_void_p),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Scoring:
+    """A score is the scaled product of query and K. It may be capped, and lowered by the distance of the token."""
+
+    scale: float
+    window: int | None = None  # tokens that a query sees, itself included
+    softcap: float | None = None  # a score becomes softcap * tanh(score / softcap)
+    sinks: Tensor | None = None  # [heads] in fp32: a score beside the tokens', which takes weight and adds nothing
+    slopes: Tensor | None = None  # [heads] in fp32: what a token farther from the query loses
+
+    def __post_init__(self) -> None:
+        for name, numbers in (("sinks", self.sinks), ("slopes", self.slopes)):
+            if numbers is not None and (numbers.dtype is not torch.float32 or not numbers.is_contiguous()):
+                raise TypeError(f"{name} are {numbers.dtype}: they must be float32, side by side")
+
+    @property
+    def is_usual(self) -> bool:
+        """Return whether scores are scaled products, of all tokens or of a window."""
+        return self.softcap is None and self.sinks is None and self.slopes is None
+
+    def check(self, heads: int) -> None:
+        """Raise ValueError where sinks or slopes are not of so many heads."""
+        for name, numbers in (("sinks", self.sinks), ("slopes", self.slopes)):
+            if numbers is not None and numbers.shape != (heads,):
+                raise ValueError(f"{name} {tuple(numbers.shape)} are not of {heads} heads")
+
+    @cached_property
+    def struct(self) -> CScoring:
+        addresses = (None if numbers is None else numbers.data_ptr() for numbers in (self.sinks, self.slopes))
+        return CScoring(self.scale, self.softcap or 0.0, self.window or _NO_WINDOW, *addresses)
+
+    @cached_property
+    def in_c(self) -> int:
+        """Return the address of what C++ reads."""
+        return addressof(self.struct)
