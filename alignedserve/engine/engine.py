@@ -173,9 +173,12 @@ class Engine:
             return "transformers runs this model"
         if self.config.has_experts:
             return "which experts a step needs is known only when it runs"
-        if self.config.latent_rank is not None:
-            return "attention to compressed vectors is not captured yet"
-        return None if self._kernels.captures else f"attention of {self._kernels.name} looks at tables on the CPU"
+        return None if self._captures else f"attention of {self._kernels.name} looks at tables on the CPU"
+
+    @property
+    def _captures(self) -> bool:
+        """Return whether the attention of this model reads nothing on the CPU."""
+        return self._kernels.captures if self.config.latent_rank is None else self._kernels.captures_latent
 
     def rehearse(self) -> None:
         """Compile the kernels on a GPU, and measure them where there is a choice, so that no step waits for that.
@@ -192,11 +195,11 @@ class Engine:
     def capture(self, most: int, capture: Capture, free: Callable[[], int], least: int) -> None:
         """Capture decode steps of up to `most` requests, as long as `least` bytes are free."""
         assert self.has_graphs, "there is no pair for padding"
-        scratch, pairs, captures = self.num_pairs, self.num_pairs, self._kernels.captures
+        scratch, pairs, captures = self.num_pairs, self.num_pairs, self._captures
         vocabulary = self.config.vocab_size
         graphs = DecodeGraphs(most, vocabulary, self._decode, capture, self.block_size, pairs, scratch, self.device)
         graphs.capture_all(free, least)
-        if self._kernels.captures is captures:
+        if self._captures is captures:
             self._graphs = graphs
         else:  # attention failed, and torch took its place: it reads tables on the CPU, whose values a graph would keep
             log.warning("decode steps are not captured after all: %s", self.why_no_graphs)

@@ -47,6 +47,11 @@ class Reference:
         return False
 
     @property
+    def captures_latent(self) -> bool:
+        """Return the same of models with compressed vectors."""
+        return False
+
+    @property
     def identity(self) -> str:
         return f"{self.name}, torch {torch.__version__}"
 

@@ -128,6 +128,11 @@ def _attend_latent(
 
 
 class TritonLatentAttention(TritonAttention):
+    @property
+    def captures_latent(self) -> bool:
+        """Return whether steps can be captured: not where torch replaces this attention."""
+        return isinstance(getattr(self.attend_latent, "__self__", self), TritonLatentAttention)
+
     def attend_latent(self, query: Tensor, cache: Tensor, spans: Spans, scale: float, rank: int) -> Tensor:
         if query.dtype is not cache.dtype:
             raise TypeError(f"queries are {query.dtype}, the cache {cache.dtype}: they must be the same")

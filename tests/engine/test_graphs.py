@@ -81,9 +81,10 @@ def captured(folder: Path, kernels: Kernels | None, most: int = 6) -> tuple[Driv
         ("gqa-untied", Reference, 5, 6),
         ("opt", Reference, 5, 6),
         ("qwen2", triton, 3, 4),
+        ("youtu", triton, 3, 4),
         ("gqa-untied", lambda: None, 5, 6),
     ],
-    ids=["llama", "opt", "triton", "c++"],
+    ids=["llama", "opt", "triton", "compressed vectors", "c++"],
 )
 def test_requests_that_come_and_go_say_what_transformers_says(
     folder_of: FolderOf,

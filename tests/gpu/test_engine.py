@@ -72,7 +72,7 @@ def captured(folder: Path, most: int = 6) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("name", ["gqa-untied", "opt", "qwen2"])
+@pytest.mark.parametrize("name", ["gqa-untied", "opt", "qwen2", "youtu"])
 def test_captured_decodes_say_what_transformers_says(name: str, tmp_path: Path) -> None:
     """Some requests are long enough to be split; some sit out steps; chunks run uncaptured in between."""
     folder = MODELS[name](tmp_path / "model")

@@ -75,6 +75,24 @@ def test_steps_are_captured_as_long_as_attention_is_our_own(monkeypatch: pytest.
     monkeypatch.setattr(kernels, "_attend_some", broken)
     kernels.attend(torch.randn(1, 1, 16), torch.randn(2, 16, 16), Spans([Lie(1, 1, (0,))], 16), Scoring(1.0))
     assert not kernels.captures
+    assert kernels.captures_latent, "attention to compressed vectors is another kernel"
+
+
+def test_steps_with_compressed_vectors_are_captured_as_long_as_their_attention_is_our_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernels_of = pytest.importorskip("alignedserve.kernels.triton.kernels", reason="Triton is not installed")
+    kernels = kernels_of.TritonKernels()
+    guard(kernels, ("attend_latent",), CPU)
+    assert kernels.captures_latent
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no room")
+
+    monkeypatch.setattr(kernels, "_attend_latent_some", broken)
+    kernels.attend_latent(torch.randn(1, 1, 32), torch.randn(2, 16, 16), Spans([Lie(1, 1, (0,))], 16), 1.0, 20)
+    assert not kernels.captures_latent
+    assert kernels.captures
 
 
 @pytest.mark.parametrize(
