@@ -9,6 +9,7 @@ Kernels and the engine
     gpu_quantised.py    the same with quantised weights, against bf16
     linear.py           linear layers against the memory's bandwidth and torch
     loading.py          seconds and memory until a model is loaded
+    sliding_windows.py  what a long context holds where all layers have a window, and decodes at once
     syntax.py           the time that a syntax adds to a token
     transfer.py         KV from one device to another, and how much it slows steps meanwhile
 Single cores and processes

@@ -28,6 +28,15 @@ def llama160m(folder: Path) -> Path:
     return _saved(LlamaForCausalLM, LlamaConfig(vocab_size=32_000, **sizes, **_SHARED), folder)
 
 
+def mistral160m(folder: Path, window: int, positions: int) -> Path:
+    """Make a model whose layers all have this window."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
+    more = {**_SHARED, "num_key_value_heads": 12, "sliding_window": window, "max_position_embeddings": positions}
+    return _saved(MistralForCausalLM, MistralConfig(vocab_size=32_000, **sizes, **more), folder)
+
+
 def gqa500m(folder: Path) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
