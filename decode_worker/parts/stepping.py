@@ -7,6 +7,7 @@ from dataclasses import replace
 from alignedserve.core import CacheKind, Decode, StepPlan
 from alignedserve.cost.model import Kind
 from alignedserve.decode_worker.packing.ahead import StepAhead, ahead_of
+from alignedserve.decode_worker.packing.crowding import crowded_s
 from alignedserve.decode_worker.packing.own import own_packing
 from alignedserve.decode_worker.packing.packer import Runnable, TypeChoice
 from alignedserve.decode_worker.parts.joining import Joining
@@ -118,7 +119,9 @@ class Stepping:
         packer, waiting = self._order.packer, self._queue.waiting
         decodes, prompts = self._runnable()
         seating = self._memory.seating(0 if self._memory.is_crowded else seats, waiting, now)
-        selection = select(decodes, prompts, waiting, self._order.moment(now + self._copies_s), seating)
+        at = self._order.moment(now + self._copies_s)
+        at.calm_s = min(at.calm_s, crowded_s(self._here.seated, self._limits.num_pairs, at))
+        selection = select(decodes, prompts, waiting, at, seating)
         for running in selection.unseated:
             before += self._preempting.preempt_replaced(running, next(iter(selection.seated), None))
         for prompt in selection.seated:

@@ -36,7 +36,7 @@ class Moment:
     pivot: int  # tokens that saturate the hardware (S_pf)
     batch: int = 1 << 30  # most requests of the step (B_curr, BROS §4.2)
     seated: Seated | None = None  # decodes, where they are more than that
-    calm_s: float = inf  # most time of the step, for real-time requests that are still to come
+    calm_s: float = inf  # most time of a step with documents, for real-time requests that are still to come
     joins_s: float = inf  # most time of a step with more than real-time decodes, for requests that are handed on to it
 
 
