@@ -140,6 +140,10 @@ struct Whole {
     int64_t width, groups;
 };
 
+// A row alone takes memory as fast as it comes. On a Zen 8 bits came 6 to 15 % faster where what lies so many bytes further
+// was asked for meanwhile; 4 bits, with twice the arithmetic for a byte, came up to 10 % slower.
+constexpr int64_t FAR = 6144;
+
 // Sums the products of V vectors of weights and N rows of x over a group of inputs.
 template <int BITS, int V, int N>
 static void multiply(const uint8_t* w, const int8_t* x, int64_t width, int64_t inputs, Ahead& ahead, Lanes (&to)[N][V]) {
@@ -150,7 +154,9 @@ static void multiply(const uint8_t* w, const int8_t* x, int64_t width, int64_t i
     for (const int8_t* end = x + inputs; x < end; w += PANEL * FOUR, x += FOUR * halves) {
         Lanes bytes[V];
         for (int v = 0; v < V; ++v) bytes[v] = load(w + v * Vec::width * FOUR);
-        if (N > 1) ahead.ask();  // a row alone reads memory as fast as it comes
+        if (N > 1) ahead.ask();
+        if (N == 1 && BITS == 8)
+            for (int v = 0; v < V; ++v) __builtin_prefetch(w + FAR + v * Vec::width * FOUR, 0, 2);
 #pragma GCC unroll 2
         for (int half = 0; half < halves; ++half) {
             Lanes weights[V];
