@@ -27,6 +27,8 @@ _REFUSED = {
     "is_encoder_decoder": "it has an encoder",
 }
 
+_OF_STATES = {"falcon_mamba", "mamba", "mamba2", "nemotron_h", "recurrent_gemma", "rwkv", "xlstm"}  # by model_type
+
 
 @dataclass(frozen=True, kw_only=True)
 class GenericConfig(ModelConfig):
@@ -43,6 +45,9 @@ def read_generic(given: Given, architecture: str) -> GenericConfig:
     for key, why in _REFUSED.items():
         if text.get(key):
             raise _unsupported(given, architecture, f"{why} ({key})")
+
+    if text.get("model_type") in _OF_STATES:
+        raise _unsupported(given, architecture, "its layers keep a state in place of K and V of each token")
 
     def named(keys: Sequence[str]) -> int:
         """Return the number that has one of these names."""

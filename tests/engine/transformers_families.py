@@ -125,6 +125,7 @@ _NOT = "its layers do not call the AttentionInterface of transformers"
 _KEEPS = "its layers keep more than K and V, or count positions by themselves"
 _OFF = "logits of a prompt are off"
 _NO_HEADS = "its config.json has none of num_attention_heads"
+_STATE = "its layers keep a state in place of K and V of each token"
 _NO_LENGTH = "its config.json has none of max_position_embeddings"
 
 # Maps each refused `model_type` to its settings, and to the reason.
@@ -134,8 +135,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     **dict.fromkeys(("camembert", "data2vec-text", "roberta", "roberta-prelayernorm"), ({}, _OFF)),
     **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl"), ({}, _OFF)),
     **dict.fromkeys(("big_bird", "gpt_neox_japanese", "megatron-bert", "openai-gpt", "rembert"), ({}, _NONE_CALLS)),
-    **dict.fromkeys(("falcon_mamba", "mamba", "prophetnet", "rwkv", "xglm"), ({}, _NO_HEADS)),
-    **dict.fromkeys(("bloom", "cpmant", "recurrent_gemma", "xlstm"), ({}, _NO_LENGTH)),
+    **dict.fromkeys(("prophetnet", "xglm"), ({}, _NO_HEADS)),
+    **dict.fromkeys(("falcon_mamba", "mamba", "nemotron_h", "recurrent_gemma", "rwkv", "xlstm"), ({}, _STATE)),
+    **dict.fromkeys(("bloom", "cpmant"), ({}, _NO_LENGTH)),
     "bamba": ({**_MAMBA, "attn_layer_indices": [1]}, f"1 of 2 {_OWN}"),
     "codegen": ({"rotary_dim": 4}, _NONE_CALLS),
     "diffllama": ({}, "layer 1 (model.layers.0.self_attn) attends twice in a pass"),
@@ -155,7 +157,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "kimi_linear": ({}, "of each head, K has 192 numbers and V has 128"),
     "lfm2": ({"layer_types": ["conv", FULL]}, f"1 of 2 {_OWN}"),
     "llama4_text": ({}, "its attention scales queries by positions that it counts itself (attn_temperature_tuning)"),
-    "mamba2": ({"num_heads": 8, "head_dim": 8}, _NO_LENGTH),
+    "mamba2": ({"num_heads": 8, "head_dim": 8}, _STATE),
     "minicpm3": ({**_LATENT, "v_head_dim": 8}, "of each head, K has 16 numbers and V has 8"),
     "mimo_v2_flash": ({}, "and V of 2 x 128"),
     "minimax": ({}, f"1 of 2 {_OWN}"),
@@ -163,7 +165,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"layer_types": [FULL, "minimax_m3_sparse"], "index_head_dim": 8, "index_n_heads": 2},
         "layer 1 (model.layers.1.self_attn) asks attention for block_indices",
     ),
-    "nemotron_h": ({}, "its config.json has none of num_hidden_layers"),
     "olmo_hybrid": ({"layer_types": ["linear_attention", FULL]}, f"1 of 2 {_OWN}"),
     "qwen3_5_text": ({}, _OWN),
     "qwen3_next": ({}, _OWN),
