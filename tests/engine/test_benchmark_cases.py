@@ -1,11 +1,23 @@
-"""Tests that the cases of benchmarks.engine fit the models on which they run."""
+"""Tests that the cases of benchmarks.engine fit the models on which they run, and what benchmarks of quantised weights
+print."""
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+
+from benchmarks import gpu_quantised, quantised_files
+from benchmarks.common.gpu_shapes import MODELS
 from benchmarks.common.models import POSITIONS
-from benchmarks.engine import cases
+from benchmarks.engine import Case, Times, cases
+from benchmarks.gpu_quantised import Kind
+from benchmarks.peers.llama_cpp import PROGRAM, LlamaCpp
+from tests.models import gqa
+from tests.quantised_folders import quantised_folder
 
 
 @pytest.mark.parametrize("model", POSITIONS)
@@ -16,3 +28,83 @@ def test_every_case_fits_or_is_cut_and_says_so(model: str) -> None:
         assert len(fitting.prompts) == len(case.prompts)
         assert (fitting == case) == (case.longest <= POSITIONS[model])
         assert fitting == case or fitting.name == f"{case.name} cut to {max(fitting.prompts)}"
+
+
+# --- Quantised weights
+
+
+class Slow:
+    """A peer that takes a second for everything."""
+
+    def run(self, case: Case) -> Times:
+        return Times(1.0, [] if case.is_prefill else [1.0] * (case.output - 1))
+
+
+@pytest.fixture
+def quantised(tmp_path: Path) -> Path:
+    quantised_folder(gqa(tmp_path / "plain", vocab_size=32_000), tmp_path / "w8a8", "w8a8")
+    return tmp_path / "w8a8"
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_quantised_files_reports_rates_against_the_peer(
+    quantised: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(quantised_files, "CASES", [Case("decode 2 x 4", (4, 4), 4), Case("prefill 8", (8,), 1)])
+    quantised_files.compare(quantised, Slow(), "vLLM", rounds=1)
+    decode, prefill = printed(capsys)
+    assert (decode["name"], decode["baseline"]) == ("w8a8, decode 2 x 4, against vLLM", 2.0)
+    assert (prefill["name"], prefill["baseline"]) == ("w8a8, prefill 8, against vLLM", 8.0)
+    assert decode["goal"] == pytest.approx(1.3 * 2)
+    assert decode["value"] > 2
+    assert prefill["value"] > 8
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        ("none.gguf", "none.gguf is not there"),
+        ("here.gguf", "is for llama.cpp: --llama-cpp names the folder"),
+        ("folder", "is for vLLM: --peer-python names a Python"),
+    ],
+)
+def test_quantised_files_asks_for_the_peer(
+    model: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "here.gguf").touch()
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(SystemExit):
+        quantised_files.main([str(tmp_path / model)])
+    assert said in capsys.readouterr().err
+
+
+def test_llama_cpp_is_asked_for_the_case_and_its_figures_are_read(tmp_path: Path) -> None:
+    program = tmp_path / PROGRAM
+    program.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\necho noise\necho \'{{"t_pp": 2.0, "t_tg": 3.0}}\'\n')
+    program.chmod(0o755)
+    times = LlamaCpp(tmp_path, tmp_path / "a.gguf", 2).run(Case("decode 8 x 4", (64,) * 8, 4))
+    assert times == Times(2.0, [1.0, 1.0, 1.0])
+    asked = (tmp_path / "asked").read_text()
+    assert "-t 2 -tb 2 -npp 64 -ntg 3 -npl 8" in asked
+
+
+def test_gpu_quantised_counts_what_a_step_reads() -> None:
+    model = MODELS["8b"]
+    head = model.vocabulary * model.hidden
+    layers = model.num_read - head
+    assert Kind.NONE.read_bytes(model) == 2 * model.num_read
+    assert Kind.INT8.read_bytes(model) == model.num_read
+    assert Kind.FP8.read_bytes(model) == layers + 2 * head
+    assert layers // 2 < Kind.INT4.read_bytes(model) - head < 0.6 * layers
+
+
+def test_gpu_quantised_says_that_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["gpu_quantised", "--kinds", "none,int4"])
+    assert gpu_quantised.main() == 1
+    assert "no GPU" in capsys.readouterr().err

@@ -2,7 +2,7 @@
 expanded to fp32, and that what cannot be read is refused in one line.
 
 quantised_layers/ has a layer of each form as the tools themselves wrote it, with the numbers that it stands for:
-compressed-tensors 0.20.0, GPTQModel 7.7.0 and AutoAWQ 0.2.9.
+compressed-tensors 0.20.0, llm-compressor 0.14.0, GPTQModel 7.7.0 and AutoAWQ 0.2.9.
 """
 
 from __future__ import annotations

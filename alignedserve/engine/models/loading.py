@@ -166,7 +166,7 @@ class Loader:
         """Return a layer with a bias whose weight, where it is not quantised, the files have as [inputs, outputs]."""
         found, bits = self._stacked([self.tensors.quantised(name, (outputs, inputs))]), self.quantization.bits
         if found is None:
-            plain = torch.empty(inputs, outputs, dtype=self.dtype)
+            plain = torch.empty(inputs, outputs, dtype=self.dtype, device=self.device)
             self.tensors.read_into(plain, f"{name}.weight")
             found = quantised(plain.t(), bits, _group(bits, inputs)) if bits else None
         weight = self._empty(outputs, inputs).copy_(plain.t()) if found is None else found.on(self.device)
@@ -238,9 +238,9 @@ class Loader:
         read = cut.whole if cut is not None and cut.dim == 1 else inputs
         at_once = rows_at_once(read)
         for begin in range(first, first + outputs, at_once):
-            rows = torch.empty(min(at_once, first + outputs - begin), read, dtype=self.dtype)
+            rows = torch.empty(min(at_once, first + outputs - begin), read, dtype=self.dtype, device=self.device)
             self.tensors.read_into(rows, f"{name}.weight", cut=Cut(0, begin, whole))
-            made = quantised(rows.to(self.device), bits, _group(bits, read))
+            made = quantised(rows, bits, _group(bits, read))
             yield made if cut is None or cut.dim == 0 else inputs_of(made, name, cut.start, inputs)
 
     def _stacked(self, parts: Sequence[AnyQuantised | None]) -> AnyQuantised | None:
