@@ -217,6 +217,33 @@ class Sketch:
     text: str = ""
 
 
+class PooledTask(str, Enum):
+    """The kind of vector that a request without output asks for."""
+
+    EMBED = "embed"  # what stands for the text among other texts
+    SCORE = "score"  # the numbers of the model's head, as a reranker's
+
+
+@dataclass(frozen=True, slots=True)
+class Pooling:
+    """The vector that a request asks for in place of an output. How it is made of the states of the model's tokens is a
+    fact of the model's folder (architectures/vectors.py)."""
+
+    task: PooledTask = PooledTask.EMBED
+    is_whole: bool = False  # one step runs all of its prompt, and no cache has any of it: every token's state counts
+    dimensions: int | None = None  # the first numbers that are kept
+    second_at: int | None = None  # where the second of two texts begins, for models that mark the texts of a pair
+
+    def __post_init__(self) -> None:
+        for name, least in (("dimensions", 1), ("second_at", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be {least} or more, not {value}")
+
+
+POOLED = 0  # the token that stands for a vector, as the only token of an output: cores see a request end with it
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One attempt at one prompt. Only its owner makes the next attempt, with the tokens emitted so far."""
@@ -236,6 +263,12 @@ class Request:
     emitted_at: float | None = None  # when the last of `emitted` reached the owner
     salt: str = ""  # clients with another salt cannot tell from response times that this prompt was here
     estimate: Estimate | None = None  # from the client, or from the router, which may send it later (Expect)
+    pooling: Pooling | None = None  # of a request for a vector: its output is the token POOLED, with which that comes
+
+    @property
+    def runs_whole(self) -> bool:
+        """Return whether one step runs all of its prompt."""
+        return self.pooling is not None and self.pooling.is_whole
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -260,6 +293,7 @@ class Opening:
     logprobs: tuple[Logprob, ...] = ()  # of the prompt's tokens from the second on, where the request asks for them
     num_cached: int = 0  # tokens of the prompt whose KV the pool or a device had
     waited_s: float = 0.0  # from the arrival to the first step with a part of it
+    vector: bytes = b""  # numbers of 4 bytes each, little-endian, where the request asks for a vector
 
 
 NO_OPENING = Opening()
@@ -325,6 +359,12 @@ class Chunk:
     dropped: int = 0  # first tokens whose KV was given up: `pairs` begin after them
     kind: CacheKind = CacheKind.KV
     blocks: tuple[int, ...] = ()  # of kind HIDDEN: single blocks, block 2p and 2p + 1 are the halves of pair p
+    pooling: Pooling | None = None  # None unless this is the last chunk of a prompt that asks for a vector
+
+    @property
+    def is_last(self) -> bool:
+        """Return whether the prompt ends with it: then a token or a vector comes."""
+        return self.sampling is not None or self.pooling is not None
 
 
 @dataclass(slots=True)  # made for each request in each step: a frozen one takes three times as long to make
@@ -377,6 +417,7 @@ class StepResult:
     logprobs: tuple[tuple[str, Logprob], ...] = ()  # for requests of `tokens` that ask for them
     prompt_logprobs: tuple[tuple[str, tuple[Logprob, ...]], ...] = ()  # of chunks that are scored
     failure: StepFailure | None = None  # then all else is empty
+    vectors: tuple[tuple[str, bytes], ...] = ()  # (request, what its opening brings): its token is POOLED
 
 
 @dataclass(frozen=True)

@@ -33,13 +33,15 @@ class PoolSeating(Seating):
     """Seating of prompts whose KV goes to the pool.
 
     A best-effort prompt is seated when the pages for all its KV are at hand. A real-time prompt may take the place of
-    best-effort ones that are through and wait for pages. Where there is no pool no prompt needs pages.
+    best-effort ones that are through and wait for pages. Where there is no pool no prompt needs pages, and nowhere one
+    that asks for a vector.
     """
 
     spare_pages: int = 0  # at hand for best-effort prompts that wait
     pages_for: Callable[[Running], int] = field(kw_only=True)
     idle: list[Running] = field(default_factory=list)  # best-effort prompts that are through, the newest last
     needs_pages: bool = True
+    may_need_none: bool = False  # whether best-effort prompts wait that ask for a vector
 
     def left_for(self, running: Running) -> int:
         pairs = self.blocks.num_free
@@ -53,11 +55,11 @@ class PoolSeating(Seating):
             return False
         if waiting.promise.is_rt or not self.needs_pages:
             return True
-        return self.spare_pages > 0 and self.pages_for(waiting) <= self.spare_pages
+        return self.pages_for(waiting) <= max(0, self.spare_pages)
 
     @property
     def takes_best_effort(self) -> bool:
-        return self.spare_pages > 0 or not self.needs_pages
+        return self.spare_pages > 0 or not self.needs_pages or self.may_need_none
 
     def take(self, running: Running, size: int) -> None:
         if not running.pairs and not running.promise.is_rt:
@@ -168,6 +170,7 @@ class NextStep:
             pages=self._pages,
             next_pages=NextPages(self._pages, self._prompts.seated if self._queue.waiting else ()),
             needs_pages=not self._offers.needs_no_pool,
+            may_need_none=self._queue.waiting.num_pooled > 0,
             pages_for=self._writing.pages_for,
             idle=[running for running in self._commits.waiting if not running.promise.is_rt],
         )

@@ -290,7 +290,7 @@ class RouterCore:
         if known is not None and known.request.attempt >= request.attempt:
             return []
         stated = request.estimate
-        if self._own_predictor is not None:
+        if self._own_predictor is not None and request.pooling is None:
             request = self._own_predictor.predicted(request)
         if known is None and request.attempt == 0:
             ahead = self._placement.ahead_of(request, self._pools, now)

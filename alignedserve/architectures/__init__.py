@@ -14,5 +14,6 @@ quantization.py  how the weights of linear layers are kept
 rope.py          rotary positions
 routing.py       how tokens choose among the experts of a layer
 stored_form.py   how a folder's linear layers are quantised already
+vectors.py       models that make vectors: encoders, and how a folder makes one of a text
 weight_files.py  the weight files of a model folder
 """

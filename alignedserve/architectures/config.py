@@ -55,6 +55,8 @@ class ModelConfig:
     windows: tuple[int | None, ...] = ()  # layer -> tokens that a query sees, itself included; (): all
     stored: StoredForm | None = None  # how linear layers are quantised already
     scales: tuple[float, ...] = ()  # layer -> factor of the products of query and K; (): the usual one
+    generates: bool = True  # whether it writes text; else it makes vectors alone
+    labels: int = 0  # numbers of its head for whole texts; 0: it has none
 
     @property
     def kv_dim(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
@@ -12,6 +13,7 @@ from alignedserve.architectures.given import Given, read_json
 from alignedserve.architectures.gpt_neox import read_gpt_neox
 from alignedserve.architectures.llama import read_llama, read_mistral, read_qwen2, read_qwen3
 from alignedserve.architectures.opt import read_opt
+from alignedserve.architectures.vectors import HEAD, is_encoder, num_labels, read_encoder
 from alignedserve.errors import ModelError, UnsupportedModel
 
 __all__ = ["DTYPE_BYTES", "ModelConfig", "read_config", "read_json"]
@@ -41,4 +43,20 @@ def read_config(folder: Path) -> ModelConfig:
         raise UnsupportedModel(
             f"{folder}: config.json must name one architecture, not {', '.join(map(str, named)):.100}"
         )
-    return READERS[named[0]](given) if named[0] in READERS else read_generic(given, named[0])
+    if is_encoder(named[0]):
+        return read_encoder(given, named[0])
+    reader = READERS.get(named[0])
+    return _without_words(given, named[0]) if reader is None else reader(given)
+
+
+def _without_words(given: Given, architecture: str) -> ModelConfig:
+    """Return the configuration of a decoder that was saved without its head for words, for its vectors; or of a model
+    that transformers runs."""
+    for ending in ("Model", HEAD):
+        reader = READERS.get(f"{architecture.removesuffix(ending)}ForCausalLM")
+        if architecture.endswith(ending) and reader is not None:
+            if given.get("is_causal") is False or given.get("use_bidirectional_attention"):
+                raise UnsupportedModel(f"{given.folder}: {architecture} that sees later tokens is not supported")
+            labels = num_labels(given) if ending == HEAD else 0
+            return replace(reader(given), generates=False, labels=labels, tied_embeddings=True)
+    return read_generic(given, architecture)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.model_source import resolve
+from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.config.config import Config, DeviceKind
 from alignedserve.cost.fit import Point, spread
 from alignedserve.cost.model import CostModel, Kind
@@ -86,7 +87,7 @@ def _measure(options: ProfileOptions) -> tuple[Profile, list[Point]]:
         quantization=config.engine.quantization,
         tune_s=tune_s,
     )
-    bounds, meter = Bounds(room.limits, room.max_model_len), Meter(engine)
+    bounds, meter = Bounds(room.limits, room.max_model_len, isinstance(engine.config, EncoderConfig)), Meter(engine)
     with own_cache(engine):
         shared_memory = Path(config.kvpool.directory)
         profile = measure_profile(meter, bounds, subject_of(engine, folder), shared_memory, options.budget_s)

@@ -64,6 +64,7 @@ class Bounds:
 
     limits: WorkerLimits
     longest: int  # most tokens of a request
+    runs_whole: bool = False  # whether every prompt runs in one step, and nothing decodes
 
     def allow(self, trial: Trial) -> bool:
         shape, ends = trial.shape, trial.ends
@@ -86,7 +87,7 @@ def trials(bounds: Bounds) -> list[Trial]:
         return [*found, last]
 
     prefixes, batches = cycle(sizes(16, longest - 1, 8)), cycle(sizes(1, batch, 4))
-    cached = cycle((0, *sizes(64, max(64, longest // 2), 8)))
+    cached = cycle((0,) if bounds.runs_whole else (0, *sizes(64, max(64, longest // 2), 8)))
     tokens = bounds.limits.max_step_tokens
     ascending = (
         [Trial(((length, next(cached)),)) for length in sizes(1, tokens)],
@@ -97,6 +98,8 @@ def trials(bounds: Bounds) -> list[Trial]:
     for kind, growing in zip(Kind, ascending, strict=True):
         more = [trial for trial in random_trials(bounds, _TRIALS_PER_KIND, _SEED) if trial.shape.kind is kind]
         queues.append([trial for trial in dict.fromkeys((*growing, *more)) if bounds.allow(trial)][:_TRIALS_PER_KIND])
+    if bounds.runs_whole:
+        return [trial for trial in queues[0] if not any(cached for _, cached in trial.chunks)]
     return [trial for trial in chain.from_iterable(zip_longest(*queues)) if trial is not None]
 
 

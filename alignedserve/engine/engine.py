@@ -20,6 +20,7 @@ from alignedserve.architectures.generic import GenericConfig
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
+from alignedserve.architectures.vectors import read_pooled
 from alignedserve.core import Chunk, Decode, StepFailure, StepPlan, StepResult
 from alignedserve.engine.device import devices, large_pages
 from alignedserve.engine.device.devices import CPU
@@ -29,8 +30,10 @@ from alignedserve.engine.graphs import Capture, DecodeGraphs
 from alignedserve.engine.inputs import NOTHING, Before
 from alignedserve.engine.models.attention import attention_of, hidden_slots
 from alignedserve.engine.models.choice import load
+from alignedserve.engine.models.encoder import Encoder
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.runs import Checker, Run, run_of
+from alignedserve.engine.pooling import Pooler, Vectors, encoded, head_of
 from alignedserve.engine.sampling.reading import Begun, Done, DrawnStep, Passing
 from alignedserve.engine.sampling.sampling import NextToken, Sampler
 from alignedserve.engine.sampling.step_result import next_tokens, result_of, rows_wanted
@@ -140,7 +143,12 @@ class Engine:
 
         ranks, device, quantization = self.ranks, self.device, self.quantization
         loader = Loader(tensors, self.dtype, self._kernels, make_linear, ranks, device, quantization)
-        self.config, self._model = load(folder, self.config, loader)
+        self.config, model = load(folder, self.config, loader)
+        self._encoder = model if isinstance(model, Encoder) else None
+        if not isinstance(model, Encoder):
+            self._model = model
+        head = head_of(folder, self.config, device) if self._encoder is None else self._encoder.head
+        self._pooler = Pooler(read_pooled(folder, self.config), device, head)
         seconds, megabytes = time.perf_counter() - began, loader.num_bytes >> 20
         log.info("loaded %s in %.1f s, %d MB of weights as %s", folder, seconds, megabytes, self.weights_as)
         if tune_s:
@@ -223,20 +231,23 @@ class Engine:
         for run in runs:
             self._checker.check(run)
         wanted = next_tokens(plan, {run.request: run.tokens[-1] for run in runs})
+        vectors = Vectors(self._pooler, plan)
         try:
+            if self._encoder is not None:
+                return Done(encoded(self._encoder, vectors, plan, runs))
             self._sampler.begin(wanted)
-            logits = self._logits(plan, runs, rows) if runs else torch.empty(0)
-            is_scored = any(chunk.scoring for chunk in plan.chunks)
-            reads_later = self.reads_later and bool(wanted) and not is_scored
+            logits = self._logits(plan, runs, rows, vectors) if runs else torch.empty(0)
+            is_read = bool(vectors.chunks) or any(chunk.scoring for chunk in plan.chunks)
+            reads_later = self.reads_later and bool(wanted) and not is_read
             if self.ranks.rank:
                 self._before = self._handed_on(wanted) if reads_later else NOTHING
                 return Done(StepResult(plan.number, ()))
-            if not (wanted or is_scored):
+            if not (wanted or is_read):
                 self._before = NOTHING
                 return Passing(plan.number, self.device)
             if reads_later:
                 return self._read_later(plan, wanted, logits)
-            result = result_of(plan, logits, self._sampler, wanted)
+            result = vectors.added_to(result_of(plan, logits, self._sampler, wanted))
         except (MemoryError, RuntimeError) as error:
             why = out_of_memory(error)
             if why is None:
@@ -289,8 +300,8 @@ class Engine:
         """Return the token that the step before sampled for the request."""
         return self._before.token(request)
 
-    def _logits(self, plan: StepPlan, runs: Sequence[Run], unread: Mapping[str, int]) -> Tensor:
-        """Run the model and return the logits of the tokens that `result_of` needs."""
+    def _logits(self, plan: StepPlan, runs: Sequence[Run], unread: Mapping[str, int], vectors: Vectors) -> Tensor:
+        """Run the model and return the logits of the tokens that `result_of` needs; `vectors` gets its states."""
         ordered = sorted(runs, key=lambda run: run.is_hidden)
         lies = [self._lie(run) for run in ordered if not run.is_hidden]
         first, end = {}, 0  # row of each request's first token
@@ -306,10 +317,18 @@ class Engine:
         spans = Spans(lies, self.block_size)
         attention = attention_of(ordered, spans, self.cache, self.config, self._kernels, self._model)
         wanted = rows_wanted(plan, [first[run.request] for run in runs])
-        rows = None if wanted == [*range(end)] else on_device(torch.tensor(wanted, dtype=torch.long), self.device)
+        counted = vectors.rows(first)
+        rows = None
+        if counted or wanted != [*range(end)]:
+            rows = on_device(torch.tensor(wanted + counted, dtype=torch.long), self.device)
         hidden = [torch.arange(run.start, run.end) for run in ordered if run.is_hidden]
         positions = torch.cat((spans.positions, *hidden)) if hidden else spans.positions
-        return self._model.forward(inputs.placed(self.device), on_device(positions, self.device), rows, attention)
+        placed = inputs.placed(self.device), on_device(positions, self.device), rows, attention
+        if not counted:
+            return self._model.forward(*placed)
+        states = self._model.states(*placed)
+        vectors.take(states[len(wanted) :])
+        return self._model.logits(states[: len(wanted)]) if wanted else torch.empty(0)
 
     def _decode(self, tokens: Tensor, spans: StaticSpans) -> Tensor:
         """Return the logits of a decode step: one token per request."""

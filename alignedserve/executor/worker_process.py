@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from alignedserve.architectures.model_source import cache_directory
+from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.core import Role
 from alignedserve.cost.model import FREE_COPIES
 from alignedserve.cost.profile import Profile, one_at_a_time
@@ -64,7 +65,10 @@ def _known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None
         log.info("the durations of steps are unknown until some have run, because engine.profile_s is 0")
         return None
     folder = cache_directory(given)
-    subject, bounds = subject_of(engine, part.folder), Bounds(room.limits, room.max_model_len)
+    subject, bounds = (
+        subject_of(engine, part.folder),
+        Bounds(room.limits, room.max_model_len, isinstance(engine.config, EncoderConfig)),
+    )
     meter = Meter(engine, synchronize=lambda: finish(engine.device))
     with one_at_a_time(folder):
         return start_profile(meter, bounds, subject, part.shared_memory, folder, profile_s, part.incarnation > 1)

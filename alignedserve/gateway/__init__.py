@@ -4,6 +4,7 @@ actor.py       Runs the gateway as a process: HTTP on an event loop, the owner o
 app.py         The HTTP application: OpenAI's routes in front of an owner of requests.
 batches.py     The routes of /v1/batches, where clients submit, watch and cancel jobs.
 dashboard.py   The live page: its routes, and the pictures that it is sent, one each second.
+embedding.py   The routes of vectors: /v1/embeddings, /v1/score and /v1/rerank.
 explaining.py  The route of a request's timeline.
 files.py       The routes of /v1/files: the files that batch jobs read and write.
 exchanges.py   Answers a body by what its pieces amount to: as a stream of named events, or whole.
@@ -12,7 +13,6 @@ messaging.py   The routes of /v1/messages, Anthropic's interface.
 open_jobs.py   The open jobs for the live page, read from the store of jobs.
 openapi.py     Our own OpenAPI document: every route with its parameters, body and answers.
 responding.py  The routes of /v1/responses, whose conversations the server may keep.
-scraping.py    The text of /metrics, which scrapes share.
 settings.py    The settings of a gateway's HTTP application.
 starting.py    Starts the requests of a body.
 streaming.py   Sends answers to clients that may leave at any time.

@@ -9,6 +9,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ import uvicorn
 import uvloop
 from fastapi import FastAPI
 
+from alignedserve.architectures.vectors import read_pooled
 from alignedserve.config.config import JobsConfig, ServerConfig
 from alignedserve.core import Role
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
@@ -156,8 +158,9 @@ def _ledger(part: Part) -> Ledger:
 def run(part: Part, on_start: OnStart) -> None:
     server = part.config.server
     listener = bind(server.host, server.port, shared=server.gateways > 1)
-    _, capacity = part.capacity()
+    model, capacity = part.capacity()
     text = TextModel.load(part.folder, part.config.reasoning_parser, part.config.tool_call_parser)
+    text = replace(text, pooled=read_pooled(part.folder, model))
     if text.reasoning is not None:
         log.info("answers come without their reasoning, which is read as that of %s", text.reasoning.name)
     owner = Owner(part, sketcher(part.config.policy.predictor, text))

@@ -31,10 +31,12 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.access.keys import Scope
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.dashboard import Dashboard, Head
+from alignedserve.gateway.embedding import VectorRoutes
 from alignedserve.gateway.files import Answer, HttpRoute
 from alignedserve.gateway.http.error_responses import on_api_error, on_http_error
 from alignedserve.gateway.http.middleware import RequestMiddleware, caller_of
 from alignedserve.gateway.http.origins import Origins
+from alignedserve.gateway.http.scraping import Scrapes
 from alignedserve.gateway.messaging import MessageRoutes
 from alignedserve.gateway.openai.errors import beyond_scope, draining, no_such_model, not_ready
 from alignedserve.gateway.openai.parsing import parse_body
@@ -47,7 +49,6 @@ from alignedserve.gateway.pages.front import front_answer
 from alignedserve.gateway.pages.html import html_answer
 from alignedserve.gateway.responding import ResponseRoutes
 from alignedserve.gateway.responses.keeping import ResponseKeeper
-from alignedserve.gateway.scraping import Scrapes
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.gateway.starting import Started, Starter
 from alignedserve.gateway.streaming import EventStream, chat_events, unless_gone, whole_answer
@@ -123,7 +124,7 @@ def make_app(
     ):
         app.add_route(path, answer if scope is None else _restrict(scope, answer), methods=[method])
     responses = ResponseRoutes(starter, keeper or ResponseKeeper(None, JobsConfig()))
-    for method, path, respond in (*responses.routes, *MessageRoutes(starter).routes):
+    for method, path, respond in (*responses.routes, *MessageRoutes(starter).routes, *VectorRoutes(starter).routes):
         app.add_route(path, _restrict(Scope.GENERATE, respond), methods=[method])
     for method, path, show in dashboard.routes:
         app.add_route(path, _restrict(Scope.DASHBOARD, show), methods=[method])

@@ -47,7 +47,7 @@ class NewBatch(Strict):
     """The body that submits a job: OpenAI's fields, and our own `weight`."""
 
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"]
     completion_window: str = Field(json_schema_extra={"pattern": _WINDOW})
     metadata: dict[str, str] | None = Field(None, max_length=_MOST_PAIRS)
     output_expires_after: _ExpiresAfter | None = None

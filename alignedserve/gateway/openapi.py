@@ -23,6 +23,7 @@ from alignedserve.gateway.openai.tokenising import DetokenizeRequest, TokenizeRe
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.responding import MOST_LISTED as MOST_ITEMS
 from alignedserve.gateway.responses.types import ResponseRequest
+from alignedserve.gateway.vectors.types import EmbeddingRequest, RerankRequest, ScoreRequest
 
 _REF = "#/components/schemas/{model}"
 _TEXT, _INTEGER, _BOOLEAN = {"type": "string"}, {"type": "integer"}, {"type": "boolean"}
@@ -61,6 +62,14 @@ def _answer(kind: str, choice: dict[str, Any]) -> dict[str, Any]:
 
 _CHAT_COMPLETION = _answer("chat.completion", _CHAT_CHOICE)
 _TEXT_COMPLETION = _answer("text_completion", _TEXT_CHOICE)
+_LIST_HEAD = {"id": _TEXT, "object": {"const": "list"}, "created": _INTEGER, "model": _TEXT}
+_PROMPT_USAGE = _object(prompt_tokens=_INTEGER, total_tokens=_INTEGER)
+_EMBEDDING = _object(object={"const": "embedding"}, index=_INTEGER, embedding={"anyOf": [_list(_NUMBER), _TEXT]})
+_EMBEDDINGS = _object(**_LIST_HEAD, data=_list(_EMBEDDING), usage=_PROMPT_USAGE)
+_SCORE = _object(object={"const": "score"}, index=_INTEGER, score=_NUMBER)
+_SCORES = _object(**_LIST_HEAD, data=_list(_SCORE), usage=_PROMPT_USAGE)
+_RANK = _object(index=_INTEGER, relevance_score=_NUMBER)
+_RANKS = _object(id=_TEXT, model=_TEXT, results=_list(_RANK), usage=_PROMPT_USAGE)
 _TOKENS = _object(count=_INTEGER, max_model_len=_INTEGER, tokens=_list(_INTEGER))
 _PART = _object(name=_TEXT, role=_TEXT, node=_TEXT, address=_TEXT)
 _STAGE = _object(stage=_TEXT, part=_TEXT, began_at=_NUMBER, ended_at=_NUMBER, text=_TEXT)
@@ -172,6 +181,15 @@ _ROUTES = (
         _answer("text_completion", _TEXT_CHOICE),
         CompletionRequest,
         answer_types=(_JSON, _EVENTS),
+    ),
+    _RouteDocument("post", "/v1/embeddings", "A vector of each text.", _EMBEDDINGS, EmbeddingRequest),
+    *(
+        _RouteDocument("post", path, "A score of each pair of texts.", _SCORES, ScoreRequest)
+        for path in ("/v1/score", "/score")
+    ),
+    *(
+        _RouteDocument("post", path, "Documents in the order of their relevance.", _RANKS, RerankRequest)
+        for path in ("/v1/rerank", "/rerank", "/v2/rerank")
     ),
     _RouteDocument(
         "post", "/v1/responses", "A response, whole or streamed.", _RESPONSE, ResponseRequest, (), (_JSON, _EVENTS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import OwnerClient
 from alignedserve.text.text_model import TextModel
-from alignedserve.tracing.traces import Traces
+from alignedserve.tracing.traces import Follow, Traces
 
 PATIENCE_S = 30.0  # requests wait so long for workers to be ready: a worker that died is back by then
 TOKENISERS = 2  # threads, of which large bodies use one; the library releases Python's lock while it works
@@ -43,6 +43,14 @@ class Started:
     promise: ServicePromise
     generation: Generation
     meter: BodyMeter
+
+
+@dataclass(frozen=True)
+class Following:
+    """What measures and traces the requests of a body."""
+
+    meter: BodyMeter
+    follow: Follow
 
 
 class Starter:
@@ -96,16 +104,23 @@ class Starter:
         arguments = body, promise, origin, self.text, self.settings.max_model_len
         return promise, await self.in_thread(partial(make_requests, *arguments))
 
-    async def start(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> Started:
-        """Make the requests of a body. They hold none of its memory, so that it is free while they run."""
+    def follow(
+        self, http: HttpRequest, promise: ServicePromise, requests: Sequence[Request], prompt_tokens: int
+    ) -> Following:
+        """Take the prompts' tokens from what the caller may use, and return what measures and traces the requests."""
         record, tab = record_of(http), tab_of(http)
-        promise, requests = await self.make(http, body)
-        prompt_tokens = sum(len(request.prompt) for request in requests[:: body.n or 1])
         self.explaining.remember(tab.caller, record.client_id, record.id)
         record.service, record.prompt_tokens = promise.service, prompt_tokens
         tab.take(prompt_tokens)
         self._metrics.count_choices(promise.service, len(requests))
         meter = BodyMeter(self._metrics, record, promise.tier, self.client.now, tab.take)
-        readers = [AnswerReader.from_body(body, self.text, request.prompt) for request in requests]
         follow = partial(self._traces.follow, headers=http.headers, choices=len(requests), now=self.client.now)
-        return Started(requests, promise, Generation(self.client, requests, readers, meter, follow), meter)
+        return Following(meter, follow)
+
+    async def start(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> Started:
+        """Make the requests of a body. They hold none of its memory, so that it is free while they run."""
+        promise, requests = await self.make(http, body)
+        following = self.follow(http, promise, requests, sum(len(it.prompt) for it in requests[:: body.n or 1]))
+        readers = [AnswerReader.from_body(body, self.text, request.prompt) for request in requests]
+        generation = Generation(self.client, requests, readers, following.meter, following.follow)
+        return Started(requests, promise, generation, following.meter)

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 from uuid import uuid4
 
+from alignedserve.architectures.vectors import read_pooled
 from alignedserve.config.config import Config
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
 from alignedserve.errors import AlignedServeError, BytesGone, Conflict, Fenced, StoreError, StoreFull
@@ -424,8 +425,9 @@ def _line_fault(error: Exception) -> tuple[LineOutcome, ApiError]:
 
 def run(part: Part, on_start: OnStart) -> None:
     config = part.config
-    _, capacity = part.capacity()
+    shapes, capacity = part.capacity()
     text = TextModel.load(part.folder, config.reasoning_parser, config.tool_call_parser)
+    text = replace(text, pooled=read_pooled(part.folder, shapes))
     owner = Owner(part, sketcher(config.policy.predictor, text))
     model = config.served_model_name or config.model
     metrics = RequestMetrics(model, config.server.metrics_prefix, owner.now, part.spec.name)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeAlias
 
-from alignedserve.core import Estimate, Request, ServiceClass, Slo
+from alignedserve.core import Estimate, FinishReason, Request, ServiceClass, Slo
 from alignedserve.gateway.access.keys import Caller
 from alignedserve.gateway.openai.errors import no_such_model
 from alignedserve.gateway.openai.parsing import parse_body
@@ -24,9 +24,13 @@ from alignedserve.gateway.responses.answer import ResponseAnswer, response_head
 from alignedserve.gateway.responses.chats import make_lone_chat
 from alignedserve.gateway.responses.items import PREFIX
 from alignedserve.gateway.responses.types import ResponseRequest
+from alignedserve.gateway.vectors.answers import embedding_answer
+from alignedserve.gateway.vectors.requests import make_embedding_requests
+from alignedserve.gateway.vectors.running import all_of, read_vector
+from alignedserve.gateway.vectors.types import EmbeddingRequest
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import RequestMetrics
-from alignedserve.owner.client import OwnerClient
+from alignedserve.owner.client import Delivered, OwnerClient
 from alignedserve.store.job import Endpoint
 from alignedserve.text.text_model import TextModel
 from alignedserve.tracing.traces import Traces
@@ -71,6 +75,8 @@ class Answering:
 
     async def answer(self, line: LineRequest, on_running: Callable[[], None]) -> dict[str, Any]:
         """Return the line's answer; raise ApiError if the answer is an error, and Overloaded if there is no room."""
+        if line.endpoint is Endpoint.EMBEDDINGS:
+            return await self._embed(line)
         body, requests, shape = await asyncio.to_thread(self._make_requests, line)
         choices = len(requests)
         self.metrics.count_choices(ServiceClass.BE, choices)
@@ -84,13 +90,45 @@ class Answering:
         self.metrics.count_longest_choice(ServiceClass.BE, max(len(piece.tokens) for piece in pieces))
         return shape(pieces)
 
+    async def _embed(self, line: LineRequest) -> dict[str, Any]:
+        """Return the embeddings of a line; its requests run until they end, and have no place on the way."""
+        body, requests = await asyncio.to_thread(self._make_embedding, line)
+        self.metrics.count_choices(ServiceClass.BE, len(requests))
+        vectors = await all_of([self._read_vector(request, len(requests)) for request in requests])
+        return await asyncio.to_thread(embedding_answer, body, requests, vectors)
+
+    def _make_embedding(self, line: LineRequest) -> tuple[EmbeddingRequest, tuple[Request, ...]]:
+        body = parse_body(EmbeddingRequest, json.dumps(line.body).encode())
+        self._check_model(body.model)
+        return body, make_embedding_requests(body, *self._promised(line), self.text, self.max_model_len)
+
+    async def _read_vector(self, request: Request, choices: int) -> bytes:
+        follow = self.traces.follow(request, {}, choices, self.client.now)
+        with RequestMeter(self.metrics, request, TIER, self.client.now) as meter, follow as trace:
+
+            def note(delivered: Delivered) -> None:
+                meter.deliver(0, delivered.opening)
+                trace.deliver(delivered)
+                meter.write()
+                meter.finish = FinishReason.STOP.value
+                trace.finish(meter.finish)
+
+            return await read_vector(self.client, request, note)
+
+    def _check_model(self, name: str) -> None:
+        """Raise where the model was served when the job was checked, and is not now."""
+        if name not in self.models:
+            raise no_such_model(name)
+
+    def _promised(self, line: LineRequest) -> tuple[ServicePromise, Origin]:
+        """Return the promise of a line, and its origin."""
+        promise = ServicePromise(ServiceClass.BE, Slo(jct_s=line.jct_s), TIER)
+        return promise, Origin(line.id, self.client.name, self.client.now(), line.caller)
+
     def _make_requests(self, line: LineRequest) -> _Asked:
         body, shape = self._read(line)
-        if body.model not in self.models:  # it was served when the job was checked, but may not be now
-            raise no_such_model(body.model)
-        promise = ServicePromise(ServiceClass.BE, Slo(jct_s=line.jct_s), TIER)
-        origin = Origin(line.id, self.client.name, self.client.now(), line.caller)
-        requests = make_requests(body, promise, origin, self.text, self.max_model_len)
+        self._check_model(body.model)
+        requests = make_requests(body, *self._promised(line), self.text, self.max_model_len)
         requests = tuple(_with_estimate(request, line.estimate) for request in requests)
         return body, requests, partial(shape, requests)
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 from array import array
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 from uuid import uuid4
@@ -21,6 +21,7 @@ from pydantic_core import from_json
 from alignedserve.store.job import Endpoint, LineResult, Problem
 
 MOST_LINES = 50_000  # of a batch, as for OpenAI
+MOST_INPUTS = 50_000  # for embeddings, in all lines of a batch
 MOST_PROBLEMS = 100  # problems that are listed for a file
 MOST_ID = 512  # characters of a custom_id
 _BOM = b"\xef\xbb\xbf"
@@ -94,7 +95,7 @@ def check_file(file: IO[bytes], rules: LineRules) -> FileVerdict:
     """Check all lines; a file with any problem is refused, and the verdict lists its first problems."""
     seen: dict[bytes, int] = {}  # digest of a custom_id -> its line
     problems: list[Problem] = []
-    model, total = None, 0
+    model, total, inputs = None, 0, 0
     for raw in raw_lines(file, rules.most_bytes):
         total += 1
         if total > rules.most_lines:
@@ -107,6 +108,10 @@ def check_file(file: IO[bytes], rules: LineRules) -> FileVerdict:
                 message = f"custom_id {line.custom_id!r:.80} is also in line {before}"
                 raise InvalidLine("duplicate_custom_id", message, "custom_id")
             model = model or str(line.body["model"])
+            inputs += _num_inputs(line.body) if rules.endpoint is Endpoint.EMBEDDINGS else 0
+            if inputs > MOST_INPUTS:
+                message = f"the file has more than {MOST_INPUTS} inputs: split it"
+                return FileVerdict(0, None, (Problem("too_many_requests", message, raw.number),))
         except InvalidLine as fault:
             problems.append(Problem(fault.code, fault.message, raw.number, fault.param))
             if len(problems) == MOST_PROBLEMS:
@@ -114,6 +119,12 @@ def check_file(file: IO[bytes], rules: LineRules) -> FileVerdict:
     if not total:
         problems.append(Problem("empty_file", "the file has no requests"))
     return FileVerdict(total, model, tuple(problems))
+
+
+def _num_inputs(body: Mapping[str, Any]) -> int:
+    """Return how many inputs a body for embeddings has; a list of tokens is one."""
+    given = body.get("input")
+    return len(given) if isinstance(given, list) and given and not isinstance(given[0], int) else 1
 
 
 def parse_line(raw: RawLine, rules: LineRules) -> BatchLine:

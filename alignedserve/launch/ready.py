@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.model_source import resolve
 from alignedserve.config.config import Config
 
 READY_S = 120.0  # a deployment that cannot take a request by then has failed
@@ -61,10 +63,16 @@ def is_ready(config: Config) -> bool:
 
 def _greeting(config: Config) -> str:
     model = config.served_model_name or config.model
+    path = "chat/completions"
     body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Count from 3 to 12."}}]}}'
+    shapes = read_config(resolve(config.model, config.cache_directory))
+    if shapes.labels:
+        path, body = "score", f'{{"model": "{model}", "text_1": "What counts?", "text_2": "Numbers count."}}'
+    elif not shapes.generates:
+        path, body = "embeddings", f'{{"model": "{model}", "input": "Count from 3 to 12."}}'
     has_keys = config.server.api_key or config.server.keys_file
     key = ' -H "Authorization: Bearer $ALIGNEDSERVE_SERVER_API_KEY"' if has_keys else ""
     return (
         f"serving {model} on {url_of(config)}\n"
-        f"try: curl -N {url_of(config)}/v1/chat/completions -H 'Content-Type: application/json'{key} -d '{body}'"
+        f"try: curl -N {url_of(config)}/v1/{path} -H 'Content-Type: application/json'{key} -d '{body}'"
     )

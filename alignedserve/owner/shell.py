@@ -94,7 +94,7 @@ class Owner(NoHands):
         return self._part.clock.now()
 
     async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
-        sketch = await asyncio.to_thread(self._sketcher, request.prompt)
+        sketch = None if request.pooling is not None else await asyncio.to_thread(self._sketcher, request.prompt)
         ended = False
         with self._arrivals.waiting_for(request.id) as arrivals:
             self._shell.post(Opened(request, sketch))

@@ -14,7 +14,7 @@ from alignedserve.protocol.commands import Deliver, Reject
 from alignedserve.protocol.events import Closed, Opened
 from alignedserve.scheduling.policy import Predictor
 from alignedserve.simulator.machines.clock import Priority
-from alignedserve.simulator.machines.engine import Story, logprob_of, story_from
+from alignedserve.simulator.machines.engine import Story, logprob_of, story_from, vector_of
 from alignedserve.simulator.machines.world import World
 from alignedserve.simulator.predicting import Knowledge, oracle_estimate
 from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
@@ -79,10 +79,13 @@ class Client:
     ended_at: float = 0.0
     refused: str | None = None  # the reason
     asks_logprobs: bool = field(init=False)  # computed once: most requests do not, and a check at every token is slow
+    vector: bytes = field(init=False, default=b"")  # that comes with its token, if it asks for one
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
         self.asks_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+        if self.request.pooling is not None:
+            self.vector = vector_of(self.request.prompt)
 
     @property
     def request(self) -> Request:
@@ -207,6 +210,8 @@ class Clients:
             self._problems.append(f"{command.request} got tokens after its end")
         if client.asks_logprobs or command.logprobs or command.opening:
             self._check_logprobs(client, command)
+        if client.vector or (command.opening is not None and command.opening.vector):
+            self._check_vector(client, command)
         client.got += command.tokens
         now, token_at = self.world.agenda.now, client.token_at
         if len(command.tokens) == 1:
@@ -227,6 +232,10 @@ class Clients:
         expected = tuple(map(logprob_of, places)), tuple(map(logprob_of, prompt_places))
         if (command.logprobs, of_prompt) != expected:
             self._problems.append(f"{command.request} got other log-probabilities at {start} than are its own")
+
+    def _check_vector(self, client: Client, command: Deliver) -> None:
+        if (command.opening or NO_OPENING).vector != client.vector or client.got:
+            self._problems.append(f"{command.request} got another vector than its own, or a second one")
 
     def _check_finish(self, client: Client, finish: FinishReason) -> None:
         if finish is not client.request.finish(len(client.got) - 1, client.got[-1]):

@@ -42,6 +42,7 @@ OPEN = frozenset(_NEXT)  # states of jobs for which the job runner has work to d
 class Endpoint(str, Enum):
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = "/v1/embeddings"
     RESPONSES = "/v1/responses"
 
 

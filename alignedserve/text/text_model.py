@@ -12,10 +12,11 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.model_config import read_json
+from alignedserve.architectures.vectors import PooledRule
 from alignedserve.core import Sampling
 from alignedserve.errors import ModelError, PromptError
 from alignedserve.text.calls.describing import described, with_short_ids
@@ -56,6 +57,7 @@ class TextModel:
     reasoning: Family | None = None  # how the model reasons before its answers
     call_format: CallFormat = GENERAL  # in which the model calls tools
     shows_tools: bool = False  # whether the template shows tools; otherwise a message describes them
+    pooled: PooledRule | None = None  # how the model makes vectors, where it does
 
     @classmethod
     def load(cls, folder: Path, reasoning_parser: str = AUTO, tool_call_parser: str = AUTO) -> TextModel:
@@ -109,6 +111,12 @@ class TextModel:
 
         A special token that is spelled out in the text becomes that token."""
         return encode(self.tokenizer, text, add_special_tokens=with_special)
+
+    def encoding(self, first: str, second: str | None, with_special: bool) -> Encoding:
+        """Return the tokens of a text, or of a pair of texts, with which of them are special and of which text."""
+        return self.tokenizer.encode_batch(
+            [first if second is None else (first, second)], add_special_tokens=with_special
+        )[0]
 
     def answer_ids(self, text: str) -> list[int]:
         """Return the text's tokens as the model would write it, with no special tokens around it."""

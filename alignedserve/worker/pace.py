@@ -128,7 +128,7 @@ class Pace:
             self._recent.add(seconds)
             self._cost.learn(shape, seconds)
         for chunk in plan.chunks:
-            if chunk.sampling is None and _says_what_fits(chunk, plan, find):
+            if not chunk.is_last and _says_what_fits(chunk, plan, find):
                 self._mean_chunk += _CHUNK_WEIGHT * (len(chunk.tokens) - self._mean_chunk)
 
 

@@ -126,7 +126,11 @@ class PageWriter:
         return pool.holder not in self._copies_before.values()
 
     def pages_for(self, running: Running, tokens: int) -> int:
-        """Return how many pages are to be written of the first tokens: the pool lacks them, and no part holds them."""
+        """Return how many pages are to be written of the first tokens: the pool lacks them, and no part holds them.
+
+        Nothing is written of a prompt that asks for a vector."""
+        if not running.has_tokens:
+            return 0
         num_held = units_for(tokens - running.dropped, self._page_size)
         return num_held - len(running.known) - self.num_written(running)
 

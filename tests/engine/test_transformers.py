@@ -176,7 +176,7 @@ def test_a_config_that_is_not_the_model_s(folder: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"architectures": ["BertForMaskedLM"]}, "for its model_type gpt2, transformers has GPT2LMHeadModel"),
+        ({"architectures": ["BertLMHeadModel"]}, "for its model_type gpt2, transformers has GPT2LMHeadModel"),
         ({"model_type": "nobody_knows"}, "cannot be read by transformers"),
         (
             {"quantization_config": {"quant_method": "hqq"}},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from alignedserve.core import ServiceClass
-from alignedserve.gateway.scraping import Scrapes
+from alignedserve.gateway.http.scraping import Scrapes
 from alignedserve.metrics.parts import PartMetrics
 from alignedserve.metrics.requests import RequestMetrics
 from tests.exposition import value

@@ -146,6 +146,7 @@ WALL_CLOCK = {
     "gateway/responses/keeping.py": "responses that expire",
     "gateway/openai/shapes.py": "`created` of answers",
     "gateway/responding.py": "`created_at` of responses",
+    "gateway/vectors/answers.py": "`created` of answers",
     "jobs/answering.py": "`created_at` of responses",
     "jobs/actor.py": "windows of jobs, files that expire",
     "shell/clock.py": "once, by the launcher",

@@ -153,3 +153,13 @@ def test_a_batch_says_how_much_of_its_output_was_reasoning() -> None:
     job = Job("batch_1", "key", "file-1", Endpoint.CHAT, "24h", 1_000, 87_400)
     usage = batch_object(job, LineCounts(2, 0, 9, 4, 7, 5))["usage"]
     assert usage["output_tokens_details"] == {"reasoning_tokens": 5}
+
+
+@pytest.mark.parametrize(("per_line", "is_kept"), [(25_000, True), (25_001, False)])
+def test_a_batch_has_so_many_inputs(per_line: int, is_kept: bool) -> None:
+    rules = LineRules(Endpoint.EMBEDDINGS, ("demo",), 100, 1_000_000)
+    body = {"model": "demo", "input": ["a"] * per_line}
+    made = [{"custom_id": str(at), "method": "POST", "url": "/v1/embeddings", "body": body} for at in range(2)]
+    made.append(made[0] | {"custom_id": "tokens", "body": {"model": "demo", "input": [1] * 9}})
+    verdict = check_file(io.BytesIO("\n".join(map(json.dumps, made[: 2 + (not is_kept)])).encode()), rules)
+    assert [problem.code for problem in verdict.problems] == ([] if is_kept else ["too_many_requests"])

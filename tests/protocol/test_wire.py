@@ -22,6 +22,8 @@ from alignedserve.core import (
     FinishReason,
     Logprob,
     Opening,
+    PooledTask,
+    Pooling,
     Reasoning,
     Rejection,
     Request,
@@ -77,6 +79,13 @@ SAMPLINGS = st.builds(
     prompt_logprobs=st.one_of(st.none(), COUNTS),
 )
 ESTIMATES = st.tuples(st.integers(1, 999), st.integers(0, 999)).map(lambda both: Estimate(both[0], sum(both)))
+POOLINGS = st.builds(
+    Pooling,
+    task=st.sampled_from(PooledTask),
+    is_whole=st.booleans(),
+    dimensions=st.one_of(st.none(), st.integers(1, 999)),
+    second_at=st.one_of(st.none(), COUNTS),
+)
 quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -90,6 +99,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
         bytes: st.binary(max_size=9),
         Sampling: SAMPLINGS,
         Estimate: ESTIMATES,
+        Pooling: POOLINGS,
     }
     if kind in simple:
         return simple[kind]
@@ -169,18 +179,18 @@ def test_the_format_is_that_of_its_version() -> None:
 
 
 TOKENS_FRAME = (
-    b"\x96\x04\xa7decode0\x05\x01\xa6Tokens\x91\x92\x97\xa2r1\x01\x00\x92\x07\x08\xa4stop\x90\xc0\x97\xa1s\x01\x00"
-    b"\x91\x07\xc0\x91\x92\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x92\x07\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x93"
-    b"\x91\x92\xcb\xbf\xf8\x00\x00\x00\x00\x00\x00\x90\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00"
+    b"\x96\x04\xa7decode0\x05\x01\xa6Tokens\x91\x92\x97\xa2r1\x01\x00\x92\x07\x08\xa4stop\x90\xc0\x97\xa1s\x01"
+    b"\x00\x91\x07\xc0\x91\x92\xcb\xbf\xe0\x00\x00\x00\x00\x00\x00\x91\x92\x07\xcb\xbf\xe0\x00\x00\x00\x00\x00"
+    b"\x00\x94\x91\x92\xcb\xbf\xf8\x00\x00\x00\x00\x00\x00\x90\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xc4\x00"
 )
 COMMIT_FRAME = (
-    b"\x96\x04\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Commit\x94\x98\x9f\xa2r1\xa8gateway0\x02\x93"
-    b"\x01\xcc\xc8\xce\x00\x01\x11p\x91\x05\xdc\x00\x10\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?\xec\xcc\xcc\xcc"
-    b"\xcc\xcc\xcd\xf9\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb\x00\x00\x00\x00"
-    b"\x00\x00\x00\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x00\x90\x90\xc0\xa0\xc0\xc0\xc0\x10\x91\x02\xa2be"
+    b"\x96\x04\xa8prefill0\xcf\x17\x97\x9c\xfe6*\x00\x00\x03\xa6Commit\x94\x98\xdc\x00\x10\xa2r1\xa8gateway0\x02"
+    b"\x93\x01\xcc\xc8\xce\x00\x01\x11p\x91\x05\xdc\x00\x10\xcb?\xe0\x00\x00\x00\x00\x00\x00(\xcb?\xec\xcc\xcc"
+    b"\xcc\xcc\xcc\xcd\xf9\xcb\x00\x00\x00\x00\x00\x00\x00\x00\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb\x00\x00\x00"
+    b"\x00\x00\x00\x00\x00\xcb\x00\x00\x00\x00\x00\x00\x00\x00\x00\x90\x90\xc0\xa0\xc0\xc0\xc0\x10\x91\x02\xa2be"
     b"\x94\xcb?\xf0\x00\x00\x00\x00\x00\x00\xcb?\xd0\x00\x00\x00\x00\x00\x00\xcb@N\x00\x00\x00\x00\x00\x00\xc2"
-    b"\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0\xa0\xc0\x92\x05\t\x92\x04\x00\xc0\x90\x93\x90\x00\xcb\x00\x00\x00"
-    b"\x00\x00\x00\x00\x00\x90\x00\x00\xa0\xc2"
+    b"\xcb@)\x00\x00\x00\x00\x00\x00\xfd\xc0\xa0\xc0\xc0\x92\x05\t\x92\x04\x00\xc0\x90\x94\x90\x00\xcb\x00\x00"
+    b"\x00\x00\x00\x00\x00\x00\xc4\x00\x90\x00\x00\xa0\xc2"
 )
 SCHEMA = [
     "Members(members: tuple[Member, ...])",
@@ -240,7 +250,7 @@ SCHEMA = [
     "Life(name: str, role: Role, incarnation: int)",
     "Request(id: str, owner: str, attempt: int, prompt: tuple[int, ...], emitted: tuple[int, ...], sampling: Sampling, "
     "max_tokens: int, stop_tokens: tuple[int, ...], service: ServiceClass, slo: Slo, arrival_at: float, priority: int, "
-    "emitted_at: float | None, salt: str, estimate: Estimate | None)",
+    "emitted_at: float | None, salt: str, estimate: Estimate | None, pooling: Pooling | None)",
     "Sketch(counts: bytes, text: str)",
     "Rejection: too_many_open queue_full too_late infeasible policy given_up",
     "Estimate(mean: int, upper: int)",
@@ -273,9 +283,10 @@ SCHEMA = [
     "kens: tuple[int, ...], grammar: Choice | None, syntax: str, reasoning: Reasoning | None, logpro"
     "bs: int | None, prompt_logprobs: int | None)",
     "Slo(ttft_s: float, tbt_s: float, jct_s: float, strict: bool)",
+    "Pooling(task: PooledTask, is_whole: bool, dimensions: int | None, second_at: int | None)",
     "FinishReason: stop length error doubt",
     "Logprob(value: float, top: tuple[tuple[int, float], ...])",
-    "Opening(logprobs: tuple[Logprob, ...], num_cached: int, waited_s: float)",
+    "Opening(logprobs: tuple[Logprob, ...], num_cached: int, waited_s: float, vector: bytes)",
     "CopyCost(token_s: float, fixed_s: float)",
     "Due(at: float, num_left: int, num_missed: int)",
     "Tally(buckets: tuple[int, ...], total: float)",
@@ -289,6 +300,7 @@ SCHEMA = [
     "Choice(outputs: tuple[tuple[int, ...], ...])",
     "Reasoning(family: str, inside: bool, opening: tuple[int, ...], closing: tuple[int, ...], most_tokens: int | None, "
     "calls: bool)",
+    "PooledTask: embed score",
     "PreemptionCause: memory ahead real_time level worth crowded",
     "PolicyKind: order packing placement admission predictor",
     "PolicyFailure: raised nonsense slow",

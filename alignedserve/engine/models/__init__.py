@@ -5,6 +5,7 @@ attention.py            A step's attention over KV or hidden vectors, request by
 choice.py               Chooses the module that runs a model.
 deepseek.py             DeepSeek and its kin, which attend to one compressed vector of each token.
 experts.py              The MLP of a layer: gated, dense or a mixture of experts.
+encoder.py              Runs an encoder of transformers: its layers, our packing.
 gpt_neox.py             GPT-NeoX (Pythia).
 llama.py                The Llama family.
 loading.py              Builds a model's layers from a folder; fused layers are read part by part.

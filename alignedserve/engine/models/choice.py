@@ -10,7 +10,10 @@ from alignedserve.architectures.gpt_neox import NeoxConfig
 from alignedserve.architectures.llama import LlamaConfig
 from alignedserve.architectures.model_config import ModelConfig
 from alignedserve.architectures.opt import OptConfig
+from alignedserve.architectures.quantization import Quantization
+from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.engine.models.deepseek import Deepseek
+from alignedserve.engine.models.encoder import Encoder, load_encoder
 from alignedserve.engine.models.gpt_neox import GptNeox
 from alignedserve.engine.models.llama import Llama
 from alignedserve.engine.models.loading import Loader
@@ -20,11 +23,15 @@ from alignedserve.engine.models.transformers_checks import load_transformers
 from alignedserve.errors import UnsupportedModel
 
 
-def load(folder: Path, config: ModelConfig, loader: Loader) -> tuple[ModelConfig, Model]:
+def load(folder: Path, config: ModelConfig, loader: Loader) -> tuple[ModelConfig, Model | Encoder]:
     """Load the model with our own module if there is one, else with transformers.
 
     The returned configuration also holds facts that only the loaded model could tell.
     """
+    if isinstance(config, EncoderConfig):
+        if loader.quantization is not Quantization.NONE:
+            raise UnsupportedModel(f"{folder}: encoders cannot be quantised yet")
+        return config, load_encoder(folder, config, loader)
     if not isinstance(config, GenericConfig):
         return config, load_model(config, loader)
     return load_transformers(folder, config, loader)

@@ -88,6 +88,12 @@ class Deepseek:
         return experts_mlp(loader, name, config.hidden_size, routing, config.expert_size, config.shared_size)
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
+        return self.logits(self.states(tokens, positions, rows, attention))
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self._head(states)
+
+    def states(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
         paged, kernels, eps = attention.paged, self._kernels, self._config.norm_eps
         assert paged is not None, "no request of this model keeps hidden vectors"
         x = self._embedding(tokens)
@@ -102,7 +108,7 @@ class Deepseek:
             layer.out.add_to(values.flatten(1), x)
             layer.mlp.add_to(kernels.rms_norm(x, layer.mlp_norm, eps), x)
         last = x if rows is None else x.index_select(0, rows)
-        return self._head(kernels.rms_norm(last, self._norm, eps))
+        return kernels.rms_norm(last, self._norm, eps)
 
     def _keep(self, layer: _Layer, normed: Tensor, angles: tuple[Tensor, Tensor], cache: Tensor, spans: Spans) -> None:
         """Write the compressed vectors of the step's tokens, one half of each into the place of K, one into V's."""

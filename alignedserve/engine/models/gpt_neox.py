@@ -64,6 +64,12 @@ class GptNeox:
         self._kv = KVProjections(fused, query_dim, query_dim)
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
+        return self.logits(self.states(tokens, positions, rows, attention))
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self._head(states)
+
+    def states(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
         config, kernels, num_tokens = self._config, self._kernels, len(tokens)
         heads, query_dim = config.num_heads, config.query_dim
         x = self._embedding(tokens)
@@ -80,7 +86,7 @@ class GptNeox:
             after = self._normed(x, layer.mlp_norm) if beside is None else beside
             layer.down.add_to(self._activation(layer.up(after)), x)
         last = x if rows is None else x.index_select(0, rows)
-        return self._head(self._normed(last, self._norm))
+        return self._normed(last, self._norm)
 
     def _normed(self, x: Tensor, norm: Norm) -> Tensor:
         return self._kernels.layer_norm(x, norm.weight, norm.bias, norm.eps)

@@ -54,6 +54,12 @@ class Llama:
         self._kv = KVProjections(fused, config.query_dim, config.kv_dim)
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
+        return self.logits(self.states(tokens, positions, rows, attention))
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self._head(states)
+
+    def states(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
         x = self._embedding(tokens)
         angles = self._rotation.at(positions)
         paged = attention.paged
@@ -62,7 +68,7 @@ class Llama:
         else:
             self._layer_by_layer(x, angles, attention)
         last = x if rows is None else x.index_select(0, rows)
-        return self._head(self._kernels.rms_norm(last, self._norm, self._config.norm_eps))
+        return self._kernels.rms_norm(last, self._norm, self._config.norm_eps)
 
     def _layer_by_layer(self, x: Tensor, angles: tuple[Tensor, Tensor], attention: Attention) -> None:
         """Run all layers on `x`, in place."""

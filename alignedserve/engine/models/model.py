@@ -43,6 +43,12 @@ class Model(Protocol):
         `positions` holds the position of each token in its request. Layers are numbered as in the device cache.
         """
 
+    def states(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
+        """Return the states of the tokens at `rows`, or of all tokens: what the head for words makes logits of."""
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits, in fp32, of states."""
+
     def project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return K and V, [tokens, kv_dim] each, of tokens at these positions, from their hidden vectors.
 

@@ -67,6 +67,12 @@ class Opt:
         self._kv = KVProjections(fused, query_dim, query_dim)
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
+        return self.logits(self.states(tokens, positions, rows, attention))
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self._head(states)
+
+    def states(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
         x = self._embedding(tokens)
         if self._project_in is not None:
             x = self._project_in(x)
@@ -83,7 +89,7 @@ class Opt:
             last = self._normed(last, self._norm)
         if self._project_out is not None:
             last = self._project_out(last)
-        return self._head(last)
+        return last
 
     def _norm_first(self, number: int, layer: DecoderLayer, x: Tensor, attention: Attention) -> Tensor:
         layer.out.add_to(self._attended(number, layer, self._normed(x, layer.attention_norm), attention), x)

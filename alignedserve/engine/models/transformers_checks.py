@@ -63,7 +63,7 @@ Rule = Callable[..., Tensor]
 
 def load_transformers(folder: Path, config: GenericConfig, loader: Loader) -> tuple[GenericConfig, TransformersModel]:
     """Return the configuration completed from the model's layers, and the model."""
-    register(folder, config)
+    register(folder, config.architecture)
     with quiet():
         network = read_network(folder, config, loader)
         return _checked(folder, network, config, loader.dtype, loader.kernels)

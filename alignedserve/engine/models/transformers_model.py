@@ -18,6 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ log = logging.getLogger("alignedserve.engine")
 # differ in their masks: a mask of PROBE carries the rule by which transformers would make it, and PAGED makes none.
 PAGED, PROBE, EAGER = "alignedserve", "alignedserve_probe", "eager"
 _LOCAL = {"local_files_only": True, "trust_remote_code": False}
-_MEMBER = "alignedserve"  # attribute of each module of a model that holds its `Calls`
+MEMBER = "alignedserve"  # attribute of each module of a model that holds its `Calls`
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class HfNetwork:
         self.model = model
         self._calls = Calls()
         for module in model.modules():
-            setattr(module, _MEMBER, self._calls)
+            setattr(module, MEMBER, self._calls)
         self._takes_rows = "logits_to_keep" in inspect.signature(model.forward).parameters
 
     @property
@@ -104,6 +105,26 @@ class HfNetwork:
         logits: Tensor = outputs.logits[0]
         return (logits if kept or rows is None else logits[rows]).float()
 
+    def states(
+        self, tokens: Tensor, positions: Tensor, rows: Tensor | None, answer: Callable[[Call], Tensor]
+    ) -> Tensor:
+        """Return the states of the tokens at `rows`, or of all: what the head for words makes logits of."""
+        with self._calls.answered_by(answer):
+            outputs = self.model.base_model(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+        states: Tensor = outputs.last_hidden_state[0]
+        return states if rows is None else states[rows]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits, in fp32, of states: the model runs with them in place of its layers."""
+        prefix, layers = self.model.base_model_prefix, self.model.base_model
+        setattr(self.model, prefix, FoundStates(states[None]))
+        try:
+            tokens = torch.zeros(1, len(states), dtype=torch.long, device=states.device)
+            logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits[0]
+        finally:
+            setattr(self.model, prefix, layers)
+        return logits.float()
+
     def run_plainly(self, tokens: Tensor) -> Tensor:
         """Return the logits, in fp32, of all tokens of one request, as transformers computes them without us."""
         self.attend_by(EAGER)
@@ -122,6 +143,20 @@ class Place:
     scoring: Scoring
 
 
+class FoundStates(torch.nn.Module):
+    """Stands in for the layers below a head, whose states are known."""
+
+    def __init__(self, states: Tensor, pooler: Any = None) -> None:
+        super().__init__()
+        self._states, self._pooler = states, pooler
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        from transformers.modeling_outputs import BaseModelOutputWithPooling
+
+        pooled = None if self._pooler is None else self._pooler(self._states)
+        return BaseModelOutputWithPooling(last_hidden_state=self._states, pooler_output=pooled)
+
+
 class TransformersModel:
     """A transformers model as the engine runs it."""
 
@@ -130,13 +165,19 @@ class TransformersModel:
         self._network, self._layers, self._dtype = network, layers, dtype
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
-        def answer(call: Call) -> Tensor:
-            query, key, value = (x[0].transpose(0, 1).to(self._dtype) for x in (call.query, call.key, call.value))
-            place = self._layers[call.module]
-            attended = attention.attend(place.layer, query, key.flatten(1), value.flatten(1), place.scoring)
-            return attended[None].to(call.query.dtype)
+        return self._network.run(tokens, positions, rows, partial(self._answer, attention))
 
-        return self._network.run(tokens, positions, rows, answer)
+    def states(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
+        return self._network.states(tokens, positions, rows, partial(self._answer, attention))
+
+    def logits(self, states: Tensor) -> Tensor:
+        return self._network.logits(states)
+
+    def _answer(self, attention: Attention, call: Call) -> Tensor:
+        query, key, value = (x[0].transpose(0, 1).to(self._dtype) for x in (call.query, call.key, call.value))
+        place = self._layers[call.module]
+        attended = attention.attend(place.layer, query, key.flatten(1), value.flatten(1), place.scoring)
+        return attended[None].to(call.query.dtype)
 
     def project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         raise UnsupportedModel(f"K and V of {self._network.kind} cannot be computed from hidden vectors")
@@ -249,13 +290,13 @@ def quiet() -> Iterator[None]:
             chatter.enable_progress_bar()
 
 
-def register(folder: Path, config: GenericConfig) -> None:
+def register(folder: Path, architecture: str) -> None:
     """Make our attention known to transformers."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
     except ImportError:
         raise ModelError(
-            f"{folder}: {config.architecture} is run by transformers, which is not installed:"
+            f"{folder}: {architecture} is run by transformers, which is not installed:"
             " pip install 'alignedserve[transformers]'"
         ) from None
     for name, mask in ((PAGED, _no_mask), (PROBE, _named_mask)):
@@ -274,7 +315,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     call = Call(module, query, key, value, attention_mask, scale, options)
-    calls: Calls = getattr(module, _MEMBER)
+    calls: Calls = getattr(module, MEMBER)
     return calls.answer(call), None
 
 

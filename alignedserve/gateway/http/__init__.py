@@ -7,6 +7,7 @@ limits.py           Holds each caller to its limits: requests and tokens in a mi
 middleware.py       Gives every HTTP request its id, its caller and its log line, and answers it always.
 origins.py          Refuses what a web page must not do with a server that asks for no key.
 records.py          Follows a request: its log line, and the meters of what its body asks for.
+scraping.py         The text of /metrics, which scrapes share.
 timing.py           The times of an answer, for its client.
 uploading.py        Reads a multipart form with a file as it arrives.
 """

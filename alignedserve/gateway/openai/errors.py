@@ -163,6 +163,10 @@ def no_token() -> ApiError:
     return ApiError(500, message, code="generation_failed")
 
 
+def no_vector() -> ApiError:
+    return ApiError(500, "no vector could be made: the model's numbers are not finite", code="generation_failed")
+
+
 def internal() -> ApiError:
     message = "internal error: find it in the server's log under this answer's x-request-id"
     return ApiError(500, message, code="internal_error")

@@ -14,11 +14,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from alignedserve.config.config import SloConfig
 from alignedserve.core import ServiceClass, Slo
 from alignedserve.gateway.openai.errors import invalid
-from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest, SloFields
+from alignedserve.gateway.openai.types import SloFields
 
 HEADERS = {
     "ttft_ms": ("x-slo-ttft-ms", "x-llm-d-slo-ttft-ms"),
@@ -35,7 +36,17 @@ class ServicePromise:
     tier: str
 
 
-def make_promise(body: ChatRequest | CompletionRequest, headers: Mapping[str, str], usual: SloConfig) -> ServicePromise:
+class PromisedBody(Protocol):
+    """A body as far as its deadlines are concerned."""
+
+    @property
+    def slo(self) -> SloFields | None: ...
+
+    @property
+    def service_tier(self) -> str | None: ...
+
+
+def make_promise(body: PromisedBody, headers: Mapping[str, str], usual: SloConfig) -> ServicePromise:
     deadlines = {name: value for name in HEADERS if (value := _deadline_ms(name, body.slo, headers)) is not None}
     tier = body.service_tier or "auto"
     is_best_effort = "jct_ms" in deadlines or (tier == "flex" and not deadlines)

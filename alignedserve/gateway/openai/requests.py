@@ -43,6 +43,7 @@ def make_requests(
     """Return a request for each choice, those of the first prompt first.
 
     Long prompts take long, so an event loop must not call this."""
+    _check_writes(text)
     _check_length(body, text, max_model_len)
     output_limits = limits(body, text)
     prompts = _prompts(body, text)
@@ -53,6 +54,17 @@ def make_requests(
         for at, request in enumerate(made)
         for number in range(num_choices)
     )
+
+
+def _check_writes(text: TextModel) -> None:
+    """Raise where the model makes vectors alone."""
+    rule = text.pooled
+    if rule is None or rule.generates:
+        return
+    ask = "scores and writes no text: send pairs of texts to /v1/score"
+    if rule.embeds:
+        ask = "embeddings and writes no text: send texts to /v1/embeddings"
+    raise invalid(f"this model makes {ask}", "model", "unsupported_model")
 
 
 def _make_choice(request: Request, origin: str, place: int, number: int) -> Request:
@@ -115,7 +127,7 @@ def check_length(texts: Sequence[str], text: TextModel, max_model_len: int, most
     """Raise if the texts surely have more than `most` tokens, before they are tokenised as a whole."""
     if sum(map(len, texts)) > most and text.surely_exceeds(texts, most):
         length = "it alone has more" if most == max_model_len else f"it alone has more than {most}"
-        raise _too_long(f"the prompt is too long: {length}", max_model_len, field)
+        raise too_long(f"the prompt is too long: {length}", max_model_len, field)
 
 
 def _prompts(body: ChatRequest | CompletionRequest, text: TextModel) -> list[tuple[int, ...]]:
@@ -175,17 +187,17 @@ def _max_tokens(body: ChatRequest | CompletionRequest, prompt_tokens: int, max_m
     left = max_model_len - prompt_tokens
     if left < 1:
         fault = f"the prompt is too long: it has {prompt_tokens} tokens, which leaves none for output"
-        raise _too_long(fault, max_model_len, _prompt_field(body))
+        raise too_long(fault, max_model_len, _prompt_field(body))
     if body.most_tokens is not None and body.most_tokens > left:
         name = body.most_tokens_field
         fault = f"{name} asks for {body.most_tokens} tokens of output, the prompt has {prompt_tokens}"
-        raise _too_long(fault, max_model_len, name)
+        raise too_long(fault, max_model_len, name)
     if body.most_tokens == 0:
         return 1  # the engine always makes a token; the answer does not show it
     return body.most_tokens or min(left, body.usual_tokens or left)
 
 
-def _too_long(fault: str, max_model_len: int, field: str) -> ApiError:
+def too_long(fault: str, max_model_len: int, field: str) -> ApiError:
     message = f"this model's maximum context length is {max_model_len} tokens: {fault}"
     return invalid(message, field, "context_length_exceeded")
 

@@ -577,7 +577,7 @@ Prompt = Annotated[
 ]
 
 
-def _kind_of_prompts(prompt: Any) -> str:
+def kind_of_prompts(prompt: Any) -> str:
     """Return the kind of `prompt`: a list of token ids is a single prompt, a list of texts or of such lists several."""
     several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
     return "several" if several else _kind_of_prompt(prompt)
@@ -587,7 +587,7 @@ Prompts = Annotated[
     Annotated[str, Tag("text")]
     | Annotated[ListOf[TokenId], Tag("ids")]
     | Annotated[ListOf[Prompt], Field(max_length=MOST_REQUESTS), Tag("several")],
-    Discriminator(_kind_of_prompts),
+    Discriminator(kind_of_prompts),
 ]
 
 
@@ -630,6 +630,6 @@ class CompletionRequest(_AnyRequest):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        if _kind_of_prompts(self.prompt) == "several":
+        if kind_of_prompts(self.prompt) == "several":
             return cast("list[str | list[int]]", self.prompt)
         return [cast("str | list[int]", self.prompt)]

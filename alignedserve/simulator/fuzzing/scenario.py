@@ -7,11 +7,12 @@ the same later.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from enum import Enum
 from random import Random
 from typing import Any
 
 from alignedserve.config.topology import Topology
-from alignedserve.core import Request, Sampling, ServiceClass, Slo, WorkerLimits, units_for
+from alignedserve.core import Pooling, Request, Sampling, ServiceClass, Slo, WorkerLimits, units_for
 from alignedserve.cost.model import FREE_COPIES, CopyCost
 from alignedserve.cost.sums import added
 from alignedserve.errors import FuzzError
@@ -35,6 +36,13 @@ TOPOLOGIES = ("colocated", "1+1", "2+1", "1+2", "2+2")
 _PAST = 16  # outputs known at the start, so that the predictor predicts
 
 
+class AskedVector(str, Enum):
+    """How the prompt of a request for a vector may run."""
+
+    WHOLE = "whole"
+    IN_PARTS = "in parts"
+
+
 @dataclass(frozen=True)
 class Ask:
     """A client's request. Its number decides the words of its prompt, which follow those of the turn before."""
@@ -51,6 +59,7 @@ class Ask:
     num_alike: int = 0
     after: Ask | None = None  # the turn before: this request continues it
     tbt_s: float = Slo().tbt_s
+    vector: AskedVector | None = None  # in place of an output
 
     @property
     def most_tokens(self) -> int:
@@ -77,16 +86,20 @@ class Ask:
             emitted=(),
             sampling=self._sampling,
             max_tokens=self.max_tokens,
-            stop_tokens=(STOP,),
+            stop_tokens=(STOP,) if self.vector is None else (),
             service=self.service,
             slo=Slo(tbt_s=self.tbt_s),
             arrival_at=self.at,
+            pooling=None if self.vector is None else Pooling(is_whole=self.vector is AskedVector.WHOLE),
         )
         return Arrival(request, self.length, self.leaves_after_s)
 
     @property
     def _sampling(self) -> Sampling:
-        """Return in turn plain sampling, sampling that needs the history, and sampling with log-probabilities."""
+        """Return in turn plain sampling, sampling that needs the history, and sampling with log-probabilities; plain
+        sampling where there is no output."""
+        if self.vector is not None:
+            return Sampling()
         kinds = (Sampling(), Sampling(frequency_penalty=0.5), Sampling(logprobs=0, prompt_logprobs=0))
         return replace(kinds[self.number % len(kinds)], seed=self.number)
 

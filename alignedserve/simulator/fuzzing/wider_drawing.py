@@ -13,7 +13,7 @@ from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
 from alignedserve.core import ServiceClass, units_for
 from alignedserve.scheduling.policy import Cache, Chunking, Layout, Packing, Policy, Room
-from alignedserve.simulator.fuzzing.scenario import Ask, Scenario
+from alignedserve.simulator.fuzzing.scenario import Ask, AskedVector, Scenario
 from alignedserve.simulator.machines.faults import Skew
 
 _MOST_WORKERS, _MOST_NODES = 4, 3
@@ -58,6 +58,19 @@ def some_with_windows(drawn: Scenario) -> Scenario:
         held = max(limits.least_held(ask.most_tokens) for ask in drawn.asks)
         limits = replace(limits, num_pairs=units_for(held, limits.block_size) + draw.choice((0, 2, 8)))
     return replace(drawn, limits=limits)
+
+
+def some_with_vectors(drawn: Scenario) -> Scenario:
+    """Let some requests of every sixth run, or all, ask for vectors in place of outputs."""
+    draw = Random(f"{drawn.seed}/vector")
+    if draw.random() > 1 / 6 or drawn.limits.reach is not None:  # a device may have no room for all of a prompt
+        return drawn
+    share, kinds = draw.choice((0.3, 1.0)), draw.choice(([*AskedVector], [AskedVector.WHOLE]))
+    asks = (
+        replace(ask, length=1, max_tokens=1, vector=draw.choice(kinds)) if draw.random() < share else ask
+        for ask in drawn.asks
+    )
+    return replace(drawn, asks=tuple(asks))
 
 
 def _with_preset(drawn: Scenario) -> Scenario:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from zlib import crc32
 
 from alignedserve.core import (
+    POOLED,
     CacheKind,
     Chunk,
     Decode,
@@ -127,6 +128,11 @@ class Story:
 def logprob_of(place: int) -> Logprob:
     """Return the modelled log-probability at this place of prompt or output; no two places have the same."""
     return Logprob(-1.0 - place)
+
+
+def vector_of(prompt: Sequence[int]) -> bytes:
+    """Return the modelled vector of a prompt."""
+    return crc32(array("q", prompt).tobytes()).to_bytes(4, "little")
 
 
 def story_from(request: Request, length: int, tagged: bool = True) -> Story:
@@ -251,7 +257,7 @@ class ModelledHands:
                 sampled.append((request, story.output[index] if story and index < len(story.output) else STOP))
                 asks |= sampling.logprobs is not None
         if plan.chunks or asks:
-            return _result(plan, sampled)
+            return _result(plan, sampled, stories)
         return StepResult(plan.number, tuple(sampled))
 
     def _copy_out(self, command: CopyOut) -> None: ...
@@ -267,8 +273,12 @@ class ModelledHands:
         return True
 
 
-def _result(plan: StepPlan, sampled: Sequence[tuple[str, int]]) -> StepResult:
+def _result(plan: StepPlan, sampled: Sequence[tuple[str, int]], stories: Mapping[str, Story]) -> StepResult:
     result = StepResult(plan.number, tuple(sampled))
+    pooled = [chunk.request for chunk in plan.chunks if chunk.pooling is not None]
+    if pooled:
+        result.tokens += tuple((request, POOLED) for request in pooled)
+        result.vectors = tuple((request, vector_of(stories[request].prompt)) for request in pooled)
     asked = [part for part in plan.parts if part.sampling is not None and part.sampling.logprobs is not None]
     if asked:
         result.logprobs = tuple([(part.request, logprob_of(part.index)) for part in asked])
@@ -343,6 +353,7 @@ class CheckedHands(ModelledHands):
             if chunk.sampling is not None:
                 sampled.append((chunk.request, self._sample(chunk, chunk.start + len(chunk.tokens))))
             self._check_scoring(chunk)
+            self._check_pooling(chunk)
         for decode in plan.decodes:
             token = self._sampled.get(decode.request) if decode.token is None else decode.token
             if token is None:
@@ -350,7 +361,7 @@ class CheckedHands(ModelledHands):
             self._run(decode, (token,), written)
             sampled.append((decode.request, self._sample(decode, decode.start + 1)))
         self._sampled = dict(sampled)
-        return _result(plan, sampled)
+        return _result(plan, sampled, self._stories)
 
     def _run(self, part: Chunk | Decode, tokens: Sequence[int], written: set[tuple[int, int]]) -> None:
         if part.request.startswith(NOBODY):
@@ -398,6 +409,13 @@ class CheckedHands(ModelledHands):
             most = len(chunk.tokens) - (chunk.sampling is not None)
             if len(tokens) != most or tokens != story.prompt[after : after + len(tokens)]:
                 raise WrongKV(f"{chunk.request} has tokens scored from {after} on that are not its own")
+
+    def _check_pooling(self, chunk: Chunk) -> None:
+        if chunk.pooling is None:
+            return
+        start, end, length = chunk.start, chunk.start + len(chunk.tokens), len(self._stories[chunk.request].prompt)
+        if end != length or (start and chunk.pooling.is_whole):
+            raise WrongKV(f"a vector of {chunk.request} is made of its tokens from {start} to {end} of {length}")
 
     # --- Transfers
 

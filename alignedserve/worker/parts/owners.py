@@ -54,7 +54,7 @@ class Owners(CorePart):
         Nothing is kept of a request that has left; its next attempt, which has other pairs, may be here by now.
         """
         tokens, unsampled = dict(result.tokens), set(result.unsampled)
-        logprobs, scores = dict(result.logprobs), dict(result.prompt_logprobs)
+        logprobs, scores, vectors = dict(result.logprobs), dict(result.prompt_logprobs), dict(result.vectors)
         emit, size = self.outputs.emit, self._pages.page_size
         drops = self._dropping.is_on
         for part in parts:  # one for each token
@@ -71,6 +71,8 @@ class Owners(CorePart):
                     self._pages.publish(running)
             else:
                 running.end_chunk(part, began_at, scores.get(request, ()))
+                if vectors:
+                    running.vector = vectors.get(request, b"")
                 self._pages.publish(running)
                 running.promise.served(now)
             if drops:

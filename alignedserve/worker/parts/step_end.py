@@ -67,9 +67,14 @@ class StepEnd(CorePart):
 
     def _fail(self, plan: StepPlan) -> list[Command]:
         self._steps.fail()
-        if self._pace.room.shrink(plan.num_tokens):
+        if not self._cannot_shrink(plan) and self._pace.room.shrink(plan.num_tokens):
             return []
         return [command for ran in plan.parts for command in self._runs.lose(ran)]
+
+    def _cannot_shrink(self, plan: StepPlan) -> bool:
+        """Return whether the step had nothing but a prompt that runs whole."""
+        running = self._runs.find(plan.parts[0].request) if len(plan.parts) == 1 else None
+        return running is not None and running.request.runs_whole
 
 
 def begin_step(steps: StepsInFlight, selection: Selection, decodes: tuple[Decode, ...] = ()) -> list[Command]:

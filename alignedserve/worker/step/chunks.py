@@ -9,10 +9,11 @@ from alignedserve.worker.step.running import Running
 
 
 def cut(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
-    """Return chunks of at most `budget` tokens together; only the last prompt of a step is cut short."""
-    chunks = []
+    """Return chunks of at most `budget` tokens together; only the last prompt of a step is cut short. A prompt that
+    runs whole and is longer than what is left of the budget runs in the next step, as the first of it."""
+    chunks: list[Chunk] = []
     for prompt in prompts:
-        if budget <= 0:
+        if budget <= 0 or (chunks and prompt.request.runs_whole and prompt.num_ahead > budget):
             break
         chunk = chunk_of(prompt, budget)
         budget -= len(chunk.tokens)
@@ -32,15 +33,16 @@ def whole(prompts: Iterable[Running], budget: int) -> tuple[Chunk, ...]:
 
 
 def chunk_of(prompt: Running, most: int) -> Chunk:
-    """Return the next chunk of a prompt, of at most so many tokens."""
-    size = min(prompt.most_in_chunk, most)
+    """Return the next chunk of a prompt, of at most so many tokens, or all of a prompt that runs whole."""
+    request = prompt.request
+    size = prompt.num_ahead if request.runs_whole else min(prompt.most_in_chunk, most)
     whole = size == prompt.num_ahead
     return Chunk(
-        request=prompt.request.id,
+        request=request.id,
         tokens=prompt.tokens(prompt.prefix, prompt.prefix + size),
         start=prompt.prefix,
         pairs=() if prompt.blocks else prompt.pairs,
-        sampling=prompt.request.sampling if whole else None,
+        sampling=request.sampling if whole and prompt.has_tokens else None,
         index=len(prompt.output),
         history=prompt.history if whole else None,
         scoring=prompt.scoring(prompt.prefix + size),
@@ -48,4 +50,5 @@ def chunk_of(prompt: Running, most: int) -> Chunk:
         dropped=prompt.dropped,
         kind=CacheKind.HIDDEN if prompt.blocks else CacheKind.KV,
         blocks=prompt.blocks,
+        pooling=request.pooling if whole else None,
     )

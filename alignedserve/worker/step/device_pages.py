@@ -130,7 +130,7 @@ class DevicePages:
 
     def publish(self, running: Running) -> None:
         """Let others share the full pages of a request, which have KV now."""
-        if self._blocks is not None and running.pairs:
+        if self._blocks is not None and running.pairs and not running.request.runs_whole:
             names, num_dropped = self._name(running, running.prefix), running.dropped // self._size
             self._blocks.publish(names, running.pairs, num_dropped)
             if running.known:
@@ -151,9 +151,10 @@ class DevicePages:
 def findable_tokens(running: Running) -> int:
     """Return how many tokens of a request others may have computed for it.
 
-    The logits of the last one are needed in any case; there are none where the logits of all tokens are needed.
+    The logits of the last one are needed in any case; there are none where the logits, or the states, of all tokens are
+    needed.
     """
-    return 0 if running.is_scored else running.num_tokens - 1
+    return 0 if running.is_scored or running.request.runs_whole else running.num_tokens - 1
 
 
 class NextPages:

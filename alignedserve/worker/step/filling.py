@@ -190,17 +190,35 @@ class Filling:
         self._places -= 1
 
     def _add_prompt(self, running: Running, is_urgent: bool) -> None:
-        most = min(running.most_in_chunk, self._room, self._budget) if self._places else 0
+        most = self._most_in_step(running) if self._places else 0
         if most <= 0 or not self._takes(running) or self._must_wait(running, is_urgent):
             return
         if most < running.most_in_chunk and not self._may_cut:
             self._budget = 0  # no other prompt overtakes it
             return
-        with_memory = self._seating.most(running, most)
+        with_memory = self._with_memory(running, most)
         if with_memory:
             self._add_chunk(running, with_memory)
         if with_memory < most:
             self._note_no_memory(running)
+
+    def _most_in_step(self, running: Running) -> int:
+        """Return how many tokens of a prompt the step has places for. A prompt that runs whole takes as many as it has,
+        beside others if the step has room, or alone."""
+        most = min(running.most_in_chunk, self._room, self._budget)
+        if not (running.request.runs_whole and 0 < most < running.num_ahead):
+            return most
+        return running.num_ahead if running.num_ahead <= self._room or self._is_first else 0
+
+    @property
+    def _is_first(self) -> bool:
+        """Return whether the next prompt is the first of the step."""
+        return not self.chunks
+
+    def _with_memory(self, running: Running, most: int) -> int:
+        """Return for how many of these tokens of a prompt there is memory: all or none where it runs whole."""
+        found = self._seating.most(running, most)
+        return 0 if running.request.runs_whole and found < running.num_ahead else found
 
     def _note_no_memory(self, running: Running) -> None:
         if self.policy.precedence.holds_up_all(running.promise.is_rt):
@@ -279,7 +297,9 @@ class Filling:
         size = 0 if self._has_cut else self._fitting(bound_s, running.num_held, most, running.num_hidden)
         if size < most and not self._has_cut and self._is_worth_gaps(running, size, most):
             size = most
-        if size < self._at.block_size and self._may_exceed(running):
+        if running.request.runs_whole:
+            size = most if size == most or self._may_exceed(running) else 0
+        elif size < self._at.block_size and self._may_exceed(running):
             size = min(most, self._at.block_size)
         self._has_cut |= size < most
         if size:
@@ -359,7 +379,9 @@ class Filling:
                 return
 
     def _most_of(self, running: Running, size: int) -> int:
-        return 0 if self._must_wait(running) else self._seating.most(running, size)
+        if running.request.runs_whole and size < running.num_ahead:
+            size = running.num_ahead if self._is_first else 0
+        return 0 if self._must_wait(running) or not size else self._with_memory(running, size)
 
     def _may_exceed(self, running: Running) -> bool:
         """Return whether a prompt gets a block whatever time there is: the first real-time one, unless it is to be

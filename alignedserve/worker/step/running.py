@@ -93,6 +93,7 @@ class Running:
     waited_s: float | None = None  # from its arrival to its first chunk; what is found from then on may be its own KV
     logprobs: list[Logprob] = field(default_factory=list)  # of this attempt's output, where it asks for them
     prompt_logprobs: list[Logprob] = field(default_factory=list)
+    vector: bytes = b""  # where it asks for that
     came_with_kv: bool = False  # whether KV of it was not computed for it here: copied, or shared with another request
     decode: str = ""  # the decode worker that the router named for it
     from_right: tuple[int, ...] = ()  # pairs of it that are filled from their right end
@@ -163,6 +164,11 @@ class Running:
         return min(self.num_ahead, MOST_SCORED) if self.is_scored else self.num_ahead
 
     @property
+    def has_tokens(self) -> bool:
+        """Return whether it asks for tokens: then its KV is of use when its prompt is through."""
+        return self.request.pooling is None
+
+    @property
     def is_scored(self) -> bool:
         """Return whether the owner gets log-probabilities of the prompt, which go with the first token."""
         return self.request.sampling.prompt_logprobs is not None and not self.output
@@ -181,7 +187,7 @@ class Running:
         self.prefix += len(ran.tokens)
         if self.waited_s is None:
             self.waited_s = max(0.0, began_at - self.request.arrival_at)
-        if ran.sampling is None:
+        if not ran.is_last:
             self.promise.chunk_ran()
 
     def emit(self, token: int, now: float, logprob: Logprob | None = None) -> FinishReason | None:
@@ -203,7 +209,7 @@ class Running:
     @property
     def opening(self) -> Opening:
         """Return what its owner gets with its first token."""
-        return Opening(tuple(self.prompt_logprobs), self.num_cached, self.waited_s or 0.0)
+        return Opening(tuple(self.prompt_logprobs), self.num_cached, self.waited_s or 0.0, self.vector)
 
     def reopen(self, opening: Opening) -> None:
         """Take over what another worker found of its prompt."""

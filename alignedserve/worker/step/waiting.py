@@ -76,6 +76,7 @@ class Waiting:
         self._named: dict[str, list[Running]] = {}
         self._ttfts: Counter[float] = Counter()  # promised time to the first token -> real-time prompts
         self.num_tokens = self.num_rt_tokens = 0  # to be computed of all prompts, and of the real-time ones
+        self.num_pooled = 0  # prompts that ask for a vector
         self._ranks_be_by_slack = policy.ranks_be_by_slack
         self._drops_late = policy.late is Late.DROP_LAST
         self._filed: dict[Running, FiledPrompt] = {}
@@ -131,6 +132,7 @@ class Waiting:
         self._all[running] = running.num_ahead
         self._alone(running)[running] = None
         self._named.setdefault(running.request.id, []).append(running)
+        self.num_pooled += not running.has_tokens
         self._count(running, running.num_ahead)
         self._note_fetch(running)
         if running.promise.is_rt:
@@ -174,6 +176,7 @@ class Waiting:
         del self._alone(running)[running]
         self._again.pop(running, None)
         self._fetched.pop(running, None)
+        self.num_pooled -= not running.has_tokens
         same = self._named[running.request.id]
         same.remove(running)
         if not same:
