@@ -245,6 +245,15 @@ POOLED = 0  # the token that stands for a vector, as the only token of an output
 
 
 @dataclass(frozen=True, slots=True)
+class Adapter:
+    """An adapter (LoRA) that changes the model for a request."""
+
+    name: str
+    folder: str  # where every worker finds its files
+    id: str  # a hash of their content: KV of one content is never used for another of the same name
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One attempt at one prompt. Only its owner makes the next attempt, with the tokens emitted so far."""
 
@@ -264,11 +273,18 @@ class Request:
     salt: str = ""  # clients with another salt cannot tell from response times that this prompt was here
     estimate: Estimate | None = None  # from the client, or from the router, which may send it later (Expect)
     pooling: Pooling | None = None  # of a request for a vector: its output is the token POOLED, with which that comes
+    adapter: Adapter | None = None
 
     @property
     def runs_whole(self) -> bool:
         """Return whether one step runs all of its prompt."""
         return self.pooling is not None and self.pooling.is_whole
+
+    @property
+    def kv_salt(self) -> bytes:
+        """Return what KV of equal tokens differs by: requests share KV where it is equal."""
+        own = "" if self.adapter is None else f"\0{self.adapter.id}"
+        return (self.salt + own).encode()
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -360,6 +376,7 @@ class Chunk:
     kind: CacheKind = CacheKind.KV
     blocks: tuple[int, ...] = ()  # of kind HIDDEN: single blocks, block 2p and 2p + 1 are the halves of pair p
     pooling: Pooling | None = None  # None unless this is the last chunk of a prompt that asks for a vector
+    adapter: Adapter | None = None
 
     @property
     def is_last(self) -> bool:
@@ -382,6 +399,7 @@ class Decode:
     dropped: int = 0  # as in Chunk
     kind: CacheKind = CacheKind.KV
     blocks: tuple[int, ...] = ()
+    adapter: Adapter | None = None
 
 
 @dataclass(slots=True)  # made at every step, and a frozen one takes three times as long

@@ -4,7 +4,8 @@
     ├── ConfigError           a flag, a variable, a line of the file or their combination is invalid: the user's fault
     ├── ChatError             the server that the user chats with is not there, refuses, or gives a wrong answer
     ├── ModelError            a model folder cannot be served: missing, broken or of an unknown kind
-    │   └── UnsupportedModel  the folder is sound, but its architecture or an option of it is not supported
+    │   ├── UnsupportedModel  the folder is sound, but its architecture or an option of it is not supported
+    │   └── AdapterError      an adapter (LoRA) cannot be served: missing, broken, or made for another model
     ├── ArenaError            the pool's memory on this node cannot be used: missing, of another layout or another life
     │   └── ArenaTooSmall     the node has less shared memory than the pool was given: a flag's or the container's fault
     ├── MemoryTooSmall        weights, KV and a step do not fit into the memory: a flag's or the machine's fault
@@ -50,6 +51,10 @@ class ModelError(AlignedServeError):
 
 
 class UnsupportedModel(ModelError):
+    pass
+
+
+class AdapterError(ModelError):
     pass
 
 

@@ -17,7 +17,7 @@ from alignedserve.errors import ModelError
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OF_GPTQ = "gptq_model*.safetensors"  # as AutoGPTQ named the only file
 _NOT_READ = ("*.bin", "*.gguf", "*.pt", "*.pth", "*.h5", "*.msgpack")  # pickled, or formats of other programs
-_FLOATS, _FLOATS_OF_8_BITS = ("F64", "F32", "BF16", "F16"), ("F8_E4M3",)
+FLOATS, _FLOATS_OF_8_BITS = ("F64", "F32", "BF16", "F16"), ("F8_E4M3",)
 _PACKED = (".qweight", ".weight_packed")
 _SCALES, _ZEROS = ("scales", "weight_scale"), ("qzeros", "weight_zero_point")
 _MOST_HEADER = 100_000_000  # bytes; the limit of safetensors itself
@@ -94,9 +94,14 @@ def _kept_bytes(name: str, tensors: Mapping[str, _Tensor], whole: int) -> int:
         scale = next((f"{layer}.{scale}" for scale in _SCALES if f"{layer}.{scale}" in tensors), name)
         return tensors[scale].num_bytes
     tensor = tensors[name]
-    if last in _SCALES or tensor.dtype not in (*_FLOATS, *_FLOATS_OF_8_BITS):
+    if last in _SCALES or tensor.dtype not in (*FLOATS, *_FLOATS_OF_8_BITS):
         return tensor.num_bytes
     return tensor.numbers * whole
+
+
+def read_shapes(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the type and the shape of each tensor of a file."""
+    return {name: (tensor.dtype, tensor.shape) for name, tensor in _read_header(path).items()}
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ class _Tensor:
 
 
 def _count_in(path: Path) -> int:
-    return sum(tensor.numbers for tensor in _read_header(path).values() if tensor.dtype in _FLOATS)
+    return sum(tensor.numbers for tensor in _read_header(path).values() if tensor.dtype in FLOATS)
 
 
 def _read_header(path: Path) -> dict[str, _Tensor]:

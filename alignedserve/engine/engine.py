@@ -21,7 +21,9 @@ from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import read_pooled
-from alignedserve.core import Chunk, Decode, StepFailure, StepPlan, StepResult
+from alignedserve.core import Adapter, Chunk, Decode, StepFailure, StepPlan, StepResult
+from alignedserve.engine.adapters.kept import KeptAdapters
+from alignedserve.engine.adapters.layers import AdaptedLayers
 from alignedserve.engine.device import devices, large_pages
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.memory import out_of_memory
@@ -73,6 +75,7 @@ class Engine:
         device: torch.device = CPU,
         tensors_of: Callable[[Path], Weights] = weights_of,
         has_graphs: bool = False,
+        adapter_bytes: int | None = None,
     ) -> None:
         """Load the model of the folder and make its device cache of `num_pairs` block pairs.
 
@@ -80,12 +83,14 @@ class Engine:
         choose the fastest way for each; with 0 each takes the usual way. Each of several `ranks` has an engine of its
         own with `num_pairs` pairs; all run the same steps, and rank 0 samples. If `num_pairs` is a function, it is
         called once the weights are loaded. `has_graphs` says that steps will be captured: this needs one pair more.
+        Above `adapter_bytes`, the adapters that no step has needed for longest are forgotten.
         """
         large_pages.keep_freed_memory()
         device = devices.use(device)
         self.ranks, self.device, self.has_graphs = ranks, device, has_graphs
         self.reads_later = device.type == "cuda"  # a step's tokens may be read after the next step has begun
-        self.config = read_config(folder).share(ranks.size)
+        whole = read_config(folder)
+        self.config = whole.share(ranks.size)
         self.block_size = block_size
         self.dtype: torch.dtype = getattr(torch, dtype or self.config.dtype)
         self.quantization, self.kv_dtype, stored = quantization, kv_dtype, self.config.stored
@@ -97,7 +102,9 @@ class Engine:
         )
         self._kernels = chosen.kernels
         self._quantised: dict[Hashable, QuantisedLinear] = {}  # one of each kind
+        self._adapted = AdaptedLayers(lambda *adding: self._kernels.adapt(*adding))  # kernels may be replaced
         self._load(folder, tensors_of(folder), tune_s)
+        self.adapters = KeptAdapters(self._adapted.layers, whole, adapter_bytes)
         # Only after loading, so that a folder that cannot be loaded logs nothing but its error.
         log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)
         self.resize(num_pairs if isinstance(num_pairs, int) else num_pairs())
@@ -142,7 +149,8 @@ class Engine:
             return made
 
         ranks, device, quantization = self.ranks, self.device, self.quantization
-        loader = Loader(tensors, self.dtype, self._kernels, make_linear, ranks, device, quantization)
+        adapted = self._adapted
+        loader = Loader(tensors, self.dtype, self._kernels, make_linear, ranks, device, quantization, adapted)
         self.config, model = load(folder, self.config, loader)
         self._encoder = model if isinstance(model, Encoder) else None
         if not isinstance(model, Encoder):
@@ -310,12 +318,13 @@ class Engine:
             end += len(run.tokens)
         tokens = [token for run in ordered for token in run.tokens]
         inputs = self._before.inputs(tokens, {first[request]: row for request, row in unread.items()})
-        if self._graphs is not None and not plan.chunks and len(lies) == len(runs):
+        self._adapted.step = adapters = self.adapters.step(_rows_by_adapter(ordered, first))
+        if self._graphs is not None and not plan.chunks and len(lies) == len(runs) and adapters is None:
             logits = self._graphs.logits(lies, inputs)
             if logits is not None:
                 return logits
         spans = Spans(lies, self.block_size)
-        attention = attention_of(ordered, spans, self.cache, self.config, self._kernels, self._model)
+        attention = attention_of(ordered, spans, self.cache, self.config, self._kernels, self._model, adapters)
         wanted = rows_wanted(plan, [first[run.request] for run in runs])
         counted = vectors.rows(first)
         rows = None
@@ -331,7 +340,8 @@ class Engine:
         return self._model.logits(states[: len(wanted)]) if wanted else torch.empty(0)
 
     def _decode(self, tokens: Tensor, spans: StaticSpans) -> Tensor:
-        """Return the logits of a decode step: one token per request."""
+        """Return the logits of a decode step without adapters: one token per request."""
+        self._adapted.step = None
         attention = attention_of((), spans, self.cache, self.config, self._kernels, self._model)
         return self._model.forward(tokens, spans.positions, None, attention)
 
@@ -355,3 +365,13 @@ class Engine:
             hidden = self._kernels.read_hidden(cache, slots, self.config.hidden_size)
             k, v = self._model.project(layer, hidden, spans.positions)
             self._kernels.write(cache, spans, k, v)
+
+
+def _rows_by_adapter(runs: Sequence[Run], first: Mapping[str, int]) -> dict[Adapter, list[int]]:
+    """Return the rows of each adapter in a step; `first` has each request's first row."""
+    rows: dict[Adapter, list[int]] = {}
+    for run in runs:
+        if run.adapter is not None:
+            at = first[run.request]
+            rows.setdefault(run.adapter, []).extend(range(at, at + len(run.tokens)))
+    return rows

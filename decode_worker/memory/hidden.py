@@ -84,7 +84,8 @@ class WeighedMemory(PlainMemory):
 
     def _wish(self, running: Running, tokens: int) -> MemoryWish:
         size = self.limits.block_size
-        kv, hidden = units_for(tokens, size), units_for(tokens, self._halves * size)
+        halves = self._halves if running.request.adapter is None else 1  # K and V are made anew without adapters
+        kv, hidden = units_for(tokens, size), units_for(tokens, halves * size)
         return MemoryWish(self._value(running), kv, hidden, self._token_s * tokens)
 
     def _wish_of_hidden(self, running: Running, tokens: int) -> MemoryWish:

@@ -75,6 +75,7 @@ def decode_of(running: Running) -> Decode:
         running.history,
         running.from_right,
         running.dropped,
+        adapter=request.adapter,
     )
 
 
@@ -89,4 +90,5 @@ def _next_of(part: Decode, running: Running) -> Decode:
         part.index + 1,
         from_right=running.from_right,
         dropped=running.dropped,
+        adapter=part.adapter,
     )

@@ -197,6 +197,7 @@ def _decodes_of(selection: Selection) -> tuple[Decode, ...]:
             running.history,
             running.from_right,
             running.dropped,
+            adapter=of.adapter,
         )
         for running in selection.decodes
         for of in (running.request,)

@@ -1,5 +1,6 @@
 """Shared by all kernels: the torch reference, shapes, and linear layers.
 
+adapters.py         Adapters (LoRA) as kernels read them: what each adds to linear layers, for its rows.
 blocked.py          Quantised weights as GPU kernels read them, and linear layers of them.
 decoder.py          Describe the layers of a decoder for kernels that run all of them at once.
 drawing.py          Draw a token from each row of logits, and log-probabilities, in torch: the reference.

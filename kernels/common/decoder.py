@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from alignedserve.kernels.common.adapters import StepAdapters
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
@@ -40,10 +41,11 @@ class DecoderLayer:
 
 @dataclass(frozen=True)
 class Paged:
-    """The places of K and V of a step's tokens."""
+    """The places of K and V of a step's tokens, and the step's adapters."""
 
     cache: Tensor  # [layers, 2 * pairs, block_size, kv_dim]
     spans: Spans
+    adapters: StepAdapters | None = None
 
 
 class Decoder(Protocol):

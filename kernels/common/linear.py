@@ -87,6 +87,7 @@ class LinearPath(Protocol):
 
 
 Total = Callable[[Tensor], None]  # sums a tensor in place over all ranks that have a share of it
+Adapt = Callable[[Tensor, Tensor], None]  # adds to a layer's output, from its input, what the step's adapters add
 
 
 class Linear:
@@ -105,6 +106,7 @@ class Linear:
         self.in_c = CLayer.from_tensors(self.memory, self.bias) if self.library else None
         self.shared = shared
         self._total: Total | None = None
+        self._adapt: Adapt | None = None
         self.use(Tuning())
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -182,8 +184,8 @@ class Linear:
             chosen = default
         elif chosen[0] is not Way.PACKED and self.packed:
             self.pack(back=True)
-        paths = [self._whole(self.by(way)) for way in chosen]
-        self._paths = paths + paths[-1:] * (_MOST_BITS - len(paths))
+        self._bare = [self.by(way) for way in chosen]
+        self._complete()
         ours = (Way.NATIVE, Way.PACKED)
         torch_buckets = [bucket for bucket, way in zip(BUCKETS, chosen, strict=True) if way not in ours]
         # More rows than the last bucket has go the way of the last bucket.
@@ -196,10 +198,23 @@ class Linear:
     def sum_with(self, total: Total) -> None:
         """Make this layer one share of a larger one, with some of its inputs: the outputs of all shares are summed."""
         self._total = total
-        self._paths = [self._whole(path) for path in self._paths]
+        self._complete()
+
+    def adapt_with(self, adapt: Adapt, number: int) -> None:
+        """Let adapters change the output; `number` is this layer's among those that adapters may change."""
+        self._adapt = adapt
+        if self.in_c is not None:
+            self.in_c.number = number
+        self._complete()
+
+    def _complete(self) -> None:
+        paths = [self._whole(path) for path in self._bare]
+        self._paths = paths + paths[-1:] * (_MOST_BITS - len(paths))
 
     def _whole(self, path: LinearPath) -> LinearPath:
-        return path if self._total is None else _SummedPath(path, self._total)
+        """Return the path with what adapters add to this share, and with the other shares."""
+        adapted = path if self._adapt is None else _AdaptedPath(path, self._adapt)
+        return adapted if self._total is None else _SummedPath(adapted, self._total)
 
     @property
     def ways(self) -> list[Way]:
@@ -211,6 +226,23 @@ class Linear:
         if way in (Way.NATIVE, Way.PACKED) and self.library and self.in_c:
             return NativePath(self.library, self.in_c, self.shape, (self.memory, self.bias))
         return _TorchPath(self.memory, self.bias)
+
+
+class _AdaptedPath:
+    def __init__(self, path: LinearPath, adapt: Adapt) -> None:
+        self._path, self._adapt = path, adapt
+
+    def __call__(self, x: Tensor) -> Tensor:
+        out = self._path(x)
+        self._adapt(x, out)
+        return out
+
+    def add_to(self, x: Tensor, residual: Tensor) -> None:
+        self._path.add_to(x, residual)
+        self._adapt(x, residual)
+
+    def wide(self, x: Tensor, out: Tensor | None) -> Tensor:
+        return widened(self(x), out)
 
 
 class _SummedPath:
@@ -262,6 +294,7 @@ class CLayer(Structure):
         ("dtype", c_int32),
         ("packed", c_int32),
         ("quantised", c_void_p),  # a CQuantised of quantised.py, or null
+        ("number", c_int64),
     )
 
     @classmethod

@@ -303,7 +303,7 @@ class QuantisedLinear(Linear):
         self.bias = None if bias is None else bias.detach().to(dtype).contiguous()
         self.shape = LayerShape(*packed.shape, dtype)
         self.shared = True
-        self._total = None
+        self._total = self._adapt = None
         self.use(Tuning())
 
     @property

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from alignedserve.errors import NotFinite
 from alignedserve.kernels.common import drawing
+from alignedserve.kernels.common.adapters import StepAdapters
 from alignedserve.kernels.common.blocked import BlockedWeight
 from alignedserve.kernels.common.decoder import Decoder, DecoderLayer
 from alignedserve.kernels.common.drawing import DrawWish, Likeliest
@@ -88,6 +89,14 @@ class Reference:
             out += made
         else:
             out.copy_(made)
+
+    def adapt(self, step: StepAdapters, layer: int, x: Tensor, out: Tensor) -> None:
+        """Add to `out` [rows, outputs] what the step's adapters add to the layer of this number, from x."""
+        for group, rows in zip(step.groups, step.indices, strict=True):
+            adapter = group.weights.layers[layer]
+            for part, added in () if adapter is None else adapter.added(x[rows]):
+                own = out.narrow(1, part.first_out, part.outs)
+                own[rows] += added
 
     def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
         return None

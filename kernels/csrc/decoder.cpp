@@ -33,6 +33,12 @@ static void relu(int dtype, void* x, int64_t count) {
     });
 }
 
+// A linear layer, and what adapters add to it. Its output is contiguous.
+static void adapted(const Layer* layer, const Step& step, const void* x, void* out, int into) {
+    linear(layer, x, layer->in, out, step.rows, into);
+    if (step.adapters) adapt(layer->dtype, step.adapters, layer->number, layer->in, x, layer->in, out, layer->out);
+}
+
 // The places of query and key from which the next kernels read them; V lies beside them in `qkv`.
 struct Turned {
     const char *query, *k;
@@ -68,20 +74,20 @@ static void run_layer(const DecoderLayer& layer, const Step& step, char* cache, 
     void* product = layer.gated ? parts.of(rows * layer.down->in) : up;
 
     normed(layer.attention_norm, layer.dtype, step.x, norms, rows, hidden);
-    linear(layer.qkv, norms, hidden, qkv, rows, ROUNDED);
+    adapted(layer.qkv, step, norms, qkv, ROUNDED);
     Turned turned = turn(layer, qkv, room, step, size);
     write(layer.dtype, int(step.kept), cache, layer.kv_heads, width, step.spans, turned.k, turned.k_row, qkv + (query_dim + kv_dim) * size, qkv_dim);
     attend(layer.dtype, turned.query, turned.query_row, width, layer.heads, width, int(step.kept), cache,
            layer.kv_heads, step.spans, &layer.scoring, attended);
-    linear(layer.out, attended, query_dim, step.x, rows, ADDED);
+    adapted(layer.out, step, attended, step.x, ADDED);
 
     normed(layer.mlp_norm, layer.dtype, step.x, norms, rows, hidden);
-    linear(layer.up, norms, hidden, up, rows, ROUNDED);
+    adapted(layer.up, step, norms, up, ROUNDED);
     if (layer.gated)
         silu_mul(layer.dtype, up, product, rows, layer.down->in, layer.up->out);
     else
         relu(layer.dtype, up, rows * layer.up->out);
-    linear(layer.down, product, layer.down->in, step.x, rows, ADDED);
+    adapted(layer.down, step, product, step.x, ADDED);
 }
 
 void decoder(const DecoderLayer* layers, int64_t count, const Step* step) {

@@ -51,6 +51,7 @@ struct Layer {
     int32_t dtype;
     int32_t packed;  // whether the weight is packed
     const Quantised* quantised;  // or null; then `dtype` is that of x
+    int64_t number;              // of the layer among those that adapters may change
 };
 // Where the products go: rounded to the dtype of x, added to what is in `out` and then rounded, or left as fp32.
 enum Into { ROUNDED = 0, ADDED = 1, WIDE = 2 };
@@ -63,6 +64,31 @@ void quantised_linear(const Layer* layer, const void* x, int64_t stride, void* o
 // this instruction set has no such kernel for that layer.
 int pack(const Layer* layer, int back);
 void packed_linear(const Layer* layer, const void* x, int64_t stride, void* out, int64_t rows, int into);
+
+// adapters.cpp; adapters.py fills these.
+struct AdapterPart {
+    int64_t first_rank, ranks;  // its rows of A
+    int64_t first_out, outs;    // the outputs that it adds to
+    const void* b;  // [panels][ranks][64]: outputs in panels of 64, filled up with zeros; bf16 [panels][ranks / 2][64][2]
+};
+// What an adapter has for one layer: a [ranks, in]. Without ranks it leaves the layer as it is.
+struct LayerAdapter {
+    const void* a;
+    int64_t ranks, parts;
+    AdapterPart part[3];
+};
+struct AdapterGroup {
+    const LayerAdapter* layers;  // of one adapter, by the layers' numbers
+    const int32_t* rows;         // the rows of the step that it changes, in order
+    int64_t count;
+};
+struct Adapters {
+    const AdapterGroup* groups;
+    int64_t count;
+};
+// Adds to out[rows, ..] what the adapters add to the layer of this number, from x[rows, in]; both have their rows `row` apart.
+void adapt(int dtype, const Adapters* adapters, int64_t layer, int64_t in, const void* x, int64_t x_row, void* out,
+           int64_t out_row);
 
 // decoder.cpp; native_decoder.py fills these.
 struct Norm {
@@ -88,6 +114,7 @@ struct Step {
     int64_t cache_layer;  // bytes from a layer's cache to the next layer's
     const void* spans;    // a Spans of spans.h
     int64_t kept;         // the Dtype of K and V in the cache
+    const Adapters* adapters;  // or null
 };
 void decoder(const DecoderLayer* layers, int64_t count, const Step* step);
 

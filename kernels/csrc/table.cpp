@@ -51,6 +51,7 @@ static const Named kernels[] = {
     {"silu_mul", (void*)&InC<&silu_mul>::call},
     {"linear", (void*)&InC<&linear>::call},
     {"pack", (void*)&InC<&pack>::call},
+    {"adapt", (void*)&InC<&adapt>::call},
     {"decoder", (void*)&InC<&decoder>::call},
     {"likeliest", (void*)&InC<&likeliest>::call},
     {"evict", (void*)&InC<&evict>::call},

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from alignedserve.kernels.common.adapters import AdapterPart, AdapterWeights, LayerAdapter, StepAdapters
 from alignedserve.kernels.common.blocked import BlockedWeight
 from alignedserve.kernels.common.failing import in_a_line
 from alignedserve.kernels.common.quantised import quantised
@@ -176,6 +177,18 @@ def _multiplied(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     return torch.cat(out)
 
 
+def _adapted(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
+    """Return the outputs of rows with either of two adapters, and with none, for a layer of two parts."""
+
+    def part(outs: int, rank: int, *at: int) -> AdapterPart:
+        return AdapterPart.from_matrix(made(outs, rank) / 4, *at)
+
+    first = LayerAdapter(made(12, 70) / 8, (part(40, 4, 0, 0), part(70, 8, 4, 40)))
+    second = LayerAdapter(made(20, 70) / 8, (part(70, 20, 0, 40),))
+    rows = {AdapterWeights([None, first]): [5, 0, 2], AdapterWeights([None, second]): [3]}
+    return _in_place(made(6, 110), lambda out: kernels.adapt(StepAdapters.from_rows(rows), 1, made(6, 70), out))
+
+
 def _expanded(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     cache = _cache(made)[None]
     levels = made(1, 2, 3, _SIZE).abs().mul(50).clamp(0, 255).to(torch.uint8)
@@ -220,6 +233,7 @@ _TRIALS: dict[str, Trial] = {
     ),
     "silu_mul": lambda kernels, made: kernels.silu_mul(made(3, 2 * _SIZE)),
     "multiply": _multiplied,
+    "adapt": _adapted,
     "gather": _gathered,
     "scatter": lambda kernels, made: _in_place(
         _cache(made)[None], lambda cache: kernels.scatter(cache, _AT, made(1, 2, 3, _SIZE))

@@ -52,6 +52,7 @@ class CStep(Structure):
         ("cache_layer", c_int64),
         ("spans", c_void_p),
         ("kept", c_int64),
+        ("adapters", c_void_p),
     )
 
 
@@ -86,8 +87,9 @@ class NativeDecoder:
         cache, spans = paged.cache, paged.spans
         self._check(x, angles, paged)
         cos, sin = (None, None) if angles is None else (angles[0].data_ptr(), angles[1].data_ptr())
-        apart = cache.stride(0) * cache.itemsize
-        step = CStep(x.data_ptr(), x.shape[0], cos, sin, cache.data_ptr(), apart, spans.table, KEPT[cache.dtype])
+        apart, kept = cache.stride(0) * cache.itemsize, KEPT[cache.dtype]
+        adapters = None if paged.adapters is None else addressof(paged.adapters.in_c)
+        step = CStep(x.data_ptr(), x.shape[0], cos, sin, cache.data_ptr(), apart, spans.table, kept, adapters)
         self._run(self._table, len(self._table), byref(step))
 
     def _check(self, x: Tensor, angles: tuple[Tensor, Tensor] | None, paged: Paged) -> None:
@@ -101,6 +103,8 @@ class NativeDecoder:
         if x.dtype is not self._dtype:
             raise TypeError(f"rows are {x.dtype}, the layers {self._dtype}: they must be the same")
         check_dtypes("rows are", x.dtype, cache)
+        if paged.adapters is not None:
+            paged.adapters.check(x)
         if (angles is not None) != (self._turned > 0):
             raise ValueError("cosines and sines are for layers that turn their heads, and only for them")
         for angle in angles or ():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import triton
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.triton.adapters import TritonAdapters
 from alignedserve.kernels.triton.copies import TritonCopies
 from alignedserve.kernels.triton.latent import TritonLatentAttention
 from alignedserve.kernels.triton.products import TritonProducts
@@ -12,5 +13,7 @@ from alignedserve.kernels.triton.sampling import TritonSampling
 from alignedserve.kernels.triton.tokens import TritonTokens
 
 
-class TritonKernels(TritonLatentAttention, TritonTokens, TritonProducts, TritonCopies, TritonSampling, Reference):
+class TritonKernels(
+    TritonLatentAttention, TritonTokens, TritonProducts, TritonAdapters, TritonCopies, TritonSampling, Reference
+):
     name = f"Triton {triton.__version__}"

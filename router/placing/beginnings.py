@@ -60,6 +60,6 @@ class Beginnings:
         if named is not request:
             tokens = request.tokens
             whole = tokens[: len(tokens) // PIECE * PIECE]
-            pieces = chained_hashes(whole, PIECE, request.salt.encode())
+            pieces = chained_hashes(whole, PIECE, request.kv_salt)
             self._named = request, pieces
         return pieces

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from alignedserve.core import CacheKind, Chunk, Decode, Sampling, StepPlan
+from alignedserve.core import Adapter, CacheKind, Chunk, Decode, Sampling, StepPlan
 from alignedserve.engine.engine import Engine
 from tests.models import VOCAB
 
@@ -35,6 +35,7 @@ class Live:
     done: int = 0  # tokens of the prompt that are computed
     from_right: tuple[int, ...] = ()
     blocks: tuple[int, ...] = ()  # only for a request that keeps hidden vectors: its blocks, instead of pairs
+    adapter: Adapter | None = None
 
     @property
     def kind(self) -> CacheKind:
@@ -52,6 +53,7 @@ class Live:
             from_right=self.from_right,
             kind=self.kind,
             blocks=self.blocks,
+            adapter=self.adapter,
         )
         self.done += len(tokens)
         return chunk
@@ -64,7 +66,7 @@ class Live:
         index = len(self.output) + ahead
         start = len(self.prompt) + index - 1
         decode = Decode(self.name, token, start, self.pairs, sampling, index, from_right=self.from_right)
-        return replace(decode, kind=self.kind, blocks=self.blocks)
+        return replace(decode, kind=self.kind, blocks=self.blocks, adapter=self.adapter)
 
     @property
     def in_prompt(self) -> bool:

@@ -16,6 +16,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from alignedserve.kernels.triton import adapters as triton_adapters
 from alignedserve.kernels.triton import attention as triton_attention
 from alignedserve.kernels.triton import copies as triton_copies
 from alignedserve.kernels.triton import int8_kv as triton_int8_kv
@@ -95,6 +96,14 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     shrink = {"LEAST": 1e-30, "WIDTH": 1024}
     yield triton_products._shrink, shrink | {"MOST": 127, "ROUNDS": True}, {"x": "", "out": "*i8", "of_rows": FLOAT}
     yield triton_products._shrink, shrink | {"MOST": 448.0, "ROUNDS": False}, {"x": "", "out": FP8, "of_rows": FLOAT}
+    of_adapters = {"layer": LONG, "tiles": INT, "rows": INT, "sums": FLOAT}
+    tile = {"FIELDS": 18, "RANKS": 64, "ROWS": 16, "WIDE": False}
+    yield triton_adapters._sum_ranks, tile | {"INPUTS": 64}, of_adapters | {"x": ""}
+    yield (
+        triton_adapters._add_panels,
+        tile | {"PART": 8, "ALL_RANKS": 128, "PANEL": 64, "PAIR": 2},
+        of_adapters | {"out": ""},
+    )
     for columns in ({}, ONE_COLUMN):
         yield triton_sampling._draw, {"BLOCK": 4096} | columns, {"out": LONG}
     yield triton_sampling._logprobs, {"BLOCK": 4096}, {"of_token": FLOAT}

@@ -11,6 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart
+from alignedserve.kernels.common.adapters import AdapterPart, AdapterWeights, LayerAdapter, StepAdapters
 from alignedserve.kernels.common.decoder import DecoderLayer, Norm, Paged
 from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Linear, Tuning, Way
 from alignedserve.kernels.common.quantised import quantised
@@ -163,6 +165,38 @@ def test_one_call_is_all_calls(
     assert expected.isfinite().all()
     assert torch.equal(x, expected)
     assert torch.equal(paged.cache.nan_to_num(7.5), into.cache.nan_to_num(7.5))
+
+
+@on_native_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("llama", [True, False])
+def test_one_call_adds_what_adapters_add_call_by_call(kernels: Native, dtype: torch.dtype, llama: bool) -> None:
+    generator, lengths = torch.Generator().manual_seed(5), [3, 1, 6, 2]
+    layers = layers_of(kernels, generator, dtype, llama, False, 8 if llama else 0)
+    adapted, shapes = AdaptedLayers(kernels.adapt), [linear.shape for linear in linears(layers)]
+    for linear in linears(layers):
+        adapted.add(linear, [LayerPart("", linear.shape.out)])
+
+    def adapter(rank: int) -> AdapterWeights:
+        def of_layer(out: int, inputs: int) -> LayerAdapter:
+            b = packed(generator, dtype, out, rank) / 4
+            return LayerAdapter(packed(generator, dtype, rank, inputs) / 4, (AdapterPart.from_matrix(b, 0, 0),))
+
+        return AdapterWeights([of_layer(shape.out, shape.inputs) for shape in shapes])
+
+    step = StepAdapters.from_rows({adapter(3): [0, 1, 2, 11], adapter(16): [3, 5, 6]})
+    x = packed(generator, dtype, sum(lengths), layers[0].qkv.shape.inputs)
+    angle = torch.randn(sum(lengths), 4, generator=generator)
+    angles = (angle.cos(), angle.sin()) if llama else None
+    decoder = kernels.decoder(layers)
+    assert decoder is not None
+    expected, plain, paged = x.clone(), x.clone(), paged_of(layers, dtype, lengths)
+    adapted.step = step
+    call_by_call(kernels, layers, expected, angles, paged_of(layers, dtype, lengths), Way.NATIVE)
+    decoder.run(plain, angles, paged_of(layers, dtype, lengths))
+    decoder.run(x, angles, replace(paged, adapters=step))
+    assert torch.equal(x, expected)
+    assert not torch.equal(x[0], plain[0])
 
 
 @on_native_kernels

@@ -35,7 +35,20 @@ def test_kernels_compile_for_gpus() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     told = [json.loads(line) for line in done.stdout.splitlines()]
     further = (
-        {"_merge", "_write", "_logprobs", "_expand", "_norm", "_finish", "_shrink", "_attend_latent"} if SOAK else set()
+        {
+            "_merge",
+            "_write",
+            "_logprobs",
+            "_expand",
+            "_norm",
+            "_finish",
+            "_shrink",
+            "_attend_latent",
+            "_sum_ranks",
+            "_add_panels",
+        }
+        if SOAK
+        else set()
     )
     assert {kernel["kernel"] for kernel in told} >= {"_attend", "_draw", "_multiply"} | further
     for kernel in told:

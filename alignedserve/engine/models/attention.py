@@ -17,6 +17,7 @@ from alignedserve.architectures.model_config import ModelConfig
 from alignedserve.core import units_for
 from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.runs import Run
+from alignedserve.kernels.common.adapters import StepAdapters
 from alignedserve.kernels.common.decoder import Paged
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
@@ -24,12 +25,18 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 
 def attention_of(
-    runs: Sequence[Run], spans: Spans, cache: Tensor, config: ModelConfig, kernels: Kernels, model: Model
+    runs: Sequence[Run],
+    spans: Spans,
+    cache: Tensor,
+    config: ModelConfig,
+    kernels: Kernels,
+    model: Model,
+    adapters: StepAdapters | None = None,
 ) -> Attention:
     """Return the step's attention. `runs` begin with requests of kind KV, and `spans` belong to exactly these."""
     hidden = [run for run in runs if run.is_hidden]
     if not hidden:
-        return _KVAttention(cache, spans, kernels, Paged(cache, spans))
+        return _KVAttention(cache, spans, kernels, Paged(cache, spans, adapters))
     for_hidden = _HiddenAttention(hidden, cache.unbind(0), config, kernels, model)
     if len(hidden) == len(runs):
         return for_hidden

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from alignedserve.architectures.quantization import GROUP, Quantization
+from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.large_pages import KeptMemory, Slabs
 from alignedserve.engine.device.ranks import ALONE, RankLinks
@@ -82,6 +83,7 @@ class Loader:
     ranks: RankLinks = ALONE
     device: torch.device = CPU
     quantization: Quantization = Quantization.NONE
+    adapted: AdaptedLayers = field(default_factory=AdaptedLayers)  # the layers that adapters may change
     _made: list[int] = field(default_factory=list)  # bytes of each tensor made
     _slabs: Slabs = field(default_factory=Slabs)
 
@@ -155,7 +157,8 @@ class Loader:
         if biases is not None:
             for name, part, cut in zip(names, biases.split(list(outputs)), cuts, strict=True):
                 self.tensors.read_into(part, f"{name}.bias", cut=cut)
-        return self._linear(weight, biases)
+        parts = [LayerPart(*part) for part in zip(names, outputs, cuts, strict=True)]
+        return self.adapted.add(self._linear(weight, biases), parts)
 
     def whole_head(self, name: str, words: int, inputs: int, bias: bool) -> Linear:
         """Return the output head of a model that ranks do not share."""
@@ -175,10 +178,11 @@ class Loader:
     def by_columns(self, name: str, outputs: int, inputs: int, bias: bool, is_summed: bool = True) -> Linear:
         """Return a layer that continues from this rank's part of a layer; its outputs are summed over the ranks, unless
         the caller sums them beside others."""
-        weight, biases = self._weight([name], [outputs], inputs, [self._cut(1, inputs)]), None
+        cut, biases = self._cut(1, inputs), None
+        weight = self._weight([name], [outputs], inputs, [cut])
         if bias and self.ranks.rank == 0:  # so that the sum contains it once
             biases = self.vector(f"{name}.bias", outputs)
-        made = self._linear(weight, biases)
+        made = self.adapted.add(self._linear(weight, biases), [LayerPart(name, outputs)], cut)
         if self.ranks.size > 1 and is_summed:
             made.sum_with(self.ranks.total)
         return made
@@ -267,7 +271,7 @@ class Loader:
         biases = self._empty(outputs) if bias else None
         if biases is not None:
             self.tensors.read_into(biases.view(3, heads, head_dim).transpose(0, 1), f"{name}.bias", (outputs,), cut)
-        return self._linear(weight, biases)
+        return self.adapted.add(self._linear(weight, biases), [LayerPart(name, outputs, cut, heads)])
 
     def head(self, name: str, embedding: Embedding, tied: bool) -> Callable[[Tensor], Tensor]:
         """Return the layer from the last hidden vectors to logits in fp32.

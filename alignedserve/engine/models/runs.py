@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.architectures.model_config import ModelConfig
-from alignedserve.core import CacheKind, Chunk, Decode, Sampling
+from alignedserve.core import Adapter, CacheKind, Chunk, Decode, Sampling
 from alignedserve.errors import PlanError
 
 
@@ -24,6 +24,7 @@ class Run:
     kind: CacheKind
     blocks: Sequence[int]
     dropped: int = 0  # first tokens whose KV was given up: `pairs` begin after them
+    adapter: Adapter | None = None
 
     @property
     def end(self) -> int:
@@ -46,6 +47,7 @@ def run_of(part: Chunk | Decode, tokens: Sequence[int]) -> Run:
         part.kind,
         part.blocks,
         part.dropped,
+        part.adapter,
     )
 
 
@@ -67,6 +69,8 @@ class Checker:
         if run.end > most:
             raise PlanError(f"request {run.request} would reach {run.end} tokens, the model has {most} positions")
         if run.is_hidden:
+            if run.adapter is not None:
+                raise PlanError(f"request {run.request} has an adapter: it keeps KV, not hidden vectors")
             if run.pairs or run.from_right:
                 raise PlanError(f"request {run.request} keeps hidden vectors: it takes blocks, not block pairs")
             self.check_hidden(run.request, run.blocks, run.end)

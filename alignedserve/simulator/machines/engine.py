@@ -142,11 +142,11 @@ def story_from(request: Request, length: int, tagged: bool = True) -> Story:
     if length <= request.max_tokens:
         output[-1] = STOP
     tokens = (*request.prompt, *output)
-    return Story(request.prompt, tuple(output), tokens, _tags(request.salt, tokens) if tagged else ())
+    return Story(request.prompt, tuple(output), tokens, _tags(request.kv_salt, tokens) if tagged else ())
 
 
-def _tags(salt: str, tokens: Sequence[int]) -> tuple[int, ...]:
-    tag, tags = crc32(salt.encode()), []
+def _tags(salt: bytes, tokens: Sequence[int]) -> tuple[int, ...]:
+    tag, tags = crc32(salt), []
     for token in tokens:
         tag = hash((tag, token))
         tags.append(tag)

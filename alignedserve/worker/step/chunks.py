@@ -51,4 +51,5 @@ def chunk_of(prompt: Running, most: int) -> Chunk:
         kind=CacheKind.HIDDEN if prompt.blocks else CacheKind.KV,
         blocks=prompt.blocks,
         pooling=request.pooling if whole else None,
+        adapter=prompt.request.adapter,
     )

@@ -1,0 +1,90 @@
+"""The linear layers of a model that adapters may change, and the adapters of the running step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from alignedserve.engine.weights.tensors import Cut
+from alignedserve.kernels.common.adapters import AdapterPart, LayerAdapter, StepAdapters
+from alignedserve.kernels.common.linear import Linear
+
+Adapting = Callable[[StepAdapters, int, Tensor, Tensor], None]  # Reference.adapt, or a faster kernel
+# Returns A [rank, inputs] and B [outputs, rank] of a layer by its name; None where an adapter does not change it.
+FactorsOf = Callable[[str], tuple[Tensor, Tensor] | None]
+
+
+@dataclass(frozen=True)
+class LayerPart:
+    """A layer of the files that is a part of a linear layer here, or all of it."""
+
+    name: str
+    outputs: int  # of this rank
+    cut: Cut | None = None  # this rank's outputs
+    heads: int = 0  # of this rank, where the files have query, key and value head by head, and we have them in turn
+
+    def own(self, b: Tensor) -> Tensor:
+        """Return this rank's rows of a whole B, in the order of our outputs."""
+        if self.cut is not None:
+            b = b.narrow(0, self.cut.start, self.outputs)
+        return b if not self.heads else b.unflatten(0, (self.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+
+
+@dataclass(frozen=True)
+class AdaptedLayer:
+    """A linear layer that adapters may change."""
+
+    parts: tuple[LayerPart, ...]
+    inputs: int  # of this rank
+    cut: Cut | None  # this rank's inputs
+    dtype: torch.dtype
+    device: torch.device
+
+    def read(self, factors_of: FactorsOf) -> LayerAdapter | None:
+        """Return what an adapter adds to this layer, or None where it adds nothing."""
+        first_out, first_rank, rows, parts = 0, 0, [], []
+        for part in self.parts:
+            factors = factors_of(part.name)
+            if factors is not None:
+                a, b = factors
+                own = self._placed(part.own(b))
+                rows.append(a if self.cut is None else a.narrow(1, self.cut.start, self.inputs))
+                parts.append(AdapterPart.from_matrix(own, first_rank, first_out))
+                first_rank += len(a)
+            first_out += part.outputs
+        return LayerAdapter(self._placed(torch.cat(rows)).contiguous(), tuple(parts)) if parts else None
+
+    def not_numbers(self) -> LayerAdapter:
+        """Return what makes the output not a number, for an adapter that cannot be read."""
+        outputs = sum(part.outputs for part in self.parts)
+        a = torch.zeros(1, self.inputs, dtype=self.dtype, device=self.device)
+        b = torch.full((outputs, 1), torch.nan, dtype=self.dtype, device=self.device)
+        return LayerAdapter(a, (AdapterPart.from_matrix(b, 0, 0),))
+
+    def _placed(self, numbers: Tensor) -> Tensor:
+        return numbers.to(self.device, self.dtype)
+
+
+class AdaptedLayers:
+    """All layers that adapters may change, in the order in which they were loaded."""
+
+    def __init__(self, adapt: Adapting | None = None) -> None:
+        self._adapt = adapt
+        self.layers: list[AdaptedLayer] = []
+        self.step: StepAdapters | None = None  # of the step that runs, where any of its rows has an adapter
+
+    def add(self, linear: Linear, parts: Sequence[LayerPart], cut: Cut | None = None) -> Linear:
+        """Let adapters change a layer; `cut` are this rank's inputs."""
+        shape = linear.shape
+        linear.adapt_with(partial(self._add_to, len(self.layers)), len(self.layers))
+        self.layers.append(AdaptedLayer(tuple(parts), shape.inputs, cut, shape.dtype, linear.memory.device))
+        return linear
+
+    def _add_to(self, layer: int, x: Tensor, out: Tensor) -> None:
+        if self.step is not None:
+            assert self._adapt is not None, "a step has adapters where there is a kernel for them"
+            self._adapt(self.step, layer, x, out)
