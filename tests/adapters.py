@@ -18,7 +18,14 @@ NOT_ADAPTED = ["project_in", "project_out"]  # of OPT 350m, outside its layers: 
 
 
 def make_adapter(
-    model: Path, folder: Path, *, seed: int, rank: int = 4, targets: str | Sequence[str] = ALL, **options: Any
+    model: Path,
+    folder: Path,
+    *,
+    seed: int,
+    rank: int = 4,
+    targets: str | Sequence[str] = ALL,
+    scale: float = 0.3,
+    **options: Any,
 ) -> Path:
     """Write an adapter of random numbers for a model."""
     from peft import LoraConfig, get_peft_model
@@ -30,7 +37,9 @@ def make_adapter(
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
             if "lora_" in name:
-                parameter.copy_(0.3 * torch.randn_like(parameter))  # PEFT begins with B of zeros, which changes nothing
+                parameter.copy_(
+                    scale * torch.randn_like(parameter)
+                )  # PEFT begins with B of zeros, which changes nothing
     adapted.save_pretrained(str(folder))
     return folder
 

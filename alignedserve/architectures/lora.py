@@ -83,9 +83,7 @@ def read_lora(folder: Path, model: ModelConfig) -> LoraFiles:
     """Return what the files of an adapter say; raise AdapterError, in a line, where they do not fit this model."""
     shapes = linear_shapes(model)
     if not shapes:
-        raise AdapterError(
-            f"{folder}: adapters change models of the Llama family, OPT and GPT-NeoX, and not this model"
-        )
+        raise AdapterError(f"{folder}: adapters change Llama's family, OPT and GPT-NeoX, and not this model")
     if not folder.is_dir():
         raise AdapterError(f"{folder} is not a folder: name one with {CONFIG} and {WEIGHTS}")
     try:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 
 from alignedserve.cli.terminal.arguments import Each, Once, above_zero, check_writable, file, filled, whole
 from alignedserve.config.config import Config, about, dump, every_setting, load, of_preset, plain, sections, settings
+from alignedserve.config.lora import LoraFolders
 from alignedserve.config.presets import PRESETS, Preset, preset
 from alignedserve.config.setting import Reach, Setting, leaves
 from alignedserve.config.sources import read_settings
@@ -41,6 +42,14 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         "--ray", dest="launcher", action="store_const", const="ray", default=argparse.SUPPRESS, help="--launcher ray"
     )
     parser.set_defaults(run=_serve, parser=parser)
+
+
+class _Joined(argparse.Action):
+    """Joins the values of a flag that is given several times."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, value: Any, *_: Any) -> None:
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, value if before is None else f"{before},{value}")
 
 
 class _HelpAll(argparse.Action):
@@ -89,6 +98,8 @@ def add_setting(parser: argparse._ActionsContainer, setting: Setting) -> argpars
     options: dict[str, Any] = {"help": _help(setting), "default": argparse.SUPPRESS}
     if setting.path == "model":
         return parser.add_argument("model", nargs="?", metavar="MODEL", **options)
+    if setting.kind is LoraFolders:
+        return parser.add_argument(*setting.flags, dest=setting.path, action=_Joined, metavar="NAME=FOLDER", **options)
     if setting.kind is bool:
         return parser.add_argument(*setting.flags, dest=setting.path, action=argparse.BooleanOptionalAction, **options)
     return parser.add_argument(*setting.flags, dest=setting.path, metavar=setting.placeholder, **options)

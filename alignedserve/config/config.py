@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.quantization import Quantization
+from alignedserve.config.lora import LoraFolders
 from alignedserve.config.presets import DEFAULT, preset
 from alignedserve.config.setting import (
     PREFIX,
@@ -160,7 +161,7 @@ class ServerConfig:
     )
 
 
-CPU_CACHE_MB = 512
+CPU_CACHE_MB, ADAPTERS_MB = 512, 256
 
 
 @dataclass(frozen=True)
@@ -209,6 +210,12 @@ class EngineConfig:
     profile_s: float = setting(
         10.0,
         "most seconds that a first start measures steps for; later starts read the result from the cache; 0: never",
+        least=0,
+    )
+    adapters_mb: int | None = experiment(
+        None,
+        f"memory of a worker for adapters, in MB; by default what those of --lora take, and {ADAPTERS_MB} at least; 0"
+        " without --lora",
         least=0,
     )
     tensor_parallel_size: int = common(
@@ -466,6 +473,11 @@ class Config:
     preset: str = common(DEFAULT, "how requests are scheduled, by one name: `alignedserve presets` lists the names")
     model: str = common("demo", "model folder, GGUF file, hub id such as org/name, or demo")
     served_model_name: str | None = common(None, "name of the model in the API; by default as it was given")
+    lora: LoraFolders | None = common(
+        None,
+        "adapters (LoRA) in PEFT's format, by the names that requests choose as their model: NAME=FOLDER, which every"
+        " node sees; the flag may be given again",
+    )
     reasoning_parser: str = setting(
         AUTO, "family of the model's reasoning; by default as its chat template shows, none: answers are not parted"
     )
@@ -701,7 +713,7 @@ def plain(value: Any) -> Any:
     """Return the value as a file or a flag says it."""
     if isinstance(value, Enum):
         return value.value
-    return str(value) if isinstance(value, Topology | Range | PolicySource) else value
+    return str(value) if isinstance(value, Topology | Range | PolicySource | LoraFolders) else value
 
 
 def _build(values: Mapping[str, Any]) -> Config:

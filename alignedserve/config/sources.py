@@ -233,6 +233,8 @@ def _convert(kind: type, value: Any) -> Any:
         return kind({"True": "on", "False": "off"}.get(str(value), str(value)))
     if isinstance(value, str) and hasattr(kind, "parse"):
         return kind.parse(value)
+    if isinstance(value, Mapping) and hasattr(kind, "from_mapping"):
+        return kind.from_mapping(value)
     raise TypeError
 
 

@@ -18,6 +18,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
 from alignedserve.errors import ConfigError
 from alignedserve.kernels.common.failing import fault_of_kernel
+from alignedserve.machine.adapters import adapter_room, as_named, first_adapters
 from alignedserve.machine.capacity import Capacity, capacity
 from alignedserve.machine.memory import check_worker, demand
 from alignedserve.machine.resources import usable_cores
@@ -60,7 +61,9 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
         ranks=team or ALONE,
         device=device,
         has_graphs=has_graphs,
+        adapter_bytes=adapter_room(config, model, room.dtype),
     )
+    engine.adapters.load(as_named(first_adapters(config, model)))
     began = perf_counter()
     engine.rehearse()
     if device.type == "cuda":

@@ -21,6 +21,7 @@ from alignedserve.architectures.vectors import read_pooled
 from alignedserve.config.config import JobsConfig, ServerConfig
 from alignedserve.core import Role
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
+from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.exposure import tls_context
 from alignedserve.gateway.access.keys import key_ring
 from alignedserve.gateway.access.ledger import Ledger
@@ -179,7 +180,8 @@ def run(part: Part, on_start: OnStart) -> None:
     traces = traces_to(server.otlp_endpoint, name)
     storage = _storage(part)
     keeper = ResponseKeeper(storage, part.config.jobs, partial(owner.away_s, Role.JOBS))
-    app = make_app(owner, text, settings, _ledger(part), _job_routes(part.config.jobs, storage, owner), traces, keeper)
+    routes, adapters = _job_routes(part.config.jobs, storage, owner), Adapters.for_part(part)
+    app = make_app(owner, text, settings, _ledger(part), routes, traces, keeper, adapters)
     dashboard: Dashboard = app.state.dashboard
     if storage is not None:
         dashboard.jobs = OpenJobs(storage, owner.now)

@@ -24,10 +24,12 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from alignedserve.config.config import JobsConfig
+from alignedserve.core import Adapter
 from alignedserve.errors import AlignedServeError
+from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.keys import Scope
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.dashboard import Dashboard, Head
@@ -38,7 +40,8 @@ from alignedserve.gateway.http.middleware import RequestMiddleware, caller_of
 from alignedserve.gateway.http.origins import Origins
 from alignedserve.gateway.http.scraping import Scrapes
 from alignedserve.gateway.messaging import MessageRoutes
-from alignedserve.gateway.openai.errors import beyond_scope, draining, no_such_model, not_ready
+from alignedserve.gateway.openai.adapting import LoadAdapter, UnloadAdapter, load_adapter, unload_adapter
+from alignedserve.gateway.openai.errors import beyond_scope, draining, not_ready
 from alignedserve.gateway.openai.parsing import parse_body
 from alignedserve.gateway.openai.shapes import AnswerShape, make_shape
 from alignedserve.gateway.openai.tokenising import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
@@ -76,9 +79,10 @@ def make_app(
     job_routes: Sequence[HttpRoute] = (),
     traces: Traces | None = None,
     keeper: ResponseKeeper | None = None,
+    adapters: Adapters | None = None,
 ) -> FastAPI:
-    """Return the application; `job_routes` are the routes of files and batches, if the deployment has them, and
-    `keeper` keeps responses.
+    """Return the application; `job_routes` are the routes of files and batches, if the deployment has them, `keeper`
+    keeps responses, and clients may choose `adapters` as their model.
 
     Set `app.state.draining` to refuse new requests while open requests run on. Set `app.state.scrapes.owners` if there
     are other owners. Give figures that other parts report to `app.state.parts` and to `app.state.dashboard`."""
@@ -102,7 +106,7 @@ def make_app(
         )
     app.add_exception_handler(AlignedServeError, on_api_error)
     app.add_exception_handler(HTTPException, on_http_error)
-    starter = Starter(client, text, settings, metrics, traces or Traces(), lambda: bool(app.state.draining))
+    starter = Starter(client, text, settings, metrics, traces or Traces(), lambda: bool(app.state.draining), adapters)
     routes = _Routes(app, starter, has_jobs=bool(job_routes))
     app.state.dashboard = dashboard = Dashboard(client, metrics.log, routes.head, settings.stalled_client_s)
     for method, path, scope, answer in (
@@ -126,6 +130,8 @@ def make_app(
     responses = ResponseRoutes(starter, keeper or ResponseKeeper(None, JobsConfig()))
     for method, path, respond in (*responses.routes, *MessageRoutes(starter).routes, *VectorRoutes(starter).routes):
         app.add_route(path, _restrict(Scope.GENERATE, respond), methods=[method])
+    for path, change in (("load", routes.load_adapter), ("unload", routes.unload_adapter)):
+        app.add_route(f"/v1/{path}_lora_adapter", _restrict(Scope.ADAPTERS, change), methods=["POST"])
     for method, path, show in dashboard.routes:
         app.add_route(path, _restrict(Scope.DASHBOARD, show), methods=[method])
     for method, path, answer_job in job_routes:
@@ -165,13 +171,13 @@ class _Routes:
 
     async def models(self, _: HttpRequest) -> Response:
         cards = [self._card(name) for name in self._settings.served_model_names]
+        cards += [self._adapter_card(loaded.adapter) for loaded in self._starter.adapters.loaded.values()]
         return JSONResponse({"object": "list", "data": cards})
 
     async def model(self, http: HttpRequest) -> Response:
         name = http.path_params["name"]
-        if name not in self._settings.served_model_names:
-            raise no_such_model(name)
-        return JSONResponse(self._card(name))
+        adapter = self._starter.check_model(name)
+        return JSONResponse(self._card(name) if adapter is None else self._adapter_card(adapter))
 
     async def health(self, _: HttpRequest) -> Response:
         return JSONResponse({"status": "alive"})
@@ -227,6 +233,17 @@ class _Routes:
             answer = await self._starter.in_thread(partial(convert, *arguments))
         return JSONResponse(answer)
 
+    async def load_adapter(self, http: HttpRequest) -> Response:
+        async with self._starter.read(http) as sent:
+            body = parse_body(LoadAdapter, sent)
+        arguments = body, self._starter.adapters, self._settings.served_model_names
+        return PlainTextResponse(await self._starter.in_thread(partial(load_adapter, *arguments)))
+
+    async def unload_adapter(self, http: HttpRequest) -> Response:
+        async with self._starter.read(http) as sent:
+            body = parse_body(UnloadAdapter, sent)
+        return PlainTextResponse(unload_adapter(body, self._starter.adapters))
+
     async def openapi(self, _: HttpRequest) -> Response:
         return JSONResponse(self._document)
 
@@ -260,3 +277,7 @@ class _Routes:
             "owned_by": "alignedserve",
             "max_model_len": self._settings.max_model_len,
         }
+
+    def _adapter_card(self, adapter: Adapter) -> dict[str, Any]:
+        parent = self._settings.served_model_names[0]
+        return {**self._card(adapter.name), "root": adapter.folder, "parent": parent}

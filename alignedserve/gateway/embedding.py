@@ -73,10 +73,10 @@ class VectorRoutes:
         starter.admit(http)
         async with starter.read(http) as sent:
             body = parse_body(kind, sent)
-            starter.check_model(body.model)
+            adapter = starter.check_model(body.model)
             promise = make_promise(body, http.headers, starter.settings.slo)
             record = record_of(http)
-            origin = Origin(record.id, starter.client.name, record.began_at, tab_of(http).caller)
+            origin = Origin(record.id, starter.client.name, record.began_at, tab_of(http).caller, adapter)
             arguments = body, promise, origin, starter.text, starter.settings.max_model_len
             requests = await starter.in_thread(partial(make, *arguments))
         assert starter.text.pooled is not None, "no request was made without it"

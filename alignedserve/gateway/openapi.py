@@ -19,6 +19,7 @@ from alignedserve.gateway.batches import NewBatch
 from alignedserve.gateway.files import EXPIRES_S
 from alignedserve.gateway.files import MOST_LISTED as MOST_FILES
 from alignedserve.gateway.http.middleware import PUBLIC
+from alignedserve.gateway.openai.adapting import LoadAdapter, UnloadAdapter
 from alignedserve.gateway.openai.tokenising import DetokenizeRequest, TokenizeRequest
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.gateway.responding import MOST_LISTED as MOST_ITEMS
@@ -166,6 +167,12 @@ _ROUTES = (
         "get", "/v1/models", "The models that answer.", _object(object={"const": "list"}, data=_list(_CARD))
     ),
     _RouteDocument("get", "/v1/models/{name}", "One of them.", _CARD),
+    _RouteDocument(
+        "post", "/v1/load_lora_adapter", "Load an adapter (LoRA).", _TEXT, LoadAdapter, answer_types=(_PLAIN,)
+    ),
+    _RouteDocument(
+        "post", "/v1/unload_lora_adapter", "Unload an adapter.", _TEXT, UnloadAdapter, answer_types=(_PLAIN,)
+    ),
     _RouteDocument(
         "post",
         "/v1/chat/completions",

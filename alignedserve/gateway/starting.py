@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from starlette.requests import Request as HttpRequest
 
-from alignedserve.core import Request
+from alignedserve.core import Adapter, Request
+from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.explaining import ExplainRoutes
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.http.bodies import Bodies
@@ -64,8 +65,10 @@ class Starter:
         metrics: RequestMetrics,
         traces: Traces,
         is_draining: Callable[[], bool],
+        adapters: Adapters | None = None,
     ) -> None:
         self.client, self.text, self.settings = client, text, settings
+        self.adapters = adapters or Adapters()
         self.explaining = ExplainRoutes(client)
         self._metrics, self._traces, self._is_draining = metrics, traces, is_draining
         self._bodies = Bodies(settings.body_limit_bytes, settings.body_limit_s)
@@ -85,9 +88,13 @@ class Starter:
         async with self._bodies.read(http) as sent, self._bodies.turn(sent):
             yield sent
 
-    def check_model(self, name: str | None) -> None:
-        if name is not None and name not in self.settings.served_model_names:
+    def check_model(self, name: str | None) -> Adapter | None:
+        """Return the adapter of this name, None for the model itself; raise where there is neither."""
+        if name is None or name in self.settings.served_model_names:
+            return None
+        if (found := self.adapters.find(name)) is None:
             raise no_such_model(name)
+        return found
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do work on texts in one of few threads, because each may take much memory, and long prompts take long."""
@@ -97,10 +104,10 @@ class Starter:
         self, http: HttpRequest, body: ChatRequest | CompletionRequest
     ) -> tuple[ServicePromise, tuple[Request, ...]]:
         """Return the requests of a body and their promise; raise if the body cannot be served."""
-        self.check_model(body.model)
+        adapter = self.check_model(body.model)
         record = record_of(http)
         promise = make_promise(body, http.headers, self.settings.slo)
-        origin = Origin(record.id, self.client.name, record.began_at, tab_of(http).caller)
+        origin = Origin(record.id, self.client.name, record.began_at, tab_of(http).caller, adapter)
         arguments = body, promise, origin, self.text, self.settings.max_model_len
         return promise, await self.in_thread(partial(make_requests, *arguments))
 

@@ -22,6 +22,7 @@ from alignedserve.architectures.vectors import read_pooled
 from alignedserve.config.config import Config
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
 from alignedserve.errors import AlignedServeError, BytesGone, Conflict, Fenced, StoreError, StoreFull
+from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.keys import Caller
 from alignedserve.gateway.openai.errors import ApiError, api_error, internal
 from alignedserve.jobs.answering import Answering, Answers, LineRequest
@@ -432,7 +433,7 @@ def run(part: Part, on_start: OnStart) -> None:
     model = config.served_model_name or config.model
     metrics = RequestMetrics(model, config.server.metrics_prefix, owner.now, part.spec.name)
     traces = traces_to(config.server.otlp_endpoint, model)
-    answering = Answering(owner, text, (model,), capacity.max_model_len, metrics, traces)
+    answering = Answering(owner, text, (model,), capacity.max_model_len, metrics, traces, Adapters.for_part(part))
     pictures = request_pictures(part, metrics.log, owner.now)
     holder = holder_of(part.spec.deployment, part.spec.name, part.incarnation)
     runner = JobRunner(answering, config, holder, owner.now)

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from alignedserve.core import Estimate, FinishReason, Request, ServiceClass, Slo
+from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.keys import Caller
 from alignedserve.gateway.openai.errors import no_such_model
 from alignedserve.gateway.openai.parsing import parse_body
@@ -68,10 +69,15 @@ class Answers(Protocol):
 class Answering:
     client: OwnerClient
     text: TextModel
-    models: Sequence[str]
+    own_models: Sequence[str]
     max_model_len: int
     metrics: RequestMetrics
     traces: Traces = field(default_factory=Traces)
+    adapters: Adapters = field(default_factory=Adapters)
+
+    @property
+    def models(self) -> Sequence[str]:
+        return (*self.own_models, *self.adapters.loaded)
 
     async def answer(self, line: LineRequest, on_running: Callable[[], None]) -> dict[str, Any]:
         """Return the line's answer; raise ApiError if the answer is an error, and Overloaded if there is no room."""
@@ -99,8 +105,7 @@ class Answering:
 
     def _make_embedding(self, line: LineRequest) -> tuple[EmbeddingRequest, tuple[Request, ...]]:
         body = parse_body(EmbeddingRequest, json.dumps(line.body).encode())
-        self._check_model(body.model)
-        return body, make_embedding_requests(body, *self._promised(line), self.text, self.max_model_len)
+        return body, make_embedding_requests(body, *self._promised(line, body.model), self.text, self.max_model_len)
 
     async def _read_vector(self, request: Request, choices: int) -> bytes:
         follow = self.traces.follow(request, {}, choices, self.client.now)
@@ -115,20 +120,18 @@ class Answering:
 
             return await read_vector(self.client, request, note)
 
-    def _check_model(self, name: str) -> None:
-        """Raise where the model was served when the job was checked, and is not now."""
-        if name not in self.models:
-            raise no_such_model(name)
-
-    def _promised(self, line: LineRequest) -> tuple[ServicePromise, Origin]:
-        """Return the promise of a line, and its origin."""
+    def _promised(self, line: LineRequest, model: str) -> tuple[ServicePromise, Origin]:
+        """Return the promise of a line, and its origin; raise where its model was served when the job was checked, and
+        is not now."""
+        adapter = self.adapters.find(model)
+        if adapter is None and model not in self.own_models:
+            raise no_such_model(model)
         promise = ServicePromise(ServiceClass.BE, Slo(jct_s=line.jct_s), TIER)
-        return promise, Origin(line.id, self.client.name, self.client.now(), line.caller)
+        return promise, Origin(line.id, self.client.name, self.client.now(), line.caller, adapter)
 
     def _make_requests(self, line: LineRequest) -> _Asked:
         body, shape = self._read(line)
-        self._check_model(body.model)
-        requests = make_requests(body, *self._promised(line), self.text, self.max_model_len)
+        requests = make_requests(body, *self._promised(line, body.model), self.text, self.max_model_len)
         requests = tuple(_with_estimate(request, line.estimate) for request in requests)
         return body, requests, partial(shape, requests)
 

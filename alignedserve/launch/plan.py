@@ -14,6 +14,7 @@ from alignedserve.config.config import Config, dump
 from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena.shared_files import check_space, remove_stale
+from alignedserve.machine.adapters import check_names
 from alignedserve.machine.capacity import capacity
 from alignedserve.machine.memory import check_machine, shared_memory, use_of, with_pool_memory
 from alignedserve.machine.resources import allow_open_files
@@ -98,6 +99,7 @@ def plan(config: Config, router: str, machine: Machine) -> list[PartSpec]:
     config = with_pool_memory(config, model, folder)
     room = capacity(config, model)
     check_space(directory, shared_memory(config, model, room), use_of(config))
+    check_names(config)
     check_machine(config, model, room, folder)
     tree, door, origin = dump(config), str(door_of(config.server.port)), ClockOrigin.read()
     deployment = new_deployment()

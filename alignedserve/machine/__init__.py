@@ -1,5 +1,6 @@
 """Measure what this machine has, and check that its memory is enough.
 
+adapters.py   The adapters (LoRA) that a deployment begins with, and the memory for all that it serves.
 capacity.py    How many block pairs and pages the given memory holds, and the longest request.
 memory.py      Check that weights, KV and a step's work fit into memory before anything is loaded.
 processes.py   Processes that share a piece of work.

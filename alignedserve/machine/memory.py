@@ -18,6 +18,7 @@ from alignedserve.architectures.weight_files import (
 from alignedserve.config.config import Config, DeviceKind, TransportName
 from alignedserve.errors import MemoryTooSmall
 from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, POOL, Use
+from alignedserve.machine.adapters import adapter_room
 from alignedserve.machine.capacity import Capacity, capacity, pool_mb_within, wanted_pool_mb
 from alignedserve.machine.resources import memory
 
@@ -49,7 +50,7 @@ class MemoryDemand:
 
 def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> MemoryDemand:
     ranks = config.engine.tensor_parallel_size
-    weights = _weights(config, model, room, folder)
+    weights = _weights(config, model, room, folder) + adapter_room(config, model, room.dtype)
     kept, model = _kept(config.engine.quantization, model, room.dtype), model.share(ranks)
     return MemoryDemand(
         weights=weights,

@@ -16,6 +16,7 @@ from fastapi import FastAPI
 
 from alignedserve.core import NO_OPENING, Logprob, Opening, Request, Role
 from alignedserve.explain.story import PartAnswer, Story, tell
+from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.gateway.settings import GatewaySettings
@@ -118,11 +119,13 @@ class Gateway:
         owner: FakeOwner,
         traces: Traces | None = None,
         keeper: ResponseKeeper | None = None,
+        adapters: Adapters | None = None,
         **settings: Any,
     ) -> None:
         self.owner, self.text = owner, text
         given = {"served_model_names": (MODEL,), "max_model_len": MOST, **settings}
-        self.app: FastAPI = make_app(owner, text, GatewaySettings(**given), traces=traces, keeper=keeper)
+        made = GatewaySettings(**given)
+        self.app: FastAPI = make_app(owner, text, made, traces=traces, keeper=keeper, adapters=adapters)
 
     def client(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app)

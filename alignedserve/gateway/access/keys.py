@@ -42,6 +42,7 @@ class Scope(str, Enum):
     GENERATE = "generate"  # tokens, and what the models are
     BATCH = "batch"  # files, and jobs over them
     DASHBOARD = "dashboard"  # the live page, which shows the requests and jobs of every key
+    ADAPTERS = "adapters"  # loading and unloading adapters, for every key
 
 
 EVERY_SCOPE = frozenset(Scope)

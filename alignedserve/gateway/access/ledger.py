@@ -65,7 +65,7 @@ class Ledger:
         """`place` is the gateway's number."""
         self.place = place
         size = _NUM_ROWS * _ROW.size
-        self._fd = -1 if path is None else _open_shared(path, size)
+        self._fd = -1 if path is None else open_shared(path, size)
         self._memory = mmap.mmap(self._fd, size)
         self._offsets: dict[str, int] = {}
         with self._locked():
@@ -124,7 +124,7 @@ def _digest(caller: str) -> bytes:
     return hashlib.blake2b(caller.encode(), digest_size=16).digest()
 
 
-def _open_shared(path: Path, size: int) -> int:
+def open_shared(path: Path, size: int) -> int:
     """Open the file, make it if it is missing, and lock it so that it is not taken for stale."""
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

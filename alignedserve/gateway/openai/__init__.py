@@ -1,5 +1,6 @@
 """OpenAI's interface: the bodies of requests and answers, their checks and errors.
 
+adapting.py        Loads and unloads adapters (LoRA), in the words of vLLM.
 calling.py         The format and the grammar of the calls in an answer.
 errors.py          Every error that a client can get, in OpenAI's form.
 formats.py         The forms that a client may demand of its answer: a JSON schema, a pattern, a grammar, ...

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from alignedserve.core import Choice, Request, Sampling
+from alignedserve.core import Adapter, Choice, Request, Sampling
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller
 from alignedserve.gateway.openai.calling import limits
 from alignedserve.gateway.openai.errors import ApiError, invalid
@@ -31,6 +31,7 @@ class Origin:
     owner: str  # the member that receives their tokens
     arrival_at: float
     caller: Caller = ANONYMOUS
+    adapter: Adapter | None = None  # that its model names
 
 
 def make_requests(
@@ -110,6 +111,7 @@ def _make_request(
         priority=body.priority or 0,
         salt=origin.caller.salt_with(body.cache_salt),
         estimate=None if body.expected_tokens is None else hinted(body.expected_tokens),
+        adapter=origin.adapter,
     )
 
 

@@ -181,6 +181,7 @@ def _made(
             salt=origin.caller.salt_with(body.cache_salt),
             estimate=_ONE,
             pooling=pooling,
+            adapter=origin.adapter,
         )
         for place, (prompt, pooling) in enumerate(zip(prompts, poolings, strict=True))
     )
