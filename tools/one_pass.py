@@ -55,7 +55,7 @@ class OnePass:
         dtype, vector = vector_of(self._kv_dtype, self._dtype, config.num_kv_heads, config.head_dim)
         cache = torch.empty(config.num_layers, 2 * len(pairs), _BLOCK_SIZE, vector, dtype=dtype)
         cache.view(torch.uint8).fill_(0xFF)  # NaN, which shows if it is read
-        run = Run("r", tokens, 0, pairs, None, 0, (), CacheKind.KV, (), None)
+        run = Run("r", tokens, 0, pairs, None, 0, (), CacheKind.KV, ())
         spans = Spans([Lie(len(tokens), len(tokens), pairs)], _BLOCK_SIZE)
         attention = attention_of([run], spans, cache, config, self._kernels, self._model)
         return self._model.forward(torch.tensor(tokens), spans.positions, None, attention)
