@@ -24,10 +24,10 @@ from time import perf_counter
 import torch
 from safetensors.torch import save_file
 
-from alignedserve.architectures.lora import CONFIG, WEIGHTS, LoraFiles, linear_shapes, read_lora
 from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import Adapter, Chunk, Decode, Sampling, StepPlan
+from alignedserve.engine.adapters.lora import CONFIG, WEIGHTS, LoraFiles, linear_shapes, read_lora
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.loading import use_threads
 from benchmarks.common.models import MAKERS, VOCAB

@@ -7,7 +7,6 @@ given.py         a config.json, each key checked when it is read
 gpt_neox.py      GPT-NeoX (Pythia)
 kv_dtype.py      how K and V are kept on the device
 llama.py         the Llama family: Llama, Yi, Mistral, Qwen2, Qwen3
-lora.py          an adapter (LoRA) in PEFT's format, read and checked
 model_config.py  reads the configuration of a model folder
 model_source.py  finds the folder of a model from the name that a user gives
 opt.py           OPT

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from alignedserve.architectures.lora import read_lora
 from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import StepPlan
+from alignedserve.engine.adapters.lora import read_lora
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError
 from tests.adapters import make_adapter, named, with_adapter

@@ -21,9 +21,9 @@ from pathlib import Path
 from threading import Lock
 
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
-from alignedserve.architectures.lora import LoraFiles, read_lora
 from alignedserve.config.lora import MOST_NAME
 from alignedserve.core import Adapter
+from alignedserve.engine.adapters.lora import LoraFiles, read_lora
 from alignedserve.errors import AdapterError
 from alignedserve.gateway.access.ledger import open_shared
 from alignedserve.machine.adapters import adapter_room, first_adapters
