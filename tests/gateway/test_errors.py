@@ -343,7 +343,7 @@ def test_a_large_body_is_refused_before_it_is_read(gateway: Gateway) -> None:
         ("POST", "/health", 405),
         ("POST", "/", 405),
         ("GET", "/redoc", 404),
-        ("POST", "/v1/embeddings", 404),
+        ("POST", "/v1/images/generations", 404),
         ("POST", f"{CHAT}/", 404),
         ("GET", "/v1/models/", 404),
     ],

@@ -431,7 +431,7 @@ def test_nobody_sees_anything_of_anothers(service: Service) -> None:
         ({"completion_window": "8d"}, "completion_window"),
         ({"completion_window": "1.5h"}, "completion_window"),
         ({"completion_window": "soon"}, "completion_window"),
-        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"endpoint": "/v1/score"}, "endpoint"),
         ({"metadata": {str(number): "" for number in range(17)}}, "metadata"),
         ({"metadata": {"k" * 65: ""}}, "metadata." + "k" * 64),
         ({"metadata": {"k": "v" * 513}}, "metadata.k"),
