@@ -22,6 +22,7 @@ class StoredMethod(str, Enum):
     GPTQ = "gptq"
     AWQ = "awq"
     FP8 = "fp8"
+    MXFP4 = "mxfp4"
     GGUF = "gguf"
 
 
@@ -40,7 +41,7 @@ class ZeroForm(str, Enum):
 class StoredForm:
     method: StoredMethod
     bits: tuple[int, ...]  # of a weight; several where layers differ
-    is_float: bool = False  # 8-bit floats
+    is_float: bool = False  # floats of these bits
     block: tuple[int, int] | None = None  # outputs and inputs of the blocks that share a scale
     group: int | None = None  # inputs that share a scale, where a folder of GPTQ says so
     zeros: ZeroForm = ZeroForm.PLAIN
@@ -48,7 +49,8 @@ class StoredForm:
     @property
     def label(self) -> str:
         """Return the form in words, for logs, plans and profiles."""
-        each = "8-bit floats" if self.is_float else f"{' and '.join(map(str, self.bits))} bits"
+        bits = " and ".join(map(str, self.bits))
+        each = f"{bits}-bit floats" if self.is_float else f"{bits} bits"
         return f"{self.method.value} of {each}"
 
     def check(self, asked: Quantization) -> None:
@@ -82,6 +84,8 @@ def _read(quantized: Given, method: str | None) -> StoredForm:
             return _read_awq(quantized)
         case "fp8":
             return _read_fp8(quantized)
+        case "mxfp4":
+            return StoredForm(method=StoredMethod.MXFP4, bits=(4,), is_float=True)
         case "gguf":  # of a folder that was made of such a file
             return StoredForm(method=StoredMethod.GGUF, bits=tuple(quantized.get("bits") or ()))
         case other:

@@ -18,7 +18,8 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _OF_GPTQ = "gptq_model*.safetensors"  # as AutoGPTQ named the only file
 _NOT_READ = ("*.bin", "*.gguf", "*.pt", "*.pth", "*.h5", "*.msgpack")  # pickled, or formats of other programs
 FLOATS, _FLOATS_OF_8_BITS = ("F64", "F32", "BF16", "F16"), ("F8_E4M3",)
-_PACKED = (".qweight", ".weight_packed")
+_PACKED = (".qweight", ".weight_packed", "_blocks")
+_MXFP4 = ("_blocks", "_scales")  # of experts (engine/weights/mxfp4.py)
 _SCALES, _ZEROS = ("scales", "weight_scale"), ("qzeros", "weight_zero_point")
 _MOST_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 
@@ -94,6 +95,8 @@ def _kept_bytes(name: str, tensors: Mapping[str, _Tensor], whole: int) -> int:
         scale = next((f"{layer}.{scale}" for scale in _SCALES if f"{layer}.{scale}" in tensors), name)
         return tensors[scale].num_bytes
     tensor = tensors[name]
+    if name.endswith(_MXFP4):  # it is expanded: a byte of blocks has two numbers, and scales are not kept
+        return 2 * tensor.num_bytes * whole if name.endswith(_MXFP4[0]) else 0
     if last in _SCALES or tensor.dtype not in (*FLOATS, *_FLOATS_OF_8_BITS):
         return tensor.num_bytes
     return tensor.numbers * whole

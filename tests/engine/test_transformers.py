@@ -71,7 +71,9 @@ def refusal(folder: Path, kind: type[ModelError] = UnsupportedModel) -> str:
     return said.removeprefix(f"{folder}: ")
 
 
-def check_greedy(folder: Path, tally: Tally, quantization: Quantization = Quantization.NONE) -> Engine:
+def check_greedy(
+    folder: Path, tally: Tally, quantization: Quantization = Quantization.NONE, reference: Any = None
+) -> Engine:
     """Compare two requests, in chunks, together and apart, both longer than any window."""
     engine = Engine(folder, num_pairs=40, block_size=4, dtype="float32", quantization=quantization)
     driver = Driver(engine, 1)
@@ -81,7 +83,9 @@ def check_greedy(folder: Path, tally: Tally, quantization: Quantization = Quanti
     driver.run(first, second, parts=[first.decode(), second.chunk(8)])
     driver.run(first, second, parts=[second.chunk(21), first.decode()])
     driver.run(first, second, parts=[second.decode(), first.decode()])
-    model = load(folder) if quantization is Quantization.NONE else expanded_reference(folder, quantization)
+    model = reference
+    if model is None:
+        model = load(folder) if quantization is Quantization.NONE else expanded_reference(folder, quantization)
     for live in (first, second):
         compare(model, live.prompt, driver.generate(live, 8), tally, f"{folder.name}, {live.name}")
     return engine

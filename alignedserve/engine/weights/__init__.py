@@ -7,6 +7,7 @@ forms.py               Chooses how the weights of a folder are read.
 gguf_blocks.py         Quantised weights from the blocks of GGUF files.
 gguf_weights.py        Reads the tensors of a GGUF file.
 gptq.py                GPTQ: 4 or 8 bits, packed by inputs, which may have an order of their own.
+mxfp4.py               MXFP4: experts in floats of 4 bits, expanded while they are read.
 packed.py              Numbers of 4 or 8 bits that lie in words of 32; the part of a weight that a rank has.
 tensors.py             Reads the tensors of a Hugging Face model folder.
 """

@@ -12,6 +12,7 @@ from alignedserve.engine.weights.compressed_tensors import CompressedTensors
 from alignedserve.engine.weights.float8 import Float8
 from alignedserve.engine.weights.gguf_weights import GgufWeights
 from alignedserve.engine.weights.gptq import Gptq
+from alignedserve.engine.weights.mxfp4 import Mxfp4Tensors
 from alignedserve.engine.weights.tensors import PLAIN, Form, Tensors, Weights
 from alignedserve.errors import ModelError
 
@@ -20,7 +21,9 @@ def weights_of(folder: Path) -> Weights:
     """Return the weights of a folder, by the format of its files."""
     if (folder / PLACES).is_file():
         return GgufWeights(folder)
-    return Tensors(folder, _form_of(read_config(folder).stored))
+    stored = read_config(folder).stored
+    is_mxfp4 = stored is not None and stored.method is StoredMethod.MXFP4
+    return (Mxfp4Tensors if is_mxfp4 else Tensors)(folder, _form_of(stored))
 
 
 def _form_of(stored: StoredForm | None) -> Form:
@@ -29,6 +32,8 @@ def _form_of(stored: StoredForm | None) -> Form:
     match stored.method:
         case StoredMethod.GGUF:
             raise ModelError("the model was made of a GGUF file, but its folder has lost the table of its tensors")
+        case StoredMethod.MXFP4:  # beside its experts
+            return PLAIN
         case StoredMethod.GPTQ:
             return Gptq(stored.zeros, stored.group)
         case StoredMethod.AWQ:
