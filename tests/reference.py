@@ -47,7 +47,14 @@ def load(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-def compare(model: Any, prompt_ids: Sequence[int], output_ids: Sequence[int], tally: Tally, label: str = "") -> None:
+def compare(
+    model: Any,
+    prompt_ids: Sequence[int],
+    output_ids: Sequence[int],
+    tally: Tally,
+    label: str = "",
+    close: float = CLOSE,
+) -> None:
     """Compare every token of a greedy output with the reference; raise AssertionError at a wrong token."""
     if not output_ids:
         return
@@ -56,7 +63,7 @@ def compare(model: Any, prompt_ids: Sequence[int], output_ids: Sequence[int], ta
         tally.compared += 1
         if int(row.argmax()) != served:
             where = f"{label or 'output'}: token {index} after {len(prompt_ids)} of prompt"
-            tally.excused.append(_excuse(row, served, where))
+            tally.excused.append(_excuse(row, served, where, close))
             print(f"excused: {tally.excused[-1]}")
 
 
@@ -71,14 +78,14 @@ def _logits(model: Any, prompt_ids: Sequence[int], output_ids: Sequence[int]) ->
     return logits
 
 
-def _excuse(row: torch.Tensor, served: int, where: str) -> str:
+def _excuse(row: torch.Tensor, served: int, where: str, close: float) -> str:
     """Return why the token may differ, or raise AssertionError where it may not."""
     logits, tokens = row.topk(2)
     gap, largest = float(logits[0] - logits[1]), float(row.abs().max())
     best, second = tokens.tolist()
     # topk names only one of several tokens that are equally second best; the served token is accepted as well.
     is_of_two_best = 0 <= served < len(row) and float(logits[0] - row[served]) <= gap
-    excused = is_of_two_best and gap <= CLOSE * largest
+    excused = is_of_two_best and gap <= close * largest
     assert excused, (
         f"{where} is {served}, the reference has {best}; its two best are {best} and {second},"
         f" {gap:.3g} apart, the largest logit is {largest:.3g}"

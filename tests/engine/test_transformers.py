@@ -111,11 +111,9 @@ def test_another_kind_of_model_is_refused(family: str, folder: Callable[..., Pat
     assert why in refusal(folder(family, **special))
 
 
-def test_the_docs_list_what_was_tried() -> None:
-    section = DOCS.read_text(encoding="utf-8").partition("## Every other model")[2].partition("\n## ")[0]
-    served, refused = (set(re.findall(r"[\w-]+", part)) for part in section.split("**Refused:**"))
-    assert [*SERVED] == [family for family in SERVED if family in served]
-    assert [*REFUSED] == [family for family in REFUSED if family in refused]
+def test_the_docs_list_what_is_refused() -> None:
+    section = DOCS.read_text(encoding="utf-8").partition("**Refused:**")[2].partition("\n## ")[0]
+    assert {*REFUSED} <= set(re.findall(r"[\w-]+", section))
 
 
 def test_windows_and_scales_are_those_of_the_layers(folder: Callable[..., Path]) -> None:
