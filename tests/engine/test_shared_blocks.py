@@ -40,7 +40,7 @@ def folder(folder_of: Callable[[str], Path], name: str) -> Path:
         ("colocated", SHARED, "gqa-untied", 15),
         ("colocated", LITTLE_KEPT, "opt", 14),
         ("colocated", FCFS, "gqa-untied", 7),
-        ("1+1", SHARED, "gqa-untied", 1),
+        ("1+1", SHARED, "gqa-untied", 7),
         ("1+1", LITTLE_KEPT, "opt", 3),
     ],
 )

@@ -26,8 +26,8 @@ SHARED_PAGES = (
     Mutant(
         "pages shared before they are computed",
         f"{_WORKER}/step/device_pages.py",
-        "self._name(running, running.prefix), running.pairs",
-        "self._name(running, min(running.num_tokens, running.prefix + self._page_size)), running.pairs",
+        "names, num_dropped = self._name(running, running.prefix), ",
+        "names, num_dropped = self._name(running, min(running.num_tokens, running.prefix + self._page_size)), ",
         "A request reads a page that another one is only about to compute.",
     ),
     Mutant(
@@ -159,8 +159,8 @@ DECODE = (
     Mutant(
         "partial page counts as known",
         f"{_DECODE}/requests/candidates.py",
-        "full = entry.prefix // page_size",
-        "full = -(-entry.prefix // page_size)",
+        "full = 0 if entry.dropped else entry.prefix // page_size",
+        "full = 0 if entry.dropped else -(-entry.prefix // page_size)",
         "A worker that gives a request up does not write its last page anew.",
     ),
     Mutant(
