@@ -98,7 +98,7 @@ MODULES = "modules.json"
 
 
 class PoolKind(str, Enum):
-    """Which states of a text's tokens count."""
+    """Names the tokens of a text whose states make its vector."""
 
     LAST = "last"
     MEAN = "mean"
@@ -114,7 +114,7 @@ class DenseActivation(str, Enum):
 
 
 _KINDS = {"cls": PoolKind.FIRST, "mean": PoolKind.MEAN, "lasttoken": PoolKind.LAST}
-# Of folders that name each kind by a key of its own.
+# Older folders name each kind by a key of its own.
 _OLD_KINDS = {"cls_token": "cls", "mean_tokens": "mean", "lasttoken": "lasttoken"}
 
 
@@ -131,7 +131,7 @@ class Dense:
 
 @dataclass(frozen=True)
 class PooledRule:
-    """What a folder says of its vectors."""
+    """Says how a folder makes its vectors."""
 
     kind: PoolKind
     size: int  # numbers of a vector

@@ -48,7 +48,7 @@ class Started:
 
 @dataclass(frozen=True)
 class Following:
-    """What measures and traces the requests of a body."""
+    """Measures and traces the requests of a body."""
 
     meter: BodyMeter
     follow: Follow

@@ -2,7 +2,7 @@
 
 setup.py        What a worker's core is made with, and how it takes a request in.
 device.py       The block pairs of a device as the parts share them, and whether waiting prompts may be seated.
-dropping.py     What requests give back while they run: KV of tokens that no layer reads any more.
+dropping.py     Frees KV that no layer reads any more, of requests that still run.
 pace.py         How fast a worker is: the time of steps, the size of chunks, the tokens that a step may have.
 in_flight.py    The steps that a worker has ordered and not heard the end of: one, or two where one is planned ahead.
 outputs.py      What a worker has emitted: sent to the owners once a step, kept until they have it.

@@ -1,4 +1,4 @@
-"""What requests give back while they run, where all layers have windows: KV that no layer reads any more.
+"""Frees KV that no layer reads any more, of requests that still run, where all layers have windows.
 
     tokens     0 ·············· dropped ─────────────────────── prefix
     KV         given back       in `pairs`, read by what comes   ▲ the next token: it reads the last `reach` tokens

@@ -52,7 +52,7 @@ class AdapterPart:
 
 @dataclass(frozen=True)
 class LayerAdapter:
-    """What an adapter adds to one linear layer."""
+    """Holds the two matrices by which an adapter changes one linear layer."""
 
     a: Tensor  # [ranks of all parts, inputs]
     parts: tuple[AdapterPart, ...]

@@ -1,6 +1,6 @@
 """Kernels in C++ for CPUs.
 
-adapters.py   What adapters add to a linear layer, in C++.
+adapters.py   Adds to a linear layer what its adapters change, in C++.
 attention.py  Attention over paged blocks, in C++.
 copies.py     Copies between the device and pages, and int8, in C++.
 decoder.py    All layers of a decoder in one call of C++.

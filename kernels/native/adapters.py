@@ -1,4 +1,4 @@
-"""What adapters add to a linear layer, in C++."""
+"""Adds to a linear layer what its adapters change, in C++."""
 
 from __future__ import annotations
 

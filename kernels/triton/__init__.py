@@ -1,6 +1,6 @@
 """Kernels in Triton for GPUs.
 
-adapters.py   What adapters add to a linear layer, in Triton.
+adapters.py   Adds to a linear layer what its adapters change, in Triton.
 attention.py  Attention over paged blocks, in Triton.
 copies.py     Copies between the device and pages, and int8, in Triton.
 int8_kv.py    Write K and V in int8, in Triton.

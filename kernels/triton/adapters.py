@@ -1,4 +1,4 @@
-"""What adapters add to a linear layer, y += B (A x), in Triton: two kernels for all adapters of a step.
+"""Adds to a linear layer what its adapters change, y += B (A x), in Triton: two kernels for all adapters of a step.
 
 A program of the first sums up A x of some rows of one adapter, a program of the second adds a panel of B to them. Which
 rows and which adapter a program has is in a table that the CPU makes once for each step; where A and B of each adapter

@@ -16,7 +16,7 @@ from alignedserve.errors import ConfigError, ModelError
 from alignedserve.machine.capacity import capacity
 from alignedserve.machine.memory import demand
 
-# What config.json of DeepSeek-V3 says, without what says nothing to a server.
+# The keys of DeepSeek-V3's config.json that a server reads.
 V3: dict[str, Any] = {
     "architectures": ["DeepseekV3ForCausalLM"],
     "attention_bias": False,
@@ -181,7 +181,7 @@ def test_ranks_divide_heads_and_experts_and_keep_whole_vectors(tmp_path: Path) -
 
 
 def test_memory_of_ranks_counts_what_each_has_whole(tmp_path: Path) -> None:
-    """Of a folder of 100 Mi numbers a rank of four has a quarter, and three quarters more of what all have."""
+    """A rank of four has a quarter of the 100 Mi numbers, and the other three quarters of what every rank has whole."""
     shape, header = [100, 1 << 20], tmp_path / "model.safetensors"
     text = json.dumps({"a": {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}})
     header.write_bytes(len(text).to_bytes(8, "little") + text.encode())

@@ -42,7 +42,7 @@ from tests.reference import CLOSE, Tally, compare, load
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "families.md"
 PROMPTS, TOKENS, CHUNK = ((1, 37), (2, 21)), 8, 13  # longer than any window of these models
 
-# Where a number of K or V lies between two levels of int8, its last bit decides, and logits differ by as much.
+# The last bit of K or V may decide between two levels of int8; logits then differ by this share of the largest at most.
 A_LEVEL = 0.01
 
 OWN: dict[str, Callable[[Path], Path]] = {

@@ -137,7 +137,7 @@ class HfNetwork:
 
 @dataclass(frozen=True)
 class Place:
-    """What a module that attends is in the engine."""
+    """Names the layer of the engine that a module attends for, and how its scores are made."""
 
     layer: int  # of the device cache
     scoring: Scoring
