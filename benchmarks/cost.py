@@ -24,7 +24,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.model_source import resolve
 from alignedserve.config.config import Config, EngineConfig
 from alignedserve.core import Decode, Sampling, StepPlan

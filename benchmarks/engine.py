@@ -33,8 +33,8 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.kv_dtype import KvDtype
-from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.config.config import Config, Dtype, EngineConfig
 from alignedserve.core import Chunk, Decode, Sampling, StepPlan

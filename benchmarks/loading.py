@@ -35,8 +35,8 @@ def load(loader: str, folder: Path, dtype: str) -> None:
     """Print the seconds, and the MiB of the peak above the memory before."""
     target: torch.dtype = getattr(torch, dtype)
     if loader == "engine":
-        from alignedserve.architectures.model_config import read_config
-        from alignedserve.engine.models.choice import load_model
+        from alignedserve.architectures.families.model_config import read_config
+        from alignedserve.engine.models.families.choice import load_model
         from alignedserve.engine.models.loading import Loader
         from alignedserve.engine.weights.tensors import Tensors
         from alignedserve.kernels.common.fp8 import AnyQuantised

@@ -24,7 +24,7 @@ from time import perf_counter
 import torch
 from safetensors.torch import save_file
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import Adapter, Chunk, Decode, Sampling, StepPlan
 from alignedserve.engine.adapters.lora import CONFIG, WEIGHTS, LoraFiles, linear_shapes, read_lora

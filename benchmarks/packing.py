@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import mean
 from tempfile import TemporaryDirectory
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.simulator.records.distribution import percentile
 from benchmarks.common.chats import DEFAULT, Backend, Load, Promise, Run, Served, Simulated

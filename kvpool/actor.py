@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.config.config import Config
 from alignedserve.errors import ArenaTooSmall
 from alignedserve.kvpool.arena.arena import Arena

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.core import Adapter
 from alignedserve.engine.adapters.lora import read_lora
 from tests.reference import load

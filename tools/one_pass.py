@@ -7,12 +7,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.kv_dtype import KvDtype
-from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import CacheKind
 from alignedserve.engine.models.attention import attention_of
-from alignedserve.engine.models.choice import load_model
+from alignedserve.engine.models.families.choice import load_model
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.runs import Run
 from alignedserve.engine.weights.forms import weights_of

@@ -1,15 +1,9 @@
 """Read a model folder, which gives the shapes and weights of a model, and find the folder.
 
 config.py        what the engine needs to know of every model
-deepseek.py      DeepSeek V2 and V3 and their kin, which keep one compressed vector of each token
-generic.py       the configuration of a model that transformers runs
 given.py         a config.json, each key checked when it is read
-gpt_neox.py      GPT-NeoX (Pythia)
 kv_dtype.py      how K and V are kept on the device
-llama.py         the Llama family: Llama, Yi, Mistral, Qwen2, Qwen3
-model_config.py  reads the configuration of a model folder
 model_source.py  finds the folder of a model from the name that a user gives
-opt.py           OPT
 quantization.py  how the weights of linear layers are kept
 rope.py          rotary positions
 routing.py       how tokens choose among the experts of a layer

@@ -95,7 +95,7 @@ class ModelConfig:
 
     @property
     def latent_rank(self) -> int | None:
-        """Return how many numbers V has in a compressed vector (deepseek.py); None where K and V are kept."""
+        """Return how many numbers V has in a compressed vector (families/deepseek.py); None where K and V are kept."""
         return None
 
     @property

@@ -17,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from alignedserve.architectures import model_source
-from alignedserve.architectures.model_config import DTYPE_BYTES
+from alignedserve.architectures.families.model_config import DTYPE_BYTES
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.stored_form import StoredMethod
 from alignedserve.config.config import load, settings

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil, floor, log10
 from pathlib import Path
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.model_source import resolve
 from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.config.config import Config, DeviceKind

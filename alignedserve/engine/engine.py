@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from alignedserve.architectures.generic import GenericConfig
+from alignedserve.architectures.families.generic import GenericConfig
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.kv_dtype import KvDtype
-from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import read_pooled
 from alignedserve.core import Adapter, Chunk, Decode, StepFailure, StepPlan, StepResult
@@ -31,8 +31,8 @@ from alignedserve.engine.device.ranks import ALONE, RankLinks
 from alignedserve.engine.graphs import Capture, DecodeGraphs
 from alignedserve.engine.inputs import NOTHING, Before
 from alignedserve.engine.models.attention import attention_of, hidden_slots
-from alignedserve.engine.models.choice import load
 from alignedserve.engine.models.encoder import Encoder
+from alignedserve.engine.models.families.choice import load
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.runs import Checker, Run, run_of
 from alignedserve.engine.pooling import Pooler, Vectors, encoded, head_of

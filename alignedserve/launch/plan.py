@@ -8,7 +8,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.model_source import resolve
 from alignedserve.config.config import Config, dump
 from alignedserve.core import WORKERS, Role

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.model_source import resolve
 from alignedserve.config.config import Config
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.kv_dtype import KvDtype
-from alignedserve.architectures.model_config import ModelConfig
 from alignedserve.architectures.vectors import most_in_step
 from alignedserve.config.config import Config, Dtype
 from alignedserve.core import WorkerLimits

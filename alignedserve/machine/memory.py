@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from alignedserve.architectures.model_config import DTYPE_BYTES, ModelConfig
+from alignedserve.architectures.families.model_config import DTYPE_BYTES, ModelConfig
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.weight_files import (
     count_in_experts,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from alignedserve.architectures.model_config import ModelConfig, read_config
+from alignedserve.architectures.families.model_config import ModelConfig, read_config
 from alignedserve.architectures.model_source import resolve
 from alignedserve.config.config import Config, parse
 from alignedserve.core import Role

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from alignedserve.architectures.model_config import read_json
+from alignedserve.architectures.families.model_config import read_json
 from alignedserve.errors import ModelError
 
 if TYPE_CHECKING:  # an engine runs without llguidance installed, as long as no request has a syntax

@@ -14,8 +14,8 @@ from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
+from alignedserve.architectures.families.model_config import read_json
 from alignedserve.architectures.given import Given
-from alignedserve.architectures.model_config import read_json
 from alignedserve.architectures.vectors import PooledRule
 from alignedserve.core import Sampling
 from alignedserve.errors import ModelError, PromptError

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from alignedserve.architectures.deepseek import DeepseekConfig
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.deepseek import DeepseekConfig
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.routing import Routing, Scores
 from alignedserve.config.config import load
 from alignedserve.errors import ConfigError, ModelError

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.gguf.splits import SPLITS
-from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.model_source import DEMO_FOLDER, resolve
 from alignedserve.errors import ModelError, UnsupportedModel
 from alignedserve.text.text_model import TextModel

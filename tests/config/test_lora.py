@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.cli.serving import add_serve, config_of
 from alignedserve.config.config import Config, dump, load, parse
 from alignedserve.engine.adapters.lora import read_lora

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from alignedserve.architectures.generic import GenericConfig
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.generic import GenericConfig
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import GROUP, Quantization
 from alignedserve.kernels.common.quantised import quantised
 from tests.reference import load

@@ -23,9 +23,9 @@ import torch
 from transformers import CONFIG_MAPPING
 from transformers.utils.logging import disable_progress_bar
 
-from alignedserve.architectures.generic import GenericConfig
+from alignedserve.architectures.families.generic import GenericConfig
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.kv_dtype import KvDtype
-from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import Adapter
 from alignedserve.engine.engine import Engine

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import StepPlan
 from alignedserve.engine.adapters.lora import read_lora

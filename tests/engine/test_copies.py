@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.architectures.model_config import ModelConfig
+from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.engine.copying import copies as page_copies
 from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.errors import ArenaError, PlanError

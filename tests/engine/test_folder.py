@@ -13,8 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from alignedserve.architectures.llama import LlamaConfig
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.llama import LlamaConfig
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import ModelError, UnsupportedModel
 from tests.models import WINDOW

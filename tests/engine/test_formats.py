@@ -19,13 +19,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.stored_form import ZeroForm
 from alignedserve.architectures.weight_files import quantised_bytes
 from alignedserve.config.config import load as load_config
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.models.choice import load_model
+from alignedserve.engine.models.families.choice import load_model
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.weights.awq import Awq
 from alignedserve.engine.weights.compressed_tensors import CompressedTensors

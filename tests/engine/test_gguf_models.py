@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING
 
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.gguf.places import Kind
-from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.model_source import resolve
 from alignedserve.architectures.weight_files import quantised_bytes
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.models.choice import load_model
+from alignedserve.engine.models.families.choice import load_model
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.engine.weights.tensors import Cut

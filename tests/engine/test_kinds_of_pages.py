@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from alignedserve.architectures.model_config import ModelConfig, read_config
+from alignedserve.architectures.families.model_config import ModelConfig, read_config
 from alignedserve.config.topology import Topology
 from alignedserve.core import Request, Role, Sampling, ServiceClass, Slo, WorkerLimits
 from alignedserve.engine.engine import Engine

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.engine.adapters.lora import CONFIG, MOST_RANK, WEIGHTS, LoraFiles, read_lora
 from alignedserve.errors import AdapterError
 from tests.adapters import make_adapter

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from alignedserve.architectures.llama import LlamaConfig
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.llama import LlamaConfig
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.engine.models.rope import Rotation
 from alignedserve.kernels.common.linear import BUCKETS, Linear, Tuning, Way

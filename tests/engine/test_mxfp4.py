@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.weight_files import count_numbers, quantised_bytes
 from alignedserve.engine.engine import Engine

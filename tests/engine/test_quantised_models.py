@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.config.config import load as load_config
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.models.choice import load as load_any
+from alignedserve.engine.models.families.choice import load as load_any
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.errors import ConfigError

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.core import Chunk, Decode, Sampling, Scoring, StepPlan, StepResult
 from alignedserve.engine.device import ranks
 from alignedserve.engine.device.ranks import ALONE, Team

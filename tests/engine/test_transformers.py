@@ -22,7 +22,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.models.transformers_checks import window_of

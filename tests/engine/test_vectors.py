@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.vectors import read_pooled
 from alignedserve.core import POOLED, Chunk, Decode, PooledTask, Pooling, Sampling, StepPlan, StepResult
 from alignedserve.engine.engine import Engine

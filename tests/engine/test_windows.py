@@ -13,7 +13,7 @@ from random import Random
 import pytest
 
 from alignedserve.architectures.config import ModelConfig
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.core import Chunk, Request, Sampling, ServiceClass, StepPlan
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError

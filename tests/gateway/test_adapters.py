@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from alignedserve.architectures.model_config import read_config
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.engine.adapters.lora import CONFIG, WEIGHTS, LoraFiles, read_lora
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, Scope, hash_key

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from alignedserve.architectures.llama import LlamaConfig
-from alignedserve.architectures.model_config import ModelConfig
+from alignedserve.architectures.families.llama import LlamaConfig
+from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.rope import Rope
 from alignedserve.config.config import Config, load
 from alignedserve.errors import ConfigError

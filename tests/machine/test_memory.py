@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from alignedserve.architectures.model_config import ModelConfig
+from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.weight_files import count_numbers
 from alignedserve.config.config import Config, load
 from alignedserve.errors import MemoryTooSmall, ModelError

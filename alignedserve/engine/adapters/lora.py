@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from alignedserve.architectures.config import ModelConfig
+from alignedserve.architectures.families.gpt_neox import NeoxConfig
+from alignedserve.architectures.families.llama import LlamaConfig
+from alignedserve.architectures.families.opt import OptConfig
 from alignedserve.architectures.given import read_json
-from alignedserve.architectures.gpt_neox import NeoxConfig
-from alignedserve.architectures.llama import LlamaConfig
-from alignedserve.architectures.opt import OptConfig
 from alignedserve.architectures.weight_files import FLOATS, read_shapes
 from alignedserve.errors import AdapterError, ModelError
 

@@ -1,16 +1,11 @@
-"""Models that the engine runs: our own modules, and every decoder of transformers.
+"""What models are made of, and every decoder and encoder of transformers.
 
 activations.py          Activation functions of an MLP without a gate, in place where torch can.
 attention.py            A step's attention over KV or hidden vectors, request by request.
-choice.py               Chooses the module that runs a model.
-deepseek.py             DeepSeek and its kin, which attend to one compressed vector of each token.
 experts.py              The MLP of a layer: gated, dense or a mixture of experts.
 encoder.py              Runs an encoder of transformers: its layers, our packing.
-gpt_neox.py             GPT-NeoX (Pythia).
-llama.py                The Llama family.
 loading.py              Builds a model's layers from a folder; fused layers are read part by part.
 model.py                The interface between the engine and a model.
-opt.py                  OPT.
 rope.py                 Rotary positions: frequencies, and tables of cosines and sines.
 runs.py                 A request's share of a step, and the check that the engine can execute it.
 transformers_checks.py  Checks at load time that our attention can replace that of a transformers model.

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from alignedserve.architectures.model_config import ModelConfig
+from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.core import units_for
 from alignedserve.engine.models.model import Attention, Model
 from alignedserve.engine.models.runs import Run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from alignedserve.architectures.model_config import ModelConfig
+from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.core import Adapter, CacheKind, Chunk, Decode, Sampling
 from alignedserve.errors import PlanError
 

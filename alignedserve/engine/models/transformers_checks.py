@@ -8,7 +8,7 @@
    second chunk in one step with another prompt. If the logits differ, the layers keep more of a token than K and V, or
    count positions by themselves.
 
-Features that no short pass can show are refused by name, in architectures/generic.py.
+Features that no short pass can show are refused by name, in architectures/families/generic.py.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alignedserve.architectures.generic import GenericConfig
+from alignedserve.architectures.families.generic import GenericConfig
 from alignedserve.engine.models.attention import attention_of
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.transformers_model import (

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from alignedserve.architectures.generic import GenericConfig
+from alignedserve.architectures.families.generic import GenericConfig
 from alignedserve.architectures.gguf.places import PLACES
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.engine.device.memory import out_of_memory

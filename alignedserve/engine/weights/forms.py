@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.gguf.places import PLACES
-from alignedserve.architectures.model_config import read_config
 from alignedserve.architectures.stored_form import StoredForm, StoredMethod
 from alignedserve.engine.weights.awq import Awq
 from alignedserve.engine.weights.compressed_tensors import CompressedTensors

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from alignedserve.architectures.deepseek import DeepseekConfig
-from alignedserve.architectures.generic import GenericConfig
-from alignedserve.architectures.gpt_neox import NeoxConfig
-from alignedserve.architectures.llama import LlamaConfig
-from alignedserve.architectures.model_config import ModelConfig
-from alignedserve.architectures.opt import OptConfig
+from alignedserve.architectures.families.deepseek import DeepseekConfig
+from alignedserve.architectures.families.generic import GenericConfig
+from alignedserve.architectures.families.gpt_neox import NeoxConfig
+from alignedserve.architectures.families.llama import LlamaConfig
+from alignedserve.architectures.families.model_config import ModelConfig
+from alignedserve.architectures.families.opt import OptConfig
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import EncoderConfig
-from alignedserve.engine.models.deepseek import Deepseek
 from alignedserve.engine.models.encoder import Encoder, load_encoder
-from alignedserve.engine.models.gpt_neox import GptNeox
-from alignedserve.engine.models.llama import Llama
+from alignedserve.engine.models.families.deepseek import Deepseek
+from alignedserve.engine.models.families.gpt_neox import GptNeox
+from alignedserve.engine.models.families.llama import Llama
+from alignedserve.engine.models.families.opt import Opt
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.model import Model
-from alignedserve.engine.models.opt import Opt
 from alignedserve.engine.models.transformers_checks import load_transformers
 from alignedserve.errors import UnsupportedModel
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
-from alignedserve.architectures.deepseek import read_deepseek_v2, read_deepseek_v3, read_youtu
-from alignedserve.architectures.generic import read_generic
+from alignedserve.architectures.families.deepseek import read_deepseek_v2, read_deepseek_v3, read_youtu
+from alignedserve.architectures.families.generic import read_generic
+from alignedserve.architectures.families.gpt_neox import read_gpt_neox
+from alignedserve.architectures.families.llama import read_llama, read_mistral, read_qwen2, read_qwen3
+from alignedserve.architectures.families.opt import read_opt
 from alignedserve.architectures.given import Given, read_json
-from alignedserve.architectures.gpt_neox import read_gpt_neox
-from alignedserve.architectures.llama import read_llama, read_mistral, read_qwen2, read_qwen3
-from alignedserve.architectures.opt import read_opt
 from alignedserve.architectures.vectors import HEAD, is_encoder, num_labels, read_encoder
 from alignedserve.errors import ModelError, UnsupportedModel
 

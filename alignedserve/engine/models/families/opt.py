@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from alignedserve.architectures.config import Activation
-from alignedserve.architectures.opt import OptConfig
+from alignedserve.architectures.families.opt import OptConfig
 from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from alignedserve.architectures.llama import LlamaConfig
+from alignedserve.architectures.families.llama import LlamaConfig
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.rope import Rotation

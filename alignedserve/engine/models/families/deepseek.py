@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from alignedserve.architectures.deepseek import DeepseekConfig
+from alignedserve.architectures.families.deepseek import DeepseekConfig
 from alignedserve.engine.models.experts import Mlp, dense_mlp, experts_mlp
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.model import Attention

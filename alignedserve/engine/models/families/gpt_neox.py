@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from alignedserve.architectures.gpt_neox import NeoxConfig
+from alignedserve.architectures.families.gpt_neox import NeoxConfig
 from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention

@@ -1,0 +1,9 @@
+"""Read the configuration of a model of each family.
+
+deepseek.py      DeepSeek V2 and V3 and their kin, which keep one compressed vector of each token
+generic.py       the configuration of a model that transformers runs
+gpt_neox.py      GPT-NeoX (Pythia)
+llama.py         the Llama family: Llama, Yi, Mistral, Qwen2, Qwen3
+model_config.py  reads the configuration of a model folder
+opt.py           OPT
+"""
