@@ -29,17 +29,25 @@ LIBRARY = Path(__file__).resolve().parent / "libalignedserve_kernels.so"
 ONCE = "library.cpp"  # all other sources are compiled per instruction set
 _AVX2 = ("-mavx2", "-mfma", "-mf16c", "-mbmi2")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mprefer-vector-width=512")
-_BF16 = (*_AVX512, "-mavx512bf16", "-mavx512vnni")
+_VNNI = (*_AVX512, "-mavx512vnni")
+_BF16 = (*_VNNI, "-mavx512bf16")
 # From the least to the best: a CPU that can run a set can run all sets before it.
 X86: dict[str, tuple[str, ...]] = {
     "generic": (),
     "avx2": _AVX2,
     "avx512": _AVX512,
+    "avx512vnni": _VNNI,
     "avx512bf16": _BF16,
     "amx": (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
 # What GCC and Clang define where `-march=native` has the set.
-_MACROS = {"avx2": "__AVX2__", "avx512": "__AVX512BW__", "avx512bf16": "__AVX512BF16__", "amx": "__AMX_BF16__"}
+_MACROS = {
+    "avx2": "__AVX2__",
+    "avx512": "__AVX512BW__",
+    "avx512vnni": "__AVX512VNNI__",
+    "avx512bf16": "__AVX512BF16__",
+    "amx": "__AMX_BF16__",
+}
 # OpenMP without its library: the process has torch's, and must not have a second pool of spinning threads.
 _FLAGS = (
     "-std=c++17",

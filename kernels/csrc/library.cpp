@@ -35,9 +35,11 @@ static bool cpu_has(const char* isa) {
     bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
-    bool bf16 = avx512 && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+    bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+    bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
     if (!std::strcmp(isa, "avx2")) return avx2;
     if (!std::strcmp(isa, "avx512")) return avx512;
+    if (!std::strcmp(isa, "avx512vnni")) return vnni;
     if (!std::strcmp(isa, "avx512bf16")) return bf16;
     if (!std::strcmp(isa, "amx")) return bf16 && has_amx();
 #endif
