@@ -287,10 +287,13 @@ def _by_head(vectors: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:
 
 def attend_to(query: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
     """Return the attention of a request's last tokens, [queries, heads, head_dim], to K and V of all its tokens."""
-    queries, tokens, window = query.shape[0], k.shape[0], scoring.window
+    queries, tokens = query.shape[0], k.shape[0]
     mask = torch.ones(queries, tokens, dtype=torch.bool, device=query.device).tril(tokens - queries)
-    if window is not None:
-        mask = mask.triu(tokens - queries - window + 1)
+    if scoring.window is not None:
+        mask = mask.triu(tokens - queries - scoring.window + 1)
+    if scoring.stretch is not None:
+        stretches = torch.arange(tokens, device=query.device) // scoring.stretch
+        mask &= stretches == stretches[tokens - queries :, None]
     q, k, v = (x.transpose(0, 1)[None] for x in (query, k, v))
     grouped = q.shape[1] != k.shape[1]
     if scoring.is_usual:

@@ -9,7 +9,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-_NO_WINDOW = 2**62  # more tokens than any request has
+_ALL = 2**62  # more tokens than any request has
 
 
 class CScoring(Structure):
@@ -21,6 +21,7 @@ class CScoring(Structure):
         ("window", c_int64),
         ("sinks", c_void_p),
         ("slopes", c_void_p),
+        ("stretch", c_int64),
     )
 
 
@@ -33,6 +34,7 @@ class Scoring:
     softcap: float | None = None  # a score becomes softcap * tanh(score / softcap)
     sinks: Tensor | None = None  # [heads] in fp32: a score beside the tokens', which takes weight and adds nothing
     slopes: Tensor | None = None  # [heads] in fp32: what a token farther from the query loses
+    stretch: int | None = None  # a request is cut into stretches of so many tokens: a query sees no earlier one
 
     def __post_init__(self) -> None:
         for name, numbers in (("sinks", self.sinks), ("slopes", self.slopes)):
@@ -42,7 +44,12 @@ class Scoring:
     @property
     def is_usual(self) -> bool:
         """Return whether scores are scaled products, of all tokens or of a window."""
-        return self.softcap is None and self.sinks is None and self.slopes is None
+        return self.softcap is None and self.sinks is None and self.slopes is None and self.stretch is None
+
+    def first_seen(self, position: int) -> int:
+        """Return the first token that a query at this position sees."""
+        begin = 0 if self.window is None else max(0, position - self.window + 1)
+        return begin if self.stretch is None else max(begin, position - position % self.stretch)
 
     def check(self, heads: int) -> None:
         """Raise ValueError where sinks or slopes are not of so many heads."""
@@ -53,7 +60,8 @@ class Scoring:
     @cached_property
     def struct(self) -> CScoring:
         addresses = (None if numbers is None else numbers.data_ptr() for numbers in (self.sinks, self.slopes))
-        return CScoring(self.scale, self.softcap or 0.0, self.window or _NO_WINDOW, *addresses)
+        stretch = self.stretch or _ALL
+        return CScoring(self.scale, self.softcap or 0.0, self.window or _ALL, *addresses, stretch)
 
     @cached_property
     def in_c(self) -> int:

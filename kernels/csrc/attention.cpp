@@ -78,23 +78,27 @@ static int64_t token_cost(const Attention& a, const Unit& unit) {
     return a.head_dim * (unit.tiled ? tile_cost(a.dtype, rows) : unit.kv_heads * row_cost(rows));
 }
 
-// Divides queries that see the same tokens into units.
+// Divides queries of a span, or queries that see the same tokens, into units. All queries of a unit lie in one stretch,
+// so that what computes a unit knows of windows alone.
 template <class Action>
 static void divide(const Attention& a, const Unit& all, Action action) {
     bool tiled = a.latent_rank || all.queries * a.group >= least_rows_for_tiles(a.dtype);
     int64_t at_once = tiled ? larger(1, TILED_ROWS / a.group) : all.queries, heads = tiled ? 1 : a.kv_heads;
     for (int64_t head = 0; head < a.kv_heads; head += heads)
-        for (int64_t query = 0; query < all.queries; query += at_once) {
+        for (int64_t query = 0, count; query < all.queries; query += count) {
             Unit unit = all;
             unit.first_kv_head = head, unit.kv_heads = heads, unit.tiled = tiled;
-            unit.queries = smaller(at_once, all.queries - query);
+            count = smaller(at_once, all.queries - query);
             if (all.members) {
                 unit.members += query;
             } else {
                 unit.first_row += query, unit.position += query;
-                unit.first_token = larger(first_seen(a, unit.position), all.first_token);
-                unit.end_token = unit.position + unit.queries;
+                const int64_t in_stretch = unit.position % a.scoring.stretch;
+                count = smaller(count, a.scoring.stretch - in_stretch);
+                unit.first_token = larger(larger(first_seen(a, unit.position), unit.position - in_stretch), all.first_token);
+                unit.end_token = unit.position + count;
             }
+            unit.queries = count;
             action(unit);
         }
 }
@@ -299,7 +303,7 @@ void attend(int dtype, const void* query, int64_t row_stride, int64_t head_strid
     static thread_local Beginnings beginnings;
     const Spans& spans = *(const Spans*)table;
     int64_t vector = kept == INT8 ? int8_vector(kv_heads, head_dim) : kv_heads * head_dim;
-    beginnings.find(spans, scoring->window);
+    beginnings.find(spans, smaller(scoring->window, scoring->stretch));
     attend({dtype, kept,  query,    row_stride, head_stride,      cache, vector, spans,
             out,   heads, head_dim, kv_heads,   heads / kv_heads, *scoring, beginnings});
 }
@@ -307,10 +311,10 @@ void attend(int dtype, const void* query, int64_t row_stride, int64_t head_strid
 void attend_latent(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t size,
                    int64_t rank, const void* cache, const void* table, float scale, void* out) {
     static thread_local Beginnings beginnings;
-    constexpr int64_t NO_WINDOW = int64_t(1) << 62;
+    constexpr int64_t ALL = int64_t(1) << 62;
     const Spans& spans = *(const Spans*)table;
-    const Scoring scoring{scale, 0, NO_WINDOW, nullptr, nullptr};
-    beginnings.find(spans, NO_WINDOW);
+    const Scoring scoring{scale, 0, ALL, nullptr, nullptr, ALL};
+    beginnings.find(spans, ALL);
     attend({dtype, dtype, query, row_stride, head_stride, cache, size / 2, spans,
             out,   heads, size,  1,          heads,       scoring, beginnings, rank});
 }

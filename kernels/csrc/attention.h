@@ -71,7 +71,7 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 inline int64_t round_up(int64_t a, int64_t step) { return (a + step - 1) / step * step; }
 
-// Returns the first token that a query at this position sees.
+// Returns the first token that a query at this position sees, of its stretch.
 inline int64_t first_seen(const Attention& a, int64_t position) { return larger(0, position - a.scoring.window + 1); }
 
 // Returns from how many rows that share a kv head's K and V on tiles are faster.

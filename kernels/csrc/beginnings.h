@@ -26,7 +26,7 @@ class Beginnings {
     std::vector<Beginning> all;
     std::vector<Member> members;
 
-    // Finds the beginnings of a step; a query sees its last `window` tokens.
+    // Finds the beginnings of a step; a query may see its last `window` tokens alone.
     void find(const Spans& spans, int64_t window);
     // Returns the tokens that a span shares with others, and its place among the members; 0 where it is none.
     int64_t tokens(int64_t span) const { return all.empty() ? 0 : shares[span].tokens; }

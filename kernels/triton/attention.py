@@ -261,19 +261,19 @@ class TritonAttention:
         group = query.shape[1] // kv_heads
         rows = max(_LEAST_ROWS, power_of_2(group)) if decodes else max(_CHUNK_ROWS, power_of_2(group))
         queries = 1 if decodes else rows // group
-        placed = self._placed(spans, cache.device, queries, scoring.window, decodes, kv_heads)
+        placed = self._placed(spans, cache.device, queries, scoring, decodes, kv_heads)
         if placed is not None:
             self._run(placed, query, cache, out, scoring, rows, group)
 
     def _placed(
-        self, spans: Spans, device: torch.device, queries: int, window: int | None, decodes: bool, kv_heads: int
+        self, spans: Spans, device: torch.device, queries: int, scoring: Scoring, decodes: bool, kv_heads: int
     ) -> _Placed | _PlacedAgain | None:
         """Return the schedule on the device, which all layers of a step share."""
 
         room = self._room(device) // kv_heads
 
         def plan() -> Schedule:
-            return schedule(tiles_of(spans, queries, window, decodes=decodes), room)
+            return schedule(tiles_of(spans, queries, scoring, decodes=decodes), room)
 
         def make() -> _Placed | _PlacedAgain | None:
             if isinstance(spans, StaticSpans):
@@ -281,7 +281,8 @@ class TritonAttention:
             planned = plan()
             return _Placed(planned, spans, device) if planned.pieces else None
 
-        return spans.kept((device, "pieces", queries, window, decodes, kv_heads), make)
+        reach = (scoring.window, scoring.stretch)
+        return spans.kept((device, "pieces", queries, reach, decodes, kv_heads), make)
 
     def _room(self, device: torch.device) -> int:
         """Return how many pieces run at once."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import triton
 import triton.language as tl
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.triton.attention import TritonAttention, _merge
 from alignedserve.kernels.triton.launch import interpreting, power_of_2, tuned
@@ -153,7 +154,9 @@ class TritonLatentAttention(TritonAttention):
         heads, size, rank = query.shape[1], query.shape[2], out.shape[2]
         rows = _LEAST if decodes or query.dtype is torch.float32 else _CHUNK_ROWS
         group = max(count for count in range(1, _LEAST + 1) if heads % count == 0)
-        placed = self._placed(spans, cache.device, 1 if decodes else rows // group, None, decodes, heads // group)
+        placed = self._placed(
+            spans, cache.device, 1 if decodes else rows // group, Scoring(scale), decodes, heads // group
+        )
         if placed is None:
             return
         width = max(_LEAST, power_of_2(rank))

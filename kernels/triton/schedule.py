@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
 
 LEAST_SPLIT = 256  # tokens: merging shorter splits costs more than it saves
@@ -55,18 +56,28 @@ class Schedule:
     num_partials: int
 
 
-def tiles_of(spans: Spans, queries: int, window: int | None, *, decodes: bool) -> Iterator[Tile]:
-    """Yield tiles of at most `queries` queries each, of the spans with one query or of all others."""
+def tiles_of(spans: Spans, queries: int, scoring: Scoring, *, decodes: bool) -> Iterator[Tile]:
+    """Yield tiles of at most `queries` queries each, of the spans with one query or of all others.
+
+    All queries of a tile lie in one stretch, so that the kernel knows of windows alone.
+    """
     rows, tokens, starts = spans.rows.tolist(), spans.tokens.tolist(), spans.starts.tolist()
     for span, length in enumerate(tokens):
         count = rows[span + 1] - rows[span]
         if (count == 1) != decodes:
             continue
-        for first in range(0, count, queries):
-            last = min(first + queries, count)
-            position, end = length - count + first, length - count + last
-            begin = 0 if window is None else max(0, position - window + 1)
-            yield Tile(rows[span] + first, last - first, position, starts[span], begin, end)
+        start = length - count
+        for position, end in _cut_at_stretches(start, length, queries, scoring.stretch):
+            begin = scoring.first_seen(position)
+            yield Tile(rows[span] + position - start, end - position, position, starts[span], begin, end)
+
+
+def _cut_at_stretches(start: int, end: int, most: int, stretch: int | None) -> Iterator[tuple[int, int]]:
+    """Yield parts of at most so many positions, none of which reaches over the end of a stretch."""
+    while start < end:
+        left = most if stretch is None else min(most, stretch - start % stretch)
+        yield start, min(start + left, end)
+        start += left
 
 
 def schedule(tiles: Iterable[Tile], room: int) -> Schedule:

@@ -55,13 +55,14 @@ class Shape:
     softcap: float | None = None
     sinks: bool = False
     slopes: bool = False
+    stretch: int | None = None
 
     @property
     def scoring(self) -> Scoring:
         heads = self.kv_heads * self.group
         sinks = torch.linspace(-3, 4, heads) if self.sinks else None
         slopes = torch.linspace(0.02, 0.7, heads) if self.slopes else None
-        return Scoring(self.head_dim**-0.5, self.window, self.softcap, sinks, slopes)
+        return Scoring(self.head_dim**-0.5, self.window, self.softcap, sinks, slopes, self.stretch)
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,7 @@ shapes = st.builds(
     softcap=st.none() | st.sampled_from([0.3, 5.0, 50.0]),
     sinks=st.booleans(),
     slopes=st.booleans(),
+    stretch=st.none() | st.integers(1, 300),
 )
 one_span = st.tuples(st.sampled_from([1, 1, 1, 2, 5, 17, 64, 150]), st.integers(0, 200)).map(
     lambda span: (span[0], span[0] + span[1])
@@ -196,6 +198,8 @@ LONG = [
     Case(Shape(2, 4, 80, 16, None), ((3, 900), *((1, 2000 + number) for number in range(9))), 8, (120,) * 10),
     Case(replace(CHANGED, group=4), ((9, 700), *((1, 2000 + number) for number in range(9))), 9, (120,) * 10),
     Case(CHANGED, ((300, 3000), (1, 5000), (1, 600)), 10),
+    Case(Shape(2, 2, 64, 16, None, stretch=900), ((300, 3000), (5, 1803), (1, 5000), (1, 2700), (1, 2701)), 11),
+    Case(Shape(2, 2, 64, 16, None, stretch=400), tuple((1, 390 + number) for number in range(24)), 12, (24,) * 24),
 ]
 
 

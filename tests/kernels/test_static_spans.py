@@ -65,7 +65,7 @@ def test_more_pairs_than_there_are_places_for_are_refused() -> None:
 @settings(deadline=None, max_examples=60)
 def test_there_are_never_more_pieces_than_were_provided_for(lengths: list[int], room: int, window: int | None) -> None:
     spans = Spans([Lie(1, length, range(-(-length // 512))) for length in lengths], 512)
-    planned = schedule(tiles_of(spans, 1, window, decodes=True), room)
+    planned = schedule(tiles_of(spans, 1, Scoring(1.0, window), decodes=True), room)
     assert len(planned.pieces) <= most_pieces(len(lengths), room)
     assert planned.num_partials <= most_pieces(len(lengths), room)
     assert len(planned.merges) <= len(lengths)

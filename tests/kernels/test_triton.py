@@ -66,6 +66,7 @@ def random_case(seed: int) -> Case:
         softcap=chance.choice((None, None, 2.0)),
         sinks=chance.random() < 0.3,
         slopes=chance.random() < 0.3,
+        stretch=chance.choice((None, None, chance.randint(1, 80))),
     )
     spans = []
     for _ in range(chance.randint(1, 4)):
@@ -103,6 +104,7 @@ def test_extremes_in_int8() -> None:
         Case(Shape(2, 4, 16, 16, 500), ((1, 1100), (9, 700)), 2),
         Case(Shape(1, 3, 14, 5, None), ((30, 600), (1, 300)), 3),
         Case(Shape(2, 2, 16, 16, None, 2.0, True, True), ((30, 600), (1, 1100), (1, 40)), 4),
+        Case(Shape(2, 2, 16, 16, None, stretch=590), ((30, 600), (1, 1100), (90, 1200), (1, 591)), 5),
     ],
     ids=lambda case: str(case.spans),
 )
