@@ -11,12 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
+    BloomConfig,
     DeepseekV2Config,
     DeepseekV3Config,
+    FalconConfig,
     Glm4MoeLiteConfig,
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    MptConfig,
     OPTConfig,
     PretrainedConfig,
     Qwen2Config,
@@ -120,6 +123,44 @@ def neox(folder: Path, **changes: Any) -> Path:
     return made(folder, GPTNeoXConfig(**{**base, **changes}), 5, torch.float32)
 
 
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "layer_norm_epsilon": 0.01,
+    "initializer_range": 0.25,
+    "eos_token_id": 2,
+}
+
+
+def bloom(folder: Path, **changes: Any) -> Path:
+    config = BloomConfig(**{**_SIZES, "seq_length": MAX_POSITIONS, "tie_word_embeddings": True, **changes})
+    return made(folder, config, 11, torch.float32)
+
+
+def falcon(folder: Path, **changes: Any) -> Path:
+    """Make a Falcon of the newer form: two heads of K, and a norm each for attention and MLP."""
+    newer = {"new_decoder_architecture": True, "num_kv_heads": 2, "max_position_embeddings": MAX_POSITIONS}
+    return made(folder, FalconConfig(**{**_SIZES, **newer, **changes}), 12, torch.float32)
+
+
+def falcon_7b(folder: Path, **changes: Any) -> Path:
+    return falcon(folder, new_decoder_architecture=False, num_kv_heads=4, **changes)
+
+
+def falcon_rw(folder: Path, **changes: Any) -> Path:
+    """Make a Falcon of the first form, whose slopes are exact in bf16, to which transformers rounds them."""
+    first = {"alibi": True, "bias": True, "multi_query": False, "parallel_attn": False}
+    return falcon_7b(folder, **{**first, **changes})
+
+
+def mpt(folder: Path, **changes: Any) -> Path:
+    """Make an MPT with six heads: between their slopes there is none of a power of two."""
+    sizes = {"vocab_size": VOCAB, "d_model": 48, "n_layers": 2, "n_heads": 6, "max_seq_len": MAX_POSITIONS}
+    return made(folder, MptConfig(**{**sizes, "initializer_range": 0.25, **changes}), 13, torch.float32)
+
+
 def as_the_hub_has_it(folder: Path) -> Path:
     """Rewrite Pythia as the hub has it: other rotary keys, another name for the head, and unused buffers."""
     neox(folder)
@@ -209,6 +250,9 @@ MODELS: dict[str, Make] = {
     "opt-350m": opt_350m,
     "neox": neox,
     "neox-serial": lambda folder: neox(folder, use_parallel_residual=False),
+    "bloom": bloom,
+    "falcon": falcon,
+    "mpt": mpt,
     "deepseek-v2": deepseek_v2,
     "deepseek-v3": deepseek_v3,
     "youtu": lambda folder: made(
@@ -262,6 +306,14 @@ OPTIONS: dict[str, Make] = {
     "neox-quarter": lambda folder: neox(folder, hidden_act="gelu_new", rope_parameters=None),
     "neox-gelu-fast": lambda folder: neox(folder, hidden_act="gelu_fast"),
     "neox-quick-gelu": lambda folder: neox(folder, hidden_act="quick_gelu"),
+    "bloom-norms-stay": lambda folder: bloom(folder, apply_residual_connection_post_layernorm=True),
+    "bloom-six-heads": lambda folder: bloom(folder, hidden_size=48, num_attention_heads=6, tie_word_embeddings=False),
+    "falcon-7b": falcon_7b,
+    "falcon-rw": falcon_rw,
+    "falcon-one-norm": lambda folder: falcon(folder, num_ln_in_parallel_attn=1, tie_word_embeddings=False),
+    "falcon-many-heads": lambda folder: falcon_7b(folder, multi_query=False, ffn_hidden_size=56, bias=True),
+    "falcon-alibi-beside": lambda folder: falcon(folder, alibi=True, activation="gelu_new"),
+    "mpt-clipped": lambda folder: mpt(folder, attn_config={"clip_qkv": 0.5, "softmax_scale": 0.2}),
     "deepseek-v2-groups": lambda folder: deepseek_v2(
         folder, topk_method="group_limited_greedy", **_COMPRESSED_QUERY, **_GROUPS
     ),

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.pytorch_utils import Conv1D
 
 from alignedserve.architectures.families.generic import GenericConfig
@@ -29,7 +30,7 @@ def expanded_reference(folder: Path, quantization: Quantization) -> Any:
         for name, layer in network.named_modules():
             if ROUTERS & {*name.split(".")[-2:]} or name.endswith("kv_b_proj"):
                 continue
-            if type(layer) is nn.Linear:
+            if type(layer) is nn.Linear or isinstance(layer, FalconLinear):
                 layer.weight.copy_(_rounded(layer.weight, 8 if layer is head else quantization.bits))
             elif isinstance(layer, Conv1D):
                 layer.weight.copy_(_rounded(layer.weight.t(), quantization.bits).t())

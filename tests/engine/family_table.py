@@ -36,7 +36,7 @@ from tests.engine.expanded import expanded_reference
 from tests.engine.test_int8_kv import Rounding
 from tests.engine.test_ranks import Both
 from tests.engine.transformers_families import SERVED, make
-from tests.models import deepseek_v2, deepseek_v3, llama, mistral, neox, opt, qwen2, qwen3
+from tests.models import bloom, deepseek_v2, deepseek_v3, falcon, llama, mistral, mpt, neox, opt, qwen2, qwen3
 from tests.reference import CLOSE, Tally, compare, load
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "families.md"
@@ -52,6 +52,9 @@ OWN: dict[str, Callable[[Path], Path]] = {
     "qwen3": qwen3,
     "opt": opt,
     "gpt_neox": neox,
+    "bloom": bloom,
+    "falcon": falcon,
+    "mpt": mpt,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
 }

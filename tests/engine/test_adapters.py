@@ -22,7 +22,21 @@ from tests.engine.driver import Driver, Live, prompt_of
 from tests.engine.test_ranks import Both
 from tests.reference import Tally, compare
 
-FAMILIES = ("mha-tied", "gqa-untied", "llama-biases", "mistral", "qwen2", "qwen3", "opt", "opt-350m", "neox", "pythia")
+FAMILIES = (
+    "mha-tied",
+    "gqa-untied",
+    "llama-biases",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "opt",
+    "opt-350m",
+    "neox",
+    "pythia",
+    "bloom",
+    "falcon",
+    "mpt",
+)
 TOKENS = 6
 SOME = r".*\.1\..*(q_proj|v_proj|down_proj|fc2|query_key_value|dense_4h_to_h)"  # layers of the model's second layer
 OTHERS: dict[str, dict[str, Any]] = {  # options of adapters: rank, which layers, how A and B are scaled
@@ -88,7 +102,7 @@ def greedy(model: Any, prompt: tuple[int, ...]) -> list[int]:
     return said[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", ["gqa-untied", "neox", "opt"])
+@pytest.mark.parametrize("name", ["gqa-untied", "neox", "opt", "falcon"])
 def test_two_ranks_say_what_a_single_rank_says(
     name: str,
     folder_of: Callable[[str], Path],

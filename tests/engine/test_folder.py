@@ -186,6 +186,9 @@ def test_what_is_not_supported(broken: Callable[[str], Path], changes: dict[str,
         ("opt", {"num_attention_heads": 5}, "num_attention_heads"),
         ("opt", {"ffn_dim": ...}, "ffn_dim"),
         ("neox", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 2.0}}, "rotary_pct"),
+        ("bloom", {"n_head": 5}, "the number of heads"),
+        ("falcon", {"num_kv_heads": 3}, "num_kv_heads"),
+        ("mpt", {"d_model": ...}, "d_model"),
     ],
 )
 def test_an_option_of_another_family_that_makes_no_sense(
@@ -202,6 +205,12 @@ def test_an_option_of_another_family_that_makes_no_sense(
         ("neox", {"hidden_act": "mish"}, "hidden_act mish is not supported"),
         ("neox", {"rope_parameters": {"rope_type": "longrope"}}, "rope_type longrope is not supported"),
         ("mistral", {"quantization_config": {"quant_method": "hqq"}}, "quantization hqq (read are"),
+        ("falcon", {"parallel_attn": False}, "parallel_attn False, num_ln_in_parallel_attn 2"),
+        ("falcon-7b", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn 2"),
+        ("falcon", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "rotation of 4"),
+        ("mpt", {"attn_config": {"qk_ln": True}}, "qk_ln True of MPT"),
+        ("mpt", {"attn_config": {"alibi": False}}, "alibi False of MPT"),
+        ("mpt", {"logit_scale": 0.5}, "logit_scale 0.5 of MPT"),
     ],
 )
 def test_what_is_not_supported_of_another_family(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from alignedserve.kernels.native.kernels import Native
 from one_pass import OnePass
 from tests.engine.driver import prompt_of
 from tests.kernels.every import PACKING
-from tests.models import MAX_POSITIONS, MODELS, OPTIONS, STORED, gqa, llama
+from tests.models import MAX_POSITIONS, MODELS, OPTIONS, STORED, gqa, llama, mpt
 from tests.reference import CLOSE
 
 FolderOf = Callable[[str], Path]
@@ -141,3 +142,14 @@ def test_what_is_scaled_differs_from_what_is_not(folder_of: FolderOf, tmp_path: 
     plain = llama(tmp_path / "plain", rope_parameters={"rope_type": "default", "rope_theta": 500.0})
     for name in ("llama-linear", "llama-yarn-options", "llama-proportional"):
         assert furthest(logits_of(folder_of(name), tokens), logits_of(plain, tokens)) > 10 * CLOSE, name
+
+
+def test_the_steepest_slope_of_an_mpt_is_that_of_its_folder(tmp_path: Path, reference_of: ReferenceOf) -> None:
+    """transformers has the usual one, whatever the folder says: here it is told."""
+    folder, tokens = mpt(tmp_path, attn_config={"alibi_bias_max": 5}), prompt_of(1, TOKENS)
+    reference = reference_of(folder)
+    usual = reference.transformer.build_mpt_alibi_tensor
+    reference.transformer.build_mpt_alibi_tensor = partial(usual, alibi_bias_max=5)
+    with torch.inference_mode():
+        expected = reference(torch.tensor([tokens])).logits[0]
+    assert furthest(logits_of(folder, tokens), expected) < CLOSE

@@ -38,7 +38,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs/reference/models.md"
 
 # One family for each way to differ; the soak takes them all.
 _SERVED = "gpt2 gpt_bigcode phi phi3 gemma2 gemma3_text cohere2 starcoder2 mixtral qwen3_moe granite nemotron gpt_oss"
-_REFUSED = "bart bloom minicpm3 diffllama doge falcon falcon_h1 jamba llama4_text mamba roberta"
+_REFUSED = "bart cpmant minicpm3 diffllama doge gptj falcon_h1 jamba llama4_text mamba roberta"
 served = pytest.mark.parametrize("family", SERVED if SOAK else _SERVED.split())
 refused = pytest.mark.parametrize("family", REFUSED if SOAK else _REFUSED.split())
 
@@ -109,6 +109,16 @@ def test_quantised_layers_say_what_their_weights_expanded_say(
 def test_another_kind_of_model_is_refused(family: str, folder: Callable[..., Path]) -> None:
     special, why = REFUSED[family]
     assert why in refusal(folder(family, **special))
+
+
+@pytest.mark.parametrize("family", ["zamba", "zamba2", "lfm2_moe", "qwen3_5_moe_text", "nemotron_h"])
+def test_a_state_is_refused_before_weights_are_read(family: str, tmp_path: Path) -> None:
+    """The folder has no weights at all."""
+    if family not in CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {family}")
+    CONFIG_MAPPING[family](architectures=["SomeForCausalLM"]).save_pretrained(tmp_path)
+    why = "it has layers that keep a state in place of K and V of each token"
+    assert refusal(tmp_path) == f"SomeForCausalLM is not supported: {why}"
 
 
 def test_the_docs_list_what_is_refused() -> None:

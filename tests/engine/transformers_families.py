@@ -119,31 +119,31 @@ SERVED: dict[str, dict[str, Any]] = {
 }
 
 _COUNTS = "it counts positions by itself"
-_OWN = "layers call the AttentionInterface of transformers"
-_NONE_CALLS = f"0 of 2 {_OWN}"
+_NONE_CALLS = "0 of 2 layers call the AttentionInterface of transformers"
 _NOT = "its layers do not call the AttentionInterface of transformers"
-_KEEPS = "its layers keep more than K and V, or count positions by themselves"
 _OFF = "logits of a prompt are off"
 _NO_HEADS = "its config.json has none of num_attention_heads"
-_STATE = "its layers keep a state in place of K and V of each token"
+_STATE = "it has layers that keep a state in place of K and V of each token"
 _NO_LENGTH = "its config.json has none of max_position_embeddings"
 
 # Maps each refused `model_type` to its settings, and to the reason.
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     **dict.fromkeys(("bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian"), ({}, _COUNTS)),
-    **dict.fromkeys(("mbart", "mpt", "mvp", "pegasus", "plbart", "roformer"), ({}, _COUNTS)),
+    **dict.fromkeys(("mbart", "mvp", "pegasus", "plbart", "roformer"), ({}, _COUNTS)),
     **dict.fromkeys(("camembert", "data2vec-text", "roberta", "roberta-prelayernorm"), ({}, _OFF)),
     **dict.fromkeys(("xlm-roberta", "xlm-roberta-xl"), ({}, _OFF)),
     **dict.fromkeys(("big_bird", "gpt_neox_japanese", "megatron-bert", "openai-gpt", "rembert"), ({}, _NONE_CALLS)),
     **dict.fromkeys(("prophetnet", "xglm"), ({}, _NO_HEADS)),
     **dict.fromkeys(("falcon_mamba", "mamba", "nemotron_h", "recurrent_gemma", "rwkv", "xlstm"), ({}, _STATE)),
-    **dict.fromkeys(("bloom", "cpmant"), ({}, _NO_LENGTH)),
-    "bamba": ({**_MAMBA, "attn_layer_indices": [1]}, f"1 of 2 {_OWN}"),
+    **dict.fromkeys(("kimi_linear", "minimax", "qwen3_5_text", "qwen3_next"), ({}, _STATE)),
+    "bamba": ({**_MAMBA, "attn_layer_indices": [1]}, _STATE),
+    "falcon_h1": ({"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}, _STATE),
+    "jamba": ({"attn_layer_offset": 1, "attn_layer_period": 2}, _STATE),
+    "mamba2": ({"num_heads": 8, "head_dim": 8}, _STATE),
+    "cpmant": ({}, _NO_LENGTH),
     "codegen": ({"rotary_dim": 4}, _NONE_CALLS),
     "diffllama": ({}, "layer 1 (model.layers.0.self_attn) attends twice in a pass"),
     "doge": ({}, "layer 0 (model.layers.0.self_attn) brings no mask that transformers made"),
-    "falcon": ({}, _NOT),
-    "falcon_h1": ({"mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8, "mamba_d_state": 8}, _KEEPS),
     "gemma4_text": ({}, "has K of 2 x 512 for each of 9 tokens, config.json says 2 x 8 for each token"),
     "glm_moe_dsa": (
         {**_LATENT, "v_head_dim": 16, "index_head_dim": 8, "index_n_heads": 2},
@@ -151,23 +151,17 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "gpt_neo": ({"attention_types": [[["global"], 2]]}, _NOT),
     "gptj": ({"rotary_dim": 4}, _NOT),
-    "granitemoehybrid": ({"layer_types": ["mamba", "attention"], **_MAMBA}, f"1 of 2 {_OWN}"),
+    "granitemoehybrid": ({"layer_types": ["mamba", "attention"], **_MAMBA}, _STATE),
     "hrm_text": ({}, "attends twice in a pass"),
-    "jamba": ({"attn_layer_offset": 1, "attn_layer_period": 2}, f"1 of 2 {_OWN}"),
-    "kimi_linear": ({}, "of each head, K has 192 numbers and V has 128"),
-    "lfm2": ({"layer_types": ["conv", FULL]}, f"1 of 2 {_OWN}"),
+    "lfm2": ({"layer_types": ["conv", FULL]}, _STATE),
     "llama4_text": ({}, "its attention scales queries by positions that it counts itself (attn_temperature_tuning)"),
-    "mamba2": ({"num_heads": 8, "head_dim": 8}, _STATE),
     "minicpm3": ({**_LATENT, "v_head_dim": 8}, "of each head, K has 16 numbers and V has 8"),
     "mimo_v2_flash": ({}, "and V of 2 x 128"),
-    "minimax": ({}, f"1 of 2 {_OWN}"),
     "minimax_m3_vl_text": (
         {"layer_types": [FULL, "minimax_m3_sparse"], "index_head_dim": 8, "index_n_heads": 2},
         "layer 1 (model.layers.1.self_attn) asks attention for block_indices",
     ),
-    "olmo_hybrid": ({"layer_types": ["linear_attention", FULL]}, f"1 of 2 {_OWN}"),
-    "qwen3_5_text": ({}, _OWN),
-    "qwen3_next": ({}, _OWN),
+    "olmo_hybrid": ({"layer_types": ["linear_attention", FULL]}, _STATE),
 }
 
 

@@ -1,5 +1,6 @@
 """Read the configuration of a model of each family.
 
+bloom.py         Bloom, Falcon, MPT: query, key and value in one weight, an MLP without a gate
 deepseek.py      DeepSeek V2 and V3 and their kin, which keep one compressed vector of each token
 generic.py       the configuration of a model that transformers runs
 gpt_neox.py      GPT-NeoX (Pythia)

@@ -27,7 +27,30 @@ _REFUSED = {
     "is_encoder_decoder": "it has an encoder",
 }
 
-_OF_STATES = {"falcon_mamba", "mamba", "mamba2", "nemotron_h", "recurrent_gemma", "rwkv", "xlstm"}  # by model_type
+# Families, by model_type, and kinds of layers, that keep a state which each token changes.
+_OF_STATES = {
+    "bamba",
+    "falcon_h1",
+    "falcon_mamba",
+    "jamba",
+    "kimi_linear",
+    "lfm2",
+    "lfm2_moe",
+    "mamba",
+    "mamba2",
+    "minimax",
+    "nemotron_h",
+    "olmo_hybrid",
+    "qwen3_5_moe_text",
+    "qwen3_5_text",
+    "qwen3_next",
+    "recurrent_gemma",
+    "rwkv",
+    "xlstm",
+    "zamba",
+    "zamba2",
+}
+_STATES = {"conv", "linear_attention", "mamba", "mamba2", "recurrent"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +69,8 @@ def read_generic(given: Given, architecture: str) -> GenericConfig:
         if text.get(key):
             raise _unsupported(given, architecture, f"{why} ({key})")
 
-    if text.get("model_type") in _OF_STATES:
-        raise _unsupported(given, architecture, "its layers keep a state in place of K and V of each token")
+    if text.get("model_type") in _OF_STATES or _STATES & _kinds_of_layers(text):
+        raise _unsupported(given, architecture, "it has layers that keep a state in place of K and V of each token")
 
     def named(keys: Sequence[str]) -> int:
         """Return the number that has one of these names."""
@@ -80,6 +103,11 @@ def read_generic(given: Given, architecture: str) -> GenericConfig:
 
 def _unsupported(given: Given, architecture: str, why: str) -> UnsupportedModel:
     return UnsupportedModel(f"{given.folder}: {architecture} is not supported: {why}")
+
+
+def _kinds_of_layers(text: Given) -> set[str]:
+    kinds = text.get("layer_types")
+    return {str(kind) for kind in kinds} if isinstance(kinds, list) else set()
 
 
 def _widest(text: Given, hidden: int) -> int:

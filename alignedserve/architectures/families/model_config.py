@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
+from alignedserve.architectures.families.bloom import read_bloom, read_falcon, read_mpt
 from alignedserve.architectures.families.deepseek import read_deepseek_v2, read_deepseek_v3, read_youtu
 from alignedserve.architectures.families.generic import read_generic
 from alignedserve.architectures.families.gpt_neox import read_gpt_neox
@@ -26,6 +27,9 @@ READERS: dict[str, Callable[[Given], ModelConfig]] = {
     "Qwen3ForCausalLM": read_qwen3,
     "OPTForCausalLM": read_opt,
     "GPTNeoXForCausalLM": read_gpt_neox,
+    "BloomForCausalLM": read_bloom,
+    "FalconForCausalLM": read_falcon,
+    "MptForCausalLM": read_mpt,
     "DeepseekV2ForCausalLM": read_deepseek_v2,
     "DeepseekV3ForCausalLM": read_deepseek_v3,
     "Glm4MoeLiteForCausalLM": read_deepseek_v3,

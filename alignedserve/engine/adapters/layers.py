@@ -18,6 +18,12 @@ Adapting = Callable[[StepAdapters, int, Tensor, Tensor], None]  # Reference.adap
 FactorsOf = Callable[[str], tuple[Tensor, Tensor] | None]
 
 
+def in_turn(rows: Tensor, heads: int, group: int) -> Tensor:
+    """Return the rows of all queries, then those of K, then those of V, from rows of one head of K after another."""
+    by_head = rows.unflatten(0, (heads, group + 2, -1))
+    return torch.cat([part.flatten(0, 2) for part in by_head.split((group, 1, 1), dim=1)])
+
+
 @dataclass(frozen=True)
 class LayerPart:
     """A layer of the files that is a part of a linear layer here, or all of it."""
@@ -25,13 +31,14 @@ class LayerPart:
     name: str
     outputs: int  # of this rank
     cut: Cut | None = None  # this rank's outputs
-    heads: int = 0  # of this rank, where the files have query, key and value head by head, and we have them in turn
+    heads: int = 0  # of K of this rank, where the files have query, key and value by head, and we have them in turn
+    group: int = 1  # heads of the query that share a head of K
 
     def own(self, b: Tensor) -> Tensor:
         """Return this rank's rows of a whole B, in the order of our outputs."""
         if self.cut is not None:
             b = b.narrow(0, self.cut.start, self.outputs)
-        return b if not self.heads else b.unflatten(0, (self.heads, 3, -1)).transpose(0, 1).flatten(0, 2)
+        return in_turn(b, self.heads, self.group) if self.heads else b
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from alignedserve.architectures.config import ModelConfig
+from alignedserve.architectures.families.bloom import BloomConfig
 from alignedserve.architectures.families.gpt_neox import NeoxConfig
 from alignedserve.architectures.families.llama import LlamaConfig
 from alignedserve.architectures.families.opt import OptConfig
@@ -83,7 +84,9 @@ def read_lora(folder: Path, model: ModelConfig) -> LoraFiles:
     """Return what the files of an adapter say; raise AdapterError, in a line, where they do not fit this model."""
     shapes = linear_shapes(model)
     if not shapes:
-        raise AdapterError(f"{folder}: adapters change Llama's family, OPT and GPT-NeoX, and not this model")
+        raise AdapterError(
+            f"{folder}: adapters change Llama's family, OPT, GPT-NeoX, Bloom, Falcon and MPT, and not this model"
+        )
     if not folder.is_dir():
         raise AdapterError(f"{folder} is not a folder: name one with {CONFIG} and {WEIGHTS}")
     try:
@@ -117,6 +120,10 @@ def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
             of_layer = {"attention.query_key_value": (3 * query, hidden), "attention.dense": (hidden, query)}
             of_layer |= {"mlp.dense_h_to_4h": (inner, hidden), "mlp.dense_4h_to_h": (hidden, inner)}
             prefix = "gpt_neox.layers"
+        case BloomConfig(intermediate_size=inner, names=names):
+            of_layer = {names.qkv: (query + 2 * kv, hidden), names.out: (hidden, query)}
+            of_layer |= {names.up: (inner, hidden), names.down: (hidden, inner)}
+            prefix = names.layers
         case _:
             return {}
     layers = range(model.num_layers)

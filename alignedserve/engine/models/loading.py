@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from alignedserve.architectures.quantization import GROUP, Quantization
-from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart
+from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart, in_turn
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.large_pages import KeptMemory, Slabs
 from alignedserve.engine.device.ranks import ALONE, RankLinks
@@ -140,9 +141,9 @@ class Loader:
     def _head_bits(self) -> int | None:
         return self.quantization.bits and _HEAD_BITS
 
-    def layer_norm(self, name: str, size: int, eps: float, affine: bool = True) -> Norm:
-        weight, bias = (self.vector(f"{name}.{part}", size) if affine else None for part in ("weight", "bias"))
-        return Norm(weight, bias, eps, centred=True)
+    def layer_norm(self, name: str, size: int, eps: float, affine: bool = True, bias: bool = True) -> Norm:
+        weight = self.vector(f"{name}.weight", size) if affine else None
+        return Norm(weight, self.vector(f"{name}.bias", size) if affine and bias else None, eps, centred=True)
 
     def linear(self, name: str, outputs: int, inputs: int, bias: bool = False) -> Linear:
         """Return a layer that every rank holds whole."""
@@ -151,7 +152,23 @@ class Loader:
 
     def by_rows(self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool) -> Linear:
         """Return layers of so many outputs each, stacked into one; this rank holds its rows of each."""
-        cuts = [self._cut(0, share) for share in outputs]
+        return self._stack(names, outputs, inputs, bias, [self._cut(0, share) for share in outputs])
+
+    def fused(self, name: str, outputs: Sequence[int], inputs: int, bias: bool) -> Linear:
+        """Return layers of so many outputs each, which the files have stacked into one; this rank holds its rows of
+        each."""
+        size, rank = self.ranks.size, self.ranks.rank
+        ends = accumulate(outputs)
+        cuts = [
+            Cut(0, size * (end - share) + rank * share, size * sum(outputs))
+            for end, share in zip(ends, outputs, strict=True)
+        ]
+        return self._stack([name] * len(outputs), outputs, inputs, bias, cuts)
+
+    def _stack(
+        self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool, cuts: Sequence[Cut | None]
+    ) -> Linear:
+        """Return parts of layers of the files as one layer."""
         biases = self._empty(sum(outputs)) if bias else None
         weight = self._weight(names, outputs, inputs, cuts)
         if biases is not None:
@@ -255,23 +272,28 @@ class Loader:
         whole = [part for part in parts if isinstance(part, QuantisedWeight)]
         return stacked(whole) if len(whole) == len(parts) else None
 
-    def interleaved(self, name: str, heads: int, head_dim: int, inputs: int, bias: bool) -> Linear:
-        """Return query, key and value, which GPT-NeoX stores head by head, in the order of other models."""
-        outputs = 3 * heads * head_dim
+    def interleaved(self, name: str, heads: int, head_dim: int, inputs: int, bias: bool, group: int = 1) -> Linear:
+        """Return query, key and value, which the file has for one head of K after another, in the order of other
+        models; `group` heads of the query share a head of K."""
+        outputs = (group + 2) * heads * head_dim
         cut = self._cut(0, outputs)
         weight: Tensor | AnyQuantised
         found = self._whole_numbers(name, (outputs, inputs), cut, self.quantization.bits)
         if found is not None:
-            by_head = torch.arange(outputs).view(heads, 3, head_dim)
-            weight = found.rows(by_head.transpose(0, 1).flatten()).on(self.device)
+            weight = found.rows(in_turn(torch.arange(outputs), heads, group)).on(self.device)
+        elif group > 1:
+            by_head = torch.empty(outputs, inputs, dtype=self.dtype, device=self.device)
+            self.tensors.read_into(by_head, f"{name}.weight", cut=cut)
+            weight = self._empty(outputs, inputs).copy_(in_turn(by_head, heads, group))
         else:
             weight = self._empty(outputs, inputs)
             parts = weight.view(3, heads, head_dim, inputs).transpose(0, 1)
             self.tensors.read_into(parts, f"{name}.weight", (outputs, inputs), cut)
         biases = self._empty(outputs) if bias else None
         if biases is not None:
-            self.tensors.read_into(biases.view(3, heads, head_dim).transpose(0, 1), f"{name}.bias", (outputs,), cut)
-        return self.adapted.add(self._linear(weight, biases), [LayerPart(name, outputs, cut, heads)])
+            self.tensors.read_into(biases, f"{name}.bias", cut=cut)
+            biases.copy_(in_turn(biases, heads, group))
+        return self.adapted.add(self._linear(weight, biases), [LayerPart(name, outputs, cut, heads, group)])
 
     def head(self, name: str, embedding: Embedding, tied: bool) -> Callable[[Tensor], Tensor]:
         """Return the layer from the last hidden vectors to logits in fp32.

@@ -1,5 +1,6 @@
 """Models that the engine runs by modules of our own, and the choice of a model's module.
 
+bloom.py     Bloom, Falcon, MPT.
 choice.py    Chooses the module that runs a model.
 deepseek.py  DeepSeek and its kin, which attend to one compressed vector of each token.
 gpt_neox.py  GPT-NeoX (Pythia).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from alignedserve.architectures.families.bloom import BloomConfig
 from alignedserve.architectures.families.deepseek import DeepseekConfig
 from alignedserve.architectures.families.generic import GenericConfig
 from alignedserve.architectures.families.gpt_neox import NeoxConfig
@@ -13,6 +14,7 @@ from alignedserve.architectures.families.opt import OptConfig
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.engine.models.encoder import Encoder, load_encoder
+from alignedserve.engine.models.families.bloom import Bloom
 from alignedserve.engine.models.families.deepseek import Deepseek
 from alignedserve.engine.models.families.gpt_neox import GptNeox
 from alignedserve.engine.models.families.llama import Llama
@@ -46,6 +48,8 @@ def load_model(config: ModelConfig, loader: Loader) -> Model:
             return Opt(config, loader)
         case NeoxConfig():
             return GptNeox(config, loader)
+        case BloomConfig():
+            return Bloom(config, loader)
         case DeepseekConfig():
             return Deepseek(config, loader)
     raise UnsupportedModel(f"there is no module for the configuration {type(config).__name__}")

@@ -1,0 +1,233 @@
+"""Bloom, Falcon, MPT: query, key and value in one weight, and an MLP without a gate.
+
+Positions turn K and queries (Falcon), or lower a score by the distance of its token, for each head by its own slope
+(ALiBi: Bloom, MPT, the first Falcons).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from math import ceil, frexp, ldexp, log2
+from typing import Any
+
+from alignedserve.architectures.config import Activation, OurConfig, activation, stored_dtype
+from alignedserve.architectures.given import Given
+from alignedserve.architectures.rope import THETA, Rope, read_rope, rope_section
+from alignedserve.architectures.stored_form import stored_form
+
+_BF16_BITS = 8  # bits of a number, the first of which is not stored
+
+
+class LayerOrder(Enum):
+    """What the two halves of a layer, attention and the MLP, read."""
+
+    SERIAL = "the MLP reads what attention was added to"
+    NORMS_STAY = "the same, and each half is added to its norm, not to what the norm was made of"
+    BESIDE = "both read one norm"
+    TWO_NORMS = "both read the same, each through a norm of its own"
+
+    @property
+    def is_parallel(self) -> bool:
+        return self in (LayerOrder.BESIDE, LayerOrder.TWO_NORMS)
+
+
+@dataclass(frozen=True)
+class BloomNames:
+    """The names of tensors; those of a layer follow its number."""
+
+    embedding: str
+    layers: str
+    final_norm: str
+    attention_norm: str
+    mlp_norm: str  # where there is one
+    qkv: str
+    out: str
+    up: str
+    down: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BloomConfig(OurConfig):
+    names: BloomNames
+    order: LayerOrder
+    norm_eps: float
+    bias: bool  # of linear layers
+    norm_bias: bool = True
+    activation: Activation
+    rope: Rope | None = None
+    slopes: tuple[float, ...] = ()  # of the heads of all ranks; (): scores do not depend on the distance
+    embedding_norm: bool = False
+    is_by_head: bool = True  # query, key and value lie head by head in their weight; else one after another
+    clip: float | None = None  # queries, keys and values are no farther from zero
+
+    @property
+    def inner_size(self) -> int:
+        return 2 * self.intermediate_size
+
+
+_BLOOM = BloomNames(
+    embedding="transformer.word_embeddings",
+    layers="transformer.h",
+    final_norm="transformer.ln_f",
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+    qkv="self_attention.query_key_value",
+    out="self_attention.dense",
+    up="mlp.dense_h_to_4h",
+    down="mlp.dense_4h_to_h",
+)
+_FALCON_40B = BloomNames(**{**vars(_BLOOM), "attention_norm": "ln_attn", "mlp_norm": "ln_mlp"})
+_MPT = BloomNames(
+    embedding="transformer.wte",
+    layers="transformer.blocks",
+    final_norm="transformer.norm_f",
+    attention_norm="norm_1",
+    mlp_norm="norm_2",
+    qkv="attn.Wqkv",
+    out="attn.out_proj",
+    up="ffn.up_proj",
+    down="ffn.down_proj",
+)
+
+
+def read_bloom(given: Given) -> BloomConfig:
+    heads = given.whole("n_head" if given.has("n_head") else "num_attention_heads")
+    known = _common(
+        given,
+        hidden=given.whole("n_embed" if given.get("n_embed") else "hidden_size"),
+        layers=given.whole("n_layer" if given.has("n_layer") else "num_hidden_layers"),
+        heads=heads,
+    )
+    return BloomConfig(
+        **known,
+        names=_BLOOM,
+        order=LayerOrder.NORMS_STAY if given.flag("apply_residual_connection_post_layernorm") else LayerOrder.SERIAL,
+        num_kv_heads=heads,
+        intermediate_size=4 * known["hidden_size"],
+        max_positions=given.whole("seq_length", 2048),  # of its training: nothing else depends on it
+        bias=True,
+        activation=Activation.GELU_TANH,
+        slopes=_slopes(heads),
+        embedding_norm=True,
+    )
+
+
+def read_falcon(given: Given) -> BloomConfig:
+    heads = given.whole("num_attention_heads")
+    known = _common(given, given.whole("hidden_size"), given.whole("num_hidden_layers"), heads)
+    order, kv_heads = _falcon_order(given), heads
+    if given.flag("new_decoder_architecture"):
+        kv_heads = given.whole("num_kv_heads", heads)
+    elif given.flag("multi_query", True):
+        kv_heads = 1
+    if heads % kv_heads:
+        raise given.wrong("num_kv_heads", f"a divisor of num_attention_heads {heads}", kv_heads)
+    slopes, rope = (), None
+    if given.flag("alibi"):
+        slopes = tuple(_in_bf16(slope) * known["head_dim"] ** -0.5 for slope in _slopes(heads))
+    else:
+        rope = read_rope(given, rope_section(given), given.number("rope_theta", THETA), known["head_dim"], 1.0)
+        if rope.dim != known["head_dim"] or rope.dim % 2:
+            raise given.unsupported(f"rotation of {rope.dim} of a head's {known['head_dim']} numbers")
+    return BloomConfig(
+        **known,
+        names=_FALCON_40B if order is LayerOrder.TWO_NORMS else _BLOOM,
+        order=order,
+        num_kv_heads=kv_heads,
+        intermediate_size=given.whole("ffn_hidden_size", 4 * known["hidden_size"]),
+        max_positions=given.whole("max_position_embeddings", 2048),
+        bias=given.flag("bias"),
+        activation=activation(given, "activation", "gelu"),
+        rope=rope,
+        slopes=slopes,
+    )
+
+
+def _falcon_order(given: Given) -> LayerOrder:
+    is_new, is_parallel = given.flag("new_decoder_architecture"), given.flag("parallel_attn", True)
+    norms = given.whole("num_ln_in_parallel_attn", 2 if is_new else 1)
+    if not is_parallel and not is_new:
+        return LayerOrder.SERIAL
+    if not is_parallel or norms > 2 or (norms == 2 and not is_new):
+        raise given.unsupported(
+            f"parallel_attn {is_parallel}, num_ln_in_parallel_attn {norms}, new_decoder_architecture {is_new}"
+        )
+    return LayerOrder.TWO_NORMS if norms == 2 else LayerOrder.BESIDE
+
+
+def read_mpt(given: Given) -> BloomConfig:
+    attention, heads = given.section("attn_config"), given.whole("n_heads")
+    known = _common(given, given.whole("d_model"), given.whole("n_layers"), heads)
+    _check_mpt(given, attention)
+    scale = attention.get("softmax_scale")
+    return BloomConfig(
+        **known,
+        names=_MPT,
+        order=LayerOrder.SERIAL,
+        num_kv_heads=heads,
+        intermediate_size=4 * known["hidden_size"],
+        max_positions=given.whole("max_seq_len", 2048),
+        scales=() if scale is None else (attention.number("softmax_scale"),) * known["num_layers"],
+        bias=False,
+        norm_bias=False,
+        activation=Activation.GELU,
+        slopes=_mpt_slopes(heads, attention.number("alibi_bias_max", 8)),
+        is_by_head=False,
+        clip=None if attention.get("clip_qkv") is None else attention.number("clip_qkv"),
+    )
+
+
+def _check_mpt(given: Given, attention: Given) -> None:
+    for section, key, usual in (
+        (attention, "alibi", True),
+        (attention, "attn_type", "multihead_attention"),
+        (attention, "prefix_lm", False),
+        (attention, "qk_ln", False),
+        (given, "no_bias", True),
+        (given, "expansion_ratio", 4),
+        (given, "logit_scale", None),
+    ):
+        if section.get(key, usual) not in (usual, None):
+            raise given.unsupported(f"{key} {section.get(key)} of MPT")
+
+
+def _common(given: Given, hidden: int, layers: int, heads: int) -> dict[str, Any]:
+    if hidden % heads:
+        raise given.wrong("the number of heads", f"a divisor of the hidden size {hidden}", heads)
+    return {
+        "vocab_size": given.whole("vocab_size"),
+        "hidden_size": hidden,
+        "num_layers": layers,
+        "num_heads": heads,
+        "head_dim": hidden // heads,
+        "dtype": stored_dtype(given),
+        "stored": stored_form(given),
+        "eos_tokens": given.token_ids("eos_token_id"),
+        "norm_eps": given.number("layer_norm_epsilon", 1e-5),
+        "tied_embeddings": given.flag("tie_word_embeddings", True),
+    }
+
+
+# --- Slopes
+
+
+def _slopes(heads: int) -> tuple[float, ...]:
+    """Return the slopes of ALiBi: powers of two, and between them where the heads are no power of two."""
+    whole = 1 << (heads.bit_length() - 1)
+    first = [2.0 ** (-8 * (head + 1) / whole) for head in range(whole)]
+    between = [2.0 ** (-4 * (2 * head + 1) / whole) for head in range(heads - whole)]
+    return tuple(first + between)
+
+
+def _mpt_slopes(heads: int, most: float) -> tuple[float, ...]:
+    """Return the slopes as MPT has them: those of the next power of two, every second one first."""
+    whole = 1 << ceil(log2(heads))
+    slopes = [2.0 ** (-most * (head + 1) / whole) for head in range(whole)]
+    return tuple(slopes if whole == heads else (slopes[1::2] + slopes[::2])[:heads])
+
+
+def _in_bf16(number: float) -> float:
+    """Return the nearest number of bf16, as Falcon rounds its slopes."""
+    mantissa, exponent = frexp(number)
+    return ldexp(round(mantissa * 2**_BF16_BITS), exponent - _BF16_BITS)
