@@ -5,10 +5,12 @@ Real cores, real engines, a real arena. The device holds 56 tokens, and the requ
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -16,11 +18,12 @@ from alignedserve.architectures.config import ModelConfig
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.core import Chunk, Request, Sampling, ServiceClass, StepPlan
 from alignedserve.engine.engine import Engine
-from alignedserve.errors import PlanError
+from alignedserve.errors import PlanError, UnsupportedModel
 from alignedserve.scheduling.policy import Policy
 from tests.engine.deployment import BLOCK, LIMITS, PAGE, PAIRS, Deployment, deployed
 from tests.engine.driver import prompt_of
-from tests.models import mistral, qwen2
+from tests.engine.transformers_families import FULL, SLIDING, make
+from tests.models import MAX_POSITIONS, mistral, qwen2
 from tests.reference import Tally, compare, load
 from tests.samples import request
 
@@ -32,6 +35,11 @@ NOTHING_SHARED = replace(CHATS, reuse=False)
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return mistral(tmp_path_factory.mktemp("windowed"), sliding_window=REACH)
+
+
+@pytest.fixture(scope="module")
+def by_transformers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make(tmp_path_factory.mktemp("by-transformers"), "starcoder2", sliding_window=REACH)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +63,19 @@ def test_long_requests_are_answered_right_on_a_small_device(
         assert deployment.decodes.counts.preemptions, "requests left, and came back"
         assert deployment.decodes.held["pairs"] == 0
     assert max(each.most_tokens for each in requests) > 2 * LIMITS.num_tokens
+    check_outputs(deployment, requests, folder)
+
+
+@pytest.mark.parametrize("topology", ["colocated", "1+1"])
+def test_a_model_that_transformers_runs_is_answered_right(by_transformers: Path, tmp_path: Path, topology: str) -> None:
+    reach = read_config(by_transformers).reach
+    with deployed(by_transformers, topology, CHATS, tmp_path, prefill_pairs=20, reach=reach) as deployment:
+        requests = asked(deployment)
+        assert deployment.decodes.counts.preemptions
+    check_outputs(deployment, requests, by_transformers)
+
+
+def check_outputs(deployment: Deployment, requests: Sequence[Request], folder: Path) -> None:
     tally, reference = Tally(), load(folder)
     for each in requests:
         served = deployment.outputs[each.id]
@@ -125,6 +146,36 @@ def test_a_model_reaches_as_far_as_its_layer_that_sees_most(
 ) -> None:
     config: ModelConfig = read_config(make(tmp_path))
     assert config.reach == reach
+
+
+@pytest.mark.parametrize(
+    ("family", "special", "reach"),
+    [
+        ("mixtral", {"sliding_window": 9}, 9),
+        ("mixtral", {"sliding_window": None}, None),
+        ("mixtral", {"sliding_window": MAX_POSITIONS}, None),
+        ("phi3", {"sliding_window": 9}, 9),
+        ("starcoder2", {"sliding_window": 9}, 9),
+        ("gemma2", {"sliding_window": 9, "layer_types": [SLIDING, SLIDING]}, 9),
+        ("gemma2", {"sliding_window": 9, "layer_types": [SLIDING, FULL]}, None),
+        ("gpt_oss", {"sliding_window": 9, "layer_types": [SLIDING, SLIDING]}, 9),
+    ],
+)
+def test_how_far_transformers_reads_is_known_before_it_loads_the_model(
+    tmp_path: Path, family: str, special: dict[str, Any], reach: int | None
+) -> None:
+    folder = make(tmp_path, family, **special)
+    assert read_config(folder).reach == reach
+    assert Engine(folder, num_pairs=1, dtype="float32").config.reach == reach
+
+
+def test_a_window_that_no_layer_has_is_refused(tmp_path: Path) -> None:
+    folder = make(tmp_path, "granite")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"sliding_window": 9, "layer_types": [SLIDING, SLIDING]}
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedModel, match=r"reads more than the last 9 tokens.*set it to null$"):
+        Engine(folder, num_pairs=1, dtype="float32")
 
 
 def test_the_engine_refuses_a_step_that_lacks_tokens_which_are_read(folder: Path) -> None:

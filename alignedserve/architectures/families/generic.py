@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from alignedserve.architectures.config import ModelConfig, stored_dtype
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.stored_form import stored_form
+from alignedserve.architectures.windows import windows_of_all
 from alignedserve.errors import UnsupportedModel
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
@@ -85,19 +86,21 @@ def read_generic(given: Given, architecture: str) -> GenericConfig:
         if head_dim != text.whole("v_head_dim"):
             widths = f"K has {head_dim} numbers and V has {text.whole('v_head_dim')}"
             raise _unsupported(given, architecture, f"of each head, {widths}")
+    layers, positions = named(_LAYERS), min([named(_POSITIONS), *_positions_of_short(text)])
     return GenericConfig(
         architecture=architecture,
         widest=_widest(text, hidden),
         vocab_size=text.whole("vocab_size"),
         hidden_size=hidden,
-        num_layers=named(_LAYERS),
+        num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
-        max_positions=min([named(_POSITIONS), *_positions_of_short(text)]),
+        max_positions=positions,
         dtype=stored_dtype(given, text),
         stored=stored_form(given, text),
         eos_tokens=given.token_ids("eos_token_id") or text.token_ids("eos_token_id"),
+        windows=windows_of_all(text, layers, positions),
     )
 
 

@@ -96,7 +96,11 @@ def _probed(
         raise UnsupportedModel(f"{folder}: {network.kind} is not supported: {known}")
     scorings = [place.scoring for place in probe.layers.values()]
     windows, scales = (tuple(each.window for each in scorings), tuple(each.scale for each in scorings))
-    return replace(config, windows=windows, scales=scales), probe.layers
+    found = replace(config, windows=windows, scales=scales)
+    if config.reach is not None and (found.reach is None or found.reach > config.reach):
+        read = f"a layer reads more than the last {config.reach} tokens, which config.json's sliding_window names"
+        raise UnsupportedModel(f"{folder}: {network.kind} is not supported: {read}: set it to null")
+    return found, probe.layers
 
 
 class _Probe:
