@@ -14,6 +14,7 @@ from alignedserve.engine.adapters.lora import read_lora
 from tests.reference import load
 
 ALL = "all-linear"
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 NOT_ADAPTED = ["project_in", "project_out"]  # of OPT 350m, outside its layers: they are refused
 
 

@@ -14,16 +14,20 @@ from transformers import (
     BloomConfig,
     DeepseekV2Config,
     DeepseekV3Config,
+    Dots1Config,
     FalconConfig,
     Glm4MoeLiteConfig,
     GPTNeoXConfig,
     LlamaConfig,
     MistralConfig,
+    MixtralConfig,
     MptConfig,
     OPTConfig,
     PretrainedConfig,
     Qwen2Config,
+    Qwen2MoeConfig,
     Qwen3Config,
+    Qwen3MoeConfig,
     YoutuConfig,
 )
 
@@ -236,6 +240,37 @@ def biased(folder: Path) -> Path:
     return folder
 
 
+_MIXTURE: dict[str, Any] = {
+    **BASE,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 16,
+}
+_ALL_EXPERTS = {"num_experts_per_tok": 8}
+
+
+def mixtral(folder: Path, **changes: Any) -> Path:
+    special = {"intermediate_size": 24, "num_local_experts": 8, "sliding_window": WINDOW}
+    return made(folder, MixtralConfig(**{**_MIXTURE, **special, **changes}), 11, torch.float32)
+
+
+def qwen2_moe(folder: Path, **changes: Any) -> Path:
+    """Make a mixture whose first layer is dense, and whose experts have a gated one beside them."""
+    special = {"num_experts": 8, "shared_expert_intermediate_size": 20, "mlp_only_layers": [0]}
+    return made(folder, Qwen2MoeConfig(**{**_MIXTURE, **special, **changes}), 12, torch.float32)
+
+
+def qwen3_moe(folder: Path, **changes: Any) -> Path:
+    special = {"num_experts": 8, "head_dim": 16, "norm_topk_prob": True}
+    return made(folder, Qwen3MoeConfig(**{**_MIXTURE, **special, **changes}), 13, torch.float32)
+
+
+def dots1(folder: Path, **changes: Any) -> Path:
+    special = {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
+    return biased(made(folder, Dots1Config(**{**_MIXTURE, **special, **_GROUPS, **changes}), 14, torch.float32))
+
+
 Make = Callable[[Path], Path]
 
 # One family for each way of computing: the property tests run on all of these.
@@ -261,6 +296,8 @@ MODELS: dict[str, Make] = {
         10,
         torch.float32,
     ),
+    "mixtral": mixtral,
+    "qwen2-moe": qwen2_moe,
 }
 
 # Models with the same computation, stored in other files.
@@ -325,6 +362,19 @@ OPTIONS: dict[str, Make] = {
         folder, num_experts_per_tok=8, topk_group=4, routed_scaling_factor=0.5
     ),
     "deepseek-v3-plain-weights": lambda folder: deepseek_v3(folder, norm_topk_prob=False, n_group=1, topk_group=1),
+    "mixtral-without-window": lambda folder: mixtral(folder, sliding_window=None),
+    "mixtral-all-experts": lambda folder: mixtral(folder, **_ALL_EXPERTS, initializer_range=0.15),
+    "qwen2-moe-normalised": lambda folder: qwen2_moe(folder, norm_topk_prob=True, qkv_bias=False, mlp_only_layers=[]),
+    "qwen2-moe-window": lambda folder: qwen2_moe(
+        folder, use_sliding_window=True, sliding_window=WINDOW, layer_types=["full_attention", "sliding_attention"]
+    ),
+    "qwen2-moe-all-experts": lambda folder: qwen2_moe(folder, **_ALL_EXPERTS),
+    "qwen3-moe": qwen3_moe,
+    "qwen3-moe-every-second": lambda folder: qwen3_moe(folder, decoder_sparse_step=2, norm_topk_prob=False),
+    "qwen3-moe-window": lambda folder: qwen3_moe(folder, use_sliding_window=True, sliding_window=WINDOW),
+    "qwen3-moe-biases": lambda folder: qwen3_moe(folder, attention_bias=True),
+    "dots1": dots1,
+    "dots1-normalised": lambda folder: dots1(folder, norm_topk_prob=True, n_group=1, topk_group=1),
     "glm4-moe-lite": lambda folder: biased(
         made(folder, Glm4MoeLiteConfig(**{**_LATENT, **_COMPRESSED_QUERY, "n_group": 1}), 9, torch.float32)
     ),

@@ -1,9 +1,11 @@
-"""How tokens choose among the experts of a layer, in mixtures of experts."""
+"""Mixtures of experts: how tokens choose among the experts of a layer, and the sizes of a model that has them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+
+from alignedserve.architectures.config import OurConfig
 
 
 class Scores(Enum):
@@ -14,13 +16,73 @@ class Scores(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ExpertNames:
+    """What the files call the parts of a layer's mixture."""
+
+    router: str = "mlp.gate"
+    bias: str = "mlp.gate.e_score_correction_bias"
+    experts: str = "mlp.experts"  # the number of an expert comes after it
+    gate: str = "gate_proj"
+    up: str = "up_proj"
+    down: str = "down_proj"
+    shared: str = "mlp.shared_experts"
+    shared_gate: str = "mlp.shared_expert_gate"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Routing:
     experts: int  # of a layer
     chosen: int  # experts of a token
-    first_layer: int  # the first layer that has experts; those before it are dense
     scores: Scores
+    dense_layers: frozenset[int] = frozenset()  # layers without experts
     groups: int = 1  # of neighbouring experts
     chosen_groups: int = 1  # groups from which a token may choose
     is_biased: bool = False  # whether each expert has a number that counts in the choice, and not in its weight
     is_normalised: bool = False  # whether a token's weights sum to one, before the factor
     factor: float = 1.0  # of the weights
+    shared_is_gated: bool = False  # whether each token has a weight for what all tokens take
+    names: ExpertNames = field(default_factory=ExpertNames)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureConfig(OurConfig):
+    """The shapes of a model whose layers may have experts in place of a dense MLP."""
+
+    routing: Routing | None = None  # None: all layers are dense
+    expert_size: int = 0  # the inner size of an expert
+    shared_size: int = 0  # the inner size of what all tokens take beside their experts
+
+    @property
+    def divided(self) -> tuple[str, ...]:
+        sizes = ("expert_size", "shared_size") if self.has_experts else ()
+        return (*super().divided, *sizes)
+
+    @property
+    def has_experts(self) -> bool:
+        return self.routing is not None
+
+    def routing_of(self, layer: int) -> Routing | None:
+        """Return how tokens choose among the layer's experts; None where it is dense."""
+        routing = self.routing
+        return None if routing is None or layer in routing.dense_layers else routing
+
+    @property
+    def inner_size(self) -> int:
+        dense = 3 * self.intermediate_size  # gate, up and their product
+        if not self.has_experts:
+            return dense
+        of_expert = 3 * max(self.expert_size, self.shared_size) + 3 * self.hidden_size  # its rows, taken and made
+        return max(dense, of_expert)
+
+    @property
+    def plain_numbers(self) -> int:
+        return self._numbers_of_routers
+
+    @property
+    def numbers_on_all_ranks(self) -> int:
+        return self._numbers_of_routers
+
+    @property
+    def _numbers_of_routers(self) -> int:
+        outputs = 0 if self.routing is None else self.routing.experts + self.routing.shared_is_gated
+        return self.num_layers * self.hidden_size * outputs

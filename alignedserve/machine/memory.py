@@ -94,7 +94,8 @@ def _shares(config: Config, model: ModelConfig, room: Capacity, folder: Path) ->
     table = min(numbers, table)
     if quantization is Quantization.NONE:
         return (numbers - table) * whole // ranks + table * whole
-    experts, is_tied = count_in_experts(folder), _is_tied(model, folder)
+    experts = 0 if model.has_experts else count_in_experts(folder)  # our own modules quantise them as all else
+    is_tied = _is_tied(model, folder)
     layers = max(0, numbers - experts - (table if is_tied else 2 * table))
     head = numbers - experts - layers - table
     if is_tied and ranks > 1:

@@ -21,22 +21,30 @@ class Norm:
     centred: bool  # LayerNorm; else RMSNorm
 
 
-@dataclass(frozen=True)
-class DecoderLayer:
+@dataclass(frozen=True, kw_only=True)
+class AttentionLayer:
+    """A layer without its MLP."""
+
     attention_norm: Norm
     qkv: Linear
     query_norm: Tensor | None  # RMSNorm of each head, with the eps of attention_norm
     k_norm: Tensor | None
     out: Linear
     mlp_norm: Norm
-    up: Linear  # gate and up where it is gated
-    down: Linear
-    gated: bool  # silu(gate) * up; else relu(up)
     heads: int
     kv_heads: int
     head_dim: int
     turned: int  # how many of a head's first numbers are rotated
     scoring: Scoring
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderLayer(AttentionLayer):
+    """A layer with a dense MLP, which a kernel can run whole."""
+
+    up: Linear  # gate and up where it is gated
+    down: Linear
+    gated: bool  # silu(gate) * up; else relu(up)
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ def test_deepseek_v3(tmp_path: Path) -> None:
     assert config.routing == Routing(
         experts=256,
         chosen=8,
-        first_layer=3,
+        dense_layers=frozenset(range(3)),
         scores=Scores.SIGMOID,
         groups=8,
         chosen_groups=4,
@@ -117,7 +117,7 @@ def test_a_token_takes_its_compressed_vector_alone(tmp_path: Path) -> None:
 def test_deepseek_v2_lite_has_no_groups_and_no_compressed_queries(tmp_path: Path) -> None:
     config = read(tmp_path, LITE)
     assert config.query_rank is None
-    assert config.routing == Routing(experts=256, chosen=8, first_layer=1, scores=Scores.SOFTMAX)
+    assert config.routing == Routing(experts=256, chosen=8, scores=Scores.SOFTMAX, dense_layers=frozenset({0}))
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,8 @@ def test_memory_of_ranks_counts_what_each_has_whole(tmp_path: Path) -> None:
     text = json.dumps({"a": {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]}})
     header.write_bytes(len(text).to_bytes(8, "little") + text.encode())
     model = read(tmp_path, LITE, vocab_size=1024)
-    (on_all, plain), table = (27 * 2048 * (576 + 256), 27 * 16 * 256 * 512), 1024 * 2048
+    routers, table = 27 * 2048 * 256, 1024 * 2048
+    on_all, plain = 27 * 2048 * 576 + routers, 27 * 16 * 256 * 512 + routers
 
     def weights(**changes: Any) -> int:
         config = load({"engine.max_model_len": 1024} | changes, {}, None)

@@ -30,13 +30,29 @@ from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import Adapter
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import AlignedServeError
-from tests.adapters import make_adapter, named, with_adapter
+from tests.adapters import ALL, ATTENTION, make_adapter, named, with_adapter
 from tests.engine.driver import Driver, prompt_of
 from tests.engine.expanded import expanded_reference
 from tests.engine.test_int8_kv import Rounding
 from tests.engine.test_ranks import Both
 from tests.engine.transformers_families import SERVED, make
-from tests.models import bloom, deepseek_v2, deepseek_v3, falcon, llama, mistral, mpt, neox, opt, qwen2, qwen3
+from tests.models import (
+    bloom,
+    deepseek_v2,
+    deepseek_v3,
+    dots1,
+    falcon,
+    llama,
+    mistral,
+    mixtral,
+    mpt,
+    neox,
+    opt,
+    qwen2,
+    qwen2_moe,
+    qwen3,
+    qwen3_moe,
+)
 from tests.reference import CLOSE, Tally, compare, load
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "families.md"
@@ -57,6 +73,10 @@ OWN: dict[str, Callable[[Path], Path]] = {
     "mpt": mpt,
     "deepseek_v2": deepseek_v2,
     "deepseek_v3": deepseek_v3,
+    "mixtral": mixtral,
+    "qwen2_moe": qwen2_moe,
+    "qwen3_moe": qwen3_moe,
+    "dots1": dots1,
 }
 
 
@@ -117,7 +137,9 @@ def with_hidden_vectors(subject: Subject) -> None:
 
 
 def with_an_adapter(subject: Subject) -> None:
-    folder = make_adapter(subject.folder, subject.folder.parent / "adapter", seed=1)
+    """An adapter of all linear layers; of a mixture's attention, since none may change experts."""
+    targets = ATTENTION if read_config(subject.folder).has_experts else ALL
+    folder = make_adapter(subject.folder, subject.folder.parent / "adapter", seed=1, targets=targets)
     adapter = named("adapter", folder, subject.folder)
     subject.check(subject.engine(), with_adapter(subject.folder, folder), adapter=adapter)
 

@@ -206,7 +206,7 @@ def test_they_take_the_memory_that_is_planned(family: str, form: str, tmp_path: 
 
 
 def test_experts_that_are_quantised_are_refused(tmp_path: Path) -> None:
-    plain = make(tmp_path / "plain", "mixtral")
+    plain = make(tmp_path / "plain", "hunyuan_v1_moe")
     tensors = {name: tensor for name, tensor in load_file(plain / WEIGHTS).items() if "experts" not in name}
     save_file(tensors, plain / WEIGHTS)
     content = json.loads((plain / "config.json").read_text()) | {"quantization_config": FORMS["awq"][0]}

@@ -118,7 +118,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-@pytest.mark.parametrize("name", ["mha-tied", "gqa-untied", "qwen2", "opt", "neox", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["mha-tied", "gqa-untied", "qwen2", "opt", "neox", "deepseek-v3", "qwen2-moe"])
 @pytest.mark.parametrize("quantization", QUANTIZED)
 def test_two_ranks_have_the_weights_of_one(
     name: str, quantization: Quantization, folder_of: FolderOf, pool: ThreadPoolExecutor, tally: Tally, tmp_path: Path
@@ -151,6 +151,7 @@ PLANNED: dict[str, Callable[[Path], Path]] = {
     "tied": lambda folder: llama(folder, **WIDE),
     "gpt2": partial(family_of, family="gpt2", hidden_size=512, max_position_embeddings=32, n_inner=2048),
     **{family: partial(family_of, family=family, **WIDE) for family in ("gemma3_text", "phi", "mixtral")},
+    "hunyuan_v1_moe": partial(family_of, family="hunyuan_v1_moe", **WIDE),
 }
 
 

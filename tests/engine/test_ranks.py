@@ -26,6 +26,7 @@ from tests.models import VOCAB
 SHARED = ("mha-tied", "sharded", "llama-biases", "qwen2", "qwen3", "opt", "opt-350m", "neox", "pythia")
 FUSED = ("bloom", "falcon", "falcon-rw", "mpt")
 LATENT = ("deepseek-v2", "deepseek-v3", "youtu")
+MIXTURES = ("mixtral", "qwen2-moe", "qwen3-moe", "dots1")
 PROMPTS = ((0, 21), (1, 5), (2, 40))
 TOKENS = 8
 
@@ -71,7 +72,7 @@ def said(engine: Any, sampling: Sampling) -> list[list[int]]:
     return [live.output for live in lives]
 
 
-@pytest.mark.parametrize("name", SHARED + FUSED + LATENT)
+@pytest.mark.parametrize("name", SHARED + FUSED + LATENT + MIXTURES)
 def test_two_ranks_say_what_a_single_rank_says(
     folder_of: Callable[[str], Path], pool: ThreadPoolExecutor, name: str
 ) -> None:

@@ -37,7 +37,7 @@ from tests.reference import Tally, compare, load
 DOCS = Path(__file__).resolve().parents[2] / "docs/reference/models.md"
 
 # One family for each way to differ; the soak takes them all.
-_SERVED = "gpt2 gpt_bigcode phi phi3 gemma2 gemma3_text cohere2 starcoder2 mixtral qwen3_moe granite nemotron gpt_oss"
+_SERVED = "gpt2 gpt_bigcode phi phi3 gemma2 gemma3_text cohere2 starcoder2 hunyuan_v1_moe granite nemotron gpt_oss"
 _REFUSED = "bart cpmant minicpm3 diffllama doge gptj falcon_h1 jamba llama4_text mamba roberta"
 served = pytest.mark.parametrize("family", SERVED if SOAK else _SERVED.split())
 refused = pytest.mark.parametrize("family", REFUSED if SOAK else _REFUSED.split())
@@ -135,7 +135,7 @@ def test_windows_and_scales_are_those_of_the_layers(folder: Callable[..., Path])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_half_precision_is_close_enough(dtype: str, folder: Callable[..., Path]) -> None:
     """The comparison at load distinguishes rounding from another model."""
-    engine = Engine(folder("mixtral"), num_pairs=10, block_size=4, dtype=dtype)
+    engine = Engine(folder("hunyuan_v1_moe"), num_pairs=10, block_size=4, dtype=dtype)
     driver = Driver(engine, 1)
     live = driver.start("r", prompt_of(1, 20), 4)
     driver.prefill(live)
@@ -228,7 +228,7 @@ def test_without_transformers(folder: Callable[..., Path], monkeypatch: pytest.M
 
 
 def test_nothing_is_said_on_the_console(folder: Callable[..., Path], capfd: pytest.CaptureFixture[str]) -> None:
-    made = folder("qwen2_moe")
+    made = folder("phimoe")
     capfd.readouterr()
     Engine(made, num_pairs=1)
     assert capfd.readouterr() == ("", "")

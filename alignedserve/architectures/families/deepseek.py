@@ -13,14 +13,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log
 
-from alignedserve.architectures.config import Activation, OurConfig, activation, common
+from alignedserve.architectures.config import Activation, activation, common
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import THETA, Rope, read_rope, rope_section
-from alignedserve.architectures.routing import Routing, Scores
+from alignedserve.architectures.routing import MixtureConfig, Routing, Scores
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeepseekConfig(OurConfig):
+class DeepseekConfig(MixtureConfig):
     norm_eps: float
     rope: Rope
     is_interleaved: bool  # whether two neighbours of the turning part rotate together, or numbers of its halves
@@ -29,13 +29,10 @@ class DeepseekConfig(OurConfig):
     plain_dim: int  # the numbers of a head's query and K that do not turn
     value_dim: int  # the numbers of a head's V
     bias: bool
-    routing: Routing | None  # None: all layers are dense
-    expert_size: int  # the inner size of an expert
-    shared_size: int  # the inner size of the experts that all tokens take
 
     @property
     def divided(self) -> tuple[str, ...]:
-        return ("num_heads", "intermediate_size", "expert_size", "shared_size")
+        return tuple(name for name in super().divided if name != "num_kv_heads")  # each rank has the whole vector
 
     @property
     def projects(self) -> bool:
@@ -46,24 +43,14 @@ class DeepseekConfig(OurConfig):
         return self.kv_rank
 
     @property
-    def has_experts(self) -> bool:
-        return self.routing is not None
-
-    @property
-    def inner_size(self) -> int:
-        of_expert = 3 * max(self.expert_size, self.shared_size) + 3 * self.hidden_size  # its rows, taken and made
-        return max(3 * self.intermediate_size, of_expert)
-
-    @property
     def plain_numbers(self) -> int:
-        return self.num_layers * self.num_heads * (self.plain_dim + self.value_dim) * self.kv_rank
+        of_layer = self.num_heads * (self.plain_dim + self.value_dim) * self.kv_rank
+        return super().plain_numbers + self.num_layers * of_layer
 
     @property
     def numbers_on_all_ranks(self) -> int:
         of_query = self.query_rank or 0
-        of_layer = self.hidden_size * (of_query + self.compared_dim)
-        routers = self.hidden_size * self.routing.experts if self.routing is not None else 0
-        return self.num_layers * (of_layer + routers)
+        return super().numbers_on_all_ranks + self.num_layers * self.hidden_size * (of_query + self.compared_dim)
 
     @property
     def why_not_hidden(self) -> str | None:
@@ -123,7 +110,7 @@ def _read(given: Given, scores: Scores | None, is_interleaved: bool = True) -> D
         value_dim=given.whole("v_head_dim"),
         bias=given.flag("attention_bias"),
         tied_embeddings=given.flag("tie_word_embeddings"),
-        routing=_routing(given, scores) if scores else None,
+        routing=read_routing(given, scores) if scores else None,
         expert_size=expert,
         shared_size=expert * given.whole("n_shared_experts") if scores else 0,
     )
@@ -138,7 +125,8 @@ def _scale(rope: Given, head_dim: int) -> float:
     return scale * (0.1 * rope.number("mscale_all_dim") * log(rope.number("factor")) + 1.0) ** 2
 
 
-def _routing(given: Given, scores: Scores) -> Routing:
+def read_routing(given: Given, scores: Scores, normalises: bool = True) -> Routing:
+    """Read how tokens choose; `normalises` holds where the file does not say whether sigmoids are to sum to one."""
     is_grouped = scores is Scores.SIGMOID or given.word("topk_method", "greedy") == "group_limited_greedy"
     if scores is Scores.SOFTMAX and given.word("topk_method", "greedy") not in ("greedy", "group_limited_greedy"):
         raise given.unsupported(f"topk_method {given.get('topk_method')}")
@@ -152,11 +140,11 @@ def _routing(given: Given, scores: Scores) -> Routing:
     return Routing(
         experts=experts,
         chosen=given.whole("num_experts_per_tok"),
-        first_layer=first,
+        dense_layers=frozenset(range(first)),
         scores=scores,
         groups=groups,
         chosen_groups=chosen_groups,
         is_biased=scores is Scores.SIGMOID,
-        is_normalised=scores is Scores.SIGMOID and given.flag("norm_topk_prob", True),
+        is_normalised=scores is Scores.SIGMOID and given.flag("norm_topk_prob", normalises),
         factor=given.number("routed_scaling_factor", 1.0),
     )

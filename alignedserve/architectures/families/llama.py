@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alignedserve.architectures.config import Activation, OurConfig, activation, common
+from alignedserve.architectures.config import Activation, activation, common
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import THETA, Rope, read_rope, rope_section
+from alignedserve.architectures.routing import MixtureConfig
 
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaConfig(OurConfig):
+class LlamaConfig(MixtureConfig):
     norm_eps: float
     rope: Rope
     qkv_bias: bool = False
@@ -20,31 +21,27 @@ class LlamaConfig(OurConfig):
     mlp_bias: bool = False
     qk_norm: bool = False  # norms of each head's query and key before they are turned
 
-    @property
-    def inner_size(self) -> int:
-        return 3 * self.intermediate_size  # gate, up and their product
-
 
 def read_llama(given: Given) -> LlamaConfig:
     bias = given.flag("attention_bias")
-    return _read(given, qkv_bias=bias, out_bias=bias, mlp_bias=given.flag("mlp_bias"))
+    return read_family(given, qkv_bias=bias, out_bias=bias, mlp_bias=given.flag("mlp_bias"))
 
 
 def read_mistral(given: Given) -> LlamaConfig:
     """Read a Mistral; missing keys for the window and the K and V heads take the values of transformers."""
     window = given.get("sliding_window", 4096)
     windows = () if window is None else (given.whole("sliding_window", 4096),) * given.whole("num_hidden_layers")
-    return _read(given, kv_heads=8, windows=windows)
+    return read_family(given, kv_heads=8, windows=windows)
 
 
 def read_qwen2(given: Given) -> LlamaConfig:
-    return _read(given, kv_heads=32, windows=_qwen_windows(given), qkv_bias=True)
+    return read_family(given, kv_heads=32, windows=_qwen_windows(given), qkv_bias=True)
 
 
 def read_qwen3(given: Given) -> LlamaConfig:
     bias = given.flag("attention_bias")
     windows = _qwen_windows(given)
-    return _read(given, kv_heads=32, head_dim=128, windows=windows, qkv_bias=bias, out_bias=bias, qk_norm=True)
+    return read_family(given, kv_heads=32, head_dim=128, windows=windows, qkv_bias=bias, out_bias=bias, qk_norm=True)
 
 
 def _qwen_windows(given: Given) -> tuple[int | None, ...]:
@@ -59,14 +56,14 @@ def _qwen_windows(given: Given) -> tuple[int | None, ...]:
             raise given.wrong("max_window_layers", "a whole number", first)
         types = ["full_attention" if layer < first else "sliding_attention" for layer in range(layers)]
         types = types if window is not None else ["full_attention"] * layers
-    if not isinstance(types, list) or len(types) != layers or not all(kind in _LAYER_TYPES for kind in types):
-        raise given.wrong("layer_types", f"{layers} of {' and '.join(_LAYER_TYPES)}", types)
+    if not isinstance(types, list) or len(types) != layers or not all(kind in LAYER_TYPES for kind in types):
+        raise given.wrong("layer_types", f"{layers} of {' and '.join(LAYER_TYPES)}", types)
     if window is None and "sliding_attention" in types:
         raise given.wrong("layer_types", "full_attention where use_sliding_window is false", types)
     return () if window is None else tuple(window if kind == "sliding_attention" else None for kind in types)
 
 
-def _read(
+def read_family(
     given: Given,
     *,
     kv_heads: int | None = None,

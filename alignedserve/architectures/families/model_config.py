@@ -12,6 +12,7 @@ from alignedserve.architectures.families.deepseek import read_deepseek_v2, read_
 from alignedserve.architectures.families.generic import read_generic
 from alignedserve.architectures.families.gpt_neox import read_gpt_neox
 from alignedserve.architectures.families.llama import read_llama, read_mistral, read_qwen2, read_qwen3
+from alignedserve.architectures.families.mixtures import read_dots1, read_mixtral, read_qwen2_moe, read_qwen3_moe
 from alignedserve.architectures.families.opt import read_opt
 from alignedserve.architectures.given import Given, read_json
 from alignedserve.architectures.vectors import HEAD, is_encoder, num_labels, read_encoder
@@ -34,6 +35,10 @@ READERS: dict[str, Callable[[Given], ModelConfig]] = {
     "DeepseekV3ForCausalLM": read_deepseek_v3,
     "Glm4MoeLiteForCausalLM": read_deepseek_v3,
     "YoutuForCausalLM": read_youtu,
+    "MixtralForCausalLM": read_mixtral,
+    "Qwen2MoeForCausalLM": read_qwen2_moe,
+    "Qwen3MoeForCausalLM": read_qwen3_moe,
+    "Dots1ForCausalLM": read_dots1,
 }
 
 

@@ -104,14 +104,15 @@ def read_lora(folder: Path, model: ModelConfig) -> LoraFiles:
 
 def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
     """Return the outputs and inputs of each linear layer that adapters may change, by its name in transformers."""
-    hidden, query, kv = model.hidden_size, model.query_dim, model.kv_dim
+    hidden, query, kv, layers = model.hidden_size, model.query_dim, model.kv_dim, range(model.num_layers)
+    mixtures: set[int] = set()  # layers whose MLP adapters may not change
     match model:
         case LlamaConfig(intermediate_size=inner):
             attention = {"q_proj": (query, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden)}
             of_layer = {f"self_attn.{name}": shape for name, shape in attention.items()}
             of_layer |= {"self_attn.o_proj": (hidden, query), "mlp.down_proj": (hidden, inner)}
             of_layer |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden)}
-            prefix = "model.layers"
+            prefix, mixtures = "model.layers", {n for n in layers if model.routing_of(n) is not None}
         case OptConfig(intermediate_size=inner):
             of_layer = {f"self_attn.{name}_proj": (query, hidden) for name in "qkv"}
             of_layer |= {"self_attn.out_proj": (hidden, query), "fc1": (inner, hidden), "fc2": (hidden, inner)}
@@ -126,8 +127,12 @@ def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
             prefix = names.layers
         case _:
             return {}
-    layers = range(model.num_layers)
-    return {f"{prefix}.{number}.{name}": shape for number in layers for name, shape in of_layer.items()}
+    return {
+        f"{prefix}.{number}.{name}": shape
+        for number in layers
+        for name, shape in of_layer.items()
+        if not (number in mixtures and name.startswith("mlp."))
+    }
 
 
 def _read_tensors(folder: Path) -> dict[str, tuple[int, ...]]:

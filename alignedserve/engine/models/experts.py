@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from alignedserve.architectures.routing import Routing, Scores
+from alignedserve.architectures.routing import ExpertNames, MixtureConfig, Routing, Scores
+from alignedserve.engine.adapters.layers import AdaptedLayers
 from alignedserve.engine.models.loading import Loader
+from alignedserve.kernels.common.decoder import AttentionLayer, DecoderLayer
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.dispatch.dispatcher import Kernels
+
+_USUAL = ExpertNames()
 
 
 class Mlp(Protocol):
@@ -33,11 +37,23 @@ class DenseMlp:
     def add_to(self, x: Tensor, residual: Tensor) -> None:
         self.down.add_to(self.kernels.silu_mul(self.up(x)), residual)
 
+    def completed(self, layer: AttentionLayer) -> DecoderLayer:
+        """Return the layer with this MLP."""
+        return DecoderLayer(**vars(layer), up=self.up, down=self.down, gated=True)
 
-def dense_mlp(loader: Loader, name: str, hidden: int, inner: int, is_summed: bool = True) -> DenseMlp:
-    """Read an MLP by the names of the Llama family."""
-    up = loader.by_rows([f"{name}.gate_proj", f"{name}.up_proj"], [inner] * 2, hidden, False)
-    return DenseMlp(up, loader.by_columns(f"{name}.down_proj", hidden, inner, False, is_summed), loader.kernels)
+
+def dense_mlp(
+    loader: Loader,
+    name: str,
+    hidden: int,
+    inner: int,
+    bias: bool = False,
+    is_summed: bool = True,
+    names: ExpertNames = _USUAL,
+) -> DenseMlp:
+    """Read an MLP with a gate."""
+    up = loader.by_rows([f"{name}.{names.gate}", f"{name}.{names.up}"], [inner] * 2, hidden, bias)
+    return DenseMlp(up, loader.by_columns(f"{name}.{names.down}", hidden, inner, bias, is_summed), loader.kernels)
 
 
 @dataclass(frozen=True)
@@ -76,12 +92,26 @@ class Router:
 
 
 @dataclass(frozen=True)
+class SharedMlp:
+    """What all tokens take beside their experts."""
+
+    mlp: DenseMlp
+    gate: Tensor | None  # [1, hidden]: makes the weight of each token; None: it is one
+
+    def add_to(self, x: Tensor, out: Tensor) -> None:
+        if self.gate is None:
+            self.mlp.add_to(x, out)
+        else:
+            out += F.linear(x, self.gate).sigmoid() * self.mlp(x)
+
+
+@dataclass(frozen=True)
 class ExpertsMlp:
     """A mixture of experts, and what all tokens take beside it. Each rank has a part of each expert."""
 
     router: Router
     experts: Sequence[DenseMlp]
-    shared: DenseMlp | None
+    shared: SharedMlp | None
     total: Callable[[Tensor], None] | None  # sums the outputs over ranks
 
     def add_to(self, x: Tensor, residual: Tensor) -> None:
@@ -106,21 +136,38 @@ class ExpertsMlp:
                 out.index_add_(0, of_expert, made.to(out.dtype))
 
 
-def experts_mlp(loader: Loader, name: str, hidden: int, routing: Routing, inner: int, shared: int) -> ExpertsMlp:
-    """Read a mixture of experts by the names of DeepSeek; `inner` and `shared` are sizes of this rank's parts."""
+def mlp_of(config: MixtureConfig, number: int, layer: str, loader: Loader, bias: bool = False) -> Mlp:
+    """Read the MLP of a layer: dense, with biases or without, or a mixture of experts."""
+    routing = config.routing_of(number)
+    if routing is None:
+        return dense_mlp(loader, f"{layer}.mlp", config.hidden_size, config.intermediate_size, bias)
+    return _experts_mlp(config, routing, layer, loader)
 
-    def router() -> Router:
-        weight = loader.vector(f"{name}.gate.weight", routing.experts, hidden, dtype=torch.float32)
-        bias = f"{name}.gate.e_score_correction_bias"
-        is_biased = routing.is_biased
-        return Router(routing, weight, loader.vector(bias, routing.experts, dtype=torch.float32) if is_biased else None)
 
-    def mlp(of: str, size: int) -> DenseMlp:
-        return dense_mlp(loader, f"{name}.{of}", hidden, size, is_summed=False)
+def _experts_mlp(config: MixtureConfig, routing: Routing, layer: str, loader: Loader) -> ExpertsMlp:
+    """Read a mixture. Adapters cannot change it: its experts run with other rows than the step has."""
+    names, hidden, shared = routing.names, config.hidden_size, None
+    loader = replace(loader, adapted=AdaptedLayers())
 
+    def mlp(name: str, size: int) -> DenseMlp:
+        return dense_mlp(loader, f"{layer}.{name}", hidden, size, is_summed=False, names=names)
+
+    if config.shared_size:
+        gate = f"{layer}.{names.shared_gate}.weight"
+        shared = SharedMlp(
+            dense_mlp(loader, f"{layer}.{names.shared}", hidden, config.shared_size, is_summed=False),
+            loader.vector(gate, 1, hidden) if routing.shared_is_gated else None,
+        )
     return ExpertsMlp(
-        router(),
-        [mlp(f"experts.{number}", inner) for number in range(routing.experts)],
-        mlp("shared_experts", shared) if shared else None,
+        _router(routing, layer, hidden, loader),
+        [mlp(f"{names.experts}.{number}", config.expert_size) for number in range(routing.experts)],
+        shared,
         loader.ranks.total if loader.ranks.size > 1 else None,
     )
+
+
+def _router(routing: Routing, layer: str, hidden: int, loader: Loader) -> Router:
+    names, experts = routing.names, routing.experts
+    weight = loader.vector(f"{layer}.{names.router}.weight", experts, hidden, dtype=torch.float32)
+    bias = loader.vector(f"{layer}.{names.bias}", experts, dtype=torch.float32) if routing.is_biased else None
+    return Router(routing, weight, bias)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from alignedserve.architectures.families.deepseek import DeepseekConfig
-from alignedserve.engine.models.experts import Mlp, dense_mlp, experts_mlp
+from alignedserve.engine.models.experts import Mlp, mlp_of
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.rope import Rotation
@@ -63,7 +63,7 @@ class Deepseek:
             to_v=both[:, config.plain_dim :].transpose(1, 2),
             out=loader.by_columns(f"{attention}.o_proj", hidden, config.num_heads * config.value_dim, config.bias),
             mlp_norm=loader.vector(f"{prefix}.post_attention_layernorm.weight", hidden),
-            mlp=self._mlp(number, f"{prefix}.mlp", loader),
+            mlp=mlp_of(config, number, prefix, loader),
         )
 
     def _query(self, attention: str, loader: Loader) -> Callable[[Tensor], Tensor]:
@@ -80,12 +80,6 @@ class Deepseek:
             return up(kernels.rms_norm(down(x), norm, _INNER_EPS))
 
         return query
-
-    def _mlp(self, number: int, name: str, loader: Loader) -> Mlp:
-        config, routing = self._config, self._config.routing
-        if routing is None or number < routing.first_layer:
-            return dense_mlp(loader, name, config.hidden_size, config.intermediate_size)
-        return experts_mlp(loader, name, config.hidden_size, routing, config.expert_size, config.shared_size)
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
         return self.logits(self.states(tokens, positions, rows, attention))

@@ -5,49 +5,52 @@ from __future__ import annotations
 from torch import Tensor
 
 from alignedserve.architectures.families.llama import LlamaConfig
+from alignedserve.engine.models.experts import DenseMlp, Mlp, mlp_of
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.rope import Rotation
-from alignedserve.kernels.common.decoder import DecoderLayer, Norm
+from alignedserve.kernels.common.decoder import AttentionLayer, DecoderLayer, Norm
 from alignedserve.kernels.common.scoring import Scoring
 
 
 class Llama:
     def __init__(self, config: LlamaConfig, loader: Loader) -> None:
         self._config, self._kernels = config, loader.kernels
-        hidden, inner, head_dim = config.hidden_size, config.intermediate_size, config.head_dim
+        hidden, head_dim = config.hidden_size, config.head_dim
         fused = []
 
         def norm(name: str) -> Norm:
             return Norm(loader.vector(name, hidden), None, config.norm_eps, centred=False)
 
-        def layer(number: int) -> DecoderLayer:
+        def layer(number: int) -> AttentionLayer:
             prefix = f"model.layers.{number}"
-            attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+            attention = f"{prefix}.self_attn"
             qkv = [f"{attention}.{name}_proj" for name in "qkv"]
             fused.append(loader.by_rows(qkv, (config.query_dim, config.kv_dim, config.kv_dim), hidden, config.qkv_bias))
-            return DecoderLayer(
+            made = AttentionLayer(
                 attention_norm=norm(f"{prefix}.input_layernorm.weight"),
                 qkv=fused[-1],
                 query_norm=loader.vector(f"{attention}.q_norm.weight", head_dim) if config.qk_norm else None,
                 k_norm=loader.vector(f"{attention}.k_norm.weight", head_dim) if config.qk_norm else None,
                 out=loader.by_columns(f"{attention}.o_proj", hidden, config.query_dim, config.out_bias),
                 mlp_norm=norm(f"{prefix}.post_attention_layernorm.weight"),
-                up=loader.by_rows([f"{mlp}.gate_proj", f"{mlp}.up_proj"], [inner] * 2, hidden, config.mlp_bias),
-                down=loader.by_columns(f"{mlp}.down_proj", hidden, inner, config.mlp_bias),
-                gated=True,
                 heads=config.num_heads,
                 kv_heads=config.num_kv_heads,
                 head_dim=head_dim,
                 turned=config.rope.dim,
                 scoring=Scoring(config.scale(number), config.window(number)),
             )
+            mlp = mlp_of(config, number, prefix, loader, config.mlp_bias)
+            self._mlps.append(mlp)
+            return mlp.completed(made) if isinstance(mlp, DenseMlp) else made
 
         self._embedding = loader.embedding(
             "model.embed_tokens.weight", config.vocab_size, hidden, config.tied_embeddings
         )
+        self._mlps: list[Mlp] = []
         self._layers = [layer(number) for number in range(config.num_layers)]
-        self._decoder = loader.decoder(self._layers)
+        dense = [layer for layer in self._layers if isinstance(layer, DecoderLayer)]
+        self._decoder = loader.decoder(dense) if len(dense) == len(self._layers) else None
         self._norm = loader.vector("model.norm.weight", hidden)
         self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
         self._rotation = Rotation(config.rope, loader.device, config.max_positions)
@@ -75,7 +78,7 @@ class Llama:
         config, kernels, eps = self._config, self._kernels, self._config.norm_eps
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         query_dim, kv_dim, num_tokens = config.query_dim, config.kv_dim, x.shape[0]
-        for number, layer in enumerate(self._layers):
+        for number, (layer, mlp) in enumerate(zip(self._layers, self._mlps, strict=True)):
             normed = self._normed(x, layer.attention_norm)
             qkv = layer.qkv(normed)
             by_head = qkv.view(num_tokens, -1, head_dim)
@@ -91,8 +94,7 @@ class Llama:
             v = qkv.narrow(1, query_dim + kv_dim, kv_dim)
             attended = attention.attend(number, query, k, v, layer.scoring, normed)
             layer.out.add_to(attended.view(num_tokens, query_dim), x)
-            gate_up = layer.up(self._normed(x, layer.mlp_norm))
-            layer.down.add_to(kernels.silu_mul(gate_up), x)
+            mlp.add_to(self._normed(x, layer.mlp_norm), x)
 
     def _normed(self, x: Tensor, norm: Norm) -> Tensor:
         assert norm.weight is not None
