@@ -18,6 +18,7 @@ from transformers import (
     FalconConfig,
     Glm4MoeLiteConfig,
     GPTNeoXConfig,
+    Llama4TextConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
@@ -271,6 +272,40 @@ def dots1(folder: Path, **changes: Any) -> Path:
     return biased(made(folder, Dots1Config(**{**_MIXTURE, **special, **_GROUPS, **changes}), 14, torch.float32))
 
 
+def llama4(folder: Path, **changes: Any) -> Path:
+    """Make a Llama 4 of four layers: the last does not turn, the second and the fourth have experts."""
+    base = {
+        **BASE,
+        "num_hidden_layers": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "intermediate_size": 16,
+        "intermediate_size_mlp": 56,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "interleave_moe_layer_step": 2,
+        "attention_chunk_size": WINDOW,
+        "floor_scale": 8,
+        "attn_scale": 0.5,
+        "tie_word_embeddings": False,
+    }
+    return made(folder, Llama4TextConfig(**{**base, **changes}), 14, torch.float32)
+
+
+def with_images(folder: Path) -> Path:
+    """Rewrite a Llama 4 as the hub has it: the text part has a prefix and a section of its own, beside other parts."""
+    path = llama4(folder) / "config.json"
+    config = json.loads(path.read_text())
+    dtype, eos = config.pop("dtype"), config.pop("eos_token_id")
+    whole = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "eos_token_id": [eos, 5]}
+    path.write_text(json.dumps({**whole, "dtype": dtype, "text_config": {**config, "architectures": None}}))
+    tensors = load_file(folder / "model.safetensors")
+    beside = {"vision_model.class_embedding": torch.ones(8)}
+    named = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    save_file({**named, **beside}, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
 Make = Callable[[Path], Path]
 
 # One family for each way of computing: the property tests run on all of these.
@@ -285,7 +320,7 @@ MODELS: dict[str, Make] = {
     "opt-350m": opt_350m,
     "neox": neox,
     "neox-serial": lambda folder: neox(folder, use_parallel_residual=False),
-    "bloom": bloom,
+    "llama4": llama4,
     "falcon": falcon,
     "mpt": mpt,
     "deepseek-v2": deepseek_v2,
@@ -307,6 +342,7 @@ STORED: dict[str, Make] = {
     "bfloat16": lambda folder: gqa(folder, dtype=torch.bfloat16),
     "pythia": as_the_hub_has_it,
     "no-head": without_its_head,
+    "llama4-with-images": with_images,
 }
 
 
@@ -343,6 +379,14 @@ OPTIONS: dict[str, Make] = {
     "neox-quarter": lambda folder: neox(folder, hidden_act="gelu_new", rope_parameters=None),
     "neox-gelu-fast": lambda folder: neox(folder, hidden_act="gelu_fast"),
     "neox-quick-gelu": lambda folder: neox(folder, hidden_act="quick_gelu"),
+    "llama4-all-turn": lambda folder: llama4(folder, no_rope_layers=[1] * 4, use_qk_norm=False, attention_bias=True),
+    "llama4-none-turns": lambda folder: llama4(folder, no_rope_layers=[0] * 4, tie_word_embeddings=True),
+    "llama4-cool": lambda folder: llama4(
+        folder, attn_temperature_tuning=False, moe_layers=[0, 1, 2, 3], num_experts_per_tok=1
+    ),
+    "llama4-all-experts": lambda folder: llama4(folder, num_experts_per_tok=4),
+    "llama4-llama3": lambda folder: llama4(folder, **_rope("llama3", **{**_LLAMA3, "high_freq_factor": 1.0})),
+    "bloom": bloom,
     "bloom-norms-stay": lambda folder: bloom(folder, apply_residual_connection_post_layernorm=True),
     "bloom-six-heads": lambda folder: bloom(folder, hidden_size=48, num_attention_heads=6, tie_word_embeddings=False),
     "falcon-7b": falcon_7b,

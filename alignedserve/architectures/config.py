@@ -53,6 +53,7 @@ class ModelConfig:
     eos_tokens: frozenset[int]
     tied_embeddings: bool = False  # whether the output head is the table of embeddings
     windows: tuple[int | None, ...] = ()  # layer -> tokens that a query sees, itself included; (): all
+    stretches: tuple[int | None, ...] = ()  # layer -> tokens of a stretch: a query sees no earlier one; (): all
     stored: StoredForm | None = None  # how linear layers are quantised already
     scales: tuple[float, ...] = ()  # layer -> factor of the products of query and K; (): the usual one
     generates: bool = True  # whether it writes text; else it makes vectors alone
@@ -78,6 +79,9 @@ class ModelConfig:
 
     def window(self, layer: int) -> int | None:
         return self.windows[layer] if self.windows else None
+
+    def stretch(self, layer: int) -> int | None:
+        return self.stretches[layer] if self.stretches else None
 
     @property
     def reach(self) -> int | None:

@@ -109,8 +109,8 @@ def _original_positions(given: Given, rope: Given) -> int:
 
 def _llama3(given: Given, rope: Given) -> Llama3:
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if high <= low:
-        raise rope.wrong("high_freq_factor", f"above low_freq_factor {low:g}", high)
+    if high < low:
+        raise rope.wrong("high_freq_factor", f"at least low_freq_factor {low:g}", high)
     return Llama3(rope.number("factor"), low, high, _original_positions(given, rope))
 
 

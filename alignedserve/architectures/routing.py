@@ -40,6 +40,7 @@ class Routing:
     is_biased: bool = False  # whether each expert has a number that counts in the choice, and not in its weight
     is_normalised: bool = False  # whether a token's weights sum to one, before the factor
     factor: float = 1.0  # of the weights
+    weighs_inputs: bool = False  # whether a weight is a factor of what an expert reads, not of what it makes
     shared_is_gated: bool = False  # whether each token has a weight for what all tokens take
     names: ExpertNames = field(default_factory=ExpertNames)
 

@@ -11,6 +11,7 @@ from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.pytorch_utils import Conv1D
 
 from alignedserve.architectures.families.generic import GenericConfig
+from alignedserve.architectures.families.llama4 import Llama4Config
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import GROUP, Quantization
 from alignedserve.kernels.common.quantised import quantised
@@ -24,7 +25,7 @@ def expanded_reference(folder: Path, quantization: Quantization) -> Any:
 
     Experts of our own modules count as linear layers. What K and V are made of compressed vectors with stays as it is.
     """
-    network = load(folder)
+    network, config = load(folder), read_config(folder)
     head = network.get_output_embeddings()
     with torch.no_grad():
         for name, layer in network.named_modules():
@@ -34,9 +35,10 @@ def expanded_reference(folder: Path, quantization: Quantization) -> Any:
                 layer.weight.copy_(_rounded(layer.weight, 8 if layer is head else quantization.bits))
             elif isinstance(layer, Conv1D):
                 layer.weight.copy_(_rounded(layer.weight.t(), quantization.bits).t())
-        for parameter in () if isinstance(read_config(folder), GenericConfig) else network.parameters():
+        is_transposed = isinstance(config, Llama4Config)  # [inputs, outputs]
+        for parameter in () if isinstance(config, GenericConfig) else network.parameters():
             if parameter.ndim == 3:
-                for expert in parameter:
+                for expert in parameter.mT if is_transposed else parameter:
                     expert.copy_(_rounded(expert, quantization.bits))
     return network
 

@@ -36,6 +36,7 @@ FAMILIES = (
     "bloom",
     "falcon",
     "mpt",
+    "llama4",
 )
 TOKENS = 6
 SOME = r".*\.1\..*(q_proj|v_proj|down_proj|fc2|query_key_value|dense_4h_to_h)"  # layers of the model's second layer

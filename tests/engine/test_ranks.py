@@ -24,7 +24,7 @@ from tests.engine.driver import Driver, prompt_of
 from tests.models import VOCAB
 
 SHARED = ("mha-tied", "sharded", "llama-biases", "qwen2", "qwen3", "opt", "opt-350m", "neox", "pythia")
-FUSED = ("bloom", "falcon", "falcon-rw", "mpt")
+FUSED = ("llama4", "bloom", "falcon", "falcon-rw", "mpt")
 LATENT = ("deepseek-v2", "deepseek-v3", "youtu")
 MIXTURES = ("mixtral", "qwen2-moe", "qwen3-moe", "dots1")
 PROMPTS = ((0, 21), (1, 5), (2, 40))

@@ -150,7 +150,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "granitemoehybrid": ({"layer_types": ["mamba", "attention"], **_MAMBA}, _STATE),
     "hrm_text": ({}, "attends twice in a pass"),
     "lfm2": ({"layer_types": ["conv", FULL]}, _STATE),
-    "llama4_text": ({}, "its attention scales queries by positions that it counts itself (attn_temperature_tuning)"),
     "minicpm3": ({**_LATENT, "v_head_dim": 8}, "of each head, K has 16 numbers and V has 8"),
     "mimo_v2_flash": ({}, "and V of 2 x 128"),
     "minimax_m3_vl_text": (

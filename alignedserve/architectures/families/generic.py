@@ -24,7 +24,6 @@ _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequ
 
 # Key that is not null or false -> what it says of a model, which is refused before its weights are read.
 _REFUSED = {
-    "attn_temperature_tuning": "its attention scales queries by positions that it counts itself",
     "is_encoder_decoder": "it has an encoder",
 }
 

@@ -12,6 +12,7 @@ from alignedserve.architectures.families.deepseek import read_deepseek_v2, read_
 from alignedserve.architectures.families.generic import read_generic
 from alignedserve.architectures.families.gpt_neox import read_gpt_neox
 from alignedserve.architectures.families.llama import read_llama, read_mistral, read_qwen2, read_qwen3
+from alignedserve.architectures.families.llama4 import read_llama4, read_llama4_with_images
 from alignedserve.architectures.families.mixtures import read_dots1, read_mixtral, read_qwen2_moe, read_qwen3_moe
 from alignedserve.architectures.families.opt import read_opt
 from alignedserve.architectures.given import Given, read_json
@@ -28,6 +29,8 @@ READERS: dict[str, Callable[[Given], ModelConfig]] = {
     "Qwen3ForCausalLM": read_qwen3,
     "OPTForCausalLM": read_opt,
     "GPTNeoXForCausalLM": read_gpt_neox,
+    "Llama4ForCausalLM": read_llama4,
+    "Llama4ForConditionalGeneration": read_llama4_with_images,
     "BloomForCausalLM": read_bloom,
     "FalconForCausalLM": read_falcon,
     "MptForCausalLM": read_mpt,

@@ -19,6 +19,7 @@ from alignedserve.architectures.config import ModelConfig
 from alignedserve.architectures.families.bloom import BloomConfig
 from alignedserve.architectures.families.gpt_neox import NeoxConfig
 from alignedserve.architectures.families.llama import LlamaConfig
+from alignedserve.architectures.families.llama4 import Llama4Config
 from alignedserve.architectures.families.opt import OptConfig
 from alignedserve.architectures.given import read_json
 from alignedserve.architectures.weight_files import FLOATS, read_shapes
@@ -85,7 +86,7 @@ def read_lora(folder: Path, model: ModelConfig) -> LoraFiles:
     shapes = linear_shapes(model)
     if not shapes:
         raise AdapterError(
-            f"{folder}: adapters change Llama's family, OPT, GPT-NeoX, Bloom, Falcon and MPT, and not this model"
+            f"{folder}: adapters change Llama's family, Llama 4, OPT, GPT-NeoX, Bloom, Falcon and MPT, and not this"
         )
     if not folder.is_dir():
         raise AdapterError(f"{folder} is not a folder: name one with {CONFIG} and {WEIGHTS}")
@@ -121,6 +122,8 @@ def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
             of_layer = {"attention.query_key_value": (3 * query, hidden), "attention.dense": (hidden, query)}
             of_layer |= {"mlp.dense_h_to_4h": (inner, hidden), "mlp.dense_4h_to_h": (hidden, inner)}
             prefix = "gpt_neox.layers"
+        case Llama4Config():
+            return _shapes_of_llama4(model)
         case BloomConfig(intermediate_size=inner, names=names):
             of_layer = {names.qkv: (query + 2 * kv, hidden), names.out: (hidden, query)}
             of_layer |= {names.up: (inner, hidden), names.down: (hidden, inner)}
@@ -133,6 +136,21 @@ def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
         for name, shape in of_layer.items()
         if not (number in mixtures and name.startswith("mlp."))
     }
+
+
+def _shapes_of_llama4(model: Llama4Config) -> dict[str, tuple[int, int]]:
+    """Return the layers that all tokens run; experts see other rows than the step has."""
+    hidden, query, kv = model.hidden_size, model.query_dim, model.kv_dim
+    attention = {"q_proj": (query, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden), "o_proj": (hidden, query)}
+    shapes: dict[str, tuple[int, int]] = {}
+    for number in range(model.num_layers):
+        is_mixture, layer = model.routing_of(number) is not None, f"{model.prefix}model.layers.{number}"
+        inner = model.expert_size if is_mixture else model.intermediate_size
+        mlp = f"{layer}.feed_forward{'.shared_expert' if is_mixture else ''}"
+        shapes |= {f"{layer}.self_attn.{name}": shape for name, shape in attention.items()}
+        shapes |= {f"{mlp}.{name}_proj": (inner, hidden) for name in ("gate", "up")}
+        shapes[f"{mlp}.down_proj"] = (hidden, inner)
+    return shapes
 
 
 def _read_tensors(folder: Path) -> dict[str, tuple[int, ...]]:

@@ -132,8 +132,13 @@ class ExpertsMlp:
         shares = weights.flatten().index_select(0, by_expert)[:, None].split(counts)
         for expert, of_expert, share in zip(self.experts, rows, shares, strict=True):
             if len(of_expert):
-                made = expert(x.index_select(0, of_expert)) * share
-                out.index_add_(0, of_expert, made.to(out.dtype))
+                out.index_add_(0, of_expert, self._made(expert, x.index_select(0, of_expert), share))
+
+    def _made(self, expert: DenseMlp, rows: Tensor, share: Tensor) -> Tensor:
+        """Return what an expert makes of its rows, weighted."""
+        if self.router.routing.weighs_inputs:
+            return expert((rows * share).to(rows.dtype))
+        return (expert(rows) * share).to(rows.dtype)
 
 
 def mlp_of(config: MixtureConfig, number: int, layer: str, loader: Loader, bias: bool = False) -> Mlp:

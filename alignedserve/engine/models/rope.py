@@ -48,6 +48,12 @@ class Rotation:
         self._cos, self._sin = ((table * self._scale).to(self._device) for table in (angles.cos(), angles.sin()))
 
 
+def part_neighbours(heads: Tensor, out: Tensor) -> Tensor:
+    """Write heads whose neighbouring numbers turn together to `out`, where these lie half a vector apart; return it."""
+    out.unflatten(-1, (2, -1)).copy_(heads.unflatten(-1, (-1, 2)).transpose(-1, -2))
+    return out
+
+
 def frequencies(rope: Rope) -> Tensor:
     """Return the angle by which each pair of numbers rotates from one position to the next."""
     scaling = rope.scaling
@@ -72,7 +78,10 @@ def _proportional(rope: Rope, scaling: Proportional) -> Tensor:
 
 
 def _llama3(plain: Tensor, scaling: Llama3) -> Tensor:
-    """Divide low frequencies by the factor, keep high frequencies, and interpolate those between the two bounds."""
+    """Divide low frequencies by the factor, keep high frequencies, and interpolate those between the two bounds.
+
+    The bounds may be one: then nothing lies between.
+    """
     low, high, original = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_positions
     wavelength = 2 * math.pi / plain
     slowed = torch.where(wavelength > original / low, plain / scaling.factor, plain)

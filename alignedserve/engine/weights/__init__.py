@@ -9,5 +9,6 @@ gguf_weights.py        Reads the tensors of a GGUF file.
 gptq.py                GPTQ: 4 or 8 bits, packed by inputs, which may have an order of their own.
 mxfp4.py               MXFP4: experts in floats of 4 bits, expanded while they are read.
 packed.py              Numbers of 4 or 8 bits that lie in words of 32; the part of a weight that a rank has.
+stacked.py             Experts that the files have stacked into one tensor, as layers of their own.
 tensors.py             Reads the tensors of a Hugging Face model folder.
 """

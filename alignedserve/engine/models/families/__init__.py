@@ -5,5 +5,6 @@ choice.py    Chooses the module that runs a model.
 deepseek.py  DeepSeek and its kin, which attend to one compressed vector of each token.
 gpt_neox.py  GPT-NeoX (Pythia).
 llama.py     The Llama family.
+llama4.py    Llama 4's text part.
 opt.py       OPT.
 """

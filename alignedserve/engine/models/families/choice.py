@@ -9,6 +9,7 @@ from alignedserve.architectures.families.deepseek import DeepseekConfig
 from alignedserve.architectures.families.generic import GenericConfig
 from alignedserve.architectures.families.gpt_neox import NeoxConfig
 from alignedserve.architectures.families.llama import LlamaConfig
+from alignedserve.architectures.families.llama4 import Llama4Config
 from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.families.opt import OptConfig
 from alignedserve.architectures.quantization import Quantization
@@ -18,6 +19,7 @@ from alignedserve.engine.models.families.bloom import Bloom
 from alignedserve.engine.models.families.deepseek import Deepseek
 from alignedserve.engine.models.families.gpt_neox import GptNeox
 from alignedserve.engine.models.families.llama import Llama
+from alignedserve.engine.models.families.llama4 import Llama4
 from alignedserve.engine.models.families.opt import Opt
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.model import Model
@@ -50,6 +52,8 @@ def load_model(config: ModelConfig, loader: Loader) -> Model:
             return GptNeox(config, loader)
         case BloomConfig():
             return Bloom(config, loader)
+        case Llama4Config():
+            return Llama4(config, loader)
         case DeepseekConfig():
             return Deepseek(config, loader)
     raise UnsupportedModel(f"there is no module for the configuration {type(config).__name__}")

@@ -17,7 +17,7 @@ from alignedserve.architectures.families.deepseek import DeepseekConfig
 from alignedserve.engine.models.experts import Mlp, mlp_of
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.model import Attention
-from alignedserve.engine.models.rope import Rotation
+from alignedserve.engine.models.rope import Rotation, part_neighbours
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.spans import Spans
 
@@ -126,7 +126,7 @@ class Deepseek:
     def _turn(self, heads: Tensor, angles: tuple[Tensor, Tensor], out: Tensor) -> None:
         """Write turned heads to `out`, where the numbers that rotate together lie half a vector apart."""
         if self._config.is_interleaved:
-            out.unflatten(-1, (2, -1)).copy_(heads.unflatten(-1, (-1, 2)).transpose(-1, -2))
+            part_neighbours(heads, out)
         else:
             out.copy_(heads)
         self._kernels.rotate(out, *angles)
