@@ -7,6 +7,7 @@ int8_kv.py    Write K and V in int8, in Triton.
 kernels.py    The Triton kernels behind dispatcher.py's interface; torch fills in the rest.
 latent.py     Attention to compressed vectors, in Triton.
 launch.py     Shared by all Triton kernels: how they are tuned, and what an interpreter changes.
+pieces.py     What all attention in Triton shares: pieces, places in blocks, weights, partial results.
 products.py   Products with quantised weights, in Triton: 4 and 8 bits, and rows as whole numbers.
 rounding.py   Rounding in Triton: what its versions, and its interpreter, do not all have.
 sampling.py   Draw tokens from logits, and log-probabilities, in Triton; the CPU never waits.

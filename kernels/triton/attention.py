@@ -26,6 +26,7 @@ from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.common.static_spans import StaticSpans
 from alignedserve.kernels.triton.int8_kv import scales_of, write_int8
 from alignedserve.kernels.triton.launch import interpreting, power_of_2, tuned
+from alignedserve.kernels.triton.pieces import OF_2, Partials, merge, piece_at, slots_of, weighed, write_piece
 from alignedserve.kernels.triton.rounding import from_bits_of_bf16
 from alignedserve.kernels.triton.schedule import NO_MERGE, NOTHING, Schedule, most_pieces, schedule, tiles_of
 
@@ -34,7 +35,6 @@ _CHUNK_ROWS = 64
 _LEAST_TOKENS = 32
 _PIECES_PER_PROCESSOR = 4
 _NO_WINDOW = 2**30
-_OF_2 = tl.constexpr(1 / math.log(2))  # of a power of e: that of 2
 _ALIGNED = 4  # numbers: for an address that is no multiple of 16 bytes Triton would compile another kernel
 
 
@@ -81,16 +81,8 @@ def _attend(
     WITH_SINKS: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    piece = pieces + tl.program_id(0) * 8
+    first_row, queries, first_position, table, begin, end, part = piece_at(pieces)
     head_of_k = tl.program_id(1)
-    first_row = tl.load(piece)
-    queries = tl.load(piece + 1)
-    first_position = tl.load(piece + 2)
-    table = tl.load(piece + 3)
-    begin = tl.load(piece + 4)
-    end = tl.load(piece + 5)
-    part = tl.load(piece + 6)
-
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, WIDTH)
     own = row // GROUP
@@ -108,11 +100,7 @@ def _attend(
     for first in range(begin, end, TOKENS):
         token = first + tl.arange(0, TOKENS)
         there = token < end
-        pair = tl.load(pairs + table + token // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
-        right = tl.load(from_right + table + token // BLOCK_SIZE, mask=there, other=0)
-        offset = token % BLOCK_SIZE
-        offset = tl.where(right != 0, BLOCK_SIZE - 1 - offset, offset)
-        slot = (2 * pair * BLOCK_SIZE + offset) * VECTOR
+        slot = slots_of(token, there, table, pairs, from_right, BLOCK_SIZE) * VECTOR
         vector = slot + head_of_k * HEAD_DIM
         mask = there[:, None] & (dim[None, :] < HEAD_DIM)
         k = tl.load(cache + vector[:, None] + dim[None, :], mask=mask, other=0.0)
@@ -133,30 +121,16 @@ def _attend(
         if CAPPED:
             scores = softcap * _tanh(scores)
         if SLOPED:
-            slope = tl.load(slopes + head)[:, None] * _OF_2
+            slope = tl.load(slopes + head)[:, None] * OF_2
             scores += slope * (token[None, :] - position[:, None]).to(tl.float32)
         seen = there[None, :] & (token[None, :] <= position[:, None]) & (token[None, :] > position[:, None] - window)
         scores = tl.where(seen, scores, -float("inf"))
-        now = tl.maximum(largest, tl.max(scores, 1))
-        base = tl.where(now == -float("inf"), 0.0, now)  # for a row that has seen no token yet
-        share = tl.exp2(scores - base[:, None])
-        keep = tl.exp2(largest - base)
-        total = total * keep + tl.sum(share, 1)
+        share, keep, largest, total = weighed(scores, largest, total)
         acc = acc * keep[:, None] + tl.dot(share.to(v.dtype), v, input_precision="ieee")
-        largest = now
 
     if WITH_SINKS and part < 0:
-        total += tl.exp2(tl.load(sinks + head) * _OF_2 - largest)
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    if part < 0:
-        heads = tl.num_programs(1) * GROUP
-        to = ((first_row + own).to(tl.int64)[:, None] * heads + head[:, None]) * HEAD_DIM + dim[None, :]
-        tl.store(out + to, result.to(out.dtype.element_ty), mask=of_query)
-    else:
-        row_of = (part * tl.num_programs(1) + head_of_k).to(tl.int64) * ROWS + row
-        tl.store(partial + row_of[:, None] * WIDTH + dim[None, :], result)
-        weight = tl.where(total == 0.0, -float("inf"), largest + tl.log2(tl.where(total == 0.0, 1.0, total)))
-        tl.store(weights + row_of, weight)
+        total += tl.exp2(tl.load(sinks + head) * OF_2 - largest)
+    write_piece(acc, largest, total, out, partial, weights, part, first_row, queries, GROUP, HEAD_DIM, WIDTH, ROWS)
 
 
 @triton.jit
@@ -165,50 +139,6 @@ def _tanh(x):
     power = tl.exp2(-2.8853900817779268 * tl.abs(x))
     size = (1.0 - power) / (1.0 + power)
     return tl.where(tl.abs(x) < 0.05, small, tl.where(x < 0.0, -size, size))
-
-
-@triton.jit
-def _merge(
-    partial,
-    weights,
-    out,
-    merges,
-    sinks,
-    GROUP: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    WIDTH: tl.constexpr,
-    ROWS: tl.constexpr,
-    WITH_SINKS: tl.constexpr,
-):
-    merge = merges + tl.program_id(0) * 4
-    head_of_k = tl.program_id(1)
-    first_row = tl.load(merge)
-    queries = tl.load(merge + 1)
-    first = tl.load(merge + 2)
-    count = tl.load(merge + 3)
-    row = tl.arange(0, ROWS)
-    dim = tl.arange(0, WIDTH)
-    largest = tl.full((ROWS,), -float("inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    acc = tl.zeros((ROWS, WIDTH), tl.float32)
-    for number in range(count):
-        row_of = ((first + number) * tl.num_programs(1) + head_of_k).to(tl.int64) * ROWS + row
-        weight = tl.load(weights + row_of)
-        now = tl.maximum(largest, weight)
-        base = tl.where(now == -float("inf"), 0.0, now)
-        keep = tl.exp2(largest - base)
-        share = tl.exp2(weight - base)
-        acc = acc * keep[:, None] + tl.load(partial + row_of[:, None] * WIDTH + dim[None, :]) * share[:, None]
-        total = total * keep + share
-        largest = now
-    head = head_of_k * GROUP + row % GROUP
-    heads = tl.num_programs(1) * GROUP
-    if WITH_SINKS:
-        total += tl.exp2(tl.load(sinks + head) * _OF_2 - largest)
-    to = ((first_row + row // GROUP).to(tl.int64)[:, None] * heads + head[:, None]) * HEAD_DIM + dim[None, :]
-    mask = (row[:, None] < queries * GROUP) & (dim[None, :] < HEAD_DIM)
-    result = acc / tl.where(total == 0.0, 1.0, total)[:, None]
-    tl.store(out + to, result.to(out.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -302,16 +232,14 @@ class TritonAttention:
     ) -> None:
         _, heads, head_dim = query.shape
         kv_heads, width, in_int8 = heads // group, max(16, power_of_2(head_dim)), keeps_int8(cache)
-        shape = (placed.num_partials, kv_heads, rows, width)
-        partial = torch.empty(shape, dtype=torch.float32, device=query.device)
-        weights = torch.empty(shape[:3], dtype=torch.float32, device=query.device)
+        partials = Partials.empty(placed.num_partials, kv_heads, rows, width, query.device)
         sizes: dict[str, Any] = {"GROUP": group, "HEAD_DIM": head_dim, "WIDTH": width, "ROWS": rows}
         sizes["WITH_SINKS"] = scoring.sinks is not None
         softcap = scoring.softcap or math.log(2)  # scores are exponents of 2
-        sinks, slopes = (weights if of is None else of for of in (scoring.sinks, scoring.slopes))
+        sinks, slopes = (partials.weights if of is None else of for of in (scoring.sinks, scoring.slopes))
         _attend[(len(placed.pieces), kv_heads)](
             *(query, query.stride(0), query.stride(1), cache, scales_of(cache) if in_int8 else cache),
-            *(out, partial, weights),
+            *(out, partials.results, partials.weights),
             *(placed.pieces, placed.pairs, placed.from_right, scoring.scale / softcap, softcap / math.log(2)),
             *(scoring.window or _NO_WINDOW, sinks, slopes),
             VECTOR=cache.shape[-1],
@@ -323,7 +251,8 @@ class TritonAttention:
             **sizes,
         )
         if len(placed.merges):
-            _merge[(len(placed.merges), kv_heads)](partial, weights, out, placed.merges, sinks, **sizes)
+            grid = len(placed.merges), kv_heads
+            merge[grid](partials.results, partials.weights, out, placed.merges, sinks, **sizes)
 
 
 class _Placed:

@@ -20,8 +20,9 @@ import triton
 import triton.language as tl
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
-from alignedserve.kernels.triton.attention import TritonAttention, _merge
+from alignedserve.kernels.triton.attention import TritonAttention
 from alignedserve.kernels.triton.launch import interpreting, power_of_2, tuned
+from alignedserve.kernels.triton.pieces import Partials, merge, piece_at, slots_of, weighed, write_piece
 
 _LEAST = 16  # the least size of a matrix product
 _CHUNK_ROWS = 32  # more take more registers than there are
@@ -63,15 +64,7 @@ def _attend_latent(
     WIDE: tl.constexpr,
     TOKENS: tl.constexpr,
 ):
-    piece = pieces + tl.program_id(0) * 8
-    first_row = tl.load(piece)
-    queries = tl.load(piece + 1)
-    first_position = tl.load(piece + 2)
-    table = tl.load(piece + 3)
-    begin = tl.load(piece + 4)
-    end = tl.load(piece + 5)
-    part = tl.load(piece + 6)
-
+    first_row, queries, first_position, table, begin, end, part = piece_at(pieces)
     row = tl.arange(0, ROWS)
     own = row // GROUP
     head = tl.program_id(1) * GROUP + row % GROUP
@@ -94,11 +87,7 @@ def _attend_latent(
     for first in range(begin, end, TOKENS):
         token = first + tl.arange(0, TOKENS)
         there = token < end
-        pair = tl.load(pairs + table + token // BLOCK_SIZE, mask=there, other=0).to(tl.int64)
-        right = tl.load(from_right + table + token // BLOCK_SIZE, mask=there, other=0)
-        offset = token % BLOCK_SIZE
-        offset = tl.where(right != 0, BLOCK_SIZE - 1 - offset, offset)
-        vector = cache + ((2 * pair * BLOCK_SIZE + offset) * HALF)[:, None]
+        vector = cache + (slots_of(token, there, table, pairs, from_right, BLOCK_SIZE) * HALF)[:, None]
         kept = tl.load(vector + place[None, :], mask=there[:, None] & (dim[None, :] < RANK), other=0.0)
         kept_rest = tl.load(vector + place_of_rest[None, :], mask=there[:, None] & (rest[None, :] < SIZE), other=0.0)
         if WIDE:
@@ -108,24 +97,10 @@ def _attend_latent(
         scores += tl.dot(q_rest, tl.trans(kept_rest), input_precision="ieee")
         seen = there[None, :] & (token[None, :] <= position[:, None])
         scores = tl.where(seen, scores * scale, -float("inf"))
-        now = tl.maximum(largest, tl.max(scores, 1))
-        base = tl.where(now == -float("inf"), 0.0, now)  # for a row that has seen no token yet
-        share = tl.exp2(scores - base[:, None])
-        keep = tl.exp2(largest - base)
-        total = total * keep + tl.sum(share, 1)
+        share, keep, largest, total = weighed(scores, largest, total)
         acc = acc * keep[:, None] + tl.dot(share.to(kept.dtype), kept, input_precision="ieee")
-        largest = now
 
-    sum_of_row = tl.where(total == 0.0, 1.0, total)
-    result = acc / sum_of_row[:, None]
-    if part < 0:
-        heads = tl.num_programs(1) * GROUP
-        to = ((first_row + own).to(tl.int64)[:, None] * heads + head[:, None]) * RANK + dim[None, :]
-        tl.store(out + to, result.to(out.dtype.element_ty), mask=is_row[:, None] & (dim[None, :] < RANK))
-    else:
-        row_of = (part * tl.num_programs(1) + tl.program_id(1)).to(tl.int64) * ROWS + row
-        tl.store(partial + row_of[:, None] * WIDTH + dim[None, :], result)
-        tl.store(weights + row_of, tl.where(total == 0.0, -float("inf"), largest + tl.log2(sum_of_row)))
+    write_piece(acc, largest, total, out, partial, weights, part, first_row, queries, GROUP, RANK, WIDTH, ROWS)
 
 
 class TritonLatentAttention(TritonAttention):
@@ -160,11 +135,9 @@ class TritonLatentAttention(TritonAttention):
         if placed is None:
             return
         width = max(_LEAST, power_of_2(rank))
-        shape = (placed.num_partials, heads // group, rows, width)
-        partial = torch.empty(shape, dtype=torch.float32, device=query.device)
-        weights = torch.empty(shape[:3], dtype=torch.float32, device=query.device)
+        partials = Partials.empty(placed.num_partials, heads // group, rows, width, query.device)
         _attend_latent[(len(placed.pieces), heads // group)](
-            *(query, query.stride(0), query.stride(1), cache, out, partial, weights),
+            *(query, query.stride(0), query.stride(1), cache, out, partials.results, partials.weights),
             *(placed.pieces, placed.pairs, placed.from_right, scale / math.log(2)),
             HALF=cache.shape[-1],
             BLOCK_SIZE=cache.shape[1],
@@ -179,4 +152,5 @@ class TritonLatentAttention(TritonAttention):
         if len(placed.merges):
             sizes: dict[str, Any] = {"GROUP": group, "HEAD_DIM": rank, "WIDTH": width, "ROWS": rows}
             sizes["WITH_SINKS"] = False
-            _merge[(len(placed.merges), heads // group)](partial, weights, out, placed.merges, weights, **sizes)
+            grid, weights = (len(placed.merges), heads // group), partials.weights
+            merge[grid](partials.results, weights, out, placed.merges, weights, **sizes)

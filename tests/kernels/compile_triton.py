@@ -21,6 +21,7 @@ from alignedserve.kernels.triton import attention as triton_attention
 from alignedserve.kernels.triton import copies as triton_copies
 from alignedserve.kernels.triton import int8_kv as triton_int8_kv
 from alignedserve.kernels.triton import latent as triton_latent
+from alignedserve.kernels.triton import pieces as triton_pieces
 from alignedserve.kernels.triton import products as triton_products
 from alignedserve.kernels.triton import sampling as triton_sampling
 from alignedserve.kernels.triton import tokens as triton_tokens
@@ -72,7 +73,7 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
         yield triton_latent._attend_latent, LATENT | {"ROWS": 32, "TOKENS": 32}, dict.fromkeys(of_attend, dtype)
     merge = {name: HEADS[name] for name in ("GROUP", "HEAD_DIM", "WIDTH", "ROWS")}
     for with_sinks in (False, True):
-        yield triton_attention._merge, merge | {"WITH_SINKS": with_sinks}, {"out": ""}
+        yield triton_pieces.merge, merge | {"WITH_SINKS": with_sinks}, {"out": ""}
     yield triton_attention._write, {"KV_DIM": 1000, "WIDTH": 1024}, {"cache": "", "k": "", "v": ""}
     written = {"VECTOR": 1040, "HEAD_DIM": 128, "WIDTH": 128, "MOST": 127, "TINY": 2.0**-126}
     yield triton_int8_kv._write_int8, written, OF_INT8 | {"k": "", "v": ""}

@@ -36,7 +36,7 @@ def test_kernels_compile_for_gpus() -> None:
     told = [json.loads(line) for line in done.stdout.splitlines()]
     further = (
         {
-            "_merge",
+            "merge",
             "_write",
             "_logprobs",
             "_expand",
