@@ -8,7 +8,7 @@ holds on each device and in the pool; the baseline is all of them. A prompt hold
 page more.
 
 Then 16 documents of that length come to the core of a decode worker with memory for eight windows: the last figure is
-how many decode at once, and how many would if they held all.
+how many decode at once, and how many would if they held all. They decode as long as their prompts take.
 `--tokens 32768 --window 4096` is the usual size, and takes several minutes: it is the prompt that takes them.
 """
 
@@ -119,9 +119,10 @@ def held_by_one(folder: Path, tokens: int, output: int, reach: int | None, direc
     return one.held
 
 
-def decodes_at_once(tokens: int, output: int, window: int, reach: int | None) -> int:
+def decodes_at_once(tokens: int, window: int, reach: int | None) -> int:
     """Return the most documents that decode at once with memory for some windows, or for one document if it needs more;
     no engine runs the steps."""
+    output = DOCUMENTS * units_for(tokens, STEP)  # else the first documents end before the last begin
     pairs = max(WINDOWS * units_for(window, BLOCK), units_for(tokens + output, BLOCK) + 1)
     core, now, most = DecodeCore(WorkerSetup(WorkerLimits(pairs, BLOCK, PAGE, STEP, BATCH, reach))), 0.0, 0
     orders = deque[Command]()
@@ -152,7 +153,7 @@ def main() -> int:
     report(f"{about}: most tokens held by its prompt", held.prefill, "tokens", baseline=all_of_it, goal=most + STEP)
     report(f"{about}: in the pool", held.pool, "tokens", baseline=all_of_it, goal=most)
     report(f"{about}: while it decodes", held.decode, "tokens", baseline=all_of_it, goal=most)
-    windowed, whole = (decodes_at_once(tokens, output, window, reach) for reach in (window, None))
+    windowed, whole = (decodes_at_once(tokens, window, reach) for reach in (window, None))
     name = f"decodes at once with memory for {WINDOWS} windows"
     report(name, windowed, "decodes", baseline=whole, goal=WINDOWS * window // most, at_least=True)
     return status()
