@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from itertools import pairwise
+from math import hypot
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -62,12 +63,33 @@ class TestSizes:
             ("llama-3.1-8b", 16.06, 131_072),
             ("llama-3.1-70b", 141.1, 327_680),
             ("qwen3-32b", 65.5, 262_144),
+            ("mixtral-8x7b", 93.4, 131_072),
+            ("qwen3-30b-a3b", 61.0, 98_304),
+            ("deepseek-v2-lite", 31.4, 31_104),
+            ("deepseek-v3", 1342.0, 70_272),
         ],
     )
     def test_the_memory_of_models(self, model: str, weights_gb: float, kv_bytes: int) -> None:
         """Published sizes; norms, biases and positions are left out."""
         assert MODELS[model].weights_gb == pytest.approx(weights_gb, rel=0.01)
         assert MODELS[model].kv_bytes == kv_bytes
+
+    @pytest.mark.parametrize(
+        ("model", "billions"), [("mixtral-8x7b", 12.9), ("qwen3-30b-a3b", 3.35), ("deepseek-v3", 37.5)]
+    )
+    def test_the_weights_that_a_token_of_a_mixture_takes(self, model: str, billions: float) -> None:
+        """Published sizes, with the embedding and the output layer."""
+        found = MODELS[model]
+        active = found.active_weights + 2 * found.vocabulary * found.hidden_size
+        assert active / 1e9 == pytest.approx(billions, rel=0.01)
+
+    @pytest.mark.parametrize(("model", "tokens", "read"), [("mixtral-8x7b", 1, 2), ("mixtral-8x7b", 2, 3.5)])
+    def test_tokens_choose_some_of_the_experts_together(self, model: str, tokens: int, read: float) -> None:
+        assert MODELS[model].experts_read(tokens) == pytest.approx(read)
+        assert MODELS[model].experts_read(100) == pytest.approx(8)
+
+    def test_every_gpu_that_shares_a_model_keeps_its_whole_compressed_vectors(self) -> None:
+        assert [from_gpu(f"h100-deepseek-v2-lite-tp{ranks}").kv_bytes for ranks in (1, 4)] == [31_104, 4 * 31_104]
 
     @pytest.mark.parametrize(
         ("name", "kv_gb"), [("a100-40-opt-13b-tp1", 12), ("a100-40-opt-66b-tp4", 21), ("a100-80-opt-175b-tp8", 264)]
@@ -103,6 +125,74 @@ class TestSizes:
         assert [name for name in numbers if name not in page] == []
 
 
+def read_gb(model: Model) -> float:
+    """Return about how many GB of weights a step of one token reads: of mixtures, the experts of this token."""
+    return model.weights_gb * model.active_weights / model.weights
+
+
+# Peaks that make a microsecond 1000 bytes, or a million operations; and a model with latent attention and experts.
+PLAIN = Gpu("plain", 80, 1, 1.0, 64, 1, bandwidth_share=1.0, tflops_share=1.0, attention_share=1.0)
+SMALL = Model(
+    "small", 3, 64, 4, 4, 256, 100, head_dim=16, kv_rank=32, turned_dim=8, query_rank=24,
+    experts=8, chosen=2, expert_size=48, shared_size=96, dense_layers=1,
+)  # fmt: skip
+
+
+class TestMixturesAndLatentAttention:
+    """Each number is computed by hand: bytes over 1000 bytes/µs, operations over 1e6 operations/µs, kernels of 3 µs."""
+
+    def test_weights(self) -> None:
+        attention = 64 * 24 + 24 * 4 * (16 + 8) + 64 * (32 + 8) + 2 * (4 * 16 * 32) + 4 * 16 * 64
+        dense, expert, shared, router = 3 * 64 * 256, 3 * 64 * 48, 3 * 64 * 96, 64 * 8
+        assert SMALL.weights == 3 * attention + dense + 2 * (8 * expert + shared + router)
+        assert SMALL.active_weights == 3 * attention + dense + 2 * (2 * expert + shared + router)
+        assert SMALL.kv_bytes == 2 * 3 * (32 + 8)
+
+    def test_linear_layers_read_the_experts_that_are_chosen_and_compute_those_of_each_token(self) -> None:
+        def product_us(rows: float, inputs: int, outputs: int, matrices: float = 1) -> float:
+            numbers = inputs * outputs
+            return 3 + hypot(2 * matrices * numbers / 1e3, 2 * (rows + 32 * matrices) * numbers / 1e6)
+
+        def rest_us(ffn: int) -> float:
+            return 4 * 3 + 2 * (8 * 64 + 2 * (4 * 40 + 40 / 2) + 3 * ffn) * 5 / 1e3
+
+        shapes = ((64, 24), (24, 96), (64, 40), (64, 32), (64, 32), (64, 64))
+        attention_us = sum(product_us(5, *shape) for shape in shapes)
+        dense_us = product_us(5, 64, 512) + product_us(5, 256, 64) + rest_us(256)
+        chosen = 8 * (1 - 0.75**5)
+        experts_us = product_us(10, 64, 96, chosen) + product_us(10, 48, 64, chosen) + product_us(5, 64, 8)
+        shared_us = product_us(5, 64, 192) + product_us(5, 96, 64)
+        mixture_us = experts_us + shared_us + 2 * 2 * 64 * 10 / 1e3 + rest_us(2 * 48 + 96)
+        expected_us = 3 * attention_us + dense_us + 2 * mixture_us + 3
+        assert roofline.Roofline(Device(PLAIN, SMALL)).linear_us(5) == pytest.approx(expected_us)
+
+    def test_attention_compares_what_is_kept(self) -> None:
+        """A key takes 2 · 4 heads · (40 + 32) operations, and 80 bytes: with one token to an operation it computes."""
+        times = roofline.Roofline(Device(PLAIN, SMALL))
+        assert times.decode_us(3, 1000) == pytest.approx(4 * 3 + 3 * 1064 * 80 / 1e3)
+        slow = replace(PLAIN, tflops=1e-3)
+        of_slow = roofline.Roofline(Device(slow, SMALL))
+        assert of_slow.decode_us(3, 1000) == pytest.approx(4 * 3 + 3 * 1064 * 2 * 4 * 72 / 1e3)
+        tiles = 4 * 2 / 64  # of 64 queries, over the processors: one at least
+        assert tiles < 1
+        assert of_slow.prefill_us(128, 100) == pytest.approx(3 * 3 + (164 + 64) * 64 * 2 * 72 / (1e3 / 64))
+
+    def test_a_larger_batch_reads_more_experts_and_a_long_prompt_computes_only_those_of_its_tokens(self) -> None:
+        truth = from_gpu("h100-qwen3-30b-a3b-tp1").truth
+        one, eight, many = (truth.seconds_of([], [100] * count) for count in (1, 8, 128))
+        assert 2 * one < eight < 8 * one
+        assert many < 16 * eight
+        dense = from_gpu("h100-qwen3-32b-tp1").truth
+        assert truth.seconds_of([(2048, 0)], []) < dense.seconds_of([(2048, 0)], []) / 2
+
+    @pytest.mark.parametrize(
+        "wrong", [{"expert_size": 0}, {"chosen": 9}, {"dense_layers": 4}], ids=lambda wrong: next(iter(wrong))
+    )
+    def test_mixtures_that_cannot_be_are_refused(self, wrong: dict[str, Any]) -> None:
+        with pytest.raises(ProfileError, match="a mixture has an expert_size, no more chosen than experts"):
+            replace(SMALL, **wrong)
+
+
 class TestTimes:
     @pytest.mark.parametrize("name", gpu_truth.names())
     def test_they_are_near_those_of_measured_gpus(self, name: str) -> None:
@@ -133,8 +223,9 @@ class TestTimes:
 
     def test_a_token_takes_as_long_as_reading_the_weights_at_least(self) -> None:
         for device in DEVICES:
-            reading_s = device.model.weights_gb / device.ranks / device.gpu.bandwidth_gb_s
-            assert reading_s < truth_of(device).seconds_of([], [1]) < 2.5 * reading_s
+            reading_s = read_gb(device.model) / device.ranks / device.gpu.bandwidth_gb_s
+            kernels_s = 20 * 3e-6 * device.model.mixtures  # of mixtures, whose kernels have little to do for one token
+            assert reading_s < truth_of(device).seconds_of([], [1]) < 2.5 * reading_s + kernels_s
 
     def test_quantised_weights_are_read_faster_and_computed_with_no_faster(self) -> None:
         truths = [from_gpu(f"h100-llama-3.1-8b{kind}-tp1").truth for kind in ("", "-int8", "-int4")]
@@ -145,7 +236,7 @@ class TestTimes:
 
     def test_a_prompt_takes_as_long_as_its_arithmetic_at_least(self) -> None:
         for device in DEVICES:
-            flops = 2 * 2048 * device.model.layers * device.model.layer_weights
+            flops = 2 * 2048 * device.model.active_weights
             least_s = flops / device.ranks / device.gpu.tflops / 1e12
             assert least_s < truth_of(device).seconds_of([(2048, 0)], [])
 

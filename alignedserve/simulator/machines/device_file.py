@@ -72,10 +72,11 @@ def _known(kind: type[T], role: str, known: Mapping[str, T], given: object) -> T
 
 def _from_numbers(kind: type[T], role: str, given: Mapping[str, Any]) -> T:
     types = {field.name: str(field.type) for field in fields(kind)}
+    defaults = [(field.name, field.default) for field in fields(kind)]
     for key, value in given.items():
         if key not in types:
             raise ProfileError(f"{role} has no {key!r:.40}: it has {', '.join(types)}")
-        if not _suits(types[key], value):
+        if (key, value) not in defaults and not _suits(types[key], value):
             wanted = _WANTED.get(types[key], "a number above 0")
             raise ProfileError(f"{role}: {key} cannot be {value!r:.40}, it is {wanted}")
     missing = [field.name for field in fields(kind) if field.default is MISSING and field.name not in given]

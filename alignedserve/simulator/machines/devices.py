@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
@@ -58,20 +59,79 @@ class Model:
     gated: bool = True  # whether the MLP has three matrices, and not two
     tied: bool = False  # whether the output layer is the embedding
     quantization: str = Quantization.NONE.value  # as engine.quantization has it
+    kv_rank: int | None = None  # what K and V of all heads are made of (latent attention); None: K and V are kept
+    turned_dim: int = 64  # the numbers of K that turn, which are kept beside it
+    query_rank: int | None = None  # what queries are compressed to, with kv_rank; None: they are not compressed
+    experts: int | None = None  # of a layer; None: all layers are dense
+    chosen: int = 1  # experts of a token
+    expert_size: int = 0  # the inner size of an expert
+    shared_size: int = 0  # the inner size of what all tokens take beside their experts
+    dense_layers: int = 0  # the first layers, which have no experts
 
     def __post_init__(self) -> None:
         if self.quantization not in _QUANTIZATIONS:
             raise ProfileError(f"model: quantization cannot be {self.quantization!r:.40}, it is none, int8 or int4")
+        if self.experts and not (self.expert_size and self.chosen <= self.experts and self.dense_layers <= self.layers):
+            raise ProfileError(
+                "model: a mixture has an expert_size, no more chosen than experts, and no more dense_layers than layers"
+            )
 
     @property
-    def layer_weights(self) -> int:
-        attention = 2 * self.hidden_size * self.head_dim * (self.heads + self.kv_heads)
-        return attention + (2 + self.gated) * self.hidden_size * self.ffn_size
+    def weights(self) -> int:
+        """Return the number of weights in all layers."""
+        return self._weights_with(self.experts or 0)
+
+    @property
+    def active_weights(self) -> int:
+        """Return the number of weights in layers that a token is multiplied with: only some experts."""
+        return self._weights_with(self.chosen)
+
+    def _weights_with(self, experts: int) -> int:
+        attention = sum(inputs * outputs for inputs, outputs in self.attention(self.heads, self.kv_heads))
+        matrix = (2 + self.gated) * self.hidden_size
+        mixture = matrix * (experts * self.expert_size + self.shared_size) + self.hidden_size * (self.experts or 0)
+        dense = matrix * self.ffn_size
+        return int(self.layers * attention + self.mixtures * mixture + (self.layers - self.mixtures) * dense)
+
+    @property
+    def mixtures(self) -> int:
+        """Return the number of layers that have experts."""
+        return self.layers - self.dense_layers if self.experts else 0
+
+    def attention(self, heads: float, kv_heads: float) -> tuple[tuple[float, float], ...]:
+        """Return the inputs and outputs of each matrix of attention in a layer of so many heads."""
+        hidden, values = self.hidden_size, heads * self.head_dim
+        if self.kv_rank is None:
+            return (hidden, values + 2 * kv_heads * self.head_dim), (values, hidden)
+        queries = values + heads * self.turned_dim
+        ranks = (self.query_rank,) if self.query_rank else ()
+        made = tuple(pairwise((hidden, *ranks, queries)))
+        of_heads = (values, self.kv_rank)  # a head's query goes into the space of what is kept, and its sum out of it
+        return (*made, (hidden, self.compared), of_heads, of_heads, (values, hidden))
+
+    @property
+    def compared(self) -> int:
+        """Return the size of a head's query as attention compares it with what is kept."""
+        return self.head_dim if self.kv_rank is None else self.kv_rank + self.turned_dim
+
+    @property
+    def summed(self) -> int:
+        """Return the size of what attention sums up for a head."""
+        return self.kv_rank or self.head_dim
+
+    def kept(self, kv_heads: float) -> float:
+        """Return how many numbers of a token a layer keeps, of so many heads of K and V."""
+        return 2 * kv_heads * self.head_dim if self.kv_rank is None else self.compared
+
+    def experts_read(self, tokens: float) -> float:
+        """Return how many experts of a layer so many tokens choose together, if each is as likely as any other."""
+        experts = self.experts or 0
+        return experts * (1 - (1 - self.chosen / experts) ** tokens) if experts else 0.0
 
     @property
     def weights_gb(self) -> float:
         head = self.vocabulary * self.hidden_size
-        return round(self._bytes_of(self.layers * self.layer_weights, 0 if self.tied else head, head) / _GB, 2)
+        return round(self._bytes_of(self.weights, 0 if self.tied else head, head) / _GB, 2)
 
     @property
     def layer_byte(self) -> float:
@@ -88,8 +148,8 @@ class Model:
 
     @property
     def kv_bytes(self) -> int:
-        """Return the bytes of K and V of a token, in all layers."""
-        return 2 * _BF16 * self.layers * self.kv_heads * self.head_dim
+        """Return the bytes of what is kept of a token, in all layers."""
+        return int(_BF16 * self.layers * self.kept(self.kv_heads))
 
 
 @dataclass(frozen=True)
@@ -108,6 +168,12 @@ class Device:
             )
 
     @property
+    def kv_bytes(self) -> int:
+        """Return the bytes that all ranks keep of a token: each its heads of K and V, or the compressed vector."""
+        copies = max(1, self.ranks // (self.model.kv_heads if self.model.kv_rank is None else 1))
+        return copies * self.model.kv_bytes
+
+    @property
     def kv_tokens(self) -> int:
         """Return the tokens that the memory holds beside the weights; refuse a device without room for them."""
         if self._room < _LEAST:
@@ -124,7 +190,7 @@ class Device:
 
     @property
     def _room(self) -> int:
-        return int((self._used_gb - self.model.weights_gb) * _GB / self.model.kv_bytes)
+        return int((self._used_gb - self.model.weights_gb) * _GB / self.kv_bytes)
 
     @property
     def _remedy(self) -> str:
@@ -183,11 +249,44 @@ _MODELS = (
     _opt("175B", 96, 12_288, 96),
     Model("BLOOM-176B", 70, 14_336, 112, 112, 57_344, 250_880, gated=False, tied=True),
     Model("CodeLlama-34b", 48, 8192, 64, 8, 22_016, 32_000),
+    Model(
+        "DeepSeek-V2-Lite",
+        27,
+        2048,
+        16,
+        16,
+        10_944,
+        102_400,
+        kv_rank=512,
+        experts=64,
+        chosen=6,
+        expert_size=1408,
+        shared_size=2816,
+        dense_layers=1,
+    ),
+    Model(
+        "DeepSeek-V3",
+        61,
+        7168,
+        128,
+        128,
+        18_432,
+        129_280,
+        query_rank=1536,
+        kv_rank=512,
+        experts=256,
+        chosen=8,
+        expert_size=2048,
+        shared_size=2048,
+        dense_layers=3,
+    ),
     Model("Llama-2-7B", 32, 4096, 32, 32, 11_008, 32_000),
     Model("Llama-2-13B", 40, 5120, 40, 40, 13_824, 32_000),
     Model("Llama-2-70B", 80, 8192, 64, 8, 28_672, 32_000),
     Model("Llama-3.1-8B", 32, 4096, 32, 8, 14_336, 128_256),
     Model("Llama-3.1-70B", 80, 8192, 64, 8, 28_672, 128_256),
+    Model("Mixtral-8x7B", 32, 4096, 32, 8, 14_336, 32_000, experts=8, chosen=2, expert_size=14_336),
+    Model("Qwen3-30B-A3B", 48, 2048, 32, 4, 6144, 151_936, experts=128, chosen=8, expert_size=768),
     Model("Qwen3-32B", 64, 5120, 64, 8, 25_600, 151_936),
     Model("Yi-34B", 60, 7168, 56, 8, 20_480, 64_000),
 )

@@ -149,7 +149,7 @@ def from_file(path: Path, seed: int = 0) -> Hardware:
 
 def _of_device(name: str, device: Device, truth: Truth) -> Hardware:
     """Return the hardware of GPUs that share a model: tensor-parallel ranks share the weights, and split K and V."""
-    gpu, model, ranks = device.gpu, device.model, device.ranks
+    gpu, ranks = device.gpu, device.ranks
     pcie = Link(ranks * gpu.pcie_gb_s * _GB, _HOST)
     peer = pcie if gpu.nvlink_gb_s is None else Link(ranks * gpu.nvlink_gb_s * _GB, _HOST)
     links = {
@@ -158,7 +158,7 @@ def _of_device(name: str, device: Device, truth: Truth) -> Hardware:
         Route.DEVICE_TO_DEVICE: peer,
         Route.NETWORK: _NETWORK,
     }
-    return Hardware(name, truth, device.kv_tokens, model.kv_bytes, links, int8_in=_INT8_OVER_PCIE, gpus=ranks)
+    return Hardware(name, truth, device.kv_tokens, device.kv_bytes, links, int8_in=_INT8_OVER_PCIE, gpus=ranks)
 
 
 class ProfileTruth:

@@ -6,6 +6,9 @@ at least. Attention of decodes reads K and V; attention of prompts computes, eac
 whose keys it takes one after the other. How steps of prompts and decodes, and unequal lengths, slow attention down
 follows from no data sheet: these factors are those of a measured GPU, where the device does not give its own.
 Quantised weights take fewer bytes and the arithmetic of bf16, at the same shares of the peaks: nobody measured that.
+Nor did anybody measure mixtures, of which a step reads the experts that its tokens choose and computes those of each
+token, or latent attention, where all heads share what is kept: there attention of decodes computes for longer than it
+reads, on some GPUs.
 
 docs/how/simulator.md states how far this is from measured GPUs. Left out: the host's work, as in measured grids.
 """
@@ -74,23 +77,44 @@ class Roofline:
         self._processors = gpu.processors
         self._attention_flop_us = gpu.processors / (_MEGA * gpu.tflops * gpu.attention_share)  # of one multiprocessor
         self._heads, self._kv_heads = self._model.heads / self._ranks, max(1, self._model.kv_heads / self._ranks)
-        self._kv_bytes = 2 * _BF16 * self._kv_heads * self._model.head_dim
+        self._kv_bytes = _BF16 * self._model.kept(self._kv_heads)
+        self._pair_flops = 2 * (self._model.compared + self._model.summed)  # of a head, for a query and a key
 
     def linear_us(self, tokens: float) -> float:
         """Return the time of all layers without attention, and of the embedding."""
+        model, ffn = self._model, self._model.ffn_size / self._ranks
+        attention = [
+            self._product_us(tokens, *sizes, model.layer_byte) for sizes in model.attention(self._heads, self._kv_heads)
+        ]
+        dense = self._mlp_us(tokens, ffn)
+        dense_us = sum((*attention, *dense)) + self._rest_us(tokens, ffn)
+        once_us = (model.layers - model.mixtures) * dense_us + _KERNEL_US
+        return once_us + model.mixtures * (sum(attention) + self._mixture_us(tokens)) if model.mixtures else once_us
+
+    def _mlp_us(self, tokens: float, ffn: float) -> tuple[float, float]:
+        model, hidden = self._model, self._model.hidden_size
+        up_us = self._product_us(tokens, hidden, (1 + model.gated) * ffn, model.layer_byte)
+        return up_us, self._product_us(tokens, ffn, hidden, model.layer_byte)
+
+    def _mixture_us(self, tokens: float) -> float:
+        """Return the time of a layer's experts, of what chooses them and of what all tokens take, and of the rest."""
+        model, hidden = self._model, self._model.hidden_size
+        ffn, shared = model.expert_size / self._ranks, model.shared_size / self._ranks
+        rows, read = tokens * model.chosen, model.experts_read(tokens)
+        experts_us = self._product_us(rows, hidden, (1 + model.gated) * ffn, model.layer_byte, read)
+        experts_us += self._product_us(rows, ffn, hidden, model.layer_byte, read)
+        router_us = self._product_us(tokens, hidden, model.experts or 0, _BF16)
+        shared_us = sum(self._mlp_us(tokens, shared)) if shared else 0.0
+        moved_us = _BF16 * 2 * hidden * rows * self._byte_us  # rows are taken to their experts, and summed up
+        return experts_us + router_us + shared_us + moved_us + self._rest_us(tokens, model.chosen * ffn + shared)
+
+    def _rest_us(self, tokens: float, ffn: float) -> float:
+        """Return the time of a layer's norms, which read and write the hidden vectors and the residuals, of positions,
+        which do so with queries and keys, and of the activation."""
         model = self._model
-        hidden, ffn, heads = model.hidden_size, model.ffn_size / self._ranks, self._heads * model.head_dim
-        keys = self._kv_heads * model.head_dim
-        products = (
-            self._product_us(tokens, hidden, heads + 2 * keys, model.layer_byte),
-            self._product_us(tokens, heads, hidden, model.layer_byte),
-            self._product_us(tokens, hidden, (1 + model.gated) * ffn, model.layer_byte),
-            self._product_us(tokens, ffn, hidden, model.layer_byte),
-        )
-        # Norms read and write the hidden vectors and the residuals, positions the queries and keys.
-        channels = 8 * hidden + 2 * (heads + keys) + (2 + model.gated) * ffn
-        rest_us = _LAYER_KERNELS * _KERNEL_US + _BF16 * channels * tokens * self._byte_us
-        return model.layers * (sum(products) + rest_us) + _KERNEL_US
+        numbers = self._heads * model.compared + model.kept(self._kv_heads) / 2
+        channels = 8 * model.hidden_size + 2 * numbers + (2 + model.gated) * ffn
+        return _LAYER_KERNELS * _KERNEL_US + _BF16 * channels * tokens * self._byte_us
 
     def sampling_us(self, requests: float) -> float:
         """Return the time of the output layer and of sampling."""
@@ -101,14 +125,16 @@ class Roofline:
 
     def prefill_us(self, length: float, cached: float) -> float:
         """Return the time of attention in a layer for a prompt chunk."""
-        keys, head_dim = cached + length / 2, self._model.head_dim
+        keys = cached + length / 2
         tiles = max(1.0, self._heads * ceil(length / _TILE) / self._processors)  # one after the other
-        arithmetic_us = tiles * (keys + _TILE) * 4 * _TILE * head_dim * self._attention_flop_us
+        arithmetic_us = tiles * (keys + _TILE) * _TILE * self._pair_flops * self._attention_flop_us
         return _PREFILL_KERNELS * _KERNEL_US + max(arithmetic_us, keys * self._kv_bytes * self._byte_us)
 
     def decode_us(self, requests: float, prefix: float) -> float:
         """Return the time of attention in a layer for decodes of this prefix."""
-        return _DECODE_KERNELS * _KERNEL_US + requests * (prefix + _BLOCK) * self._kv_bytes * self._byte_us
+        keys = requests * (prefix + _BLOCK)
+        arithmetic_us = keys * self._heads * self._pair_flops * self._attention_flop_us / self._processors
+        return _DECODE_KERNELS * _KERNEL_US + max(keys * self._kv_bytes * self._byte_us, arithmetic_us)
 
     @property
     def hidden_token_us(self) -> float:
@@ -117,9 +143,10 @@ class Roofline:
         keys = self._kv_heads * model.head_dim
         return 4 * model.layers * model.hidden_size * keys * self._flop_us if model.hidden_size <= keys else 0.0
 
-    def _product_us(self, tokens: float, inputs: float, outputs: float, byte: float) -> float:
-        weights = inputs * outputs
-        return _KERNEL_US + hypot(byte * weights * self._byte_us, 2 * (tokens + _WASTED) * weights * self._flop_us)
+    def _product_us(self, rows: float, inputs: float, outputs: float, byte: float, matrices: float = 1) -> float:
+        """Return the time to multiply rows, each with one of so many matrices of this shape."""
+        numbers, rows = inputs * outputs, rows + matrices * _WASTED
+        return _KERNEL_US + hypot(byte * matrices * numbers * self._byte_us, 2 * rows * numbers * self._flop_us)
 
 
 def _grid(time_us: Callable[..., float], *axes: Sequence[float]) -> dict[str, Any]:
