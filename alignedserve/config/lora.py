@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,17 +10,21 @@ from pathlib import Path
 from alignedserve.errors import ConfigError
 
 MOST_NAME = 200  # characters
+_NEXT = re.compile(r",(?=[^,=]*=|,|$)")  # a comma before another name, and not within a folder's name
 
 
 @dataclass(frozen=True)
 class LoraFolders:
-    """Names of adapters with their folders, written `sql=/path/of/one,chat=/path/of/another`."""
+    """Names of adapters with their folders, written `sql=/path/of/one,chat=/path/of/another`.
+
+    A folder's name may have commas, but not a comma and later an equals sign, which would be another adapter's name.
+    """
 
     folders: tuple[tuple[str, str], ...]
 
     @classmethod
     def parse(cls, text: str) -> LoraFolders:
-        pairs = [pair.partition("=") for pair in text.split(",")]
+        pairs = [pair.partition("=") for pair in _NEXT.split(text)]
         if not all(name.strip() and folder.strip() for name, _, folder in pairs):
             raise ValueError(text)
         return cls.from_pairs((name.strip(), folder.strip()) for name, _, folder in pairs)
@@ -39,6 +44,10 @@ class LoraFolders:
             raise ConfigError(f"lora: {twice!r:.80} is given twice: names of adapters must differ")
         if wrong := next((name for name in names if len(name) > MOST_NAME), None):
             raise ConfigError(f"lora: the name {wrong:.40}... is too long: at most {MOST_NAME} characters")
+        if wrong := next((folder for _, folder in made if _NEXT.search(folder)), None):
+            raise ConfigError(
+                f"lora: the folder {wrong!r:.120} has a comma where a name could begin: give it another name"
+            )
         return cls(tuple(made))
 
     def __str__(self) -> str:

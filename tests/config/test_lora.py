@@ -32,6 +32,20 @@ def test_the_flag_may_be_given_again_and_folders_become_absolute() -> None:
     assert parse(dump(config)) == config, "parts are told the same"
 
 
+def test_a_folders_name_may_have_commas() -> None:
+    config = from_command("demo", "--lora", "sql=/of/v1,2,final", "--lora", "law=/a, b/c")
+    assert config.lora is not None
+    assert config.lora.folders == (("sql", "/of/v1,2,final"), ("law", "/a, b/c"))
+    assert parse(dump(config)) == config, "parts are told the same"
+
+
+def test_a_folder_that_reads_like_two_adapters_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text("lora:\n  sql: /rank,alpha=3\n")
+    with pytest.raises(ConfigError, match="'/rank,alpha=3' has a comma where a name could begin"):
+        load({}, {}, file)
+
+
 def test_a_file_has_them_by_name(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("lora:\n  sql: /sql\n  law: /law\n")
