@@ -15,8 +15,10 @@ from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import StepPlan
 from alignedserve.engine.adapters.lora import read_lora
+from alignedserve.engine.copying.copies import PageCopier
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import PlanError
+from alignedserve.kvpool.arena.arena import Arena
 from tests.adapters import make_adapter, named, with_adapter
 from tests.engine.driver import Driver, Live, prompt_of
 from tests.engine.test_ranks import Both
@@ -91,6 +93,52 @@ def test_requests_with_and_without_adapters_in_one_step_get_what_peft_says(
         model = plain if live.adapter is None else with_adapter(folder, made[live.adapter.name])
         compare(model, live.prompt, live.output, tally, f"{name} {live.adapter and live.adapter.name}")
     assert outputs[0] != greedy(plain, lives[0].prompt), "the adapter changes what the model says"
+
+
+def test_preempted_requests_keep_their_adapters(
+    folder_of: Callable[[str], Path],
+    engine_of: Callable[[Path, int], Engine],
+    reference_of: Callable[[Path], Any],
+    adapters_of: Callable[[Path], dict[str, Path]],
+    tally: Tally,
+    tmp_path: Path,
+) -> None:
+    """One comes back from the pool and one is recomputed, while others with and without adapters are in each step."""
+    folder = folder_of("gqa-untied")
+    driver, made = Driver(engine_of(folder, 8), 3), adapters_of(folder)
+    adapters = {key: named(key, path, folder) for key, path in made.items()}
+    keys = ("wide", "few-layers", "", "few-layers")
+    lives = [driver.start(f"r{number}", prompt_of(number, 12 + 5 * number), TOKENS) for number in range(len(keys))]
+    for live, key in zip(lives, keys, strict=True):
+        live.adapter = adapters.get(key)
+        driver.prefill(live)
+    away, dropped, *others = lives
+    driver.run(*lives, parts=[live.decode() for live in lives])
+    page_bytes = driver.engine.config.kv_bytes(16, "float32")
+    arena = Arena.create(tmp_path / "arena", pages=8, payload_bytes=page_bytes, page_size=16, incarnation=1)
+    copier, pages, written = PageCopier(driver.engine.cache, arena, 16, verify=True), [5, 0], tokens_of(away)
+    copier.copy_out(away.pairs, pages, written)
+    for pair in (*away.pairs, *dropped.pairs):
+        driver.engine.cache[:, 2 * pair : 2 * pair + 2] = float("nan")
+    driver.run(*others, parts=[live.decode() for live in others])
+
+    away.pairs = driver.units_for(len(away.prompt) + TOKENS)
+    assert copier.copy_in(pages, away.pairs, written)
+    again = driver.start("again", (*dropped.prompt, *dropped.output), TOKENS)
+    again.adapter = dropped.adapter
+    driver.run(away, again, *others, parts=[again.chunk(99), *(live.decode() for live in (away, *others))])
+    while going := [live for live in (away, *others, again) if len(live.output) < TOKENS]:
+        driver.run(*going, parts=[live.decode() for live in going])
+    arena.close()
+    dropped.output += again.output[: TOKENS - len(dropped.output)]
+    for live, key in zip(lives, keys, strict=True):
+        model = with_adapter(folder, made[key]) if key else reference_of(folder)
+        compare(model, live.prompt, live.output, tally, f"{live.name} {key}, preempted")
+
+
+def tokens_of(live: Live) -> tuple[int, ...]:
+    """Return the tokens that have KV."""
+    return (*live.prompt, *live.output[:-1])
 
 
 def greedy(model: Any, prompt: tuple[int, ...]) -> list[int]:
