@@ -151,9 +151,8 @@ def test_a_model_reaches_as_far_as_its_layer_that_sees_most(
 @pytest.mark.parametrize(
     ("family", "special", "reach"),
     [
-        ("mixtral", {"sliding_window": 9}, 9),
-        ("mixtral", {"sliding_window": None}, None),
-        ("mixtral", {"sliding_window": MAX_POSITIONS}, None),
+        ("starcoder2", {"sliding_window": None}, None),
+        ("starcoder2", {"sliding_window": MAX_POSITIONS}, None),
         ("phi3", {"sliding_window": 9}, 9),
         ("starcoder2", {"sliding_window": 9}, 9),
         ("gemma2", {"sliding_window": 9, "layer_types": [SLIDING, SLIDING]}, 9),
