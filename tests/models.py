@@ -16,13 +16,16 @@ from transformers import (
     DeepseekV3Config,
     Dots1Config,
     FalconConfig,
+    Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GPTNeoXConfig,
     Llama4TextConfig,
     LlamaConfig,
+    MiniMaxM2Config,
     MistralConfig,
     MixtralConfig,
     MptConfig,
+    OlmoeConfig,
     OPTConfig,
     PretrainedConfig,
     Qwen2Config,
@@ -267,6 +270,21 @@ def qwen3_moe(folder: Path, **changes: Any) -> Path:
     return made(folder, Qwen3MoeConfig(**{**_MIXTURE, **special, **changes}), 13, torch.float32)
 
 
+def olmoe(folder: Path, **changes: Any) -> Path:
+    special = {"num_experts": 8, "intermediate_size": 24}
+    return made(folder, OlmoeConfig(**{**_MIXTURE, **special, **changes}), 15, torch.float32)
+
+
+def glm4_moe(folder: Path, **changes: Any) -> Path:
+    special = {"n_routed_experts": 8, "head_dim": 16, "use_qk_norm": True, "attention_bias": True}
+    return biased(made(folder, Glm4MoeConfig(**{**_MIXTURE, **special, **changes}), 16, torch.float32))
+
+
+def minimax_m2(folder: Path, **changes: Any) -> Path:
+    special = {"num_local_experts": 8, "intermediate_size": 24, "head_dim": 16, "rotary_dim": 8}
+    return biased(made(folder, MiniMaxM2Config(**{**_MIXTURE, **special, **changes}), 17, torch.float32))
+
+
 def dots1(folder: Path, **changes: Any) -> Path:
     special = {"n_routed_experts": 8, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5}
     return biased(made(folder, Dots1Config(**{**_MIXTURE, **special, **_GROUPS, **changes}), 14, torch.float32))
@@ -417,6 +435,11 @@ OPTIONS: dict[str, Make] = {
     "qwen3-moe-every-second": lambda folder: qwen3_moe(folder, decoder_sparse_step=2, norm_topk_prob=False),
     "qwen3-moe-window": lambda folder: qwen3_moe(folder, use_sliding_window=True, sliding_window=WINDOW),
     "qwen3-moe-biases": lambda folder: qwen3_moe(folder, attention_bias=True),
+    "olmoe": olmoe,
+    "olmoe-normalised": lambda folder: olmoe(folder, norm_topk_prob=True, attention_bias=True),
+    "glm4-moe": glm4_moe,
+    "glm4-moe-plain": lambda folder: glm4_moe(folder, use_qk_norm=False, attention_bias=False, n_group=4, topk_group=2),
+    "minimax-m2": minimax_m2,
     "dots1": dots1,
     "dots1-normalised": lambda folder: dots1(folder, norm_topk_prob=True, n_group=1, topk_group=1),
     "glm4-moe-lite": lambda folder: biased(

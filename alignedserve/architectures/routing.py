@@ -70,10 +70,10 @@ class MixtureConfig(OurConfig):
     @property
     def inner_size(self) -> int:
         dense = 3 * self.intermediate_size  # gate, up and their product
-        if not self.has_experts:
+        if self.routing is None:
             return dense
-        of_expert = 3 * max(self.expert_size, self.shared_size) + 3 * self.hidden_size  # its rows, taken and made
-        return max(dense, of_expert)
+        of_experts = 3 * self.routing.chosen * self.hidden_size  # rows: taken, made and in order
+        return max(dense, 3 * max(self.expert_size, self.shared_size) + of_experts)
 
     @property
     def plain_numbers(self) -> int:

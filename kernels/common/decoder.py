@@ -27,7 +27,7 @@ class AttentionLayer:
 
     attention_norm: Norm
     qkv: Linear
-    query_norm: Tensor | None  # RMSNorm of each head, with the eps of attention_norm
+    query_norm: Tensor | None  # RMSNorm of each head (or of all, where no kernel runs it), with attention_norm's eps
     k_norm: Tensor | None
     out: Linear
     mlp_norm: Norm

@@ -42,12 +42,15 @@ from tests.models import (
     deepseek_v3,
     dots1,
     falcon,
+    glm4_moe,
     llama,
     llama4,
+    minimax_m2,
     mistral,
     mixtral,
     mpt,
     neox,
+    olmoe,
     opt,
     qwen2,
     qwen2_moe,
@@ -79,6 +82,9 @@ OWN: dict[str, Callable[[Path], Path]] = {
     "qwen2_moe": qwen2_moe,
     "qwen3_moe": qwen3_moe,
     "dots1": dots1,
+    "olmoe": olmoe,
+    "glm4_moe": glm4_moe,
+    "minimax_m2": minimax_m2,
 }
 
 

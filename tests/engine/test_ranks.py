@@ -26,7 +26,7 @@ from tests.models import VOCAB
 SHARED = ("mha-tied", "sharded", "llama-biases", "qwen2", "qwen3", "opt", "opt-350m", "neox", "pythia")
 FUSED = ("llama4", "bloom", "falcon", "falcon-rw", "mpt")
 LATENT = ("deepseek-v2", "deepseek-v3", "youtu")
-MIXTURES = ("mixtral", "qwen2-moe", "qwen3-moe", "dots1")
+MIXTURES = ("mixtral", "qwen2-moe", "olmoe", "dots1")
 PROMPTS = ((0, 21), (1, 5), (2, 40))
 TOKENS = 8
 

@@ -6,7 +6,7 @@ generic.py       the configuration of a model that transformers runs
 gpt_neox.py      GPT-NeoX (Pythia)
 llama.py         the Llama family: Llama, Yi, Mistral, Qwen2, Qwen3
 llama4.py        Llama 4's text part
-mixtures.py      mixtures of experts whose attention is Llama's: Mixtral, Qwen2 and Qwen3 with experts, dots
+mixtures.py      mixtures of experts whose attention is Llama's
 model_config.py  reads the configuration of a model folder
 opt.py           OPT
 """

@@ -20,6 +20,7 @@ class LlamaConfig(MixtureConfig):
     out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False  # norms of each head's query and key before they are turned
+    qk_norm_is_wide: bool = False  # whether one norm goes over all heads together
 
 
 def read_llama(given: Given) -> LlamaConfig:
@@ -73,8 +74,13 @@ def read_family(
     out_bias: bool = False,
     mlp_bias: bool = False,
     qk_norm: bool = False,
+    qk_norm_is_wide: bool = False,
+    turned_share: float | None = None,
 ) -> LlamaConfig:
-    """Read a model of the family. `kv_heads` and `head_dim` hold where their keys are missing, but not where null."""
+    """Read a model of the family. `kv_heads` and `head_dim` hold where their keys are missing, but not where null.
+
+    `turned_share` of a head's numbers turn, where the section of rotary positions does not say; None: all must turn.
+    """
     known, rope = common(given), rope_section(given)
     heads = known["num_heads"]
     share = known["hidden_size"] // heads
@@ -86,8 +92,8 @@ def read_family(
         raise given.wrong("head_dim", "even", head_dim)
     if activation(given, "hidden_act", "silu") is not Activation.SILU:
         raise given.unsupported(f"hidden_act {given.get('hidden_act')}")
-    turned = read_rope(given, rope, given.number("rope_theta", THETA), head_dim, 1.0)
-    if turned.dim != head_dim:
+    turned = read_rope(given, rope, given.number("rope_theta", THETA), head_dim, turned_share or 1.0)
+    if turned.dim % 2 or (turned_share is None and turned.dim != head_dim):
         raise given.unsupported(f"partial_rotary_factor {rope.get('partial_rotary_factor')}")
     return LlamaConfig(
         **known,
@@ -102,4 +108,5 @@ def read_family(
         out_bias=out_bias,
         mlp_bias=mlp_bias,
         qk_norm=qk_norm,
+        qk_norm_is_wide=qk_norm_is_wide,
     )

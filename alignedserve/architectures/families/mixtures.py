@@ -1,4 +1,4 @@
-"""Mixtures of experts whose attention is Llama's: Mixtral, Qwen2 and Qwen3 with experts, dots."""
+"""Mixtures of experts whose attention is Llama's: Mixtral, Qwen, OLMoE, dots, GLM-4.5, MiniMax M2."""
 
 from __future__ import annotations
 
@@ -47,6 +47,41 @@ def read_dots1(given: Given) -> LlamaConfig:
     size, shared = given.whole("moe_intermediate_size", 1408), given.whole("n_shared_experts", 1)
     routing = read_routing(given, Scores.SIGMOID, normalises=False)
     return _with_experts(given, config, routing, size, size * shared)
+
+
+def read_olmoe(given: Given) -> LlamaConfig:
+    if given.get("clip_qkv") is not None:
+        raise given.unsupported("clip_qkv")
+    bias = given.flag("attention_bias")
+    config = read_family(given, qkv_bias=bias, out_bias=bias, qk_norm=True, qk_norm_is_wide=True)
+    return _with_experts(given, config, _qwen_routing(given, experts=64, chosen=8), config.intermediate_size)
+
+
+def read_glm4_moe(given: Given) -> LlamaConfig:
+    config = read_family(
+        given,
+        kv_heads=8,
+        qkv_bias=given.flag("attention_bias"),
+        qk_norm=given.flag("use_qk_norm"),
+        turned_share=given.number("partial_rotary_factor", 0.5),
+    )
+    size, shared = given.whole("moe_intermediate_size", 1408), given.whole("n_shared_experts", 1)
+    return _with_experts(given, config, read_routing(given, Scores.SIGMOID), size, size * shared)
+
+
+def read_minimax_m2(given: Given) -> LlamaConfig:
+    head_dim = given.whole("head_dim", 128)
+    share = given.whole("rotary_dim", head_dim) / head_dim
+    config = read_family(given, kv_heads=8, head_dim=128, qk_norm=True, qk_norm_is_wide=True, turned_share=share)
+    routing = Routing(
+        experts=given.whole("num_local_experts", 256),
+        chosen=given.whole("num_experts_per_tok", 8),
+        scores=Scores.SIGMOID,
+        is_biased=True,
+        is_normalised=True,
+        names=replace(_MIXTRAL, bias="block_sparse_moe.e_score_correction_bias"),
+    )
+    return _with_experts(given, config, routing, config.intermediate_size)
 
 
 def _qwen_routing(given: Given, experts: int, chosen: int) -> Routing:

@@ -13,7 +13,15 @@ from alignedserve.architectures.families.generic import read_generic
 from alignedserve.architectures.families.gpt_neox import read_gpt_neox
 from alignedserve.architectures.families.llama import read_llama, read_mistral, read_qwen2, read_qwen3
 from alignedserve.architectures.families.llama4 import read_llama4, read_llama4_with_images
-from alignedserve.architectures.families.mixtures import read_dots1, read_mixtral, read_qwen2_moe, read_qwen3_moe
+from alignedserve.architectures.families.mixtures import (
+    read_dots1,
+    read_glm4_moe,
+    read_minimax_m2,
+    read_mixtral,
+    read_olmoe,
+    read_qwen2_moe,
+    read_qwen3_moe,
+)
 from alignedserve.architectures.families.opt import read_opt
 from alignedserve.architectures.given import Given, read_json
 from alignedserve.architectures.vectors import HEAD, is_encoder, num_labels, read_encoder
@@ -42,6 +50,9 @@ READERS: dict[str, Callable[[Given], ModelConfig]] = {
     "Qwen2MoeForCausalLM": read_qwen2_moe,
     "Qwen3MoeForCausalLM": read_qwen3_moe,
     "Dots1ForCausalLM": read_dots1,
+    "OlmoeForCausalLM": read_olmoe,
+    "Glm4MoeForCausalLM": read_glm4_moe,
+    "MiniMaxM2ForCausalLM": read_minimax_m2,
 }
 
 

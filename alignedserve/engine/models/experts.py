@@ -128,17 +128,15 @@ class ExpertsMlp:
         experts, weights = self.router(x)
         by_expert = experts.flatten().argsort(stable=True)
         counts = experts.flatten().bincount(minlength=len(self.experts)).tolist()
-        rows = by_expert.div(experts.shape[1], rounding_mode="floor").split(counts)
-        shares = weights.flatten().index_select(0, by_expert)[:, None].split(counts)
-        for expert, of_expert, share in zip(self.experts, rows, shares, strict=True):
-            if len(of_expert):
-                out.index_add_(0, of_expert, self._made(expert, x.index_select(0, of_expert), share))
-
-    def _made(self, expert: DenseMlp, rows: Tensor, share: Tensor) -> Tensor:
-        """Return what an expert makes of its rows, weighted."""
+        taken = x.index_select(0, by_expert.div(experts.shape[1], rounding_mode="floor"))
+        shares = weights.flatten().index_select(0, by_expert)[:, None]
         if self.router.routing.weighs_inputs:
-            return expert((rows * share).to(rows.dtype))
-        return (expert(rows) * share).to(rows.dtype)
+            taken *= shares
+        by_one = zip(self.experts, taken.split(counts), strict=True)
+        made = torch.cat([expert(rows) for expert, rows in by_one if len(rows)])
+        if not self.router.routing.weighs_inputs:
+            made *= shares
+        out += made.index_select(0, by_expert.argsort()).view(*experts.shape, -1).sum(1)
 
 
 def mlp_of(config: MixtureConfig, number: int, layer: str, loader: Loader, bias: bool = False) -> Mlp:

@@ -120,6 +120,12 @@ class Loader:
         self.tensors.read_into(out, name)
         return out
 
+    def share(self, name: str, size: int) -> Tensor:
+        """Return this rank's part of a vector, of so many numbers."""
+        out = self._empty(size)
+        self.tensors.read_into(out, name, cut=self._cut(0, size))
+        return out
+
     def expanded(self, name: str, outputs: int, inputs: int) -> Tensor:
         """Return this rank's rows of a layer's weight as plain numbers, whatever form the files have them in."""
         out, cut = self._empty(outputs, inputs), self._cut(0, outputs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from alignedserve.architectures.families.llama import LlamaConfig
@@ -15,12 +16,17 @@ from alignedserve.kernels.common.scoring import Scoring
 
 class Llama:
     def __init__(self, config: LlamaConfig, loader: Loader) -> None:
-        self._config, self._kernels = config, loader.kernels
+        self._config, self._kernels, self._ranks = config, loader.kernels, loader.ranks
         hidden, head_dim = config.hidden_size, config.head_dim
         fused = []
 
         def norm(name: str) -> Norm:
             return Norm(loader.vector(name, hidden), None, config.norm_eps, centred=False)
+
+        def head_norm(name: str, wide: int) -> Tensor | None:
+            if not config.qk_norm:
+                return None
+            return loader.share(name, wide) if config.qk_norm_is_wide else loader.vector(name, head_dim)
 
         def layer(number: int) -> AttentionLayer:
             prefix = f"model.layers.{number}"
@@ -30,8 +36,8 @@ class Llama:
             made = AttentionLayer(
                 attention_norm=norm(f"{prefix}.input_layernorm.weight"),
                 qkv=fused[-1],
-                query_norm=loader.vector(f"{attention}.q_norm.weight", head_dim) if config.qk_norm else None,
-                k_norm=loader.vector(f"{attention}.k_norm.weight", head_dim) if config.qk_norm else None,
+                query_norm=head_norm(f"{attention}.q_norm.weight", config.query_dim),
+                k_norm=head_norm(f"{attention}.k_norm.weight", config.kv_dim),
                 out=loader.by_columns(f"{attention}.o_proj", hidden, config.query_dim, config.out_bias),
                 mlp_norm=norm(f"{prefix}.post_attention_layernorm.weight"),
                 heads=config.num_heads,
@@ -42,7 +48,9 @@ class Llama:
             )
             mlp = mlp_of(config, number, prefix, loader, config.mlp_bias)
             self._mlps.append(mlp)
-            return mlp.completed(made) if isinstance(mlp, DenseMlp) else made
+            if isinstance(mlp, DenseMlp) and not config.qk_norm_is_wide:  # no kernel has the wide norm
+                return mlp.completed(made)
+            return made
 
         self._embedding = loader.embedding(
             "model.embed_tokens.weight", config.vocab_size, hidden, config.tied_embeddings
@@ -75,7 +83,7 @@ class Llama:
 
     def _layer_by_layer(self, x: Tensor, angles: tuple[Tensor, Tensor], attention: Attention) -> None:
         """Run all layers on `x`, in place."""
-        config, kernels, eps = self._config, self._kernels, self._config.norm_eps
+        config, kernels = self._config, self._kernels
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
         query_dim, kv_dim, num_tokens = config.query_dim, config.kv_dim, x.shape[0]
         for number, (layer, mlp) in enumerate(zip(self._layers, self._mlps, strict=True)):
@@ -86,8 +94,8 @@ class Llama:
                 kernels.rotate(by_head.narrow(1, 0, heads + kv_heads), *angles)
                 query, k = by_head.narrow(1, 0, heads), qkv.narrow(1, query_dim, kv_dim)
             else:
-                query = kernels.rms_norm(by_head.narrow(1, 0, heads), layer.query_norm, eps)
-                turned = kernels.rms_norm(by_head.narrow(1, heads, kv_heads), layer.k_norm, eps)
+                query = self._normed_heads(by_head.narrow(1, 0, heads), layer.query_norm)
+                turned = self._normed_heads(by_head.narrow(1, heads, kv_heads), layer.k_norm)
                 kernels.rotate(query, *angles)
                 kernels.rotate(turned, *angles)
                 k = turned.view(num_tokens, kv_dim)
@@ -100,11 +108,25 @@ class Llama:
         assert norm.weight is not None
         return self._kernels.rms_norm(x, norm.weight, norm.eps)
 
+    def _normed_heads(self, heads: Tensor, weight: Tensor) -> Tensor:
+        """Return [rows, heads, head_dim] after the norm of each head, or of all heads of all ranks together."""
+        eps = self._config.norm_eps
+        if not self._config.qk_norm_is_wide:
+            return self._kernels.rms_norm(heads, weight, eps)
+        rows = heads.flatten(1)
+        if self._ranks.size == 1:
+            return self._kernels.rms_norm(rows, weight, eps).view(heads.shape)
+        wide = rows.float()
+        squares = wide.square().sum(-1, keepdim=True)
+        self._ranks.total(squares)
+        wide *= torch.rsqrt(squares / (self._ranks.size * rows.shape[1]) + eps)
+        return (weight * wide.to(rows.dtype)).view(heads.shape)
+
     def project(self, layer: int, hidden: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         k, v = self._kv(layer, hidden)
         by_head = k.unflatten(1, (-1, self._config.head_dim))
         norm = self._layers[layer].k_norm
         if norm is not None:
-            by_head = self._kernels.rms_norm(by_head, norm, self._config.norm_eps)
+            by_head = self._normed_heads(by_head, norm)
         self._kernels.rotate(by_head, *self._rotation.at(positions))
         return by_head.flatten(1), v
