@@ -4,10 +4,14 @@ Kernels and the engine
     alignment.py        the cost of few long prefixes in a batch of short prefixes, on each attention kernel
     attention.py        attention against the memory's bandwidth and torch's SDPA
     copies.py           copying and compressing pages against memcpy
+    embeddings.py       vectors of texts against sentence-transformers
     engine.py           the engine on a CPU against transformers and vLLM
+    families.py         modules of our own against transformers' of the same models
     gpu.py              the engine on a GPU
     gpu_quantised.py    the same with quantised weights, against bf16
     linear.py           linear layers against the memory's bandwidth and torch
+    lora.py             what adapters add to a step
+    quantised_files.py  the engine on quantised files against llama.cpp and vLLM
     loading.py          seconds and memory until a model is loaded
     sliding_windows.py  what a long context holds where all layers have a window, and decodes at once
     syntax.py           the time that a syntax adds to a token

@@ -131,12 +131,13 @@ class Ours:
         largest: int,
         quantization: Quantization = Quantization.NONE,
         kv_dtype: KvDtype = KvDtype.AUTO,
+        dtype: Dtype = Dtype.BFLOAT16,
     ) -> None:
         self.engine = Engine(
             folder,
             num_pairs=largest,
             block_size=BLOCK,
-            dtype="bfloat16",
+            dtype=dtype.value,
             kv_dtype=kv_dtype,
             quantization=quantization,
             tune_s=0.4,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from alignedserve.architectures.given import Given
 
-_IN_ALL_LAYERS = {"ministral", "ministral3", "mixtral", "phi3", "phimoe", "starcoder2"}  # by model_type
+_IN_ALL_LAYERS = {"ministral", "ministral3", "phi3", "phimoe", "starcoder2"}  # by model_type
 _SLIDING = "sliding_attention"
 
 

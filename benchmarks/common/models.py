@@ -25,7 +25,7 @@ def llama160m(folder: Path) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
-    return _saved(LlamaForCausalLM, LlamaConfig(vocab_size=32_000, **sizes, **_SHARED), folder)
+    return saved(LlamaForCausalLM, LlamaConfig(vocab_size=32_000, **sizes, **_SHARED), folder)
 
 
 def mistral160m(folder: Path, window: int, positions: int) -> Path:
@@ -34,7 +34,7 @@ def mistral160m(folder: Path, window: int, positions: int) -> Path:
 
     sizes = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12}
     more = {**_SHARED, "num_key_value_heads": 12, "sliding_window": window, "max_position_embeddings": positions}
-    return _saved(MistralForCausalLM, MistralConfig(vocab_size=32_000, **sizes, **more), folder)
+    return saved(MistralForCausalLM, MistralConfig(vocab_size=32_000, **sizes, **more), folder)
 
 
 def gqa500m(folder: Path) -> Path:
@@ -42,7 +42,7 @@ def gqa500m(folder: Path) -> Path:
 
     sizes = {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
     more = {**_SHARED, "num_key_value_heads": 2, "tie_word_embeddings": True}
-    return _saved(LlamaForCausalLM, LlamaConfig(vocab_size=151_936, **sizes, **more), folder)
+    return saved(LlamaForCausalLM, LlamaConfig(vocab_size=151_936, **sizes, **more), folder)
 
 
 def opt125m(folder: Path) -> Path:
@@ -60,7 +60,7 @@ def opt125m(folder: Path) -> Path:
         eos_token_id=2,
         pad_token_id=0,
     )
-    return _saved(OPTForCausalLM, config, folder)
+    return saved(OPTForCausalLM, config, folder)
 
 
 _SHARED: dict[str, Any] = {
@@ -74,7 +74,8 @@ _SHARED: dict[str, Any] = {
 MAKERS: dict[str, Callable[[Path], Path]] = {"llama160m": llama160m, "opt125m": opt125m, "gqa500m": gqa500m}
 
 
-def _saved(kind: Any, config: Any, folder: Path) -> Path:
+def saved(kind: Any, config: Any, folder: Path) -> Path:
+    """Save a random model of the configuration, which `kind` makes, in bf16."""
     torch.manual_seed(0)
     with torch.device("meta"):
         model = kind(config)

@@ -1,0 +1,44 @@
+"""Random models of families that our modules run and transformers could run too, each of 100 to 400 M parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.models import saved
+
+_WORDS = {"vocab_size": 32_000, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+_SHARED = _WORDS | {"max_position_embeddings": 4096, "tie_word_embeddings": False}
+_SIZES = _SHARED | {"hidden_size": 768, "num_hidden_layers": 8, "num_attention_heads": 12, "num_key_value_heads": 4}
+_DENSE = _SIZES | {"intermediate_size": 3072}
+_CHOSEN = {"num_experts_per_tok": 4}
+_MIXTURE = _DENSE | _CHOSEN | {"moe_intermediate_size": 768, "head_dim": 64}
+_SHARED_EXPERT = {"n_routed_experts": 16, "n_shared_experts": 1, "first_k_dense_replace": 1}
+_FALCON = {"hidden_size": 768, "num_hidden_layers": 8, "num_attention_heads": 12, "num_kv_heads": 4}
+_PLAIN = {"n_layer": 8, "n_head": 12}
+
+# model_type -> what its configuration has beside the defaults of transformers
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "mistral": _DENSE,
+    "bloom": _WORDS | _PLAIN | {"hidden_size": 768},
+    "falcon": _WORDS | _FALCON | {"new_decoder_architecture": True},
+    "mpt": _WORDS | {"d_model": 768, "n_layers": 8, "n_heads": 12, "max_seq_len": 4096},
+    "mixtral": _DENSE | _CHOSEN | {"intermediate_size": 768, "num_local_experts": 16},
+    "qwen2_moe": _MIXTURE | {"num_experts": 16, "shared_expert_intermediate_size": 768},
+    "qwen3_moe": _MIXTURE | {"num_experts": 16},
+    "olmoe": _DENSE | _CHOSEN | {"intermediate_size": 768, "num_experts": 16},
+    "dots1": _MIXTURE | _SHARED_EXPERT,
+    "glm4_moe": _MIXTURE | _SHARED_EXPERT,
+    "minimax_m2": _DENSE | _CHOSEN | {"intermediate_size": 768, "num_local_experts": 16, "head_dim": 64},
+    "llama4_text": _DENSE
+    | {"intermediate_size": 768, "intermediate_size_mlp": 3072, "num_local_experts": 16, "num_experts_per_tok": 1},
+}
+
+
+def make(family: str, folder: Path) -> Path:
+    """Make a model of the family; its weights are those of nobody."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.for_model(family, **FAMILIES[family])
+    return saved(AutoModelForCausalLM.from_config, config, folder)
