@@ -224,7 +224,8 @@ def documents(_: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
 
 def beside(chosen: dict[str, Load], seeds: Sequence[int], with_all: bool) -> None:
     mixes = list(product(chosen, (True, False)))
-    for name, at_once in mixes if with_all else [("chats", True), ("long prompts", False)]:
+    few = [mix for mix in mixes if mix in (("chats", True), ("long prompts", False))]
+    for name, at_once in mixes if with_all else few:
         mix = Mix(name, replace(chosen[name], seconds=20 if name == "short chats" else 40), at_once)
         shares = (0.5, 0.85) if with_all else (0.85,)
         compared = list(product(("aligned", *(ALL_OTHERS if with_all else OTHERS)), shares))
@@ -353,10 +354,14 @@ def main() -> int:
     parser.add_argument(
         "--chats", type=Path, default=CHATS, help="a CSV file with arrival_s, prompt_tokens, output_tokens"
     )
+    parser.add_argument(
+        "--beside", type=several(str, loads(CHATS)), help="kinds of chats that documents come beside, with --all"
+    )
     args = parser.parse_args()
     chosen = loads(args.chats)
     for part in args.parts:
-        PARTS[part](chosen, args.seeds, args.all)
+        some = args.beside if part == "beside" and args.beside else chosen
+        PARTS[part]({name: chosen[name] for name in some}, args.seeds, args.all)
     return status()
 
 
