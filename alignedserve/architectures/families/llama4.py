@@ -42,7 +42,7 @@ def read_llama4(given: Given) -> Llama4Config:
 
 
 def read_llama4_with_images(given: Given) -> Llama4Config:
-    """Read the text part of a model that has eyes too; nothing else of it is read."""
+    """Read the text part of a model that reads images too; nothing else of it is read."""
     return _read(given, given.text, prefix="language_model.")
 
 
