@@ -15,15 +15,10 @@ _DENSE = _SIZES | {"intermediate_size": 3072}
 _CHOSEN = {"num_experts_per_tok": 4}
 _MIXTURE = _DENSE | _CHOSEN | {"moe_intermediate_size": 768, "head_dim": 64}
 _SHARED_EXPERT = {"n_routed_experts": 16, "n_shared_experts": 1, "first_k_dense_replace": 1}
-_FALCON = {"hidden_size": 768, "num_hidden_layers": 8, "num_attention_heads": 12, "num_kv_heads": 4}
-_PLAIN = {"n_layer": 8, "n_head": 12}
 
 # model_type -> what its configuration has beside the defaults of transformers
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "mistral": _DENSE,
-    "bloom": _WORDS | _PLAIN | {"hidden_size": 768},
-    "falcon": _WORDS | _FALCON | {"new_decoder_architecture": True},
-    "mpt": _WORDS | {"d_model": 768, "n_layers": 8, "n_heads": 12, "max_seq_len": 4096},
     "mixtral": _DENSE | _CHOSEN | {"intermediate_size": 768, "num_local_experts": 16},
     "qwen2_moe": _MIXTURE | {"num_experts": 16, "shared_expert_intermediate_size": 768},
     "qwen3_moe": _MIXTURE | {"num_experts": 16},
@@ -31,8 +26,6 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "dots1": _MIXTURE | _SHARED_EXPERT,
     "glm4_moe": _MIXTURE | _SHARED_EXPERT,
     "minimax_m2": _DENSE | _CHOSEN | {"intermediate_size": 768, "num_local_experts": 16, "head_dim": 64},
-    "llama4_text": _DENSE
-    | {"intermediate_size": 768, "intermediate_size_mlp": 3072, "num_local_experts": 16, "num_experts_per_tok": 1},
 }
 
 
