@@ -402,6 +402,7 @@ OPTIONS: dict[str, Make] = {
     "llama4-cool": lambda folder: llama4(
         folder, attn_temperature_tuning=False, moe_layers=[0, 1, 2, 3], num_experts_per_tok=1
     ),
+    "llama4-one-head-of-k": lambda folder: llama4(folder, num_key_value_heads=1),
     "llama4-all-experts": lambda folder: llama4(folder, num_experts_per_tok=4),
     "llama4-llama3": lambda folder: llama4(folder, **_rope("llama3", **{**_LLAMA3, "high_freq_factor": 1.0})),
     "bloom": bloom,

@@ -58,6 +58,7 @@ class ModelConfig:
     scales: tuple[float, ...] = ()  # layer -> factor of the products of query and K; (): the usual one
     generates: bool = True  # whether it writes text; else it makes vectors alone
     labels: int = 0  # numbers of its head for whole texts; 0: it has none
+    kv_copies: int = 1  # ranks that have the same heads of K and V
 
     @property
     def kv_dim(self) -> int:
@@ -132,6 +133,11 @@ class ModelConfig:
         """Return the fields that ranks divide among them; empty where ranks cannot share the model."""
         return ()
 
+    @property
+    def copies_kv(self) -> bool:
+        """Return whether several ranks have the same heads of K and V where there are fewer heads than ranks."""
+        return False
+
     def share(self, ranks: int) -> ModelConfig:
         """Return the model as one of `ranks` ranks has it: a share of the heads and of the inner size."""
         if ranks == 1:
@@ -140,11 +146,12 @@ class ModelConfig:
             raise ConfigError(
                 f"engine.tensor_parallel_size {ranks} needs a model that AlignedServe implements itself: set it to 1"
             )
-        sizes = {name: getattr(self, name) for name in self.divided}
+        copies = max(1, ranks // self.num_kv_heads) if self.copies_kv else 1
+        sizes = {name: getattr(self, name) * (copies if name == "num_kv_heads" else 1) for name in self.divided}
         for name, size in sizes.items():
             if size % ranks:
                 raise ConfigError(f"engine.tensor_parallel_size {ranks} does not divide the model's {name} {size}")
-        return replace(self, **{name: size // ranks for name, size in sizes.items()})
+        return replace(self, kv_copies=copies, **{name: size // ranks for name, size in sizes.items()})
 
     @property
     def why_not_hidden(self) -> str | None:

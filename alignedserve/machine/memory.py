@@ -81,7 +81,13 @@ def _weights(config: Config, model: ModelConfig, room: Capacity, folder: Path) -
     ranks, whole = config.engine.tensor_parallel_size, DTYPE_BYTES[room.dtype]
     is_quantised = model.stored is not None or config.engine.quantization is not Quantization.NONE
     plain = model.plain_numbers * whole // ranks if is_quantised else 0
-    return _shares(config, model, room, folder) + plain + model.numbers_on_all_ranks * whole * (ranks - 1) // ranks
+    on_all = model.numbers_on_all_ranks * (ranks - 1) // ranks
+    return _shares(config, model, room, folder) + plain + (on_all + _copied(model.share(ranks))) * whole
+
+
+def _copied(share: ModelConfig) -> int:
+    """Return how many numbers of layers a rank has beside its share, since others have the same heads of K and V."""
+    return 2 * share.num_layers * share.hidden_size * share.kv_dim * (share.kv_copies - 1) // share.kv_copies
 
 
 def _shares(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> int:

@@ -23,8 +23,8 @@ from alignedserve.errors import ConfigError, RankLost
 from tests.engine.driver import Driver, prompt_of
 from tests.models import VOCAB
 
-SHARED = ("mha-tied", "sharded", "llama-biases", "qwen2", "qwen3", "opt", "opt-350m", "neox", "pythia")
-FUSED = ("llama4", "bloom", "falcon", "falcon-rw", "mpt")
+SHARED = ("mha-tied", "wide-heads", "sharded", "llama-biases", "qwen2", "qwen3", "opt", "opt-350m", "neox", "pythia")
+FUSED = ("llama4", "llama4-one-head-of-k", "bloom", "falcon", "falcon-rw", "mpt")
 LATENT = ("deepseek-v2", "deepseek-v3", "youtu")
 MIXTURES = ("mixtral", "qwen2-moe", "olmoe", "dots1")
 PROMPTS = ((0, 21), (1, 5), (2, 40))
@@ -108,6 +108,12 @@ def test_each_rank_has_its_share_of_weights_and_cache(
         assert (engine.config.num_heads, engine.cache.shape[-1]) == (whole.num_heads // 2, whole.kv_dim // 2)
 
 
+@pytest.mark.parametrize(("ranks", "kv_heads"), [(2, 1), (4, 1)])
+def test_ranks_beyond_the_heads_of_k_have_copies(folder_of: Callable[[str], Path], ranks: int, kv_heads: int) -> None:
+    share = read_config(folder_of("gqa-untied")).share(ranks)
+    assert (share.num_heads, share.num_kv_heads) == (4 // ranks, kv_heads)
+
+
 def test_each_rank_keeps_whole_compressed_vectors(folder_of: Callable[[str], Path], pool: ThreadPoolExecutor) -> None:
     for engine in Both(folder_of("deepseek-v3"), pool).engines:
         assert (engine.config.num_heads, 2 * engine.cache.shape[-1]) == (2, 14 + 6)
@@ -117,7 +123,7 @@ def test_each_rank_keeps_whole_compressed_vectors(folder_of: Callable[[str], Pat
     ("name", "ranks", "complaint"),
     [
         ("mha-tied", 3, "engine.tensor_parallel_size 3 does not divide the model's num_heads 4"),
-        ("gqa-untied", 4, "engine.tensor_parallel_size 4 does not divide the model's num_kv_heads 2"),
+        ("falcon-7b", 2, "engine.tensor_parallel_size 2 does not divide the model's num_kv_heads 1"),
     ],
 )
 def test_a_model_that_does_not_divide_is_refused(

@@ -229,3 +229,16 @@ def test_ranks_are_counted_each_with_its_share(folder: Path, monkeypatch: pytest
         check(folder, 10, monkeypatch, engine__kv_memory_mb=64, engine__tensor_parallel_size=2)
     assert "each of 2 ranks takes" in str(refused.value)
     assert "64 of KV" in str(refused.value)
+
+
+def test_heads_that_several_ranks_keep_are_counted_on_each(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of 8 ranks keeps one of the 4 heads of K and V: its weights take 2 MB, and an eighth of all weights has half
+    of them."""
+
+    class Copied(ModelConfig):
+        divided = ("num_heads", "num_kv_heads")
+        copies_kv = True
+
+    monkeypatch.setattr(f"{__name__}.MODEL", Copied(**vars(MODEL)))
+    with pytest.raises(MemoryTooSmall, match=f"each of 8 ranks takes {64 + (200 - 64) // 8 + 1} MB of weights"):
+        check(folder, 10, monkeypatch, engine__kv_memory_mb=64, engine__tensor_parallel_size=8)

@@ -22,6 +22,10 @@ class LlamaConfig(MixtureConfig):
     qk_norm: bool = False  # norms of each head's query and key before they are turned
     qk_norm_is_wide: bool = False  # whether one norm goes over all heads together
 
+    @property
+    def copies_kv(self) -> bool:
+        return not self.qk_norm_is_wide  # a sum over all ranks would count a head several times
+
 
 def read_llama(given: Given) -> LlamaConfig:
     bias = given.flag("attention_bias")

@@ -36,6 +36,10 @@ class Llama4Config(MixtureConfig):
     temperature: Temperature | None  # of layers whose heads do not turn
     bias: bool  # of attention
 
+    @property
+    def copies_kv(self) -> bool:
+        return True
+
 
 def read_llama4(given: Given) -> Llama4Config:
     return _read(given, given, prefix="")

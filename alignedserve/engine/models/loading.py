@@ -156,9 +156,15 @@ class Loader:
         biases = self.vector(f"{name}.bias", outputs) if bias else None
         return self._linear(self._weight([name], [outputs], inputs, [None]), biases)
 
-    def by_rows(self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool) -> Linear:
-        """Return layers of so many outputs each, stacked into one; this rank holds its rows of each."""
-        return self._stack(names, outputs, inputs, bias, [self._cut(0, share) for share in outputs])
+    def by_rows(
+        self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool, copies: Sequence[int] | None = None
+    ) -> Linear:
+        """Return layers of so many outputs each, stacked into one; this rank holds its rows of each.
+
+        So many ranks in a row hold the same rows of a layer; without `copies` every rank holds other ones."""
+        copies = copies or [1] * len(outputs)
+        cuts = [self._cut(0, share, same) for share, same in zip(outputs, copies, strict=True)]
+        return self._stack(names, outputs, inputs, bias, cuts)
 
     def fused(self, name: str, outputs: Sequence[int], inputs: int, bias: bool) -> Linear:
         """Return layers of so many outputs each, which the files have stacked into one; this rank holds its rows of
@@ -210,9 +216,10 @@ class Loader:
             made.sum_with(self.ranks.total)
         return made
 
-    def _cut(self, dim: int, share: int) -> Cut | None:
-        """Return this rank's cut of a dimension of which every rank has such a share."""
-        return Cut(dim, self.ranks.rank * share, self.ranks.size * share) if self.ranks.size > 1 else None
+    def _cut(self, dim: int, share: int, copies: int = 1) -> Cut | None:
+        """Return this rank's cut of a dimension of which every rank has such a share, and `copies` ranks the same."""
+        rank, size = self.ranks.rank // copies, self.ranks.size // copies
+        return Cut(dim, rank * share, size * share) if self.ranks.size > 1 else None
 
     def decoder(self, layers: Sequence[DecoderLayer]) -> Decoder | None:
         """Return a decoder that runs all layers in one call; None if ranks must meet between the parts of a layer."""

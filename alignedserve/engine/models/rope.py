@@ -15,37 +15,35 @@ _FIRST_TABLE = 1024  # positions
 
 
 class Rotation:
-    """Tables of cosines and sines, which grow on a CPU with the positions used: a model may never use all its 128 Ki.
+    """Cosines and sines of positions: a GPU computes those of a step, a CPU looks them up in tables.
 
-    They are in fp32 whatever the weights' dtype, and rounded where the reference rounds: angles of late positions need
-    this.
+    The tables grow with the positions used: a model may never use all its 128 Ki. Angles are in fp32 whatever the
+    weights' dtype, and rounded where the reference rounds: those of late positions need this.
     """
 
-    def __init__(self, rope: Rope, device: torch.device = CPU, max_positions: int = 0) -> None:
-        self._frequencies = frequencies(rope)
+    def __init__(self, rope: Rope, device: torch.device = CPU) -> None:
+        self._device = device
+        self._frequencies = frequencies(rope).to(device)
         self._scale = rope.scaling.attention_factor if isinstance(rope.scaling, Yarn) else 1.0
         self._cos = self._sin = torch.empty(0)
-        self._device = device
-        if device.type != "cpu":  # all positions at once: the CPU must not wait for the device to learn which are used
-            self._grow(max_positions)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos and sin of the positions, [tokens, rotated numbers / 2] each."""
-        if self._device.type == "cpu":
-            try:
-                return self._selected(positions)
-            except IndexError:  # beyond the tables
-                self._grow(max(_FIRST_TABLE, 2 * len(self._cos), int(positions.max()) + 1))
-        else:
-            positions = on_device(positions, self._device)
+        if self._device.type != "cpu":
+            return self._computed(on_device(positions, self._device))
+        try:
+            return self._selected(positions)
+        except IndexError:  # beyond the tables
+            count = max(_FIRST_TABLE, 2 * len(self._cos), int(positions.max()) + 1)
+            self._cos, self._sin = self._computed(torch.arange(count))
         return self._selected(positions)
 
     def _selected(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         return self._cos.index_select(0, positions), self._sin.index_select(0, positions)
 
-    def _grow(self, count: int) -> None:
-        angles = torch.arange(count).float()[:, None] * self._frequencies
-        self._cos, self._sin = ((table * self._scale).to(self._device) for table in (angles.cos(), angles.sin()))
+    def _computed(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = positions.float()[:, None] * self._frequencies
+        return angles.cos() * self._scale, angles.sin() * self._scale
 
 
 def part_neighbours(heads: Tensor, out: Tensor) -> Tensor:

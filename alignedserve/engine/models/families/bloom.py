@@ -43,7 +43,7 @@ class Bloom:
         self._layers = [self._layer(number, loader) for number in range(config.num_layers)]
         self._final_norm = self._norm(loader, names.final_norm)
         self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
-        self._rotation = Rotation(config.rope, loader.device, config.max_positions) if config.rope else None
+        self._rotation = Rotation(config.rope, loader.device) if config.rope else None
         self._kv = KVProjections([layer.qkv for layer in self._layers], config.query_dim, config.kv_dim)
 
     def _layer(self, number: int, loader: Loader) -> _Layer:

@@ -46,7 +46,7 @@ class Deepseek:
         self._layers = [self._layer(number, loader) for number in range(config.num_layers)]
         self._norm = loader.vector("model.norm.weight", config.hidden_size)
         self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
-        self._rotation = Rotation(config.rope, loader.device, config.max_positions)
+        self._rotation = Rotation(config.rope, loader.device)
 
     def _layer(self, number: int, loader: Loader) -> _Layer:
         config, prefix = self._config, f"model.layers.{number}"

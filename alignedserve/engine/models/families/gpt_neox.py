@@ -60,7 +60,7 @@ class GptNeox:
         self._norm = loader.layer_norm("gpt_neox.final_layer_norm", hidden, config.norm_eps)
         head = _HEADS[0] if _HEADS[0] in loader.tensors else _HEADS[1]
         self._head = loader.head(head, self._embedding, config.tied_embeddings)
-        self._rotation = Rotation(config.rope, loader.device, config.max_positions)
+        self._rotation = Rotation(config.rope, loader.device)
         self._kv = KVProjections(fused, query_dim, query_dim)
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:

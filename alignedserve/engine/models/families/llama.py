@@ -32,7 +32,8 @@ class Llama:
             prefix = f"model.layers.{number}"
             attention = f"{prefix}.self_attn"
             qkv = [f"{attention}.{name}_proj" for name in "qkv"]
-            fused.append(loader.by_rows(qkv, (config.query_dim, config.kv_dim, config.kv_dim), hidden, config.qkv_bias))
+            rows, copies = (config.query_dim, config.kv_dim, config.kv_dim), (1, config.kv_copies, config.kv_copies)
+            fused.append(loader.by_rows(qkv, rows, hidden, config.qkv_bias, copies))
             made = AttentionLayer(
                 attention_norm=norm(f"{prefix}.input_layernorm.weight"),
                 qkv=fused[-1],
@@ -61,7 +62,7 @@ class Llama:
         self._decoder = loader.decoder(dense) if len(dense) == len(self._layers) else None
         self._norm = loader.vector("model.norm.weight", hidden)
         self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
-        self._rotation = Rotation(config.rope, loader.device, config.max_positions)
+        self._rotation = Rotation(config.rope, loader.device)
         self._kv = KVProjections(fused, config.query_dim, config.kv_dim)
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:

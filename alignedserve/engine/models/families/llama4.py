@@ -49,16 +49,17 @@ class Llama4:
         self._norm = loader.vector(f"{model}.norm.weight", hidden)
         self._head = loader.head(f"{config.prefix}lm_head.weight", self._embedding, config.tied_embeddings)
         self._ones = torch.ones(config.head_dim, dtype=loader.dtype, device=loader.device)
-        self._rotation = Rotation(config.rope, loader.device, config.max_positions)
+        self._rotation = Rotation(config.rope, loader.device)
         self._kv = KVProjections([layer.qkv for layer in self._layers], config.query_dim, config.kv_dim)
 
     def _layer(self, number: int, loader: Loader) -> _Layer:
         config, prefix = self._config, f"{self._config.prefix}model.layers.{number}"
         hidden, attention = config.hidden_size, f"{prefix}.self_attn"
         qkv = [f"{attention}.{name}_proj" for name in "qkv"]
+        rows, copies = (config.query_dim, config.kv_dim, config.kv_dim), (1, config.kv_copies, config.kv_copies)
         return _Layer(
             norm=loader.vector(f"{prefix}.input_layernorm.weight", hidden),
-            qkv=loader.by_rows(qkv, (config.query_dim, config.kv_dim, config.kv_dim), hidden, config.bias),
+            qkv=loader.by_rows(qkv, rows, hidden, config.bias, copies),
             out=loader.by_columns(f"{attention}.o_proj", hidden, config.query_dim, config.bias),
             turns=config.turns[number],
             mlp_norm=loader.vector(f"{prefix}.post_attention_layernorm.weight", hidden),
