@@ -19,6 +19,7 @@ from transformers import (
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
     GPTNeoXConfig,
+    GptOssConfig,
     Llama4TextConfig,
     LlamaConfig,
     MiniMaxM2Config,
@@ -60,8 +61,8 @@ def made(folder: Path, config: PretrainedConfig, seed: int, dtype: torch.dtype, 
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:  # norms and biases; else all ones or zeros, which nothing would miss
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1 or name.endswith("bias"):  # also norms: all ones or zeros nothing would miss
                 parameter.add_(0.3 * torch.randn_like(parameter))
     model.to(dtype).save_pretrained(folder, max_shard_size=max_shard_size)
     return folder
@@ -259,6 +260,12 @@ def mixtral(folder: Path, **changes: Any) -> Path:
     return made(folder, MixtralConfig(**{**_MIXTURE, **special, **changes}), 11, torch.float32)
 
 
+def gpt_oss(folder: Path, **changes: Any) -> Path:
+    """Make a mixture with sinks and biases, whose first layer has a window."""
+    special = {"intermediate_size": 24, "num_local_experts": 8, "head_dim": 16, "sliding_window": WINDOW}
+    return made(folder, GptOssConfig(**{**_MIXTURE, **special, **changes}), 19, torch.float32)
+
+
 def qwen2_moe(folder: Path, **changes: Any) -> Path:
     """Make a mixture whose first layer is dense, and whose experts have a gated one beside them."""
     special = {"num_experts": 8, "shared_expert_intermediate_size": 20, "mlp_only_layers": [0]}
@@ -351,6 +358,7 @@ MODELS: dict[str, Make] = {
     ),
     "mixtral": mixtral,
     "qwen2-moe": qwen2_moe,
+    "gpt-oss": gpt_oss,
 }
 
 # Models with the same computation, stored in other files.
@@ -426,6 +434,7 @@ OPTIONS: dict[str, Make] = {
     ),
     "deepseek-v3-plain-weights": lambda folder: deepseek_v3(folder, norm_topk_prob=False, n_group=1, topk_group=1),
     "mixtral-without-window": lambda folder: mixtral(folder, sliding_window=None),
+    "gpt-oss-all-experts": lambda folder: gpt_oss(folder, **_ALL_EXPERTS),
     "mixtral-all-experts": lambda folder: mixtral(folder, **_ALL_EXPERTS, initializer_range=0.15),
     "qwen2-moe-normalised": lambda folder: qwen2_moe(folder, norm_topk_prob=True, qkv_bias=False, mlp_only_layers=[]),
     "qwen2-moe-window": lambda folder: qwen2_moe(

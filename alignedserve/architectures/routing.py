@@ -15,12 +15,27 @@ class Scores(Enum):
     SIGMOID = "sigmoid"
 
 
+class Stack(Enum):
+    """How the files stack all experts of a layer, and where gate and up of an expert lie in its rows."""
+
+    HALVES = "halves"  # all of the gate before all of up
+    IN_TURN = "in turn"  # a number of the gate, then one of up
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clamp:
+    """Gate and up are clamped, and then made to (up + 1) * gate * sigmoid(slope * gate)."""
+
+    limit: float
+    slope: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExpertNames:
     """What the files call the parts of a layer's mixture."""
 
     router: str = "mlp.gate"
-    bias: str = "mlp.gate.e_score_correction_bias"
+    bias: str = "mlp.gate.e_score_correction_bias"  # of the choice
     experts: str = "mlp.experts"  # the number of an expert comes after it
     gate: str = "gate_proj"
     up: str = "up_proj"
@@ -42,6 +57,9 @@ class Routing:
     factor: float = 1.0  # of the weights
     weighs_inputs: bool = False  # whether a weight is a factor of what an expert reads, not of what it makes
     shared_is_gated: bool = False  # whether each token has a weight for what all tokens take
+    has_biases: bool = False  # whether the router and all layers of experts have a bias
+    clamp: Clamp | None = None  # of gate and up of experts
+    stack: Stack | None = None  # None: the files have each expert by itself
     names: ExpertNames = field(default_factory=ExpertNames)
 
 

@@ -25,6 +25,7 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "olmoe": _DENSE | _CHOSEN | {"intermediate_size": 768, "num_experts": 16},
     "dots1": _MIXTURE | _SHARED_EXPERT,
     "glm4_moe": _MIXTURE | _SHARED_EXPERT,
+    "gpt_oss": _DENSE | _CHOSEN | {"intermediate_size": 768, "num_local_experts": 16, "head_dim": 64},
     "minimax_m2": _DENSE | _CHOSEN | {"intermediate_size": 768, "num_local_experts": 16, "head_dim": 64},
 }
 

@@ -11,9 +11,9 @@ from transformers.models.falcon.modeling_falcon import FalconLinear
 from transformers.pytorch_utils import Conv1D
 
 from alignedserve.architectures.families.generic import GenericConfig
-from alignedserve.architectures.families.llama4 import Llama4Config
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import GROUP, Quantization
+from alignedserve.architectures.routing import MixtureConfig
 from alignedserve.kernels.common.quantised import quantised
 from tests.reference import load
 
@@ -35,7 +35,8 @@ def expanded_reference(folder: Path, quantization: Quantization) -> Any:
                 layer.weight.copy_(_rounded(layer.weight, 8 if layer is head else quantization.bits))
             elif isinstance(layer, Conv1D):
                 layer.weight.copy_(_rounded(layer.weight.t(), quantization.bits).t())
-        is_transposed = isinstance(config, Llama4Config)  # [inputs, outputs]
+        routing = config.routing if isinstance(config, MixtureConfig) else None
+        is_transposed = routing is not None and routing.stack is not None  # [inputs, outputs]
         for parameter in () if isinstance(config, GenericConfig) else network.parameters():
             if parameter.ndim == 3:
                 for expert in parameter.mT if is_transposed else parameter:

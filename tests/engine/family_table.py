@@ -43,6 +43,7 @@ from tests.models import (
     dots1,
     falcon,
     glm4_moe,
+    gpt_oss,
     llama,
     llama4,
     minimax_m2,
@@ -85,6 +86,7 @@ OWN: dict[str, Callable[[Path], Path]] = {
     "olmoe": olmoe,
     "glm4_moe": glm4_moe,
     "minimax_m2": minimax_m2,
+    "gpt_oss": gpt_oss,
 }
 
 

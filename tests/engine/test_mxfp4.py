@@ -14,18 +14,17 @@ from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.weight_files import count_numbers, quantised_bytes
 from alignedserve.engine.engine import Engine
-from alignedserve.errors import ConfigError, ModelError, UnsupportedModel
+from alignedserve.errors import ConfigError, ModelError
 from tests.engine.test_transformers import check_greedy
-from tests.engine.transformers_families import SERVED, make
+from tests.models import gpt_oss
 from tests.reference import Tally, load
 
 EXPERTS = ("gate_up_proj", "down_proj")
-SIZES = {"hidden_size": 64, "intermediate_size": 32}
 
 
 def packed(folder: Path) -> tuple[Path, Path]:
     """Make a model of random MXFP4, and the same model with its numbers expanded by transformers."""
-    plain = make(folder / "plain", "gpt_oss", **SERVED["gpt_oss"], **SIZES)
+    plain = gpt_oss(folder / "plain", hidden_size=64, intermediate_size=32)
     tensors = load_file(plain / "model.safetensors")
     torch.manual_seed(1)
     stored = {}
@@ -79,5 +78,5 @@ def test_blocks_of_another_shape_or_none_are_refused(lost: str, tmp_path: Path) 
         Engine(made, num_pairs=1, dtype="float32")
     del tensors[name]
     save_file(tensors, made / "model.safetensors", {"format": "pt"})
-    with pytest.raises(UnsupportedModel, match="experts"):
+    with pytest.raises(ModelError, match="is missing"):
         Engine(made, num_pairs=1, dtype="float32")

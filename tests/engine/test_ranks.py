@@ -26,7 +26,7 @@ from tests.models import VOCAB
 SHARED = ("mha-tied", "wide-heads", "sharded", "llama-biases", "qwen2", "qwen3", "opt", "opt-350m", "neox", "pythia")
 FUSED = ("llama4", "llama4-one-head-of-k", "bloom", "falcon", "falcon-rw", "mpt")
 LATENT = ("deepseek-v2", "deepseek-v3", "youtu")
-MIXTURES = ("mixtral", "qwen2-moe", "olmoe", "dots1")
+MIXTURES = ("mixtral", "gpt-oss", "qwen2-moe", "olmoe", "dots1")
 PROMPTS = ((0, 21), (1, 5), (2, 40))
 TOKENS = 8
 

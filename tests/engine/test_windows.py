@@ -157,7 +157,6 @@ def test_a_model_reaches_as_far_as_its_layer_that_sees_most(
         ("starcoder2", {"sliding_window": 9}, 9),
         ("gemma2", {"sliding_window": 9, "layer_types": [SLIDING, SLIDING]}, 9),
         ("gemma2", {"sliding_window": 9, "layer_types": [SLIDING, FULL]}, None),
-        ("gpt_oss", {"sliding_window": 9, "layer_types": [SLIDING, SLIDING]}, 9),
     ],
 )
 def test_how_far_transformers_reads_is_known_before_it_loads_the_model(

@@ -74,7 +74,6 @@ SERVED: dict[str, dict[str, Any]] = {
     "glm4": {},
     "gpt2": {},
     "gpt_bigcode": {},
-    "gpt_oss": _WINDOWED,
     "granite": {"attention_multiplier": 0.2, "residual_multiplier": 0.7},
     "granite_swa": _WINDOWED,
     "granitemoe": {},

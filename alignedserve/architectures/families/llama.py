@@ -21,6 +21,7 @@ class LlamaConfig(MixtureConfig):
     mlp_bias: bool = False
     qk_norm: bool = False  # norms of each head's query and key before they are turned
     qk_norm_is_wide: bool = False  # whether one norm goes over all heads together
+    has_sinks: bool = False  # whether each head has a score beside those of tokens
 
     @property
     def copies_kv(self) -> bool:

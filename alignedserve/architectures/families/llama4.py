@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from alignedserve.architectures.config import Activation, activation, stored_dtype
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.rope import Rope, read_rope, rope_section
-from alignedserve.architectures.routing import MixtureConfig, Routing, Scores
+from alignedserve.architectures.routing import MixtureConfig, Routing, Scores, Stack
 from alignedserve.architectures.stored_form import stored_form
 
 _THETA = 500_000.0
@@ -94,7 +94,14 @@ def _routing(text: Given, layers: int) -> Routing:
     if chosen > experts:
         raise text.wrong("num_experts_per_tok", f"at most num_local_experts {experts}", chosen)
     dense = frozenset(range(layers)) - _mixtures(text, layers)
-    return Routing(experts=experts, chosen=chosen, scores=Scores.SIGMOID, dense_layers=dense, weighs_inputs=True)
+    return Routing(
+        experts=experts,
+        chosen=chosen,
+        scores=Scores.SIGMOID,
+        dense_layers=dense,
+        weighs_inputs=True,
+        stack=Stack.HALVES,
+    )
 
 
 def _temperature(text: Given) -> Temperature | None:

@@ -1,13 +1,14 @@
-"""Mixtures of experts whose attention is Llama's: Mixtral, Qwen, OLMoE, dots, GLM-4.5, MiniMax M2."""
+"""Mixtures of experts whose attention is Llama's: Mixtral, Qwen, OLMoE, dots, GLM-4.5, MiniMax M2, gpt-oss."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from alignedserve.architectures.families.deepseek import read_routing
 from alignedserve.architectures.families.llama import LAYER_TYPES, LlamaConfig, read_family
 from alignedserve.architectures.given import Given
-from alignedserve.architectures.routing import ExpertNames, Routing, Scores
+from alignedserve.architectures.routing import Clamp, ExpertNames, Routing, Scores, Stack
 
 _MIXTRAL = ExpertNames(
     router="block_sparse_moe.gate", experts="block_sparse_moe.experts", gate="w1", up="w3", down="w2"
@@ -84,6 +85,25 @@ def read_minimax_m2(given: Given) -> LlamaConfig:
     return _with_experts(given, config, routing, config.intermediate_size)
 
 
+def read_gpt_oss(given: Given) -> LlamaConfig:
+    if not (given.get("rope_scaling") or given.get("rope_parameters")):
+        raise given.unsupported("gpt_oss without rope_scaling")
+    bias, layers = given.flag("attention_bias", True), given.whole("num_hidden_layers")
+    windows = _windows(given, [LAYER_TYPES[1 - layer % 2] for layer in range(layers)])
+    config = read_family(given, kv_heads=8, head_dim=64, windows=windows, qkv_bias=bias, out_bias=bias)
+    routing = Routing(
+        experts=given.whole("num_local_experts", 128),
+        chosen=given.whole("num_experts_per_tok", 4),
+        scores=Scores.SOFTMAX,
+        is_normalised=True,
+        has_biases=True,
+        clamp=Clamp(limit=given.number("swiglu_limit", 7.0), slope=given.number("swiglu_alpha", 1.702)),
+        stack=Stack.IN_TURN,
+        names=ExpertNames(router="mlp.router"),
+    )
+    return _with_experts(given, replace(config, has_sinks=True), routing, config.intermediate_size)
+
+
 def _qwen_routing(given: Given, experts: int, chosen: int) -> Routing:
     layers, step = range(given.whole("num_hidden_layers")), given.whole("decoder_sparse_step", 1)
     named = given.get("mlp_only_layers") or []
@@ -108,12 +128,13 @@ def _qwen_windows(given: Given, usual: str | None) -> tuple[int | None, ...]:
     return _windows(given, usual) if given.flag("use_sliding_window") else ()
 
 
-def _windows(given: Given, usual: str | None) -> tuple[int | None, ...]:
-    """Return the window of each layer, by its type; `usual` is the type of all layers where the file names none."""
+def _windows(given: Given, usual: str | Sequence[str] | None) -> tuple[int | None, ...]:
+    """Return the window of each layer, by its type; `usual` is the type of all layers, or the types, where the file
+    names none."""
     layers = given.whole("num_hidden_layers")
     if given.get("sliding_window") is None:
         return ()
-    types = given.get("layer_types") or (usual and [usual] * layers)
+    types = given.get("layer_types") or ([usual] * layers if isinstance(usual, str) else usual)
     if not isinstance(types, list) or len(types) != layers or not all(kind in LAYER_TYPES for kind in types):
         raise given.wrong("layer_types", f"{layers} of {' and '.join(LAYER_TYPES)}", types)
     window = given.whole("sliding_window")

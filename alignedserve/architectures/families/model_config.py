@@ -16,6 +16,7 @@ from alignedserve.architectures.families.llama4 import read_llama4, read_llama4_
 from alignedserve.architectures.families.mixtures import (
     read_dots1,
     read_glm4_moe,
+    read_gpt_oss,
     read_minimax_m2,
     read_mixtral,
     read_olmoe,
@@ -53,6 +54,7 @@ READERS: dict[str, Callable[[Given], ModelConfig]] = {
     "OlmoeForCausalLM": read_olmoe,
     "Glm4MoeForCausalLM": read_glm4_moe,
     "MiniMaxM2ForCausalLM": read_minimax_m2,
+    "GptOssForCausalLM": read_gpt_oss,
 }
 
 

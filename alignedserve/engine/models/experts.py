@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from alignedserve.architectures.routing import ExpertNames, MixtureConfig, Routing, Scores
+from alignedserve.architectures.routing import Clamp, ExpertNames, MixtureConfig, Routing, Scores
 from alignedserve.engine.adapters.layers import AdaptedLayers
 from alignedserve.engine.models.loading import Loader
+from alignedserve.engine.weights.stacked import StackedExperts
 from alignedserve.kernels.common.decoder import AttentionLayer, DecoderLayer
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.dispatch.dispatcher import Kernels
@@ -30,16 +31,27 @@ class DenseMlp:
     up: Linear  # gate and up
     down: Linear
     kernels: Kernels
+    clamp: Clamp | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.kernels.silu_mul(self.up(x)))
+        return self.down(self._inner(x))
 
     def add_to(self, x: Tensor, residual: Tensor) -> None:
-        self.down.add_to(self.kernels.silu_mul(self.up(x)), residual)
+        self.down.add_to(self._inner(x), residual)
+
+    def _inner(self, x: Tensor) -> Tensor:
+        made = self.up(x)
+        return self.kernels.silu_mul(made) if self.clamp is None else _clamped(made, self.clamp)
 
     def completed(self, layer: AttentionLayer) -> DecoderLayer:
         """Return the layer with this MLP."""
         return DecoderLayer(**vars(layer), up=self.up, down=self.down, gated=True)
+
+
+def _clamped(made: Tensor, clamp: Clamp) -> Tensor:
+    gate, up = made.chunk(2, dim=-1)
+    gate, up = gate.clamp(max=clamp.limit), up.clamp(-clamp.limit, clamp.limit)
+    return (up + 1) * (gate * torch.sigmoid(gate * clamp.slope))
 
 
 def dense_mlp(
@@ -50,10 +62,12 @@ def dense_mlp(
     bias: bool = False,
     is_summed: bool = True,
     names: ExpertNames = _USUAL,
+    clamp: Clamp | None = None,
 ) -> DenseMlp:
     """Read an MLP with a gate."""
     up = loader.by_rows([f"{name}.{names.gate}", f"{name}.{names.up}"], [inner] * 2, hidden, bias)
-    return DenseMlp(up, loader.by_columns(f"{name}.{names.down}", hidden, inner, bias, is_summed), loader.kernels)
+    down = loader.by_columns(f"{name}.{names.down}", hidden, inner, bias, is_summed)
+    return DenseMlp(up, down, loader.kernels, clamp)
 
 
 @dataclass(frozen=True)
@@ -62,11 +76,12 @@ class Router:
 
     routing: Routing
     weight: Tensor  # [experts, hidden], fp32
-    bias: Tensor | None  # [experts], fp32: counts in the choice alone
+    bias: Tensor | None = None  # [experts], fp32: counts in the choice alone
+    offset: Tensor | None = None  # [experts], fp32: what every token's numbers have more
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the experts of each row, and their weights, both [rows, chosen]."""
-        routing, logits = self.routing, F.linear(x.float(), self.weight)
+        routing, logits = self.routing, F.linear(x.float(), self.weight, self.offset)
         scores = logits.softmax(-1) if routing.scores is Scores.SOFTMAX else logits.sigmoid()
         wished = scores if self.bias is None else scores + self.bias
         if routing.groups > 1:
@@ -151,9 +166,11 @@ def _experts_mlp(config: MixtureConfig, routing: Routing, layer: str, loader: Lo
     """Read a mixture. Adapters cannot change it: its experts run with other rows than the step has."""
     names, hidden, shared = routing.names, config.hidden_size, None
     loader = replace(loader, adapted=AdaptedLayers())
+    apart = apart_experts(loader, routing)
 
-    def mlp(name: str, size: int) -> DenseMlp:
-        return dense_mlp(loader, f"{layer}.{name}", hidden, size, is_summed=False, names=names)
+    def expert(number: int) -> DenseMlp:
+        name, size = f"{layer}.{names.experts}.{number}", config.expert_size
+        return dense_mlp(apart, name, hidden, size, routing.has_biases, False, names, routing.clamp)
 
     if config.shared_size:
         gate = f"{layer}.{names.shared_gate}.weight"
@@ -163,7 +180,7 @@ def _experts_mlp(config: MixtureConfig, routing: Routing, layer: str, loader: Lo
         )
     return ExpertsMlp(
         _router(routing, layer, hidden, loader),
-        [mlp(f"{names.experts}.{number}", config.expert_size) for number in range(routing.experts)],
+        [expert(number) for number in range(routing.experts)],
         shared,
         loader.ranks.total if loader.ranks.size > 1 else None,
     )
@@ -172,5 +189,20 @@ def _experts_mlp(config: MixtureConfig, routing: Routing, layer: str, loader: Lo
 def _router(routing: Routing, layer: str, hidden: int, loader: Loader) -> Router:
     names, experts = routing.names, routing.experts
     weight = loader.vector(f"{layer}.{names.router}.weight", experts, hidden, dtype=torch.float32)
-    bias = loader.vector(f"{layer}.{names.bias}", experts, dtype=torch.float32) if routing.is_biased else None
-    return Router(routing, weight, bias)
+
+    def numbers(name: str) -> Tensor:
+        return loader.vector(name, experts, dtype=torch.float32)
+
+    return Router(
+        routing,
+        weight,
+        bias=numbers(f"{layer}.{names.bias}") if routing.is_biased else None,
+        offset=numbers(f"{layer}.{names.router}.bias") if routing.has_biases else None,
+    )
+
+
+def apart_experts(loader: Loader, routing: Routing) -> Loader:
+    """Return a loader that reads each expert by itself, where the files have stacked them."""
+    if routing.stack is None:
+        return loader
+    return replace(loader, tensors=StackedExperts(loader.tensors, routing.experts, routing.stack))

@@ -35,9 +35,10 @@ class Mxfp4Tensors(Tensors):
         if not self._is_packed(name):
             super().read_into(out, name, shape, cut)
             return
-        assert cut is None, "experts in MXFP4 are read as a whole"
-        blocks, scales = self.stored(f"{name}_blocks"), self.stored(f"{name}_scales")
+        assert cut is None or cut.dim == 0, "an expert in MXFP4 is read as a whole"
         experts, inputs, outputs = out.shape
+        rows = None if cut is None else slice(cut.start, cut.start + experts)
+        blocks, scales = self.stored(f"{name}_blocks", rows), self.stored(f"{name}_scales", rows)
         if blocks.shape != (experts, outputs, inputs // 32, 16) or scales.shape != blocks.shape[:-1] or inputs % 32:
             found = f"{tuple(blocks.shape)} and {tuple(scales.shape)}"
             raise ModelError(f"tensor {name} is stored in blocks and scales of {found}, it has {tuple(out.shape)}")

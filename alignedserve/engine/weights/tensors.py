@@ -125,11 +125,12 @@ class Tensors:
             raise ModelError(f"{path}: tensor {name} has shape {found}, the configuration says {wanted}")
         return tensor
 
-    def stored(self, name: str) -> Tensor:
-        """Return a tensor as it is stored."""
+    def stored(self, name: str, rows: slice | None = None) -> Tensor:
+        """Return a tensor, or some of its rows, as it is stored."""
         path, stored = self._place(name)
         try:
-            tensor: Tensor = _open(path).get_tensor(stored)
+            file = _open(path)
+            tensor: Tensor = file.get_tensor(stored) if rows is None else file.get_slice(stored)[rows]
         except SafetensorError as error:
             raise ModelError(f"{path}: tensor {name} cannot be read: {error}") from error
         return tensor

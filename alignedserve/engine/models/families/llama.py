@@ -28,6 +28,9 @@ class Llama:
                 return None
             return loader.share(name, wide) if config.qk_norm_is_wide else loader.vector(name, head_dim)
 
+        def sinks(name: str) -> Tensor | None:
+            return loader.share(name, config.num_heads).float() if config.has_sinks else None
+
         def layer(number: int) -> AttentionLayer:
             prefix = f"model.layers.{number}"
             attention = f"{prefix}.self_attn"
@@ -45,7 +48,7 @@ class Llama:
                 kv_heads=config.num_kv_heads,
                 head_dim=head_dim,
                 turned=config.rope.dim,
-                scoring=Scoring(config.scale(number), config.window(number)),
+                scoring=Scoring(config.scale(number), config.window(number), sinks=sinks(f"{attention}.sinks")),
             )
             mlp = mlp_of(config, number, prefix, loader, config.mlp_bias)
             self._mlps.append(mlp)

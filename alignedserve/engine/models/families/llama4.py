@@ -9,11 +9,10 @@ from torch import Tensor
 
 from alignedserve.architectures.families.llama4 import Llama4Config
 from alignedserve.engine.adapters.layers import AdaptedLayers
-from alignedserve.engine.models.experts import DenseMlp, ExpertsMlp, Mlp, Router, SharedMlp, dense_mlp
+from alignedserve.engine.models.experts import DenseMlp, ExpertsMlp, Mlp, Router, SharedMlp, apart_experts, dense_mlp
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.rope import Rotation, part_neighbours
-from alignedserve.engine.weights.stacked import StackedExperts
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.kernels.common.scoring import Scoring
@@ -71,14 +70,14 @@ class Llama4:
         config, routing = self._config, self._config.routing_of(number)
         if routing is None:
             return dense_mlp(loader, name, config.hidden_size, config.intermediate_size)
-        apart = replace(loader, tensors=StackedExperts(loader.tensors, routing.experts), adapted=AdaptedLayers())
+        apart = replace(apart_experts(loader, routing), adapted=AdaptedLayers())
 
         def mlp(of: str, loader: Loader) -> DenseMlp:
             return dense_mlp(loader, f"{name}.{of}", config.hidden_size, config.expert_size, is_summed=False)
 
         weight = loader.vector(f"{name}.router.weight", routing.experts, config.hidden_size, dtype=torch.float32)
         return ExpertsMlp(
-            Router(routing, weight, None),
+            Router(routing, weight),
             [mlp(f"experts.{expert}", apart) for expert in range(routing.experts)],
             SharedMlp(mlp("shared_expert", loader), None),
             loader.ranks.total if loader.ranks.size > 1 else None,
