@@ -438,6 +438,36 @@ class StepResult:
     vectors: tuple[tuple[str, bytes], ...] = ()  # (request, what its opening brings): its token is POOLED
 
 
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """How far KV is folded where layers with a window stand beside layers that read all (engine/models/folding.py).
+
+        old pairs     [all layers] [all layers] [all layers] ...     `pairs` of them, behind every window
+        folded pair   [what layers without a window keep of these]   the first tokens of a request lie in such pairs
+
+    What a request does not hold of its tokens, since it folded some, counts as dropped.
+    """
+
+    window: int  # the last tokens that any layer with a window reads, the newest included
+    pairs: int  # that become one
+
+    def __post_init__(self) -> None:
+        assert min(self.pairs, self.window + 1) > 1, "nothing comes free"
+
+    def spared(self, folded: int) -> int:
+        """Return how many tokens a request does not hold that has folded its first so many."""
+        return folded - folded // self.pairs
+
+    def folded(self, spared: int) -> int:
+        """Return how many first tokens a request has folded that does not hold so many."""
+        return spared // (self.pairs - 1) * self.pairs
+
+    def foldable(self, tokens: int, block_size: int) -> int:
+        """Return how many first tokens may be folded of a request that has run so many."""
+        unread = max(0, tokens + 1 - self.window)  # by the next token, in layers with a window
+        return unread - unread % (self.pairs * block_size)
+
+
 @dataclass(frozen=True)
 class WorkerLimits:
     """The most that a worker may hold and run; prefill and decode workers have the same limits."""
@@ -448,6 +478,10 @@ class WorkerLimits:
     max_step_tokens: int
     max_batch: int
     reach: int | None = None  # the last tokens that any layer reads, the newest included; None: all are kept
+    fold: Fold | None = None  # None: what is kept of a token stays as it is
+
+    def __post_init__(self) -> None:
+        assert self.reach is None or self.fold is None, "what no layer reads is dropped, not folded"
 
     @property
     def num_tokens(self) -> int:

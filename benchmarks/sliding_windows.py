@@ -7,8 +7,12 @@ engines and arena in one process, with random weights of 160 M as a Mistral. The
 holds on each device and in the pool; the baseline is all of them. A prompt holds its chunk too, and a request up to a
 page more.
 
-Then 16 documents of that length come to the core of a decode worker with memory for eight windows: the last figure is
+Then 16 documents of that length come to the core of a decode worker with memory for eight windows: the next figure is
 how many decode at once, and how many would if they held all. They decode as long as their prompts take.
+
+The last figures are of models where some layers have the window: with one in five of six layers six pairs behind it are
+folded into one, as in Gemma 3, and with one in every other layer two, as in gpt-oss. They say what a document holds
+while it decodes, and how many of 16 decode at once with memory for four that hold all.
 `--tokens 32768 --window 4096` is the usual size, and takes several minutes: it is the prompt that takes them.
 """
 
@@ -17,12 +21,12 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from alignedserve.core import Role, ServiceClass, StepResult, WorkerLimits, units_for
+from alignedserve.core import Fold, Role, ServiceClass, StepResult, WorkerLimits, units_for
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.hands import EngineHands
@@ -40,7 +44,7 @@ from benchmarks.report import command, report, status
 
 BLOCK, PAGE, STEP, BATCH = 16, 64, 512, 32
 POOL, PREFILL, DECODE = "pool-0", "prefill-0", "decode-0"
-WINDOWS, DOCUMENTS, SEED, STEP_S = 8, 16, 1, 0.01
+WINDOWS, FOUR, DOCUMENTS, SEED, STEP_S = 8, 4, 16, 1, 0.01
 
 
 @dataclass
@@ -119,22 +123,41 @@ def held_by_one(folder: Path, tokens: int, output: int, reach: int | None, direc
     return one.held
 
 
+@dataclass
+class AtOnce:
+    """The most documents that decoded at once, and the least tokens' worth that the last of them held."""
+
+    decodes: int = 0
+    held: int = 0
+
+
 def decodes_at_once(tokens: int, window: int, reach: int | None) -> int:
-    """Return the most documents that decode at once with memory for some windows, or for one document if it needs more;
-    no engine runs the steps."""
-    output = DOCUMENTS * units_for(tokens, STEP)  # else the first documents end before the last begin
-    pairs = max(WINDOWS * units_for(window, BLOCK), units_for(tokens + output, BLOCK) + 1)
-    core, now, most = DecodeCore(WorkerSetup(WorkerLimits(pairs, BLOCK, PAGE, STEP, BATCH, reach))), 0.0, 0
+    """Return the most documents that decode at once with memory for some windows, or for one document if it needs
+    more."""
+    pairs = max(WINDOWS * units_for(window, BLOCK), units_for(tokens + _output(tokens), BLOCK) + 1)
+    return run_documents(tokens, WorkerLimits(pairs, BLOCK, PAGE, STEP, BATCH, reach)).decodes
+
+
+def _output(tokens: int) -> int:
+    """Return how many tokens documents of this length decode: else the first end before the last begin."""
+    return DOCUMENTS * units_for(tokens, STEP)
+
+
+def run_documents(tokens: int, limits: WorkerLimits, documents: int = DOCUMENTS) -> AtOnce:
+    """Run documents on a decode worker's core; no engine runs the steps."""
+    core, now, found, output = DecodeCore(WorkerSetup(limits)), 0.0, AtOnce(), _output(tokens)
     orders = deque[Command]()
-    for number in range(DOCUMENTS):
+    for number in range(documents):
         document = request(f"d{number}", [number + 3] * tokens, output, service=ServiceClass.BE)
         orders += core.handle(Received(ROUTER, Prefill(document), 1), now)
     while orders:
         if isinstance(order := orders.popleft(), RunStep):
-            now, most = now + STEP_S, max(most, len(order.plan.decodes))
+            now, found.decodes = now + STEP_S, max(found.decodes, len(order.plan.decodes))
+            for decode in order.plan.decodes:
+                found.held = BLOCK * len(decode.pairs)
             sampled = tuple((part.request, 5) for part in order.plan.parts if part.sampling is not None)
             orders += core.handle(StepDone(StepResult(order.plan.number, sampled), STEP_S), now)
-    return most
+    return found
 
 
 def main() -> int:
@@ -156,6 +179,16 @@ def main() -> int:
     windowed, whole = (decodes_at_once(tokens, window, reach) for reach in (window, None))
     name = f"decodes at once with memory for {WINDOWS} windows"
     report(name, windowed, "decodes", baseline=whole, goal=WINDOWS * window // most, at_least=True)
+    for layers, pairs in (("five of six layers", 6), ("every other layer", 2)):
+        limits = WorkerLimits(FOUR * units_for(tokens, BLOCK), BLOCK, PAGE, STEP, BATCH)
+        folding = replace(limits, fold=Fold(window, pairs))
+        alone = run_documents(tokens, folding, documents=1)
+        whole_of_it = float(tokens + _output(tokens))
+        share = window + (whole_of_it - window) / pairs + BLOCK * (pairs + 1)
+        about = f"a context of {tokens} on a window of {window} in {layers}"
+        report(f"{about}: while it decodes", alone.held, "tokens", baseline=whole_of_it, goal=share)
+        folded, whole = (run_documents(tokens, each).decodes for each in (folding, limits))
+        report(f"{about}: decodes at once with memory for {FOUR}", folded, "decodes", baseline=whole, at_least=True)
     return status()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
+from alignedserve.architectures.folding import LayerFold, fold_of
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.stored_form import StoredForm, stored_form
@@ -89,6 +90,13 @@ class ModelConfig:
         """Return how many tokens back any layer reads, the newest included; None where some layer reads all."""
         windows = [window for window in self.windows if window is not None]
         return max(windows) if windows and len(windows) == len(self.windows) else None
+
+    @property
+    def fold(self) -> LayerFold | None:
+        """Return how layers that read all take the room of layers with a window; None where that spares nothing."""
+        if any(self.stretches) or self.latent_rank is not None:
+            return None
+        return fold_of(self.windows, self.max_positions)
 
     def scale(self, layer: int) -> float:
         return self.scales[layer] if self.scales else self.head_dim**-0.5

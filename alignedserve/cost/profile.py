@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from alignedserve.architectures.gguf.places import PLACES
-from alignedserve.core import WorkerLimits
+from alignedserve.core import Fold, WorkerLimits
 from alignedserve.cost.fit import OnlineCost, Point, fit
 from alignedserve.cost.model import (
     FREE_COPIES,
@@ -229,8 +229,13 @@ def _profile(tree: Mapping[str, Any]) -> Profile:
 
 
 def _memory(tree: Mapping[str, Any]) -> MeasuredMemory:
-    counts = {name: int(_number(value)) for name, value in tree["limits"].items() if value is not None}
-    return MeasuredMemory(WorkerLimits(**counts), int(_number(tree["kv_bytes"])))
+    limits = {name: value for name, value in tree["limits"].items() if value is not None}
+    fold = Fold(**_counts(limits.pop("fold"))) if "fold" in limits else None
+    return MeasuredMemory(WorkerLimits(**_counts(limits), fold=fold), int(_number(tree["kv_bytes"])))
+
+
+def _counts(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: int(_number(value)) for name, value in tree.items()}
 
 
 def _coefficients(tree: Mapping[str, Any]) -> Coefficients:

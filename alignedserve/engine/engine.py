@@ -33,7 +33,9 @@ from alignedserve.engine.inputs import NOTHING, Before
 from alignedserve.engine.models.attention import attention_of, hidden_slots
 from alignedserve.engine.models.encoder import Encoder
 from alignedserve.engine.models.families.choice import load
+from alignedserve.engine.models.folding import FoldedAttention, fold_pairs
 from alignedserve.engine.models.loading import Loader
+from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.runs import Checker, Run, run_of
 from alignedserve.engine.pooling import Pooler, Vectors, encoded, head_of
 from alignedserve.engine.sampling.reading import Begun, Done, DrawnStep, Passing
@@ -41,7 +43,7 @@ from alignedserve.engine.sampling.sampling import NextToken, Sampler
 from alignedserve.engine.sampling.step_result import next_tokens, result_of, rows_wanted
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.engine.weights.tensors import Weights
-from alignedserve.errors import RankLost
+from alignedserve.errors import PlanError, RankLost
 from alignedserve.kernels.common.fp8 import AnyQuantised
 from alignedserve.kernels.common.int8_kv import vector_of
 from alignedserve.kernels.common.linear import Linear
@@ -319,12 +321,18 @@ class Engine:
         tokens = [token for run in ordered for token in run.tokens]
         inputs = self._before.inputs(tokens, {first[request]: row for request, row in unread.items()})
         self._adapted.step = adapters = self.adapters.step(_rows_by_adapter(ordered, first))
-        if self._graphs is not None and not plan.chunks and len(lies) == len(runs) and adapters is None:
+        fold = self.config.fold if any(run.dropped for run in runs) else None
+        is_plain = not plan.chunks and len(lies) == len(runs) and adapters is None and fold is None
+        if self._graphs is not None and is_plain:
             logits = self._graphs.logits(lies, inputs)
             if logits is not None:
                 return logits
         spans = Spans(lies, self.block_size)
-        attention = attention_of(ordered, spans, self.cache, self.config, self._kernels, self._model, adapters)
+        attention: Attention
+        if fold is None:
+            attention = attention_of(ordered, spans, self.cache, self.config, self._kernels, self._model, adapters)
+        else:
+            attention = FoldedAttention(ordered, self.cache, fold, self._kernels)
         wanted = rows_wanted(plan, [first[run.request] for run in runs])
         counted = vectors.rows(first)
         rows = None
@@ -365,6 +373,13 @@ class Engine:
             hidden = self._kernels.read_hidden(cache, slots, self.config.hidden_size)
             k, v = self._model.project(layer, hidden, spans.positions)
             self._kernels.write(cache, spans, k, v)
+
+    @torch.inference_mode()
+    def fold(self, folds: Sequence[Sequence[int]]) -> None:
+        """Fold pairs that lie behind the windows of a request: the first of each takes what the others keep."""
+        if self.config.fold is None:
+            raise PlanError("pairs are to be folded, but the model has no layers with windows beside others")
+        fold_pairs(self.cache, self.config.fold, folds)
 
 
 def _rows_by_adapter(runs: Sequence[Run], first: Mapping[str, int]) -> dict[Adapter, list[int]]:

@@ -17,7 +17,7 @@ from alignedserve.engine.engine import Engine
 from alignedserve.errors import ArenaError
 from alignedserve.executor.device_loss import end_where_lost
 from alignedserve.kvpool.arena.arena import Arena
-from alignedserve.protocol.commands import CompressPage, CopyIn, CopyOut, CopySlots, ProjectKv
+from alignedserve.protocol.commands import CompressPage, CopyIn, CopyOut, CopySlots, FoldKv, ProjectKv
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, PageCompressed, Post
 from alignedserve.protocol.messages import Member
 from alignedserve.protocol.rank_orders import Copying
@@ -80,6 +80,9 @@ class PoolCopies:
                 return CopiedOut(number)
             case CopySlots():
                 self._checkpoints.copy(command)
+                return None
+            case FoldKv(folds):
+                self._engine.fold(folds)
                 return None
             case ProjectKv(request, blocks, pairs, num_tokens):
                 self._engine.project(request, blocks, pairs, num_tokens)

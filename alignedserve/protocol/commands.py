@@ -98,6 +98,13 @@ class CopySlots:
 
 
 @dataclass(frozen=True, slots=True)
+class FoldKv:
+    """Fold pairs that lie behind the windows of a request, before the next work."""
+
+    folds: tuple[tuple[int, ...], ...]  # the pair that takes what the pairs behind it in the tuple keep
+
+
+@dataclass(frozen=True, slots=True)
 class ProjectKv:
     """Compute K and V of a request's first tokens from the hidden vectors in its blocks and write them to pairs, before
     the next work. The pairs may be made of the same blocks."""
@@ -201,7 +208,7 @@ class Reject:
 
 
 # Commands that take a worker's time: it performs them one after the other.
-Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | ProjectKv | CompressPage
+Work: TypeAlias = RunStep | CopyOut | CopyIn | CopySlots | FoldKv | ProjectKv | CompressPage
 Transfer: TypeAlias = SendKv | ReceiveKv  # begins in its turn, as work does, and goes on beside later work
 Command: TypeAlias = (
     Work

@@ -15,6 +15,7 @@ from alignedserve.protocol.commands import (
     CopyIn,
     CopyOut,
     CopySlots,
+    FoldKv,
     ProjectKv,
     ReceiveKv,
     RunStep,
@@ -36,7 +37,7 @@ class PartFrom:
     member: Member
 
 
-Copying: TypeAlias = CopyOut | CopyIn | CopySlots | ProjectKv | CompressPage
+Copying: TypeAlias = CopyOut | CopyIn | CopySlots | FoldKv | ProjectKv | CompressPage
 Order: TypeAlias = RunStep | Copying | SendKv | ReceiveKv | Meet | PartFrom
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in typing.get_args(Order)}
 Ended: TypeAlias = KvSent | KvReceived

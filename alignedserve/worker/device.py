@@ -76,10 +76,15 @@ class DeviceMemory:
 
         It will soon need as much again: a prompt that had to leave for others waits until one of them has ended.
         """
-        count, is_crowded = (tokens - running.dropped) // self.limits.block_size, self.is_crowded
-        self.leave(running.pairs[:count])
-        self.is_crowded = is_crowded
+        count = (tokens - running.dropped) // self.limits.block_size
+        self.spare(running.pairs[:count])
         running.pairs, running.dropped = running.pairs[count:], tokens
+
+    def spare(self, pairs: tuple[int, ...]) -> None:
+        """Free pairs of a request that goes on, as `leave` does; whether prompts may be seated stays as it is."""
+        is_crowded = self.is_crowded
+        self.leave(pairs)
+        self.is_crowded = is_crowded
 
     def num_freed(self, leaving: Iterable[Running]) -> int:
         """Return how many pairs come free at least if all of these requests leave."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from alignedserve.core import Chunk, Decode, FinishReason, StepPlan, StepResult
+from alignedserve.decode_worker.memory.folding import Folding
 from alignedserve.decode_worker.parts.keeping import AnswerKeeping, PromptKeeping
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.explain.decisions import Kind
@@ -20,6 +21,7 @@ class StepOutcome:
         self._holds, self._notes, self._counts = stores.holds, stores.notes, stores.counts
         self._prompts, self._keeping, self._decisions = prompts, keeping, stores.decisions
         self._dropping = stores.dropping
+        self._folding = Folding(stores.memory, stores.here, stores.writer, prompts.awaits)
 
     def find(self, request: str) -> Running | None:
         """Return the request of this name that may be in a step."""
@@ -39,7 +41,8 @@ class StepOutcome:
             if finish is not None:
                 released += self._end(running, finish)
         released += [command for key in self._dropping.take_let_go() for command in self._holds.release(key)]
-        return [*released, *self._owners.flush()]
+        # Behind the step in flight, and before whatever is ordered for the pairs that come free.
+        return [*self._folding.fold(), *released, *self._owners.flush()]
 
     def _end(self, running: Running, finish: FinishReason) -> list[Command]:
         self._here.remove(running)

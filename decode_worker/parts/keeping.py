@@ -36,6 +36,10 @@ class PromptKeeping(CorePart):
         if self._is_on and self._pool.member is not None and self._num_pages(running) > 0:
             self._through[running] = None
 
+    def awaits(self, running: Running) -> bool:
+        """Return whether pages of this request are still to be written."""
+        return running in self._through or running in self._copying
+
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
             case MemberLost(member) if member == self._pool.member:

@@ -154,4 +154,4 @@ class PageWriting(CorePart):
 
 def is_writable(running: Running) -> bool:
     """Return whether what is kept of it on the device is what its pages hold, and of use to the pool."""
-    return not running.blocks and running.has_tokens
+    return not running.blocks and running.has_tokens and not running.folded

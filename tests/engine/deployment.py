@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from alignedserve.architectures.kv_dtype import KvDtype
-from alignedserve.core import Request, ServiceClass, WorkerLimits, units_for
+from alignedserve.core import Fold, Request, ServiceClass, WorkerLimits, units_for
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
@@ -25,15 +25,13 @@ from alignedserve.kvpool.state import PoolCore
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import (
     Command,
-    CopyIn,
     CopyOut,
-    CopySlots,
-    ProjectKv,
+    FoldKv,
     ReceiveKv,
-    RunStep,
     Send,
     SendKv,
     Transfer,
+    Work,
 )
 from alignedserve.protocol.events import Event, KvReceived, KvSent, MemberJoined, Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
@@ -95,6 +93,7 @@ class Deployment:
     outputs: dict[str, list[int]] = field(default_factory=dict)
     work: dict[str, deque[Command]] = field(default_factory=dict)
     now: float = 0.0
+    num_folds: int = 0
     num_without_slots: int = 0  # requests that went back to the pool with some of their tokens from the host
 
     @property
@@ -120,7 +119,8 @@ class Deployment:
                         for output in outputs:
                             assert output.index == len(self.outputs[output.request])
                             self.outputs[output.request] += output.tokens
-                    case RunStep() | CopyOut() | CopyIn() | CopySlots() | ProjectKv() | SendKv() | ReceiveKv():
+                    case command if isinstance(command, Work | Transfer):
+                        self.num_folds += isinstance(command, FoldKv)
                         self.num_without_slots += isinstance(command, CopyOut) and bool(command.saved)
                         self.work.setdefault(by, deque()).append(command)
 
@@ -153,22 +153,25 @@ def deployed(
     look_ahead: int = 0,
     kv_dtype: KvDtype = KvDtype.AUTO,
     reach: int | None = None,
+    fold: Fold | None = None,
+    pairs: int = PAIRS,
 ) -> Iterator[Deployment]:
     """Make the deployment, with the arena in the directory, or no pool where there are no pages; `cost` is the decode
-    worker's cost model; `direct`: from device to device; `reach`: the window of all layers."""
-    limits = replace(LIMITS, reach=reach)
+    worker's cost model, and `pairs` are its; `direct`: from device to device; `reach`: the window of all layers; and
+    `fold` of some."""
+    limits = replace(LIMITS, num_pairs=pairs, reach=reach, fold=fold)
     setup = WorkerSetup(limits, policy, cost, root=b"model", direct=direct, look_ahead=look_ahead)
     cores: dict[str, Any] = {"decode-0": DecodeCore(setup)}
     if topology == "1+1":
         limits = replace(limits, num_pairs=prefill_pairs)
         cores["prefill-0"] = PrefillCore(WorkerSetup(limits, policy, root=b"model", direct=direct))
     path = directory / "arena"
-    pairs = {"decode-0": PAIRS, "prefill-0": prefill_pairs}
+    num_pairs = {"decode-0": pairs, "prefill-0": prefill_pairs}
     engines = {
-        name: Engine(folder, num_pairs=pairs[name], block_size=BLOCK, dtype="float32", kv_dtype=kv_dtype)
+        name: Engine(folder, num_pairs=num_pairs[name], block_size=BLOCK, dtype="float32", kv_dtype=kv_dtype)
         for name in cores
     }
-    places, begun = policy.pairs.num_places(PAIRS * BLOCK), (dict[Ends, Any](), dict[Ends, Any]())
+    places, begun = policy.pairs.num_places(pairs * BLOCK), (dict[Ends, Any](), dict[Ends, Any]())
     hands = {
         name: EngineHands(
             *(engine, path, PAGE, True),

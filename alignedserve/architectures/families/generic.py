@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from alignedserve.architectures.config import ModelConfig, stored_dtype
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.stored_form import stored_form
-from alignedserve.architectures.windows import windows_of_all
+from alignedserve.architectures.windows import windows_of
 from alignedserve.errors import UnsupportedModel
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
@@ -99,7 +99,7 @@ def read_generic(given: Given, architecture: str) -> GenericConfig:
         dtype=stored_dtype(given, text),
         stored=stored_form(given, text),
         eos_tokens=given.token_ids("eos_token_id") or text.token_ids("eos_token_id"),
-        windows=windows_of_all(text, layers, positions),
+        windows=windows_of(text, layers, positions),
     )
 
 

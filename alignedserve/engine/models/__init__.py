@@ -4,6 +4,7 @@ activations.py          Activation functions of an MLP without a gate, in place 
 attention.py            A step's attention over KV or hidden vectors, request by request.
 experts.py              The MLP of a layer: gated, dense or a mixture of experts.
 encoder.py              Runs an encoder of transformers: its layers, our packing.
+folding.py              Attention over KV that is partly folded, and the copy that folds pairs behind the windows.
 loading.py              Builds a model's layers from a folder; fused layers are read part by part.
 model.py                The interface between the engine and a model.
 rope.py                 Rotary positions: frequencies, and tables of cosines and sines.

@@ -96,11 +96,16 @@ def _probed(
         raise UnsupportedModel(f"{folder}: {network.kind} is not supported: {known}")
     scorings = [place.scoring for place in probe.layers.values()]
     windows, scales = (tuple(each.window for each in scorings), tuple(each.scale for each in scorings))
-    found = replace(config, windows=windows, scales=scales)
-    if config.reach is not None and (found.reach is None or found.reach > config.reach):
-        read = f"a layer reads more than the last {config.reach} tokens, which config.json's sliding_window names"
+    narrow = [window for window in config.windows if window is not None]
+    if narrow and any(map(_reads_more, windows, config.windows)):
+        read = f"a layer reads more than the last {narrow[0]} tokens, which config.json's sliding_window names"
         raise UnsupportedModel(f"{folder}: {network.kind} is not supported: {read}: set it to null")
-    return found, probe.layers
+    # What config.json names stays: workers plan by it, and a layer that reads less loses nothing.
+    return replace(config, windows=config.windows or windows, scales=scales), probe.layers
+
+
+def _reads_more(found: int | None, named: int | None) -> bool:
+    return named is not None and (found is None or found > named)
 
 
 class _Probe:

@@ -56,6 +56,7 @@ from alignedserve.protocol.commands import (
     CopyOut,
     CopySlots,
     Deliver,
+    FoldKv,
     ProjectKv,
     ReceiveKv,
     Reject,
@@ -144,7 +145,9 @@ class InvariantWatch(Witness):
             case Reject(request):
                 self._check_end(request)
                 self._refused.add(request)
-            case RunStep() | CopyOut() | CopyIn() | CopySlots() | ProjectKv() | CompressPage() | SendKv() | ReceiveKv():
+            case RunStep() | CopyOut() | CopyIn() | CopySlots() | FoldKv() | ProjectKv() | CompressPage():
+                pass
+            case SendKv() | ReceiveKv():
                 pass
             case _:
                 return
@@ -277,6 +280,8 @@ def _written(command: Command, block_size: int) -> set[int]:
             return set(pairs[start // block_size :])
         case ReceiveKv(pairs=pairs):
             return set(pairs)
+        case FoldKv(folds):
+            return {into for into, *_ in folds}
     return set()
 
 

@@ -11,7 +11,7 @@ from random import Random
 
 from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
-from alignedserve.core import ServiceClass, units_for
+from alignedserve.core import Fold, ServiceClass, units_for
 from alignedserve.scheduling.policy import Cache, Chunking, Layout, Packing, Policy, Room
 from alignedserve.simulator.fuzzing.scenario import Ask, AskedVector, Scenario
 from alignedserve.simulator.machines.faults import Skew
@@ -58,6 +58,15 @@ def some_with_windows(drawn: Scenario) -> Scenario:
         held = max(limits.least_held(ask.most_tokens) for ask in drawn.asks)
         limits = replace(limits, num_pairs=units_for(held, limits.block_size) + draw.choice((0, 2, 8)))
     return replace(drawn, limits=limits)
+
+
+def some_with_folds(drawn: Scenario) -> Scenario:
+    """Give some layers of the model a window in every fourth run of the others where requests may give memory back."""
+    draw, limits = Random(f"{drawn.seed}/pairs in one"), drawn.limits
+    if draw.random() > 1 / 4 or limits.reach is not None or not drawn.policy.drops:
+        return drawn
+    fold = Fold(draw.choice((1, 2, 7, 20, 20, 60)), draw.choice((2, 3, 6)))
+    return replace(drawn, limits=replace(limits, fold=fold))
 
 
 def some_with_vectors(drawn: Scenario) -> Scenario:

@@ -35,6 +35,7 @@ from alignedserve.protocol.commands import (
     CopyIn,
     CopyOut,
     CopySlots,
+    FoldKv,
     ProjectKv,
     ReceiveKv,
     RunStep,
@@ -71,6 +72,8 @@ class Timing(Protocol):
 
     def copy_slots(self, command: CopySlots) -> float: ...
 
+    def fold(self, command: FoldKv) -> float: ...
+
     def project(self, command: ProjectKv) -> float: ...
 
     def compress(self, command: CompressPage) -> float: ...
@@ -104,6 +107,9 @@ class Costs:
 
     def copy_slots(self, command: CopySlots) -> float:
         return self.token_s * (len(command.checkpoints) + len(command.restores) + len(command.moves))
+
+    def fold(self, command: FoldKv) -> float:
+        return self.token_s * len(command.folds)
 
     def project(self, command: ProjectKv) -> float:
         return self.hidden_token_s * command.num_tokens
@@ -207,6 +213,8 @@ class ModelledHands:
                 return self._timing.copy_in(command)
             case CopySlots():
                 return self._timing.copy_slots(command)
+            case FoldKv():
+                return self._timing.fold(command)
             case ProjectKv():
                 return self._timing.project(command)
             case CompressPage():
@@ -224,6 +232,9 @@ class ModelledHands:
                 return CopiedIn(command.number, self._copy_in(command))
             case CopySlots():
                 self._copy_slots(command)
+                return None
+            case FoldKv(folds):
+                self._fold(folds)
                 return None
             case ProjectKv():
                 self._project(command)
@@ -266,6 +277,8 @@ class ModelledHands:
         return True
 
     def _copy_slots(self, command: CopySlots) -> None: ...
+
+    def _fold(self, folds: Sequence[Sequence[int]]) -> None: ...
 
     def _project(self, command: ProjectKv) -> None: ...
 
@@ -319,6 +332,7 @@ class CheckedHands(ModelledHands):
         self._sampled: dict[str, int] = {}  # request -> token, from the last step
         self._limits, self._block_size = limits, limits.block_size
         self._blocks: list[Tags] = [[_EMPTY] * limits.block_size for _ in range(2 * limits.num_pairs)]
+        self._folded: dict[int, Tags] = {}  # pair -> what layers without a window keep there of all that was folded
         self._places: dict[int, int] = {}  # place of a saved token -> its tag
         self._find_arena = arena
         self._arena: TaggedArena | None = None
@@ -371,7 +385,8 @@ class CheckedHands(ModelledHands):
         blocks = part.blocks if is_hidden else _k_blocks(part.pairs)
         right = _k_blocks(part.from_right)
         story, end, dropped = self._stories[request], start + len(tokens), part.dropped
-        if dropped > self._limits.unread(start) or dropped % self._block_size:
+        lacking = self._check_folded(part, story) if self._limits.fold is not None and dropped else dropped
+        if lacking == dropped and (dropped > self._limits.unread(start) or dropped % self._block_size):
             raise WrongKV(f"{request} lacks its first {dropped} tokens, and some of them are read at {start}")
         if bool(part.pairs) is is_hidden:
             raise WrongKV(f"{request} is of kind {part.kind.value} and has {len(part.pairs)} pairs")
@@ -379,13 +394,26 @@ class CheckedHands(ModelledHands):
             raise WrongKV(f"{request} runs tokens from {start} on that are not its own")
         if end - dropped > len(blocks) * self._block_size:
             raise WrongKV(f"{request} has {len(blocks)} blocks, too few for {end - dropped} tokens")
-        if self._read(blocks, start - dropped, right, is_hidden) != list(story.tags[dropped:start]):
-            raise WrongKV(f"the blocks of {request} do not hold its tokens {dropped} to {start}")
+        held = self._read(blocks, start - dropped, right, is_hidden)[lacking - dropped :]
+        if held != list(story.tags[lacking:start]):
+            raise WrongKV(f"the blocks of {request} do not hold its tokens {lacking} to {start}")
         touched = {self._slot(blocks, at, right) for at in range(start - dropped, end - dropped)}
         if touched & written:
             raise WrongKV(f"{request} writes to a slot that another request of the step writes to")
         written |= touched
         self._write(blocks, start - dropped, story.tags[start:end], right, is_hidden)
+
+    def _check_folded(self, part: Chunk | Decode, story: Story) -> int:
+        """Check what layers without a window read in folded pairs; return how many tokens those hold."""
+        fold, size = self._limits.fold, self._block_size
+        assert fold is not None
+        tokens = fold.folded(part.dropped)
+        if tokens > fold.foldable(part.start, size) or tokens % (size * fold.pairs):
+            raise WrongKV(f"{part.request} has folded {tokens} tokens, and some of them are read at {part.start}")
+        held = [tag for pair in part.pairs[: tokens // (size * fold.pairs)] for tag in self._folded.get(pair, ())]
+        if held != list(story.tags[:tokens]):
+            raise WrongKV(f"the folded pairs of {part.request} do not hold its first {tokens} tokens")
+        return tokens
 
     def _spoil(self, part: Chunk | Decode) -> None:
         """Write what no request has: a trial runs on pairs that are nobody's."""
@@ -457,6 +485,7 @@ class CheckedHands(ModelledHands):
         """Write tags. KV takes both blocks of a pair; only the block of K is read later."""
         for at, tag in enumerate(tags, start):
             block, offset = self._slot(blocks, at, from_right)
+            self._folded.pop(block // 2, None)
             self._blocks[block][offset] = tag ^ _HIDDEN if is_hidden else tag
             if not is_hidden:
                 self._blocks[block + 1][offset] = _EMPTY
@@ -498,6 +527,13 @@ class CheckedHands(ModelledHands):
         for slot, tag in new.items():
             pair, offset = divmod(slot, self._block_size)
             self._blocks[2 * pair][offset], self._blocks[2 * pair + 1][offset] = tag, _EMPTY
+
+    def _fold(self, folds: Sequence[Sequence[int]]) -> None:
+        """Fold pairs; all are read before any is written."""
+        held = {into: [tag for pair in pairs for tag in self._blocks[2 * pair]] for into, *pairs in folds}
+        for into, tags in held.items():
+            self._blocks[2 * into] = [_EMPTY] * self._block_size
+            self._folded[into] = tags
 
     def _project(self, command: ProjectKv) -> None:
         tags = self._read(command.blocks, command.num_tokens, is_hidden=True)

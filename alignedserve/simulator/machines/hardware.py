@@ -24,7 +24,7 @@ from alignedserve.cost.trials import Bounds, trials
 from alignedserve.errors import ProfileError
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.kvpool.arena.int8_layout import Int8Layout
-from alignedserve.protocol.commands import CompressPage, CopyIn, CopyOut, CopySlots, ProjectKv, SendKv
+from alignedserve.protocol.commands import CompressPage, CopyIn, CopyOut, CopySlots, FoldKv, ProjectKv, SendKv
 from alignedserve.scheduling.policy import Compression, Policy
 from alignedserve.simulator.machines import device_file, devices, gpu_truth, roofline
 from alignedserve.simulator.machines.devices import Device
@@ -87,6 +87,10 @@ class Hardware:
         """Return the time of copies to and from the arena; copies on the device itself take next to nothing."""
         copies = ((Route.DEVICE_TO_ARENA, command.checkpoints), (Route.ARENA_TO_DEVICE, command.restores))
         return added(self.links[route].seconds(len(slots) * self.kv_bytes) for route, slots in copies if slots)
+
+    def fold(self, command: FoldKv) -> float:
+        """Return the time of copies on the device itself, which take next to nothing."""
+        return 0.0
 
     def project(self, command: ProjectKv) -> float:
         return self.truth.hidden_token_s() * command.num_tokens

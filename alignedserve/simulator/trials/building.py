@@ -134,7 +134,7 @@ def _limits(trial: SimulationTrial, device: Hardware, config: Config) -> WorkerL
     """Return the limits of the workers. A measured worker brings its own, which a preset or --set may only lower."""
     engine, measured = config.engine, device.measured
     if measured is not None and not config.policy.drops:
-        measured = replace(measured, reach=None)
+        measured = replace(measured, reach=None, fold=None)
     if measured is None:
         return device.limits(engine.max_step_tokens, engine.max_batch)
     said = {**preset(trial.preset).settings, **read_settings(trial.options, "--set", every_setting())}

@@ -48,6 +48,7 @@ class PromptQueue(CorePart):
         """Take a request's pairs away. It waits before all others, and is computed anew."""
         self._memory.release(running)
         running.pairs, running.blocks, running.prefix, running.dropped = (), (), 0, 0
+        running.folded = 0
         self.waiting.add_first(running)
 
     def unseat(self, running: Running) -> None:

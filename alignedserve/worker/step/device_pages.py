@@ -132,7 +132,7 @@ class DevicePages:
         """Let others share the full pages of a request, which have KV now."""
         if self._blocks is not None and running.pairs and not running.request.runs_whole:
             names, num_dropped = self._name(running, running.prefix), running.dropped // self._size
-            self._blocks.publish(names, running.pairs, num_dropped)
+            self._blocks.publish(names, running.pairs, num_dropped, running.folded // self._size)
             if running.known:
                 known = len(running.known) * self._page_size // self._size
                 self._blocks.note_elsewhere(running.block_names[:known])

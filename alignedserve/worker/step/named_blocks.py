@@ -164,16 +164,16 @@ class NamedBlocks(Blocks):
                 self._shared.add(page.place)
         return tuple([pair for page in pages for pair in page.pairs])
 
-    def publish(self, names: Sequence[int], pairs: Sequence[int], num_dropped: int = 0) -> None:
+    def publish(self, names: Sequence[int], pairs: Sequence[int], num_dropped: int = 0, num_folded: int = 0) -> None:
         """Name the full pages that a request has in these pairs, where no others have their names already. The pairs
-        begin after so many pages, which it has given back.
+        begin after so many pages, which it has given back; its first pages that are folded are in none.
 
         Pages of it that were forgotten keep all that come after them from being named.
         """
         count, size = len(names), self._pairs_of_page
         while count and names[count - 1] not in self._named:
             count -= 1
-        if count < num_dropped:
+        if count < max(num_dropped, num_folded):
             return
         before = self._named[names[count - 1]] if count else None
         for at in range(count, len(names)):

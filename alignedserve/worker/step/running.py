@@ -82,6 +82,7 @@ class Running:
     pairs: tuple[int, ...] = ()
     prefix: int = 0
     dropped: int = 0  # of these tokens, the first that no layer reads any more: `pairs` begin after them
+    folded: int = 0  # its first tokens that only layers without a window keep: `dropped` is what that spares
     known: tuple[int, ...] = ()  # pages of the pool that hold its first tokens, kept there for it
     fetched_from: int = 0  # where they are copied here, as soon as it is seated: tokens that were here before, ...
     fetched_to: int = 0  # ... and tokens that are here then; 0 where it computes them
@@ -125,6 +126,8 @@ class Running:
         here, planned = self.blocks or self.pairs, part.blocks or part.pairs
         if here is planned:  # mostly the same tuple
             return True
+        if self.folded and self.dropped > part.dropped:  # a step in flight writes to its last pair
+            return planned[-1] in here
         if self.dropped > part.dropped and here[:1] and here[0] in planned:
             planned = planned[planned.index(here[0]) :]
         return here[: len(planned)] == planned

@@ -1,0 +1,86 @@
+"""Attention of a step with requests that have folded pairs, and the copy that folds them.
+
+    cache          room of layer 0   room of layer 1   room of layer 2
+    all layers     [K V of layer 0]  [K V of layer 1]  [K V of layer 2]      layers 0 and 1 have windows
+    folded pair    [layer 2, pair b] [layer 2, pair c] [layer 2, pair a]     of layer 2, of three old pairs a b c
+
+A layer with a window reads the pairs that are not folded. A layer without one reads all: to the kernels, the rooms from
+its first to its last are one layer with so many times the pairs, and a folded pair is several of these. The tables of
+layers whose rooms lie alike are the same, so a step mostly makes two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from alignedserve.architectures.folding import LayerFold
+from alignedserve.engine.models.runs import Run
+from alignedserve.errors import PlanError
+from alignedserve.kernels.common.placing import on_device
+from alignedserve.kernels.common.scoring import Scoring
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch.dispatcher import Kernels
+
+
+def fold_pairs(memory: Tensor, fold: LayerFold, folds: Sequence[Sequence[int]]) -> None:
+    """Copy what layers without a window keep of the pairs behind the first one of each fold into that one."""
+    layers, blocks, *_ = memory.shape
+    if any(len(pairs) != 1 + fold.pairs or not all(0 <= pair < blocks // 2 for pair in pairs) for pairs in folds):
+        raise PlanError(f"a fold is not of a block pair and {fold.pairs} others within 0..{blocks // 2 - 1}")
+    by_pair = memory.view(layers, blocks // 2, -1)
+    into, *old = on_device(torch.tensor(folds), memory.device).unbind(1)
+    whole, *rooms = on_device(
+        torch.tensor([(layer, *fold.rooms[layer]) for layer in fold.rooms]), memory.device
+    ).unbind(1)
+    for room, pairs in zip(rooms, old, strict=True):
+        by_pair[room[:, None], into] = by_pair[whole[:, None], pairs]
+
+
+class FoldedAttention:
+    """Attention of requests whose K and V are kept, some of them in folded pairs."""
+
+    paged = None
+
+    def __init__(self, runs: Sequence[Run], memory: Tensor, fold: LayerFold, kernels: Kernels) -> None:
+        """`memory` is the device cache, [layers, 2 * pairs, block_size, vector]."""
+        assert not any(run.is_hidden for run in runs), "by no policy some requests fold and others are kept as hidden"
+        self._runs, self._memory, self._fold, self._kernels = runs, memory, fold, kernels
+        self._block_size = memory.shape[2]
+        self._of_whole = cache(self._spans_of_whole)  # layers whose rooms lie alike have the same
+        self._of_windows = Spans(map(self._unfolded, runs), self._block_size)
+
+    def attend(
+        self, layer: int, query: Tensor, k: Tensor, v: Tensor, scoring: Scoring, hidden: Tensor | None = None
+    ) -> Tensor:
+        of_layer, spans = self._memory[layer], self._of_windows
+        if (rooms := self._fold.rooms.get(layer)) is not None:
+            first = min(rooms)
+            of_layer = self._memory[first : max(rooms) + 1].flatten(0, 1)
+            spans = self._of_whole(tuple(room - first for room in rooms))
+        self._kernels.write(of_layer, spans, k, v)
+        return self._kernels.attend(query, of_layer, spans, scoring)
+
+    def _unfolded(self, run: Run) -> Lie:
+        """Return where the tokens lie of which all layers keep K and V."""
+        folded, count = self._folded(run)
+        return Lie(len(run.tokens), run.end - folded, run.pairs[count:], dropped=folded)
+
+    def _spans_of_whole(self, rooms: tuple[int, ...]) -> Spans:
+        """Return where all tokens lie for a layer whose rooms are these, counted from the first of them."""
+        starts = torch.tensor(rooms) * (self._memory.shape[1] // 2)
+
+        def lie(run: Run) -> Lie:
+            pairs, (_, count) = torch.tensor(run.pairs), self._folded(run)
+            places = torch.cat(((pairs[:count, None] + starts).flatten(), pairs[count:] + starts[0]))
+            return Lie(len(run.tokens), run.end, places.tolist())
+
+        return Spans(map(lie, self._runs), self._block_size)
+
+    def _folded(self, run: Run) -> tuple[int, int]:
+        """Return how many first tokens of a request are folded, and into how many pairs."""
+        groups = run.dropped // (self._block_size * (self._fold.pairs - 1))
+        return groups * self._block_size * self._fold.pairs, groups

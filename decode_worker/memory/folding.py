@@ -1,0 +1,73 @@
+"""Fold pairs of decodes that lie behind the windows of those layers that have one (core.Fold).
+
+    pairs of a request    [folded] [folded]  [all layers] [all layers] [all layers] ...
+    tokens                0 ─── `folded` ──┘ └─ read by all layers ──────── prefix
+
+Nothing is written to the old pairs: what they keep of layers without a window is copied to a free pair, and they are
+given back. So other requests that share them read on, they are found as a beginning as long as they are idle, and a
+step in flight may still read them. Pairs are folded only where more than one of them comes free.
+
+A prompt keeps what it has until it is through, and until the pool has its pages if it is to get them; where a prompt
+waits for memory, that is not awaited. A request that has folded goes to no pool: if it has to leave, it is computed
+anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from alignedserve.core import Fold
+from alignedserve.decode_worker.memory.plain import PlainMemory
+from alignedserve.decode_worker.requests.occupancy import Occupancy
+from alignedserve.protocol.commands import Command, FoldKv
+from alignedserve.worker.page_writer import PageWriter
+from alignedserve.worker.step.running import Running
+
+MOST_FOLDS = 16  # after one step: a long prompt that is through delays no decode by the copy of all that it has
+
+
+class Folding:
+    def __init__(
+        self, memory: PlainMemory, here: Occupancy, writer: PageWriter, awaits_pool: Callable[[Running], bool]
+    ) -> None:
+        """`awaits_pool` says whether the pool is to get pages of a request that it has not got yet."""
+        self._size, self._here, self._memory = memory.limits.block_size, here, memory
+        self._writer, self._awaits_pool = writer, awaits_pool
+        self._fold = memory.limits.fold if memory.keeps_places else None
+
+    def fold(self) -> list[Command]:
+        """Fold what only some layers of the decodes read that are here, as far as one step may be delayed by that."""
+        if self._fold is None:
+            return []
+        folds, left = list[tuple[int, ...]](), tuple[int, ...]()
+        for running in self._here.residents.values():
+            while len(folds) < MOST_FOLDS and self._is_due(running, self._fold):
+                old = self._old_pairs(running, self._fold)
+                if self._memory.blocks.num_freed(old) < 2 or (into := self._memory.blocks.take(1)) is None:
+                    break
+                self._replace(running, into, self._fold)
+                folds.append((*into, *old))
+                left += old
+        if not folds:
+            return []
+        self._memory.spare(left)  # only now: a pair that comes free may take what another one keeps
+        return [FoldKv(tuple(folds))]
+
+    def _is_due(self, running: Running, fold: Fold) -> bool:
+        if fold.foldable(running.prefix, self._size) <= running.folded or running.blocks:
+            return False
+        if self._writer.is_writing(running) or self._writer.num_written(running):
+            return False
+        return self._memory.is_stuck or not self._awaits_pool(running)
+
+    def _old_pairs(self, running: Running, fold: Fold) -> tuple[int, ...]:
+        """Return the first pairs of a request that are not folded, as many as become one."""
+        at = running.folded // (self._size * fold.pairs)
+        return running.pairs[at : at + fold.pairs]
+
+    def _replace(self, running: Running, into: tuple[int, ...], fold: Fold) -> None:
+        """Put a folded pair into the place of these."""
+        at = running.folded // (self._size * fold.pairs)
+        running.pairs = (*running.pairs[:at], *into, *running.pairs[at + fold.pairs :])
+        running.folded += self._size * fold.pairs
+        running.dropped = fold.spared(running.folded)

@@ -1,0 +1,178 @@
+"""Tests of when decodes fold pairs behind the windows of some layers, and of what they hold then."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.architectures.folding import fold_of
+from alignedserve.core import Decode, Fold, Sampling, StepResult, units_for
+from alignedserve.decode_worker.memory.folding import MOST_FOLDS
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.protocol.commands import Command, FoldKv, RunStep
+from alignedserve.protocol.events import Received, StepDone
+from alignedserve.protocol.messages import ROUTER, Prefill
+from alignedserve.scheduling.policy import Packing, Policy
+from alignedserve.scheduling.promise import promise
+from alignedserve.worker.setup import WorkerSetup
+from alignedserve.worker.step.named_blocks import NamedBlocks
+from alignedserve.worker.step.running import Running
+from tests.samples import LIMITS, request
+
+FOLD = Fold(window=20, pairs=3)
+SIZE = LIMITS.block_size
+FOLDS = st.builds(Fold, window=st.integers(1, 100), pairs=st.integers(2, 9))
+
+
+@given(FOLDS, st.integers(0, 2000), st.sampled_from((1, 4, 16)))
+def test_whole_groups_of_pairs_are_folded_and_none_that_a_window_reads(fold: Fold, tokens: int, size: int) -> None:
+    folded, group = fold.foldable(tokens, size), size * fold.pairs
+    first_read = max(0, tokens + 1 - fold.window)  # by the next token
+    assert folded <= first_read < folded + group
+    assert folded % group == 0
+
+
+@given(FOLDS, st.integers(0, 2000), st.integers(0, 100), st.sampled_from((1, 4, 16)))
+def test_what_is_spared_says_what_is_folded_and_how_many_pairs_are_held(
+    fold: Fold, tokens: int, later: int, size: int
+) -> None:
+    folded = fold.foldable(tokens, size)
+    spared = fold.spared(folded)
+    assert fold.folded(spared) == folded
+    held = folded // (size * fold.pairs) + units_for(tokens + later - folded, size)
+    assert units_for(tokens + later - spared, size) == held
+
+
+@given(st.lists(st.sampled_from((None, 8, 12)), max_size=24), st.sampled_from((12, 13)))
+def test_each_layer_that_reads_all_gets_as_much_room_and_no_layer_gives_it_twice(
+    windows: list[int | None], positions: int
+) -> None:
+    fold = fold_of(windows, positions)
+    whole = [layer for layer, window in enumerate(windows) if window is None]
+    narrow = len(windows) - len(whole)
+    if fold is None:
+        assert not whole or narrow < len(whole) or 12 in windows
+        return
+    assert [*fold.rooms] == whole
+    assert fold.pairs == 1 + narrow // len(whole)
+    rooms = [room for of_layer in fold.rooms.values() for room in of_layer]
+    assert len({*rooms}) == len(rooms) == fold.pairs * len(whole)
+    assert all(of_layer[0] == layer for layer, of_layer in fold.rooms.items())
+    assert all(windows[room] is not None for layer, of_layer in fold.rooms.items() for room in of_layer[1:])
+    assert fold.window == max(window for window in windows if window is not None)
+
+
+class Worker:
+    """A decode worker that runs prompts too, and whose steps end at once."""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        limits = replace(LIMITS, num_pairs=100, max_step_tokens=64, max_batch=4, fold=FOLD)
+        self.core = DecodeCore(WorkerSetup(limits, policy or Policy()))
+        self.folds: list[FoldKv] = []
+        self._step: RunStep | None = None
+        self.now = 0.0
+
+    def ask(self, name: str, prompt: int, output: int) -> None:
+        self._hear(self.core.handle(Received(ROUTER, Prefill(request(name, prompt, output)), 1), self.now))
+
+    def steps(self, count: int) -> list[list[Command]]:
+        said = []
+        for _ in range(count):
+            assert self._step is not None
+            plan, self.now = self._step.plan, self.now + 0.01
+            sampled = tuple((part.request, 5) for part in plan.parts if part.sampling is not None)
+            said.append(self.core.handle(StepDone(StepResult(plan.number, sampled), 0.01), self.now))
+            self._hear(said[-1])
+        return said
+
+    def _hear(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, RunStep):
+                self._step = command
+            if isinstance(command, FoldKv):
+                self.folds.append(command)
+
+    def named(self, name: str) -> Running:
+        return self.core.stores.here.residents[name]
+
+
+def test_a_prompt_keeps_all_until_it_is_through_and_then_folds_a_part_after_each_step() -> None:
+    worker = Worker()
+    prompt = SIZE * FOLD.pairs * (MOST_FOLDS + 2) + FOLD.window
+    worker.ask("long", prompt, 40)
+    while "long" not in worker.core.stores.here.residents:
+        assert not worker.folds
+        worker.steps(1)
+    assert [len(command.folds) for command in worker.folds] == [MOST_FOLDS]
+    worker.steps(1)
+    assert [len(command.folds) for command in worker.folds] == [MOST_FOLDS, 2]
+    running = worker.named("long")
+    assert running.folded == FOLD.foldable(running.prefix, SIZE)
+    assert len(running.pairs) == units_for(running.num_held + 1, SIZE)
+
+
+def test_pairs_are_folded_before_anything_else_is_ordered_and_old_pairs_come_free() -> None:
+    worker = Worker(Policy(reuse=False))
+    worker.ask("r", FOLD.window + FOLD.pairs * SIZE - 3, 30)
+    while not worker.folds:
+        (said,) = worker.steps(1)
+    assert said[0] is worker.folds[0]
+    ((into, *old),) = worker.folds[0].folds
+    assert len(old) == FOLD.pairs
+    assert worker.named("r").pairs[0] == into
+    assert not {*old} & {*worker.named("r").pairs}
+    assert worker.core.stores.memory.num_free == 100 - len(worker.named("r").pairs)
+
+
+@pytest.mark.parametrize("policy", [Policy(reuse=False), Policy(packing=Packing.KNAPSACK)])
+def test_where_nothing_is_shared_and_where_a_knapsack_chooses_pairs_are_folded(policy: Policy) -> None:
+    worker = Worker(policy)
+    worker.ask("r", 100, 10)
+    worker.steps(4)
+    assert worker.folds
+
+
+def test_a_beginning_with_two_readers_stays_as_it_is() -> None:
+    worker = Worker()
+    worker.ask("a", 30, 60)
+    worker.ask("b", 30, 30)
+    worker.steps(20)
+    assert FOLD.foldable(worker.named("a").prefix, SIZE) > 0
+    assert not worker.folds
+    while "b" in worker.core.stores.here.residents:
+        worker.steps(1)
+    worker.steps(2)
+    assert worker.named("a").folded
+
+
+def test_a_step_in_flight_is_known_by_its_last_pair_after_pairs_were_folded() -> None:
+    asked = request("a", max_tokens=50)
+    here = Running(asked, promise(asked, Policy()), [7], (9, 4, 5), 20, dropped=8, folded=12)
+    planned = Decode("a", 1, 19, (1, 2, 3, 4, 5), Sampling(), 0)
+    assert here.is_at(planned)
+    assert here.is_at(replace(planned, pairs=(9, 4, 5), dropped=8))
+    assert not here.is_at(replace(planned, pairs=(1, 2, 3, 4, 6)))
+    assert not here.is_at(replace(planned, pairs=(9, 4, 6), dropped=8))
+
+
+def test_folded_pages_get_no_name_and_those_after_them_do() -> None:
+    blocks = NamedBlocks(8, 1)
+    pairs = blocks.take(6)
+    assert pairs is not None
+    blocks.publish((10, 11, 12, 13), pairs[:4])
+    blocks.give(pairs[:3])
+    blocks.publish((10, 11, 12, 13, 14), (pairs[5], pairs[3], pairs[4]), num_dropped=2, num_folded=3)
+    assert blocks.find((10, 11, 12, 13, 14)) == 5
+    assert blocks.take(5) is not None, "idle pages go"
+    blocks.publish((10, 11, 12, 13, 14), (pairs[5], pairs[3], pairs[4]), num_dropped=2, num_folded=3)
+    assert blocks.find((10, 11, 12, 13, 14)) == 0
+
+
+@pytest.mark.parametrize(("window", "pairs"), [(0, 2), (4, 1)])
+def test_a_fold_that_spares_nothing_is_none(window: int, pairs: int) -> None:
+    with pytest.raises(AssertionError, match="nothing comes free"):
+        Fold(window, pairs)

@@ -1,0 +1,231 @@
+"""Tests that the answer is that of transformers where some layers have a window, and decodes fold pairs behind it.
+
+Real cores, real engines, a real arena. The device holds one of the longest requests and little more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from alignedserve.architectures.families.model_config import read_config
+from alignedserve.architectures.kv_dtype import KvDtype
+from alignedserve.core import Decode, Fold, Request, Sampling, ServiceClass, StepPlan, units_for
+from alignedserve.engine.engine import Engine
+from alignedserve.errors import PlanError, UnsupportedModel
+from alignedserve.scheduling.policy import Policy
+from tests.engine.deployment import BLOCK, Deployment, deployed
+from tests.engine.driver import prompt_of
+from tests.engine.transformers_families import FULL, SLIDING, make
+from tests.models import MAX_POSITIONS, gpt_oss, qwen2
+from tests.reference import Tally, compare, load
+from tests.samples import request
+
+WINDOW, PAIRS = 12, 40
+WIDE = 0.25  # numbers of random weights: with the usual ones attention hardly counts
+CHATS = Policy()
+NOTHING_SHARED = replace(CHATS, reuse=False)
+MAKERS: dict[str, tuple[Callable[[Path], Path], int]] = {  # and how many pairs become one
+    "gemma3": (
+        lambda folder: make(
+            folder,
+            "gemma3_text",
+            initializer_range=WIDE,
+            sliding_window=WINDOW,
+            num_hidden_layers=7,
+            layer_types=[*[SLIDING] * 5, FULL, SLIDING],
+            max_position_embeddings=MAX_POSITIONS,
+        ),
+        7,
+    ),
+    "gemma2": (
+        lambda folder: make(
+            folder,
+            "gemma2",
+            initializer_range=WIDE,
+            attn_logit_softcapping=0.7,
+            sliding_window=WINDOW,
+            num_hidden_layers=4,
+            layer_types=[SLIDING, FULL] * 2,
+            max_position_embeddings=MAX_POSITIONS,
+        ),
+        2,
+    ),
+    "gpt_oss": (
+        lambda folder: gpt_oss(
+            folder, sliding_window=WINDOW, num_hidden_layers=3, layer_types=[SLIDING, FULL, SLIDING]
+        ),
+        3,
+    ),
+    "qwen2": (  # its layers with windows come last, and the rooms of the others lie apart
+        lambda folder: qwen2(folder, sliding_window=WINDOW, num_hidden_layers=6, max_window_layers=2, layer_types=None),
+        3,
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: make(tmp_path_factory.mktemp(name)) for name, (make, _) in MAKERS.items()}
+
+
+def fold_in(folder: Path) -> Fold:
+    layers = read_config(folder).fold
+    assert layers is not None
+    return Fold(layers.window, layers.pairs)
+
+
+@pytest.mark.parametrize("name", list(MAKERS))
+def test_each_family_folds_as_its_layers_allow(folders: dict[str, Path], name: str) -> None:
+    assert fold_in(folders[name]) == Fold(WINDOW, MAKERS[name][1])
+    assert Engine(folders[name], num_pairs=1, dtype="float32").config.fold == read_config(folders[name]).fold
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "policy", "look_ahead"),
+    [
+        ("gemma3", "colocated", CHATS, 0),
+        ("gemma3", "colocated", CHATS, 1),
+        ("gemma3", "1+1", CHATS, 0),
+        ("gemma2", "colocated", NOTHING_SHARED, 0),
+        ("gpt_oss", "colocated", CHATS, 1),
+        ("gpt_oss", "1+1", NOTHING_SHARED, 0),
+        ("qwen2", "colocated", CHATS, 0),
+    ],
+)
+def test_long_requests_are_answered_right(
+    folders: dict[str, Path], tmp_path: Path, name: str, topology: str, policy: Policy, look_ahead: int
+) -> None:
+    folder = folders[name]
+    options: dict[str, Any] = {"fold": fold_in(folder), "pairs": PAIRS, "prefill_pairs": PAIRS}
+    with deployed(folder, topology, policy, tmp_path, look_ahead=look_ahead, **options) as deployment:
+        requests = asked(deployment)
+        assert deployment.decodes.counts.preemptions, "requests left, and came back"
+        assert deployment.num_folds > 0
+        assert deployment.decodes.held["pairs"] == 0
+    check_outputs(deployment, requests, folder)
+
+
+def test_folded_numbers_of_int8_stay_as_they_are(folders: dict[str, Path], tmp_path: Path) -> None:
+    long = replace(request("long", max_tokens=40), prompt=prompt_of(5, 100), stop_tokens=())
+    outputs = []
+    for fold in (None, fold_in(folders["gpt_oss"])):
+        options: dict[str, Any] = {"fold": fold, "pairs": PAIRS, "kv_dtype": KvDtype.INT8}
+        with deployed(folders["gpt_oss"], "colocated", CHATS, tmp_path, **options) as deployment:
+            deployment.asks(long)
+            deployment.works(300)
+            assert (deployment.num_folds > 0) is (fold is not None)
+            outputs.append(deployment.outputs["long"])
+    assert len(outputs[0]) == 40
+    assert outputs[0] == outputs[1]
+
+
+def test_a_decode_holds_a_share_of_what_lies_behind_the_window(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder, fold = folders["gemma3"], fold_in(folders["gemma3"])
+    with deployed(folder, "colocated", CHATS, tmp_path, fold=fold, pairs=PAIRS) as deployment:
+        deployment.asks(replace(request("long", max_tokens=100), prompt=prompt_of(5, 50), stop_tokens=()))
+        held = dict[int, int]()
+        while not deployment.is_idle:
+            deployment.works(1)
+            for running in deployment.decodes.stores.here.residents.values():
+                held[running.prefix] = len(running.pairs)
+        assert len(deployment.outputs["long"]) == 100
+    last = max(held)
+    folded = fold.foldable(last, BLOCK)
+    assert held[last] == folded // (BLOCK * fold.pairs) + units_for(last + 1 - folded, BLOCK)
+    assert held[last] < units_for(last, BLOCK) / 2
+
+
+def test_a_beginning_that_others_read_is_not_folded(folders: dict[str, Path], tmp_path: Path) -> None:
+    folder, common = folders["gemma2"], prompt_of(1, 60)
+    asks = [
+        replace(request(f"r{number}", max_tokens=30), prompt=(*common, *prompt_of(number, 3)), stop_tokens=())
+        for number in range(3)
+    ]
+    with deployed(folder, "colocated", CHATS, tmp_path, fold=fold_in(folder), pairs=PAIRS) as deployment:
+        for each in asks:
+            deployment.asks(each)
+        deployment.works(20)
+        here = deployment.decodes.stores.here.residents.values()
+        assert len(here) == 3
+        assert not any(running.folded for running in here)
+        deployment.works(600)
+        assert deployment.is_idle
+        assert deployment.decodes.num_shared_tokens > 0
+        assert deployment.decodes.held["pairs"] == 0
+    check_outputs(deployment, asks, folder)
+
+
+@pytest.mark.parametrize(
+    ("dropped", "why"),
+    [
+        (4, "spared 4 tokens, which no folded pairs spare"),
+        (-24, "spared -24 tokens"),
+        (72, "folded its first 84 tokens, which a layer reads"),
+    ],
+)
+def test_the_engine_refuses_what_is_not_folded_so(folders: dict[str, Path], dropped: int, why: str) -> None:
+    engine = Engine(folders["gemma3"], num_pairs=32, block_size=BLOCK, dtype="float32")
+    good = Decode("r", 5, 60, tuple(range(20)), Sampling(), 3, dropped=24)
+    engine.step(StepPlan(1, decodes=(good,)))
+    with pytest.raises(PlanError, match=why):
+        engine.step(StepPlan(2, decodes=(replace(good, dropped=dropped),)))
+
+
+def test_the_engine_refuses_a_fold_of_other_pairs(folders: dict[str, Path]) -> None:
+    engine = Engine(folders["gemma2"], num_pairs=8, block_size=BLOCK, dtype="float32")
+    for wrong in ((1, 2), (1, 2, 8), (1, 2, 3, 4)):
+        with pytest.raises(PlanError, match=r"a fold is not of a block pair and 2 others within 0\.\.7"):
+            engine.fold([wrong])
+
+
+def test_a_fold_copies_what_layers_without_a_window_keep(folders: dict[str, Path]) -> None:
+    engine = Engine(folders["gemma2"], num_pairs=8, block_size=BLOCK, dtype="float32")
+    engine.cache.copy_(torch.rand(engine.cache.shape))
+    before = engine.cache.clone()
+    engine.fold([(5, 1, 3), (6, 0, 2)])
+    for into, first, second in ((5, 1, 3), (6, 0, 2)):
+        room, of_first, of_second = (slice(2 * pair, 2 * pair + 2) for pair in (into, first, second))
+        for narrow, whole in ((0, 1), (2, 3)):
+            assert torch.equal(engine.cache[whole, room], before[whole, of_first])
+            assert torch.equal(engine.cache[narrow, room], before[whole, of_second])
+    others = [block for pair in (0, 1, 2, 3, 4, 7) for block in (2 * pair, 2 * pair + 1)]
+    assert torch.equal(engine.cache[:, others], before[:, others])
+
+
+def test_a_layer_that_reads_more_than_config_json_says_is_refused(tmp_path: Path) -> None:
+    folder = make(tmp_path, "granite")
+    path = folder / "config.json"
+    path.write_text(path.read_text().replace("{", f'{{"sliding_window": 9, "layer_types": ["{SLIDING}", "{FULL}"],', 1))
+    with pytest.raises(UnsupportedModel, match=r"reads more than the last 9 tokens.*set it to null$"):
+        Engine(folder, num_pairs=1, dtype="float32")
+
+
+def asked(deployment: Deployment) -> list[Request]:
+    """Send requests of all lengths, some of them chats, and return them when all have ended."""
+    random, asked = Random(7), list[Request]()
+    for number in range(10):
+        service = ServiceClass.RT if number % 3 == 2 else ServiceClass.BE
+        length = random.choice((3, 30, 100, 110))
+        new = replace(request(f"r{number}", max_tokens=random.randint(4, 40)), prompt=prompt_of(number, length))
+        asked.append(replace(new, stop_tokens=(), service=service, arrival_at=deployment.now))
+        deployment.asks(asked[-1])
+        deployment.works(random.randint(0, 6))
+    deployment.works(3000)
+    assert deployment.is_idle
+    return asked
+
+
+def check_outputs(deployment: Deployment, requests: Sequence[Request], folder: Path) -> None:
+    tally, reference = Tally(), load(folder)
+    for each in requests:
+        served = deployment.outputs[each.id]
+        assert len(served) == each.max_tokens
+        compare(reference, each.prompt, served, tally, each.id)
+    tally.check()
