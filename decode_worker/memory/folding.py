@@ -7,8 +7,8 @@ Nothing is written to the old pairs: what they keep of layers without a window i
 given back. So other requests that share them read on, they are found as a beginning as long as they are idle, and a
 step in flight may still read them. Pairs are folded only where more than one of them comes free.
 
-A prompt keeps what it has until it is through, and until the pool has its pages if it is to get them; where a prompt
-waits for memory, that is not awaited. A request that has folded goes to no pool: if it has to leave, it is computed
+A prompt keeps what it has until it is through, and until the pool has its pages if it is to get them; where memory is
+short, that is not awaited. A request that has folded goes to no pool: if it has to leave, it is computed
 anew.
 """
 
@@ -21,6 +21,7 @@ from alignedserve.decode_worker.memory.plain import PlainMemory
 from alignedserve.decode_worker.requests.occupancy import Occupancy
 from alignedserve.protocol.commands import Command, FoldKv
 from alignedserve.worker.page_writer import PageWriter
+from alignedserve.worker.parts.queue import PromptQueue
 from alignedserve.worker.step.running import Running
 
 MOST_FOLDS = 16  # after one step: a long prompt that is through delays no decode by the copy of all that it has
@@ -28,20 +29,25 @@ MOST_FOLDS = 16  # after one step: a long prompt that is through delays no decod
 
 class Folding:
     def __init__(
-        self, memory: PlainMemory, here: Occupancy, writer: PageWriter, awaits_pool: Callable[[Running], bool]
+        self,
+        memory: PlainMemory,
+        here: Occupancy,
+        queue: PromptQueue,
+        writer: PageWriter,
+        awaits_pool: Callable[[Running], bool],
     ) -> None:
         """`awaits_pool` says whether the pool is to get pages of a request that it has not got yet."""
         self._size, self._here, self._memory = memory.limits.block_size, here, memory
-        self._writer, self._awaits_pool = writer, awaits_pool
+        self._queue, self._writer, self._awaits_pool = queue, writer, awaits_pool
         self._fold = memory.limits.fold if memory.keeps_places else None
 
     def fold(self) -> list[Command]:
         """Fold what only some layers of the decodes read that are here, as far as one step may be delayed by that."""
         if self._fold is None:
             return []
-        folds, left = list[tuple[int, ...]](), tuple[int, ...]()
+        folds, left, is_short = list[tuple[int, ...]](), tuple[int, ...](), self._is_short
         for running in self._here.residents.values():
-            while len(folds) < MOST_FOLDS and self._is_due(running, self._fold):
+            while len(folds) < MOST_FOLDS and self._is_due(running, self._fold, is_short):
                 old = self._old_pairs(running, self._fold)
                 if self._memory.blocks.num_freed(old) < 2 or (into := self._memory.blocks.take(1)) is None:
                     break
@@ -53,12 +59,17 @@ class Folding:
         self._memory.spare(left)  # only now: a pair that comes free may take what another one keeps
         return [FoldKv(tuple(folds))]
 
-    def _is_due(self, running: Running, fold: Fold) -> bool:
+    @property
+    def _is_short(self) -> bool:
+        """Return whether a prompt waits for memory, or decodes may soon lack some."""
+        return self._memory.num_free < len(self._here.residents) or self._queue.lacks_memory(only_rt=False)
+
+    def _is_due(self, running: Running, fold: Fold, is_short: bool) -> bool:
         if fold.foldable(running.prefix, self._size) <= running.folded or running.blocks:
             return False
         if self._writer.is_writing(running) or self._writer.num_written(running):
             return False
-        return self._memory.is_stuck or not self._awaits_pool(running)
+        return is_short or not self._awaits_pool(running)
 
     def _old_pairs(self, running: Running, fold: Fold) -> tuple[int, ...]:
         """Return the first pairs of a request that are not folded, as many as become one."""

@@ -21,7 +21,7 @@ class StepOutcome:
         self._holds, self._notes, self._counts = stores.holds, stores.notes, stores.counts
         self._prompts, self._keeping, self._decisions = prompts, keeping, stores.decisions
         self._dropping = stores.dropping
-        self._folding = Folding(stores.memory, stores.here, stores.writer, prompts.awaits)
+        self._folding = Folding(stores.memory, stores.here, stores.queue, stores.writer, prompts.awaits)
 
     def find(self, request: str) -> Running | None:
         """Return the request of this name that may be in a step."""

@@ -14,14 +14,14 @@ from alignedserve.core import Decode, Fold, Sampling, StepResult, units_for
 from alignedserve.decode_worker.memory.folding import MOST_FOLDS
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, FoldKv, RunStep
-from alignedserve.protocol.events import Received, StepDone
-from alignedserve.protocol.messages import ROUTER, Prefill
+from alignedserve.protocol.events import Event, MemberJoined, Received, StepDone
+from alignedserve.protocol.messages import ROUTER, Prefill, Prefix
 from alignedserve.scheduling.policy import Packing, Policy
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.named_blocks import NamedBlocks
 from alignedserve.worker.step.running import Running
-from tests.samples import LIMITS, request
+from tests.samples import LIMITS, POOL_MEMBER, request
 
 FOLD = Fold(window=20, pairs=3)
 SIZE = LIMITS.block_size
@@ -77,7 +77,10 @@ class Worker:
         self.now = 0.0
 
     def ask(self, name: str, prompt: int, output: int) -> None:
-        self._hear(self.core.handle(Received(ROUTER, Prefill(request(name, prompt, output)), 1), self.now))
+        self.hears(Received(ROUTER, Prefill(request(name, prompt, output)), 1))
+
+    def hears(self, event: Event) -> None:
+        self._hear(self.core.handle(event, self.now))
 
     def steps(self, count: int) -> list[list[Command]]:
         said = []
@@ -145,6 +148,19 @@ def test_a_beginning_with_two_readers_stays_as_it_is() -> None:
     assert not worker.folds
     while "b" in worker.core.stores.here.residents:
         worker.steps(1)
+    worker.steps(2)
+    assert worker.named("a").folded
+
+
+def test_pages_for_the_pool_are_awaited_unless_memory_is_short() -> None:
+    worker = Worker()
+    worker.ask("a", 100, 40)
+    worker.hears(MemberJoined(POOL_MEMBER))
+    worker.steps(8)
+    assert worker.named("a").prefix > 100
+    assert not worker.folds, "the pool has leased no pages yet"
+    worker.ask("b", 310, 5)
+    worker.hears(Received(POOL_MEMBER.name, Prefix("b", 0, ()), POOL_MEMBER.incarnation))
     worker.steps(2)
     assert worker.named("a").folded
 
