@@ -15,14 +15,21 @@ import pytest
 import torch
 
 from alignedserve.architectures.families.model_config import read_config
+from alignedserve.architectures.folding import fold_of
 from alignedserve.architectures.kv_dtype import KvDtype
-from alignedserve.core import Decode, Fold, Request, Sampling, ServiceClass, StepPlan, units_for
+from alignedserve.core import CacheKind, Decode, Fold, Request, Sampling, ServiceClass, StepPlan, units_for
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.models.folding import FoldedAttention, fold_pairs
+from alignedserve.engine.models.runs import Run
 from alignedserve.errors import PlanError, UnsupportedModel
+from alignedserve.kernels.common.scoring import Scoring
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.scheduling.policy import Policy
 from tests.engine.deployment import BLOCK, Deployment, deployed
 from tests.engine.driver import prompt_of
 from tests.engine.transformers_families import FULL, SLIDING, make
+from tests.kernels.test_adapters import ALL
 from tests.models import MAX_POSITIONS, gpt_oss, qwen2
 from tests.reference import Tally, compare, load
 from tests.samples import request
@@ -197,6 +204,34 @@ def test_a_fold_copies_what_layers_without_a_window_keep(folders: dict[str, Path
             assert torch.equal(engine.cache[narrow, room], before[whole, of_second])
     others = [block for pair in (0, 1, 2, 3, 4, 7) for block in (2 * pair, 2 * pair + 1)]
     assert torch.equal(engine.cache[:, others], before[:, others])
+
+
+@pytest.mark.parametrize("kernels", ALL, ids=[kernels.name for kernels in ALL])
+@pytest.mark.parametrize("windows", [(8, 8, None, 8), (None, 8, 8, None, 8, 8, 8), (8, None) * 2])
+def test_every_kernel_reads_folded_pairs_as_if_they_were_not(kernels: Kernels, windows: tuple[int | None, ...]) -> None:
+    torch.manual_seed(len(windows))
+    fold, heads, kv_heads, head_dim, into = fold_of(windows, MAX_POSITIONS), 4, 2, 16, 30
+    assert fold is not None
+    whole = torch.randn(len(windows), 2 * 40, BLOCK, kv_heads * head_dim)
+    pairs, groups = Random(1).sample(range(30), 25), 2
+    old = [pairs[at * fold.pairs : (at + 1) * fold.pairs] for at in range(groups)]
+    long = Run("long", [1] * 3, 55, pairs[:15], None, 0, (), CacheKind.KV, ())
+    short = Run("short", [1] * 5, 12, pairs[15:], None, 0, (), CacheKind.KV, ())
+    folded = whole.clone()
+    fold_pairs(folded, fold, [(into + at, *group) for at, group in enumerate(old)])
+    for group in old:
+        folded[:, [block for pair in group for block in (2 * pair, 2 * pair + 1)]] = torch.nan
+    left = [*range(into, into + groups), *long.pairs[groups * fold.pairs :]]
+    spared = groups * (fold.pairs - 1) * BLOCK
+    attention = FoldedAttention([replace(long, pairs=left, dropped=spared), short], folded, fold, kernels)
+    spans = Spans([Lie(len(run.tokens), run.end, run.pairs) for run in (long, short)], BLOCK)
+    for layer, window in enumerate(windows):
+        query, scoring = torch.randn(8, heads, head_dim), Scoring(head_dim**-0.5, window)
+        k, v = torch.randn(2, 8, kv_heads * head_dim).unbind()
+        kernels.write(whole[layer], spans, k, v)
+        expected = kernels.attend(query, whole[layer], spans, scoring)
+        got = attention.attend(layer, query, k, v, scoring)
+        assert torch.allclose(got, expected, atol=1e-5), layer
 
 
 def test_a_layer_that_reads_more_than_config_json_says_is_refused(tmp_path: Path) -> None:
