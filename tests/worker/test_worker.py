@@ -39,9 +39,11 @@ from alignedserve.protocol.messages import (
     Retire,
     Tokens,
 )
+from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.promise import promise
 from alignedserve.worker.parts.part import REFRESH_S
 from alignedserve.worker.setup import WorkerSetup
-from alignedserve.worker.step.running import MOST_SCORED
+from alignedserve.worker.step.running import MOST_SCORED, Running
 from tests.samples import LIMITS, ROUTER_MEMBER, but_reports, next_attempt, request, said
 
 A, B = request("a"), request("b", owner="gateway-1")
@@ -233,6 +235,18 @@ def test_a_prompt_is_scored_chunk_by_chunk_and_told_with_the_first_token(worker:
     told = Output("a", 0, 0, (7,), None, (MINE,), Opening(of_prompt))
     assert outputs_of(worker.handle(StepDone(result), 0.0)) == [told]
     assert outputs_of(worker.handle(said("gateway-0", Resend("a", 0, 0)), 0.0)) == [told], "a lost frame held it all"
+
+
+def test_scores_stay_of_tokens_whose_kv_came_back_from_the_pool() -> None:
+    asked, of_prompt = asks_for(SCORED, prompt=10), tuple(Logprob(-float(place)) for place in range(1, 10))
+    prompt = Running(asked, promise(asked, Policy()), [])
+    for start, end in ((0, 8), (0, 4), (6, 10)):  # it had to leave twice; the pool had six tokens then
+        prompt.prefix = start
+        scoring = Scoring(asked.prompt[start + 1 : end + 1], 1)
+        prompt.end_chunk(
+            Chunk("a", asked.prompt[start:end], start, (1,), None, scoring=scoring), 0.0, of_prompt[start:end]
+        )
+    assert tuple(prompt.prompt_logprobs) == of_prompt
 
 
 def test_the_owner_hears_how_long_a_prompt_waited(worker: AnyCore) -> None:

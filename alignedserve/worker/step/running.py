@@ -185,8 +185,10 @@ class Running:
 
     def end_chunk(self, ran: Chunk, began_at: float, scores: tuple[Logprob, ...] = ()) -> None:
         """Count the tokens of a chunk, which have KV now, and keep the log-probabilities of a scored chunk."""
-        if ran.scoring is not None:  # a chunk that runs again, as after its pairs were lost, replaces its scores
-            self.prompt_logprobs[ran.start :] = scores
+        if ran.scoring is not None:
+            # A chunk that runs again, as after its pairs were lost, replaces its own scores alone: what comes after it
+            # may come back from the pool, and is not scored again.
+            self.prompt_logprobs[ran.start : ran.start + len(scores)] = scores
         self.prefix += len(ran.tokens)
         if self.waited_s is None:
             self.waited_s = max(0.0, began_at - self.request.arrival_at)
