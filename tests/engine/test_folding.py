@@ -5,6 +5,7 @@ Real cores, real engines, a real arena. The device holds one of the longest requ
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -92,6 +93,18 @@ def fold_in(folder: Path) -> Fold:
 def test_each_family_folds_as_its_layers_allow(folders: dict[str, Path], name: str) -> None:
     assert fold_in(folders[name]) == Fold(WINDOW, MAKERS[name][1])
     assert Engine(folders[name], num_pairs=1, dtype="float32").config.fold == read_config(folders[name]).fold
+
+
+@pytest.mark.parametrize(("family", "layers", "pairs"), [("gemma2", 4, 2), ("gemma3_text", 6, 6), ("cohere2", 4, 4)])
+def test_older_files_that_name_no_types_have_the_windows_of_their_family(
+    tmp_path: Path, family: str, layers: int, pairs: int
+) -> None:
+    folder = make(tmp_path, family, sliding_window=WINDOW, num_hidden_layers=layers, layer_types=None)
+    config = json.loads((folder / "config.json").read_text())
+    del config["layer_types"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert fold_in(folder) == Fold(WINDOW, pairs)
+    assert Engine(folder, num_pairs=1, dtype="float32").config.fold == read_config(folder).fold
 
 
 @pytest.mark.parametrize(
