@@ -81,11 +81,14 @@ class DecodeCore(WorkerCore):
         )
 
     def _keep_answers(self, now: float) -> list[Command]:
-        """Copy answers to the pool behind the step that was planned; then use the memory that comes free."""
-        parts = self._parts
+        """Copy answers to the pool, behind or beside the step that was planned; then use the memory that comes free."""
+        parts, memory = self._parts, self.stores.memory
         if not self.stores.here.kept:
             return []
-        return [*parts.keeping.keep_answers(now), *parts.joining.seat(now), *parts.stepping.plan(now)]
+        num_free, commands = memory.num_free, parts.keeping.keep_answers(now)
+        if memory.num_free == num_free:
+            return commands
+        return [*commands, *parts.joining.seat(now), *parts.stepping.plan(now)]
 
     # --- What is here
 

@@ -2,12 +2,14 @@
 
     through ── pages at hand ──▶ copied beside the steps ──▶ Keep: held while its request decodes
        └── its request has left or ended: no longer wanted (an answer takes what is written with it)
-    ended ──▶ its answer is copied ──▶ Keep: for requests that go on from there
+    ended ── pages at hand ──▶ its answer is copied, likewise ──▶ Keep: for requests that go on from there
 
 A request that has to leave then writes only what it has made since, and is not computed anew.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from alignedserve.core import FinishReason
 from alignedserve.decode_worker.parts.stores import Stores
@@ -97,12 +99,8 @@ class AnswerKeeping:
     """Has the pool keep the full pages of requests that have ended: of their prompts it has most already."""
 
     def __init__(self, stores: Stores, writing: PageWriting) -> None:
-        self._page_size, self._pace, self._here, self._steps = (
-            stores.limits.page_size,
-            stores.pace,
-            stores.here,
-            stores.steps,
-        )
+        self._page_size, self._pace, self._steps = stores.limits.page_size, stores.pace, stores.steps
+        self._here, self._queue, self._candidates = stores.here, stores.queue, stores.candidates
         self._memory, self._holds, self._writing = stores.memory, stores.holds, writing
         self._writer = writing.writer
 
@@ -132,15 +130,40 @@ class AnswerKeeping:
         return min(full, self._writer.num_at_hand(SPARE))
 
     def keep_answers(self, now: float) -> list[Command]:
-        """Copy answers after the step that is due, and only if the one after it will not be late for that.
+        """Copy answers to the pool, and free the pairs of requests of which the pool gets no more.
 
-        An answer whose prompt is still being written waits for that, with its pairs."""
-        commands: list[Command] = []
+        An answer is copied beside the steps and keeps its pairs meanwhile, as one does whose prompt is still being
+        written. Where another request waits for these pairs, or pairs do not stay where they are, it is copied after
+        the step that is due, and only if the one after it will not be late for that.
+        """
         writing = [running for running in self._here.kept if self._writer.is_writing(running)]
-        kept = [running for running in self._here.kept if running not in writing]
-        self._here.kept = writing
+        begun = self._begin_aside() if self._may_hold_pairs else {}
+        ended = [running for running in self._here.kept if not (running in begun or running in writing)]
+        self._here.kept = [*writing, *begun]
+        return [*begun.values(), *self._end_all(ended, now)]
+
+    @property
+    def _may_hold_pairs(self) -> bool:
+        """Return whether answers may keep their pairs while they are copied."""
+        if not self._memory.keeps_places or self._memory.num_free < len(self._here.residents):
+            return False
+        return not self._candidates and not self._queue.lacks_memory(only_rt=False)
+
+    def _begin_aside(self) -> dict[Running, Command]:
+        """Begin to copy answers beside the steps; return the requests whose pages were at hand."""
+        begun: dict[Running, Command] = {}
+        for running in self._here.kept:
+            pages, pool = self._num_pages(running), self._writing.target
+            if pool is not None and pages > 0 and not self._writer.is_writing(running):
+                begun[running] = self._writer.begin_part(running, pool, pages, SPARE)
+                self._memory.pages.note_in_pool(running)
+        return begun
+
+    def _end_all(self, ended: Sequence[Running], now: float) -> list[Command]:
+        """Hand on what is written of these requests, or copy it after the step that is due, and free their pairs."""
+        commands: list[Command] = []
         copied = 0
-        for running in kept:
+        for running in ended:
             pages, pool = self._num_pages(running), self._writing.target
             more = pages * self._page_size
             if pool is not None and pages > 0 and self._has_time_for(copied + more, now):

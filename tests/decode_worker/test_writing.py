@@ -228,22 +228,46 @@ class TestAnswers:
         assert Keep("a", 0, 1, (20,), names[1:]) in worker.heard(Keep)
         assert worker.core.held["pages"] == 0
 
-    def test_after_the_step_that_is_due(self) -> None:
-        worker = self.of_two(copy_token_s=0.0)
+    def test_beside_the_steps_where_no_request_waits_for_their_pairs(self) -> None:
+        worker = self.of_two(num_pairs=12)
+        copy = worker.until(CopyOut)
+        assert isinstance(copy, CopyOut)
+        assert copy.aside
+        held = worker.core.held["pairs"]
+        assert not worker.heard(Keep)
+        worker.works()  # the step
+        worker.works()  # the copy
+        assert [type(message) for message in worker.heard(Keep)] == [Keep]
+        assert worker.core.held["pairs"] < held, "it kept its pairs until then"
+
+    def test_beside_the_steps_are_forgotten_with_the_pool(self) -> None:
+        worker = self.of_two(num_pairs=12)
         worker.until(CopyOut)
+        worker.hears(MemberLost(POOL_MEMBER))
+        while worker.work:
+            worker.works()
+        assert not worker.heard(Keep)
+        assert worker.core.held == {"requests": 0, "pairs": 0, "pages": 0, "outputs": 2}
+        assert not worker.core.leased_pages
+
+    def test_after_the_step_that_is_due_where_memory_is_short(self) -> None:
+        worker = self.of_two(num_pairs=9)
+        copy = worker.until(CopyOut)
+        assert isinstance(copy, CopyOut)
+        assert not copy.aside
         assert list(map(type, worker.work)) == [RunStep, CopyOut]
 
     def test_not_where_the_next_step_would_be_late(self) -> None:
-        worker = self.of_two(copy_token_s=1.0)
+        worker = self.of_two(num_pairs=9, copy_token_s=1.0)
         while not worker.heard(Release):
             worker.works()
         assert worker.heard(Release) == [Release("short", 0)]
         worker.until(CopyOut)  # the copy of the other request: there is no request left that could be late
 
-    def of_two(self, copy_token_s: float) -> Engine:
+    def of_two(self, num_pairs: int, copy_token_s: float = 0.0) -> Engine:
         """Return an engine with two requests, one of which ends before the other."""
         short = replace(B, id="short", max_tokens=8)
-        tight = replace(LIMITS, num_pairs=12)
+        tight = replace(LIMITS, num_pairs=num_pairs)
         setup = WorkerSetup(tight, Policy(room=Room.WHOLE), copying=CopyCost(copy_token_s), root=ROOT)
         worker = Engine(DecodeCore(setup))
         worker.hears(MemberJoined(POOL_MEMBER))
