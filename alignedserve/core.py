@@ -439,20 +439,43 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
-    """How far KV is folded where layers with a window stand beside layers that read all (engine/models/folding.py).
+class Sight:
+    """Which tokens are read by layers that do not read all: those of a window, or of a stretch.
 
-        old pairs     [all layers] [all layers] [all layers] ...     `pairs` of them, behind every window
-        folded pair   [what layers without a window keep of these]   the first tokens of a request lie in such pairs
+    tokens          0 1 2 3 4 5 6 7 8 9      the token at 9 reads:
+    window 4                    x x x x      the last so many, itself included
+    stretch 4       · · · ·|· · · ·|x x      those of its stretch
+    """
+
+    window: int | None = None  # the widest of these layers; None: none of them has a window
+    stretch: int | None = None  # tokens of a stretch; None: none of them has stretches
+
+    def first_read(self, position: int) -> int:
+        """Return the first token that the token at this position reads in any of these layers."""
+        of_window = position if self.window is None else max(0, position + 1 - self.window)
+        return of_window if self.stretch is None else min(of_window, position - position % self.stretch)
+
+    @property
+    def most(self) -> int:
+        """Return the most tokens that any token reads in these layers."""
+        return max(self.window or 0, self.stretch or 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Fold:
+    """How far KV is folded where layers with less sight stand beside layers that read all (engine/models/folding.py).
+
+        old pairs     [all layers] [all layers] [all layers] ...   `pairs` of them, read by layers that read all alone
+        folded pair   [what layers that read all keep of these]    the first tokens of a request lie in such pairs
 
     What a request does not hold of its tokens, since it folded some, counts as dropped.
     """
 
-    window: int  # the last tokens that any layer with a window reads, the newest included
+    sight: Sight  # of the layers that do not read all
     pairs: int  # that become one
 
     def __post_init__(self) -> None:
-        assert min(self.pairs, self.window + 1) > 1, "nothing comes free"
+        assert min(self.pairs, self.sight.most + 1) > 1, "nothing comes free"
 
     def spared(self, folded: int) -> int:
         """Return how many tokens a request does not hold that has folded its first so many."""
@@ -464,7 +487,7 @@ class Fold:
 
     def foldable(self, tokens: int, block_size: int) -> int:
         """Return how many first tokens may be folded of a request that has run so many."""
-        unread = max(0, tokens + 1 - self.window)  # by the next token, in layers with a window
+        unread = self.sight.first_read(tokens)  # by the next token
         return unread - unread % (self.pairs * block_size)
 
 

@@ -11,8 +11,9 @@ Then 16 documents of that length come to the core of a decode worker with memory
 how many decode at once, and how many would if they held all. They decode as long as their prompts take.
 
 The last figures are of models where some layers have the window: with one in five of six layers six pairs behind it are
-folded into one, as in Gemma 3, and with one in every other layer two, as in gpt-oss. They say what a document holds
-while it decodes, and how many of 16 decode at once with memory for four that hold all.
+folded into one, as in Gemma 3, and with one in every other layer two, as in gpt-oss. Where three of four layers have
+stretches of that length four are, as in Llama 4. They say what a document holds while it decodes, and how many of 16
+decode at once with memory for four that hold all.
 `--tokens 32768 --window 4096` is the usual size, and takes several minutes: it is the prompt that takes them.
 """
 
@@ -26,7 +27,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from alignedserve.core import Fold, Role, ServiceClass, StepResult, WorkerLimits, units_for
+from alignedserve.core import Fold, Role, ServiceClass, Sight, StepResult, WorkerLimits, units_for
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.hands import EngineHands
@@ -179,13 +180,17 @@ def main() -> int:
     windowed, whole = (decodes_at_once(tokens, window, reach) for reach in (window, None))
     name = f"decodes at once with memory for {WINDOWS} windows"
     report(name, windowed, "decodes", baseline=whole, goal=WINDOWS * window // most, at_least=True)
-    for layers, pairs in (("five of six layers", 6), ("every other layer", 2)):
+    for layers, sight, pairs in (
+        ("a window of {} in five of six layers", Sight(window), 6),
+        ("a window of {} in every other layer", Sight(window), 2),
+        ("stretches of {} in three of four layers", Sight(stretch=window), 4),
+    ):
         limits = WorkerLimits(FOUR * units_for(tokens, BLOCK), BLOCK, PAGE, STEP, BATCH)
-        folding = replace(limits, fold=Fold(window, pairs))
+        folding = replace(limits, fold=Fold(sight, pairs))
         alone = run_documents(tokens, folding, documents=1)
         whole_of_it = float(tokens + _output(tokens))
         share = window + (whole_of_it - window) / pairs + BLOCK * (pairs + 1)
-        about = f"a context of {tokens} on a window of {window} in {layers}"
+        about = f"a context of {tokens} on {layers.format(window)}"
         report(f"{about}: while it decodes", alone.held, "tokens", baseline=whole_of_it, goal=share)
         folded, whole = (run_documents(tokens, each).decodes for each in (folding, limits))
         report(f"{about}: decodes at once with memory for {FOUR}", folded, "decodes", baseline=whole, at_least=True)

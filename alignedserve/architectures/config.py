@@ -10,6 +10,7 @@ from alignedserve.architectures.folding import LayerFold, fold_of
 from alignedserve.architectures.given import Given
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.stored_form import StoredForm, stored_form
+from alignedserve.core import Sight
 from alignedserve.errors import ConfigError, UnsupportedModel
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -85,6 +86,11 @@ class ModelConfig:
     def stretch(self, layer: int) -> int | None:
         return self.stretches[layer] if self.stretches else None
 
+    def sight(self, layer: int) -> Sight | None:
+        """Return which tokens this layer reads; None: all."""
+        window, stretch = self.window(layer), self.stretch(layer)
+        return None if window is None and stretch is None else Sight(window, stretch)
+
     @property
     def reach(self) -> int | None:
         """Return how many tokens back any layer reads, the newest included; None where some layer reads all."""
@@ -93,10 +99,11 @@ class ModelConfig:
 
     @property
     def fold(self) -> LayerFold | None:
-        """Return how layers that read all take the room of layers with a window; None where that spares nothing."""
-        if any(self.stretches) or self.latent_rank is not None:
+        """Return how layers that read all take the room of layers with a window or stretches; None where that spares
+        nothing."""
+        if self.latent_rank is not None:
             return None
-        return fold_of(self.windows, self.max_positions)
+        return fold_of([self.sight(layer) for layer in range(self.num_layers)], self.max_positions)
 
     def scale(self, layer: int) -> float:
         return self.scales[layer] if self.scales else self.head_dim**-0.5

@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from alignedserve.architectures.gguf.places import PLACES
-from alignedserve.core import Fold, WorkerLimits
+from alignedserve.core import Fold, Sight, WorkerLimits
 from alignedserve.cost.fit import OnlineCost, Point, fit
 from alignedserve.cost.model import (
     FREE_COPIES,
@@ -230,8 +230,13 @@ def _profile(tree: Mapping[str, Any]) -> Profile:
 
 def _memory(tree: Mapping[str, Any]) -> MeasuredMemory:
     limits = {name: value for name, value in tree["limits"].items() if value is not None}
-    fold = Fold(**_counts(limits.pop("fold"))) if "fold" in limits else None
+    fold = _fold(limits.pop("fold")) if "fold" in limits else None
     return MeasuredMemory(WorkerLimits(**_counts(limits), fold=fold), int(_number(tree["kv_bytes"])))
+
+
+def _fold(tree: Mapping[str, Any]) -> Fold:
+    sight = {name: size for name, size in tree["sight"].items() if size is not None}
+    return Fold(Sight(**_counts(sight)), int(_number(tree["pairs"])))
 
 
 def _counts(tree: Mapping[str, Any]) -> dict[str, Any]:

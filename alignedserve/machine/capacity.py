@@ -8,7 +8,7 @@ from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.vectors import most_in_step
 from alignedserve.config.config import Config, Dtype
-from alignedserve.core import Fold, WorkerLimits
+from alignedserve.core import WorkerLimits
 from alignedserve.errors import ConfigError
 from alignedserve.kvpool.arena.extents import Extents, PageBytes
 from alignedserve.kvpool.arena.int8_layout import Int8Layout
@@ -69,8 +69,8 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
     cache = cache_mb * _MIB if cache_mb is not None else left or 0
     num_pairs = cache // model.kv_bytes(engine.block_size, dtype, engine.kv_dtype)
     reach = model.reach if config.policy.drops else None
-    folds = model.fold if config.policy.drops else None
-    fold = None if folds is None else Fold(folds.window, folds.pairs)
+    layers = model.fold if config.policy.drops else None
+    fold = None if layers is None else layers.fold
     step_tokens = most_in_step(model, engine.max_step_tokens)
     limits = WorkerLimits(num_pairs, engine.block_size, config.page_size, step_tokens, engine.max_batch, reach, fold)
     held = limits.least_held(longest)  # at once, by the longest request

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.core import Chunk, Decode, Fold, Sampling, StepPlan
+from alignedserve.core import Chunk, Decode, Fold, Sampling, Sight, StepPlan
 from alignedserve.cost.fit import OnlineCost, Point, fit, spread
 from alignedserve.cost.model import Coefficients, CostModel, Kind, Link, Route, Shape, StepEstimate, shape_of
 from alignedserve.cost.profile import MeasuredMemory, Profile, Subject, cached, fingerprint, load, save, store
@@ -388,7 +388,7 @@ def test_a_profile_comes_back_from_its_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["profile.json"]
 
 
-@pytest.mark.parametrize("changes", [{"reach": 9}, {"fold": Fold(9, 3)}])
+@pytest.mark.parametrize("changes", [{"reach": 9}, {"fold": Fold(Sight(9), 3)}, {"fold": Fold(Sight(stretch=8), 2)}])
 def test_what_a_worker_gives_back_of_its_memory_is_known_to_its_profile(
     tmp_path: Path, changes: dict[str, Any]
 ) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.architectures.folding import fold_of
-from alignedserve.core import Decode, Fold, Sampling, StepResult, units_for
+from alignedserve.core import Decode, Fold, Sampling, Sight, StepResult, units_for
 from alignedserve.decode_worker.memory.folding import MOST_FOLDS
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, FoldKv, RunStep
@@ -23,15 +23,17 @@ from alignedserve.worker.step.named_blocks import NamedBlocks
 from alignedserve.worker.step.running import Running
 from tests.samples import LIMITS, POOL_MEMBER, request
 
-FOLD = Fold(window=20, pairs=3)
+FOLD = Fold(Sight(window=20), pairs=3)
 SIZE = LIMITS.block_size
-FOLDS = st.builds(Fold, window=st.integers(1, 100), pairs=st.integers(2, 9))
+SIZES = st.integers(1, 100)
+SIGHTS = st.builds(Sight, SIZES) | st.builds(Sight, st.none(), SIZES) | st.builds(Sight, SIZES, SIZES)
+FOLDS = st.builds(Fold, SIGHTS, pairs=st.integers(2, 9))
 
 
 @given(FOLDS, st.integers(0, 2000), st.sampled_from((1, 4, 16)))
-def test_whole_groups_of_pairs_are_folded_and_none_that_a_window_reads(fold: Fold, tokens: int, size: int) -> None:
+def test_whole_groups_of_pairs_are_folded_and_none_that_is_read_still(fold: Fold, tokens: int, size: int) -> None:
     folded, group = fold.foldable(tokens, size), size * fold.pairs
-    first_read = max(0, tokens + 1 - fold.window)  # by the next token
+    first_read = fold.sight.first_read(tokens)  # by the next token
     assert folded <= first_read < folded + group
     assert folded % group == 0
 
@@ -47,23 +49,39 @@ def test_what_is_spared_says_what_is_folded_and_how_many_pairs_are_held(
     assert units_for(tokens + later - spared, size) == held
 
 
-@given(st.lists(st.sampled_from((None, 8, 12)), max_size=24), st.sampled_from((12, 13)))
+@given(SIGHTS, st.integers(0, 500))
+def test_a_token_is_read_as_far_as_a_window_or_a_stretch_goes(sight: Sight, position: int) -> None:
+    first = sight.first_read(position)
+    of_window = [max(0, position - sight.window + 1)] if sight.window else []
+    of_stretch = [position // sight.stretch * sight.stretch] if sight.stretch else []
+    assert first == min(of_window + of_stretch)
+    assert position - first < sight.most
+    assert first <= sight.first_read(position + 1), "what is read no more is never read again"
+
+
+@given(st.lists(st.sampled_from((None, Sight(8), Sight(12), Sight(None, 4))), max_size=24), st.sampled_from((12, 13)))
 def test_each_layer_that_reads_all_gets_as_much_room_and_no_layer_gives_it_twice(
-    windows: list[int | None], positions: int
+    sights: list[Sight | None], positions: int
 ) -> None:
-    fold = fold_of(windows, positions)
-    whole = [layer for layer, window in enumerate(windows) if window is None]
-    narrow = len(windows) - len(whole)
-    if fold is None:
-        assert not whole or narrow < len(whole) or 12 in windows
+    layers = fold_of(sights, positions)
+    whole = [layer for layer, sight in enumerate(sights) if sight is None]
+    narrow = len(sights) - len(whole)
+    if layers is None:
+        assert not whole or narrow < len(whole) or Sight(12) in sights
         return
-    assert [*fold.rooms] == whole
-    assert fold.pairs == 1 + narrow // len(whole)
-    rooms = [room for of_layer in fold.rooms.values() for room in of_layer]
-    assert len({*rooms}) == len(rooms) == fold.pairs * len(whole)
-    assert all(of_layer[0] == layer for layer, of_layer in fold.rooms.items())
-    assert all(windows[room] is not None for layer, of_layer in fold.rooms.items() for room in of_layer[1:])
-    assert fold.window == max(window for window in windows if window is not None)
+    assert [*layers.rooms] == whole
+    assert layers.fold.pairs == 1 + narrow // len(whole)
+    rooms = [room for of_layer in layers.rooms.values() for room in of_layer]
+    assert len({*rooms}) == len(rooms) == layers.fold.pairs * len(whole)
+    assert all(of_layer[0] == layer for layer, of_layer in layers.rooms.items())
+    assert all(sights[room] is not None for of_layer in layers.rooms.values() for room in of_layer[1:])
+
+
+@given(st.lists(SIGHTS, min_size=1, max_size=5), st.integers(0, 2000))
+def test_nothing_is_folded_that_any_layer_reads(sights: list[Sight], position: int) -> None:
+    layers = fold_of([*sights, None], 10**9)
+    assert layers is not None
+    assert layers.fold.sight.first_read(position) <= min(sight.first_read(position) for sight in sights)
 
 
 class Worker:
@@ -105,7 +123,7 @@ class Worker:
 
 def test_a_prompt_keeps_all_until_it_is_through_and_then_folds_a_part_after_each_step() -> None:
     worker = Worker()
-    prompt = SIZE * FOLD.pairs * (MOST_FOLDS + 2) + FOLD.window
+    prompt = SIZE * FOLD.pairs * (MOST_FOLDS + 2) + FOLD.sight.most
     worker.ask("long", prompt, 40)
     while "long" not in worker.core.stores.here.residents:
         assert not worker.folds
@@ -120,7 +138,7 @@ def test_a_prompt_keeps_all_until_it_is_through_and_then_folds_a_part_after_each
 
 def test_pairs_are_folded_before_anything_else_is_ordered_and_old_pairs_come_free() -> None:
     worker = Worker(Policy(reuse=False))
-    worker.ask("r", FOLD.window + FOLD.pairs * SIZE - 3, 30)
+    worker.ask("r", FOLD.sight.most + FOLD.pairs * SIZE - 3, 30)
     while not worker.folds:
         (said,) = worker.steps(1)
     assert said[0] is worker.folds[0]
@@ -191,4 +209,4 @@ def test_folded_pages_get_no_name_and_those_after_them_do() -> None:
 @pytest.mark.parametrize(("window", "pairs"), [(0, 2), (4, 1)])
 def test_a_fold_that_spares_nothing_is_none(window: int, pairs: int) -> None:
     with pytest.raises(AssertionError, match="nothing comes free"):
-        Fold(window, pairs)
+        Fold(Sight(window), pairs)

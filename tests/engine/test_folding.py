@@ -1,4 +1,4 @@
-"""Tests that the answer is that of transformers where some layers have a window, and decodes fold pairs behind it.
+"""Tests that the answer is that of transformers where some layers have a window or stretches, and decodes fold pairs.
 
 Real cores, real engines, a real arena. The device holds one of the longest requests and little more.
 """
@@ -18,7 +18,7 @@ import torch
 from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.folding import fold_of
 from alignedserve.architectures.kv_dtype import KvDtype
-from alignedserve.core import CacheKind, Decode, Fold, Request, Sampling, ServiceClass, StepPlan, units_for
+from alignedserve.core import CacheKind, Decode, Fold, Request, Sampling, ServiceClass, Sight, StepPlan, units_for
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.models.folding import FoldedAttention, fold_pairs
 from alignedserve.engine.models.runs import Run
@@ -31,11 +31,12 @@ from tests.engine.deployment import BLOCK, Deployment, deployed
 from tests.engine.driver import prompt_of
 from tests.engine.transformers_families import FULL, SLIDING, make
 from tests.kernels.test_adapters import ALL
-from tests.models import MAX_POSITIONS, gpt_oss, qwen2
+from tests.models import MAX_POSITIONS, gpt_oss, llama4, qwen2
 from tests.reference import Tally, compare, load
 from tests.samples import request
 
 WINDOW, PAIRS = 12, 40
+W, S = Sight(window=8), Sight(stretch=13)
 WIDE = 0.25  # numbers of random weights: with the usual ones attention hardly counts
 CHATS = Policy()
 NOTHING_SHARED = replace(CHATS, reuse=False)
@@ -75,7 +76,9 @@ MAKERS: dict[str, tuple[Callable[[Path], Path], int]] = {  # and how many pairs 
         lambda folder: qwen2(folder, sliding_window=WINDOW, num_hidden_layers=6, max_window_layers=2, layer_types=None),
         3,
     ),
+    "llama4": (lambda folder: llama4(folder, initializer_range=WIDE, attention_chunk_size=WINDOW), 4),
 }
+SIGHTS = {name: Sight(stretch=WINDOW) if name == "llama4" else Sight(window=WINDOW) for name in MAKERS}
 
 
 @pytest.fixture(scope="module")
@@ -86,12 +89,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def fold_in(folder: Path) -> Fold:
     layers = read_config(folder).fold
     assert layers is not None
-    return Fold(layers.window, layers.pairs)
+    return layers.fold
 
 
 @pytest.mark.parametrize("name", list(MAKERS))
 def test_each_family_folds_as_its_layers_allow(folders: dict[str, Path], name: str) -> None:
-    assert fold_in(folders[name]) == Fold(WINDOW, MAKERS[name][1])
+    assert fold_in(folders[name]) == Fold(SIGHTS[name], MAKERS[name][1])
     assert Engine(folders[name], num_pairs=1, dtype="float32").config.fold == read_config(folders[name]).fold
 
 
@@ -103,7 +106,7 @@ def test_older_files_that_name_no_types_have_the_windows_of_their_family(
     config = json.loads((folder / "config.json").read_text())
     del config["layer_types"]
     (folder / "config.json").write_text(json.dumps(config))
-    assert fold_in(folder) == Fold(WINDOW, pairs)
+    assert fold_in(folder) == Fold(Sight(WINDOW), pairs)
     assert Engine(folder, num_pairs=1, dtype="float32").config.fold == read_config(folder).fold
 
 
@@ -117,6 +120,8 @@ def test_older_files_that_name_no_types_have_the_windows_of_their_family(
         ("gpt_oss", "colocated", CHATS, 1),
         ("gpt_oss", "1+1", NOTHING_SHARED, 0),
         ("qwen2", "colocated", CHATS, 0),
+        ("llama4", "colocated", CHATS, 1),
+        ("llama4", "1+1", NOTHING_SHARED, 0),
     ],
 )
 def test_long_requests_are_answered_right(
@@ -220,26 +225,30 @@ def test_a_fold_copies_what_layers_without_a_window_keep(folders: dict[str, Path
 
 
 @pytest.mark.parametrize("kernels", ALL, ids=[kernels.name for kernels in ALL])
-@pytest.mark.parametrize("windows", [(8, 8, None, 8), (None, 8, 8, None, 8, 8, 8), (8, None) * 2])
-def test_every_kernel_reads_folded_pairs_as_if_they_were_not(kernels: Kernels, windows: tuple[int | None, ...]) -> None:
-    torch.manual_seed(len(windows))
-    fold, heads, kv_heads, head_dim, into = fold_of(windows, MAX_POSITIONS), 4, 2, 16, 30
-    assert fold is not None
-    whole = torch.randn(len(windows), 2 * 40, BLOCK, kv_heads * head_dim)
+@pytest.mark.parametrize("sights", [(W, W, None, W), (None, W, W, None, W, W, W), (W, None) * 2, (S, S, None, S)])
+def test_every_kernel_reads_folded_pairs_as_if_they_were_not(
+    kernels: Kernels, sights: tuple[Sight | None, ...]
+) -> None:
+    torch.manual_seed(len(sights))
+    layers, heads, kv_heads, head_dim, into = fold_of(sights, MAX_POSITIONS), 4, 2, 16, 30
+    assert layers is not None
+    fold = layers.fold
+    whole = torch.randn(len(sights), 2 * 40, BLOCK, kv_heads * head_dim)
     pairs, groups = Random(1).sample(range(30), 25), 2
     old = [pairs[at * fold.pairs : (at + 1) * fold.pairs] for at in range(groups)]
     long = Run("long", [1] * 3, 55, pairs[:15], None, 0, (), CacheKind.KV, ())
     short = Run("short", [1] * 5, 12, pairs[15:], None, 0, (), CacheKind.KV, ())
     folded = whole.clone()
-    fold_pairs(folded, fold, [(into + at, *group) for at, group in enumerate(old)])
+    fold_pairs(folded, layers, [(into + at, *group) for at, group in enumerate(old)])
     for group in old:
         folded[:, [block for pair in group for block in (2 * pair, 2 * pair + 1)]] = torch.nan
     left = [*range(into, into + groups), *long.pairs[groups * fold.pairs :]]
     spared = groups * (fold.pairs - 1) * BLOCK
-    attention = FoldedAttention([replace(long, pairs=left, dropped=spared), short], folded, fold, kernels)
+    attention = FoldedAttention([replace(long, pairs=left, dropped=spared), short], folded, layers, kernels)
     spans = Spans([Lie(len(run.tokens), run.end, run.pairs) for run in (long, short)], BLOCK)
-    for layer, window in enumerate(windows):
-        query, scoring = torch.randn(8, heads, head_dim), Scoring(head_dim**-0.5, window)
+    for layer, sight in enumerate(sights):
+        read = sight or Sight()
+        query, scoring = torch.randn(8, heads, head_dim), Scoring(head_dim**-0.5, read.window, stretch=read.stretch)
         k, v = torch.randn(2, 8, kv_heads * head_dim).unbind()
         kernels.write(whole[layer], spans, k, v)
         expected = kernels.attend(query, whole[layer], spans, scoring)

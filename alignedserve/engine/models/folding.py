@@ -4,9 +4,12 @@
     all layers     [K V of layer 0]  [K V of layer 1]  [K V of layer 2]      layers 0 and 1 have windows
     folded pair    [layer 2, pair b] [layer 2, pair c] [layer 2, pair a]     of layer 2, of three old pairs a b c
 
-A layer with a window reads the pairs that are not folded. A layer without one reads all: to the kernels, the rooms from
-its first to its last are one layer with so many times the pairs, and a folded pair is several of these. The tables of
-layers whose rooms lie alike are the same, so a step mostly makes two.
+A layer with a window or with stretches reads the pairs that are not folded. Other layers read all: to the kernels, the
+rooms of such a layer from its first to its last are one layer with so many times the pairs, and a folded pair is several
+pairs of it. The tables of layers whose rooms lie alike are the same, so a step mostly makes two.
+
+Kernels count the tokens of a table, and so find where a window begins, but not where a stretch does. So tables of
+layers with stretches have all tokens: folded pairs stand where the old ones stood, and are not read.
 """
 
 from __future__ import annotations
@@ -26,15 +29,16 @@ from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 
-def fold_pairs(memory: Tensor, fold: LayerFold, folds: Sequence[Sequence[int]]) -> None:
-    """Copy what layers without a window keep of the pairs behind the first one of each fold into that one."""
-    layers, blocks, *_ = memory.shape
-    if any(len(pairs) != 1 + fold.pairs or not all(0 <= pair < blocks // 2 for pair in pairs) for pairs in folds):
-        raise PlanError(f"a fold is not of a block pair and {fold.pairs} others within 0..{blocks // 2 - 1}")
-    by_pair = memory.view(layers, blocks // 2, -1)
+def fold_pairs(memory: Tensor, layers: LayerFold, folds: Sequence[Sequence[int]]) -> None:
+    """Copy what layers that read all keep of the pairs behind the first one of each fold into that one."""
+    num_layers, blocks, *_ = memory.shape
+    most = layers.fold.pairs
+    if any(len(pairs) != 1 + most or not all(0 <= pair < blocks // 2 for pair in pairs) for pairs in folds):
+        raise PlanError(f"a fold is not of a block pair and {most} others within 0..{blocks // 2 - 1}")
+    by_pair = memory.view(num_layers, blocks // 2, -1)
     into, *old = on_device(torch.tensor(folds), memory.device).unbind(1)
     whole, *rooms = on_device(
-        torch.tensor([(layer, *fold.rooms[layer]) for layer in fold.rooms]), memory.device
+        torch.tensor([(layer, *layers.rooms[layer]) for layer in layers.rooms]), memory.device
     ).unbind(1)
     for room, pairs in zip(rooms, old, strict=True):
         by_pair[room[:, None], into] = by_pair[whole[:, None], pairs]
@@ -45,19 +49,22 @@ class FoldedAttention:
 
     paged = None
 
-    def __init__(self, runs: Sequence[Run], memory: Tensor, fold: LayerFold, kernels: Kernels) -> None:
+    def __init__(self, runs: Sequence[Run], memory: Tensor, layers: LayerFold, kernels: Kernels) -> None:
         """`memory` is the device cache, [layers, 2 * pairs, block_size, vector]."""
         assert not any(run.is_hidden for run in runs), "by no policy some requests fold and others are kept as hidden"
-        self._runs, self._memory, self._fold, self._kernels = runs, memory, fold, kernels
+        self._runs, self._memory, self._layers, self._kernels = runs, memory, layers, kernels
         self._block_size = memory.shape[2]
         self._of_whole = cache(self._spans_of_whole)  # layers whose rooms lie alike have the same
-        self._of_windows = Spans(map(self._unfolded, runs), self._block_size)
+        if layers.fold.sight.stretch is None:
+            self._of_narrow = Spans(map(self._unfolded, runs), self._block_size)
+        else:
+            self._of_narrow = self._of_whole((0,) * layers.fold.pairs)
 
     def attend(
         self, layer: int, query: Tensor, k: Tensor, v: Tensor, scoring: Scoring, hidden: Tensor | None = None
     ) -> Tensor:
-        of_layer, spans = self._memory[layer], self._of_windows
-        if (rooms := self._fold.rooms.get(layer)) is not None:
+        of_layer, spans = self._memory[layer], self._of_narrow
+        if (rooms := self._layers.rooms.get(layer)) is not None:
             first = min(rooms)
             of_layer = self._memory[first : max(rooms) + 1].flatten(0, 1)
             spans = self._of_whole(tuple(room - first for room in rooms))
@@ -82,5 +89,5 @@ class FoldedAttention:
 
     def _folded(self, run: Run) -> tuple[int, int]:
         """Return how many first tokens of a request are folded, and into how many pairs."""
-        groups = run.dropped // (self._block_size * (self._fold.pairs - 1))
-        return groups * self._block_size * self._fold.pairs, groups
+        folded = self._layers.fold.folded(run.dropped)
+        return folded, folded // (self._block_size * self._layers.fold.pairs)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from alignedserve.architectures.families.model_config import ModelConfig
-from alignedserve.architectures.folding import LayerFold
-from alignedserve.core import Adapter, CacheKind, Chunk, Decode, Sampling
+from alignedserve.core import Adapter, CacheKind, Chunk, Decode, Fold, Sampling
 from alignedserve.errors import PlanError
 
 
@@ -86,19 +85,19 @@ class Checker:
     def check_dropped(self, run: Run) -> None:
         reach, fold = self._config.reach, self._config.fold
         if run.dropped and fold is not None:
-            self._check_folded(run, fold)
+            self._check_folded(run, fold.fold)
             return
         if run.dropped and (run.dropped < 0 or reach is None or run.dropped > run.start + 1 - reach):
             raise PlanError(f"request {run.request} lacks its first {run.dropped} tokens, which a layer reads")
         if run.dropped % self._block_size:
             raise PlanError(f"request {run.request} lacks its first {run.dropped} tokens, which are no whole pairs")
 
-    def _check_folded(self, run: Run, fold: LayerFold) -> None:
+    def _check_folded(self, run: Run, fold: Fold) -> None:
         """Check a request that has folded pairs: it counts as dropped what that spares."""
         if run.dropped < 0 or run.dropped % (self._block_size * (fold.pairs - 1)):
             raise PlanError(f"request {run.request} is spared {run.dropped} tokens, which no folded pairs spare")
-        folded = run.dropped // (fold.pairs - 1) * fold.pairs
-        if folded > run.start + 1 - fold.window:
+        folded = fold.folded(run.dropped)
+        if folded > fold.sight.first_read(run.start):
             raise PlanError(f"request {run.request} has folded its first {folded} tokens, which a layer reads")
         if run.from_right:
             raise PlanError(f"request {run.request} has folded pairs, and fills some from the right")

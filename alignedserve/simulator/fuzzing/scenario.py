@@ -232,7 +232,8 @@ def lines(scenario: Scenario) -> list[str]:
     limits = scenario.limits
     window = "" if limits.reach is None else f", all layers read the last {limits.reach} tokens"
     if (fold := limits.fold) is not None:
-        window = f", some layers read the last {fold.window} tokens: {fold.pairs} pairs are folded into one"
+        read = f"the last {fold.sight.window}" if fold.sight.stretch is None else f"stretches of {fold.sight.stretch}"
+        window = f", some layers read {read} tokens: {fold.pairs} pairs are folded into one"
     events = [(ask.at, _ask_line(ask)) for ask in scenario.asks]
     events += [(fault.at, _fault_line(fault)) for fault in scenario.faults]
     events += [(job.at, _job_line(job)) for job in scenario.jobs]

@@ -11,7 +11,7 @@ from random import Random
 
 from alignedserve.config.config import of_preset
 from alignedserve.config.presets import PRESETS
-from alignedserve.core import Fold, ServiceClass, units_for
+from alignedserve.core import Fold, ServiceClass, Sight, units_for
 from alignedserve.scheduling.policy import Cache, Chunking, Layout, Packing, Policy, Room
 from alignedserve.simulator.fuzzing.scenario import Ask, AskedVector, Scenario
 from alignedserve.simulator.machines.faults import Skew
@@ -61,12 +61,14 @@ def some_with_windows(drawn: Scenario) -> Scenario:
 
 
 def some_with_folds(drawn: Scenario) -> Scenario:
-    """Give some layers of the model a window in every fourth run of the others where requests may give memory back."""
+    """Give some layers of the model a window, or stretches, in every fourth run of the others where requests may give
+    memory back."""
     draw, limits = Random(f"{drawn.seed}/pairs in one"), drawn.limits
     if draw.random() > 1 / 4 or limits.reach is not None or not drawn.policy.drops:
         return drawn
-    fold = Fold(draw.choice((1, 2, 7, 20, 20, 60)), draw.choice((2, 3, 6)))
-    return replace(drawn, limits=replace(limits, fold=fold))
+    size, pairs = draw.choice((1, 2, 7, 20, 20, 60)), draw.choice((2, 3, 6))
+    sight = Sight(window=size) if draw.random() < 2 / 3 else Sight(stretch=size)
+    return replace(drawn, limits=replace(limits, fold=Fold(sight, pairs)))
 
 
 def some_with_vectors(drawn: Scenario) -> Scenario:
