@@ -36,7 +36,7 @@ class PageNames:
 
         A request that lacks its beginning has no names for what it has: a name stands for all that comes before, too.
         """
-        if running.dropped:
+        if running.num_lost:
             return ()
         running.names = self._named(running, running.names, tokens, self._page_size)
         return running.names[: tokens // self._page_size]
@@ -80,8 +80,8 @@ class Copy:
 
 
 class PageWriter:
-    def __init__(self, page_size: int) -> None:
-        self._page_size = page_size
+    def __init__(self, page_size: int, block_size: int) -> None:
+        self._page_size, self._block_size = page_size, block_size
         self._leases = {service: Lease(service) for service in ServiceClass}
         self._copies: dict[int, Copy] = {}
         self._parts: dict[int, Copy] = {}  # under way
@@ -131,7 +131,7 @@ class PageWriter:
         Nothing is written of a prompt that asks for a vector."""
         if not running.has_tokens:
             return 0
-        num_held = units_for(tokens - running.dropped, self._page_size)
+        num_held = units_for(tokens - running.num_lost, self._page_size)
         return num_held - len(running.known) - self.num_written(running)
 
     # --- Leases
@@ -184,9 +184,10 @@ class PageWriter:
         self._copies[self._copy_number] = Copy(
             running, running.known, all_pages, service, pool.holder, has_ended=has_ended, stays=stays
         )
-        written, right = running.tokens(running.dropped, tokens), running.from_right
+        written, right = running.tokens(running.num_lost, tokens), running.from_right
         self._copies[self._copy_number].tokens = 0 if aside else max(0, len(written) - start)
-        return CopyOut(self._copy_number, pool.holder, running.pairs, pages, written, start, right, saved, aside)
+        pairs = running.pairs_in_place(self._block_size)
+        return CopyOut(self._copy_number, pool.holder, pairs, pages, written, start, right, saved, aside)
 
     def end_copy(self, number: int) -> Copy | None:
         """Return the copy that has ended, whose pages are to be handed on, or else taken back; None where its pool was
@@ -222,7 +223,8 @@ class PageWriter:
         self._written[running] = replace(part, pages=before + pages)
         tokens = running.tokens(0, (start + count) * self._page_size)
         first = start * self._page_size
-        return CopyOut(self._copy_number, pool.holder, running.pairs, pages, tokens, first, aside=True)
+        pairs = running.pairs_in_place(self._block_size)
+        return CopyOut(self._copy_number, pool.holder, pairs, pages, tokens, first, aside=True)
 
     def take_parts(self, running: Running) -> Copy:
         """Return all parts of a request, which are written, as one copy."""

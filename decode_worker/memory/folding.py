@@ -8,8 +8,8 @@ given back. So other requests that share them read on, they are found as a begin
 step in flight may still read them. Pairs are folded only where more than one of them comes free.
 
 A prompt keeps what it has until it is through, and until the pool has its pages if it is to get them; where memory is
-short, that is not awaited. A request that has folded goes to no pool: if it has to leave, it is computed
-anew.
+short, that is not awaited. A request that has folded goes to the pool where that holds all that is folded (of its
+prompt, mostly): only what comes after that is written. Others are computed anew from there on, if they have to leave.
 """
 
 from __future__ import annotations

@@ -143,9 +143,11 @@ class PageAsks:
         last += self._steps.has_next  # one more token is on its way
         residents = self._here.residents.values()
         lacking = [
-            (resident.num_held + last) // size - len(resident.known) for resident in residents if is_writable(resident)
+            (resident.prefix - resident.num_lost + last) // size - len(resident.known)
+            for resident in residents
+            if is_writable(resident, size)
         ]
-        prompts = (prompt for prompt in self._here.prompts.values() if is_writable(prompt) and self._policy.evict)
+        prompts = (prompt for prompt in self._here.prompts.values() if is_writable(prompt, size) and self._policy.evict)
         fullest = [prompt.num_tokens // size - len(prompt.known) for prompt in prompts if not prompt.dropped]
         most = max([*lacking, *fullest], default=0)
         return max(most, min(sum(lacking), most + self._for_several)) if self._several_may_leave else most

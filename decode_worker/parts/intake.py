@@ -114,7 +114,7 @@ class Intake(CorePart):
         if running is None and not is_candidate:
             return [] if is_here else [Send(pool, Release(*attempt))]  # what is written now is on its way there
         self._holds.add(attempt)
-        if running is not None and running.dropped:
+        if running is not None and running.num_lost:
             return self._holds.release(attempt)
         if running is not None and not self._writer.num_written(running):
             full = len(running.request.tokens) // self._limits.page_size  # of the prompt, as it was handed on

@@ -52,7 +52,7 @@ class PromptKeeping(CorePart):
     def _num_pages(self, running: Running) -> int:
         """Return how many full pages of the prompt the pool lacks."""
         num_prompt = len(running.request.tokens)
-        if not is_writable(running) or self._unread(num_prompt):
+        if not is_writable(running, self._page_size) or self._unread(num_prompt):
             return 0
         return num_prompt // self._page_size - len(running.known)
 
@@ -73,7 +73,7 @@ class PromptKeeping(CorePart):
         return [*self._hand_on(), *self._begin()]
 
     def _decodes(self, running: Running) -> bool:
-        return self._here.residents.get(running.request.id) is running and not running.dropped
+        return self._here.residents.get(running.request.id) is running and not running.num_lost
 
     def _hand_on(self) -> list[Command]:
         written = [running for running in self._copying if not self._writer.is_writing(running)]
@@ -124,7 +124,7 @@ class AnswerKeeping:
     def _num_pages(self, running: Running) -> int:
         """Return the pages to write for the pool to keep: it lacks them, and they are at hand."""
         is_on = self._pace.policy.reuse and self._writing.target is not None
-        if not is_on or not is_writable(running) or running.dropped:
+        if not is_on or not is_writable(running, self._page_size) or running.num_lost:
             return 0
         full = running.prefix // self._page_size - len(running.known) - self._writer.num_written(running)
         return min(full, self._writer.num_at_hand(SPARE))

@@ -20,7 +20,6 @@ from alignedserve.core import PreemptionCause, Role
 from alignedserve.decode_worker.parts.preempting import Preempting
 from alignedserve.decode_worker.parts.prefetching import most_ahead
 from alignedserve.decode_worker.parts.stores import Stores
-from alignedserve.decode_worker.parts.writing import is_writable
 from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.decode_worker.requests.departures import Departure
 from alignedserve.explain.decisions import Kind
@@ -77,8 +76,7 @@ class Leaving(CorePart):
         lacking = self._pairs_needed(AHEAD_STEPS) - self._memory.num_free - self._memory.num_freed(self.occupants())
         while lacking > 0 and len(here.residents) > 1:
             running = self._order.packer.leaving((), (*here.residents.values(),), now)
-            is_bound = self._pace.policy.precedence.may_displace(running.promise.is_rt) or not is_writable(running)
-            to = None if is_bound else self._partner_for(running)
+            to = None if self._is_bound(running) else self._partner_for(running)
             if to is None:
                 break
             here.remove(running)
@@ -90,6 +88,12 @@ class Leaving(CorePart):
             commands.append(_evict(departure))
             lacking -= self._memory.num_freed((running,))
         return commands
+
+    def _is_bound(self, running: Running) -> bool:
+        """Return whether a request does not leave ahead of need: others may take its pairs at once, or it has them not
+        as a prefill worker would hold them."""
+        may_go = running.has_tokens and not running.blocks and not running.folded
+        return not may_go or self._pace.policy.precedence.may_displace(running.promise.is_rt)
 
     def has_room_for(self, steps: int) -> bool:
         """Return whether the decodes can go on for so many steps before a request has to leave ahead of need."""

@@ -20,7 +20,7 @@ class Preempting:
     def __init__(self, stores: Stores, seats: Seats, writing: PageWriting) -> None:
         self._policy, self._here, self._memory, self._queue = stores.policy, stores.here, stores.memory, stores.queue
         self._seats, self._writing, self._order, self._counts = seats, writing, stores.order, stores.counts
-        self._decisions = stores.decisions
+        self._decisions, self._page_size = stores.decisions, stores.limits.page_size
 
     def preempt(
         self, running: Running, cause: PreemptionCause, now: float, winner: Running | None = None
@@ -47,7 +47,7 @@ class Preempting:
     def _write(self, running: Running, cause: PreemptionCause, winner: Running | None) -> tuple[list[Command], bool]:
         """Take the request out of its seat, and order a copy of it to the pool; return whether it waits there."""
         is_resident = self._here.remove(running)
-        if not (self._policy.evict and is_writable(running)):
+        if not (self._policy.evict and is_writable(running, self._page_size)):
             self._counts.count_preempted(running, cause)
             self._note(running, winner, "it is computed anew")
             return [], False

@@ -67,7 +67,7 @@ class PageWriting(CorePart):
 
     def write_full_pages(self, running: Running, saved: tuple[tuple[int, int], ...] = ()) -> list[Command]:
         """Order a copy of the full pages of a request that waits here from now on, as far as pages are at hand."""
-        if self.target is None or self.writer.num_written(running) or running.dropped:
+        if self.target is None or self.writer.num_written(running) or running.num_lost:
             return []
         full = running.prefix // self._page_size
         pages = min(full - len(running.known), self.writer.num_at_hand(SPARE))
@@ -152,6 +152,6 @@ class PageWriting(CorePart):
         return self.writer.awaits_the_pool
 
 
-def is_writable(running: Running) -> bool:
-    """Return whether what is kept of it on the device is what its pages hold, and of use to the pool."""
-    return not running.blocks and running.has_tokens and not running.folded
+def is_writable(running: Running, page_size: int) -> bool:
+    """Return whether what is kept of it on the device is what the pages hold that the pool lacks, and of use to it."""
+    return not running.blocks and running.has_tokens and running.folded <= len(running.known) * page_size

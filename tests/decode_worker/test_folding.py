@@ -10,19 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alignedserve.architectures.folding import fold_of
-from alignedserve.core import Decode, Fold, Sampling, Sight, StepResult, units_for
+from alignedserve.core import Decode, Entry, Fold, Sampling, ServiceClass, Sight, StepResult, units_for
 from alignedserve.decode_worker.memory.folding import MOST_FOLDS
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.protocol.commands import Command, FoldKv, RunStep
-from alignedserve.protocol.events import Event, MemberJoined, Received, StepDone
-from alignedserve.protocol.messages import ROUTER, Prefill, Prefix
+from alignedserve.kvpool.arena.extents import Extents
+from alignedserve.kvpool.state import PoolCore
+from alignedserve.protocol.commands import Command, CopyIn, CopyOut, FoldKv, RunStep, Send
+from alignedserve.protocol.events import CopiedIn, CopiedOut, Event, MemberJoined, Received, StepDone
+from alignedserve.protocol.messages import ROUTER, Commit, Kept, Message, Prefill, Prefix, Release
 from alignedserve.scheduling.policy import Packing, Policy
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.named_blocks import NamedBlocks
 from alignedserve.worker.step.running import Running
-from tests.samples import LIMITS, POOL_MEMBER, request
+from tests.samples import LIMITS, POOL_MEMBER, member, request
 
+DECODE_MEMBER = member("decode-0")
 FOLD = Fold(Sight(window=20), pairs=3)
 SIZE = LIMITS.block_size
 SIZES = st.integers(1, 100)
@@ -87,15 +90,20 @@ def test_nothing_is_folded_that_any_layer_reads(sights: list[Sight], position: i
 class Worker:
     """A decode worker that runs prompts too, and whose steps end at once."""
 
-    def __init__(self, policy: Policy | None = None) -> None:
-        limits = replace(LIMITS, num_pairs=100, max_step_tokens=64, max_batch=4, fold=FOLD)
+    def __init__(self, policy: Policy | None = None, num_pairs: int = 100) -> None:
+        limits = replace(LIMITS, num_pairs=num_pairs, max_step_tokens=64, max_batch=4, fold=FOLD)
         self.core = DecodeCore(WorkerSetup(limits, policy or Policy()))
         self.folds: list[FoldKv] = []
         self._step: RunStep | None = None
         self.now = 0.0
 
-    def ask(self, name: str, prompt: int, output: int) -> None:
-        self.hears(Received(ROUTER, Prefill(request(name, prompt, output)), 1))
+    def ask(
+        self, name: str, prompt: int, output: int, first: int = 1, service: ServiceClass = ServiceClass.RT
+    ) -> None:
+        """Ask for the output of a prompt that counts on from a first token."""
+        tokens = tuple(range(first, first + prompt))
+        asked = replace(request(name, prompt, output), prompt=tokens, service=service)
+        self.hears(Received(ROUTER, Prefill(asked), 1))
 
     def hears(self, event: Event) -> None:
         self._hear(self.core.handle(event, self.now))
@@ -119,6 +127,43 @@ class Worker:
 
     def named(self, name: str) -> Running:
         return self.core.stores.here.residents[name]
+
+
+class WithPool(Worker):
+    """A decode worker beside a pool; copies end at once, and the pool answers at once, or when it is let."""
+
+    def __init__(self, num_pairs: int) -> None:
+        super().__init__(num_pairs=num_pairs)
+        self.pool, self.copies = PoolCore(Extents(200), SIZE), list[CopyOut | CopyIn]()
+        self.commits, self.releases = list[Entry](), list[Release]()
+        self.holds_back: type | None = None  # answers of the pool that are said later
+        self.held_back: list[Event] = []
+        self.pool.handle(MemberJoined(DECODE_MEMBER), 0.0)
+        self.hears(MemberJoined(POOL_MEMBER))
+
+    def _hear(self, commands: Sequence[Command]) -> None:
+        super()._hear(commands)
+        for command in commands:
+            match command:
+                case CopyOut(number):
+                    self.copies.append(command)
+                    self.hears(CopiedOut(number))
+                case CopyIn(number):
+                    self.copies.append(command)
+                    self.hears(CopiedIn(number, intact=True))
+                case Send(POOL_MEMBER.name, message):
+                    self._tell_pool(message)
+
+    def _tell_pool(self, message: Message) -> None:
+        self.commits += [message.entry] if isinstance(message, Commit) else []
+        self.releases += [message] if isinstance(message, Release) else []
+        for answer in self.pool.handle(Received(DECODE_MEMBER.name, message, 1), self.now):
+            if isinstance(answer, Send) and answer.to == DECODE_MEMBER.name:
+                event = Received(POOL_MEMBER.name, answer.message, 1)
+                if self.holds_back is not None and isinstance(answer.message, self.holds_back):
+                    self.held_back.append(event)
+                else:
+                    self.hears(event)
 
 
 def test_a_prompt_keeps_all_until_it_is_through_and_then_folds_a_part_after_each_step() -> None:
@@ -181,6 +226,58 @@ def test_pages_for_the_pool_are_awaited_unless_memory_is_short() -> None:
     worker.hears(Received(POOL_MEMBER.name, Prefix("b", 0, ()), POOL_MEMBER.incarnation))
     worker.steps(2)
     assert worker.named("a").folded
+
+
+def test_a_folded_request_whose_prompt_the_pool_has_goes_there_when_it_has_to_leave() -> None:
+    worker = WithPool(num_pairs=45)
+    worker.ask("a", 120, 60, service=ServiceClass.BE)
+    while not worker.folds:
+        worker.steps(1)
+    worker.ask("b", 140, 5, first=500)
+    while not worker.commits:
+        worker.steps(1)
+    (left,), (*_, copy) = worker.commits, worker.copies
+    start = 120 // LIMITS.page_size * LIMITS.page_size
+    assert isinstance(copy, CopyOut)
+    assert left.dropped == 0
+    assert (copy.start, copy.tokens) == (start, left.request.prompt + left.output[:-1])
+    assert copy.pages == left.pages[start // LIMITS.page_size :]
+    written, not_written = copy.pairs[start // SIZE :], copy.pairs[: start // SIZE]
+    assert len({*not_written}) < len(not_written), "a folded pair stands in the place of several"
+    assert len({*written} - {*not_written}) == len(written)
+
+
+def test_a_folded_request_that_the_pool_has_less_of_is_computed_anew_from_there_on() -> None:
+    worker = WithPool(num_pairs=45)
+    worker.ask("a", 60, 120, service=ServiceClass.BE)
+    while not worker.folds or worker.named("a").folded <= 60:
+        worker.steps(1)
+    worker.ask("b", 140, 5, first=500)
+    while not (fetched := [copy for copy in worker.copies if isinstance(copy, CopyIn)]):
+        worker.steps(1)
+    assert not worker.commits
+    assert len(fetched[0].tokens) == 60 // LIMITS.page_size * LIMITS.page_size
+
+
+def test_what_the_pool_keeps_stays_kept_for_a_request_that_has_folded_before_it_heard_of_it() -> None:
+    worker = WithPool(num_pairs=100)
+    worker.holds_back = Kept
+    worker.ask("a", 120, 40)
+    while not worker.folds:
+        worker.steps(1)
+    (kept,) = worker.held_back
+    worker.hears(kept)
+    assert not worker.releases
+    assert len(worker.named("a").known) == 120 // LIMITS.page_size
+
+
+def test_the_answer_of_a_request_that_has_folded_is_kept_for_others() -> None:
+    worker = WithPool(num_pairs=100)
+    worker.ask("a", 120, 25)
+    while worker.core.stores.here.num_seated or worker.core.stores.queue.waiting:
+        worker.steps(1)
+    assert worker.folds
+    assert len(worker.copies[-1].tokens) == (120 + 25 - 1) // LIMITS.page_size * LIMITS.page_size
 
 
 def test_a_step_in_flight_is_known_by_its_last_pair_after_pairs_were_folded() -> None:

@@ -94,6 +94,7 @@ class Deployment:
     work: dict[str, deque[Command]] = field(default_factory=dict)
     now: float = 0.0
     num_folds: int = 0
+    num_folded_out: int = 0  # copies to the pool of requests that had folded
     num_without_slots: int = 0  # requests that went back to the pool with some of their tokens from the host
 
     @property
@@ -121,7 +122,9 @@ class Deployment:
                             self.outputs[output.request] += output.tokens
                     case command if isinstance(command, Work | Transfer):
                         self.num_folds += isinstance(command, FoldKv)
-                        self.num_without_slots += isinstance(command, CopyOut) and bool(command.saved)
+                        if isinstance(command, CopyOut):
+                            self.num_folded_out += len({*command.pairs}) < len(command.pairs)
+                            self.num_without_slots += bool(command.saved)
                         self.work.setdefault(by, deque()).append(command)
 
     def works(self, turns: int) -> None:

@@ -133,6 +133,8 @@ def test_long_requests_are_answered_right(
         requests = asked(deployment)
         assert deployment.decodes.counts.preemptions, "requests left, and came back"
         assert deployment.num_folds > 0
+        # The pool keeps prompts only where requests share beginnings.
+        assert (deployment.num_folded_out > 0) is policy.reuse
         assert deployment.decodes.held["pairs"] == 0
     check_outputs(deployment, requests, folder)
 

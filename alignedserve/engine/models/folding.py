@@ -5,8 +5,8 @@
     folded pair    [layer 2, pair b] [layer 2, pair c] [layer 2, pair a]     of layer 2, of three old pairs a b c
 
 A layer with a window or with stretches reads the pairs that are not folded. Other layers read all: to the kernels, the
-rooms of such a layer from its first to its last are one layer with so many times the pairs, and a folded pair is several
-pairs of it. The tables of layers whose rooms lie alike are the same, so a step mostly makes two.
+rooms of such a layer from its first to its last are one layer with so many times the pairs, and a folded pair is as
+many pairs of it as were folded. The tables of layers whose rooms lie alike are the same, so a step mostly makes two.
 
 Kernels count the tokens of a table, and so find where a window begins, but not where a stretch does. So tables of
 layers with stretches have all tokens: folded pairs stand where the old ones stood, and are not read.

@@ -37,7 +37,7 @@ class Common:
         self.faults = Faults()
         self.counts = WorkerCounts()
         self.decisions = DecisionRing()
-        self.writer = PageWriter(setup.limits.page_size)
+        self.writer = PageWriter(setup.limits.page_size, setup.limits.block_size)
         self.dropping = Dropping(self.memory, self.writer)
         self.owners = Owners(self.pace.coming, self.pages, self.dropping)
         self.retirement = Retirement(self.roster, self.steps, self.owners.outputs)

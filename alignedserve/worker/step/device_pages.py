@@ -139,7 +139,7 @@ class DevicePages:
 
     def note_in_pool(self, running: Running) -> None:
         """Note that the pool gets the full pages of a request, which has them still."""
-        if self._blocks is not None and not running.dropped:
+        if self._blocks is not None and not running.num_lost:
             self._blocks.note_elsewhere(running.block_names)
 
     def forget(self, running: Running) -> None:

@@ -209,7 +209,7 @@ class Running:
     def entry(self, pages: tuple[int, ...], names: tuple[int, ...]) -> Entry:
         """Return the request as the pool gets it."""
         output, due = tuple(self.output), self.promise.due
-        return Entry(self.request, output, pages, due, tuple(self.logprobs), self.opening, names, self.dropped)
+        return Entry(self.request, output, pages, due, tuple(self.logprobs), self.opening, names, self.num_lost)
 
     @property
     def opening(self) -> Opening:
@@ -230,6 +230,20 @@ class Running:
         self.pairs += pairs
         if self.blocks:
             self.blocks += half_blocks(pairs)
+
+    @property
+    def num_lost(self) -> int:
+        """Return of how many of its first tokens no layer has KV here any more."""
+        return 0 if self.folded else self.dropped
+
+    def pairs_in_place(self, block_size: int) -> tuple[int, ...]:
+        """Return its pairs in the places of its tokens, of which none is lost. A folded pair stands where each of the
+        pairs did that it was made of."""
+        if not self.folded:
+            return self.pairs
+        count = (self.folded - self.dropped) // block_size
+        each = self.folded // (count * block_size)
+        return tuple([pair for pair in self.pairs[:count] for _ in range(each)]) + self.pairs[count:]
 
     @property
     def num_held(self) -> int:
