@@ -1,11 +1,12 @@
-"""Fold pairs of decodes that lie behind the windows of those layers that have one (core.Fold).
+"""Fold pairs of decodes that layers with a window or stretches read no more, where other layers read all (core.Fold).
 
     pairs of a request    [folded] [folded]  [all layers] [all layers] [all layers] ...
     tokens                0 ─── `folded` ──┘ └─ read by all layers ──────── prefix
 
-Nothing is written to the old pairs: what they keep of layers without a window is copied to a free pair, and they are
-given back. So other requests that share them read on, they are found as a beginning as long as they are idle, and a
-step in flight may still read them. Pairs are folded only where more than one of them comes free.
+Nothing is written to the old pairs: what they keep of layers that read all is copied to a free pair, and they are given
+back. So other requests that share them read on, they are found as a beginning as long as they are idle, and a step in
+flight may still read them. Pairs are folded only where more come free than are taken: a beginning that others read is
+folded, though none of it comes free, where what comes after it is so much longer.
 
 A prompt keeps what it has until it is through, and until the pool has its pages if it is to get them; where memory is
 short, that is not awaited. A request that has folded goes to the pool where that holds all that is folded (of its
@@ -48,8 +49,8 @@ class Folding:
         folds, left, is_short = list[tuple[int, ...]](), tuple[int, ...](), self._is_short
         for running in self._here.residents.values():
             while len(folds) < MOST_FOLDS and self._is_due(running, self._fold, is_short):
-                old = self._old_pairs(running, self._fold)
-                if self._memory.blocks.num_freed(old) < 2 or (into := self._memory.blocks.take(1)) is None:
+                old = self._old_pairs(running, self._fold.pairs)
+                if not self._is_worth(running, old, self._fold) or (into := self._memory.blocks.take(1)) is None:
                     break
                 self._replace(running, into, self._fold)
                 folds.append((*into, *old))
@@ -71,14 +72,31 @@ class Folding:
             return False
         return is_short or not self._awaits_pool(running)
 
-    def _old_pairs(self, running: Running, fold: Fold) -> tuple[int, ...]:
-        """Return the first pairs of a request that are not folded, as many as become one."""
-        at = running.folded // (self._size * fold.pairs)
-        return running.pairs[at : at + fold.pairs]
+    def _is_worth(self, running: Running, old: tuple[int, ...], fold: Fold) -> bool:
+        """Return whether more pairs come free than are taken if these are folded, or else all that may be.
+
+        All are counted for few tokens only, since many may be read by others as long as they are here."""
+        num_freed = self._memory.blocks.num_freed
+        if num_freed(old) > 1:
+            return True
+        if running.prefix % self._size:
+            return False
+        count = (fold.foldable(running.prefix, self._size) - running.folded) // self._size
+        taken = count // fold.pairs
+        return taken <= self._memory.num_free and num_freed(self._old_pairs(running, count)) > taken
+
+    def _old_pairs(self, running: Running, count: int) -> tuple[int, ...]:
+        """Return the first pairs of a request that are not folded, so many of them."""
+        at = self._num_folded(running)
+        return running.pairs[at : at + count]
+
+    def _num_folded(self, running: Running) -> int:
+        """Return how many pairs of a request are folded."""
+        return (running.folded - running.dropped) // self._size
 
     def _replace(self, running: Running, into: tuple[int, ...], fold: Fold) -> None:
         """Put a folded pair into the place of these."""
-        at = running.folded // (self._size * fold.pairs)
+        at = self._num_folded(running)
         running.pairs = (*running.pairs[:at], *into, *running.pairs[at + fold.pairs :])
         running.folded += self._size * fold.pairs
         running.dropped = fold.spared(running.folded)

@@ -97,9 +97,7 @@ class Worker:
         self._step: RunStep | None = None
         self.now = 0.0
 
-    def ask(
-        self, name: str, prompt: int, output: int, first: int = 1, service: ServiceClass = ServiceClass.RT
-    ) -> None:
+    def ask(self, name: str, prompt: int, output: int, first: int = 1, service: ServiceClass = ServiceClass.RT) -> None:
         """Ask for the output of a prompt that counts on from a first token."""
         tokens = tuple(range(first, first + prompt))
         asked = replace(request(name, prompt, output), prompt=tokens, service=service)
@@ -226,6 +224,25 @@ def test_pages_for_the_pool_are_awaited_unless_memory_is_short() -> None:
     worker.hears(Received(POOL_MEMBER.name, Prefix("b", 0, ()), POOL_MEMBER.incarnation))
     worker.steps(2)
     assert worker.named("a").folded
+
+
+def test_a_beginning_that_others_read_is_folded_as_soon_as_what_follows_brings_more() -> None:
+    worker = Worker()
+    beginning = tuple(range(1, 1 + 2 * FOLD.pairs * SIZE))
+    for name in ("a", "b"):
+        asked = replace(request(name, max_tokens=80), prompt=(*beginning, ord(name)))
+        worker.hears(Received(ROUTER, Prefill(asked), 1))
+    while not worker.folds:
+        worker.steps(1)
+    assert worker.core.num_shared_tokens == len(beginning)
+    # Of three groups three pairs come free, and three are taken: of four six come free.
+    assert FOLD.foldable(worker.named("a").prefix, SIZE) == 4 * FOLD.pairs * SIZE
+    worker.steps(6)
+    for name in ("a", "b"):
+        assert worker.named(name).folded == FOLD.foldable(worker.named(name).prefix, SIZE)
+    while worker.core.stores.here.num_seated:
+        worker.steps(1)
+    assert worker.core.stores.memory.num_free == 100
 
 
 def test_a_folded_request_whose_prompt_the_pool_has_goes_there_when_it_has_to_leave() -> None:
