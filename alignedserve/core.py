@@ -485,10 +485,35 @@ class Fold:
         """Return how many first tokens a request has folded that does not hold so many."""
         return spared // (self.pairs - 1) * self.pairs
 
+    def held(self, tokens: int) -> int:
+        """Return the tokens' worth that a request of so many holds at most, but for a group of pairs that is not full:
+        those that are read, and its share of those before."""
+        older = max(0, tokens - self.sight.most)
+        return tokens - older + units_for(older, self.pairs)
+
     def foldable(self, tokens: int, block_size: int) -> int:
         """Return how many first tokens may be folded of a request that has run so many."""
         unread = self.sight.first_read(tokens)  # by the next token
         return unread - unread % (self.pairs * block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How much memory requests take for the tokens that they have; by default for all of them."""
+
+    most: int | None = None  # that a request needs memory for at once, beside those of a chunk; None: all that it has
+    fold: Fold | None = None
+
+    def of_prompt(self, tokens: int) -> int:
+        """Return the tokens' worth that a prompt of so many takes, until it is through."""
+        return tokens if self.most is None else min(tokens, self.most)
+
+    def of_decode(self, tokens: int) -> int:
+        """Return the tokens' worth that a decode with so many holds."""
+        return self.of_prompt(tokens) if self.fold is None else self.fold.held(tokens)
+
+
+KEEPS_ALL = Retention()
 
 
 @dataclass(frozen=True)
@@ -522,6 +547,10 @@ class WorkerLimits:
     def most_held(self) -> int | None:
         """Return the most tokens that a request needs memory for, beside those of a chunk; None: all that it has."""
         return None if self.reach is None else self.reach + self.page_size
+
+    @property
+    def retention(self) -> Retention:
+        return Retention(self.most_held, self.fold)
 
     def least_held(self, tokens: int) -> int:
         """Return the tokens that a request of so many needs memory for at least; longer chunks need more."""

@@ -1,6 +1,6 @@
 """Measure what a long context holds where all layers have a window: `python -m benchmarks.sliding_windows`, a minute.
 
-    python -m benchmarks.sliding_windows [--tokens 8192] [--window 1024] [--output 64]
+    python -m benchmarks.sliding_windows [--tokens 8192] [--window 1024] [--output 64] [--cores-only]
 
 A prompt of --tokens runs on a prefill worker, is committed to the pool, joins a decode worker and decodes: real cores,
 engines and arena in one process, with random weights of 160 M as a Mistral. The figures are the most tokens that it
@@ -12,9 +12,10 @@ how many decode at once, and how many would if they held all. They decode as lon
 
 The last figures are of models where some layers have the window: with one in five of six layers six pairs behind it are
 folded into one, as in Gemma 3, and with one in every other layer two, as in gpt-oss. Where three of four layers have
-stretches of that length four are, as in Llama 4. They say what a document holds while it decodes, and how many of 16
-decode at once with memory for four that hold all.
-`--tokens 32768 --window 4096` is the usual size, and takes several minutes: it is the prompt that takes them.
+stretches of that length four are, as in Llama 4. They say what a document holds while it decodes, what the router
+counts for it, and how many of 16 decode at once with memory for four that hold all.
+`--tokens 32768 --window 4096` is the usual size, and takes several minutes: it is the prompt that takes them, and
+`--cores-only` leaves out the figures that it is needed for.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
-from alignedserve.core import Fold, Role, ServiceClass, Sight, StepResult, WorkerLimits, units_for
+from alignedserve.core import Estimate, Fold, Role, ServiceClass, Sight, StepResult, WorkerLimits, units_for
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
 from alignedserve.executor.hands import EngineHands
@@ -38,6 +39,8 @@ from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, RunStep, Send
 from alignedserve.protocol.events import Event, MemberJoined, Received, StepDone
 from alignedserve.protocol.messages import ROUTER, Member, Prefill
+from alignedserve.router.placing.holdings import Holdings
+from alignedserve.scheduling.policy import DEFAULT_POLICY
 from alignedserve.worker.setup import WorkerSetup
 from benchmarks.common.models import mistral160m
 from benchmarks.common.requests import request
@@ -161,13 +164,29 @@ def run_documents(tokens: int, limits: WorkerLimits, documents: int = DOCUMENTS)
     return found
 
 
+def counted_by_router(tokens: int, limits: WorkerLimits) -> int:
+    """Return how many tokens of memory the router expects a document to hold whose output it knows."""
+    output = _output(tokens)
+    document = request("d", [3] * tokens, output, service=ServiceClass.BE)
+    holdings = Holdings(DEFAULT_POLICY, limits.retention)
+    holdings.put(replace(document, estimate=Estimate(output, output)))
+    return holdings.tokens
+
+
 def main() -> int:
     parser = command(__doc__)
     parser.add_argument("--tokens", type=int, default=8192, help="of the context")
     parser.add_argument("--window", type=int, default=1024, help="of all layers, in tokens")
     parser.add_argument("--output", type=int, default=64, help="tokens that are decoded")
+    parser.add_argument("--cores-only", action="store_true", help="leave out what engines are needed for")
     asked = parser.parse_args()
-    tokens, window, output = asked.tokens, asked.window, asked.output
+    if not asked.cores_only:
+        report_one_request(asked.tokens, asked.window, asked.output)
+    report_documents(asked.tokens, asked.window)
+    return status()
+
+
+def report_one_request(tokens: int, window: int, output: int) -> None:
     with TemporaryDirectory(prefix="windows", dir="/dev/shm") as name:
         directory = Path(name)
         folder = mistral160m(directory / "model", window, tokens + output)
@@ -177,6 +196,10 @@ def main() -> int:
     report(f"{about}: most tokens held by its prompt", held.prefill, "tokens", baseline=all_of_it, goal=most + STEP)
     report(f"{about}: in the pool", held.pool, "tokens", baseline=all_of_it, goal=most)
     report(f"{about}: while it decodes", held.decode, "tokens", baseline=all_of_it, goal=most)
+
+
+def report_documents(tokens: int, window: int) -> None:
+    most = window + PAGE
     windowed, whole = (decodes_at_once(tokens, window, reach) for reach in (window, None))
     name = f"decodes at once with memory for {WINDOWS} windows"
     report(name, windowed, "decodes", baseline=whole, goal=WINDOWS * window // most, at_least=True)
@@ -192,9 +215,10 @@ def main() -> int:
         share = window + (whole_of_it - window) / pairs + BLOCK * (pairs + 1)
         about = f"a context of {tokens} on {layers.format(window)}"
         report(f"{about}: while it decodes", alone.held, "tokens", baseline=whole_of_it, goal=share)
+        counted = counted_by_router(tokens, folding)
+        report(f"{about}: counted by the router", counted, "tokens", baseline=counted_by_router(tokens, limits))
         folded, whole = (run_documents(tokens, each).decodes for each in (folding, limits))
         report(f"{about}: decodes at once with memory for {FOUR}", folded, "decodes", baseline=whole, at_least=True)
-    return status()
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ def run(part: Part, on_start: OnStart) -> None:
         queues_of(server),
         sizes_of(config.scale),
         config.topology.prompts_on,
-        capacity.limits.most_held,
+        capacity.limits.retention,
     )
     core = RouterCore(part.member, limits, part.clock.now())
     side = _side_process(part)

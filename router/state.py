@@ -18,7 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from alignedserve.core import WORKERS, Estimate, Request, Role, ServiceClass, Sketch
+from alignedserve.core import KEEPS_ALL, WORKERS, Estimate, Request, Retention, Role, ServiceClass, Sketch
 from alignedserve.explain.decisions import DecisionRing, Kind
 from alignedserve.protocol.commands import Command, Send, SetTimer
 from alignedserve.protocol.events import Event, LinkGap, Predicted, Received, TimerFired
@@ -82,7 +82,7 @@ class RouterLimits:
     queues: Queues = Queues()  # noqa: RUF009  (frozen)
     sizes: Sizes = Sizes()  # noqa: RUF009  (frozen)
     prompts_on: Role = Role.PREFILL  # the role of the workers that run the prompts
-    most_held: int | None = None  # tokens that a request needs memory for at once; None: for all that it has
+    retention: Retention = KEEPS_ALL  # of requests on decode workers
 
 
 class RouterCore:
@@ -97,9 +97,9 @@ class RouterCore:
         self._without_decode: set[str] = set()  # nodes whose pool had no decode worker at the last look
         self._open = OpenRequests()
         self._placement = Placement(
-            limits.policy, limits.block_size, limits.kv_tokens, limits.prompts_on, limits.most_held
+            limits.policy, limits.block_size, limits.kv_tokens, limits.prompts_on, limits.retention
         )
-        self._admission = Admission(limits.policy, limits.most_open, limits.queues, limits.most_held)
+        self._admission = Admission(limits.policy, limits.most_open, limits.queues, limits.retention)
         self._predictions = PredictionOrders(limits.policy)
         self._own_predictor = own_predictor(limits.policy)
         self._sizing = Sizing(limits.sizes)

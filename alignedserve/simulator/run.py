@@ -173,7 +173,7 @@ class Simulation:
             settings.queues,
             settings.sizes,
             settings.topology.prompts_on,
-            settings.limits.most_held,
+            settings.limits.retention,
         )
         core = RouterCore(member, limits, world.now_of(member.name))
         post = partial(self.post_to, member)

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from math import inf, log
 
 from alignedserve.config.config import ServerConfig
-from alignedserve.core import Rejection, Request, ServiceClass
+from alignedserve.core import KEEPS_ALL, Rejection, Request, Retention, ServiceClass
 from alignedserve.policies.facts import LoadAhead
 from alignedserve.policies.guard import USUAL_DECIDES
 from alignedserve.router.placing.holdings import Holdings
@@ -174,10 +174,10 @@ class Freed:
 class Admission:
     """Decides about new requests; the router tells it of every request that opens, begins and closes."""
 
-    def __init__(self, policy: Policy, most_open: int, queues: Queues, most_held: int | None = None) -> None:
+    def __init__(self, policy: Policy, most_open: int, queues: Queues, retention: Retention = KEEPS_ALL) -> None:
         self._policy, self._most_open, self._queues = policy, most_open, queues
         self._own = own_admission(policy)  # decides in place of the time to the first token
-        self._holdings = Holdings(policy, most_held)  # memory of all open requests
+        self._holdings = Holdings(policy, retention)  # memory of all open requests
         self._queued: dict[str, Request] = {}  # open requests that have not begun
         self._num_queued: Counter[ServiceClass] = Counter()
         self._tokens_queued: Counter[ServiceClass] = Counter()

@@ -10,7 +10,8 @@ ten such moments:
 For a single request that is its prompt and its output; for many it is hardly more than the sum of the halves. Requests
 that are open are longer than requests that come, since they stay longer: so an output counts with more than its mean,
 the more the less sure the prediction is, and without a prediction with the upper value of the prior. Where a request
-gets all its memory at once (room: whole), requests hold the sum from the start.
+gets all its memory at once (room: whole), requests hold the sum from the start. Where requests give back what no layer
+reads any more, or fold what only some layers read, "prompt" and "output" above are what they keep of these.
 The unit is half a token, in integers: sums come out the same in whatever order requests come and go.
 """
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 from math import isqrt
 from typing import NamedTuple
 
-from alignedserve.core import Estimate, Request, ServiceClass
+from alignedserve.core import KEEPS_ALL, Estimate, Request, Retention, ServiceClass
 from alignedserve.scheduling.lengths import expected
 from alignedserve.scheduling.policy import Policy, Room
 
@@ -58,9 +59,8 @@ class _Sum:
 
 
 class Holdings:
-    def __init__(self, policy: Policy, most_held: int | None = None) -> None:
-        """A request holds at most `most_held` tokens at once."""
-        self._policy, self._most_held = policy, most_held
+    def __init__(self, policy: Policy, retention: Retention = KEEPS_ALL) -> None:
+        self._policy, self._retention = policy, retention
         self._held_by: dict[str, _Held] = {}  # open request -> the memory that it will hold
         self._all, self._rt = _Sum(), _Sum()
 
@@ -91,7 +91,8 @@ class Holdings:
         return self._rt.tokens
 
     def rt_with_one_more(self, request: Request) -> int:
-        return self._rt.with_one_more(self._held(request))
+        """Return the tokens that real-time requests will hold when this one comes: it takes its whole prompt then."""
+        return self._rt.with_one_more(self._held(request, is_new=True))
 
     def rt_freed_by(self, request: str) -> int:
         """Return how much less real-time requests would hold without this one."""
@@ -101,16 +102,16 @@ class Holdings:
         """Return by how many tokens many such requests would each raise the sum."""
         return _tokens(self._held(request).usual, 0)
 
-    def _held(self, request: Request) -> _Held:
+    def _held(self, request: Request, is_new: bool = False) -> _Held:
         room, is_rt = self._policy.room, request.service is ServiceClass.RT
         if room is Room.WHOLE:
             return _Held(2 * request.most_tokens, 0, is_rt)
         estimate, num_prompt = expected(request, self._policy), len(request.prompt)
         output = estimate.upper if request.estimate is None else _open_length(estimate)
-        if self._most_held is not None:
-            num_prompt = min(num_prompt, self._most_held)
-            output = min(output, self._most_held - num_prompt)
-        return _Held(2 * num_prompt + output, output, is_rt)
+        held = self._retention.of_prompt if is_new else self._retention.of_decode
+        at_first = held(num_prompt)
+        more = held(num_prompt + output) - at_first
+        return _Held(2 * at_first + more, more, is_rt)
 
 
 def _open_length(estimate: Estimate) -> int:

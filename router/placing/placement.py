@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from alignedserve.core import WORKERS, Request, Role, ServiceClass
+from alignedserve.core import KEEPS_ALL, WORKERS, Request, Retention, Role, ServiceClass
 from alignedserve.policies.facts import WorkerChoice
 from alignedserve.protocol.messages import Backlog, Member, Report
 from alignedserve.router.placing.admission import WorkAhead
@@ -83,11 +83,11 @@ class Placement:
         block_size: int,
         kv_tokens: int,
         prompts_on: Role = Role.PREFILL,
-        most_held: int | None = None,
+        retention: Retention = KEEPS_ALL,
     ) -> None:
         """`kv_tokens` is the number of tokens that a decode worker's device holds; 0 means not known. `prompts_on` is
-        the role of the workers that run the prompts; a request holds at most `most_held` tokens at once."""
-        self._most_held = most_held
+        the role of the workers that run the prompts."""
+        self._retention = retention
         self._policy, self._kv_tokens, self._prompts_on = policy, kv_tokens, prompts_on
         self._own = own_placement(policy)  # names the worker in place of what follows
         self._num_at: Counter[str] = Counter()  # member -> number of its requests
@@ -179,7 +179,7 @@ class Placement:
 
     def _holdings_of(self, member: str) -> Holdings:
         if member not in self._holdings:
-            self._holdings[member] = Holdings(self._policy, self._most_held)
+            self._holdings[member] = Holdings(self._policy, self._retention)
         return self._holdings[member]
 
     # --- The load (demand.py)
@@ -326,7 +326,7 @@ class Placement:
         node = self._node[worker]
         if node not in self._rooms:
             by_band = self._policy.grouping is Grouping.ALIGNED
-            self._rooms[node] = Rooms(self._block_size, by_band, self._most_held)
+            self._rooms[node] = Rooms(self._block_size, by_band, self._retention)
         return self._rooms[node]
 
     def _can_help(self, decode: str, prefill: str, request: Request, known: Known, now: float) -> bool:

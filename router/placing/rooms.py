@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from alignedserve.core import KEEPS_ALL, Retention
 from alignedserve.protocol.messages import Report
 from alignedserve.router.placing.loads import Least
 
@@ -23,10 +24,9 @@ class _WorkerRoom:
 
 
 class Rooms:
-    def __init__(self, block_size: int, by_band: bool = False, most_held: int | None = None) -> None:
-        """`block_size` is the number of tokens in a block pair on the workers' devices; a request holds at most
-        `most_held` tokens there at once."""
-        self._block_size, self._by_band, self._most_held = block_size, by_band, most_held
+    def __init__(self, block_size: int, by_band: bool = False, retention: Retention = KEEPS_ALL) -> None:
+        """`block_size` is the number of tokens in a block pair on the workers' devices."""
+        self._block_size, self._by_band, self._retention = block_size, by_band, retention
         self._rooms: dict[str, _WorkerRoom] = {}
         self._fullest_last = Least()
         self._bands: list[tuple[int, str]] = []  # (twice the middle of the band, worker), sorted
@@ -93,9 +93,8 @@ class Rooms:
             room.band = None
 
     def pairs(self, tokens: int) -> int:
-        """Return the block pairs that a request of so many tokens takes."""
-        held = tokens if self._most_held is None else min(tokens, self._most_held)
-        return held // self._block_size + 1
+        """Return the block pairs that a request of so many tokens takes when it comes."""
+        return self._retention.of_prompt(tokens) // self._block_size + 1
 
 
 def _distance(length: int, band: tuple[int, int] | None) -> int:

@@ -9,7 +9,7 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.core import Estimate, Request, ServiceClass
+from alignedserve.core import Estimate, Fold, Request, Retention, ServiceClass, Sight
 from alignedserve.router.placing.holdings import Holdings
 from alignedserve.scheduling.policy import Policy, Room
 from tests.samples import request
@@ -51,6 +51,25 @@ def test_many_hold_little_more_than_their_prompts_and_half_of_the_longest_output
 
 def test_what_is_given_at_once_is_held_from_the_start() -> None:
     assert together(Policy(room=Room.WHOLE), *(make_request(str(number)) for number in range(10))) == 10 * 1100
+
+
+def test_requests_that_fold_hold_a_share_of_what_is_behind_the_window_and_a_new_one_its_whole_prompt() -> None:
+    holdings = Holdings(GROWING, Retention(fold=Fold(Sight(100), 4)))
+    long = [make_request(str(number), prompt=1300, mean=200, upper=200) for number in range(100)]
+    for each in long:
+        holdings.put(each)
+    usual = 100 * (100 + 1200 // 4 + 200 // 4 // 2)
+    assert holdings.tokens == usual + sqrt(100) * 25
+    assert holdings.rt_with_one_more(make_request("new", prompt=1300, mean=200, upper=200)) >= usual + 1300
+
+
+def test_requests_that_drop_what_no_layer_reads_hold_no_more_than_the_rest() -> None:
+    holdings = Holdings(GROWING, Retention(most=150))
+    holdings.put(make_request("long", prompt=1000))
+    assert holdings.tokens == 150
+    holdings.put(make_request("short", prompt=100))
+    assert holdings.tokens == 150 + 150
+    assert holdings.rt_with_one_more(make_request("new", prompt=1000)) == 450
 
 
 def test_nine_of_ten_moments_it_suffices() -> None:

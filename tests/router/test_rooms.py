@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from alignedserve.core import Role
+from alignedserve.core import Retention, Role
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.messages import Member, Members
 from alignedserve.router.placing.rooms import Rooms
@@ -21,10 +21,10 @@ class TestRooms:
         assert [rooms.choose(range(3)) for _ in range(4)] == ["decode-1", "decode-1", "decode-0", "decode-1"]
 
     def test_a_long_request_takes_what_it_holds_at_once(self) -> None:
-        rooms = Rooms(block_size=4, most_held=20)
+        rooms = Rooms(block_size=4, retention=Retention(20))
         rooms.tell("decode-0", 6)
         assert rooms.has_room("decode-0", 1000)
-        assert not Rooms(block_size=4, most_held=24).has_room("decode-0", 1000)
+        assert not Rooms(block_size=4, retention=Retention(24)).has_room("decode-0", 1000)
 
     def test_what_it_tells_counts_not_what_was_guessed(self) -> None:
         rooms = Rooms(block_size=4)
