@@ -34,7 +34,7 @@ from alignedserve.protocol.messages import (
     Tokens,
 )
 from alignedserve.protocol.wire import Envelope, decode
-from alignedserve.simulator.machines.clock import Priority
+from alignedserve.simulator.machines.clock import Agenda, Priority
 from alignedserve.simulator.machines.faults import (
     DropFrames,
     Duplicate,
@@ -54,7 +54,7 @@ from alignedserve.simulator.machines.faults import (
     SlowWorker,
     draw_faults,
 )
-from alignedserve.simulator.machines.process import Frame
+from alignedserve.simulator.machines.process import Frame, ProcessClock
 from alignedserve.simulator.machines.trouble import Trouble
 from alignedserve.simulator.machines.world import World
 from alignedserve.simulator.run import Simulation, Summary, simulate
@@ -76,6 +76,14 @@ generated = settings(
 def deployment(seed: int, topology: str) -> Settings:
     workload = Workload(num_requests=15, rate=20.0, leaving_share=0.15)
     return Settings(seed, Topology.parse(topology), workload=workload, limits=LIMITS, num_pages=12, most_s=300.0)
+
+
+@given(st.floats(0.0, 1e5), st.floats(-10.0, 10.0))
+def test_a_timer_that_fires_finds_the_clock_of_its_machine_at_its_time(at: float, ahead_s: float) -> None:
+    agenda = Agenda()
+    clock = ProcessClock(agenda, ahead_s)
+    agenda.now = clock.agenda_time(at)
+    assert at <= clock.now() <= at + 1e-9
 
 
 TOPOLOGIES = ("colocated", "1+1", "2+1", "1+2", "2+2")

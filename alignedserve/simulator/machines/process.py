@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import ulp
 from typing import TYPE_CHECKING, Protocol
 
 from alignedserve.core import StepFailure, StepResult
@@ -79,6 +80,15 @@ class ProcessClock:
 
     def until(self, due_at: float) -> float:
         return due_at - self._agenda.now
+
+    def agenda_time(self, at: float) -> float:
+        """Return the agenda's time when this clock says `at` for the first time.
+
+        A difference that is rounded down would be too early: a timer would fire, be set again, and fire for ever."""
+        due_at = at - self.ahead_s
+        while due_at + self.ahead_s < at:
+            due_at += max(ulp(due_at), ulp(at))
+        return due_at
 
 
 class Process(TurnLoop):
@@ -173,7 +183,7 @@ class Process(TurnLoop):
             yield command
 
     def _wake_at(self, at: float) -> float:
-        due_at = at - self._own_clock.ahead_s
+        due_at = self._own_clock.agenda_time(at)
         self._agenda.at(due_at, Priority.TIMER, self._take_turn)
         return due_at
 
