@@ -3,7 +3,7 @@ tests/end_to_end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -52,6 +52,10 @@ class Both:
         assert not second.tokens, "rank 0 alone samples"
         return first
 
+    def fold(self, folds: Sequence[Sequence[int]]) -> None:
+        for engine in self.engines:
+            engine.fold(folds)
+
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
@@ -80,6 +84,23 @@ def test_two_ranks_say_what_a_single_rank_says(
     alone = Engine(folder, num_pairs=40, block_size=8, dtype="float32")
     for sampling in (Sampling(), Sampling(temperature=0.8, top_p=0.9, seed=3)):
         assert said(Both(folder, pool), sampling) == said(alone, sampling)
+
+
+def test_ranks_read_folded_pairs_as_a_single_rank_reads_them_unfolded(
+    folder_of: Callable[[str], Path], pool: ThreadPoolExecutor
+) -> None:
+    folder, prompt, outputs = folder_of("llama4"), prompt_of(5, 60), list[list[int]]()
+    for engine in (Both(folder, pool), Engine(folder, num_pairs=40, block_size=8, dtype="float32")):
+        pairs, dropped = tuple(range(9)), 0
+        output = [engine.step(StepPlan(1, (Chunk("r", prompt, 0, pairs, Sampling()),))).tokens[0][1]]
+        if isinstance(engine, Both):
+            engine.fold([(10, 0, 1, 2, 3)])
+            pairs, dropped = (10, *pairs[4:]), 24
+        for at in range(TOKENS):
+            decode = Decode("r", output[-1], len(prompt) + at, pairs, Sampling(), at + 1, dropped=dropped)
+            output.append(engine.step(StepPlan(at + 2, decodes=(decode,))).tokens[0][1])
+        outputs.append(output)
+    assert outputs[0] == outputs[1]
 
 
 def test_log_probabilities_are_of_the_whole_vocabulary(
