@@ -37,7 +37,9 @@ from tests.reference import Tally, compare, load
 DOCS = Path(__file__).resolve().parents[2] / "docs/reference/models.md"
 
 # One family for each way to differ; the soak takes them all.
-_SERVED = "gpt2 gpt_bigcode gptj phi phi3 gemma2 gemma3_text cohere2 starcoder2 hunyuan_v1_moe granite nemotron granite_swa"
+_SERVED = (
+    "gpt2 gpt_bigcode gptj phi phi3 gemma2 gemma3_text cohere2 starcoder2 hunyuan_v1_moe granite nemotron granite_swa"
+)
 _REFUSED = "bart cpmant minicpm3 diffllama doge gpt_neo falcon_h1 jamba mamba roberta"
 served = pytest.mark.parametrize("family", SERVED if SOAK else _SERVED.split())
 refused = pytest.mark.parametrize("family", REFUSED if SOAK else _REFUSED.split())
