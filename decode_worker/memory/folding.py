@@ -5,12 +5,13 @@
 
 Nothing is written to the old pairs: what they keep of layers that read all is copied to a free pair, and they are given
 back. So other requests that share them read on, they are found as a beginning as long as they are idle, and a step in
-flight may still read them. Pairs are folded only where more come free than are taken: a beginning that others read is
-folded, though none of it comes free, where what comes after it is so much longer.
+flight may still read them. Pairs are folded only where more come free than are taken. Nothing comes free of a beginning
+that others read: it is folded where enough comes free of what follows it.
 
 A prompt keeps what it has until it is through, and until the pool has its pages if it is to get them; where memory is
-short, that is not awaited. A request that has folded goes to the pool where that holds all that is folded (of its
-prompt, mostly): only what comes after that is written. Others are computed anew from there on, if they have to leave.
+short, that is not awaited. A folded request that has to leave goes to the pool if the pool has all tokens that are
+folded, as it mostly has of prompts: only the tokens after these pages are written. If not, it is computed anew, from
+what the pool has on.
 """
 
 from __future__ import annotations
