@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -16,12 +15,12 @@ from types import ModuleType
 from typing import Generic, NoReturn, TypeAlias, TypeVar, cast
 
 from alignedserve.errors import ProcessLost
+from alignedserve.machine.one_thread import one_compute_thread
 from alignedserve.machine.resources import usable_cores
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _SPAWN = get_context("spawn")
 
 
@@ -119,16 +118,13 @@ def _inherited() -> Iterator[None]:
     against that would start its work anew. What is computed here is defined in modules.
     """
     heard = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    environment, script = dict(os.environ), sys.modules["__main__"]
+    script = sys.modules["__main__"]
     try:
-        os.environ |= _ONE_THREAD
         sys.modules["__main__"] = ModuleType("__main__")
-        yield
+        with one_compute_thread():
+            yield
     finally:
         sys.modules["__main__"] = script
-        for name in _ONE_THREAD:
-            os.environ.pop(name)
-        os.environ |= environment
         signal.pthread_sigmask(signal.SIG_SETMASK, heard)
 
 

@@ -13,6 +13,7 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from alignedserve.core import Estimate, Sketch
+from alignedserve.machine.one_thread import one_compute_thread
 from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
 from alignedserve.protocol.events import Event, Predicted
 from alignedserve.scheduling.policy import Predictor
@@ -43,7 +44,8 @@ def knowledge_of(predictor: Predictor, num_past: int, seed: int) -> Knowledge:
     """Return what this predictor knows at the start. Simulated prompts have no text, so it predicts from tokens."""
     if predictor is not Predictor.HASH:
         return Knowledge(lambda _: None, _hash_encoder)
-    from alignedserve.scheduling.sketch import sketch_of
+    with one_compute_thread():  # as in the router's side process; here numpy is loaded, as a rule
+        from alignedserve.scheduling.sketch import sketch_of
 
     return Knowledge(sketch_of, _hash_encoder, _past_of(num_past, seed, sketch_of))
 

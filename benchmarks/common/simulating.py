@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import yaml
 
+from alignedserve.machine.one_thread import ONE_THREAD
 from alignedserve.machine.resources import usable_cores
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.reports.trial import SimulationTrial
@@ -51,7 +52,7 @@ def in_processes(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
 @cache
 def _processes() -> ProcessPoolExecutor:
     """Return processes whose numpy has one thread: a second one would only take a core from another process."""
-    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    os.environ |= ONE_THREAD
     return ProcessPoolExecutor(max(1, round(usable_cores())), get_context("spawn"))
 
 

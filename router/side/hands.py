@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from alignedserve.core import Estimate
+from alignedserve.machine.one_thread import ONE_THREAD
 from alignedserve.machine.safe_path import module_command
 from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
 from alignedserve.protocol.events import Event, Predicted
@@ -80,7 +81,7 @@ class SideProcess(NoHands):
     def _live(self) -> None:
         """Start the process and feed it until it ends."""
         with subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_one_thread()
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | ONE_THREAD
         ) as process:
             self._process = process
             reader = threading.Thread(target=self._read, args=(process,), name="predictions", daemon=True)
@@ -114,8 +115,3 @@ class SideProcess(NoHands):
             process.wait(end_at - time.monotonic())
         if process.poll() is None:
             process.kill()
-
-
-def _one_thread() -> dict[str, str]:
-    """Return an environment with one compute thread: the other cores belong to workers."""
-    return os.environ | dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
