@@ -141,10 +141,10 @@ def _in_order(found: Calibration, opinions: Opinions, logs: Floats) -> float:
 
 def _share_in_order(predicted: Floats, logs: Floats) -> float:
     """Return the share of pairs of unequal outputs that are in order; a pair with equal predictions counts half."""
-    came = np.sign(logs[:, None] - logs).astype(np.int64)
-    said = np.sign(predicted[:, None] - predicted).astype(np.int64)
-    num_pairs = int(np.abs(came).sum())
-    return 0.5 + 0.5 * int((came * said).sum()) / num_pairs if num_pairs else 0.5
+    longer, said_longer = logs[:, None] > logs, predicted[:, None] > predicted
+    num_pairs = int(longer.sum())
+    num_right, num_wrong = int((longer & said_longer).sum()), int((longer & said_longer.T).sum())
+    return 0.5 + 0.5 * (num_right - num_wrong) / num_pairs if num_pairs else 0.5
 
 
 def _beyond_by_range(

@@ -56,6 +56,10 @@ class PastPrompts:
         """Return the mean output of each entry, in tokens."""
         return np.asarray(self.total[: len(self)] / self.num_seen[: len(self)])
 
+    def means_of(self, entries: Ints) -> Floats:
+        """Return the mean outputs of these entries alone."""
+        return np.asarray(self.total[entries] / self.num_seen[entries])
+
     def add(self, vector: NDArray[np.int8], num_prompt: int, num_output: int) -> None:
         name = vector.tobytes()
         row = self._at.get(name)

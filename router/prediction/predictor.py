@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from alignedserve.core import Estimate, Sketch
 from alignedserve.machine.whole_file import whole_file
 from alignedserve.router.prediction.calibration import WINDOW, Calibration, Opinions, RecentOutputs, whole
+from alignedserve.router.prediction.fitting import NewestPrompts
 from alignedserve.router.prediction.neighbours import CAPACITY, Floats, Ints, PastPrompts, Similar
 from alignedserve.router.prediction.ridge import Ridge, log_of
 from alignedserve.scheduling.sketch import DIMENSIONS
@@ -36,7 +37,6 @@ MOST_FITTED = 8192  # newest prompts that the regression is fitted to
 LEAST_KNOWN = 8  # prompts that must be known for a fit
 _CALIBRATED_EVERY = 8  # outputs
 _TOGETHER = 64  # kept prompts that are learnt at a time
-_AT_ONCE = 1024  # prompts whose products are summed at a time
 _FORMAT = 1
 _SPREAD = 3.0  # length of the vectors that the regression gets
 
@@ -63,6 +63,7 @@ class LengthModel:
         self._encoder = encoder
         self.past = PastPrompts(encoder.dimensions, capacity)
         self._ridge = Ridge(encoder.dimensions + 1)
+        self._newest = NewestPrompts(self.past, self._ridge, self._inputs_of)
         self._recent = RecentOutputs(NEAREST)
         self._num_learnt = 0
         self.calibration: Calibration | None = None  # None before the first fit
@@ -91,17 +92,16 @@ class LengthModel:
         return np.column_stack((_SPREAD * exact / norms[:, None], log_of(np.maximum(1, num_prompts)) / 8))
 
     def fit(self) -> None:
-        """Fit the regression to the newest prompts; this takes some tenths of a second."""
+        """Fit the regression to the newest prompts."""
         newest = self.past.in_order()[-MOST_FITTED:]
         if len(newest) < LEAST_KNOWN:
             return
-        self._ridge.fit(self._examples(newest[at : at + _AT_ONCE]) for at in range(0, len(newest), _AT_ONCE))
+        self._newest.fit(newest)
         means, often = self.past.means[newest], self.past.num_seen[newest]
         self._calibrate(self._recent.mean or float((whole(means) * often).sum() / often.sum()))
 
-    def _examples(self, rows: Ints) -> tuple[Floats, Ints, Ints]:
-        past = self.past
-        return self.inputs(past.vectors[rows], past.num_prompt[rows]), whole(past.means[rows]), past.num_seen[rows]
+    def _inputs_of(self, entries: Ints) -> Floats:
+        return self.inputs(self.past.vectors[entries], self.past.num_prompt[entries])
 
     def _learn(self, vectors: Vectors, num_prompts: Ints, num_outputs: Ints) -> None:
         self._compare(vectors, num_prompts, num_outputs)
@@ -186,7 +186,7 @@ def _by_past(past: PastPrompts, similar: Similar) -> Floats:
     """
     square = similar.similarity * similar.similarity
     weights = np.where(similar.entries >= 0, square * square * past.num_seen[similar.entries], 0.0)
-    means = past.means[similar.entries] if len(past) else np.zeros(weights.shape)
+    means = past.means_of(np.maximum(0, similar.entries)) if len(past) else np.zeros(weights.shape)
     sums = np.cumsum(weights, axis=1)
     return np.asarray(np.cumsum(weights * means, axis=1) / np.where(sums > 0, sums, 1.0))
 

@@ -11,8 +11,6 @@ among them, so lengths use a logarithm of their own, which is linear between pow
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from alignedserve.router.prediction.neighbours import Floats, Ints
@@ -38,20 +36,28 @@ def length_of(logs: Floats) -> Floats:
 class Ridge:
     def __init__(self, num_inputs: int) -> None:
         self._weights = np.zeros(num_inputs + 1)  # the last one is of a constant input of 1
+        self.forget()
 
     def lengths(self, inputs: Floats) -> Floats:
         return length_of(_rows(inputs) @ self._weights)
 
-    def fit(self, examples: Iterable[tuple[Floats, Ints, Ints]]) -> None:
-        """Fit the weights to inputs, the lengths of their outputs, and how often each of them counts."""
-        products, right = np.zeros((len(self._weights),) * 2), np.zeros(len(self._weights))
-        for inputs, lengths, often in examples:
-            rows = _rows(inputs)
-            counted = rows.T * often
-            products += counted @ rows
-            right += counted @ _on_grid(log_of(lengths), _INPUT_BITS, _MOST_WEIGHT)
-        products[np.diag_indices(len(products) - 1)] += PENALTY  # the constant has none
-        self._weights = _on_grid(_solved_for_grid(products, right), _WEIGHT_BITS, _MOST_WEIGHT)
+    def forget(self) -> None:
+        """Forget all examples; the weights stay until the next fit."""
+        self._products, self._right = np.zeros((len(self._weights),) * 2), np.zeros(len(self._weights))
+
+    def count(self, inputs: Floats, lengths: Ints, often: Ints) -> None:
+        """Count examples: inputs, the lengths of their outputs, and how often each is added, or taken out if less than
+        0 times."""
+        rows = _rows(inputs)
+        counted = rows.T * often
+        self._products += counted @ rows
+        self._right += counted @ _on_grid(log_of(lengths), _INPUT_BITS, _MOST_WEIGHT)
+
+    def fit(self) -> None:
+        """Fit the weights to the examples that are counted."""
+        matrix = self._products.copy()
+        matrix[np.diag_indices(len(matrix) - 1)] += PENALTY  # the constant has none
+        self._weights = _on_grid(_solved_for_grid(matrix, self._right), _WEIGHT_BITS, _MOST_WEIGHT)
 
 
 def _solved_for_grid(matrix: Floats, right: Floats) -> Floats:

@@ -31,7 +31,8 @@ def _task(count: int, num_inputs: int) -> tuple[Array, Array]:
 
 def _fitted(inputs: Array, lengths: Array, often: int = 1) -> Ridge:
     ridge = Ridge(inputs.shape[1])
-    ridge.fit([(inputs, lengths, np.full(len(lengths), often))])
+    ridge.count(inputs, lengths, np.full(len(lengths), often))
+    ridge.fit()
     return ridge
 
 
@@ -84,6 +85,21 @@ def test_a_fit_in_another_order_of_sums_gives_the_same_bits() -> None:
     inputs, lengths = _task(512, 33)
     often = np.arange(512) % 16 + 1
     whole, pieces = Ridge(33), Ridge(33)
-    whole.fit([(np.asfortranarray(inputs), lengths, often)])
-    pieces.fit([(inputs[at : at + 100], lengths[at : at + 100], often[at : at + 100]) for at in range(0, 512, 100)])
+    whole.count(np.asfortranarray(inputs), lengths, often)
+    for at in range(0, 512, 100):
+        pieces.count(inputs[at : at + 100], lengths[at : at + 100], often[at : at + 100])
+    whole.fit()
+    pieces.fit()
     assert whole._weights.tobytes() == pieces._weights.tobytes()
+
+
+def test_examples_that_are_taken_out_leave_no_trace() -> None:
+    inputs, lengths = _task(512, 12)
+    often = np.arange(512) % 16 + 1
+    ridge = Ridge(12)
+    ridge.count(inputs, lengths, often)
+    ridge.fit()
+    ridge.count(inputs[256:], lengths[256:], -often[256:])
+    ridge.count(inputs[:256], lengths[:256], 1 - often[:256])
+    ridge.fit()
+    assert ridge._weights.tobytes() == _fitted(inputs[:256], lengths[:256])._weights.tobytes()
