@@ -169,10 +169,11 @@ class TurnLoop(ABC):
 
     def perform(self, commands: Iterable[Command]) -> None:
         """Perform commands in their order; commands that take time join the queue of work."""
+        perform = self.hands.perform
         for command in commands:
             match command:
                 case Deliver():  # the most frequent command: one for each token
-                    self.hands.perform(command)
+                    perform(command)
                 case Send(to, message):
                     self._send(to, message)
                 case SetTimer(name, at):
@@ -184,4 +185,4 @@ class TurnLoop(ABC):
                 case _ if isinstance(command, _TAKES_TIME):
                     self._work.append(command)
                 case _:
-                    self.hands.perform(command)
+                    perform(command)

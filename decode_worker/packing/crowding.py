@@ -22,8 +22,10 @@ LONGEST, LEAST = 3.0, 1.2
 def crowded_s(seated: Sequence[Running], num_pairs: int, at: Moment) -> float:
     """Return the most time of a step with documents, by the share of the device's pairs that chats hold."""
     chats = [running for running in seated if running.promise.is_rt]
+    if len(chats) == len(seated):
+        return inf
     share = sum([len(running.pairs) for running in chats]) / num_pairs
-    if share <= SOME or len(chats) == len(seated):
+    if share <= SOME:
         return inf
     times = max(LEAST, 1 + (LONGEST - 1) * (MUCH - share) / (MUCH - SOME))
     return times * estimate_of((running for running in chats if running.output), at).seconds

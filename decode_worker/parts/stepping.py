@@ -186,7 +186,8 @@ class Stepping:
 
 
 def _decodes_of(selection: Selection) -> tuple[Decode, ...]:
-    decodes = [  # one for each token: a call for each would cost as much again
+    kv = CacheKind.KV
+    decodes = [  # one for each token: a call for each would cost as much again, and a keyword half as much
         Decode(
             of.id,
             running.output[-1],
@@ -197,7 +198,9 @@ def _decodes_of(selection: Selection) -> tuple[Decode, ...]:
             running.history,
             running.from_right,
             running.dropped,
-            adapter=of.adapter,
+            kv,
+            (),
+            of.adapter,
         )
         for running in selection.decodes
         for of in (running.request,)
