@@ -78,14 +78,15 @@ class Client:
     token_at: array[float] = field(default_factory=lambda: array("d"))  # when each token in `got` came
     ended_at: float = 0.0
     refused: str | None = None  # the reason
-    asks_logprobs: bool = field(init=False)  # computed once: most requests do not, and a check at every token is slow
+    asks_more: bool = field(init=False)  # than tokens. Computed once: most do not, and a check at every token is slow
     vector: bytes = field(init=False, default=b"")  # that comes with its token, if it asks for one
 
     def __post_init__(self) -> None:
         sampling = self.request.sampling
-        self.asks_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
         if self.request.pooling is not None:
             self.vector = vector_of(self.request.prompt)
+        asks_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+        self.asks_more = asks_logprobs or bool(self.vector)
 
     @property
     def request(self) -> Request:
@@ -121,6 +122,7 @@ class Clients:
         self, world: World, settings: Settings, load: Asking, knowledge: Knowledge, problems: list[str]
     ) -> None:
         self.world, self.load = world, load
+        self._agenda = world.agenda
         self._settings, self._knowledge, self._problems = settings, knowledge, problems
         self.kept: dict[str, Client] = {}
         self.stories: dict[str, Story] = {}
@@ -140,7 +142,7 @@ class Clients:
             client = Client(arrival, story_from(request, arrival.length, tagged=self._settings.checked))
             self.kept[request.id], self.stories[request.id] = client, client.story
             self.num_open += 1
-            self.world.agenda.at(request.arrival_at, Priority.CLIENT, partial(self._arrive, client))
+            self._agenda.at(request.arrival_at, Priority.CLIENT, partial(self._arrive, client))
 
     def enter(self, arrival: Arrival) -> Request:
         """Note a request that its owner opens by itself, and return it as it is opened."""
@@ -154,18 +156,18 @@ class Clients:
         self.expect(self.load.arrived(client.request.id))
         if not self._settings.gateway_s:
             return self._open(client)
-        read_at = self.world.agenda.now + self._settings.gateway_s
-        return self.world.agenda.at(read_at, Priority.CLIENT, partial(self._open, client))
+        read_at = self._agenda.now + self._settings.gateway_s
+        return self._agenda.at(read_at, Priority.CLIENT, partial(self._open, client))
 
     def _open(self, client: Client) -> None:
         gateway = self.world.alive(client.request.owner)
         if gateway is None or not isinstance(gateway.core, OwnerCore) or not gateway.core.ready:
-            again = self.world.agenda.now + _RETRY_S
-            return self.world.agenda.at(again, Priority.CLIENT, partial(self._open, client))
+            again = self._agenda.now + _RETRY_S
+            return self._agenda.at(again, Priority.CLIENT, partial(self._open, client))
         client.opened = True
         if client.arrival.leaves_after_s is not None:
-            leaves_at = self.world.agenda.now + client.arrival.leaves_after_s
-            self.world.agenda.at(leaves_at, Priority.CLIENT, partial(self._leave, client))
+            leaves_at = self._agenda.now + client.arrival.leaves_after_s
+            self._agenda.at(leaves_at, Priority.CLIENT, partial(self._leave, client))
         accepted_at = client.request.arrival_at + self.world.trouble.ahead_s(client.request.owner)
         request = self._with_estimate(client, replace(client.request, arrival_at=accepted_at))
         return gateway.post(Opened(request, self.sketch(request.prompt)))
@@ -208,16 +210,14 @@ class Clients:
             if client.outcome is RequestOutcome.LEFT:
                 return
             self._problems.append(f"{command.request} got tokens after its end")
-        if client.asks_logprobs or command.logprobs or command.opening:
+        if client.asks_more or command.logprobs or command.opening is not None:
             self._check_logprobs(client, command)
-        if client.vector or (command.opening is not None and command.opening.vector):
             self._check_vector(client, command)
         client.got += command.tokens
-        now, token_at = self.world.agenda.now, client.token_at
         if len(command.tokens) == 1:
-            token_at.append(now)
+            client.token_at.append(self._agenda.now)
         else:
-            token_at.extend([now] * len(command.tokens))
+            client.token_at.extend([self._agenda.now] * len(command.tokens))
         if command.finish is not None:
             self._check_finish(client, command.finish)
             self._end(client, RequestOutcome.FINISHED)
@@ -234,7 +234,8 @@ class Clients:
             self._problems.append(f"{command.request} got other log-probabilities at {start} than are its own")
 
     def _check_vector(self, client: Client, command: Deliver) -> None:
-        if (command.opening or NO_OPENING).vector != client.vector or client.got:
+        vector = (command.opening or NO_OPENING).vector
+        if (vector or client.vector) and (vector != client.vector or client.got):
             self._problems.append(f"{command.request} got another vector than its own, or a second one")
 
     def _check_finish(self, client: Client, finish: FinishReason) -> None:
@@ -248,7 +249,7 @@ class Clients:
             self._end(client, RequestOutcome.REFUSED)
 
     def _end(self, client: Client, outcome: RequestOutcome) -> None:
-        client.outcome, client.ended_at = outcome, self.world.agenda.now
+        client.outcome, client.ended_at = outcome, self._agenda.now
         self.on_over(client)
         self.num_open -= 1
         answer = tuple(client.got) if outcome is RequestOutcome.FINISHED else None

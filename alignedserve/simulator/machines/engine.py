@@ -263,9 +263,11 @@ class ModelledHands:
             sampling = part.sampling
             if sampling is not None:
                 request = part.request
-                story, index = stories.get(request), part.index
-                # A core that plans ahead may ask for a token after the end: any will do.
-                sampled.append((request, story.output[index] if story and index < len(story.output) else STOP))
+                try:
+                    token = stories[request].output[part.index]
+                except LookupError:  # a core that plans ahead may ask for a token after the end: any will do
+                    token = STOP
+                sampled.append((request, token))
                 asks |= sampling.logprobs is not None
         if plan.chunks or asks:
             return _result(plan, sampled, stories)

@@ -102,11 +102,13 @@ class Running:
     held_up_s: float = 0.0  # that it waited when it came, for a step with best-effort work
     batch: int = 0  # the pool's batch that it came in; 0 if it came as a prompt
     history: History | None = field(init=False)  # what its sampling needs of it
+    has_tokens: bool = field(init=False)  # it asks for them: then its KV is of use when its prompt is through
     said_at: float = field(init=False)  # when its last token came, or it arrived: since then it is pending
 
     def __post_init__(self) -> None:
         request = self.request
         self.said_at = request.arrival_at if request.emitted_at is None else request.emitted_at
+        self.has_tokens = request.pooling is None
         needed = request.sampling.edits_logits
         self.history = History(request.prompt, self.output, request.stop_tokens) if needed else None
 
@@ -165,11 +167,6 @@ class Running:
     def most_in_chunk(self) -> int:
         """Return how many tokens one chunk may run: logits of all tokens of a scored chunk take much memory."""
         return min(self.num_ahead, MOST_SCORED) if self.is_scored else self.num_ahead
-
-    @property
-    def has_tokens(self) -> bool:
-        """Return whether it asks for tokens: then its KV is of use when its prompt is through."""
-        return self.request.pooling is None
 
     @property
     def is_scored(self) -> bool:
