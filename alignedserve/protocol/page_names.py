@@ -17,13 +17,13 @@ def chained_hashes(tokens: Sequence[int], page_size: int, root: bytes = b"") -> 
 
     Every process and every machine computes the same hashes. Prompts share hashes only where they share the root.
     """
-    digests = []
+    hashes = []
     before = root
     packed, page_bytes = struct.pack(f"<{len(tokens)}I", *tokens), 4 * page_size
     for start in range(0, len(packed), page_bytes):
         before = blake2b(before + packed[start : start + page_bytes], digest_size=_HASH_BYTES).digest()
-        digests.append(before)
-    return struct.unpack(f"<{len(digests)}Q", b"".join(digests))
+        hashes.append(int.from_bytes(before, "little"))
+    return tuple(hashes)
 
 
 def more_hashes(hashes: tuple[int, ...], tokens: Sequence[int], page_size: int, root: bytes) -> tuple[int, ...]:

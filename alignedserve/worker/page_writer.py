@@ -51,7 +51,8 @@ class PageNames:
         if len(known) >= full:
             return known
         more = running.tokens(len(known) * size, full * size)
-        return more_hashes(known, more, size, self._root + running.request.kv_salt)
+        root = b"" if known else self._root + running.request.kv_salt
+        return more_hashes(known, more, size, root)
 
     def pages_before_last(self, running: Running) -> tuple[int, ...]:
         """Return the names of the full pages that others may have computed for a request."""
