@@ -25,6 +25,7 @@ DEPTHS = 8
 _SHIFTS = tuple(2 * (DEPTHS - depth) for depth in range(DEPTHS + 1))  # leaf >> shift is its node at each depth
 _BLOCKS = 28  # the lower bits of a node's sum count requests, the higher bits their blocks
 _REQUESTS = (1 << _BLOCKS) - 1
+_OUTDATED = 1000  # outdated alarms that may stay, beside one for each leaf
 STARVING_S = 30.0  # a leaf starves after so long, and sooner where a request has less slack
 
 
@@ -134,8 +135,7 @@ class QuadTree:
             leaf.is_tidy = False
         alarm_at = _alarm_at(leaf.started_at, due)
         if alarm_at < leaf.alarm_at:
-            leaf.alarm_at = alarm_at
-            heapq.heappush(self._alarms, (alarm_at, number))
+            self._set_alarm(leaf, number, alarm_at)
 
     def remove(self, request: str) -> None:
         _, _, _, blocks, number = self._at.pop(request)
@@ -153,8 +153,16 @@ class QuadTree:
             leaf = self._leaves.get(number)
             if leaf is not None:
                 leaf.started_at = now
-                leaf.alarm_at = _alarm_at(now, self.members(number)[0].due)
-                heapq.heappush(self._alarms, (leaf.alarm_at, number))
+                self._set_alarm(leaf, number, _alarm_at(now, self.members(number)[0].due))
+
+    def _set_alarm(self, leaf: _Leaf, number: int, at: float) -> None:
+        """Set the alarm of a leaf. Where nobody asks for starving leaves, outdated alarms would stay for ever."""
+        leaf.alarm_at = at
+        if len(self._alarms) < 2 * len(self._leaves) + _OUTDATED:
+            heapq.heappush(self._alarms, (at, number))
+        else:
+            self._alarms = [(leaf.alarm_at, number) for number, leaf in self._leaves.items()]
+            heapq.heapify(self._alarms)
 
     def starving(self, now: float) -> int | None:
         """Return the leaf that has starved longest, or None."""

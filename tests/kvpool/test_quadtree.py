@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from dataclasses import dataclass
 
 import pytest
@@ -222,3 +223,15 @@ def test_the_same_request_twice_is_refused() -> None:
     tree = tree_of([5])
     with pytest.raises(ValueError, match="r0 is in the tree already"):
         tree.insert("r0", 7, 1, 1.0, 0.0)
+
+
+def test_requests_that_have_left_leave_no_memory_behind() -> None:
+    """Where nobody asks for starving leaves, their alarms do not pile up."""
+    tree = QuadTree()
+    tracemalloc.start()
+    for at in range(20_000):
+        tree.insert("chat", at % 500, 1, due=at + 1.0, now=float(at))
+        tree.remove("chat")
+    left, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert left < 500_000
