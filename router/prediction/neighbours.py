@@ -8,6 +8,7 @@ entry, which has the mean of their recent outputs. The oldest entry makes room f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,7 +62,7 @@ class PastPrompts:
         return np.asarray(self.total[entries] / self.num_seen[entries])
 
     def add(self, vector: NDArray[np.int8], num_prompt: int, num_output: int) -> None:
-        name = vector.tobytes()
+        name = _name_of(vector)
         row = self._at.get(name)
         if row is None:
             row = self._new(name, vector, num_prompt)
@@ -75,7 +76,7 @@ class PastPrompts:
     def restore(self, vector: NDArray[np.int8], num_prompt: int, num_seen: int, total: int, last: int) -> None:
         """Add an entry as it was saved."""
         self.add(vector, num_prompt, last)
-        row = self._at[vector.tobytes()]
+        row = self._at[_name_of(vector)]
         self.num_seen[row], self.total[row] = min(num_seen, MOST_SEEN), total
 
     def _new(self, name: bytes, vector: NDArray[np.int8], num_prompt: int) -> int:
@@ -83,7 +84,7 @@ class PastPrompts:
         if row == len(self._norms):
             self._grow()
         if self._num_ever >= self._capacity:
-            del self._at[self._vectors[row].astype(np.int8).tobytes()]
+            del self._at[_name_of(self._vectors[row].astype(np.int8))]
         self._vectors[row] = vector
         squares = int((vector.astype(np.int64) ** 2).sum())
         if squares >= MOST_EXACT:
@@ -115,6 +116,11 @@ class PastPrompts:
     def in_order(self) -> Ints:
         """Return all entries, the oldest first."""
         return np.argsort(self.serial[: len(self)], kind="stable")
+
+
+def _name_of(vector: NDArray[np.int8]) -> bytes:
+    """Return a hash that stands for the vector: the vector itself would take half a kilobyte again."""
+    return blake2b(vector.tobytes(), digest_size=16).digest()
 
 
 def _best(similarity: Floats, k: int) -> Ints:
