@@ -100,7 +100,7 @@ class Client:
             slo=request.slo,
             arrival_at=request.arrival_at,
             num_prompt=len(request.prompt),
-            token_at=self.token_at,
+            token_at=self.token_at[:],  # as large as it has to be: an array that grows is larger
             outcome=self.outcome,
             ended_at=self.ended_at,
             refused=self.refused,

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import inf
 from random import Random
 
@@ -36,7 +37,13 @@ class StreamPromise:
     def draw(self, draw: Random) -> Slo:
         factor = self.slo_factor.draw(draw)
         ttft_s, tbt_s, jct_s = (factor * deadline.draw(draw) for deadline in (self.ttft_s, self.tbt_s, self.jct_s))
-        return Slo(ttft_s, tbt_s, jct_s)
+        return _slo(ttft_s, tbt_s, jct_s)
+
+
+@lru_cache(maxsize=16)
+def _slo(ttft_s: float, tbt_s: float, jct_s: float) -> Slo:
+    """Return the deadlines: requests that have the same share one object, which their records keep."""
+    return Slo(ttft_s, tbt_s, jct_s)
 
 
 @dataclass(frozen=True)
