@@ -209,9 +209,14 @@ class PageWriter:
     def num_written(self, running: Running) -> int:
         return len(self._written[running].pages) if running in self._written else 0
 
+    @property
+    def being_written(self) -> set[Running]:
+        """Return the requests of which a part is under way."""
+        return {part.running for part in self._parts.values()}
+
     def is_writing(self, running: Running) -> bool:
         """Return whether a part of the request is under way: what comes after it waits for that."""
-        return any(part.running is running for part in self._parts.values())
+        return running in self.being_written
 
     def begin_part(self, running: Running, pool: Member, count: int, service: ServiceClass) -> CopyOut:
         """Begin to copy so many pages more, which are full and at hand for that class."""

@@ -76,7 +76,8 @@ class PromptKeeping(CorePart):
         return self._here.residents.get(running.request.id) is running and not running.num_lost
 
     def _hand_on(self) -> list[Command]:
-        written = [running for running in self._copying if not self._writer.is_writing(running)]
+        being_written = self._writer.being_written
+        written = [running for running in self._copying if running not in being_written]
         for running in written:
             del self._copying[running]
         return [command for running in written for command in self._writing.hand_on_parts(running)]
