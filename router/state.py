@@ -456,12 +456,13 @@ class RouterCore:
     def _answer_unknown(self, key: Attempt, member: Member) -> list[Command]:
         """Answer a member that has a request which is not open here.
 
-        During recovery its owner may still declare it; otherwise a Cancel was lost, and the router repeats it.
+        During recovery its owner may still declare it; otherwise a Cancel was lost, and the router repeats it. Another
+        member may have the request, too: a prefill worker offers its KV for as long as no decode worker has it.
         """
         if self._recovery.is_on:
             self._recovery.hold(key, member)
             return []
-        return [Send(member.name, Cancel(*key))]
+        return self._cancel_everywhere(*key)
 
     # --- Inquiries
 

@@ -100,13 +100,14 @@ class TestRoad:
         ("holder", "progress"),
         [("pool-0", Progress(committed=(("a", 0),))), ("decode-0", Progress(joined=(("a", 0),)))],
     )
-    def test_what_nobody_wants_any_more_is_cancelled_where_it_turns_up(
+    def test_what_nobody_wants_any_more_is_cancelled_wherever_it_may_be(
         self, router: RouterCore, holder: str, progress: Progress
     ) -> None:
-        """The request's Cancel was lost."""
-        assert router.handle(said(holder, progress), 3.0) == [Send(holder, Cancel("a", 0))]
+        """The request's Cancel was lost. A prefill worker would offer its KV again to a decode worker that alone is
+        told to drop it (fuzz seed 71003871)."""
+        assert router.handle(said(holder, progress), 3.0) == cancels("a")
         router.handle(said("gateway-0", Submit(next_attempt(A))), 3.1)
-        assert router.handle(said(holder, progress), 3.2) == [Send(holder, Cancel("a", 0))], "an older attempt"
+        assert router.handle(said(holder, progress), 3.2) == cancels("a"), "an older attempt"
 
     def test_a_request_that_had_to_leave_waits_in_the_pool_again(self, router: RouterCore) -> None:
         router.handle(said("gateway-0", Submit(A)), 3.0)
