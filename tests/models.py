@@ -16,8 +16,14 @@ from transformers import (
     DeepseekV3Config,
     Dots1Config,
     FalconConfig,
+    Gemma2Config,
+    Gemma3Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    Glm4Config,
     Glm4MoeConfig,
     Glm4MoeLiteConfig,
+    GlmConfig,
     GPTNeoXConfig,
     GptOssConfig,
     Llama4TextConfig,
@@ -28,6 +34,8 @@ from transformers import (
     MptConfig,
     OlmoeConfig,
     OPTConfig,
+    Phi3Config,
+    PhiConfig,
     PretrainedConfig,
     Qwen2Config,
     Qwen2MoeConfig,
@@ -331,6 +339,63 @@ def with_images(folder: Path) -> Path:
     return folder
 
 
+# With the table of words as its head a random Gemma says the last word again: its embeddings are multiplied.
+_GEMMA: dict[str, Any] = {**BASE, "num_key_value_heads": 2, "head_dim": 16, "tie_word_embeddings": False}
+_WINDOWED: dict[str, Any] = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+
+
+def gemma(folder: Path, **changes: Any) -> Path:
+    return made(folder, GemmaConfig(**{**_GEMMA, **changes}), 21, torch.float32)
+
+
+def gemma2(folder: Path, **changes: Any) -> Path:
+    """Make a Gemma 2 with caps that scores and logits reach."""
+    caps = {"attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 24}
+    return made(folder, Gemma2Config(**{**_GEMMA, **_WINDOWED, **caps, **changes}), 22, torch.float32)
+
+
+def gemma3(folder: Path, **changes: Any) -> Path:
+    config = Gemma3TextConfig(**{**_GEMMA, **_WINDOWED, "query_pre_attn_scalar": 24, **changes})
+    return made(folder, config, 23, torch.float32)
+
+
+def gemma3_with_images(folder: Path) -> Path:
+    """Make a Gemma 3 as the hub has it: the text part has a prefix and a section of its own, and few keys."""
+    few = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "sliding_window", "layer_types")
+    more = ("num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings")
+    path = gemma3(folder, query_pre_attn_scalar=256, rms_norm_eps=1e-6, tie_word_embeddings=True) / "config.json"
+    config = json.loads(path.read_text())
+    text = {key: config[key] for key in few + more} | {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    tiny = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers", "image_size", "patch_size")
+    whole = Gemma3Config(text_config=text, vision_config=dict.fromkeys(tiny, 8) | {"num_hidden_layers": 1}).to_dict()
+    whole |= {"architectures": ["Gemma3ForConditionalGeneration"], "eos_token_id": [2, 5], "text_config": text}
+    path.write_text(json.dumps(whole))
+    tensors = load_file(folder / "model.safetensors")
+    named = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    return folder
+
+
+_FUSED: dict[str, Any] = {**BASE, "num_key_value_heads": 2, "tie_word_embeddings": False, "pad_token_id": 0}
+
+
+def phi3(folder: Path, **changes: Any) -> Path:
+    return made(folder, Phi3Config(**{**_FUSED, "sliding_window": WINDOW, **changes}), 24, torch.float32)
+
+
+def phi(folder: Path, **changes: Any) -> Path:
+    config = PhiConfig(**{**_FUSED, "layer_norm_eps": 0.01, **changes})
+    return made(folder, config, 27, torch.float32)
+
+
+def glm(folder: Path, **changes: Any) -> Path:
+    return made(folder, GlmConfig(**{**_FUSED, "head_dim": 16, **changes}), 25, torch.float32)
+
+
+def glm4(folder: Path, **changes: Any) -> Path:
+    return made(folder, Glm4Config(**{**_FUSED, "head_dim": 16, **changes}), 26, torch.float32)
+
+
 Make = Callable[[Path], Path]
 
 # One family for each way of computing: the property tests run on all of these.
@@ -359,6 +424,11 @@ MODELS: dict[str, Make] = {
     "mixtral": mixtral,
     "qwen2-moe": qwen2_moe,
     "gpt-oss": gpt_oss,
+    "gemma2": gemma2,
+    "gemma3": gemma3,
+    "phi3": phi3,
+    "glm4": glm4,
+    "phi": phi,
 }
 
 # Models with the same computation, stored in other files.
@@ -369,6 +439,7 @@ STORED: dict[str, Make] = {
     "pythia": as_the_hub_has_it,
     "no-head": without_its_head,
     "llama4-with-images": with_images,
+    "gemma3-with-images": gemma3_with_images,
 }
 
 
@@ -400,6 +471,36 @@ OPTIONS: dict[str, Make] = {
     "opt-no-final-norm": lambda folder: opt(folder, _remove_final_layer_norm=True, activation_function="gelu"),
     "opt-projected": lambda folder: opt(folder, word_embed_proj_dim=20),
     "opt-untied": lambda folder: opt(folder, tie_word_embeddings=False),
+    "gemma": gemma,
+    "gemma-tied": lambda folder: gemma(folder, tie_word_embeddings=True),
+    "gemma-biases": lambda folder: gemma(folder, attention_bias=True, hidden_act="gelu"),
+    "gemma2-plain": lambda folder: gemma2(folder, attn_logit_softcapping=None, final_logit_softcapping=None),
+    "gemma3-ropes": lambda folder: gemma3(
+        folder,
+        rope_parameters={
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": {"rope_type": "linear", "rope_theta": 300.0, "factor": 2.5},
+        },
+    ),
+    "gemma3-capped": lambda folder: gemma3(
+        folder, final_logit_softcapping=3.0, num_key_value_heads=1, tie_word_embeddings=True
+    ),
+    "phi3-partial": lambda folder: phi3(
+        folder, hidden_size=64, sliding_window=None, partial_rotary_factor=0.75, num_key_value_heads=1
+    ),
+    "phi3-longrope": lambda folder: phi3(
+        folder,
+        original_max_position_embeddings=MAX_POSITIONS - 40,
+        rope_parameters={
+            "rope_type": "longrope",
+            "rope_theta": 500.0,
+            "short_factor": [1.0, 1.5, 2.0, 3.5],
+            "long_factor": [9.0] * 4,
+        },
+    ),
+    "phi-many-heads": lambda folder: phi(folder, num_key_value_heads=None, hidden_act="gelu"),
+    "glm": glm,
+    "glm-all-turns": lambda folder: glm(folder, partial_rotary_factor=1.0, attention_bias=False),
     "neox-tied": lambda folder: neox(folder, tie_word_embeddings=True, attention_bias=False),
     "neox-yarn": lambda folder: neox(folder, **_rope("yarn", partial_rotary_factor=0.5, **_YARN)),
     "neox-quarter": lambda folder: neox(folder, hidden_act="gelu_new", rope_parameters=None),

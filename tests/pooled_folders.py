@@ -12,6 +12,7 @@ from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     BertConfig,
+    Gemma3TextConfig,
     LlamaConfig,
     ModernBertConfig,
     PretrainedConfig,
@@ -62,7 +63,9 @@ def encoder_config(family: str, **more: Any) -> PretrainedConfig:
 
 def decoder_config(family: str, **more: Any) -> PretrainedConfig:
     shape = {**_SHAPE, "num_key_value_heads": 2, "max_position_embeddings": LONGEST, **_MARKED, **more}
-    return LlamaConfig(**shape) if family == "llama" else Qwen3Config(**shape, head_dim=8)
+    if family == "llama":
+        return LlamaConfig(**shape)
+    return Gemma3TextConfig(**shape, head_dim=8) if family == "gemma3" else Qwen3Config(**shape, head_dim=8)
 
 
 def tokenizer_of(folder: Path, marks: str = "[CLS] $A [SEP]", marks_second: bool = False) -> None:

@@ -1,18 +1,20 @@
 """Rotary positions as config.json describes them; engine/models/rope.py computes the frequencies.
 
-transformers knows more kinds. Kinds whose angles depend on a request's length (`longrope`) cannot keep the K of tokens
-that are turned already, and are refused by name.
+transformers knows more kinds. With `longrope` angles depend on a request's length, and K of tokens that are turned
+already cannot be turned anew: such a model takes no more tokens than turn by the angles of short requests, or is
+refused.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log
+from math import log, sqrt
 from typing import TypeAlias
 
 from alignedserve.architectures.given import Given
 
 THETA = 10_000.0
+_LONG = "longrope"
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,10 @@ class Proportional:
 
 @dataclass(frozen=True)
 class Factors:
-    """Each pair of numbers turns slower by a factor of its own, as GGUF files have it."""
+    """Each pair of numbers turns slower by a factor of its own, as in GGUF files, and in short requests of longrope."""
 
     factors: tuple[float, ...]
+    attention_factor: float = 1.0  # factor of cos and sin
 
 
 Scaling: TypeAlias = LinearScaling | Llama3 | Yarn | Proportional | Factors
@@ -71,12 +74,32 @@ def rope_section(given: Given) -> Given:
     return section
 
 
-def read_rope(given: Given, rope: Given, theta: float, head_dim: int, share: float) -> Rope:
-    """Read the rotary positions; `theta` and `share` (of a head's numbers that turn) hold where `rope` has none."""
+def positions_of_short(text: Given) -> list[int]:
+    """Return up to which length the angles are those of short requests, where angles depend on the length.
+
+    K is kept as it was turned, so no request may be longer.
+    """
+    key = "original_max_position_embeddings"
+    rope = text.section("rope_scaling" if text.get("rope_scaling") else "rope_parameters")
+    sections = (rope, *map(rope.section, rope.sections()))
+    return [(text if text.get(key) else section).whole(key) for section in sections if _kind(text, section) == _LONG]
+
+
+def _kind(given: Given, rope: Given) -> str:
+    kind = str(rope.get("rope_type") or rope.get("type") or "default")
+    # In Phi-3's first files, what is now called longrope was su, or yarn.
+    names = ("su", "yarn") if given.get("model_type") == "phi3" else ("su",)
+    return _LONG if kind in names else kind
+
+
+def read_rope(given: Given, rope: Given, theta: float, head_dim: int, share: float, is_short: bool = False) -> Rope:
+    """Read the rotary positions; `theta` and `share` (of a head's numbers that turn) hold where `rope` has none.
+
+    `is_short`: no request is longer than `positions_of_short`."""
     theta = rope.number("rope_theta", theta)
     share = rope.number("partial_rotary_factor", share)
     dim = int(head_dim * share)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+    kind = _kind(given, rope)
     # With `dynamic`, angles change only beyond max_position_embeddings, where no request goes.
     if kind in ("default", "dynamic"):
         return Rope(theta, dim)
@@ -89,16 +112,26 @@ def read_rope(given: Given, rope: Given, theta: float, head_dim: int, share: flo
     if kind == "proportional":
         return Rope(theta, head_dim, Proportional(rope.number("factor", 1.0), share))
     if kind == "factors":
-        return Rope(theta, dim, Factors(_factors(rope, dim // 2)))
+        return Rope(theta, dim, Factors(_factors(rope, "factors", dim // 2)))
+    if kind == _LONG and is_short:
+        return Rope(theta, dim, Factors(_factors(rope, "short_factor", dim // 2), _factor_of_long(given, rope)))
     raise given.unsupported(f"rope_type {kind}")
 
 
-def _factors(rope: Given, pairs: int) -> tuple[float, ...]:
-    factors = rope.get("factors")
-    are_numbers = isinstance(factors, list) and all(isinstance(factor, float) and factor > 0 for factor in factors)
+def _factors(rope: Given, key: str, pairs: int) -> tuple[float, ...]:
+    factors = rope.get(key)
+    are_numbers = isinstance(factors, list) and all(type(each) in (int, float) and each > 0 for each in factors)
     if not are_numbers or len(factors) != pairs:
-        raise rope.wrong("factors", f"{pairs} numbers above 0", factors)
-    return tuple(factors)
+        raise rope.wrong(key, f"{pairs} numbers above 0", factors)
+    return tuple(map(float, factors))
+
+
+def _factor_of_long(given: Given, rope: Given) -> float:
+    if rope.get("attention_factor") is not None:
+        return rope.number("attention_factor")
+    original = _original_positions(given, rope)
+    factor = rope.number("factor", given.whole("max_position_embeddings") / original)
+    return sqrt(1 + log(factor) / log(original)) if factor > 1 else 1.0
 
 
 def _original_positions(given: Given, rope: Given) -> int:

@@ -39,6 +39,7 @@ class ExpertNames:
     experts: str = "mlp.experts"  # the number of an expert comes after it
     gate: str = "gate_proj"
     up: str = "up_proj"
+    gate_up: str | None = None  # one weight of both, the gate first; None: they have one each
     down: str = "down_proj"
     shared: str = "mlp.shared_experts"
     shared_gate: str = "mlp.shared_expert_gate"

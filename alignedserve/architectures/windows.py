@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from alignedserve.architectures.given import Given
 
-_IN_ALL_LAYERS = {"ministral", "ministral3", "phi3", "phimoe", "starcoder2"}  # by model_type
+_IN_ALL_LAYERS = {"ministral", "ministral3", "phimoe", "starcoder2"}  # by model_type
 # Of the families whose older files name no types: every so many layers one has no window.
-_PATTERN = {"cohere2": 4, "gemma2": 2, "gemma3_text": 6}
+_PATTERN = {"cohere2": 4}
 _SLIDING, _FULL = "sliding_attention", "full_attention"
 
 

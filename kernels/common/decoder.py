@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from enum import IntEnum
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
@@ -12,13 +14,23 @@ from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
 
+Angles: TypeAlias = tuple[Tensor, Tensor]  # cosines and sines of rows, [rows, rotated numbers / 2]
+
 
 @dataclass(frozen=True)
 class Norm:
     weight: Tensor | None
     bias: Tensor | None
     eps: float
-    centred: bool  # LayerNorm; else RMSNorm
+    centred: bool  # LayerNorm; else RMSNorm, whose weight may be in fp32 where other numbers are not
+
+
+class Inner(IntEnum):
+    """What becomes of the outputs of a dense MLP's first layer; the numbers are those of csrc/kernels.h."""
+
+    RELU = 0
+    SILU = 1  # silu(gate) * up, which lie side by side
+    GELU = 2  # the same with gelu, approximated by tanh
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +47,8 @@ class AttentionLayer:
     kv_heads: int
     head_dim: int
     turned: int  # how many of a head's first numbers are rotated
+    angles: int = 0  # by which of the step's angles
+    after_attention: Norm | None = None  # of what attention adds
     scoring: Scoring
 
 
@@ -44,7 +58,8 @@ class DecoderLayer(AttentionLayer):
 
     up: Linear  # gate and up where it is gated
     down: Linear
-    gated: bool  # silu(gate) * up; else relu(up)
+    inner: Inner
+    after_mlp: Norm | None = None  # of what the MLP adds
 
 
 @dataclass(frozen=True)
@@ -60,5 +75,5 @@ class Decoder(Protocol):
     def takes(self, rows: int) -> bool:
         """Return whether so many tokens run as fast this way as layer by layer."""
 
-    def run(self, x: Tensor, angles: tuple[Tensor, Tensor] | None, paged: Paged) -> None:
-        """Run x [rows, hidden] through all layers, in place; `angles`: cos and sin of its rows where heads rotate."""
+    def run(self, x: Tensor, angles: Sequence[Angles], paged: Paged) -> None:
+        """Run x [rows, hidden] through all layers, in place; `angles`: those of its rows, where heads rotate."""

@@ -151,9 +151,13 @@ class Reference:
     # --- Elementwise: each token by itself
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return the RMSNorm over the last dimension of any shape; in fp32, rounded where transformers rounds."""
+        """Return the RMSNorm over the last dimension of any shape; in fp32, rounded where transformers rounds.
+
+        With a weight in fp32 the norm is rounded once, after the product.
+        """
         wide = x.float()
-        return weight * (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
+        normed = wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
+        return (weight * normed.to(weight.dtype)).to(x.dtype)
 
     def add_rms_norm(self, x: Tensor, more: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Add `more` to x in place, and return the norm of x."""
@@ -184,6 +188,11 @@ class Reference:
         """Return silu of the left half of each row, times its right half."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.silu(gate) * up
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """Return gelu, approximated by tanh, of the left half of each row, times its right half."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return F.gelu(gate, approximate="tanh") * up
 
     # --- From logits to tokens: drawing.py
 

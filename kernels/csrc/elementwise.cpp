@@ -58,11 +58,12 @@ static float add_and_sum(T* x, const T* more, int64_t width, F f) {
     return sum.sum();
 }
 
-void rms_norm(int dtype, void* x, const void* more, const void* weight, void* out, int64_t rows, int64_t heads,
+void rms_norm(int dtype, void* x, const void* more, const void* weight, int wide, void* out, int64_t rows, int64_t heads,
               int64_t width, int64_t x_row, int64_t x_head, int64_t more_row, float eps) {
     by_dtype(dtype, [&](auto* of) {
         using T = std::remove_pointer_t<decltype(of)>;
         const T* w = (const T*)weight;
+        const float* fine = (const float*)weight;
 #pragma omp parallel for collapse(2) if (rows * heads * width > WORTH_THREADS)
         for (int64_t row = 0; row < rows; ++row)
             for (int64_t head = 0; head < heads; ++head) {
@@ -72,7 +73,8 @@ void rms_norm(int dtype, void* x, const void* more, const void* weight, void* ou
                 float squares = add_and_sum(from, add, width, [](Vec a) { return a * a; });
                 Vec factor = Vec::all(1.0f / std::sqrt(squares / float(width) + eps));
                 by_vector<T>(width, [&](auto load, auto store) {
-                    store(rounded_to<T>(load(from) * factor) * load(w), to);
+                    Vec normed = load(from) * factor;
+                    store(wide ? normed * load(fine) : rounded_to<T>(normed) * load(w), to);
                 });
             }
     });
@@ -126,17 +128,31 @@ void rotate(int dtype, void* x, const float* cos, const float* sin, int64_t rows
     });
 }
 
-void silu_mul(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int64_t row_stride) {
+// Multiplies `up` with gate * sigmoid(slope(gate)).
+template <class Slope>
+static void gated(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int64_t row_stride, Slope slope) {
     by_dtype(dtype, [&](auto* of) {
         using T = std::remove_pointer_t<decltype(of)>;
 #pragma omp parallel for if (rows * width > WORTH_THREADS / 4)
         for (int64_t row = 0; row < rows; ++row) {
             const T* gate = (const T*)gate_up + row * row_stride;
             by_vector<T>(width, [&](auto load, auto store) {
-                Vec a = load(gate), below = Vec::all(1.0f) + exp(Vec::zero() - a);
+                Vec a = load(gate), below = Vec::all(1.0f) + exp(Vec::zero() - slope(a));
                 store(a / below * load(gate + width), (T*)out + row * width);
             });
         }
+    });
+}
+
+void silu_mul(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int64_t row_stride) {
+    gated(dtype, gate_up, out, rows, width, row_stride, [](Vec a) { return a; });
+}
+
+// The approximation of gelu by tanh: (1 + tanh(y)) / 2 is sigmoid(2 y).
+void gelu_mul(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int64_t row_stride) {
+    constexpr float TWICE = 1.5957691216057308f;  // 2 * sqrt(2 / pi)
+    gated(dtype, gate_up, out, rows, width, row_stride, [](Vec a) {
+        return Vec::all(TWICE) * a * (Vec::all(1.0f) + Vec::all(0.044715f) * a * a);
     });
 }
 

@@ -23,7 +23,8 @@ void attend_latent(int dtype, const void* query, int64_t row_stride, int64_t hea
 
 // elementwise.cpp; reference.py defines each. `out` is contiguous; the strides are of the other rows.
 // With `more`, not null, x += more comes first, and `heads` is 1. Weight and bias of layer_norm may be null.
-void rms_norm(int dtype, void* x, const void* more, const void* weight, void* out, int64_t rows, int64_t heads,
+// A `wide` weight of rms_norm is in fp32, and the product with it is rounded once.
+void rms_norm(int dtype, void* x, const void* more, const void* weight, int wide, void* out, int64_t rows, int64_t heads,
               int64_t width, int64_t x_row, int64_t x_head, int64_t more_row, float eps);
 void layer_norm(int dtype, void* x, const void* more, const void* weight, const void* bias, void* out, int64_t rows,
                 int64_t width, int64_t x_row, int64_t more_row, float eps);
@@ -32,6 +33,7 @@ void rotate(int dtype, void* x, const float* cos, const float* sin, int64_t rows
             int64_t x_row, int64_t x_head);
 // out[rows, width] of gate_up[rows, 2 * width].
 void silu_mul(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int64_t row_stride);
+void gelu_mul(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int64_t row_stride);
 
 // quantised.cpp
 // A weight whose numbers are scale * (q - zero), with q of 8 or 4 bits, and scale and zero of groups of inputs. Outputs are
@@ -95,21 +97,25 @@ struct Norm {
     const void *weight, *bias;
     float eps;
     int32_t centred;  // 1 for LayerNorm, 0 for RMSNorm
+    int32_t wide;     // whether the weight of an RMSNorm is in fp32
 };
+enum Activation { RELU, SILU, GELU };  // silu and gelu are of a gate: up is gate and up then
 struct DecoderLayer {
     Norm attention_norm, mlp_norm;
+    Norm after_attention, after_mlp;  // norms of what the two add to x; without a weight there is none
+    Norm query_norm, k_norm;          // norms of each head; likewise
     const Layer *qkv, *out, *up, *down;
-    const void *query_norm, *k_norm;  // the norms of each head, or null
     int64_t heads, kv_heads, head_dim;
     int64_t half;    // the number of pairs of a head's numbers that turn; 0 for none
+    int64_t angles;  // which of the step's cosines and sines turn them
     Scoring scoring;
-    int32_t gated;  // up is gate and up, their product silu(gate) * up; else it is relu(up)
+    int32_t activation;
     int32_t dtype;
 };
 struct Step {
     void* x;  // [rows, hidden]: the input of the first layer and the output of the last
     int64_t rows;
-    const float *cos, *sin;  // [rows, half]
+    const float *cos[2], *sin[2];  // [rows, half] each
     void* cache;
     int64_t cache_layer;  // bytes from a layer's cache to the next layer's
     const void* spans;    // a Spans of spans.h

@@ -49,6 +49,7 @@ static const Named kernels[] = {
     {"layer_norm", (void*)&InC<&layer_norm>::call},
     {"rotate", (void*)&InC<&rotate>::call},
     {"silu_mul", (void*)&InC<&silu_mul>::call},
+    {"gelu_mul", (void*)&InC<&gelu_mul>::call},
     {"linear", (void*)&InC<&linear>::call},
     {"pack", (void*)&InC<&pack>::call},
     {"adapt", (void*)&InC<&adapt>::call},

@@ -232,6 +232,7 @@ _TRIALS: dict[str, Trial] = {
         made(3, 2, _SIZE), lambda x: kernels.rotate(x, made(3, 8).float(), made(3, 8).float())
     ),
     "silu_mul": lambda kernels, made: kernels.silu_mul(made(3, 2 * _SIZE)),
+    "gelu_mul": lambda kernels, made: kernels.gelu_mul(made(3, 2 * _SIZE)),
     "multiply": _multiplied,
     "adapt": _adapted,
     "gather": _gathered,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_float, c_int, c_int64, c_void_p
 
 import torch
@@ -20,10 +20,11 @@ class NativeTokens(NativeLibrary):
     def __init__(self, library: Library) -> None:
         super().__init__(library)
         pointer, rows_heads = c_void_p, (c_int64,) * 6
-        self._rms_norm = library.kernel("rms_norm", c_int, *(pointer,) * 4, *rows_heads, c_float)
+        self._rms_norm = library.kernel("rms_norm", c_int, *(pointer,) * 3, c_int, pointer, *rows_heads, c_float)
         self._layer_norm = library.kernel("layer_norm", c_int, *(pointer,) * 5, *(c_int64,) * 4, c_float)
         self._rotate = library.kernel("rotate", c_int, *(pointer,) * 3, *(c_int64,) * 5)
-        self._silu_mul = library.kernel("silu_mul", c_int, pointer, pointer, *(c_int64,) * 3)
+        gating = (c_int, pointer, pointer, *(c_int64,) * 3)
+        self._silu_mul, self._gelu_mul = library.kernel("silu_mul", *gating), library.kernel("gelu_mul", *gating)
         self._likeliest = library.kernel("likeliest", pointer, *(c_int64,) * 3, pointer)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -47,31 +48,28 @@ class NativeTokens(NativeLibrary):
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dim() == 3:
             return self._rms_norm_of_heads(x, weight, eps)
-        if not _plain_rows(x) or weight.dtype is not x.dtype:
+        if not _plain_rows(x) or not _weighs(weight, x):
             return super().rms_norm(x, weight, eps)
-        out = torch.empty_like(x)
         rows, width = x.shape
-        where = (rows, 1, width, x.stride(0), 0, 0)
-        self._rms_norm(DTYPES[x.dtype], x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), *where, eps)
-        return out
+        return self._rms_normed(x, None, weight, (rows, 1, width, x.stride(0), 0, 0), eps)
 
     def _rms_norm_of_heads(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         row, head, within = x.stride()
-        if within != 1 or x.dtype not in DTYPES or weight.dtype is not x.dtype:
+        if within != 1 or x.dtype not in DTYPES or not _weighs(weight, x):
             return super().rms_norm(x, weight, eps)
-        out = x.new_empty(x.shape)
-        where = (*x.shape, row, head, 0)
-        self._rms_norm(DTYPES[x.dtype], x.data_ptr(), None, weight.data_ptr(), out.data_ptr(), *where, eps)
-        return out
+        return self._rms_normed(x, None, weight, (*x.shape, row, head, 0), eps)
 
     def add_rms_norm(self, x: Tensor, more: Tensor, weight: Tensor, eps: float) -> Tensor:
-        dtype = x.dtype
-        if not _addable(x, more) or weight.dtype is not dtype:
+        if not _addable(x, more) or not _weighs(weight, x):
             return super().add_rms_norm(x, more, weight, eps)
         rows, width = x.shape
-        out = torch.empty_like(x)
-        where = (rows, 1, width, x.stride(0), 0, more.stride(0))
-        self._rms_norm(DTYPES[dtype], x.data_ptr(), more.data_ptr(), weight.data_ptr(), out.data_ptr(), *where, eps)
+        return self._rms_normed(x, more, weight, (rows, 1, width, x.stride(0), 0, more.stride(0)), eps)
+
+    def _rms_normed(self, x: Tensor, more: Tensor | None, weight: Tensor, where: tuple[int, ...], eps: float) -> Tensor:
+        out = x.new_empty(x.shape)
+        added, wide = None if more is None else more.data_ptr(), weight.dtype is torch.float32
+        read = (DTYPES[x.dtype], x.data_ptr(), added, weight.data_ptr(), wide)
+        self._rms_norm(*read, out.data_ptr(), *where, eps)
         return out
 
     def layer_norm(self, x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
@@ -107,17 +105,25 @@ class NativeTokens(NativeLibrary):
         return None
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        if not _plain_rows(gate_up):
-            return super().silu_mul(gate_up)
+        return self._gated(self._silu_mul, gate_up) if _plain_rows(gate_up) else super().silu_mul(gate_up)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._gated(self._gelu_mul, gate_up) if _plain_rows(gate_up) else super().gelu_mul(gate_up)
+
+    def _gated(self, kernel: Callable[..., None], gate_up: Tensor) -> Tensor:
         rows, both = gate_up.shape
         out = gate_up.new_empty((rows, both // 2))
-        self._silu_mul(DTYPES[gate_up.dtype], gate_up.data_ptr(), out.data_ptr(), rows, both // 2, gate_up.stride(0))
+        kernel(DTYPES[gate_up.dtype], gate_up.data_ptr(), out.data_ptr(), rows, both // 2, gate_up.stride(0))
         return out
 
 
 def _plain_rows(x: Tensor) -> bool:
     """Return whether x is [rows, width] of a known dtype, with the numbers of a row side by side."""
     return x.dim() == 2 and x.stride(1) == 1 and x.dtype in DTYPES
+
+
+def _weighs(weight: Tensor, x: Tensor) -> bool:
+    return weight.dtype in (x.dtype, torch.float32)
 
 
 def _addable(x: Tensor, more: Tensor) -> bool:

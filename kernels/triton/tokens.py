@@ -29,6 +29,7 @@ def _norm(
     ADDS: tl.constexpr,
     WEIGHS: tl.constexpr,
     SHIFTS: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     number = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, WIDTH)
@@ -44,7 +45,7 @@ def _norm(
     if CENTRED:
         wide = tl.where(there, wide - tl.sum(wide, 0) / SIZE, 0.0)
     normed = wide * (1.0 / tl.sqrt(tl.sum(wide * wide, 0) / SIZE + eps))
-    if not CENTRED:
+    if not CENTRED and not WIDE:
         normed = normed.to(dtype).to(tl.float32)
     if WEIGHS:
         normed = normed * tl.load(weight + at, mask=there, other=0.0).to(tl.float32)
@@ -85,7 +86,7 @@ def _rotate(
 
 
 @triton.jit
-def _silu_mul(gate_up, stride, out, INNER: tl.constexpr, WIDTH: tl.constexpr):
+def _gated(gate_up, stride, out, INNER: tl.constexpr, WIDTH: tl.constexpr, GELU: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     there = at < INNER
@@ -93,11 +94,14 @@ def _silu_mul(gate_up, stride, out, INNER: tl.constexpr, WIDTH: tl.constexpr):
     up = tl.load(gate_up + row * stride + INNER + at, mask=there, other=0.0).to(tl.float32)
     dtype = gate.dtype
     wide = gate.to(tl.float32)
-    active = (wide / (1.0 + tl.exp(-wide))).to(dtype).to(tl.float32)
+    slope = wide
+    if GELU:  # approximated by tanh: (1 + tanh(y)) / 2 is sigmoid(2 y)
+        slope = 1.5957691216057308 * wide * (1.0 + 0.044715 * wide * wide)
+    active = (wide / (1.0 + tl.exp(-slope))).to(dtype).to(tl.float32)
     tl.store(out + row * INNER + at, (active * up).to(dtype), mask=there)
 
 
-_SILU_WIDTH = 1024
+_GATED_WIDTH = 1024
 
 
 class TritonTokens:
@@ -125,13 +129,21 @@ class TritonTokens:
             )
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
-        gate_up = _rows_apart(gate_up)
-        rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
-        out = gate_up.new_empty((rows, inner))
-        width = min(_SILU_WIDTH, power_of_2(inner))
-        if rows:
-            _silu_mul[(rows, triton.cdiv(inner, width))](gate_up, gate_up.stride(0), out, INNER=inner, WIDTH=width)
-        return out
+        return _multiplied(gate_up, is_gelu=False)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return _multiplied(gate_up, is_gelu=True)
+
+
+def _multiplied(gate_up: Tensor, *, is_gelu: bool) -> Tensor:
+    gate_up = _rows_apart(gate_up)
+    rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
+    out = gate_up.new_empty((rows, inner))
+    width = min(_GATED_WIDTH, power_of_2(inner))
+    if rows:
+        grid = (rows, triton.cdiv(inner, width))
+        _gated[grid](gate_up, gate_up.stride(0), out, INNER=inner, WIDTH=width, GELU=is_gelu)
+    return out
 
 
 def _normed(
@@ -159,6 +171,7 @@ def _normed(
             ADDS=more is not None,
             WEIGHS=weight is not None,
             SHIFTS=bias is not None,
+            WIDE=weight is not None and weight.dtype is torch.float32,
         )
     return out
 

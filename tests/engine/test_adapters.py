@@ -39,6 +39,11 @@ FAMILIES = (
     "falcon",
     "mpt",
     "llama4",
+    "gemma2",
+    "gemma3",
+    "phi3",
+    "phi",
+    "glm4",
 )
 TOKENS = 6
 SOME = r".*\.1\..*(q_proj|v_proj|down_proj|fc2|query_key_value|dense_4h_to_h)"  # layers of the model's second layer
@@ -151,7 +156,7 @@ def greedy(model: Any, prompt: tuple[int, ...]) -> list[int]:
     return said[len(prompt) :]
 
 
-@pytest.mark.parametrize("name", ["gqa-untied", "neox", "opt", "falcon"])
+@pytest.mark.parametrize("name", ["gqa-untied", "neox", "opt", "falcon", "phi3", "glm4"])
 def test_two_ranks_say_what_a_single_rank_says(
     name: str,
     folder_of: Callable[[str], Path],

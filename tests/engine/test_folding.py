@@ -46,6 +46,7 @@ MAKERS: dict[str, tuple[Callable[[Path], Path], int]] = {  # and how many pairs 
             folder,
             "gemma3_text",
             initializer_range=WIDE,
+            tie_word_embeddings=False,  # else it says the last word again
             sliding_window=WINDOW,
             num_hidden_layers=7,
             layer_types=[*[SLIDING] * 5, FULL, SLIDING],
@@ -58,6 +59,7 @@ MAKERS: dict[str, tuple[Callable[[Path], Path], int]] = {  # and how many pairs 
             folder,
             "gemma2",
             initializer_range=WIDE,
+            tie_word_embeddings=False,  # else it says the last word again
             attn_logit_softcapping=0.7,
             sliding_window=WINDOW,
             num_hidden_layers=4,

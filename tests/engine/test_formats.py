@@ -174,13 +174,15 @@ def test_a_file_beside_the_configuration_says_how_weights_are_quantised(
     refused(tmp_path, "of 3 bits", UnsupportedModel)
 
 
-# --- Models that transformers runs
+# --- Other families: fused layers, other orders of rows, models that transformers runs
 
 
 FAMILIES = [
     ("phi3", "w4a16"),
     ("gemma3_text", "gptq-4"),
     ("phi", "fp8-channel"),
+    ("glm", "awq"),
+    ("glm4", "gptq-4-act-order"),
     ("cohere", "awq"),
     ("stablelm", "gptq-4-act-order"),
     ("starcoder2", "w8a8"),
@@ -188,7 +190,7 @@ FAMILIES = [
 
 
 @pytest.mark.parametrize(("family", "form"), FAMILIES)
-def test_layers_of_a_model_that_transformers_runs(family: str, form: str, tmp_path: Path, tally: Tally) -> None:
+def test_layers_of_other_families(family: str, form: str, tmp_path: Path, tally: Tally) -> None:
     network = quantised_folder(make(tmp_path / "plain", family), tmp_path / form, form)
     engine = Engine(tmp_path / form, num_pairs=30, dtype="float32")
     driver = Driver(engine, 0)

@@ -114,7 +114,7 @@ def _long(writer: gguf.GGUFWriter) -> None:
         writer.add_tensor(f"rope_factors_{length}.weight", np.array(LONG[f"{length}_factor"], np.float32))
 
 
-BY_TRANSFORMERS: dict[str, tuple[dict[str, Any], Callable[[gguf.GGUFWriter], None] | None]] = {
+OTHERS: dict[str, tuple[dict[str, Any], Callable[[gguf.GGUFWriter], None] | None]] = {
     "gemma": ({"hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}, None),
     "gemma3": (
         {"num_hidden_layers": 6, "sliding_window": 11, "query_pre_attn_scalar": 64, "tie_word_embeddings": True},
@@ -128,15 +128,16 @@ BY_TRANSFORMERS: dict[str, tuple[dict[str, Any], Callable[[gguf.GGUFWriter], Non
 }
 
 
-@pytest.mark.parametrize("name", BY_TRANSFORMERS)
-def test_what_transformers_runs(name: str, tmp_path: Path) -> None:
-    changes, more = BY_TRANSFORMERS[name]
+@pytest.mark.parametrize("name", OTHERS)
+def test_gemma_and_phi_say_what_transformers_says(name: str, tmp_path: Path) -> None:
+    changes, more = OTHERS[name]
     name = name.removesuffix("-long")
     sizes = {"head_dim": 64, "num_key_value_heads": 2, **_WIDE} if name != "phi3" else _WIDE
     config = CONFIG_MAPPING["gemma3_text" if name == "gemma3" else name](**{**BASE, **sizes, **changes})
     file = written(made(tmp_path / "model", config, 1, torch.float32), tmp_path / "model.gguf", name, medium, more)
     folder, tally = resolve(str(file.path)), Tally()
-    assert quantised_bytes(folder, 4) == pytest.approx(loaded_bytes(folder, torch.float32), rel=0.05)
+    # Query and K get the wider form of V beside them.
+    assert quantised_bytes(folder, 4) == pytest.approx(loaded_bytes(folder, torch.float32), rel=0.15)
     engine = Engine(folder, num_pairs=16, block_size=16, dtype="float32")
     driver = Driver(engine, 0)
     live = driver.start("r", prompt_of(1, 40), 20)

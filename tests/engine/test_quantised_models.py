@@ -118,7 +118,9 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-@pytest.mark.parametrize("name", ["mha-tied", "qwen2", "opt", "neox", "deepseek-v3", "qwen2-moe", "llama4", "mpt"])
+@pytest.mark.parametrize(
+    "name", ["mha-tied", "qwen2", "opt", "neox", "deepseek-v3", "qwen2-moe", "llama4", "mpt", "phi3", "glm4"]
+)
 @pytest.mark.parametrize("quantization", QUANTIZED)
 def test_two_ranks_have_the_weights_of_one(
     name: str, quantization: Quantization, folder_of: FolderOf, pool: ThreadPoolExecutor, tally: Tally, tmp_path: Path

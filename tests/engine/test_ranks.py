@@ -25,6 +25,7 @@ from tests.models import VOCAB
 
 SHARED = ("mha-tied", "wide-heads", "sharded", "llama-biases", "qwen2", "qwen3", "opt", "opt-350m", "neox", "pythia")
 FUSED = ("llama4", "llama4-one-head-of-k", "bloom", "falcon", "falcon-rw", "mpt")
+DENSE = ("gemma2", "gemma3", "gemma3-capped", "phi3", "phi3-partial", "phi", "glm", "glm4")
 LATENT = ("deepseek-v2", "deepseek-v3", "youtu")
 MIXTURES = ("mixtral", "gpt-oss", "qwen2-moe", "olmoe", "dots1")
 PROMPTS = ((0, 21), (1, 5), (2, 40))
@@ -76,7 +77,7 @@ def said(engine: Any, sampling: Sampling) -> list[list[int]]:
     return [live.output for live in lives]
 
 
-@pytest.mark.parametrize("name", SHARED + FUSED + LATENT + MIXTURES)
+@pytest.mark.parametrize("name", SHARED + FUSED + DENSE + LATENT + MIXTURES)
 def test_two_ranks_say_what_a_single_rank_says(
     folder_of: Callable[[str], Path], pool: ThreadPoolExecutor, name: str
 ) -> None:

@@ -37,9 +37,7 @@ from tests.reference import Tally, compare, load
 DOCS = Path(__file__).resolve().parents[2] / "docs/reference/models.md"
 
 # One family for each way to differ; the soak takes them all.
-_SERVED = (
-    "gpt2 gpt_bigcode gptj phi phi3 gemma2 gemma3_text cohere2 starcoder2 hunyuan_v1_moe granite nemotron granite_swa"
-)
+_SERVED = "gpt2 gpt_bigcode gptj phimoe cohere2 starcoder2 hunyuan_v1_moe granite nemotron granite_swa vaultgemma"
 _REFUSED = "bart cpmant minicpm3 diffllama doge gpt_neo falcon_h1 jamba mamba roberta"
 served = pytest.mark.parametrize("family", SERVED if SOAK else _SERVED.split())
 refused = pytest.mark.parametrize("family", REFUSED if SOAK else _REFUSED.split())
@@ -129,7 +127,7 @@ def test_the_docs_list_what_is_refused() -> None:
 
 
 def test_windows_and_scales_are_those_of_the_layers(folder: Callable[..., Path]) -> None:
-    config = Engine(folder("gemma3_text", **SERVED["gemma3_text"], query_pre_attn_scalar=16), num_pairs=1).config
+    config = Engine(folder("vaultgemma", **SERVED["vaultgemma"], query_pre_attn_scalar=16), num_pairs=1).config
     assert config.windows == (WINDOW, None)
     assert config.scales == (0.25, 0.25)
 
@@ -147,7 +145,8 @@ def test_half_precision_is_close_enough(dtype: str, folder: Callable[..., Path])
 
 def test_no_farther_than_angles_are_those_of_short_requests(folder: Callable[..., Path], tally: Tally) -> None:
     turned = {"short_factor": [1.5] * 4, "long_factor": [9.0] * 4, "rope_type": "longrope", "rope_theta": 1e4}
-    made = folder("phi3", rope_parameters=turned, original_max_position_embeddings=64)
+    rope = {**turned, "short_mscale": 1.0, "long_mscale": 1.0, "original_max_position_embeddings": 64}
+    made = folder("phimoe", rope_parameters=rope)
     assert read_config(made).max_positions == 64 < MAX_POSITIONS
     check_greedy(made, tally)
 
@@ -182,7 +181,7 @@ def test_a_fact_that_goes_by_no_name(key: str, named: str, folder: Callable[...,
 
 
 def test_a_config_that_is_not_the_model_s(folder: Callable[..., Path]) -> None:
-    made = folder("phi", num_key_value_heads=4)
+    made = folder("cohere", num_key_value_heads=4)
     said = refusal(change(made, num_kv_heads=2, num_key_value_heads=None))
     assert said.endswith("has K of 4 x 8 for each of 9 tokens, config.json says 2 x 8 for each token")
 
@@ -215,15 +214,15 @@ def test_code_of_the_folder_is_not_run(folder: Callable[..., Path], tmp_path: Pa
 
 
 def test_a_missing_tensor(folder: Callable[..., Path]) -> None:
-    made = folder("phi")
+    made = folder("starcoder2")
     tensors = load_file(made / "model.safetensors")
-    del tensors["model.layers.1.mlp.fc1.weight"]
+    del tensors["model.layers.1.mlp.c_fc.weight"]
     save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
-    assert refusal(made, ModelError).startswith("tensor model.layers.1.mlp.fc1.weight is missing")
+    assert refusal(made, ModelError).startswith("tensor model.layers.1.mlp.c_fc.weight is missing")
 
 
 def test_without_transformers(folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    made = folder("phi")
+    made = folder("starcoder2")
     monkeypatch.setitem(sys.modules, "transformers", None)
     said = refusal(made, ModelError)
     assert said.endswith("transformers, which is not installed: pip install 'alignedserve[transformers]'")

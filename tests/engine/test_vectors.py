@@ -91,7 +91,7 @@ def test_an_encoder_in_bf16_is_near(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["lasttoken", "mean"])
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3"])
 def test_decoders_in_one_step(family: str, kind: str, tmp_path: Path) -> None:
     folder = embedding_folder(tmp_path, decoder_config(family), kind)
     check_all(folder, sentence_transformer(folder), is_whole=kind == "mean")

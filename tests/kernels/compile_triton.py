@@ -49,7 +49,16 @@ INT8, OF_INT8 = {"IN_INT8": True, "VECTOR": 1040}, {"cache": "*i8", "scales": "*
 ONE_COLUMN = {"columns": 1, "stride": 1}  # Triton treats an argument that is 1 as a constant
 MOVED = {"SIZE": 1000, "WIDTH": 1024}
 LEVELS = {"LEVELS": 255, "TINY": 2.0**-100, "ENLARGE": 2.0**64}
-NORM = {"HEADS": 2, "SIZE": 100, "WIDTH": 128, "CENTRED": True, "ADDS": True, "WEIGHS": True, "SHIFTS": True}
+NORM = {
+    "HEADS": 2,
+    "SIZE": 100,
+    "WIDTH": 128,
+    "CENTRED": True,
+    "ADDS": True,
+    "WEIGHS": True,
+    "SHIFTS": True,
+    "WIDE": False,
+}
 
 # Of 4 bits with zeros, of 8 bits with groups that fit no tile, and of whole numbers: for few rows, and for many.
 PRODUCT = {"BITS": 4, "HALF": 64, "WHOLE": False, "TILED": True, "SHIFTS": True, "HAS_BIAS": True, "ADDS": True}
@@ -85,7 +94,8 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
     yield triton_copies._expand, MOVED | {"LARGEST": 3.4e38}, {"cache": ""}
     yield triton_tokens._norm, NORM, {"x": "", "more": "", "weight": "", "bias": "", "out": ""}
     yield triton_tokens._rotate, {"HEADS": 2, "HALF": 60, "WIDTH": 64}, {"vectors": ""}
-    yield triton_tokens._silu_mul, {"INNER": 3000, "WIDTH": 1024}, {"gate_up": "", "out": ""}
+    for is_gelu in (False, True):
+        yield triton_tokens._gated, {"INNER": 3000, "WIDTH": 1024, "GELU": is_gelu}, {"gate_up": "", "out": ""}
     of_x = OF_WEIGHT | {"x": "", "bias": "", "out": ""}
     for kind in ({}, {"SPLITS": True}, UNTILED):
         yield triton_products._multiply, PRODUCT | kind, of_x

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart
 from alignedserve.kernels.common.adapters import AdapterPart, AdapterWeights, LayerAdapter, StepAdapters
-from alignedserve.kernels.common.decoder import DecoderLayer, Norm, Paged
+from alignedserve.kernels.common.decoder import Angles, DecoderLayer, Inner, Norm, Paged
 from alignedserve.kernels.common.linear import BUCKETS, LayerShape, Linear, Tuning, Way
 from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.common.reference import Reference
@@ -25,11 +25,11 @@ from tests.kernels.every import PACKING, on_native_kernels
 from tests.kernels.samples import DTYPES, packed, scratch_of, threads
 
 BLOCK_SIZE, EPS = 4, 1e-5
-Angles = tuple[torch.Tensor, torch.Tensor] | None
+WIDE = torch.float32
 
 
 def call_by_call(
-    kernels: Kernels, layers: Sequence[DecoderLayer], x: torch.Tensor, angles: Angles, paged: Paged, way: Way
+    kernels: Kernels, layers: Sequence[DecoderLayer], x: torch.Tensor, angles: Sequence[Angles], paged: Paged, way: Way
 ) -> None:
     rows = x.shape[0]
     for linear in linears(layers):
@@ -40,14 +40,22 @@ def call_by_call(
         query, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
         if layer.query_norm is not None and layer.k_norm is not None:
             query, k = kernels.rms_norm(query, layer.query_norm, EPS), kernels.rms_norm(k, layer.k_norm, EPS)
-        if angles is not None:
-            kernels.rotate(query, *angles)
-            kernels.rotate(k, *angles)
+        if angles:
+            kernels.rotate(query, *angles[layer.angles])
+            kernels.rotate(k, *angles[layer.angles])
         kernels.write(cache, paged.spans, k.reshape(rows, -1), v.reshape(rows, -1))
         attended = kernels.attend(query, cache, paged.spans, layer.scoring)
-        layer.out.add_to(attended.view(rows, -1), x)
+        add(kernels, layer.out, layer.after_attention, attended.view(rows, -1), x)
         up = layer.up(normed(kernels, x, layer.mlp_norm))
-        layer.down.add_to(kernels.silu_mul(up) if layer.gated else up.relu(), x)
+        inner = {Inner.RELU: torch.relu, Inner.SILU: kernels.silu_mul, Inner.GELU: kernels.gelu_mul}[layer.inner](up)
+        add(kernels, layer.down, layer.after_mlp, inner, x)
+
+
+def add(kernels: Kernels, linear: Linear, after: Norm | None, rows: torch.Tensor, x: torch.Tensor) -> None:
+    if after is None:
+        linear.add_to(rows, x)
+    else:
+        x += normed(kernels, linear(rows), after)
 
 
 def linears(layers: Sequence[DecoderLayer]) -> list[Linear]:
@@ -74,9 +82,10 @@ def layers_of(
     turned: int,
     packable: bool = False,
     bits: int | None = None,
+    gemma: bool = False,
 ) -> list[DecoderLayer]:
     """Return two layers with 4 heads of 8 numbers: as in Llama, grouped and gated, or as in OPT; with `bits`, their
-    weights are quantised."""
+    weights are quantised. As in Gemma 3: norms of what is added to x, weights of norms in fp32, gelu, two angles."""
     width, heads, kv_heads, inner = 8, 4, 2 if llama else 4, 48 if packable else 40
     hidden = 24 if llama and not packable else 32
 
@@ -84,7 +93,9 @@ def layers_of(
         return packed(generator, dtype, size)
 
     def norm() -> Norm:
-        return Norm(vector(hidden), None if llama else vector(hidden), EPS, centred=not llama)
+        weight = vector(hidden)
+        bias = None if llama else vector(hidden)
+        return Norm(weight.to(WIDE) * 1.001 if gemma else weight, bias, EPS, centred=not llama)
 
     def linear(out: int, inputs: int) -> Linear:
         weight = packed(generator, dtype, out, inputs) / 4
@@ -93,17 +104,25 @@ def layers_of(
             return kernels.linear(weight, bias)
         return kernels.quantised(quantised(weight, bits, 8 if bits == 4 else inputs), bias, dtype)
 
+    def head_norm() -> torch.Tensor | None:
+        if not head_norms:
+            return None
+        return vector(width).to(WIDE) * 1.001 if gemma else vector(width)
+
     def layer(window: int | None, *changed: Any) -> DecoderLayer:
         return DecoderLayer(
             attention_norm=norm(),
             qkv=linear((heads + 2 * kv_heads) * width, hidden),
-            query_norm=vector(width) if head_norms else None,
-            k_norm=vector(width) if head_norms else None,
+            query_norm=head_norm(),
+            k_norm=head_norm(),
             out=linear(hidden, heads * width),
             mlp_norm=norm(),
             up=linear(2 * inner if llama else inner, hidden),
             down=linear(hidden, inner),
-            gated=llama,
+            inner=Inner.GELU if gemma else Inner.SILU if llama else Inner.RELU,
+            after_attention=norm() if gemma else None,
+            after_mlp=norm() if gemma else None,
+            angles=int(gemma and window is not None),
             heads=heads,
             kv_heads=kv_heads,
             head_dim=width,
@@ -128,7 +147,7 @@ def paged_of(layers: Sequence[DecoderLayer], dtype: torch.dtype, lengths: Sequen
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=4),
     dtype=DTYPES,
-    llama=st.booleans(),
+    kind=st.sampled_from(["opt", "llama", "gemma"]),
     head_norms=st.booleans(),
     turned=st.sampled_from([0, 4, 8]),
     way=st.sampled_from([Way.NATIVE, Way.PACKED]),
@@ -140,7 +159,7 @@ def test_one_call_is_all_calls(
     kernels: Native,
     lengths: list[int],
     dtype: torch.dtype,
-    llama: bool,
+    kind: str,
     head_norms: bool,
     turned: int,
     way: Way,
@@ -151,10 +170,11 @@ def test_one_call_is_all_calls(
     if kernels.library.isa not in PACKING:
         way = Way.NATIVE
     generator = torch.Generator().manual_seed(seed)
-    layers = layers_of(kernels, generator, dtype, llama, head_norms, turned, way is Way.PACKED, bits)
+    is_gated, packable = kind != "opt", way is Way.PACKED
+    layers = layers_of(kernels, generator, dtype, is_gated, head_norms, turned, packable, bits, kind == "gemma")
     x = packed(generator, dtype, sum(lengths), layers[0].qkv.shape.inputs)
-    angle = torch.randn(sum(lengths), max(turned, 1) // 2, generator=generator)
-    angles = (angle.cos(), angle.sin()) if turned else None
+    drawn = torch.randn(1 + (kind == "gemma"), sum(lengths), turned // 2, generator=generator)
+    angles = [(angle.cos(), angle.sin()) for angle in drawn] if turned else []
     decoder = kernels.decoder(layers)
     assert decoder is not None
     with threads(count):
@@ -187,7 +207,7 @@ def test_one_call_adds_what_adapters_add_call_by_call(kernels: Native, dtype: to
     step = StepAdapters.from_rows({adapter(3): [0, 1, 2, 11], adapter(16): [3, 5, 6]})
     x = packed(generator, dtype, sum(lengths), layers[0].qkv.shape.inputs)
     angle = torch.randn(sum(lengths), 4, generator=generator)
-    angles = (angle.cos(), angle.sin()) if llama else None
+    angles = [(angle.cos(), angle.sin())] if llama else []
     decoder = kernels.decoder(layers)
     assert decoder is not None
     expected, plain, paged = x.clone(), x.clone(), paged_of(layers, dtype, lengths)
@@ -209,7 +229,7 @@ def test_a_long_request_that_is_divided_among_threads(kernels: Native, count: in
     spans = Spans([Lie(1, tokens, range(tokens // BLOCK_SIZE), ())], BLOCK_SIZE)
     x = packed(generator, dtype, 1, 32)
     angle = torch.randn(1, 4, generator=generator)
-    angles = (angle.cos(), angle.sin())
+    angles = [(angle.cos(), angle.sin())]
     decoder = kernels.decoder(layers)
     assert decoder is not None
     with threads(count):
@@ -243,9 +263,9 @@ def test_what_does_not_fit_is_refused(kernels: Native) -> None:
     layers = layers_of(kernels, torch.Generator().manual_seed(0), torch.float32, True, False, 8)
     decoder = kernels.decoder(layers)
     assert decoder is not None
-    paged, x, angles = paged_of(layers, torch.float32, [3]), torch.zeros(3, 24), (torch.zeros(3, 4),) * 2
+    paged, x, angles = paged_of(layers, torch.float32, [3]), torch.zeros(3, 24), [(torch.zeros(3, 4),) * 2]
     bad_x = [torch.zeros(2, 24), torch.zeros(3, 25), torch.zeros(24, 3).t()]
-    bad_angles: list[Angles] = [None, (torch.zeros(3, 4), torch.zeros(3, 5)), (torch.zeros(3, 4).double(),) * 2]
+    bad_angles: list[list[Angles]] = [[], [(torch.zeros(3, 4), torch.zeros(3, 5))], [(torch.zeros(3, 4).double(),) * 2]]
     for wrong_x in bad_x:
         with pytest.raises(ValueError, match="rows of 24"):
             decoder.run(wrong_x, angles, paged)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -47,6 +48,8 @@ def test_rms_norm(kernels: Kernels, rows: int, heads: int, width: int, dtype: to
     got = kernels.rms_norm(x, weight, EPS)
     assert got.is_contiguous()
     check(got, REFERENCE.rms_norm(x.float(), weight.float(), EPS), dtype, 2)
+    fine = weight.float() * 1.001  # no number of 16 bits
+    check(kernels.rms_norm(x, fine, EPS), REFERENCE.rms_norm(x.float(), fine, EPS), dtype, 1)
 
 
 @on_all_kernels
@@ -110,16 +113,19 @@ def test_rotate(kernels: Kernels, rows: int, heads: int, half: int, rest: int, d
 @on_all_kernels
 @settings(deadline=None)
 @given(rows=ROWS, width=WIDTHS, dtype=DTYPES, seed=SEEDS)
-def test_silu_mul(kernels: Kernels, rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
+def test_gates(kernels: Kernels, rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
     gate_up = strided(torch.Generator().manual_seed(seed), dtype, rows, 2 * width)
     check(kernels.silu_mul(gate_up), REFERENCE.silu_mul(gate_up.float()), dtype, 2)
+    check(kernels.gelu_mul(gate_up), REFERENCE.gelu_mul(gate_up.float()), dtype, 2)
 
 
 @on_all_kernels
-def test_silu_of_extremes(kernels: Kernels) -> None:
+def test_gates_of_extremes(kernels: Kernels) -> None:
     gate = torch.tensor([-1e30, -200.0, -20.0, 0.0, 200.0, 1e30])
-    got = kernels.silu_mul(torch.cat((gate, torch.ones(6)))[None])
-    torch.testing.assert_close(got[0], torch.nn.functional.silu(gate), rtol=1e-5, atol=1e-6)
+    gate_up = torch.cat((gate, torch.ones(6)))[None]
+    torch.testing.assert_close(kernels.silu_mul(gate_up)[0], F.silu(gate), rtol=1e-5, atol=1e-6)
+    of_gelu = F.gelu(gate, approximate="tanh")
+    torch.testing.assert_close(kernels.gelu_mul(gate_up)[0], of_gelu, rtol=1e-5, atol=1e-6)
 
 
 def _each(kernels: Kernels) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
@@ -129,6 +135,7 @@ def _each(kernels: Kernels) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]
         "add_rms_norm": lambda x: kernels.add_rms_norm(x.clone(), x, weight, EPS),
         "layer_norm": lambda x: kernels.layer_norm(x, weight, weight, EPS),
         "silu_mul": kernels.silu_mul,
+        "gelu_mul": kernels.gelu_mul,
     }
 
 

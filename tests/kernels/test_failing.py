@@ -55,7 +55,7 @@ def test_a_triton_kernel_that_raises_is_replaced(monkeypatch: pytest.MonkeyPatch
 
     kernels, x = kernels_of.TritonKernels(), torch.randn(3, 8)
     guard(kernels, NAMES, CPU)
-    monkeypatch.setattr(tokens, "_silu_mul", Grid())
+    monkeypatch.setattr(tokens, "_gated", Grid())
     assert torch.equal(kernels.silu_mul(x), Reference().silu_mul(x))
     monkeypatch.undo()
     assert torch.equal(kernels.silu_mul(x), Reference().silu_mul(x))

@@ -200,6 +200,7 @@ def test_norms(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     weight, bias = packed(generator, dtype, shape[-1]), packed(generator, dtype, shape[-1])
     wide, heavy, shift = x.float(), weight.float(), bias.float()
     _close(KERNELS.rms_norm(x, weight, EPS), REFERENCE.rms_norm(wide, heavy, EPS), dtype, 2)
+    _close(KERNELS.rms_norm(x, heavy * 1.001, EPS), REFERENCE.rms_norm(wide, heavy * 1.001, EPS), dtype, 1)
     _close(KERNELS.layer_norm(x, weight, bias, EPS), REFERENCE.layer_norm(wide, heavy, shift, EPS), dtype, 1)
     _close(KERNELS.layer_norm(x, None, None, EPS), REFERENCE.layer_norm(wide, None, None, EPS), dtype, 1)
     if len(shape) == 2:
@@ -231,9 +232,10 @@ def test_rotate(heads: int, half: int, rest: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [1, 66, 1500])
-def test_silu_mul(width: int, dtype: torch.dtype) -> None:
+def test_gates(width: int, dtype: torch.dtype) -> None:
     gate_up = strided(torch.Generator().manual_seed(width), dtype, 3, 2 * width)
     _close(KERNELS.silu_mul(gate_up), REFERENCE.silu_mul(gate_up.float()), dtype, 2)
+    _close(KERNELS.gelu_mul(gate_up), REFERENCE.gelu_mul(gate_up.float()), dtype, 2)
 
 
 def _each() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
@@ -242,6 +244,7 @@ def _each() -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
         "rms_norm": lambda x: KERNELS.rms_norm(x, weight, EPS),
         "layer_norm": lambda x: KERNELS.layer_norm(x, weight, weight, EPS),
         "silu_mul": KERNELS.silu_mul,
+        "gelu_mul": KERNELS.gelu_mul,
     }
 
 

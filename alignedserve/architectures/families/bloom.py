@@ -1,4 +1,4 @@
-"""Bloom, Falcon, MPT: query, key and value in one weight, and an MLP without a gate.
+"""Bloom, Falcon, MPT, and Phi beside this file: LayerNorms, and an MLP without a gate.
 
 Positions turn K and queries (Falcon), or lower a score by the distance of its token, for each head by its own slope
 (ALiBi: Bloom, MPT, the first Falcons).
@@ -41,7 +41,7 @@ class BloomNames:
     final_norm: str
     attention_norm: str
     mlp_norm: str  # where there is one
-    qkv: str
+    qkv: tuple[str, ...]  # of one weight for query, key and value, or of each
     out: str
     up: str
     down: str
@@ -59,6 +59,7 @@ class BloomConfig(OurConfig):
     slopes: tuple[float, ...] = ()  # of the heads of all ranks; (): scores do not depend on the distance
     embedding_norm: bool = False
     is_by_head: bool = True  # query, key and value lie head by head in their weight; else one after another
+    head_bias: bool = False
     clip: float | None = None  # queries, keys and values are no farther from zero
 
     @property
@@ -72,7 +73,7 @@ _BLOOM = BloomNames(
     final_norm="transformer.ln_f",
     attention_norm="input_layernorm",
     mlp_norm="post_attention_layernorm",
-    qkv="self_attention.query_key_value",
+    qkv=("self_attention.query_key_value",),
     out="self_attention.dense",
     up="mlp.dense_h_to_4h",
     down="mlp.dense_4h_to_h",
@@ -84,7 +85,7 @@ _MPT = BloomNames(
     final_norm="transformer.norm_f",
     attention_norm="norm_1",
     mlp_norm="norm_2",
-    qkv="attn.Wqkv",
+    qkv=("attn.Wqkv",),
     out="attn.out_proj",
     up="ffn.up_proj",
     down="ffn.down_proj",

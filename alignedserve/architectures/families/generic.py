@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from alignedserve.architectures.config import ModelConfig, stored_dtype
 from alignedserve.architectures.given import Given
+from alignedserve.architectures.rope import positions_of_short
 from alignedserve.architectures.stored_form import stored_form
 from alignedserve.architectures.windows import windows_of
 from alignedserve.errors import UnsupportedModel
@@ -85,7 +86,7 @@ def read_generic(given: Given, architecture: str) -> GenericConfig:
         if head_dim != text.whole("v_head_dim"):
             widths = f"K has {head_dim} numbers and V has {text.whole('v_head_dim')}"
             raise _unsupported(given, architecture, f"of each head, {widths}")
-    layers, positions = named(_LAYERS), min([named(_POSITIONS), *_positions_of_short(text)])
+    layers, positions = named(_LAYERS), min([named(_POSITIONS), *positions_of_short(text)])
     return GenericConfig(
         architecture=architecture,
         widest=_widest(text, hidden),
@@ -132,20 +133,6 @@ def _head_dim(text: Given, hidden: int, heads: int) -> int:
     if hidden % heads:
         raise text.wrong(_key(text, _HEADS), f"a divisor of {_key(text, _HIDDEN)} {hidden}", heads)
     return hidden // heads
-
-
-def _positions_of_short(text: Given) -> list[int]:
-    """Return up to which length the angles are those of short requests, where angles depend on the length.
-
-    K is kept as it was turned, so no request may be longer.
-    """
-    key = "original_max_position_embeddings"
-    rope = text.section("rope_scaling" if text.get("rope_scaling") else "rope_parameters")
-    sections = (rope, *map(rope.section, rope.sections()))
-    kinds = [(section.get("rope_type") or section.get("type"), section) for section in sections]
-    # In Phi-3's first files, what is now called longrope was su, or yarn.
-    names = ("longrope", "su", "yarn") if text.get("model_type") == "phi3" else ("longrope", "su")
-    return [(text if text.get(key) else section).whole(key) for kind, section in kinds if kind in names]
 
 
 def _key(given: Given, keys: Sequence[str]) -> str:

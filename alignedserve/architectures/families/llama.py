@@ -1,4 +1,7 @@
-"""The Llama family: Llama 1 to 3 and Yi, Mistral, Qwen2, Qwen3; they differ in biases, norms of q and k, windows."""
+"""The Llama family: Llama 1 to 3 and Yi, Mistral, Qwen2, Qwen3; they differ in biases, norms of q and k, windows.
+
+Models of other names compute alike and differ more: mixtures, Gemma, GLM and Phi-3, whose files are beside this one.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,27 @@ from dataclasses import dataclass
 
 from alignedserve.architectures.config import Activation, activation, common
 from alignedserve.architectures.given import Given
-from alignedserve.architectures.rope import THETA, Rope, read_rope, rope_section
+from alignedserve.architectures.rope import THETA, Rope, positions_of_short, read_rope, rope_section
 from alignedserve.architectures.routing import MixtureConfig
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @dataclass(frozen=True, kw_only=True)
+class LayerNames:
+    """What the files call the parts of a layer that have other names, or are missing, in some families."""
+
+    qkv: str | None = None  # one weight of query, key and value; None: they have one each
+    gate_up: str | None = None  # one weight of gate and up; None: they have one each
+    mlp_norm: str = "post_attention_layernorm"
+    after_attention: str | None = None  # the norm of what attention adds; None: there is none
+    after_mlp: str | None = None  # the norm of what the MLP adds; None: there is none
+
+
+@dataclass(frozen=True, kw_only=True)
 class LlamaConfig(MixtureConfig):
+    prefix: str = "model"  # of all names of tensors but the head's
+    names: LayerNames = LayerNames()
     norm_eps: float
     rope: Rope
     qkv_bias: bool = False
@@ -22,10 +38,25 @@ class LlamaConfig(MixtureConfig):
     qk_norm: bool = False  # norms of each head's query and key before they are turned
     qk_norm_is_wide: bool = False  # whether one norm goes over all heads together
     has_sinks: bool = False  # whether each head has a score beside those of tokens
+    local_rope: Rope | None = None  # of layers with a window; None: they turn as the others
+    turns_neighbours: bool = False  # whether in the files neighbours among a head's numbers turn together
+    score_cap: float | None = None  # of attention
+    logit_cap: float | None = None
+    activation: Activation = Activation.SILU  # of the gate of a dense MLP
+    norms_lack_one: bool = False  # whether the files have the weights of norms less one
+    embedding_factor: float = 1.0
 
     @property
     def copies_kv(self) -> bool:
         return not self.qk_norm_is_wide  # a sum over all ranks would count a head several times
+
+    @property
+    def ropes(self) -> tuple[Rope, ...]:
+        return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
+
+    def rope_of(self, layer: int) -> int:
+        """Return which of the ropes turn the heads of a layer."""
+        return int(self.local_rope is not None and self.window(layer) is not None)
 
 
 def read_llama(given: Given) -> LlamaConfig:
@@ -97,7 +128,8 @@ def read_family(
         raise given.wrong("head_dim", "even", head_dim)
     if activation(given, "hidden_act", "silu") is not Activation.SILU:
         raise given.unsupported(f"hidden_act {given.get('hidden_act')}")
-    turned = read_rope(given, rope, given.number("rope_theta", THETA), head_dim, turned_share or 1.0)
+    turned = read_rope(given, rope, given.number("rope_theta", THETA), head_dim, turned_share or 1.0, is_short=True)
+    known["max_positions"] = min([known["max_positions"], *positions_of_short(given)])
     if turned.dim % 2 or (turned_share is None and turned.dim != head_dim):
         raise given.unsupported(f"partial_rotary_factor {rope.get('partial_rotary_factor')}")
     return LlamaConfig(

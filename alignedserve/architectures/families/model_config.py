@@ -9,7 +9,14 @@ from pathlib import Path
 from alignedserve.architectures.config import DTYPE_BYTES, ModelConfig
 from alignedserve.architectures.families.bloom import read_bloom, read_falcon, read_mpt
 from alignedserve.architectures.families.deepseek import read_deepseek_v2, read_deepseek_v3, read_youtu
+from alignedserve.architectures.families.gemma import (
+    read_gemma,
+    read_gemma2,
+    read_gemma3,
+    read_gemma3_with_images,
+)
 from alignedserve.architectures.families.generic import read_generic
+from alignedserve.architectures.families.glm import read_glm, read_glm4
 from alignedserve.architectures.families.gpt_neox import read_gpt_neox
 from alignedserve.architectures.families.llama import read_llama, read_mistral, read_qwen2, read_qwen3
 from alignedserve.architectures.families.llama4 import read_llama4, read_llama4_with_images
@@ -24,6 +31,7 @@ from alignedserve.architectures.families.mixtures import (
     read_qwen3_moe,
 )
 from alignedserve.architectures.families.opt import read_opt
+from alignedserve.architectures.families.phi import read_phi, read_phi3
 from alignedserve.architectures.given import Given, read_json
 from alignedserve.architectures.vectors import HEAD, is_encoder, num_labels, read_encoder
 from alignedserve.errors import ModelError, UnsupportedModel
@@ -36,6 +44,14 @@ READERS: dict[str, Callable[[Given], ModelConfig]] = {
     "MistralForCausalLM": read_mistral,
     "Qwen2ForCausalLM": read_qwen2,
     "Qwen3ForCausalLM": read_qwen3,
+    "GemmaForCausalLM": read_gemma,
+    "Gemma2ForCausalLM": read_gemma2,
+    "Gemma3ForCausalLM": read_gemma3,
+    "Gemma3ForConditionalGeneration": read_gemma3_with_images,
+    "PhiForCausalLM": read_phi,
+    "Phi3ForCausalLM": read_phi3,
+    "GlmForCausalLM": read_glm,
+    "Glm4ForCausalLM": read_glm4,
     "OPTForCausalLM": read_opt,
     "GPTNeoXForCausalLM": read_gpt_neox,
     "Llama4ForCausalLM": read_llama4,
@@ -58,6 +74,10 @@ READERS: dict[str, Callable[[Given], ModelConfig]] = {
 }
 
 
+# The architectures whose decoder has another name by itself.
+_DECODERS = {"Gemma3Text": "Gemma3"}
+
+
 def read_config(folder: Path) -> ModelConfig:
     if not folder.is_dir():
         raise ModelError(f"{folder} is not a folder: name a Hugging Face model folder")
@@ -78,7 +98,8 @@ def _without_words(given: Given, architecture: str) -> ModelConfig:
     """Return the configuration of a decoder that was saved without its head for words, for its vectors; or of a model
     that transformers runs."""
     for ending in ("Model", HEAD):
-        reader = READERS.get(f"{architecture.removesuffix(ending)}ForCausalLM")
+        name = architecture.removesuffix(ending)
+        reader = READERS.get(f"{_DECODERS.get(name, name)}ForCausalLM")
         if architecture.endswith(ending) and reader is not None:
             if given.get("is_causal") is False or given.get("use_bidirectional_attention"):
                 raise UnsupportedModel(f"{given.folder}: {architecture} that sees later tokens is not supported")

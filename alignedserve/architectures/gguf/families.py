@@ -102,7 +102,7 @@ def _gpt_neox(facts: Facts) -> dict[str, Any]:
     }
 
 
-# --- Run by transformers
+# --- Gemma and Phi-3
 
 
 def _gemma(facts: Facts) -> dict[str, Any]:

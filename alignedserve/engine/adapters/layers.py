@@ -18,10 +18,21 @@ Adapting = Callable[[StepAdapters, int, Tensor, Tensor], None]  # Reference.adap
 FactorsOf = Callable[[str], tuple[Tensor, Tensor] | None]
 
 
+RowOrder = Callable[[Tensor], Tensor]  # returns rows of a layer's outputs in the order that they have here
+
+
 def in_turn(rows: Tensor, heads: int, group: int) -> Tensor:
     """Return the rows of all queries, then those of K, then those of V, from rows of one head of K after another."""
     by_head = rows.unflatten(0, (heads, group + 2, -1))
     return torch.cat([part.flatten(0, 2) for part in by_head.split((group, 1, 1), dim=1)])
+
+
+def in_halves(rows: Tensor, head_dim: int, turned: int) -> Tensor:
+    """Return rows of heads, of which the files have two neighbours turn together, so that these lie half of all that
+    turns apart. Query and K are compared number by number, so both may have any order, if it is the same."""
+    heads = rows.unflatten(0, (-1, head_dim))
+    turning = heads[:, :turned].unflatten(1, (-1, 2)).transpose(1, 2).flatten(1, 2)
+    return torch.cat((turning, heads[:, turned:]), dim=1).flatten(0, 1)
 
 
 @dataclass(frozen=True)
@@ -31,14 +42,13 @@ class LayerPart:
     name: str
     outputs: int  # of this rank
     cut: Cut | None = None  # this rank's outputs
-    heads: int = 0  # of K of this rank, where the files have query, key and value by head, and we have them in turn
-    group: int = 1  # heads of the query that share a head of K
+    order: RowOrder | None = None  # of this rank's outputs, where the files have another
 
     def own(self, b: Tensor) -> Tensor:
         """Return this rank's rows of a whole B, in the order of our outputs."""
         if self.cut is not None:
             b = b.narrow(0, self.cut.start, self.outputs)
-        return in_turn(b, self.heads, self.group) if self.heads else b
+        return b if self.order is None else self.order(b)
 
 
 @dataclass(frozen=True)

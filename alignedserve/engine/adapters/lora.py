@@ -86,7 +86,8 @@ def read_lora(folder: Path, model: ModelConfig) -> LoraFiles:
     shapes = linear_shapes(model)
     if not shapes:
         raise AdapterError(
-            f"{folder}: adapters change Llama's family, Llama 4, OPT, GPT-NeoX, Bloom, Falcon and MPT, and not this"
+            f"{folder}: adapters change Llama's family, Gemma, GLM, Phi, Llama 4, OPT, GPT-NeoX, Bloom, Falcon and MPT,"
+            " and not this"
         )
     if not folder.is_dir():
         raise AdapterError(f"{folder} is not a folder: name one with {CONFIG} and {WEIGHTS}")
@@ -109,11 +110,8 @@ def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
     mixtures: set[int] = set()  # layers whose MLP adapters may not change
     match model:
         case LlamaConfig(intermediate_size=inner):
-            attention = {"q_proj": (query, hidden), "k_proj": (kv, hidden), "v_proj": (kv, hidden)}
-            of_layer = {f"self_attn.{name}": shape for name, shape in attention.items()}
-            of_layer |= {"self_attn.o_proj": (hidden, query), "mlp.down_proj": (hidden, inner)}
-            of_layer |= {"mlp.gate_proj": (inner, hidden), "mlp.up_proj": (inner, hidden)}
-            prefix, mixtures = "model.layers", {n for n in layers if model.routing_of(n) is not None}
+            of_layer = _shapes_of_llama(model, inner)
+            prefix, mixtures = f"{model.prefix}.layers", {n for n in layers if model.routing_of(n) is not None}
         case OptConfig(intermediate_size=inner):
             of_layer = {f"self_attn.{name}_proj": (query, hidden) for name in "qkv"}
             of_layer |= {"self_attn.out_proj": (hidden, query), "fc1": (inner, hidden), "fc2": (hidden, inner)}
@@ -125,8 +123,9 @@ def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
         case Llama4Config():
             return _shapes_of_llama4(model)
         case BloomConfig(intermediate_size=inner, names=names):
-            of_layer = {names.qkv: (query + 2 * kv, hidden), names.out: (hidden, query)}
-            of_layer |= {names.up: (inner, hidden), names.down: (hidden, inner)}
+            outputs = (query, kv, kv) if len(names.qkv) > 1 else (query + 2 * kv,)
+            of_layer = {name: (out, hidden) for name, out in zip(names.qkv, outputs, strict=True)}
+            of_layer |= {names.out: (hidden, query), names.up: (inner, hidden), names.down: (hidden, inner)}
             prefix = names.layers
         case _:
             return {}
@@ -136,6 +135,21 @@ def linear_shapes(model: ModelConfig) -> dict[str, tuple[int, int]]:
         for name, shape in of_layer.items()
         if not (number in mixtures and name.startswith("mlp."))
     }
+
+
+def _shapes_of_llama(model: LlamaConfig, inner: int) -> dict[str, tuple[int, int]]:
+    hidden, query, kv, names = model.hidden_size, model.query_dim, model.kv_dim, model.names
+    shapes = {"self_attn.o_proj": (hidden, query), "mlp.down_proj": (hidden, inner)}
+    if names.qkv is None:
+        outputs = {"q": query, "k": kv, "v": kv}
+        shapes |= {f"self_attn.{name}_proj": (out, hidden) for name, out in outputs.items()}
+    else:
+        shapes[f"self_attn.{names.qkv}"] = (query + 2 * kv, hidden)
+    if names.gate_up is None:
+        shapes |= {f"mlp.{name}_proj": (inner, hidden) for name in ("gate", "up")}
+    else:
+        shapes[f"mlp.{names.gate_up}"] = (2 * inner, hidden)
+    return shapes
 
 
 def _shapes_of_llama4(model: Llama4Config) -> dict[str, tuple[int, int]]:

@@ -10,15 +10,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from alignedserve.architectures.config import Activation
 from alignedserve.architectures.routing import Clamp, ExpertNames, MixtureConfig, Routing, Scores
 from alignedserve.engine.adapters.layers import AdaptedLayers
+from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.weights.stacked import StackedExperts
-from alignedserve.kernels.common.decoder import AttentionLayer, DecoderLayer
+from alignedserve.kernels.common.decoder import AttentionLayer, DecoderLayer, Inner, Norm
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 _USUAL = ExpertNames()
+_INNER = {Activation.SILU: Inner.SILU, Activation.GELU_TANH: Inner.GELU}
 
 
 class Mlp(Protocol):
@@ -32,20 +35,42 @@ class DenseMlp:
     down: Linear
     kernels: Kernels
     clamp: Clamp | None = None
+    activation: Activation = Activation.SILU  # of the gate
+    after: Norm | None = None  # of what is added to the residual
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self._inner(x))
 
     def add_to(self, x: Tensor, residual: Tensor) -> None:
-        self.down.add_to(self._inner(x), residual)
+        add_normed(self.down, self.after, self._inner(x), residual, self.kernels)
 
     def _inner(self, x: Tensor) -> Tensor:
         made = self.up(x)
-        return self.kernels.silu_mul(made) if self.clamp is None else _clamped(made, self.clamp)
+        if self.clamp is not None:
+            return _clamped(made, self.clamp)
+        match self.activation:
+            case Activation.SILU:
+                return self.kernels.silu_mul(made)
+            case Activation.GELU_TANH:
+                return self.kernels.gelu_mul(made)
+        gate, up = made.chunk(2, dim=-1)
+        return ACTIVATIONS[self.activation](gate) * up
 
-    def completed(self, layer: AttentionLayer) -> DecoderLayer:
-        """Return the layer with this MLP."""
-        return DecoderLayer(**vars(layer), up=self.up, down=self.down, gated=True)
+    def completed(self, layer: AttentionLayer) -> DecoderLayer | None:
+        """Return the layer with this MLP; None where no kernel runs it whole."""
+        if self.activation not in _INNER or self.clamp is not None:
+            return None
+        inner = _INNER[self.activation]
+        return DecoderLayer(**vars(layer), up=self.up, down=self.down, inner=inner, after_mlp=self.after)
+
+
+def add_normed(linear: Linear, after: Norm | None, x: Tensor, residual: Tensor, kernels: Kernels) -> None:
+    """Add a layer's outputs to the residual, or the norm of them where there is one."""
+    if after is None:
+        linear.add_to(x, residual)
+    else:
+        assert after.weight is not None
+        residual += kernels.rms_norm(linear(x), after.weight, after.eps)
 
 
 def _clamped(made: Tensor, clamp: Clamp) -> Tensor:
@@ -65,7 +90,10 @@ def dense_mlp(
     clamp: Clamp | None = None,
 ) -> DenseMlp:
     """Read an MLP with a gate."""
-    up = loader.by_rows([f"{name}.{names.gate}", f"{name}.{names.up}"], [inner] * 2, hidden, bias)
+    if names.gate_up is None:
+        up = loader.by_rows([f"{name}.{names.gate}", f"{name}.{names.up}"], [inner] * 2, hidden, bias)
+    else:
+        up = loader.fused(f"{name}.{names.gate_up}", [inner] * 2, hidden, bias)
     down = loader.by_columns(f"{name}.{names.down}", hidden, inner, bias, is_summed)
     return DenseMlp(up, down, loader.kernels, clamp)
 
@@ -154,11 +182,13 @@ class ExpertsMlp:
         out += made.index_select(0, by_expert.argsort()).view(*experts.shape, -1).sum(1)
 
 
-def mlp_of(config: MixtureConfig, number: int, layer: str, loader: Loader, bias: bool = False) -> Mlp:
-    """Read the MLP of a layer: dense, with biases or without, or a mixture of experts."""
+def mlp_of(
+    config: MixtureConfig, number: int, layer: str, loader: Loader, bias: bool = False, names: ExpertNames = _USUAL
+) -> Mlp:
+    """Read the MLP of a layer: dense, with biases or without, or a mixture of experts; `names`: of a dense one."""
     routing = config.routing_of(number)
     if routing is None:
-        return dense_mlp(loader, f"{layer}.mlp", config.hidden_size, config.intermediate_size, bias)
+        return dense_mlp(loader, f"{layer}.mlp", config.hidden_size, config.intermediate_size, bias, names=names)
     return _experts_mlp(config, routing, layer, loader)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 
 import torch
@@ -11,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from alignedserve.architectures.quantization import GROUP, Quantization
-from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart, in_turn
+from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart, RowOrder, in_turn
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.large_pages import KeptMemory, Slabs
 from alignedserve.engine.device.ranks import ALONE, RankLinks
@@ -157,36 +158,56 @@ class Loader:
         return self._linear(self._weight([name], [outputs], inputs, [None]), biases)
 
     def by_rows(
-        self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool, copies: Sequence[int] | None = None
+        self,
+        names: Sequence[str],
+        outputs: Sequence[int],
+        inputs: int,
+        bias: bool,
+        copies: Sequence[int] | None = None,
+        orders: Sequence[RowOrder | None] | None = None,
     ) -> Linear:
         """Return layers of so many outputs each, stacked into one; this rank holds its rows of each.
 
-        So many ranks in a row hold the same rows of a layer; without `copies` every rank holds other ones."""
+        So many ranks in a row hold the same rows of a layer; without `copies` every rank holds other ones. `orders` are
+        those of the rows of each layer, where the files have other ones."""
         copies = copies or [1] * len(outputs)
         cuts = [self._cut(0, share, same) for share, same in zip(outputs, copies, strict=True)]
-        return self._stack(names, outputs, inputs, bias, cuts)
+        return self._stack(names, outputs, inputs, bias, cuts, orders)
 
-    def fused(self, name: str, outputs: Sequence[int], inputs: int, bias: bool) -> Linear:
+    def fused(
+        self, name: str, outputs: Sequence[int], inputs: int, bias: bool, copies: Sequence[int] | None = None
+    ) -> Linear:
         """Return layers of so many outputs each, which the files have stacked into one; this rank holds its rows of
-        each."""
-        size, rank = self.ranks.size, self.ranks.rank
-        ends = accumulate(outputs)
+        each. `copies`: as of `by_rows`."""
+        rank, copies = self.ranks.rank, copies or [1] * len(outputs)
+        wholes = [share * self.ranks.size // same for share, same in zip(outputs, copies, strict=True)]
         cuts = [
-            Cut(0, size * (end - share) + rank * share, size * sum(outputs))
-            for end, share in zip(ends, outputs, strict=True)
+            Cut(0, end - whole + rank // same * share, sum(wholes))
+            for end, whole, share, same in zip(accumulate(wholes), wholes, outputs, copies, strict=True)
         ]
         return self._stack([name] * len(outputs), outputs, inputs, bias, cuts)
 
     def _stack(
-        self, names: Sequence[str], outputs: Sequence[int], inputs: int, bias: bool, cuts: Sequence[Cut | None]
+        self,
+        names: Sequence[str],
+        outputs: Sequence[int],
+        inputs: int,
+        bias: bool,
+        cuts: Sequence[Cut | None],
+        orders: Sequence[RowOrder | None] | None = None,
     ) -> Linear:
         """Return parts of layers of the files as one layer."""
+        orders = orders or [None] * len(outputs)
+        parts = [LayerPart(*part) for part in zip(names, outputs, cuts, orders, strict=True)]
         biases = self._empty(sum(outputs)) if bias else None
         weight = self._weight(names, outputs, inputs, cuts)
         if biases is not None:
             for name, part, cut in zip(names, biases.split(list(outputs)), cuts, strict=True):
                 self.tensors.read_into(part, f"{name}.bias", cut=cut)
-        parts = [LayerPart(*part) for part in zip(names, outputs, cuts, strict=True)]
+        if any(orders):
+            rows = _rows_of(parts).to(self.device)
+            weight = weight.copy_(weight[rows]) if isinstance(weight, Tensor) else weight.rows(rows)
+            biases = None if biases is None else biases.copy_(biases[rows])
         return self.adapted.add(self._linear(weight, biases), parts)
 
     def whole_head(self, name: str, words: int, inputs: int, bias: bool) -> Linear:
@@ -288,16 +309,16 @@ class Loader:
     def interleaved(self, name: str, heads: int, head_dim: int, inputs: int, bias: bool, group: int = 1) -> Linear:
         """Return query, key and value, which the file has for one head of K after another, in the order of other
         models; `group` heads of the query share a head of K."""
-        outputs = (group + 2) * heads * head_dim
+        outputs, order = (group + 2) * heads * head_dim, partial(in_turn, heads=heads, group=group)
         cut = self._cut(0, outputs)
         weight: Tensor | AnyQuantised
         found = self._whole_numbers(name, (outputs, inputs), cut, self.quantization.bits)
         if found is not None:
-            weight = found.rows(in_turn(torch.arange(outputs), heads, group)).on(self.device)
+            weight = found.rows(order(torch.arange(outputs))).on(self.device)
         elif group > 1:
             by_head = torch.empty(outputs, inputs, dtype=self.dtype, device=self.device)
             self.tensors.read_into(by_head, f"{name}.weight", cut=cut)
-            weight = self._empty(outputs, inputs).copy_(in_turn(by_head, heads, group))
+            weight = self._empty(outputs, inputs).copy_(order(by_head))
         else:
             weight = self._empty(outputs, inputs)
             parts = weight.view(3, heads, head_dim, inputs).transpose(0, 1)
@@ -305,10 +326,10 @@ class Loader:
         biases = self._empty(outputs) if bias else None
         if biases is not None:
             self.tensors.read_into(biases, f"{name}.bias", cut=cut)
-            biases.copy_(in_turn(biases, heads, group))
-        return self.adapted.add(self._linear(weight, biases), [LayerPart(name, outputs, cut, heads, group)])
+            biases.copy_(order(biases))
+        return self.adapted.add(self._linear(weight, biases), [LayerPart(name, outputs, cut, order)])
 
-    def head(self, name: str, embedding: Embedding, tied: bool) -> Callable[[Tensor], Tensor]:
+    def head(self, name: str, embedding: Embedding, tied: bool, bias: bool = False) -> Callable[[Tensor], Tensor]:
         """Return the layer from the last hidden vectors to logits in fp32.
 
         Each rank computes the logits of its part of the vocabulary; the last rank may have fewer.
@@ -318,19 +339,28 @@ class Loader:
         words, inputs = embedding.shape
         per_rank = -(-words // self.ranks.size)
         start = min(words, self.ranks.rank * per_rank)
+        count, layer, cut = min(per_rank, words - start), name.removesuffix(".weight"), Cut(0, start, words)
         share: Tensor | AnyQuantised
         if tied:
-            share = embedding.outputs(start, min(per_rank, words - start))
+            share = embedding.outputs(start, count)
         else:
-            layer, cut = name.removesuffix(".weight"), Cut(0, start, words)
-            share = self._weight([layer], [min(per_rank, words - start)], inputs, [cut], self._head_bits)
-        linear = self._linear(share, None)
+            share = self._weight([layer], [count], inputs, [cut], self._head_bits)
+        biases = self._empty(count) if bias else None
+        if biases is not None:
+            self.tensors.read_into(biases, f"{layer}.bias", cut=cut)
+        linear = self._linear(share, biases)
         if self.ranks.size > 1:
             linear.shared = tied
             return SharedHead(linear, words, per_rank, self.ranks)
         if tied:
             embedding.give_to(linear)
         return Head(linear)
+
+
+def _rows_of(parts: Sequence[LayerPart]) -> Tensor:
+    """Return which rows of layers that lie one after the other, as the files have them, are those of our layer."""
+    rows = torch.arange(sum(part.outputs for part in parts)).split([part.outputs for part in parts])
+    return torch.cat([of if part.order is None else part.order(of) for part, of in zip(parts, rows, strict=True)])
 
 
 class Head:

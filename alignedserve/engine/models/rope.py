@@ -24,7 +24,7 @@ class Rotation:
     def __init__(self, rope: Rope, device: torch.device = CPU) -> None:
         self._device = device
         self._frequencies = frequencies(rope).to(device)
-        self._scale = rope.scaling.attention_factor if isinstance(rope.scaling, Yarn) else 1.0
+        self._scale = rope.scaling.attention_factor if isinstance(rope.scaling, Yarn | Factors) else 1.0
         self._cos = self._sin = torch.empty(0)
 
     def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -57,11 +57,12 @@ def frequencies(rope: Rope) -> Tensor:
     scaling = rope.scaling
     if isinstance(scaling, Proportional):
         return _proportional(rope, scaling)
-    plain = 1.0 / rope.theta ** (torch.arange(0, rope.dim, 2).float() / rope.dim)
+    periods = rope.theta ** (torch.arange(0, rope.dim, 2).float() / rope.dim)
+    plain = 1.0 / periods
     if isinstance(scaling, LinearScaling):
         return plain / scaling.factor
     if isinstance(scaling, Factors):
-        return plain / torch.tensor(scaling.factors)
+        return 1.0 / (torch.tensor(scaling.factors) * periods)
     if isinstance(scaling, Llama3):
         return _llama3(plain, scaling)
     if isinstance(scaling, Yarn):

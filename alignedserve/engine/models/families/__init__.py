@@ -1,10 +1,10 @@
 """Models that the engine runs by modules of our own, and the choice of a model's module.
 
-bloom.py     Bloom, Falcon, MPT.
+bloom.py     Bloom, Falcon, MPT, Phi.
 choice.py    Chooses the module that runs a model.
 deepseek.py  DeepSeek and its kin, which attend to one compressed vector of each token.
 gpt_neox.py  GPT-NeoX (Pythia).
-llama.py     The Llama family.
+llama.py     The Llama family, Gemma, GLM and Phi-3.
 llama4.py    Llama 4's text part.
 opt.py       OPT.
 """

@@ -1,7 +1,8 @@
-"""Bloom, Falcon, MPT: scores may fall with the distance of a token; attention and MLP run in parallel or in turn."""
+"""Bloom, Falcon, MPT, Phi: scores may fall with a token's distance; attention and MLP run in parallel or in turn."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,7 +43,7 @@ class Bloom:
         self._embedding_norm = self._norm(loader, f"{names.embedding}_layernorm") if config.embedding_norm else None
         self._layers = [self._layer(number, loader) for number in range(config.num_layers)]
         self._final_norm = self._norm(loader, names.final_norm)
-        self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
+        self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings, config.head_bias)
         self._rotation = Rotation(config.rope, loader.device) if config.rope else None
         self._kv = KVProjections([layer.qkv for layer in self._layers], config.query_dim, config.kv_dim)
 
@@ -53,7 +54,7 @@ class Bloom:
         has_one = config.order is LayerOrder.BESIDE
         return _Layer(
             attention_norm=norm,
-            qkv=self._qkv(loader, f"{prefix}.{names.qkv}"),
+            qkv=self._qkv(loader, [f"{prefix}.{name}" for name in names.qkv]),
             out=loader.by_columns(f"{prefix}.{names.out}", hidden, config.query_dim, bias),
             mlp_norm=norm if has_one else self._norm(loader, f"{prefix}.{names.mlp_norm}"),
             up=loader.by_rows([f"{prefix}.{names.up}"], [inner], hidden, bias),
@@ -61,12 +62,15 @@ class Bloom:
             scoring=Scoring(config.scale(number), config.window(number), slopes=self._slopes),
         )
 
-    def _qkv(self, loader: Loader, name: str) -> Linear:
-        config = self._config
+    def _qkv(self, loader: Loader, names: Sequence[str]) -> Linear:
+        config, hidden, bias = self._config, self._config.hidden_size, self._config.bias
+        outputs = (config.query_dim, config.kv_dim, config.kv_dim)
+        if len(names) > 1:
+            return loader.by_rows(names, outputs, hidden, bias)
         if not config.is_by_head:
-            return loader.fused(name, (config.query_dim, config.kv_dim, config.kv_dim), config.hidden_size, config.bias)
+            return loader.fused(names[0], outputs, hidden, bias)
         group = config.num_heads // config.num_kv_heads
-        return loader.interleaved(name, config.num_kv_heads, config.head_dim, config.hidden_size, config.bias, group)
+        return loader.interleaved(names[0], config.num_kv_heads, config.head_dim, hidden, bias, group)
 
     def _norm(self, loader: Loader, name: str) -> Norm:
         config = self._config

@@ -2,90 +2,90 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from alignedserve.architectures.families.llama import LlamaConfig
-from alignedserve.engine.models.experts import DenseMlp, Mlp, mlp_of
+from alignedserve.architectures.routing import ExpertNames
+from alignedserve.engine.adapters.layers import in_halves
+from alignedserve.engine.models.experts import DenseMlp, Mlp, add_normed, mlp_of
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.rope import Rotation
-from alignedserve.kernels.common.decoder import AttentionLayer, DecoderLayer, Norm
+from alignedserve.kernels.common.decoder import Angles, AttentionLayer, DecoderLayer, Norm
+from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.scoring import Scoring
 
 
 class Llama:
     def __init__(self, config: LlamaConfig, loader: Loader) -> None:
         self._config, self._kernels, self._ranks = config, loader.kernels, loader.ranks
-        hidden, head_dim = config.hidden_size, config.head_dim
-        fused = []
-
-        def norm(name: str) -> Norm:
-            return Norm(loader.vector(name, hidden), None, config.norm_eps, centred=False)
-
-        def head_norm(name: str, wide: int) -> Tensor | None:
-            if not config.qk_norm:
-                return None
-            return loader.share(name, wide) if config.qk_norm_is_wide else loader.vector(name, head_dim)
-
-        def sinks(name: str) -> Tensor | None:
-            return loader.share(name, config.num_heads).float() if config.has_sinks else None
-
-        def layer(number: int) -> AttentionLayer:
-            prefix = f"model.layers.{number}"
-            attention = f"{prefix}.self_attn"
-            qkv = [f"{attention}.{name}_proj" for name in "qkv"]
-            rows, copies = (config.query_dim, config.kv_dim, config.kv_dim), (1, config.kv_copies, config.kv_copies)
-            fused.append(loader.by_rows(qkv, rows, hidden, config.qkv_bias, copies))
-            made = AttentionLayer(
-                attention_norm=norm(f"{prefix}.input_layernorm.weight"),
-                qkv=fused[-1],
-                query_norm=head_norm(f"{attention}.q_norm.weight", config.query_dim),
-                k_norm=head_norm(f"{attention}.k_norm.weight", config.kv_dim),
-                out=loader.by_columns(f"{attention}.o_proj", hidden, config.query_dim, config.out_bias),
-                mlp_norm=norm(f"{prefix}.post_attention_layernorm.weight"),
-                heads=config.num_heads,
-                kv_heads=config.num_kv_heads,
-                head_dim=head_dim,
-                turned=config.rope.dim,
-                scoring=Scoring(config.scale(number), config.window(number), sinks=sinks(f"{attention}.sinks")),
-            )
-            mlp = mlp_of(config, number, prefix, loader, config.mlp_bias)
-            self._mlps.append(mlp)
-            if isinstance(mlp, DenseMlp) and not config.qk_norm_is_wide:  # no kernel has the wide norm
-                return mlp.completed(made)
-            return made
-
         self._embedding = loader.embedding(
-            "model.embed_tokens.weight", config.vocab_size, hidden, config.tied_embeddings
+            f"{config.prefix}.embed_tokens.weight", config.vocab_size, config.hidden_size, config.tied_embeddings
         )
+        # transformers rounds the factor before it multiplies
+        self._embedding_factor = float(torch.tensor(config.embedding_factor, dtype=loader.dtype))
         self._mlps: list[Mlp] = []
-        self._layers = [layer(number) for number in range(config.num_layers)]
+        self._layers = [self._layer(number, loader) for number in range(config.num_layers)]
         dense = [layer for layer in self._layers if isinstance(layer, DecoderLayer)]
         self._decoder = loader.decoder(dense) if len(dense) == len(self._layers) else None
-        self._norm = loader.vector("model.norm.weight", hidden)
+        self._norm = _norm(config, f"{config.prefix}.norm", loader)
         self._head = loader.head("lm_head.weight", self._embedding, config.tied_embeddings)
-        self._rotation = Rotation(config.rope, loader.device)
-        self._kv = KVProjections(fused, config.query_dim, config.kv_dim)
+        self._rotations = [Rotation(rope, loader.device) for rope in config.ropes]
+        self._kv = KVProjections([layer.qkv for layer in self._layers], config.query_dim, config.kv_dim)
+
+    def _layer(self, number: int, loader: Loader) -> AttentionLayer:
+        config, prefix, names = self._config, f"{self._config.prefix}.layers.{number}", self._config.names
+        attention = f"{prefix}.self_attn"
+        sinks = loader.share(f"{attention}.sinks", config.num_heads).float() if config.has_sinks else None
+        layer = AttentionLayer(
+            attention_norm=_norm(config, f"{prefix}.input_layernorm", loader),
+            qkv=_qkv(config, attention, loader),
+            query_norm=_head_norm(config, f"{attention}.q_norm.weight", config.query_dim, loader),
+            k_norm=_head_norm(config, f"{attention}.k_norm.weight", config.kv_dim, loader),
+            out=loader.by_columns(f"{attention}.o_proj", config.hidden_size, config.query_dim, config.out_bias),
+            after_attention=_norm_after(config, prefix, names.after_attention, loader),
+            mlp_norm=_norm(config, f"{prefix}.{names.mlp_norm}", loader),
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            turned=config.rope.dim,
+            angles=config.rope_of(number),
+            scoring=Scoring(config.scale(number), config.window(number), config.score_cap, sinks),
+        )
+        mlp = mlp_of(config, number, prefix, loader, config.mlp_bias, ExpertNames(gate_up=names.gate_up))
+        if isinstance(mlp, DenseMlp):
+            after = _norm_after(config, prefix, names.after_mlp, loader)
+            mlp = replace(mlp, activation=config.activation, after=after)
+        self._mlps.append(mlp)
+        whole = mlp.completed(layer) if isinstance(mlp, DenseMlp) else None
+        return layer if whole is None or config.qk_norm_is_wide else whole  # no kernel has the wide norm
 
     def forward(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
         return self.logits(self.states(tokens, positions, rows, attention))
 
     def logits(self, states: Tensor) -> Tensor:
-        return self._head(states)
+        logits, cap = self._head(states), self._config.logit_cap
+        return logits if cap is None else logits.div_(cap).tanh_().mul_(cap)
 
     def states(self, tokens: Tensor, positions: Tensor, rows: Tensor | None, attention: Attention) -> Tensor:
         x = self._embedding(tokens)
-        angles = self._rotation.at(positions)
+        if self._embedding_factor != 1:
+            x = x * self._embedding_factor
+        angles = [rotation.at(positions) for rotation in self._rotations]
         paged = attention.paged
         if paged is not None and self._decoder is not None and self._decoder.takes(len(tokens)):
             self._decoder.run(x, angles, paged)
         else:
             self._layer_by_layer(x, angles, attention)
         last = x if rows is None else x.index_select(0, rows)
-        return self._kernels.rms_norm(last, self._norm, self._config.norm_eps)
+        return self._normed(last, self._norm)
 
-    def _layer_by_layer(self, x: Tensor, angles: tuple[Tensor, Tensor], attention: Attention) -> None:
+    def _layer_by_layer(self, x: Tensor, angles: Sequence[Angles], attention: Attention) -> None:
         """Run all layers on `x`, in place."""
         config, kernels = self._config, self._kernels
         heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
@@ -95,17 +95,17 @@ class Llama:
             qkv = layer.qkv(normed)
             by_head = qkv.view(num_tokens, -1, head_dim)
             if layer.query_norm is None or layer.k_norm is None:
-                kernels.rotate(by_head.narrow(1, 0, heads + kv_heads), *angles)
+                kernels.rotate(by_head.narrow(1, 0, heads + kv_heads), *angles[layer.angles])
                 query, k = by_head.narrow(1, 0, heads), qkv.narrow(1, query_dim, kv_dim)
             else:
                 query = self._normed_heads(by_head.narrow(1, 0, heads), layer.query_norm)
                 turned = self._normed_heads(by_head.narrow(1, heads, kv_heads), layer.k_norm)
-                kernels.rotate(query, *angles)
-                kernels.rotate(turned, *angles)
+                kernels.rotate(query, *angles[layer.angles])
+                kernels.rotate(turned, *angles[layer.angles])
                 k = turned.view(num_tokens, kv_dim)
             v = qkv.narrow(1, query_dim + kv_dim, kv_dim)
             attended = attention.attend(number, query, k, v, layer.scoring, normed)
-            layer.out.add_to(attended.view(num_tokens, query_dim), x)
+            add_normed(layer.out, layer.after_attention, attended.view(num_tokens, query_dim), x, kernels)
             mlp.add_to(self._normed(x, layer.mlp_norm), x)
 
     def _normed(self, x: Tensor, norm: Norm) -> Tensor:
@@ -132,5 +132,37 @@ class Llama:
         norm = self._layers[layer].k_norm
         if norm is not None:
             by_head = self._normed_heads(by_head, norm)
-        self._kernels.rotate(by_head, *self._rotation.at(positions))
+        self._kernels.rotate(by_head, *self._rotations[self._layers[layer].angles].at(positions))
         return by_head.flatten(1), v
+
+
+def _qkv(config: LlamaConfig, attention: str, loader: Loader) -> Linear:
+    """Read query, key and value as one layer."""
+    outputs, hidden, bias = (config.query_dim, config.kv_dim, config.kv_dim), config.hidden_size, config.qkv_bias
+    copies = (1, config.kv_copies, config.kv_copies)
+    if config.names.qkv is not None:
+        return loader.fused(f"{attention}.{config.names.qkv}", outputs, hidden, bias, copies)
+    turning = partial(in_halves, head_dim=config.head_dim, turned=config.rope.dim)
+    orders = (turning, turning, None) if config.turns_neighbours else None
+    return loader.by_rows([f"{attention}.{name}_proj" for name in "qkv"], outputs, hidden, bias, copies, orders)
+
+
+def _norm(config: LlamaConfig, name: str, loader: Loader) -> Norm:
+    return Norm(_weight(config, f"{name}.weight", config.hidden_size, loader), None, config.norm_eps, centred=False)
+
+
+def _norm_after(config: LlamaConfig, layer: str, name: str | None, loader: Loader) -> Norm | None:
+    return None if name is None else _norm(config, f"{layer}.{name}", loader)
+
+
+def _head_norm(config: LlamaConfig, name: str, wide: int, loader: Loader) -> Tensor | None:
+    if not config.qk_norm:
+        return None
+    return loader.share(name, wide) if config.qk_norm_is_wide else _weight(config, name, config.head_dim, loader)
+
+
+def _weight(config: LlamaConfig, name: str, size: int, loader: Loader) -> Tensor:
+    """Return the weight of a norm; one that the files have less one in fp32, as transformers computes with it."""
+    if not config.norms_lack_one:
+        return loader.vector(name, size)
+    return loader.vector(name, size, dtype=torch.float32).add_(1)

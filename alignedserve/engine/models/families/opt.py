@@ -10,7 +10,7 @@ from alignedserve.architectures.families.opt import OptConfig
 from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention
-from alignedserve.kernels.common.decoder import DecoderLayer, Norm
+from alignedserve.kernels.common.decoder import DecoderLayer, Inner, Norm
 from alignedserve.kernels.common.scoring import Scoring
 
 _EPS = 1e-5
@@ -41,7 +41,7 @@ class Opt:
                 mlp_norm=norm(f"{prefix}.final_layer_norm"),
                 up=loader.by_rows([f"{prefix}.fc1"], [inner], hidden, bias),
                 down=loader.by_columns(f"{prefix}.fc2", hidden, inner, bias),
-                gated=False,
+                inner=Inner.RELU,
                 heads=config.num_heads,
                 kv_heads=config.num_heads,
                 head_dim=config.head_dim,
@@ -79,7 +79,7 @@ class Opt:
         x += F.embedding(positions, self._places)
         paged = attention.paged
         if paged is not None and self._decoder is not None and self._decoder.takes(len(tokens)):
-            self._decoder.run(x, None, paged)
+            self._decoder.run(x, (), paged)
         else:
             run = self._norm_first if self._config.norm_first else self._norm_last
             for number, layer in enumerate(self._layers):

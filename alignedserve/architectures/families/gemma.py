@@ -1,0 +1,153 @@
+"""Gemma 1 to 3, text: scaled embeddings, gelu, norms whose files have the weights less one.
+
+From Gemma 2 on some layers have a window, and what attention and MLP add goes through a norm. Gemma 2 caps scores and
+logits; in Gemma 3 heads have norms, and layers with a window turn by angles of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from alignedserve.architectures.config import activation, stored_dtype
+from alignedserve.architectures.families.llama import LAYER_TYPES, LayerNames, LlamaConfig
+from alignedserve.architectures.given import Given
+from alignedserve.architectures.rope import THETA, Rope, read_rope, rope_section
+from alignedserve.architectures.stored_form import stored_form
+
+_GLOBAL_THETA = 1_000_000.0
+_FULL, _SLIDING = LAYER_TYPES
+# What transformers takes missing keys for: files of Gemma 3 with images have few.
+_GEMMA = {
+    "vocab_size": 256_000,
+    "hidden_size": 3072,
+    "intermediate_size": 24_576,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "max_position_embeddings": 8192,
+}
+_GEMMA2 = _GEMMA | {
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+_GEMMA3 = _GEMMA2 | {"vocab_size": 262_208, "max_position_embeddings": 131_072}
+_NAMES = LayerNames(
+    mlp_norm="pre_feedforward_layernorm",
+    after_attention="post_attention_layernorm",
+    after_mlp="post_feedforward_layernorm",
+)
+
+
+def read_gemma(given: Given) -> LlamaConfig:
+    return _read(
+        given, given, _GEMMA, "hidden_act", rope=_rope(given, rope_section(given), given.number("rope_theta", THETA))
+    )
+
+
+def read_gemma2(given: Given) -> LlamaConfig:
+    return _read(
+        given,
+        given,
+        _GEMMA2,
+        "hidden_activation",
+        rope=_rope(given, rope_section(given), given.number("rope_theta", THETA)),
+        names=_NAMES,
+        windows=_windows(given, 2),
+        scales=_scales(given),
+        score_cap=_cap(given, "attn_logit_softcapping", 50.0),
+        logit_cap=_cap(given, "final_logit_softcapping", 30.0),
+    )
+
+
+def read_gemma3(given: Given) -> LlamaConfig:
+    return _read_gemma3(given, given, "model")
+
+
+def read_gemma3_with_images(given: Given) -> LlamaConfig:
+    """Read the text part of a model that reads images too; nothing else of it is read."""
+    return _read_gemma3(given, given.text, "language_model.model")
+
+
+def _read_gemma3(given: Given, text: Given, prefix: str) -> LlamaConfig:
+    by_type = text.section("rope_parameters")
+    whole = text.section("rope_scaling") if text.get("rope_scaling") else by_type.section(_FULL)
+    return _read(
+        given,
+        text,
+        _GEMMA3,
+        "hidden_activation",
+        prefix=prefix,
+        rope=_rope(text, whole, text.number("rope_theta", _GLOBAL_THETA)),
+        local_rope=_rope(text, by_type.section(_SLIDING), text.number("rope_local_base_freq", THETA)),
+        names=_NAMES,
+        qk_norm=True,
+        windows=_windows(text, text.whole("sliding_window_pattern", 6)),
+        scales=_scales(text),
+        logit_cap=_cap(text, "final_logit_softcapping", None),
+    )
+
+
+def _read(given: Given, text: Given, usual: Mapping[str, int], activation_key: str, **special: Any) -> LlamaConfig:
+    if text.get("use_bidirectional_attention"):
+        raise given.unsupported("use_bidirectional_attention")
+    sizes = {key: text.whole(key, size) for key, size in usual.items()}
+    heads, kv_heads, bias = sizes["num_attention_heads"], sizes["num_key_value_heads"], text.flag("attention_bias")
+    if heads % kv_heads:
+        raise text.wrong("num_key_value_heads", f"a divisor of num_attention_heads {heads}", kv_heads)
+    return LlamaConfig(
+        vocab_size=sizes["vocab_size"],
+        hidden_size=sizes["hidden_size"],
+        intermediate_size=sizes["intermediate_size"],
+        num_layers=sizes["num_hidden_layers"],
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=_head_dim(text),
+        max_positions=sizes["max_position_embeddings"],
+        dtype=stored_dtype(given, text),
+        stored=stored_form(given, text),
+        eos_tokens=given.token_ids("eos_token_id") or text.token_ids("eos_token_id") or frozenset({1}),
+        tied_embeddings=text.flag("tie_word_embeddings", True),
+        norm_eps=text.number("rms_norm_eps", 1e-6),
+        norms_lack_one=True,
+        activation=activation(text, activation_key, "gelu_pytorch_tanh"),
+        embedding_factor=sizes["hidden_size"] ** 0.5,
+        qkv_bias=bias,
+        out_bias=bias,
+        **special,
+    )
+
+
+def _head_dim(text: Given) -> int:
+    return text.whole("head_dim", 256)
+
+
+def _rope(text: Given, section: Given, theta: float) -> Rope:
+    head_dim = _head_dim(text)
+    rope = read_rope(text, section, theta, head_dim, 1.0)
+    if rope.dim != head_dim or head_dim % 2:
+        raise text.unsupported(f"rotation of {rope.dim} of a head's {head_dim} numbers")
+    return rope
+
+
+def _windows(text: Given, every: int) -> tuple[int | None, ...]:
+    """Return the window of each layer; where the file names no types, every so many layers one has none."""
+    layers = text.whole("num_hidden_layers", _GEMMA2["num_hidden_layers"])
+    types = text.get("layer_types") or [_SLIDING if (layer + 1) % every else _FULL for layer in range(layers)]
+    if not isinstance(types, list) or len(types) != layers or not all(kind in LAYER_TYPES for kind in types):
+        raise text.wrong("layer_types", f"{layers} of {' and '.join(LAYER_TYPES)}", types)
+    window = text.whole("sliding_window", 4096)
+    return tuple(window if kind == _SLIDING else None for kind in types)
+
+
+def _scales(text: Given) -> tuple[float, ...]:
+    layers = text.whole("num_hidden_layers", _GEMMA2["num_hidden_layers"])
+    return (text.number("query_pre_attn_scalar", 256) ** -0.5,) * layers
+
+
+def _cap(text: Given, key: str, usual: float | None) -> float | None:
+    given = text.get(key, usual)
+    return None if given is None else text.number(key, given)
