@@ -12,6 +12,7 @@ _WORDS = {"vocab_size": 32_000, "bos_token_id": 1, "eos_token_id": 2, "pad_token
 _SHARED = _WORDS | {"max_position_embeddings": 4096, "tie_word_embeddings": False}
 _SIZES = _SHARED | {"hidden_size": 768, "num_hidden_layers": 8, "num_attention_heads": 12, "num_key_value_heads": 4}
 _DENSE = _SIZES | {"intermediate_size": 3072}
+_GEMMA = _DENSE | {"head_dim": 64, "tie_word_embeddings": True}
 _CHOSEN = {"num_experts_per_tok": 4}
 _MIXTURE = _DENSE | _CHOSEN | {"moe_intermediate_size": 768, "head_dim": 64}
 _SHARED_EXPERT = {"n_routed_experts": 16, "n_shared_experts": 1, "first_k_dense_replace": 1}
@@ -19,6 +20,13 @@ _SHARED_EXPERT = {"n_routed_experts": 16, "n_shared_experts": 1, "first_k_dense_
 # model_type -> what its configuration has beside the defaults of transformers
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "mistral": _DENSE,
+    "gemma": _GEMMA,
+    "gemma2": _GEMMA | {"query_pre_attn_scalar": 64, "sliding_window": 1024},
+    "gemma3_text": _GEMMA | {"query_pre_attn_scalar": 64, "sliding_window": 512},
+    "phi3": _DENSE,
+    "phi": _DENSE,
+    "glm": _DENSE | {"head_dim": 64},
+    "glm4": _DENSE | {"head_dim": 64},
     "mixtral": _DENSE | _CHOSEN | {"intermediate_size": 768, "num_local_experts": 16},
     "qwen2_moe": _MIXTURE | {"num_experts": 16, "shared_expert_intermediate_size": 768},
     "qwen3_moe": _MIXTURE | {"num_experts": 16},
