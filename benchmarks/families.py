@@ -5,8 +5,8 @@
     python -m benchmarks.families --families mixtral,olmoe --dtype float32
 
 Both engines run each case in turns, for several rounds, and a figure is the median. A family has a module of its own
-where that is 1.3 times as fast; Falcon, Bloom, MPT and Llama 4 have one since our engine cannot run them by
-transformers. The exit status is 1 if a goal is missed.
+where that is 1.3 times as fast, which Gemma, Phi and GLM are in decodes; Falcon, Bloom, MPT and Llama 4 have one since
+our engine cannot run them by transformers. The exit status is 1 if a goal is missed.
 """
 
 from __future__ import annotations
