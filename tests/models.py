@@ -359,6 +359,16 @@ def gemma3(folder: Path, **changes: Any) -> Path:
     return made(folder, config, 23, torch.float32)
 
 
+def gemma3_of_first_files(folder: Path) -> Path:
+    """Rewrite a Gemma 3 as the hub has it: each layer's type by a pattern, angles by keys of their own."""
+    path = gemma3(folder) / "config.json"
+    config = json.loads(path.read_text())
+    del config["layer_types"], config["rope_parameters"]
+    config |= {"sliding_window_pattern": 2, "rope_theta": 300.0, "rope_local_base_freq": 50.0, "rope_scaling": None}
+    path.write_text(json.dumps(config))
+    return folder
+
+
 def gemma3_with_images(folder: Path) -> Path:
     """Make a Gemma 3 as the hub has it: the text part has a prefix and a section of its own, and few keys."""
     few = ("model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "sliding_window", "layer_types")
@@ -440,6 +450,7 @@ STORED: dict[str, Make] = {
     "no-head": without_its_head,
     "llama4-with-images": with_images,
     "gemma3-with-images": gemma3_with_images,
+    "gemma3-of-first-files": gemma3_of_first_files,
 }
 
 
