@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +34,7 @@ from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import PanelLinear, QuantisedLinear, QuantisedWeight
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
+from alignedserve.kernels.common.text_rows import TextRows
 
 LEVELS = 255  # between the least and the most of int8
 TINY_STEP, ENLARGE = 2.0**-100, 2.0**64
@@ -138,6 +140,24 @@ class Reference:
             out[of] = attend_to(query[of], kept, kept[..., :rank], Scoring(scale))
         return out
 
+    def attend_texts(
+        self, query: Tensor, k: Tensor, v: Tensor, texts: TextRows, scale: float, window: int | None = None
+    ) -> Tensor:
+        """Attention of whole texts in both directions, each over itself; all are [rows, heads, head_dim].
+
+        With a window, a token sees those nearer than it, before and after.
+        """
+        parts, start = [], 0
+        for length, same in groupby(texts.lengths):  # texts of one length, side by side, are one call
+            count = len([*same])
+            rows = slice(start, start + length * count)
+            start = rows.stop
+            q, its_k, its_v = (x[rows].unflatten(0, (count, length)).transpose(1, 2) for x in (query, k, v))
+            mask = None if window is None or length <= window else _near(length, window, query.device)
+            attended = F.scaled_dot_product_attention(q, its_k, its_v, attn_mask=mask, scale=scale)
+            parts.append(attended.transpose(1, 2).flatten(0, 1))
+        return torch.cat(parts) if parts else torch.empty_like(query)
+
     # --- Hidden vectors take single blocks: a token's vector lies in the first numbers of one slot
 
     def write_hidden(self, cache: Tensor, slots: Tensor, vectors: Tensor) -> None:
@@ -193,6 +213,10 @@ class Reference:
         """Return gelu, approximated by tanh, of the left half of each row, times its right half."""
         gate, up = gate_up.chunk(2, dim=-1)
         return F.gelu(gate, approximate="tanh") * up
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """Return gelu of each number; x may be overwritten."""
+        return F.gelu(x)
 
     # --- From logits to tokens: drawing.py
 
@@ -286,6 +310,11 @@ def latent_vectors(cache: Tensor, slots: Tensor) -> Tensor:
     """Return the compressed vectors of these slots, [tokens, size]."""
     vectors, slots = cache.view(-1, cache.shape[-1]), slots.to(cache.device)
     return torch.cat((vectors[slots], vectors[slots + cache.shape[1]]), dim=1)
+
+
+def _near(tokens: int, window: int, device: torch.device) -> Tensor:
+    places = torch.arange(tokens, device=device)
+    return (places[:, None] - places).abs() < window
 
 
 def _by_head(vectors: Tensor, head_dim: int, dtype: torch.dtype) -> Tensor:

@@ -82,7 +82,7 @@ static int64_t token_cost(const Attention& a, const Unit& unit) {
 // so that what computes a unit knows of windows alone.
 template <class Action>
 static void divide(const Attention& a, const Unit& all, Action action) {
-    bool tiled = a.latent_rank || all.queries * a.group >= least_rows_for_tiles(a.dtype);
+    bool tiled = a.latent_rank || a.both_ways() || all.queries * a.group >= least_rows_for_tiles(a.dtype);
     int64_t at_once = tiled ? larger(1, TILED_ROWS / a.group) : all.queries, heads = tiled ? 1 : a.kv_heads;
     for (int64_t head = 0; head < a.kv_heads; head += heads)
         for (int64_t query = 0, count; query < all.queries; query += count) {
@@ -96,7 +96,7 @@ static void divide(const Attention& a, const Unit& all, Action action) {
                 const int64_t in_stretch = unit.position % a.scoring.stretch;
                 count = smaller(count, a.scoring.stretch - in_stretch);
                 unit.first_token = larger(larger(first_seen(a, unit.position), unit.position - in_stretch), all.first_token);
-                unit.end_token = unit.position + count;
+                unit.end_token = last_seen(a, unit.position + count - 1, all.end_token) + 1;
             }
             unit.queries = count;
             action(unit);
@@ -317,6 +317,20 @@ void attend_latent(int dtype, const void* query, int64_t row_stride, int64_t hea
     beginnings.find(spans, ALL);
     attend({dtype, dtype, query, row_stride, head_stride, cache, size / 2, spans,
             out,   heads, size,  1,          heads,       scoring, beginnings, rank});
+}
+
+void attend_texts(int dtype, const void* query, int64_t query_row, int64_t query_head, const void* k, int64_t k_row,
+                  int64_t k_head, const void* v, int64_t v_row, int64_t v_head, int64_t heads, int64_t head_dim,
+                  const int32_t* bounds, int64_t count, int64_t window, float scale, void* out) {
+    static thread_local Scratch scratch;
+    constexpr int64_t ALL = int64_t(1) << 62;
+    const Beginnings none;
+    auto* lengths = (int32_t*)scratch.at_least(count * sizeof(int32_t));
+    for (int64_t text = 0; text < count; ++text) lengths[text] = bounds[text + 1] - bounds[text];
+    const Spans spans{count, 1, bounds, lengths, nullptr, nullptr, nullptr};
+    const Scoring scoring{scale, 0, window, nullptr, nullptr, ALL};
+    attend({dtype, dtype, query,    query_row, query_head, nullptr, 0,    spans, out,
+            heads, head_dim, heads, 1,         scoring,    none,    0,    {k, k_row, k_head}, {v, v_row, v_head}});
 }
 
 }  // namespace ISA

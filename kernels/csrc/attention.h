@@ -19,6 +19,16 @@
 
 namespace ISA {
 
+struct Vectors {  // of a step's rows, by head; the distances are in elements
+    const void* first = nullptr;
+    int64_t row = 0, head = 0;
+
+    template <class T>
+    const T* at(int64_t of_row, int64_t of_head) const {
+        return (const T*)first + of_row * row + of_head * head;
+    }
+};
+
 struct Attention {  // the attention of one layer in one step
     int dtype, kept;  // of queries and results; of K and V: the same, or INT8
     const void* query;  // [rows, heads, head_dim], strides in elements
@@ -33,7 +43,10 @@ struct Attention {  // the attention of one layer in one step
     // How many numbers V has in a compressed vector, which lies half in the place of K and half in that of V, and of
     // which head_dim counts all; 0 where K and V are kept. Then units are tiled, of one kv head.
     int64_t latent_rank = 0;
+    // Where whole texts are attended in both directions, their K and V; else these are in the cache.
+    Vectors keys, values;
 
+    bool both_ways() const { return keys.first != nullptr; }
     int64_t value_dim() const { return latent_rank ? latent_rank : head_dim; }
 };
 
@@ -73,6 +86,10 @@ inline int64_t round_up(int64_t a, int64_t step) { return (a + step - 1) / step 
 
 // Returns the first token that a query at this position sees, of its stretch.
 inline int64_t first_seen(const Attention& a, int64_t position) { return larger(0, position - a.scoring.window + 1); }
+// Returns the last token that it sees, of its text's first `end`.
+inline int64_t last_seen(const Attention& a, int64_t position, int64_t end) {
+    return a.both_ways() ? smaller(end, position + a.scoring.window) - 1 : position;
+}
 
 // Returns from how many rows that share a kv head's K and V on tiles are faster.
 int64_t least_rows_for_tiles(int dtype);

@@ -20,6 +20,11 @@ void attend(int dtype, const void* query, int64_t row_stride, int64_t head_strid
 // [rows, heads, rank]. Half of a vector lies in the place of K, half in that of V.
 void attend_latent(int dtype, const void* query, int64_t row_stride, int64_t head_stride, int64_t heads, int64_t size,
                    int64_t rank, const void* cache, const void* table, float scale, void* out);
+// Attention of whole texts in both directions, to K and V of the step itself: text i is rows [bounds[i], bounds[i + 1]), and
+// a token sees those nearer than `window`. All are [rows, heads, head_dim]; out is contiguous.
+void attend_texts(int dtype, const void* query, int64_t query_row, int64_t query_head, const void* k, int64_t k_row,
+                  int64_t k_head, const void* v, int64_t v_row, int64_t v_head, int64_t heads, int64_t head_dim,
+                  const int32_t* bounds, int64_t count, int64_t window, float scale, void* out);
 
 // elementwise.cpp; reference.py defines each. `out` is contiguous; the strides are of the other rows.
 // With `more`, not null, x += more comes first, and `heads` is 1. Weight and bias of layer_norm may be null.
@@ -34,6 +39,8 @@ void rotate(int dtype, void* x, const float* cos, const float* sin, int64_t rows
 // out[rows, width] of gate_up[rows, 2 * width].
 void silu_mul(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int64_t row_stride);
 void gelu_mul(int dtype, const void* gate_up, void* out, int64_t rows, int64_t width, int64_t row_stride);
+// Turns numbers, side by side, to their gelu in place.
+void gelu(int dtype, void* x, int64_t count);
 
 // quantised.cpp
 // A weight whose numbers are scale * (q - zero), with q of 8 or 4 bits, and scale and zero of groups of inputs. Outputs are

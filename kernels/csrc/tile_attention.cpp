@@ -17,17 +17,17 @@ namespace ISA {
 constexpr int KEYS = int(TILE_GRAIN), LANES = Vec::width;
 constexpr float HIDDEN = -1e37f;  // the score of a token that a query does not see: far below NOTHING_SEEN
 
-// A tile of queries: the place of each lane's query, and its sums so far.
+// A tile of queries: what each lane's query sees, and its sums so far.
 struct Lanes {
-    alignas(64) int32_t position[LANES], first_seen[LANES];
+    alignas(64) int32_t last_seen[LANES], first_seen[LANES];
     alignas(64) float max[LANES], sum[LANES];
     alignas(64) float place[LANES], slope[LANES];  // where a layer changes scores: the query's token, its head's slope
 
     bool see_all(int64_t first, int64_t end) const {
-        return end - 1 <= position[0] && first >= first_seen[LANES - 1];
+        return end - 1 <= last_seen[0] && first >= first_seen[LANES - 1];
     }
     bool see_any(int64_t first, int64_t end) const {
-        return first <= position[LANES - 1] && end > first_seen[0];
+        return first <= last_seen[LANES - 1] && end > first_seen[0];
     }
 };
 
@@ -46,7 +46,7 @@ static void hide(float (*scores)[LANES], const Lanes& lanes, int64_t first, int 
     for (int t = 0; t < tokens; ++t)
         for (int lane = 0; lane < LANES; ++lane) {
             int32_t token = int32_t(first) + t;
-            bool seen = token <= lanes.position[lane] && token >= lanes.first_seen[lane];
+            bool seen = token <= lanes.last_seen[lane] && token >= lanes.first_seen[lane];
             scores[t][lane] = seen ? scores[t][lane] : HIDDEN;
         }
 }
@@ -402,7 +402,7 @@ static void load_queries(const Attention& a, const Unit& unit, Workplace<T>& wor
             int64_t row = smaller(tile * LANES + lane, rows - 1), query = row / a.group, member = row % a.group;
             from[lane] = (const T*)a.query + unit.row(a, query) * a.row_stride +
                          (unit.first_kv_head * a.group + member) * a.head_stride;
-            lanes.position[lane] = int32_t(unit.position + query);
+            lanes.last_seen[lane] = int32_t(last_seen(a, unit.position + query, unit.end_token));
             lanes.first_seen[lane] = int32_t(first_seen(a, unit.position + query));
             lanes.place[lane] = float(unit.place(a, query));
             lanes.slope[lane] = a.scoring.slopes ? a.scoring.slopes[unit.first_kv_head * a.group + member] : 0;
@@ -444,9 +444,23 @@ static void find_latent(const Attention& a, const Places& places, const int64_t*
     }
 }
 
+// Packs K and V of a text, which lie as the step made them.
 template <class T>
-static void pack(const Attention& a, const Unit& unit, const Places& places, int64_t token, int tokens,
-                 Workplace<T>& work) {
+static void pack_text(const Attention& a, const Unit& unit, int64_t token, int tokens, Workplace<T>& work) {
+    const T *keys[KEYS], *values[KEYS];
+    const int64_t row = a.spans.rows[unit.span] + token, head = unit.first_kv_head;
+    for (int t = 0; t < tokens; ++t) {
+        keys[t] = a.keys.at<T>(row + t, head);
+        values[t] = a.values.at<T>(row + t, head);
+    }
+    Tiles<T>::pack_keys(keys, tokens, a.head_dim, work.keys);
+    Tiles<T>::pack_values(values, tokens, a.head_dim, work.values);
+}
+
+template <class T>
+static void pack(const Attention& a, const Unit& unit, int64_t token, int tokens, Workplace<T>& work) {
+    if (a.both_ways()) return pack_text(a, unit, token, tokens, work);
+    const Places places(a.spans, unit.span);
     int64_t slots[KEYS];
     const T* vectors[KEYS];
     places.slots(token, tokens, slots);
@@ -476,7 +490,7 @@ struct Pass {
         return tile;
     }
     // The end of the tokens for this tile: those beyond its last query are left out.
-    int64_t end_of(int64_t tile) const { return smaller(end, work.lanes[tile].position[LANES - 1] + 1); }
+    int64_t end_of(int64_t tile) const { return smaller(end, work.lanes[tile].last_seen[LANES - 1] + 1); }
     int tokens(int64_t tile) const { return int(round_up(end_of(tile) - token, Tiles<T>::STEP)); }
     float (*scores_of(int64_t tile) const)[LANES] { return work.scores + tile % 2 * KEYS; }
 
@@ -558,11 +572,10 @@ void attend_tiles(const Attention& a, const Unit& unit, int64_t from, int64_t to
         using T = std::remove_pointer_t<decltype(of)>;
         Workplace<T> work(scratch, unit.queries * a.group, a.head_dim, a.value_dim());
         load_queries(a, unit, work);
-        Places places(a.spans, unit.span);
         Tiles<T>::begin();
         for (int64_t token = from; token < to; token += KEYS) {
             int64_t end = smaller(to, token + KEYS);
-            pack(a, unit, places, token, int(end - token), work);
+            pack(a, unit, token, int(end - token), work);
             Pass<T>{a, token, end, work}.run();
         }
         Tiles<T>::end();

@@ -10,6 +10,7 @@ from torch import Tensor
 from alignedserve.kernels.common.int8_kv import check_dtypes, heads_written, num_kv_heads
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
+from alignedserve.kernels.common.text_rows import TextRows
 from alignedserve.kernels.library import DTYPES, KEPT, Library
 from alignedserve.kernels.native.library import NativeLibrary
 
@@ -23,6 +24,10 @@ class NativeAttention(NativeLibrary):
         self._attend = library.kernel("attend", c_int, pointer, *(c_int64,) * 4, *cache, pointer, pointer, pointer)
         self._attend_latent = library.kernel(
             "attend_latent", c_int, pointer, *(c_int64,) * 5, pointer, pointer, c_float, pointer
+        )
+        heads = (pointer, c_int64, c_int64)
+        self._attend_texts = library.kernel(
+            "attend_texts", c_int, *heads * 3, c_int64, c_int64, pointer, c_int64, c_int64, c_float, pointer
         )
 
     def write(self, cache: Tensor, spans: Spans, k: Tensor, v: Tensor) -> None:
@@ -68,5 +73,24 @@ class NativeAttention(NativeLibrary):
         self._attend_latent(
             *(DTYPES[query.dtype], query.data_ptr(), row_stride, head_stride, heads, size, rank),
             *(cache.data_ptr(), spans.table, scale, out.data_ptr()),
+        )
+        return out
+
+    def attend_texts(
+        self, query: Tensor, k: Tensor, v: Tensor, texts: TextRows, scale: float, window: int | None = None
+    ) -> Tensor:
+        rows, heads, head_dim = query.shape
+        for numbers in (query, k, v):
+            if numbers.shape != query.shape or numbers.dtype is not query.dtype:
+                raise ValueError(f"query, K and V are {tuple(query.shape)} {query.dtype}, and {tuple(numbers.shape)}")
+        if rows != texts.num_rows:
+            raise ValueError(f"the texts have {texts.num_rows} rows, the query has {rows}")
+        placed = [x if x.stride(2) == 1 else x.contiguous() for x in (query, k, v)]
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+        self._attend_texts(
+            DTYPES[query.dtype],
+            *(number for x in placed for number in (x.data_ptr(), x.stride(0), x.stride(1))),
+            *(heads, head_dim, texts.bounds.data_ptr(), len(texts.lengths), rows if window is None else window, scale),
+            out.data_ptr(),
         )
         return out

@@ -25,6 +25,7 @@ class NativeTokens(NativeLibrary):
         self._rotate = library.kernel("rotate", c_int, *(pointer,) * 3, *(c_int64,) * 5)
         gating = (c_int, pointer, pointer, *(c_int64,) * 3)
         self._silu_mul, self._gelu_mul = library.kernel("silu_mul", *gating), library.kernel("gelu_mul", *gating)
+        self._gelu = library.kernel("gelu", c_int, pointer, c_int64)
         self._likeliest = library.kernel("likeliest", pointer, *(c_int64,) * 3, pointer)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
@@ -115,6 +116,12 @@ class NativeTokens(NativeLibrary):
         out = gate_up.new_empty((rows, both // 2))
         kernel(DTYPES[gate_up.dtype], gate_up.data_ptr(), out.data_ptr(), rows, both // 2, gate_up.stride(0))
         return out
+
+    def gelu(self, x: Tensor) -> Tensor:
+        if not x.is_contiguous() or x.dtype not in DTYPES:
+            return super().gelu(x)
+        self._gelu(DTYPES[x.dtype], x.data_ptr(), x.numel())
+        return x
 
 
 def _plain_rows(x: Tensor) -> bool:

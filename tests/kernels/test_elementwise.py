@@ -128,6 +128,22 @@ def test_gates_of_extremes(kernels: Kernels) -> None:
     torch.testing.assert_close(kernels.gelu_mul(gate_up)[0], of_gelu, rtol=1e-5, atol=1e-6)
 
 
+@on_all_kernels
+@settings(deadline=None)
+@given(rows=ROWS, width=WIDTHS, dtype=DTYPES, seed=SEEDS)
+def test_gelu(kernels: Kernels, rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
+    x = 3 * packed(torch.Generator().manual_seed(seed), dtype, rows, width)
+    exact = torch.nn.functional.gelu(x.double()).float()
+    check(kernels.gelu(x), exact, dtype, 1)
+
+
+@on_all_kernels
+def test_gelu_of_extremes(kernels: Kernels) -> None:
+    x = torch.tensor([-1e30, -200.0, -6.0, 0.0, 1e-20, 200.0, 1e30])
+    exact = torch.nn.functional.gelu(x.double()).float()
+    torch.testing.assert_close(kernels.gelu(x), exact, rtol=1e-5, atol=1e-6)
+
+
 def _each(kernels: Kernels) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     weight = torch.ones(66, dtype=torch.bfloat16)
     return {
@@ -136,6 +152,7 @@ def _each(kernels: Kernels) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]
         "layer_norm": lambda x: kernels.layer_norm(x, weight, weight, EPS),
         "silu_mul": kernels.silu_mul,
         "gelu_mul": kernels.gelu_mul,
+        "gelu": lambda x: kernels.gelu(x.clone()),
     }
 
 

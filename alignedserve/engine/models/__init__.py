@@ -2,8 +2,9 @@
 
 activations.py          Activation functions of an MLP without a gate, in place where torch can.
 attention.py            A step's attention over KV or hidden vectors, request by request.
+bert.py                 Runs the layers of BERT and its kin, which share one architecture, with our kernels.
 experts.py              The MLP of a layer: gated, dense or a mixture of experts.
-encoder.py              Runs an encoder of transformers: its layers, our packing.
+encoder.py              Runs an encoder of transformers: all texts of a step at once, nothing padded.
 folding.py              Attention over KV that is partly folded, and the copy that folds pairs behind the windows.
 loading.py              Builds a model's layers from a folder; fused layers are read part by part.
 model.py                The interface between the engine and a model.

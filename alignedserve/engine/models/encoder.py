@@ -1,13 +1,12 @@
-"""Runs an encoder of transformers: its layers, our packing.
+"""Runs an encoder of transformers: all texts of a step at once.
 
 All texts of a step are one row of a batch, each token with its position in its own text, so linear layers run over all
-tokens at once and nothing is padded. Attention is by text: texts of one length together.
+tokens at once and nothing is padded. Attention is by text.
 
-    texts, shortest first   a a | b b | c c c | d d d d d
-    attention               [a b]       [c]     [d]
-
-Like a decoder of transformers (transformers_model.py), a layer hands its query, K and V to our function. Each encoder
-is checked when it is loaded: two texts in one step must have the states that transformers gives each of them alone.
+Where the encoder is of BERT's kind, its layers are ours (bert.py). Otherwise they are those of transformers with our
+linear layers, and hand their query, K and V to our function, as in a decoder of transformers (transformers_model.py).
+Each encoder is checked when it is loaded: two texts in one step must have the states that transformers gives each of
+them alone.
 """
 
 from __future__ import annotations
@@ -17,15 +16,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import EncoderConfig
+from alignedserve.engine.models.bert import BertLayers, has_our_layers
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.transformers_model import (
     EAGER,
@@ -40,12 +39,15 @@ from alignedserve.engine.models.transformers_model import (
 )
 from alignedserve.errors import ModelError, UnsupportedModel
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.text_rows import TextRows
+from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 log = logging.getLogger("alignedserve.engine")
 
 _CHECKED = (9, 5)  # tokens of two texts
 # How far states may be off, relative to the spread of a token's states.
 _CLOSE = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
+_CLOSE_QUANTISED = {Quantization.INT8: 0.2, Quantization.INT4: 0.8}
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,9 @@ class Text:
 class Encoder:
     """An encoder as the engine runs it. `head` makes the numbers of whole texts, if it has one."""
 
-    def __init__(self, model: Any, config: EncoderConfig) -> None:
-        self._whole, self._config = model, config
+    def __init__(self, model: Any, config: EncoderConfig, kernels: Kernels) -> None:
+        self._whole, self._config, self._kernels = model, config, kernels
+        self._layers: BertLayers | None = None
         self._model = model.base_model
         self._device = next(model.parameters()).device
         self._calls = Calls()
@@ -78,16 +81,29 @@ class Encoder:
 
     def states(self, texts: Sequence[Text]) -> list[Tensor]:
         """Return the states of each text's tokens, [tokens, hidden_size]."""
+        # The shortest first: the reference kernel attends to texts of one length together.
         order = sorted(range(len(texts)), key=lambda number: len(texts[number].tokens))
         ordered = [texts[number] for number in order]
-        lengths = [len(text.tokens) for text in ordered]
-        groups = [(length, len([*same])) for length, same in groupby(lengths)]
-        with self._calls.answered_by(partial(_attend, groups)):
-            found = self._model(**self._inputs(ordered), return_dict=True).last_hidden_state[0]
+        rows = TextRows([len(text.tokens) for text in ordered])
+        found = self._run(self._inputs(ordered), rows)
         states: list[Tensor] = [found] * len(texts)
-        for number, rows in zip(order, found.split(lengths), strict=True):
-            states[number] = rows
+        for number, own in zip(order, found.split(rows.lengths), strict=True):
+            states[number] = own
         return states
+
+    def _run(self, inputs: dict[str, Tensor], rows: TextRows) -> Tensor:
+        """Return the states of all rows of a step."""
+        if self._layers is not None:
+            return self._layers(self._embedded(inputs), rows)
+        with self._calls.answered_by(partial(_attend, self._kernels, rows)):
+            states: Tensor = self._model(**inputs, return_dict=True).last_hidden_state[0]
+        return states
+
+    def _embedded(self, inputs: dict[str, Tensor]) -> Tensor:
+        embedded = self._model.embeddings(**inputs)
+        project = getattr(self._model, "embeddings_project", None)  # of ELECTRA, whose embeddings may be narrower
+        found: Tensor = (embedded if project is None else project(embedded))[0]
+        return found
 
     def _inputs(self, texts: Sequence[Text]) -> dict[str, Tensor]:
         first = self._config.first_position
@@ -124,7 +140,22 @@ class Encoder:
     def attend_by(self, name: str) -> None:
         self._whole.set_attn_implementation(name)
 
-    def use_linears(self, make_linear: Callable[[Tensor, Tensor | None], Linear]) -> None:
+    def use_layers(self, folder: Path, loader: Loader) -> None:
+        """Let our own layers take the place of those of transformers: whole ones, or else linear layers alone."""
+        if has_our_layers(self._model):
+            self._layers = BertLayers(self._model, loader)
+            del self._model.encoder
+        elif loader.quantization is not Quantization.NONE:
+            raise UnsupportedModel(f"{folder}: {self._config.architecture} cannot be quantised yet")
+        else:
+            self._use_linears(loader.make_linear)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of the weights that are not in layers of ours."""
+        return sum(parameter.nbytes for parameter in self._whole.parameters())
+
+    def _use_linears(self, make_linear: Callable[[Tensor, Tensor | None], Linear]) -> None:
         """Let our own linear layers take the place of those of torch."""
         linears = [
             (module, name, child)
@@ -146,25 +177,10 @@ class _OurLinear(torch.nn.Module):
         return self._linear(x.flatten(0, -2)).view(*x.shape[:-1], -1)
 
 
-def _attend(groups: Sequence[tuple[int, int]], call: Call) -> Tensor:
-    """Attend text by text; `groups` are (length, how many texts of it), in the order of their tokens."""
-    window = call.options.get("sliding_window")
-    parts, start = [], 0
-    for length, count in groups:
-        rows = slice(start, start + length * count)
-        start = rows.stop
-        heads = (x[0, :, rows] for x in (call.query, call.key, call.value))
-        query, key, value = (x.unflatten(1, (count, length)).transpose(0, 1) for x in heads)
-        mask = None if window is None or length <= window else _window_mask(length, window, call.query.device)
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=call.scale)
-        parts.append(attended.transpose(1, 2).flatten(0, 1))
-    return torch.cat(parts)[None]
-
-
-def _window_mask(length: int, window: int, device: torch.device) -> Tensor:
-    """Return which tokens see which: those nearer than `window`, before and after."""
-    places = torch.arange(length, device=device)
-    return (places[:, None] - places[None]).abs() < window
+def _attend(kernels: Kernels, rows: TextRows, call: Call) -> Tensor:
+    """Attend text by text for a layer of transformers."""
+    query, key, value = (x[0].transpose(0, 1) for x in (call.query, call.key, call.value))
+    return kernels.attend_texts(query, key, value, rows, call.scale, call.options.get("sliding_window"))[None]
 
 
 # --- Loading
@@ -175,16 +191,16 @@ def load_encoder(folder: Path, config: EncoderConfig, loader: Loader) -> Encoder
     register(folder, config.architecture)
     with quiet():
         model = _read(folder, config, loader.dtype).to(loader.device)
-        loader.count(sum(parameter.nbytes for parameter in model.parameters()))
-        encoder, began = Encoder(model, config), time.perf_counter()
+        encoder, began = Encoder(model, config, loader.kernels), time.perf_counter()
         with one_line(folder, f"{config.architecture} cannot run with our attention"), torch.inference_mode():
             texts = _checked_texts(config)
             encoder.attend_by(EAGER)
             plain = [encoder.states_plainly(text) for text in texts]
             encoder.attend_by(PAGED)
-            encoder.use_linears(loader.make_linear)
-            _compare(folder, encoder.states(texts), plain, config, loader.dtype)
-    log.info("%s, run by transformers, was checked in %.1f s", config.architecture, time.perf_counter() - began)
+            encoder.use_layers(folder, loader)
+            _compare(folder, encoder.states(texts), plain, config, loader)
+    loader.count(encoder.num_bytes)
+    log.info("%s was checked against transformers in %.1f s", config.architecture, time.perf_counter() - began)
     return encoder
 
 
@@ -216,12 +232,14 @@ def _checked_texts(config: EncoderConfig) -> list[Text]:
 
 
 def _compare(
-    folder: Path, ours: Sequence[Tensor], plain: Sequence[Tensor], config: EncoderConfig, dtype: torch.dtype
+    folder: Path, ours: Sequence[Tensor], plain: Sequence[Tensor], config: EncoderConfig, loader: Loader
 ) -> None:
+    is_exact = loader.dtype is torch.float32 and loader.quantization is Quantization.NONE
+    close = max(_CLOSE[loader.dtype], _CLOSE_QUANTISED.get(loader.quantization, 0))
     for found, reference in zip(ours, plain, strict=True):
         errors = (found.float() - reference.float()).square().mean(-1).sqrt() / reference.float().std(-1)
-        off = float(errors.max() if dtype == torch.float32 else errors.median())
-        if not off <= _CLOSE[dtype]:
+        off = float(errors.max() if is_exact else errors.median())
+        if not off <= close:
             raise UnsupportedModel(
                 f"{folder}: {config.architecture} is not supported: with our attention, states are off by {off:.1g} of"
                 " their spread"

@@ -69,7 +69,7 @@ def read_weights(model: Any, loader: Loader) -> None:
 
 def quantise_layers(model: Any, loader: Loader) -> None:
     """Quantise the linear layers of a model that transformers has read."""
-    _replace_layers(model, replace(loader, tensors=_WeightsOf(model)))
+    _replace_layers(model, replace(loader, tensors=WeightsOf(model)))
     experts = [parameter for parameter in model.parameters() if parameter.dim() > 2]
     if experts:
         megabytes = sum(parameter.nbytes for parameter in experts) >> 20
@@ -101,7 +101,7 @@ def _read(into: Tensor, name: str, tensors: Weights) -> None:
         into.copy_(found.expanded())
 
 
-class _WeightsOf(Weights):
+class WeightsOf(Weights):
     """The weights of a model that has them."""
 
     def __init__(self, model: Any) -> None:

@@ -12,7 +12,6 @@ from alignedserve.architectures.families.llama import LlamaConfig
 from alignedserve.architectures.families.llama4 import Llama4Config
 from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.families.opt import OptConfig
-from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.engine.models.encoder import Encoder, load_encoder
 from alignedserve.engine.models.families.bloom import Bloom
@@ -33,8 +32,6 @@ def load(folder: Path, config: ModelConfig, loader: Loader) -> tuple[ModelConfig
     The returned configuration also holds facts that only the loaded model could tell.
     """
     if isinstance(config, EncoderConfig):
-        if loader.quantization is not Quantization.NONE:
-            raise UnsupportedModel(f"{folder}: encoders cannot be quantised yet")
         return config, load_encoder(folder, config, loader)
     if not isinstance(config, GenericConfig):
         return config, load_model(config, loader)
