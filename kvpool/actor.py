@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from alignedserve.architectures.families.model_config import read_config
+from alignedserve.architectures.families.model_config import ModelConfig, read_config
 from alignedserve.config.config import Config
 from alignedserve.errors import ArenaTooSmall
 from alignedserve.kvpool.arena.arena import Arena
@@ -70,7 +70,10 @@ def _new_arena(part: Part, capacity: Capacity, rank: int) -> Arena:
             time.sleep(WATCH_S)
 
 
-def _tell_size(config: Config, room: Capacity) -> None:
+def _tell_size(config: Config, model: ModelConfig, room: Capacity) -> None:
+    if not model.keeps_kv:
+        log.info("the KV pool takes %d MB: nothing of this model's requests is kept", config.kvpool.memory_mb)
+        return
     tokens, cache = room.num_pages * config.page_size, room.limits.num_tokens * config.topology.decode_workers
     times = f", {tokens / cache:.1f} times what its decode workers' devices hold" if cache else ""
     log.info("the KV pool takes %d MB and holds %d tokens%s", config.kvpool.memory_mb, tokens, times)
@@ -82,7 +85,7 @@ def run(part: Part, on_start: OnStart) -> None:
     spec, model = part.spec, read_config(part.folder)
     config = with_pool_memory(part.config, model, part.folder)
     room = capacity(config, model)
-    _tell_size(config, room)
+    _tell_size(config, model, room)
     directory = part.shared_memory
     own = HolderLock(directory, f"{spec.deployment}-{spec.name}")  # there is one pool per node
     arenas: list[Arena] = []

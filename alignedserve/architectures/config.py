@@ -67,6 +67,11 @@ class ModelConfig:
         return self.num_kv_heads * self.head_dim
 
     @property
+    def keeps_kv(self) -> bool:
+        """Return whether anything of a token is kept between two steps."""
+        return True
+
+    @property
     def query_dim(self) -> int:
         return self.num_heads * self.compared_dim
 

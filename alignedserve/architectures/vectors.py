@@ -50,6 +50,10 @@ class EncoderConfig(ModelConfig):
     def inner_size(self) -> int:
         return 2 * self.widest
 
+    @property
+    def keeps_kv(self) -> bool:
+        return False
+
 
 def is_encoder(architecture: str) -> bool:
     return any(architecture == f"{family}{kind}" for family in FAMILIES for kind in _ENDINGS)

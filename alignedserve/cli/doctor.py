@@ -183,7 +183,7 @@ def _shared_memory() -> Finding:
     if wanted is None:
         available = usage.free if found is None else found.available
         comes_to = pool_mb_within(wanted_pool_mb(config), usage.free, available)
-        what += f", of which the KV pool would take {comes_to} (kvpool.memory_mb)"
+        what += f", of which the KV pool would take {comes_to} (kvpool.memory_mb), and next to nothing for an encoder"
         return Finding(str(_SHM), Presence.FOUND, what)
     if free >= wanted:
         return Finding(str(_SHM), Presence.FOUND, what)

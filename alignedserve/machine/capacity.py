@@ -8,9 +8,9 @@ from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.vectors import most_in_step
 from alignedserve.config.config import Config, Dtype
-from alignedserve.core import WorkerLimits
+from alignedserve.core import WorkerLimits, units_for
 from alignedserve.errors import ConfigError
-from alignedserve.kvpool.arena.extents import Extents, PageBytes
+from alignedserve.kvpool.arena.extents import TOGETHER, Extents, PageBytes
 from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from alignedserve.scheduling.policy import Compression
 
@@ -54,7 +54,7 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
     are loaded. Every other process sees no pairs.
     """
     engine, pool = config.engine, config.kvpool
-    dtype = model.dtype if engine.dtype is Dtype.AUTO else engine.dtype.value
+    dtype = _dtype(config, model)
     if model.stored is not None:
         model.stored.check(engine.quantization)
     longest = min(engine.max_model_len or model.max_positions, model.max_positions)
@@ -65,7 +65,7 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
     if config.policy.pairs.keeps_hidden and model.why_not_hidden is not None:
         raise ConfigError(f"schedule.cache cannot be hybrid: {model.why_not_hidden}: set it to kv")
     _check_int8(config, model)
-    cache_mb, pool_mb = engine.cache_mb, pool.memory_mb or wanted_pool_mb(config)
+    cache_mb, pool_mb = engine.cache_mb, pool.memory_mb or wanted_pool_mb(config, model)
     cache = cache_mb * _MIB if cache_mb is not None else left or 0
     num_pairs = cache // model.kv_bytes(engine.block_size, dtype, engine.kv_dtype)
     reach = model.reach if config.policy.drops else None
@@ -90,11 +90,30 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
     return Capacity(dtype, engine.kv_dtype, longest, extents, sizes, limits)
 
 
-def wanted_pool_mb(config: Config) -> int:
-    """Return the memory that the pool would have with its default, were there enough."""
+def wanted_pool_mb(config: Config, model: ModelConfig | None = None) -> int:
+    """Return the memory that the pool would have with its default, were there enough; without a model, for one that
+    writes text."""
+    if model is not None and not model.keeps_kv:
+        return _least_pool_mb(config, model)
     engine = config.engine
     ranks = config.topology.decode_workers * engine.tensor_parallel_size
     return _CACHES * ranks * (engine.cache_mb or _GPU_CACHE_MB)
+
+
+def _least_pool_mb(config: Config, model: ModelConfig) -> int:
+    """Return the memory of a pool that no request uses: it has pages for the longest where the checks ask for that."""
+    tokens = config.page_size
+    if not config.topology.colocated:
+        tokens += int(
+            min(config.engine.max_model_len or model.max_positions, model.max_positions)
+            / (1 - config.kvpool.rt_reserve)
+        )
+    pages = units_for(tokens, config.page_size) + TOGETHER
+    return units_for(pages * model.kv_bytes(config.page_size, _dtype(config, model), config.engine.kv_dtype), _MIB)
+
+
+def _dtype(config: Config, model: ModelConfig) -> str:
+    return model.dtype if config.engine.dtype is Dtype.AUTO else config.engine.dtype.value
 
 
 def pool_mb_within(wanted_mb: int, *free: int) -> int:

@@ -54,11 +54,17 @@ def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> 
     kept, model = _kept(config.engine.quantization, model, room.dtype), model.share(ranks)
     return MemoryDemand(
         weights=weights,
-        cache=room.cache_bytes(model),
+        cache=_written(config, model, room),
         step=model.step_bytes(config.engine.max_step_tokens, config.engine.max_batch, room.dtype),
         dtype=kept,
         loading=_loading(config.engine.quantization, model, folder),
     )
+
+
+def _written(config: Config, model: ModelConfig, room: Capacity) -> int:
+    """Return the bytes of the device cache that are written: on a CPU the others take no memory."""
+    is_spared = config.engine.device is DeviceKind.CPU and not model.keeps_kv
+    return 0 if is_spared else room.cache_bytes(model)
 
 
 def _loading(quantization: Quantization, model: ModelConfig, folder: Path) -> int:
@@ -129,7 +135,7 @@ def with_pool_memory(config: Config, model: ModelConfig, folder: Path) -> Config
             left.append(2 * (found.available - workers - checkpoints))
     if _maps_files(config):
         left.append(2 * (free - shared_memory(config, model, room, with_pool=False)))
-    memory_mb = pool_mb_within(wanted_pool_mb(config), free, *left)
+    memory_mb = pool_mb_within(wanted_pool_mb(config, model), free, *left)
     return replace(config, kvpool=replace(config.kvpool, memory_mb=memory_mb))
 
 

@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from alignedserve.architectures.families.model_config import ModelConfig
+from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.architectures.weight_files import count_numbers
 from alignedserve.config.config import Config, load
 from alignedserve.errors import MemoryTooSmall, ModelError
 from alignedserve.machine import memory
 from alignedserve.machine.capacity import capacity
-from alignedserve.machine.memory import check_machine, check_worker, why_too_small, with_pool_memory
+from alignedserve.machine.memory import check_machine, check_worker, demand, why_too_small, with_pool_memory
 from alignedserve.machine.resources import Memory
 
 MIB = 1 << 20
@@ -32,6 +33,20 @@ MODEL = ModelConfig(
     max_positions=1024,
     dtype="bfloat16",
     eos_tokens=frozenset({2}),
+)
+ENCODER = EncoderConfig(
+    architecture="BertModel",
+    widest=3072,
+    vocab_size=1 << 15,
+    hidden_size=768,
+    num_layers=1,
+    num_heads=12,
+    num_kv_heads=12,
+    head_dim=64,
+    max_positions=512,
+    dtype="float32",
+    eos_tokens=frozenset(),
+    generates=False,
 )
 STEP_MB = 23  # rounded up: 512 tokens of 10.5 Ki numbers in 2 bytes, 64 rows of logits in 2 and in 4
 
@@ -187,6 +202,15 @@ class TestPoolMemory:
         found = self.sized(folder, monkeypatch, available_mb, free_mb).kvpool.memory_mb
         assert found is not None
         assert 1 <= found <= max(1, min(available_mb // 2, free_mb // 2, 4 * 512))
+
+    @pytest.mark.parametrize(("topology", "comes_to"), [("1xcolocated", 4), ("1+1", 7)])
+    def test_a_model_that_keeps_nothing_has_next_to_none(self, topology: str, comes_to: int, folder: Path) -> None:
+        """In the second topology the checks want pages for the longest text beside the reserve for chats."""
+        config, model = load({"topology": topology}, {}, None), ENCODER
+        found = with_pool_memory(config, model, folder)
+        assert found.kvpool.memory_mb == comes_to
+        room = capacity(found, model)
+        assert demand(found, model, room, folder).cache == 0
 
     def test_a_pool_smaller_than_a_batch_is_said_to_be(self) -> None:
         for memory_mb, is_small in ((100, True), (300, False)):
