@@ -12,6 +12,7 @@ from transformers import (
     AutoModel,
     AutoModelForSequenceClassification,
     BertConfig,
+    ElectraConfig,
     Gemma3TextConfig,
     LlamaConfig,
     ModernBertConfig,
@@ -47,6 +48,8 @@ def encoder_config(family: str, **more: Any) -> PretrainedConfig:
             return RobertaConfig(**_SHAPE, max_position_embeddings=LONGEST + 1, type_vocab_size=1, **more)
         case "xlm-roberta":
             return XLMRobertaConfig(**_SHAPE, max_position_embeddings=LONGEST + 1, type_vocab_size=1, **more)
+        case "electra":  # its embeddings are narrower
+            return ElectraConfig(**_SHAPE, max_position_embeddings=LONGEST, embedding_size=24, **more)
         case "modernbert":  # every second layer sees 4 tokens to either side
             return ModernBertConfig(
                 **_SHAPE,

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from alignedserve.architectures.families.model_config import read_config
+from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import read_pooled
 from alignedserve.core import POOLED, Chunk, Decode, PooledTask, Pooling, Sampling, StepPlan, StepResult
 from alignedserve.engine.engine import Engine
@@ -28,7 +29,7 @@ from tests.pooled_folders import (
 BLOCK = 16
 CLOSE = 1e-3
 LENGTHS = (1, 7, 7, 30, 2, 64, 7, 100, 15)
-FAMILIES = ("bert", "roberta", "xlm-roberta", "modernbert")
+FAMILIES = ("bert", "roberta", "xlm-roberta", "electra", "modernbert")
 
 
 def texts(seed: int = 0) -> list[str]:
@@ -36,8 +37,8 @@ def texts(seed: int = 0) -> list[str]:
     return [" ".join(words.choices(WORDS, k=length)) for length in LENGTHS]
 
 
-def engine_of(folder: Path, dtype: str = "float32") -> Engine:
-    return Engine(folder, num_pairs=200, block_size=BLOCK, dtype=dtype)
+def engine_of(folder: Path, dtype: str = "float32", quantization: Quantization = Quantization.NONE) -> Engine:
+    return Engine(folder, num_pairs=200, block_size=BLOCK, dtype=dtype, quantization=quantization)
 
 
 def chunk(number: int, tokens: Sequence[int], pooling: Pooling | None, start: int = 0) -> Chunk:
@@ -95,6 +96,43 @@ def test_an_encoder_in_bf16_is_near(tmp_path: Path) -> None:
 def test_decoders_in_one_step(family: str, kind: str, tmp_path: Path) -> None:
     folder = embedding_folder(tmp_path, decoder_config(family), kind)
     check_all(folder, sentence_transformer(folder), is_whole=kind == "mean")
+
+
+@pytest.mark.parametrize("activation", ["gelu_new", "relu"])
+def test_another_activation_is_that_of_transformers(activation: str, tmp_path: Path) -> None:
+    folder = embedding_folder(tmp_path, encoder_config("bert", hidden_act=activation), "mean")
+    check_all(folder, sentence_transformer(folder), is_whole=True)
+
+
+def test_more_texts_than_go_through_a_layer_together(tmp_path: Path) -> None:
+    """Rows behind attention run in parts: a text may lie in two of them."""
+    folder = embedding_folder(tmp_path, encoder_config("bert"), "mean")
+    reference, given = sentence_transformer(folder), texts()[7]
+    ids, whole, pairs = reference.tokenizer(given)["input_ids"], Pooling(is_whole=True), tuple(range(10))
+    chunks = tuple(Chunk(f"r{number}", tuple(ids), 0, pairs, None, pooling=whole) for number in range(25))
+    wanted, found = reference.encode(given), vectors_of(engine_of(folder).step(StepPlan(1, chunks)))
+    for number in range(25):
+        assert off(found[f"r{number}"], wanted) < CLOSE
+
+
+@pytest.mark.parametrize(("quantization", "least"), [(Quantization.INT8, 0.999), (Quantization.INT4, 0.9)])
+@pytest.mark.parametrize("family", ["bert", "electra"])
+def test_a_quantised_encoder_is_near(family: str, quantization: Quantization, least: float, tmp_path: Path) -> None:
+    folder = embedding_folder(tmp_path, encoder_config(family), "mean")
+    ids = sentence_transformer(folder).tokenizer(texts()[3])["input_ids"]
+    plan = StepPlan(1, (chunk(0, ids, Pooling(is_whole=True)),))
+    plain, found = (
+        torch.tensor(vectors_of(engine_of(folder, quantization=kind).step(plan))["r0"])
+        for kind in (Quantization.NONE, quantization)
+    )
+    assert float(plain @ found) > least
+    assert not torch.equal(plain, found)
+
+
+def test_an_encoder_that_transformers_runs_is_not_quantised(tmp_path: Path) -> None:
+    folder = embedding_folder(tmp_path, encoder_config("modernbert"), "mean")
+    with pytest.raises(UnsupportedModel, match="ModernBertModel cannot be quantised yet"):
+        engine_of(folder, quantization=Quantization.INT8)
 
 
 def test_a_text_in_chunks_beside_a_chat(tmp_path: Path) -> None:
