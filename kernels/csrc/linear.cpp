@@ -9,6 +9,7 @@
 //
 // Where weights lie otherwise than as torch has them, packed.cpp has the kernel.
 //
+// Where there are more rows of x than the second cache holds, all weights are multiplied with some, then with the next.
 // Each thread has a contiguous range of weight rows and prefetches the next block beside the present block.
 #include "blocks.h"
 #include "dot.h"
@@ -25,6 +26,7 @@ static thread_local Scratch scratch;
 constexpr int64_t DOT_AHEAD = 4;  // blocks of weights: a single block of a narrow layer would not keep memory busy
 
 constexpr int64_t DOT_BYTES = 1 << 14;  // bytes of weights that a thread takes at a time
+constexpr int64_t DOT_ROWS = 3 << 17;   // bytes of rows of x that all weights are multiplied with: they stay in the second cache
 
 template <class T>
 static Rows<typename Dot<T>::X> pack_rows(const T* x, int64_t stride, int64_t rows, int64_t in) {
@@ -44,18 +46,23 @@ static void by_dot(const Layer& layer, const T* x, int64_t stride, const Result<
     const T* weight = (const T*)layer.weight;
     int64_t in = layer.in;
     Rows<typename Dot<T>::X> packed = pack_rows<T>(x, stride, rows, in);
-    Blocks blocks((layer.out + RO - 1) / RO);
     int64_t at_once = 1 + DOT_BYTES / (RO * in * int64_t(sizeof(T)));
+    int64_t most = (1 + DOT_ROWS / (RN * in * int64_t(sizeof(*packed.x)))) * RN;
+    for (int64_t row = 0; row < rows; row += most) {
+        int64_t count = rows - row < most ? rows - row : most;
+        Blocks blocks((layer.out + RO - 1) / RO);
 #pragma omp parallel
-    blocks.each(at_once, [&](int64_t block, int64_t end, int64_t last) {
-        for (; block < end; ++block) {
-            int64_t at = block * RO, ahead = block + DOT_AHEAD < last ? DOT_AHEAD * RO * in : 0;
-            if (at + RO <= layer.out)
-                dot_rows<T, RO>(weight + at * in, in, ahead, packed, result, 0, rows, at);
-            else
-                for (; at < layer.out; ++at) dot_rows<T, 1>(weight + at * in, in, 0, packed, result, 0, rows, at);
-        }
-    });
+        blocks.each(at_once, [&](int64_t block, int64_t end, int64_t last) {
+            for (; block < end; ++block) {
+                int64_t at = block * RO, ahead = block + DOT_AHEAD < last ? DOT_AHEAD * RO * in : 0;
+                if (at + RO <= layer.out)
+                    dot_rows<T, RO>(weight + at * in, in, ahead, packed, result, row, count, at);
+                else
+                    for (; at < layer.out; ++at)
+                        dot_rows<T, 1>(weight + at * in, in, 0, packed, result, row, count, at);
+            }
+        });
+    }
 }
 
 // --- tiles

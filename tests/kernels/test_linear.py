@@ -43,6 +43,17 @@ def native(weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) ->
 
 
 @on_native_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_more_rows_than_stay_in_the_second_cache(kernels: Kernels, dtype: torch.dtype) -> None:
+    """Weights are then multiplied with some rows after the others."""
+    generator = torch.Generator().manual_seed(7)
+    x, weight = packed(generator, dtype, 101, 9000), packed(generator, dtype, 9, 9000)
+    with threads(2):
+        found = native(weight, None, kernels).wide(x)
+    torch.testing.assert_close(found.double(), x.double() @ weight.double().T, rtol=1e-4, atol=1e-2)
+
+
+@on_native_kernels
 @settings(deadline=None)
 @given(
     rows=st.integers(1, 130),
