@@ -15,6 +15,5 @@ row_blocks.py       Sums, maxima and draws over rows of a vocabulary, read by bl
 scoring.py          How a layer scores tokens: scale, window, soft cap, sinks and slopes of its heads.
 spans.py            Where the tokens of a step's requests lie on the device; made once per step.
 static_spans.py     Spans at a fixed address, for steps that are captured once and replayed.
-text_rows.py        The rows of a step that are whole texts, one after another.
 threads.py          The threads that torch and the kernels share.
 """

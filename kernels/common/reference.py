@@ -33,8 +33,7 @@ from alignedserve.kernels.common.int8_kv import dequantise_vectors, heads_writte
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import PanelLinear, QuantisedLinear, QuantisedWeight
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Spans
-from alignedserve.kernels.common.text_rows import TextRows
+from alignedserve.kernels.common.spans import Spans, TextRows
 
 LEVELS = 255  # between the least and the most of int8
 TINY_STEP, ENLARGE = 2.0**-100, 2.0**64

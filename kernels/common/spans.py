@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -142,3 +142,15 @@ def slots_of(pairs: Tensor, from_right: Tensor, block_size: int) -> Tensor:
 def _tensor(values: array[int]) -> Tensor:
     """Return a tensor of the same memory."""
     return torch.frombuffer(values, dtype=torch.int32) if values else torch.empty(0, dtype=torch.int32)
+
+
+class TextRows:
+    """The rows of a step that are whole texts, of which nothing is kept: text i has bounds[i] .. bounds[i + 1]."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = lengths
+        self.bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.bounds[-1])

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from alignedserve.kernels.common.int8_kv import check_dtypes, heads_written, num_kv_heads
 from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Spans
-from alignedserve.kernels.common.text_rows import TextRows
+from alignedserve.kernels.common.spans import Spans, TextRows
 from alignedserve.kernels.library import DTYPES, KEPT, Library
 from alignedserve.kernels.native.library import NativeLibrary
 

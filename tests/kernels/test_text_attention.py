@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from alignedserve.kernels.common.text_rows import TextRows
+from alignedserve.kernels.common.spans import TextRows
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.kernels.native.kernels import Native
 from tests.kernels.every import on_all_kernels, on_native_kernels

@@ -18,7 +18,7 @@ from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.transformers_layers import WeightsOf
 from alignedserve.kernels.common.decoder import Norm
 from alignedserve.kernels.common.linear import Linear
-from alignedserve.kernels.common.text_rows import TextRows
+from alignedserve.kernels.common.spans import TextRows
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 _MODEL_TYPES = {"bert", "roberta", "xlm-roberta", "camembert", "electra"}  # as transformers names them

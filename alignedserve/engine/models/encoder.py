@@ -39,7 +39,7 @@ from alignedserve.engine.models.transformers_model import (
 )
 from alignedserve.errors import ModelError, UnsupportedModel
 from alignedserve.kernels.common.linear import Linear
-from alignedserve.kernels.common.text_rows import TextRows
+from alignedserve.kernels.common.spans import TextRows
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 log = logging.getLogger("alignedserve.engine")
