@@ -80,9 +80,9 @@ _AGES = (
     "has 0.67 of this latency at 2 requests a second of ShareGPT, and 0.80 of this mean time."
 )
 _CACHE = (
-    "Without memory pressure that is the prefix cache (`schedule.reuse`), which finds nothing here and writes "
-    "every request to the pool over PCIe 3; with it, ALISE takes memory from a long request for a shorter one, "
-    "which the default does for chats alone."
+    "where memory is wanted, its prefix cache, which finds nothing here, copies answers to the pool between steps "
+    "(without `schedule.reuse` it is 1 % behind), and ALISE takes memory from a long request for a shorter one, which "
+    "the default does for chats alone."
 )
 
 
