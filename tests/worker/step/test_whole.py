@@ -24,10 +24,10 @@ POLICIES = [
 
 
 def whole(running: Running) -> Running:
-    running.request = replace(
+    asked = replace(
         running.request, pooling=Pooling(is_whole=True), max_tokens=1, estimate=Estimate(1, 1), stop_tokens=()
     )
-    return running
+    return replace(running, request=asked)
 
 
 def test_a_text_that_does_not_fit_waits_for_the_next_step() -> None:
