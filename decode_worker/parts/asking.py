@@ -16,6 +16,7 @@ from alignedserve.protocol.events import Event, MemberLost, Received
 from alignedserve.protocol.messages import AskBatch, Batch
 from alignedserve.scheduling.policy import Grouping
 from alignedserve.worker.parts.part import CorePart
+from alignedserve.worker.step.running import Running
 
 _LEAVING_SHARE = 8  # of the device's memory, an eighth at most is taken from residents until the pool's next answer
 _SWAPPED_SHARE = 2  # the same where requests take memory from others of lower levels
@@ -142,10 +143,11 @@ class PageAsks:
         last = size if self._have_to_leave else 1  # a request that has to leave needs a page for a part of a page, too
         last += self._steps.has_next  # one more token is on its way
         residents = self._here.residents.values()
-        lacking = [
-            (resident.prefix - resident.num_lost + last) // size - len(resident.known)
+        lacking = [  # for each decode in each step: of one that nothing is missing of, no call is made
+            _lacks(resident, last, size)
+            if resident.dropped or resident.blocks
+            else (resident.prefix + last) // size - len(resident.known)
             for resident in residents
-            if is_writable(resident, size)
         ]
         prompts = (prompt for prompt in self._here.prompts.values() if is_writable(prompt, size) and self._policy.evict)
         fullest = [prompt.num_tokens // size - len(prompt.known) for prompt in prompts if not prompt.dropped]
@@ -156,3 +158,10 @@ class PageAsks:
     def _several_may_leave(self) -> bool:
         """Return whether memory is so short that several residents may leave before the pool answers the next ask."""
         return self._have_to_leave and self._policy.evict and self._memory.num_free < self._short
+
+
+def _lacks(resident: Running, more: int, size: int) -> int:
+    """Return the pages that the pool lacks of a request with so many tokens more; 0 where none is written of it."""
+    if not is_writable(resident, size):
+        return 0
+    return (resident.prefix - resident.num_lost + more) // size - len(resident.known)
