@@ -87,7 +87,13 @@ class Recovery:
         self._ends_at = settled_at
         return settled_at
 
-    def end(self, now: float) -> None:
+    def end(self, now: float) -> list[Attempt]:
+        """End the recovery, and return the attempts that are held and that no owner can declare any more.
+
+        These are none where a member has not answered: it may be an owner that is only slow.
+        """
+        held = [] if self._awaited else list(self._held)
         self.is_on, self.took_s = False, now - self._started_at
         self._awaited.clear()
         self._held.clear()
+        return held

@@ -359,9 +359,10 @@ class RouterCore:
         return [] if ends_at is None else [SetTimer(_RECOVERED, ends_at)]
 
     def _finish_recovery(self, now: float) -> list[Command]:
-        self._recovery.end(now)
+        held = [key for key in self._recovery.end(now) if self._open.is_unknown(key)]
+        unwanted = [command for key in held for command in self._cancel_everywhere(*key)]
         lost = [command for opened in self._nowhere for command in self._give_up(opened)]
-        return [*lost, *self._send_recovery_time(self._roll.members(Role.GATEWAY))]
+        return [*unwanted, *lost, *self._send_recovery_time(self._roll.members(Role.GATEWAY))]
 
     @property
     def _nowhere(self) -> list[OpenRequest]:

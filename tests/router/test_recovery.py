@@ -84,6 +84,19 @@ class TestRecovery:
         assert commands == [Send("gateway-0", rebuilt), Send("prefill-1", Prefill(B, "decode-0"))]
         assert router.handle(TimerFired("recovered"), RECOVERED_AT) == []
 
+    def test_what_no_owner_declared_is_cancelled_once_all_have_spoken(self) -> None:
+        """Its owner had given it up, and the last router died before it had told the member (fuzz seed 82002323)."""
+        router = recovering()
+        for name in HOLDERS:
+            router.handle(said(name, Holding((("a", 0),) if name == "pool-0" else ())), 1.1)
+        rebuilt = Figures(rebuilt_s=1.2, member="router")
+        assert router.handle(said("gateway-0", Declare(())), 1.2) == [*cancels("a"), Send("gateway-0", rebuilt)]
+
+    def test_nothing_is_cancelled_while_an_owner_is_only_slow(self) -> None:
+        router = recovering()
+        router.handle(said("pool-0", Holding((("a", 0),))), 1.1)
+        assert router.handle(TimerFired("recovered"), RECOVERED_AT) == [REBUILT]
+
     def test_what_nobody_holds_may_be_on_its_way(self) -> None:
         """The prefill worker has handed the request to the pool, which had reported its holdings before."""
         router = recovering()
