@@ -440,7 +440,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Which tokens are read by layers that do not read all: those of a window, or of a stretch.
+    """The tokens that layers read that do not read all: those of a window, or of a stretch.
 
     tokens          0 1 2 3 4 5 6 7 8 9      the token at 9 reads:
     window 4                    x x x x      the last so many, itself included

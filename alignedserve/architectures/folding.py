@@ -1,4 +1,4 @@
-"""Which layers' room takes the KV of which others, once no layer of that room reads it any more."""
+"""The layers whose room takes the KV of other layers, once they read none of their own tokens there any more."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ def _widest(sights: Sequence[Sight | None]) -> Sight:
     """Return a sight that reads all that any of these reads."""
     windows = [sight.window for sight in sights if sight is not None and sight.window is not None]
     stretches = [sight.stretch for sight in sights if sight is not None and sight.stretch is not None]
-    # Where a stretch of the least common multiple begins, a stretch of each length does.
+    # A stretch of the least common multiple begins only where a stretch of each length begins.
     return Sight(max(windows, default=None), lcm(*stretches) if stretches else None)

@@ -226,7 +226,7 @@ def test_the_same_request_twice_is_refused() -> None:
 
 
 def test_requests_that_have_left_leave_no_memory_behind() -> None:
-    """Where nobody asks for starving leaves, their alarms do not pile up."""
+    """Alarms do not pile up although nobody asks for starving leaves."""
     tree = QuadTree()
     tracemalloc.start()
     for at in range(20_000):

@@ -17,7 +17,7 @@ from alignedserve.architectures.stored_form import stored_form
 
 _GLOBAL_THETA = 1_000_000.0
 _FULL, _SLIDING = LAYER_TYPES
-# What transformers takes missing keys for: files of Gemma 3 with images have few.
+# transformers takes these values for missing keys: files of Gemma 3 with images have few keys.
 _GEMMA = {
     "vocab_size": 256_000,
     "hidden_size": 3072,

@@ -17,7 +17,7 @@ LAYER_TYPES = ("full_attention", "sliding_attention")
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNames:
-    """What the files call the parts of a layer that have other names, or are missing, in some families."""
+    """The names in the files of those parts of a layer that some families name otherwise, or lack."""
 
     qkv: str | None = None  # one weight of query, key and value; None: they have one each
     gate_up: str | None = None  # one weight of gate and up; None: they have one each
