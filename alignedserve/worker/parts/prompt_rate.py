@@ -2,8 +2,9 @@
 
 The cost model says what prompts take alone. Where decodes run beside them, where a step may take no longer than a chat
 leaves for it, and where prompts wait for seats, they take many times as long. So the time of a prompt token is what
-passed while prompts had to wait, divided by the prompt tokens that were run meanwhile. What passed long ago counts less
-and less, and while nothing waits the cost model is believed again.
+passed while prompts had to wait, divided by the prompt tokens that were run meanwhile. The step that runs the last of
+them had time for more: its tokens count with the time that they take alone. What passed long ago counts less and less,
+and while nothing waits the cost model is believed again.
 
 A prompt has to wait where it was here when a step was chosen and the step did not run all of it. Time does not count in
 which prompts waited for memory alone: admission predicts that wait, and it says nothing of prompts that have memory.
@@ -78,12 +79,13 @@ class PromptRate(CorePart):
         seated = [running for running in self._seated() if running.promise.is_rt or not only_rt]
         waiting = self._queue.num_old_rt if only_rt else self._queue.num_old
         is_cut = any(running.num_ahead > in_step.get(running.request.id, 0) for running in seated)
-        has_left = waiting > 0 or is_cut
+        has_left, since = waiting > 0 or is_cut, self._waited_from[only_rt]
+        tokens = sum(in_step.get(running.request.id, 0) for running in seated)
         if is_cut or (waiting > 0 and not self._queue.lacks_memory(only_rt)):
-            tokens = sum(in_step.get(running.request.id, 0) for running in seated)
-            since = self._waited_from[only_rt]
             passed_s = seconds if since is None else max(seconds, now - since - copied_s)
             self._passed[only_rt].add(passed_s, tokens, now)
+        elif since is not None and not has_left:  # the step ran all that had waited, and could have run more
+            self._passed[only_rt].add(min(seconds, tokens * self._pace.prompt_token_s), tokens, now)
         self._waited_from[only_rt] = now if has_left else None
 
     def backlog(self, now: float) -> Backlog:

@@ -31,10 +31,12 @@ SHAPES = [
 class Machine:
     """A worker without a pool and what it told; each step takes as long as a test says."""
 
-    def __init__(self, num_pairs: int = 1000) -> None:
+    def __init__(self, num_pairs: int = 1000, max_batch: int = 8, tells_seconds: bool = False) -> None:
+        """The cost model learns from steps that tell how long they took."""
         costs = OnlineCost([Point(shape, TOKEN_S * shape.tokens) for shape in SHAPES])
-        limits = replace(LIMITS, num_pairs=num_pairs, max_step_tokens=STEP, max_batch=8)
+        limits = replace(LIMITS, num_pairs=num_pairs, max_step_tokens=STEP, max_batch=max_batch)
         self._core = DecodeCore(WorkerSetup(limits, Policy(chunking=Chunking.FIXED, reuse=False), costs))
+        self._tells_seconds = tells_seconds
         self._plan: StepPlan | None = None
         self._prompts = dict[str, int]()  # request -> prompt tokens that have not run
         self.now, self.told = 0.0, list[Backlog]()
@@ -57,7 +59,7 @@ class Machine:
             self._prompts[chunk.request] -= len(chunk.tokens)
         through = [chunk.request for chunk in plan.chunks if not self._prompts[chunk.request]]
         tokens = [(name, 7) for name in (*through, *(decode.request for decode in plan.decodes))]
-        self._do(self._core.handle(StepDone(StepResult(plan.number, tuple(tokens))), self.now))
+        self._do(self._core.handle(StepDone(StepResult(plan.number, tuple(tokens)), seconds * self._tells_seconds), self.now))
 
     def run_all(self, seconds: float) -> None:
         while self._plan is not None:
@@ -104,9 +106,9 @@ def test_while_nothing_waits_the_cost_model_is_believed() -> None:
 
 def test_while_prompts_wait_the_time_rises_to_what_is_seen() -> None:
     machine = slow()
-    seen = [backlog.loaded_token_s for backlog in machine.told]
+    *seen, last = [backlog.loaded_token_s for backlog in machine.told]
     assert seen == sorted(seen)
-    assert seen[-1] == pytest.approx(0.1 / STEP, rel=0.15)
+    assert last == pytest.approx(0.1 / STEP, rel=0.15)
     assert machine.backlog.prompt_token_s == pytest.approx(TOKEN_S, rel=0.2), "what a prompt takes alone is the same"
 
 
@@ -153,6 +155,19 @@ def test_a_prompt_that_the_next_step_leaves_out_waits() -> None:
     machine.end_step(1.0)
     machine.end_step(1.0)
     assert machine.backlog.loaded_token_s > 10 * machine.backlog.prompt_token_s
+
+
+def test_the_tokens_of_the_step_that_ends_a_wait_count() -> None:
+    """Each prompt waits for one step of a decode, and then runs whole. Chats were refused: the steps counted in which
+    no prompt ran, and those did not that ran all of them."""
+    machine = Machine(max_batch=1, tells_seconds=True)
+    machine.come(chat("0", prompt=STEP, max_tokens=2))
+    for number in range(1, 100):
+        machine.come(chat(f"{number}", prompt=STEP, max_tokens=2))
+        machine.end_step(TOKEN_S * STEP)  # the prompt before it
+        machine.end_step(0.03)  # the decode that it waits for
+    backlog = machine.backlog
+    assert 2 * backlog.prompt_token_s < backlog.loaded_token_s < 1.15 * (0.03 / STEP + TOKEN_S)
 
 
 def test_documents_that_wait_are_no_wait_of_chats() -> None:
