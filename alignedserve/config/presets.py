@@ -40,6 +40,7 @@ _NEW: PresetSettings = {"schedule.reuse": False}  # these systems have no prefix
 _ORCA_MEMORY: PresetSettings = {"schedule.reserve": 8192}
 _BROS: PresetSettings = {
     "engine.max_batch": 256,  # B_curr begins at 128
+    "schedule.order": "slack",
     "schedule.room": "growing",
     "schedule.grouping": "fcfs",
     "schedule.late": "keep",
@@ -61,6 +62,7 @@ _ALISE: PresetSettings = {
     **_NEW,
 }
 _ACCELGEN: PresetSettings = {
+    "schedule.order": "slack",
     "schedule.selection": "multi_resource",
     "schedule.room": "chunks",
     "schedule.grouping": "fcfs",

@@ -23,7 +23,8 @@ _T = TypeVar("_T")
 class Order(str, Enum):
     """The rule for which request goes first, wherever some have to wait."""
 
-    SLACK = "slack"  # by promises: slo.in_order
+    DUE = "due"  # by promises: slo.in_order, prompts by when their first token is due
+    SLACK = "slack"  # the same, prompts by what their chunks leave until then (BROS, AccelGen)
     FCFS = "fcfs"  # by arrival
     SHORTEST_REMAINING = "shortest_remaining"  # by the tokens still to run, with the output as long as expected
     LEVELS = "levels"  # by five levels of predicted steps, in which requests rise with age (ALISE)
@@ -32,6 +33,7 @@ class Order(str, Enum):
 class Ordering(ABC):
     is_by_arrival = False  # requests are served as they came: nothing has to be sorted
     goes_by_promises = False  # places change with time: an urgent request overtakes others
+    counts_chunks = True  # a prompt has less slack by all of its chunks, and not by its next one alone
     has_levels = False  # all requests have levels, whatever their class
 
     @abstractmethod
@@ -72,6 +74,13 @@ class ByPromises(Ordering):
 
     def puts_first(self, service: ServiceClass) -> bool:
         return service is ServiceClass.RT
+
+
+class ByDue(ByPromises):
+    """By slack, of two prompts the longer one would go before the shorter one that is due first. Where there is time for
+    both they are in time in either order; where there is not, both would be late, or a few short ones for a long one."""
+
+    counts_chunks = False
 
 
 class ByKey(Ordering):
@@ -137,6 +146,7 @@ class ByOwnPolicy(ByKey):
 
 
 ORDERINGS: dict[Order, Ordering] = {
+    Order.DUE: ByDue(),
     Order.SLACK: ByPromises(),
     Order.FCFS: ByArrival(),
     Order.SHORTEST_REMAINING: ByRemaining(),

@@ -212,7 +212,7 @@ _ALIKE, _REAL_TIME_FIRST, _PLAIN, _HYBRID = Precedence(), RealTimeFirst(), Plain
 
 @dataclass(frozen=True)
 class Policy:
-    order: Order = Order.SLACK
+    order: Order = Order.DUE
     chunking: Chunking = Chunking.SLO
     selection: PromptChoice = PromptChoice.IN_ORDER
     room: Room = Room.GROWING
@@ -256,13 +256,13 @@ class Policy:
     def problem(self) -> str | None:
         """Return why these options mean nothing together, or None."""
         if self.selection is PromptChoice.MULTI_RESOURCE and isinstance(self.ordering, ByKey):
-            return "selection multi_resource compares requests that are about as urgent: it needs order slack or fcfs"
+            return "selection multi_resource compares requests that are about as urgent: it needs order due, slack or fcfs"
         if self.room is Room.CHUNKS and self.chunking is Chunking.NONE:
             return "room chunks has no chunks with chunking none: it needs chunking fixed or slo"
         if self.as_in_paper and (self.chunking, self.selection) == (Chunking.FIXED, PromptChoice.IN_ORDER):
             return "as_in_paper changes slo chunking and selection multi_resource: it needs one of them"
         if (self.packing is Packing.RT_BE) == self.ordering.is_by_arrival:
-            return "packing rt_be goes by order slack, shortest_remaining or levels, and every other by order fcfs"
+            return "packing rt_be goes by order due, slack, shortest_remaining or levels, and every other by fcfs"
         if self.packing.takes_turns and not self.is_plain:
             return f"packing {self.packing.value} needs chunking fixed or none, selection in_order, and not room chunks"
         if (problem := self.pairs.problem(self)) is not None:

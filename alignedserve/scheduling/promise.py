@@ -79,13 +79,14 @@ class Promise(ABC):
 class TokenPromise(Promise):
     """The promise of a real-time request: every token has a due."""
 
-    __slots__ = ("_expected", "_num_output", "dues")
+    __slots__ = ("_counts_chunks", "_expected", "_num_output", "dues")
     dues: TokenDues
     is_rt = True
 
     def __init__(self, request: Request, policy: Policy, num_output: int, due: Due | None) -> None:
         super().__init__(request)
         self._expected, self._num_output = expected(request, policy).mean, num_output
+        self._counts_chunks = policy.ordering.counts_chunks
         self.dues = TokenDues(request, policy.late, policy.token_group, due)
 
     @property
@@ -113,7 +114,7 @@ class TokenPromise(Promise):
         self.request, self._expected = request, expected(request, policy).mean
 
     def standing(self, now: float, work: Work, times: StepTimes) -> Standing:
-        slack_s = token_slack_s(self.dues.due_at(now), now, work, times)
+        slack_s = token_slack_s(self.dues.due_at(now), now, work, times, self._counts_chunks)
         request = self.request
         is_late = self.dues.is_late(now)
         whole = outlived(self._expected, request.max_tokens, self._num_output)

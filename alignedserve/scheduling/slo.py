@@ -183,18 +183,20 @@ class Work:
     tokens: int = 1  # tokens to decode, where no prompt is left
     transfer_s: float = 0.0  # time until missing KV is on the device
 
-    def seconds(self, times: StepTimes) -> float:
-        steps_s = self.num_chunks * times.most_s if self.prompt else self.tokens * times.mean_s
-        return steps_s + self.transfer_s
+    def seconds(self, times: StepTimes, counts_chunks: bool = True) -> float:
+        """Return the time of the work; of a prompt, that of its next chunk alone where chunks do not count."""
+        if self.prompt:
+            return (self.num_chunks if counts_chunks else 1) * times.most_s + self.transfer_s
+        return self.tokens * times.mean_s + self.transfer_s
 
     @property
     def num_chunks(self) -> int:
         return ceil(self.prompt / self.chunk)
 
 
-def token_slack_s(due_at: float, now: float, work: Work, times: StepTimes) -> float:
+def token_slack_s(due_at: float, now: float, work: Work, times: StepTimes, counts_chunks: bool = True) -> float:
     """Return the slack of an RT request."""
-    return due_at - now - work.seconds(times)
+    return due_at - now - work.seconds(times, counts_chunks)
 
 
 def step_slack_s(due_at: float, now: float, times: StepTimes) -> float:

@@ -214,13 +214,13 @@ def test_a_wrong_flag_is_named() -> None:
         (
             {"schedule.order": "shortest_remaining", "schedule.selection": "multi_resource"},
             "schedule: selection multi_resource compares requests that are about as urgent: "
-            "it needs order slack or fcfs",
+            "it needs order due, slack or fcfs",
         ),
         (
             {"schedule.order": "fcfs"},
-            "schedule: packing rt_be goes by order slack, shortest_remaining or levels, and every other by order fcfs",
+            "schedule: packing rt_be goes by order due, slack, shortest_remaining or levels, and every other by fcfs",
         ),
-        ({"schedule.packing": "mlfq"}, "schedule: packing rt_be goes by order slack"),
+        ({"schedule.packing": "mlfq"}, "schedule: packing rt_be goes by order due"),
         (
             {"schedule.packing": "round_robin", "schedule.order": "fcfs"},
             "schedule: packing round_robin needs chunking fixed or none, selection in_order, and not room chunks",

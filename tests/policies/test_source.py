@@ -77,7 +77,7 @@ def test_the_text_of_a_file_travels_with_the_configuration(tmp_path: Path) -> No
 def test_an_order_goes_with_what_goes_by_an_order() -> None:
     source = PolicySource("newest.py", ORDER)
     assert not of_preset("aligned", {"schedule.policy": source}).policy.ordering.is_by_arrival
-    with pytest.raises(ConfigError, match="packing rt_be goes by order slack"):
+    with pytest.raises(ConfigError, match="packing rt_be goes by order due"):
         of_preset("vllm-chunked", {"schedule.policy": source})
 
 

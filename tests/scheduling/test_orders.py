@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from alignedserve.core import ServiceClass
+from alignedserve.core import ServiceClass, Slo
 from alignedserve.scheduling.levels import TOP
 from alignedserve.scheduling.orders import ORDERINGS, ByKey, Order
 from alignedserve.scheduling.policy import Policy, PromptChoice
@@ -35,6 +37,7 @@ def test_each_order_has_its_rules() -> None:
     ("order", "names"),
     [
         (Order.FCFS, ["long", "urgent", "short"]),
+        (Order.DUE, ["urgent", "long", "short"]),
         (Order.SLACK, ["urgent", "long", "short"]),
         (Order.SHORTEST_REMAINING, ["short", "urgent", "long"]),
         (Order.LEVELS, ["short", "urgent", "long"]),
@@ -57,7 +60,19 @@ def test_a_level_goes_before_what_is_left_and_above_all_levels_the_first_that_ca
 
 def test_only_promises_put_a_class_first() -> None:
     first = {(order, service) for order in Order for service in ServiceClass if ORDERINGS[order].puts_first(service)}
-    assert first == {(Order.SLACK, ServiceClass.RT)}
+    assert first == {(Order.DUE, ServiceClass.RT), (Order.SLACK, ServiceClass.RT)}
+
+
+@pytest.mark.parametrize(("order", "names"), [(Order.DUE, ["short", "long"]), (Order.SLACK, ["long", "short"])])
+def test_a_prompt_that_is_due_first_goes_first_however_long_another_is(order: Order, names: list[str]) -> None:
+    """By slack a long prompt took the steps that a short one, which was nearly through, needed, and both were late."""
+    policy = Policy(order)
+    waiting = Waiting(policy)
+    for name, tokens, arrival_at in (("short", 4, 0.0), ("long", 40, 0.1)):
+        asked = replace(request(name, prompt=tokens), arrival_at=arrival_at, slo=Slo(ttft_s=2.0))
+        waiting.add(Running(asked, promise(asked, policy), []))
+    waiting.refresh(0.2, TIMES, chunk=4)
+    assert [running.request.id for _, running in waiting.line.in_order(0.2, TIMES.most_s)] == names
 
 
 def test_a_new_order_needs_a_class_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,6 +179,7 @@ class TestRecentSteps:
 def test_slack_is_what_the_work_leaves_of_the_due() -> None:
     assert token_slack_s(11.0, 10.5, Work(tokens=3, transfer_s=0.05), TIMES) == pytest.approx(0.5 - 0.15 - 0.05)
     assert token_slack_s(11.0, 10.5, Work(prompt=500, chunk=200), TIMES) == pytest.approx(0.5 - 0.3)
+    assert token_slack_s(11.0, 10.5, Work(prompt=500, chunk=200), TIMES, counts_chunks=False) == pytest.approx(0.4)
     assert step_slack_s(11.0, 10.5, TIMES) == pytest.approx(0.4)
 
 

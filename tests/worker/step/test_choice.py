@@ -138,7 +138,7 @@ class TestWhateverTheOptions:
         found = {name for name, _ in ran(select(decodes, prompts, waiting, moment(Policy(selection=choice)), 1000))}
         assert {running.request.id for running in urgent} <= found
 
-    @given(crowds(), st.sampled_from(Late), st.sampled_from([Order.SLACK, Order.SHORTEST_REMAINING]))
+    @given(crowds(), st.sampled_from(Late), st.sampled_from([Order.DUE, Order.SLACK, Order.SHORTEST_REMAINING]))
     @some
     def test_prompts_that_wait_are_kept_in_the_order_in_which_all_are_ranked(
         self, crowd: tuple[list[Running], ...], late: Late, order: Order
