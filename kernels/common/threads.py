@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+import torch
+
 
 def openmp_libraries() -> set[str]:
     """Return the names of this process's OpenMP libraries; several mean several pools of spinning threads."""
@@ -17,6 +19,12 @@ def openmp_libraries() -> set[str]:
 
 
 def compute_alone() -> None:
-    """Let kernels that this thread calls run in it alone: work beside a step must not take the step's cores."""
+    """Let torch and the kernels run in this thread alone whatever it calls: work beside a step must not take the step's
+    cores.
+
+    Helpers of this thread would cost steps more than the cores: once a process has more OpenMP threads than it has
+    cores, its threads no longer spin where they wait for each other, but sleep, and every loop of a step wakes them.
+    """
+    torch.get_num_threads()  # torch sets the number at a thread's first use: later it would undo ours
     for name in openmp_libraries():
         ctypes.CDLL(name).omp_set_num_threads(1)  # for the calling thread; the library is loaded already

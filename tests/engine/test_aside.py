@@ -228,9 +228,11 @@ def test_a_thread_that_computes_alone_leaves_the_others_as_they_are() -> None:
     def alone() -> None:
         compute_alone()
         seen.append(threads_here())
+        torch.ones(1 << 16).add(1.0)  # large enough for several threads
+        seen.append(threads_here())
 
     with torch_threads(2):
         beside = threading.Thread(target=alone)
         beside.start()
         beside.join()
-        assert (seen, threads_here()) == ([{1}], {2})
+        assert (seen, threads_here()) == ([{1}, {1}], {2})
