@@ -123,19 +123,26 @@ class PageAsks:
         self._here, self._steps, self._memory = stores.here, stores.steps, stores.memory
         self._writing, self._taking_in, self._prompts = writing, taking_in, prompts
         self._have_to_leave = stores.policy.grows or stores.policy.swaps  # whether requests do
+        self._keeps = stores.policy.reuse or self._have_to_leave  # whether anything of residents is ever written
         self._lacks = (0, 0)  # step, and the pages that residents may need in it
         self._short = stores.limits.num_pairs // (_SWAPPED_SHARE if stores.policy.swaps else _LEAVING_SHARE)
         self._for_several = units_for(self._short * stores.limits.block_size, self._page_size)
 
     def ask(self, now: float) -> list[Command]:
-        pool, policy = self._writing.target, self._policy
-        writes = policy.reuse or self._have_to_leave or self._taking_in.num_pages > 0
-        if pool is None or not writes:
-            return []
+        """Ask for the pages that are wanted.
+
+        Where none are, an earlier ask may still have to be repeated: the pool may have leased pages for it, which this
+        worker has not got, or has lost with the pool."""
+        pool = self._writing.target
+        return [] if pool is None else self._writing.writer.ask_for_spare(pool, self._wanted)
+
+    @property
+    def _wanted(self) -> int:
+        if not (self._keeps or self._taking_in.num_pages):
+            return 0
         if self._lacks[0] != self._steps.number:  # looked at once a step
             self._lacks = (self._steps.number, self._lacking)
-        wanted = max(self._lacks[1], self._taking_in.num_pages) + self._prompts.num_pages
-        return self._writing.writer.ask_for_spare(pool, wanted)
+        return max(self._lacks[1], self._taking_in.num_pages) + self._prompts.num_pages
 
     @property
     def _lacking(self) -> int:

@@ -9,7 +9,7 @@ import pytest
 from alignedserve.core import Entry, ServiceClass, Slo, StepResult, WorkerLimits
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, Send, SendKv
-from alignedserve.protocol.events import CopiedOut, KvReceived, MemberJoined, MemberLost, StepDone
+from alignedserve.protocol.events import CopiedOut, Event, KvReceived, MemberJoined, MemberLost, StepDone, TimerFired
 from alignedserve.protocol.messages import (
     ROUTER,
     SPARE,
@@ -25,7 +25,7 @@ from alignedserve.protocol.messages import (
     Progress,
     Pull,
 )
-from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy, Room
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
 
@@ -42,8 +42,8 @@ def document(name: str) -> Entry:
 class Worker:
     """Run a worker with A and B in its two seats, and C, which joins next."""
 
-    def __init__(self) -> None:
-        self.core = DecodeCore(WorkerSetup(LIMITS, Policy(), direct=True))
+    def __init__(self, policy: Policy = DEFAULT_POLICY) -> None:
+        self.core = DecodeCore(WorkerSetup(LIMITS, policy, direct=True))
         self.plan = RunStep(None)  # type: ignore[arg-type]
         self.asked = AskPages(0)  # the newest ask for pages
         for neighbour in (POOL_MEMBER, ROUTER_MEMBER, PREFILL):
@@ -193,6 +193,18 @@ def test_what_does_not_come_is_offered_anew_by_its_worker(worker: Worker) -> Non
     commands = worker.hears(KvReceived(3, "prefill-0.1", intact=False))
     assert sent(commands, "prefill-0") == [Decline(*D, is_failed=True)]
     assert progress(commands, "returned") == [D]
+
+
+@pytest.mark.parametrize("events", [[TimerFired("refresh")], [MemberLost(POOL_MEMBER), MemberJoined(POOL_MEMBER)]])
+def test_pages_that_nothing_is_written_to_any_more_go_back(events: list[Event]) -> None:
+    """By this policy nothing else is ever written. The answer was lost, or the pool was away and came back in the same
+    life, with the pages leased to this worker still (fuzz seed 83000836)."""
+    worker = Worker(Policy(reuse=False, room=Room.WHOLE))
+    worker.is_offered(document("d"))
+    worker.hears(said(ROUTER, Cancel(*D)))
+    for event in events:
+        worker.hears(event)
+    assert worker.asked == AskPages(0, 2, (), SPARE, is_spare=True)
 
 
 def test_its_pool_is_lost_on_the_way(worker: Worker) -> None:
