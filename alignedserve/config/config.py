@@ -306,8 +306,8 @@ class ScheduleConfig:
     )
     order: Order = experiment(
         DEFAULT_POLICY.order,
-        "which request goes first: the most urgent promise, by when it is due or by the slack that its work leaves, the "
-        "first that came, the shortest, or five levels (ALISE)",
+        "which request goes first: the most urgent promise, by its due or by the slack that its work leaves, the first "
+        "that came, the shortest, or five levels (ALISE)",
     )
     chunking: Chunking = experiment(
         DEFAULT_POLICY.chunking,

@@ -77,8 +77,11 @@ class ByPromises(Ordering):
 
 
 class ByDue(ByPromises):
-    """By slack, of two prompts the longer one would go before the shorter one that is due first. Where there is time for
-    both they are in time in either order; where there is not, both would be late, or a few short ones for a long one."""
+    """Of prompts the one goes first that is due first.
+
+    By slack a long one goes before shorter ones that are due earlier. Where there is time for all, all are in time
+    either way; where there is not, the short ones would be late for a long one that is late too.
+    """
 
     counts_chunks = False
 

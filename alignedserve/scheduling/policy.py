@@ -256,7 +256,7 @@ class Policy:
     def problem(self) -> str | None:
         """Return why these options mean nothing together, or None."""
         if self.selection is PromptChoice.MULTI_RESOURCE and isinstance(self.ordering, ByKey):
-            return "selection multi_resource compares requests that are about as urgent: it needs order due, slack or fcfs"
+            return "selection multi_resource compares requests about as urgent: it needs order due, slack or fcfs"
         if self.room is Room.CHUNKS and self.chunking is Chunking.NONE:
             return "room chunks has no chunks with chunking none: it needs chunking fixed or slo"
         if self.as_in_paper and (self.chunking, self.selection) == (Chunking.FIXED, PromptChoice.IN_ORDER):

@@ -213,8 +213,7 @@ def test_a_wrong_flag_is_named() -> None:
     [
         (
             {"schedule.order": "shortest_remaining", "schedule.selection": "multi_resource"},
-            "schedule: selection multi_resource compares requests that are about as urgent: "
-            "it needs order due, slack or fcfs",
+            "schedule: selection multi_resource compares requests about as urgent: it needs order due, slack or fcfs",
         ),
         (
             {"schedule.order": "fcfs"},

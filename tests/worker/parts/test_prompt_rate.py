@@ -59,7 +59,8 @@ class Machine:
             self._prompts[chunk.request] -= len(chunk.tokens)
         through = [chunk.request for chunk in plan.chunks if not self._prompts[chunk.request]]
         tokens = [(name, 7) for name in (*through, *(decode.request for decode in plan.decodes))]
-        self._do(self._core.handle(StepDone(StepResult(plan.number, tuple(tokens)), seconds * self._tells_seconds), self.now))
+        told_s = seconds if self._tells_seconds else 0.0
+        self._do(self._core.handle(StepDone(StepResult(plan.number, tuple(tokens)), told_s), self.now))
 
     def run_all(self, seconds: float) -> None:
         while self._plan is not None:
