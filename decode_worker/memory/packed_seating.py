@@ -51,6 +51,15 @@ class PackedSeating(Seating):
     def has_seat(self, waiting: Running) -> bool:
         return self.seats > 0 or (self.is_open and waiting.promise.is_rt)
 
+    def most(self, running: Running, size: int) -> int:
+        """Return how many of these tokens of a request there is memory for: none of one that left in this choice.
+
+        Its `pairs` are others' by now. Where it gets pairs chunk by chunk it would take more, which it loses with them.
+        """
+        if self.by_chunk and any(left is running for left in self.unseated):
+            return 0
+        return Seating.most(self, running, size)
+
     def take(self, running: Running, size: int) -> None:
         Seating.take(self, running, size)
         self._can_yield = None  # it may share pairs now with those that would leave

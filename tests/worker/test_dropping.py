@@ -8,13 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alignedserve.core import Chunk, Decode, Sampling, WorkerLimits
+from alignedserve.core import Chunk, Decode, Sampling, ServiceClass, Slo, StepResult, WorkerLimits
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.protocol.commands import RunStep
+from alignedserve.protocol.events import StepDone
+from alignedserve.protocol.messages import ROUTER, Prefill
 from alignedserve.scheduling.policy import Cache, Chunking, Layout, Order, Packing, Policy, Room
 from alignedserve.scheduling.promise import promise
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.named_blocks import NamedBlocks
 from alignedserve.worker.step.running import Running
-from tests.samples import LIMITS, request
+from tests.samples import LIMITS, request, said
 
 
 @given(st.integers(0, 500), st.integers(2, 100), st.sampled_from((4, 8, 64)))
@@ -77,3 +81,18 @@ def test_by_some_policies_requests_keep_all(policy: Policy) -> None:
 def test_by_others_they_drop_what_no_layer_reads() -> None:
     assert Policy().drops
     assert Policy(room=Room.CHUNKS, order=Order.FCFS, packing=Packing.FCFS, chunking=Chunking.FIXED).drops
+
+
+def test_a_prompt_that_leaves_for_a_chat_takes_no_more_pairs_in_that_step() -> None:
+    """It gets pairs chunk by chunk: those of its next chunk were lost with it (fuzz seed 84003190)."""
+    limits = WorkerLimits(14, 2, page_size=8, max_step_tokens=64, max_batch=3, reach=20)
+    worker = DecodeCore(WorkerSetup(limits, Policy()))
+    document = replace(request("document", 35, 1), service=ServiceClass.BE, slo=Slo(jct_s=1e5))
+    commands = worker.handle(said(ROUTER, Prefill(document)), 0.0)
+    [began] = [command.plan for command in commands if isinstance(command, RunStep)]
+    assert len(began.chunks[0].tokens) == 28, "there is memory for so many"
+    worker.handle(said(ROUTER, Prefill(request("chat", 10, 1))), 0.0)
+    commands = worker.handle(StepDone(StepResult(began.number, ()), 0.01), 0.01)
+    [began] = [command.plan for command in commands if isinstance(command, RunStep)]
+    assert [chunk.request for chunk in began.chunks] == ["chat"]
+    assert sorted(worker.pairs) == list(range(14))
