@@ -42,6 +42,8 @@ class TakingIn:
         at_hand = self._num_spare_pages
         spare = self._memory.num_free - self._here.pairs_needed(AHEAD_STEPS, self._limits.block_size)
         for candidate in homeless:
+            if candidate not in self._candidates.requests:  # an older attempt of one that was taken in just now
+                continue
             running = candidate.as_running(self._policy, self._limits.page_size)
             pairs = units_for(candidate.entry.num_held, self._limits.block_size)
             at_hand, spare = at_hand - self._pages_for(running), spare - pairs

@@ -156,6 +156,11 @@ def test_a_seed_beyond_the_first_that_failed_once(seed: int) -> None:
     assert attempt(draw_narrow_scenario(seed)).failure is None
 
 
+def test_a_wide_seed_that_failed_once() -> None:
+    """Two attempts of a request waited to be taken in: the newer one took the older one out of the line."""
+    assert attempt(draw_scenario(84002186)).failure is None
+
+
 def test_every_option_of_a_policy_is_drawn() -> None:
     """Each value of an option, and more than one value of each switch and number; no deployment can use the oracle."""
     policies = [draw_scenario(seed).policy for seed in range(2000)]
