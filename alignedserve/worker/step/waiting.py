@@ -71,7 +71,7 @@ class Waiting:
         self._all: OrderedDict[Running, int] = OrderedDict()
         self._rt_alone: OrderedDict[Running, None] = OrderedDict()  # the real-time ones of them
         self._be_alone: OrderedDict[Running, None] = OrderedDict()
-        self._again: dict[Running, None] = {}  # those that had a seat before
+        self._again: dict[Running, None] = {}  # those that had a seat before, and go before others of their class
         self._fetched: dict[Running, None] = {}  # those of which the pool has what is copied here
         self._named: dict[str, list[Running]] = {}
         self._ttfts: Counter[float] = Counter()  # promised time to the first token -> real-time prompts
@@ -120,7 +120,7 @@ class Waiting:
     @property
     def come_first(self) -> bool:
         """Return whether a prompt waits that comes before best-effort requests which the pool has: of a chat, or of a
-        request that had a seat before."""
+        request that had a seat before and is the first of its class to get one again."""
         return bool(self._rt_alone or self._again)
 
     def _alone(self, running: Running) -> OrderedDict[Running, None]:
@@ -167,7 +167,9 @@ class Waiting:
     def add_first(self, running: Running) -> None:
         """Add a request that had a seat before all that have arrived."""
         self.add(running)
-        self._again[running] = None
+        # A prompt that lost its seat before its first token goes by its length again: long ones wait for all others.
+        if running.output or self._policy.ordering.is_by_arrival:
+            self._again[running] = None
         self._all.move_to_end(running, last=False)
         self._alone(running).move_to_end(running, last=False)
 
