@@ -265,6 +265,7 @@ class Report:
     num_buffered: int = 0  # of both, requests whose KV is on a prefill worker's device
     num_rt: int = 0  # running real-time requests
     num_late: int = 0  # running real-time requests whose next token is late
+    given_pairs: int = 0  # that best-effort requests have, and give to chats
 
 
 @dataclass(frozen=True, slots=True)

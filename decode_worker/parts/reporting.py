@@ -15,6 +15,7 @@ class Reporting:
         self._roster, self._pace, self._steps = stores.roster, stores.pace, stores.steps
         self._here, self._candidates, self._batch = stores.here, stores.candidates, stores.batch
         self._memory, self._order = stores.memory, stores.order
+        self._gives = stores.policy.precedence.may_displace(is_rt=True)
         self._reported = 0  # the newest step when the router got a report
 
     def report(self, now: float) -> list[Command]:
@@ -26,7 +27,8 @@ class Reporting:
         return [Send(ROUTER, self._report(now))]
 
     def _report(self, now: float) -> Report:
-        chats = [running.promise for running in self._roster.occupants() if running.promise.is_rt]
+        here = tuple(self._roster.occupants())
+        chats = [running.promise for running in here if running.promise.is_rt]
         return Report(
             num_running=self._here.num_seated,
             band=self._batch.band(self._here.with_kv) or span_of(self._here.with_kv),
@@ -38,4 +40,5 @@ class Reporting:
             num_buffered=self._candidates.num_buffered,
             num_rt=len(chats),
             num_late=sum(promise.is_late(now) for promise in chats),
+            given_pairs=sum(len(running.pairs) for running in here if not running.promise.is_rt) if self._gives else 0,
         )

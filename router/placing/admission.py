@@ -123,7 +123,7 @@ class WorkAhead:
     memory: int = 0  # tokens that all decode workers hold; 0: not known
     num_workers: int = 1  # workers that share the prompts
     lacks: int | None = None  # tokens of memory for it, on the worker that would run it; None: it goes on to any
-    free: float | None = None  # tokens of memory that are free there, or on the worker with most; None: not known
+    free: float | None = None  # tokens of memory that chats find there, or on the worker with most; None: not known
     num_decoding: int = 1  # workers that share the memory
 
 

@@ -226,12 +226,12 @@ class Placement:
         return WorkAhead(wait_s, prompt_s, self._token_s(worker), memory, num_workers, lacks, free, num_decoding)
 
     def _free_tokens(self, worker: str) -> float | None:
-        """Return how many tokens of memory are free on a decode worker, or where a prompt goes on to from a prefill
+        """Return how many tokens of memory chats find on a decode worker, or where a prompt goes on to from a prefill
         worker: on the decode worker that has most; None where that is not known."""
         if self._roles[worker] is Role.DECODE:
-            pairs: float | None = self._rooms_of(worker).free_pairs(worker)
+            pairs: float | None = self._rooms_of(worker).for_chats(worker)
         else:
-            pairs = max((rooms.most_free for rooms in self._rooms.values()), default=None)
+            pairs = max((rooms.most_for_chats for rooms in self._rooms.values()), default=None)
         return None if pairs is None else pairs * self._block_size
 
     def _lacks(self, worker: str, request: Request) -> int | None:
@@ -312,7 +312,8 @@ class Placement:
             self._beginnings.came(request, worker)
         if self._roles.get(worker) is not Role.PREFILL:
             return ""
-        return self._rooms_for(worker, request).choose(request.tokens, self._most(request))
+        gives = request.service is ServiceClass.BE and self._policy.precedence.may_displace(is_rt=True)
+        return self._rooms_for(worker, request).choose(request.tokens, self._most(request), gives)
 
     def _rooms_for(self, worker: str, request: Request) -> Rooms:
         """Return the room of the node that the request should go on to."""

@@ -20,6 +20,7 @@ _LOOKED_AT = 8  # nearest bands to each side of a length that are looked at
 @dataclass(slots=True)
 class _WorkerRoom:
     free_pairs: int = 0  # negative where many requests were sent there since
+    given_pairs: int = 0  # that best-effort requests have, and give to chats
     band: tuple[int, int] | None = None
 
 
@@ -38,7 +39,7 @@ class Rooms:
     def report(self, worker: str, report: Report) -> None:
         self.tell(worker, report.free_pairs)
         self._unband(worker)
-        self._rooms[worker].band = report.band
+        self._rooms[worker].band, self._rooms[worker].given_pairs = report.band, report.given_pairs
         if report.band is not None:
             insort(self._bands, (sum(report.band), worker))
 
@@ -52,9 +53,15 @@ class Rooms:
         """Return whether there is any worker."""
         return bool(self._rooms)
 
-    def free_pairs(self, worker: str) -> int | None:
-        """Return the pairs that the worker has free; None where it has not told yet."""
-        return room.free_pairs if (room := self._rooms.get(worker)) is not None else None
+    def for_chats(self, worker: str) -> int | None:
+        """Return the pairs that chats find on the worker, free or given to them; None where it has not told yet."""
+        room = self._rooms.get(worker)
+        return None if room is None else room.free_pairs + room.given_pairs
+
+    @property
+    def most_for_chats(self) -> float:
+        """Return the same of the worker where it is most; minus infinity where there is no worker."""
+        return max((room.free_pairs + room.given_pairs for room in self._rooms.values()), default=float("-inf"))
 
     @property
     def most_free(self) -> float:
@@ -66,13 +73,18 @@ class Rooms:
         room = self._rooms.get(worker)
         return room is not None and room.free_pairs >= self.pairs(tokens)
 
-    def choose(self, tokens: Sequence[int], most: int = 0) -> str:
-        """Return a worker for a prompt that may grow to `most` tokens, and count its room as taken; "" for none."""
+    def choose(self, tokens: Sequence[int], most: int = 0, gives: bool = False) -> str:
+        """Return a worker for a prompt that may grow to `most` tokens, and count its room as taken; "" for none.
+
+        `gives` says whether the request gives its room to chats.
+        """
         worker = self._nearest(len(tokens), max(most, len(tokens))) if self._by_band else None
         worker = worker or self._fullest_last.least()
         if worker is None:
             return ""
-        self.tell(worker, self._rooms[worker].free_pairs - self.pairs(len(tokens)))
+        room, taken = self._rooms[worker], self.pairs(len(tokens))
+        room.given_pairs += taken if gives else 0
+        self.tell(worker, room.free_pairs - taken)
         return worker
 
     def _nearest(self, length: int, most: int) -> str | None:

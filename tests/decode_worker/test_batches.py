@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -27,6 +28,7 @@ from alignedserve.protocol.messages import (
     Prefetched,
     Progress,
     Pull,
+    Report,
 )
 from alignedserve.scheduling.policy import Grouping, Order, Packing, Policy, PromptChoice
 from alignedserve.worker.setup import WorkerSetup
@@ -145,6 +147,22 @@ class TestOrder:
         worker.now = 39.0
         worker.next_joins()
         assert worker.joined == [11, 13, 30]
+
+
+@pytest.mark.parametrize(
+    ("policy", "given"), [(Policy(), True), (Policy(Order.FCFS, packing=Packing.FCFS), False)], ids=["default", "fcfs"]
+)
+def test_the_router_hears_what_documents_would_give_to_chats(policy: Policy, given: bool) -> None:
+    worker = Worker(policy)
+    worker.gets(replace(D1, request=replace(D1.request, max_tokens=100)))
+    worker.hears(CopiedIn(1, intact=True))
+    reports: list[Report] = []
+    steps = count(1)
+    while not reports:
+        told = sent(worker.hears(StepDone(StepResult(next(steps), (("d1", 7),)))), ROUTER)
+        reports = [message for message in told if isinstance(message, Report)]
+    [held] = [len(running.pairs) for running in worker.core.stores.roster.occupants()]
+    assert reports[0].given_pairs == (held if given else 0)
 
 
 class TestAsks:

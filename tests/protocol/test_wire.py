@@ -214,7 +214,7 @@ SCHEMA = [
     ", ...], lengths: tuple[int, ...], lost: tuple[tuple[str, int], ...], unknown: tuple[tuple[str, int], ...], returne"
     "d: tuple[tuple[str, int], ...], free_pairs: int, backlog: Backlog)",
     "Report(num_running: int, band: tuple[int, int] | None, free_pairs: int, batch: int, times: StepTimes, num_requests"
-    ": int, num_batch: int, num_buffered: int, num_rt: int, num_late: int)",
+    ": int, num_batch: int, num_buffered: int, num_rt: int, num_late: int, given_pairs: int)",
     "Declare(requests: tuple[Request, ...], is_last: bool)",
     "Holding(attempts: tuple[tuple[str, int], ...], free_pairs: int, is_retiring: bool)",
     "Inquire(attempts: tuple[tuple[str, int], ...])",

@@ -257,6 +257,17 @@ class TestBands:
         rooms.tell("other", 101)
         assert rooms.choose(range(100)) == "other"
 
+    def test_chats_find_what_documents_hold(self) -> None:
+        """Chats were refused for lack of memory that documents would have given them, or that was to be documents'."""
+        rooms = self.reported(full=None)
+        rooms.report("full", Report(free_pairs=2, given_pairs=40))
+        assert rooms.for_chats("full") == rooms.most_for_chats == 42
+        rooms.choose(range(100), gives=True)
+        assert rooms.for_chats("full") == 42
+        rooms.choose(range(100))
+        assert rooms.for_chats("full") == 42 - 7
+        assert rooms.for_chats("other") is None
+
     @given(st.lists(st.tuples(st.integers(0, 9), st.none() | st.integers(1, 100)), max_size=40), st.integers(1, 100))
     def test_it_is_the_nearest_of_those_that_are_there(self, told: list[tuple[int, int | None]], length: int) -> None:
         rooms, there = Rooms(block_size=16, by_band=True), dict[str, int]()
