@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
@@ -32,19 +33,25 @@ class Device:
 
 
 class Ends:
-    def __init__(self, mishap: Mishap | None = None) -> None:
-        self.agenda, self.gone = Agenda(), set[str]()
+    def __init__(self, *mishaps: Mishap) -> None:
+        """The first transfers go wrong in these ways, one each."""
+        self.agenda, self.gone, left = Agenda(), set[str](), list(mishaps)
         self.source, self.target = Device("kv"), Device()
         self.transfers = SimulatedTransfers(
-            self.agenda, lambda holder: holder not in self.gone, lambda _from, _to: mishap
+            self.agenda, lambda holder: holder not in self.gone, lambda _from, _to: left.pop(0) if left else None
         )
+        self.then: dict[Event, Callable[[], None]] = {}  # what the receiver does as soon as it hears an event
 
     def send(self, number: int, pairs: tuple[int, ...] = (0,)) -> None:
         command = SendKv(number, RECEIVER, pairs, (1, 2) if pairs else ())
         self.transfers.send(SENDER, command, 0.1, self.source, self.source.heard.append)
 
     def receive(self, number: int) -> None:
-        self.transfers.receive(RECEIVER, ReceiveKv(number, SENDER, (3,), (1, 2)), self.target, self.target.heard.append)
+        self.transfers.receive(RECEIVER, ReceiveKv(number, SENDER, (3,), (1, 2)), self.target, self._hear)
+
+    def _hear(self, event: Event) -> None:
+        self.target.heard.append(event)
+        self.then.get(event, lambda: None)()
 
     def after(self, seconds: float) -> tuple[list[Event], list[Event]]:
         """Run the agenda for some seconds, and return what the sender and the receiver have heard."""
@@ -79,6 +86,26 @@ def test_transfers_run_in_turn_and_a_passed_over_transfer_gets_nothing() -> None
     ends.send(3)
     assert ends.after(0.15) == ([sent(2)], [received(1, intact=False), received(2)])
     assert ends.after(0.1) == ([sent(2), sent(3)], [received(1, intact=False), received(2), received(3)])
+
+
+def test_a_receiver_begins_the_next_transfer_before_the_sender_hears_of_the_last() -> None:
+    """The sender heard that the transfer had failed, and kept for seconds what had arrived (fuzz seed 84003148)."""
+    ends = Ends()
+    ends.then[received(1)] = lambda: ends.receive(2)
+    ends.receive(1)
+    ends.send(1)
+    ends.send(2)
+    assert ends.after(0.25) == ([sent(1), sent(2)], [received(1), received(2)])
+
+
+def test_a_receiver_begins_the_next_transfer_when_it_is_passed_over() -> None:
+    """The transfer that passed it over was started twice, and the second time it did not go wrong."""
+    ends = Ends(Mishap(ok=False, intact=False, stalls=True))
+    ends.then[received(1, intact=False)] = lambda: ends.receive(3)
+    ends.receive(1)
+    ends.receive(2)
+    ends.send(2)
+    assert ends.after(1.0) == ([], [received(1, intact=False)])
 
 
 def test_what_is_not_there_any_more_is_said() -> None:

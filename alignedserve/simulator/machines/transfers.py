@@ -135,19 +135,18 @@ class SimulatedTransfers:
             self._start_next(channel)
 
     def _start_next(self, channel: _TransferChannel) -> None:
+        """Start the first transfer that both ends have begun, and end those that were passed over.
+
+        An end may begin its next transfer as soon as it hears, so this looks again after each event."""
         channel.forget_ended()
-        while channel.sends and not channel.is_busy:
-            send = channel.sends[0]
-            number = send.command.number
-            for receive in [receive for receive in channel.receives if receive.command.number < number]:
+        while channel.sends and channel.receives and not channel.is_busy:
+            send, receive = channel.sends[0], min(channel.receives, key=lambda end: end.command.number)
+            if receive.command.number < send.command.number:
                 receive.end(False)
-            matching = next((receive for receive in channel.receives if receive.command.number == number), None)
-            if matching is None:
-                if not any(receive.command.number > number for receive in channel.receives):
-                    return  # the receiver has not begun yet
+            elif receive.command.number > send.command.number:
                 send.end(False)
             else:
-                self._start(channel, send, matching)
+                self._start(channel, send, receive)
             channel.forget_ended()
 
     def _start(self, channel: _TransferChannel, send: _TransferEnd, receive: _TransferEnd) -> None:
@@ -157,9 +156,9 @@ class SimulatedTransfers:
         self._later(seconds, partial(self._end, channel, send, receive, mishap))
 
     def _end(self, channel: _TransferChannel, send: _TransferEnd, receive: _TransferEnd, mishap: Mishap | None) -> None:
-        channel.is_busy = False
         if not (send.is_over or receive.is_over):  # else a worker has died
             self._arrived(send, receive, mishap)
+        channel.is_busy = False  # not before both ends have heard: what hears first may begin the next transfer at once
         self._start_next(channel)
 
     def _arrived(self, send: _TransferEnd, receive: _TransferEnd, mishap: Mishap | None) -> None:
