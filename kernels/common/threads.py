@@ -22,8 +22,8 @@ def compute_alone() -> None:
     """Let torch and the kernels run in this thread alone whatever it calls: work beside a step must not take the step's
     cores.
 
-    Helpers of this thread would cost steps more than the cores: once a process has more OpenMP threads than it has
-    cores, its threads no longer spin where they wait for each other, but sleep, and every loop of a step wakes them.
+    Helpers of this thread would cost steps more than the cores: once a process has more OpenMP threads than cores,
+    libgomp spins a tenth as long where threads wait for each other, so they sleep, and every loop of a step wakes them.
     """
     torch.get_num_threads()  # torch sets the number at a thread's first use: later it would undo ours
     for name in openmp_libraries():
