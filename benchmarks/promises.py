@@ -54,6 +54,7 @@ AGAINST = {"1+1": "2xcolocated", "1+2": "3xcolocated", "2+2": "4xcolocated"}
 OTHERS = ("aligned-multi-resource", "bros", "bros-plain")  # presets that attain about as much as the default
 ALL_OTHERS = (*OTHERS, "alise", "accelgen", "apt-serve-kv", "vllm-chunked", "sarathi")
 POINTS, OF_BEST = 0.005, 0.98
+SEATS = "engine.max_batch=256"  # of every preset, as `bros` has: with fewer, short chats would wait for a seat
 DOCUMENTS = {"service": "be", "prompt": "lognormal:800:900:6000", "output": "exp:150:1000"}
 AT_ONCE, A_SECOND = 300, 4.0  # documents
 ENDLESS_CHATS = "sizes:prompt=lognormal:1000:1100:7000,output=lognormal:210:150:1000"  # about as long as the trace's
@@ -263,7 +264,7 @@ class Mix:
             documents = {"rate": A_SECOND * own_rate / rate, "first_s": self.load.seconds}
             rate += A_SECOND
         workload = save_load(path, 1e6, chats, {"name": "documents", **DOCUMENTS, **documents})
-        return SimulationTrial(preset, workload, "2xcolocated", 0, rate, GPU)
+        return SimulationTrial(preset, workload, "2xcolocated", 0, rate, GPU, options=(SEATS,))
 
 
 @dataclass(frozen=True)
