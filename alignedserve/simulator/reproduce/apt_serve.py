@@ -174,12 +174,12 @@ _PRICE = (
 )
 _REFUSES = (
     "in a burst it serves requests up to twice their promise late, and their memory lacks others: with "
-    "`schedule.refuse_ttfts=1` it keeps 41 % at 10 in figure 9a, and 35 % in 9b"
+    "`schedule.refuse_ttfts=1` it keeps 42 % at 10 in figure 9a, and 35 % in 9b"
 )
-_UNKNOWN_LENGTHS = "its admission takes outputs for long until some have ended; with lengths known it keeps 50.4 %"
+_UNKNOWN_LENGTHS = "its admission takes outputs for long until some have ended; with lengths known it keeps 50.8 %"
 _SMALL = (
     "where memory lacks for most, Apt-Serve gives it to requests that need least. What `aligned` refuses is late: "
-    "without refusals it keeps 89 % at 1.25 a second, 38 % at 2.5, and 31 % in bursts at 10"
+    "without refusals it keeps 88 % at 1.25 a second, 36 % at 2.5, and 35 % in bursts at 10"
 )
 
 PAPER = Paper(

@@ -157,11 +157,6 @@ _LESS_LOAD = (
     "Shown, with a smaller difference: the paper's vLLM was loaded so far that 1 % of its chats had a first token in "
     "time, and how many documents caused that it does not say."
 )
-_REFUSED = (
-    "at 15 chats a second it refuses 2, 6 and 22 of about 300 with the three seeds, since admission predicts that they "
-    "would wait too long, and BROS serves them in time. That is a fault of ours; each chat that it takes is in time."
-)
-_REFUSED_LESS = "it refuses 0, 4 and 8 of about 300 chats there, as with the chats of ShareGPT."
 _CACHE = (
     "its prefix cache, which finds nothing here: a step waits for the pool's word on each chat. Without it "
     "(`schedule.reuse=false`) both are equal, and both keep all promises there."
@@ -202,7 +197,6 @@ PAPER = Paper(
             _mean("vLLM", 1.28),
             _mean("RR", 10.55),
             finding=_LESS_LOAD,
-            behind=_REFUSED,
         ),
         _tokens(
             "11a-tpot",
@@ -211,12 +205,9 @@ PAPER = Paper(
             _times("RR", 1.47),
             _mean("BROS", 65.49),
             finding=_SHORT_STEPS,
-            behind=_REFUSED,
         ),
-        _first_token("11d-ttft", _LMSYS, _times("vLLM", 21.42), _times("RR", 14.23), behind=_REFUSED_LESS),
-        _tokens(
-            "11d-tpot", _LMSYS, _times("vLLM", 2.62), _times("RR", 2.28), _mean("BROS", 75.38), behind=_REFUSED_LESS
-        ),
+        _first_token("11d-ttft", _LMSYS, _times("vLLM", 21.42), _times("RR", 14.23)),
+        _tokens("11d-tpot", _LMSYS, _times("vLLM", 2.62), _times("RR", 2.28), _mean("BROS", 75.38)),
         _alone(
             "12-latency",
             "latency without documents",
