@@ -77,10 +77,10 @@ class ByPromises(Ordering):
 
 
 class ByDue(ByPromises):
-    """Of prompts the one goes first that is due first.
+    """The prompt that is due first goes first.
 
-    By slack a long one goes before shorter ones that are due earlier. Where there is time for all, all are in time
-    either way; where there is not, the short ones would be late for a long one that is late too.
+    The order by slack puts a long prompt before shorter ones that are due earlier. Where time is too short for all of
+    them, the short ones would be late for a long one that is late too.
     """
 
     counts_chunks = False

@@ -197,7 +197,7 @@ def test_what_does_not_come_is_offered_anew_by_its_worker(worker: Worker) -> Non
 
 @pytest.mark.parametrize("events", [[TimerFired("refresh")], [MemberLost(POOL_MEMBER), MemberJoined(POOL_MEMBER)]])
 def test_pages_that_nothing_is_written_to_any_more_go_back(events: list[Event]) -> None:
-    """By this policy nothing else is ever written. The answer was lost, or the pool was away and came back in the same
+    """This policy writes nothing else. The answer was lost, or the pool was away and came back in the same
     life, with the pages leased to this worker still (fuzz seed 83000836)."""
     worker = Worker(Policy(reuse=False, room=Room.WHOLE))
     worker.is_offered(document("d"))

@@ -65,7 +65,7 @@ def test_only_promises_put_a_class_first() -> None:
 
 @pytest.mark.parametrize(("order", "names"), [(Order.DUE, ["short", "long"]), (Order.SLACK, ["long", "short"])])
 def test_a_prompt_that_is_due_first_goes_first_however_long_another_is(order: Order, names: list[str]) -> None:
-    """By slack a long prompt took the steps that a short one, which was nearly through, needed, and both were late."""
+    """The order by slack let a long prompt take the steps of a short one that was nearly through: both were late."""
     policy = Policy(order)
     waiting = Waiting(policy)
     for name, tokens, arrival_at in (("short", 4, 0.0), ("long", 40, 0.1)):

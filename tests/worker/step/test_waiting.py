@@ -24,8 +24,8 @@ BY_ARRIVAL = Policy(Order.FCFS, packing=Packing.FCFS)
 def test_a_document_that_lost_its_seat_comes_first_where_it_gets_the_next_one(
     policy: Policy, output: list[int], comes_first: bool
 ) -> None:
-    """By promises a prompt without output waits for all shorter ones. A document whose KV the pool had waited for it,
-    and stood still for 38 s."""
+    """Where promises decide, a prompt without output waits for all shorter ones. A document that could have gone on
+    waited for such a prompt, and stood still for 38 s."""
     asked = replace(request("document", prompt=40), service=ServiceClass.BE)
     waiting = Waiting(policy)
     waiting.add_first(Running(asked, promise(asked, policy, len(output)), output))
