@@ -44,7 +44,7 @@ from pathlib import Path
 from random import Random
 from statistics import mean, median
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, Generic, TypeVar
 
 from benchmarks.common.chats import DEFAULT, Load, Run, Served, Simulated
@@ -57,6 +57,7 @@ T = TypeVar("T")
 
 CHATS = ((4, 8), (16, 4))  # chats, and turns of each
 NEW, OUT, THINKS_S = 192, 48, 1.0  # tokens of a turn; seconds from an answer to the next question
+SETTLES_S = 2.0  # before each load: vLLM's worker spins on a core for a second after its last request
 SYSTEM, QUESTIONS, QUESTION = 1024, 32, 32
 SIBLINGS = 8
 UNKNOWN, UNKNOWN_OUT = range(256, 512, 16), 32  # lengths of prompts that begin like no other; tokens out of each
@@ -112,6 +113,7 @@ class Servers:
         asked = [(self.ours, outcomes.ours), *([(self.baseline, outcomes.baseline)] if self.baseline else [])]
         for number in range(times * self.rounds):
             for url, outcome in reversed(asked) if number % 2 else asked:
+                sleep(SETTLES_S)
                 outcome.append(asyncio.run(load(url)))
         return outcomes
 
