@@ -67,6 +67,10 @@ class PoolCopies:
             self._copier.close()
             self._copier = None
 
+    def close(self) -> None:
+        """Begin no other copy, and end the thread of those beside the steps."""
+        self._aside.close()
+
     def begin_aside(self, copy: CopyIn | CopyOut, post: Post) -> None:
         """Begin a copy beside the steps."""
         self._aside.add(copy, post)

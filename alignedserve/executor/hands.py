@@ -56,6 +56,7 @@ class EngineHands:
         """Finish the work that is under way and begin no other."""
         if self._in_order is not None:
             self._in_order.close()
+        self._copies.close()
 
     # --- Members
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 from alignedserve.architectures.model_source import cache_directory
@@ -78,4 +79,5 @@ def run_rank(place: Place) -> None:
     """Follow rank 0 for as long as it lives; RankLost when it has gone."""
     with build_rank(place, Engine) as built:
         assert built.team is not None, "a worker's only rank is rank 0"
-        follow(built.team, built.hands(), MOST_FRAME_BYTES)
+        with closing(built.hands()) as hands:
+            follow(built.team, hands, MOST_FRAME_BYTES)

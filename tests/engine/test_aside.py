@@ -175,6 +175,18 @@ def test_all_copies_have_one_stream(
     assert streams == [engine.device]
 
 
+def test_the_thread_ends_before_the_process_does(engine: Engine, path: Path, arena_of: Callable[[int], Arena]) -> None:
+    """Else the end of Python aborts a process that copies: a worker that was cast out ended with signal 6."""
+    before = set(threading.enumerate())
+    bench = Bench(engine, path)
+    arena_of(1)
+    bench.hands.meet(POOL_MEMBER)
+    for number in range(100):
+        bench.begin(out(number))
+    bench.hands.close()
+    assert set(threading.enumerate()) <= before
+
+
 def test_without_its_pool_a_copy_comes_to_nothing(engine: Engine, path: Path, arena_of: Callable[[int], Arena]) -> None:
     bench = Bench(engine, path)
     bench.begin(back(1))

@@ -52,6 +52,7 @@ class AsideCopies:
         self._mapped_to: int | None = None  # None: nothing is left to be mapped
         self._due: deque[tuple[Copy, Post, Mark]] = deque()
         self._thread: threading.Thread | None = None
+        self._is_closed = False
 
     def attach(self, copier: PageCopier, pool: str, map_ahead: MapAhead | None = None) -> None:
         """Use this copier for copies to and from the pool's arena, which `map_ahead` maps piece by piece."""
@@ -72,6 +73,18 @@ class AsideCopies:
             self._due.append((copy, post, Mark(self._device)))
             self._begin()
 
+    def close(self) -> None:
+        """End the thread before its next page; of copies that are not finished nothing is posted.
+
+        At its end Python ends the other threads where they next ask for its lock: inside a torch call, that aborts the
+        process.
+        """
+        with self._changed:
+            self._is_closed, self._copier = True, None
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
     def _begin(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="aside", daemon=True)
@@ -81,14 +94,15 @@ class AsideCopies:
     def _run(self) -> None:
         compute_alone()
         with beside_steps(self._device):
-            while True:
-                self._perform_and_post(*self._next())
+            while (added := self._next()) is not None:
+                self._perform_and_post(*added)
 
-    def _next(self) -> tuple[Copy, Post, Mark]:
+    def _next(self) -> tuple[Copy, Post, Mark] | None:
+        """Wait for a copy and return it; None once this is closed."""
         with self._changed:
-            while not self._due:
+            while not (self._due or self._is_closed):
                 self._changed.wait(self._map_more())
-            return self._due.popleft()
+            return None if self._is_closed else self._due.popleft()
 
     def _map_more(self) -> float | None:
         """Map a piece of the arena if no step runs; return when to look again, None where nothing is left."""
@@ -107,6 +121,8 @@ class AsideCopies:
             log.exception("copy %d has failed", copy.number)
             self._failed()
             intact = False
+        if self._is_closed:
+            return
         post(CopiedIn(copy.number, intact) if isinstance(copy, CopyIn) else CopiedOut(copy.number))
 
     def _perform(self, copy: Copy) -> bool:
