@@ -211,8 +211,8 @@ class PageWriter:
 
     @property
     def being_written(self) -> set[Running]:
-        """Return the requests of which a part is under way."""
-        return {part.running for part in self._parts.values()}
+        """Return the requests of which a wanted part is under way: the pairs of any other may be overwritten."""
+        return {part.running for part in self._parts.values() if part.wanted}
 
     def is_writing(self, running: Running) -> bool:
         """Return whether a part of the request is under way: what comes after it waits for that."""

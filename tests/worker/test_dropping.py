@@ -12,13 +12,14 @@ from alignedserve.core import Chunk, Decode, Sampling, ServiceClass, Slo, StepRe
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.protocol.commands import RunStep
 from alignedserve.protocol.events import StepDone
-from alignedserve.protocol.messages import ROUTER, Prefill
+from alignedserve.protocol.messages import ROUTER, SPARE, LeasePages, Prefill
 from alignedserve.scheduling.policy import Cache, Chunking, Layout, Order, Packing, Policy, Room
 from alignedserve.scheduling.promise import promise
+from alignedserve.worker.page_writer import PageWriter
 from alignedserve.worker.setup import WorkerSetup
 from alignedserve.worker.step.named_blocks import NamedBlocks
 from alignedserve.worker.step.running import Running
-from tests.samples import LIMITS, request, said
+from tests.samples import LIMITS, POOL_MEMBER, request, said
 
 
 @given(st.integers(0, 500), st.integers(2, 100), st.sampled_from((4, 8, 64)))
@@ -96,3 +97,17 @@ def test_a_prompt_that_leaves_for_a_chat_takes_no_more_pairs_in_that_step() -> N
     [began] = [command.plan for command in commands if isinstance(command, RunStep)]
     assert [chunk.request for chunk in began.chunks] == ["chat"]
     assert sorted(worker.pairs) == list(range(14))
+
+
+def test_what_is_written_in_vain_keeps_no_pairs() -> None:
+    """A document that had left while its prompt was being written was computed anew. It kept all its pairs for as long
+    as that writing took, and then nothing ran that would have freed them (fuzz seed 91000316)."""
+    writer, asked = PageWriter(LIMITS.page_size, LIMITS.block_size), request("document", 20, max_tokens=50)
+    writer.ask_for_spare(POOL_MEMBER, 2)
+    writer.take_answer(LeasePages((5, 6), 1, SPARE))
+    here = Running(asked, promise(asked, Policy()), [], (0, 1, 2, 3, 4), 20)
+    writer.begin_part(here, POOL_MEMBER, 2, SPARE)
+    assert writer.is_writing(here)
+    writer.forget_parts(here)
+    assert not writer.is_writing(here)
+    assert sorted(writer.leased) == [5, 6], "the pages are not free before that has ended"
