@@ -385,7 +385,8 @@ class JobRunner:
         async with self._writing:
             self._has_results.clear()
             for job in list(self._results):
-                results = list(self._results.get(job, ()))
+                waiting = self._results.get(job, [])
+                results = list(waiting)
                 if not results or self._fence is None:
                     continue
                 try:
@@ -393,9 +394,11 @@ class JobRunner:
                 except StoreError:
                     self._has_results.set()
                     raise
-                del self._results[job][: len(results)]
+                if self._results.get(job) is not waiting:
+                    continue  # the lease was lost and taken again meanwhile: its results are others
+                del waiting[: len(results)]
                 self._deliver(ResultsStored(job, tuple(result.line for result in results)))
-                if not self._results[job]:
+                if not waiting:
                     del self._results[job]
 
     async def _sweep(self) -> None:

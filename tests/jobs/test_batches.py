@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +19,9 @@ from alignedserve.config.config import Config
 from alignedserve.errors import StoreError
 from alignedserve.gateway.batches import RUNNER_PATIENCE_S
 from alignedserve.owner.client import GivenUp, Overloaded
-from alignedserve.store.job import Job
-from alignedserve.store.store import Store
+from alignedserve.store.job import Job, LineResult
+from alignedserve.store.sqlite_store import SqliteStore
+from alignedserve.store.store import Holder, Store
 from alignedserve.text.text_model import TextModel
 from tests.exposition import value
 from tests.gateway.conftest import FakeOwner
@@ -137,6 +138,52 @@ def test_lines_that_fail_are_in_the_error_file_and_cost_no_other_its_answer(
             assert errors["bad"]["body"]["error"]["param"] == "temperature"
             prompts = [text.decode(request.prompt) for request in service.owner.opened]
             assert sum("lost" in prompt for prompt in prompts) == 2  # the first try and one retry
+
+    service.run(check)
+
+
+@sqlite_only
+def test_a_write_that_hung_while_the_lease_was_lost_drops_no_result_of_the_next(
+    text: TextModel, hello: tuple[int, ...], config: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took the first results of the next lease for those that it had written, and their lines never ended."""
+    add, lease = SqliteStore.add_results, SqliteStore.lease
+    hangs, has_more, is_away = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def hang_once(store: SqliteStore, job: str, results: Sequence[LineResult], fence: int) -> int:
+        if not hangs.is_set():
+            hangs.set()
+            second.clear()
+            await has_more.wait()
+        return await add(store, job, results, fence)
+
+    async def fail_once(store: SqliteStore, holder: Holder, for_s: float) -> int | None:
+        if hangs.is_set() and not is_away.is_set():
+            is_away.set()
+            raise StoreError("away")
+        return await lease(store, holder, for_s)
+
+    monkeypatch.setattr(SqliteStore, "add_results", hang_once)
+    monkeypatch.setattr(SqliteStore, "lease", fail_once)
+    monkeypatch.setattr("alignedserve.jobs.actor.RENEW_S", 0.05)
+    monkeypatch.setattr("alignedserve.jobs.actor.RETRY_S", 0.05)
+    first, second = asyncio.Event(), asyncio.Event()
+    second.set()
+    service = Service(text, Sorted(text, (hello,), first=(first, hello), second=(second, hello)), config)
+
+    async def check() -> None:
+        async with service.client() as client, service.running() as runner:
+            batch = await submit(client, b"\n".join([line("a", "first"), line("b", "second")]))
+            await is_away.wait()  # the result of the second line hangs, and the next lease runs both again
+            while len(service.owner.opened) < 4:
+                await asyncio.sleep(0.01)
+            for number, gate in enumerate((first, second), 1):
+                gate.set()
+                while runner.held["results"] < number:
+                    await asyncio.sleep(0.01)
+            has_more.set()
+            batch = await ended(client, batch["id"])
+            assert batch["request_counts"] == {"total": 2, "completed": 2, "failed": 0}
 
     service.run(check)
 
