@@ -53,7 +53,8 @@ class WasteWatch:
         self._world, self._clients, self._breaks = world, clients, breaks
         self._faults = [fault for fault in scenario.faults if not isinstance(fault, Skew | Forge)]
         self._is_calm = not scenario.faults
-        self._grace_s = CALM_GRACE_S if self._is_calm else GRACE_S
+        copies_s = scenario.num_pages * scenario.costs.page_s  # of answers, which are copied after their ends
+        self._grace_s = CALM_GRACE_S + copies_s if self._is_calm else GRACE_S
         self._may_start: set[Attempt] = set()  # attempts that are lost, as their owners have heard, or asked for
         self._has_prefix: set[Attempt] = set()  # attempts for which a pool holds the beginning of the prompt
         self._without_prefix: set[Attempt] = set()  # those of which it has taken it back
