@@ -457,13 +457,15 @@ class RouterCore:
     def _answer_unknown(self, key: Attempt, member: Member) -> list[Command]:
         """Answer a member that has a request which is not open here.
 
-        During recovery its owner may still declare it; otherwise a Cancel was lost, and the router repeats it. Another
-        member may have the request, too: a prefill worker offers its KV for as long as no decode worker has it.
+        During recovery its owner may still declare it; otherwise a Cancel was lost, and the router repeats it. A
+        prefill worker may have the request, too: it offers its KV for as long as no decode worker has it. Where the
+        request has ended meanwhile, a decode worker has its output, which the owner may still lack.
         """
         if self._recovery.is_on:
             self._recovery.hold(key, member)
             return []
-        return self._cancel_everywhere(*key)
+        others = (other.name for other in self._roll.members(Role.PREFILL) if other != member)
+        return [Send(name, Cancel(*key)) for name in (member.name, *others)]
 
     # --- Inquiries
 
