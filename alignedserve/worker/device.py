@@ -71,17 +71,11 @@ class DeviceMemory:
         begun = max(running.prefix + 1, running.fetched_to) - running.dropped
         return max(begun, self.limits.least_held(tokens - running.dropped))
 
-    def drop(self, running: Running, tokens: int) -> None:
-        """Free what a request has of its first tokens, in whole pages, as soon as no step in flight may read it.
-
-        It will soon need as much again: a prompt that had to leave for others waits until one of them has ended.
-        """
-        count = (tokens - running.dropped) // self.limits.block_size
-        self.spare(running.pairs[:count])
-        running.pairs, running.dropped = running.pairs[count:], tokens
-
     def spare(self, pairs: tuple[int, ...]) -> None:
-        """Free pairs of a request that goes on, as `leave` does; whether prompts may be seated stays as it is."""
+        """Free pairs of a request that goes on, as `leave` does; whether prompts may be seated stays as it is.
+
+        It will soon need as many again: a prompt that had to leave for others waits until one of them has ended.
+        """
         is_crowded = self.is_crowded
         self.leave(pairs)
         self.is_crowded = is_crowded

@@ -9,6 +9,8 @@ its beginning: the pool forgets what it kept of that for this request, and gets 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from alignedserve.protocol.messages import Attempt
 from alignedserve.worker.device import DeviceMemory
 from alignedserve.worker.page_writer import PageWriter
@@ -24,12 +26,21 @@ class Dropping:
 
     def drop(self, running: Running) -> None:
         """Free what a request that has run needs no longer. While pages of it are being written, it keeps its pairs."""
+        if not self._writer.is_writing(running):
+            self._drop(running, self._memory.spare)
+
+    def drop_to_leave(self, running: Running, free: Callable[[tuple[int, ...]], None]) -> None:
+        """Free what a request that leaves needs no longer, though pages of it are being written. With all that it had
+        the device might never have room for it again."""
+        self._drop(running, free)
+
+    def _drop(self, running: Running, free: Callable[[tuple[int, ...]], None]) -> None:
         unread = self._unread(running.prefix)
-        if not unread or running.blocks or self._writer.is_writing(running):
+        if not unread or running.blocks:
             return
         if unread > running.dropped:
             self._writer.forget_parts(running)
-            self._memory.drop(running, unread)
+            free(running.drop(unread, self._memory.limits.block_size))
             running.names = ()
         if running.known:  # where it was seated on what the device has, it may lack its beginning already
             running.known = ()

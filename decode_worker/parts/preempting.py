@@ -7,6 +7,8 @@ prompt ──────────┴──▶ waiting: its full pages are co
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from alignedserve.core import PreemptionCause
 from alignedserve.decode_worker.parts.seats import Seats
 from alignedserve.decode_worker.parts.stores import Stores
@@ -20,7 +22,7 @@ class Preempting:
     def __init__(self, stores: Stores, seats: Seats, writing: PageWriting) -> None:
         self._policy, self._here, self._memory, self._queue = stores.policy, stores.here, stores.memory, stores.queue
         self._seats, self._writing, self._order, self._counts = seats, writing, stores.order, stores.counts
-        self._decisions, self._page_size = stores.decisions, stores.limits.page_size
+        self._decisions, self._page_size, self._dropping = stores.decisions, stores.limits.page_size, stores.dropping
 
     def preempt(
         self, running: Running, cause: PreemptionCause, now: float, winner: Running | None = None
@@ -28,7 +30,7 @@ class Preempting:
         """Let the request leave: to the pool's pages where there are any at hand, for which it never waits.
 
         `winner` gets its memory; None where requests that decode grow into it."""
-        copies, is_evicted = self._write(running, cause, winner)
+        copies, is_evicted = self._write(running, cause, winner, self._memory.leave)
         if is_evicted:
             self._memory.release(running)  # whatever is written there next is written after the copy
             running.pairs = ()
@@ -38,19 +40,28 @@ class Preempting:
 
     def preempt_replaced(self, running: Running, winner: Running | None) -> list[Command]:
         """Let a request leave whose pairs the choice of a step has given to others."""
-        copies, is_evicted = self._write(running, PreemptionCause.REAL_TIME, winner)
+        copies, is_evicted = self._write(running, PreemptionCause.REAL_TIME, winner, lambda pairs: None)
         running.pairs = ()
         if not is_evicted:
             self._queue.put_back(running)
         return copies
 
-    def _write(self, running: Running, cause: PreemptionCause, winner: Running | None) -> tuple[list[Command], bool]:
-        """Take the request out of its seat, and order a copy of it to the pool; return whether it waits there."""
+    def _write(
+        self,
+        running: Running,
+        cause: PreemptionCause,
+        winner: Running | None,
+        free: Callable[[tuple[int, ...]], None],
+    ) -> tuple[list[Command], bool]:
+        """Take the request out of its seat, and order a copy of it to the pool; return whether it waits there. `free`
+        gets pairs of which the copy needs none."""
         is_resident = self._here.remove(running)
         if not (self._policy.evict and is_writable(running, self._page_size)):
             self._counts.count_preempted(running, cause)
             self._note(running, winner, "it is computed anew")
             return [], False
+        if is_resident:
+            self._dropping.drop_to_leave(running, free)
         if not (is_resident and self._writing.has_pages(running)):
             self._counts.count_preempted(running, cause)
             self._note(running, winner, "what is in full pages goes to the pool, the rest is computed anew")

@@ -233,6 +233,12 @@ class Running:
         """Return of how many of its first tokens no layer has KV here any more."""
         return 0 if self.folded else self.dropped
 
+    def drop(self, tokens: int, block_size: int) -> tuple[int, ...]:
+        """Lose its first so many tokens; return the pairs that held them."""
+        count = (tokens - self.dropped) // block_size
+        lost, self.pairs, self.dropped = self.pairs[:count], self.pairs[count:], tokens
+        return lost
+
     def pairs_in_place(self, block_size: int) -> tuple[int, ...]:
         """Return its pairs in the places of its tokens, of which none is lost. A folded pair stands where each of the
         pairs did that it was made of."""
