@@ -196,11 +196,18 @@ def hint(wrong: str, right: Iterable[str], separator: str = ".") -> str:
 
 def _from_text(setting: Setting, text: str, where: str) -> Any:
     """Return the value that a flag or a variable says."""
+    if _is_automatic(setting, text):
+        return None
     try:
         value: Any = _PARSERS[setting.kind](text) if setting.kind in _PARSERS else text
     except (ValueError, KeyError):
         raise _wrong(setting, text, where) from None
     return _typed(setting, value, where)
+
+
+def _is_automatic(setting: Setting, value: Any) -> bool:
+    """Return whether the value leaves a number, or a yes or no, to its default, which follows the machine."""
+    return value == "auto" and setting.optional and setting.kind in _PARSERS
 
 
 _PARSERS: dict[type, Any] = {
@@ -212,6 +219,8 @@ _PARSERS: dict[type, Any] = {
 
 def _typed(setting: Setting, value: Any, where: str) -> Any:
     """Return the value as the setting's type. It must have that type already, except where only text can say it."""
+    if _is_automatic(setting, value):
+        return None
     try:
         typed = None if value is None and setting.optional else _convert(setting.kind, value)
     except (TypeError, ValueError, OverflowError):

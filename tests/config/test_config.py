@@ -78,6 +78,13 @@ def test_text_is_read_as_the_setting_s_type() -> None:
     assert (config.kvpool.verify_pages, config.wire.death_s) == (True, 5.0)
 
 
+def test_auto_leaves_a_number_to_its_default(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("kvpool: {memory_mb: auto}\nengine: {threads: 3}\n")
+    config = load({"engine.threads": "auto"}, {"ALIGNEDSERVE_KVPOOL_VERIFY_PAGES": "auto"}, tmp_path / "config.yaml")
+    assert (config.kvpool.memory_mb, config.engine.threads, config.kvpool.verify_pages) == (None, None, None)
+    assert "must be an integer" in _refusal({"server.port": "auto"})
+
+
 def test_flags_may_be_typed_already() -> None:
     config = load({"server.port": 9, "topology": Topology(1, 1), "kvpool.verify_pages": True}, {}, None)
     assert (config.server.port, str(config.topology), config.kvpool.verify_pages) == (9, "1+1", True)
