@@ -8,8 +8,9 @@ from typing import Any
 import httpx
 import pytest
 
+from alignedserve.core import FinishReason, Opening
 from alignedserve.gateway.access.keys import key_ring
-from alignedserve.owner.client import Overloaded
+from alignedserve.owner.client import Delivered, Overloaded
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, FakeOwner, Gateway, ids_of
 from tests.gateway.test_tools import PARAMETERS, SAID_BY_HERMES, hermes, prompt_of, saying  # noqa: F401  (a fixture)
@@ -123,6 +124,14 @@ def test_a_limit_beyond_the_context_is_the_context(text: TextModel) -> None:
 def test_the_answer_continues_what_the_client_has_begun(gateway: Gateway) -> None:
     ask(gateway, messages=[USER, {"role": "assistant", "content": "Well,"}])
     assert prompt_of(gateway).endswith("Well,")
+
+
+def test_usage_says_what_of_the_prompt_was_known(text: TextModel) -> None:
+    pieces = Delivered((300,), None, opening=Opening(num_cached=3)), Delivered((301,), FinishReason.LENGTH)
+    gateway = Gateway(text, FakeOwner(*pieces))
+    used = ask(gateway).json()["usage"]
+    assert used["cache_read_input_tokens"] == 3
+    assert used["input_tokens"] + 3 == ask(gateway, f"{PATH}/count_tokens").json()["input_tokens"]
 
 
 def test_tokens_are_counted_without_an_answer(gateway: Gateway) -> None:

@@ -13,8 +13,10 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from alignedserve.config.config import JobsConfig
+from alignedserve.core import FinishReason, Opening
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
 from alignedserve.gateway.responses.keeping import ResponseKeeper
+from alignedserve.owner.client import Delivered
 from alignedserve.store.storage import LazyStorage
 from alignedserve.store.store import Holder
 from alignedserve.text.text_model import TextModel
@@ -58,6 +60,12 @@ def events_of(answer: httpx.Response) -> list[Any]:
         events.append(EVENT.validate_python(event))
         assert events[-1].type == event["type"]
     return events
+
+
+def test_usage_says_what_of_the_prompt_was_known(text: TextModel) -> None:
+    pieces = Delivered((300,), None, opening=Opening(num_cached=3)), Delivered((301,), FinishReason.LENGTH)
+    answer = ask(Gateway(text, FakeOwner(*pieces))).json()
+    assert answer["usage"]["input_tokens_details"]["cached_tokens"] == 3
 
 
 def test_openais_client_gets_a_response_and_goes_on(gateway: Gateway) -> None:
