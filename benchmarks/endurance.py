@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import re
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -143,6 +144,7 @@ def main() -> None:
     parser.add_argument("--state", type=Path, default=STATE, help="file with a line for each half minute")
     parser.add_argument("--new", action="store_true", help="begin the state file anew")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # `timeout` ends the deployment too
     args.state.parent.mkdir(parents=True, exist_ok=True)
     if args.new:
         args.state.unlink(missing_ok=True)
