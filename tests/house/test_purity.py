@@ -149,7 +149,7 @@ WALL_CLOCK = {
     "gateway/vectors/answers.py": "`created` of answers",
     "jobs/answering.py": "`created_at` of responses",
     "jobs/actor.py": "windows of jobs, files that expire",
-    "shell/clock.py": "once, by the launcher",
+    "shell/clock.py": "once, as a launcher or a part on another machine starts",
     "store/redis_store.py": "jobs that are kept for a time",
     "store/sqlite_store.py": "the lease: those who share it may be on other machines",
     "store/storage.py": "files that were begun long ago",
