@@ -40,7 +40,7 @@ class Preempting:
 
     def preempt_replaced(self, running: Running, winner: Running | None) -> list[Command]:
         """Let a request leave whose pairs the choice of a step has given to others."""
-        copies, is_evicted = self._write(running, PreemptionCause.REAL_TIME, winner, lambda pairs: None)
+        copies, is_evicted = self._write(running, PreemptionCause.REAL_TIME, winner, lambda _pairs: None)
         running.pairs = ()
         if not is_evicted:
             self._queue.put_back(running)
