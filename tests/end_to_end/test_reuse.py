@@ -20,7 +20,7 @@ from tests.end_to_end.deployment import ANSWER_S, BACK_S, TOPOLOGIES, Deployment
 
 MOST = 640  # tokens of a request in a small pool
 TIGHT = (
-    *("--max-model-len", str(MOST), "--kv-memory-mb", "12", "--pool-memory-mb", "16"),
+    *("--max-model-len", str(MOST), "--kv-memory-mb", "8", "--pool-memory-mb", "16"),
     *("--set", "kvpool.page_size=16", "--pool-verify-pages"),
 )
 PAGE = 64  # tokens in a page of a pool

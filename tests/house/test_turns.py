@@ -27,11 +27,16 @@ class NotingServer:
         return Answer(0.0, 200, num_output, self._num_cached, tokens, [1.0] * num_output)
 
 
+@pytest.fixture(autouse=True)
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "SETTLES_S", 0.0)
+    monkeypatch.setattr(turns, "THINKS_S", 0.0)
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> NotingServer:
     server = NotingServer(HOT_SIZE // 2)
     monkeypatch.setattr(turns, "ask", server.ask)
-    monkeypatch.setattr(turns, "THINKS_S", 0.0)
     return server
 
 
