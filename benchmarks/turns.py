@@ -57,7 +57,7 @@ T = TypeVar("T")
 
 CHATS = ((4, 8), (16, 4))  # chats, and turns of each
 NEW, OUT, THINKS_S = 192, 48, 1.0  # tokens of a turn; seconds from an answer to the next question
-SETTLES_S = 2.0  # before each load: vLLM's worker spins on a core for a second after its last request
+SETTLES_S = 2.0  # before each load: vLLM's worker spins on a core for a second after its last request, beside ours
 SYSTEM, QUESTIONS, QUESTION = 1024, 32, 32
 SIBLINGS = 8
 UNKNOWN, UNKNOWN_OUT = range(256, 512, 16), 32  # lengths of prompts that begin like no other; tokens out of each

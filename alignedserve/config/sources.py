@@ -206,7 +206,7 @@ def _from_text(setting: Setting, text: str, where: str) -> Any:
 
 
 def _is_automatic(setting: Setting, value: Any) -> bool:
-    """Return whether the value leaves a number, or a yes or no, to its default, which follows the machine."""
+    """Return whether the value leaves a number, or a yes or no, to its default, which is no value but a rule."""
     return value == "auto" and setting.optional and setting.kind in _PARSERS
 
 

@@ -53,7 +53,7 @@ class EngineHands:
         self._copies = PoolCopies(engine, arena_path, page_size, verify, cudart, self._pace, num_places)
 
     def close(self) -> None:
-        """Finish the work that is under way and begin no other."""
+        """Finish the work that is under way, but for copies beside the steps, and begin no other."""
         if self._in_order is not None:
             self._in_order.close()
         self._copies.close()

@@ -40,7 +40,7 @@ class StepOutcome:
                     self._prompts.add(running)
             if finish is not None:
                 released += self._end(running, finish)
-        released += [command for key in self._dropping.take_let_go() for command in self._holds.release(key)]
+        released += self._holds.release_all(self._dropping.take_let_go())
         # Behind the step in flight, and before whatever is ordered for the pairs that come free.
         return [*self._folding.fold(), *released, *self._owners.flush()]
 

@@ -22,7 +22,8 @@ class Preempting:
     def __init__(self, stores: Stores, seats: Seats, writing: PageWriting) -> None:
         self._policy, self._here, self._memory, self._queue = stores.policy, stores.here, stores.memory, stores.queue
         self._seats, self._writing, self._order, self._counts = seats, writing, stores.order, stores.counts
-        self._decisions, self._page_size, self._dropping = stores.decisions, stores.limits.page_size, stores.dropping
+        self._decisions, self._page_size = stores.decisions, stores.limits.page_size
+        self._dropping, self._holds = stores.dropping, stores.holds
 
     def preempt(
         self, running: Running, cause: PreemptionCause, now: float, winner: Running | None = None
@@ -60,16 +61,19 @@ class Preempting:
             self._counts.count_preempted(running, cause)
             self._note(running, winner, "it is computed anew")
             return [], False
+        released = list[Command]()
         if is_resident:
             self._dropping.drop_to_leave(running, free)
+            # Later the pool might take it for pages that it keeps when the request is here again.
+            released = self._holds.release_all(self._dropping.take_let_go())
         if not (is_resident and self._writing.has_pages(running)):
             self._counts.count_preempted(running, cause)
             self._note(running, winner, "what is in full pages goes to the pool, the rest is computed anew")
-            return self._write_full_pages(running), False
+            return [*released, *self._write_full_pages(running)], False
         self._note(running, winner, "its KV goes to the pool")
         self.note_eviction(running, cause)
         saved, before = self._memory.saved(running), self._memory.copies()
-        return [*before, self._writing.write(running, saved)], True
+        return [*released, *before, self._writing.write(running, saved)], True
 
     def _note(self, running: Running, winner: Running | None, how: str) -> None:
         other = "" if winner is None else winner.request.id

@@ -84,7 +84,7 @@ class Fetching(CorePart):
             self._pages.count_cached(prompt)
             self._pages.publish(prompt)
             self._dropping.drop(prompt)
-            return [command for key in self._dropping.take_let_go() for command in self._holds.release(key)]
+            return self._holds.release_all(self._dropping.take_let_go())
         pages, prompt.known = prompt.known, ()
         self._queue.put_back(prompt)
         if number in self._from_lost_pool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Attempt, Release
 from alignedserve.worker.parts.pool_link import PoolLink
@@ -36,6 +38,9 @@ class PoolHolds:
             return []
         del self._attempts[attempt[0]]
         return self._pool.send(Release(*attempt))
+
+    def release_all(self, attempts: Iterable[Attempt]) -> list[Command]:
+        return [command for attempt in attempts for command in self.release(attempt)]
 
     def clear(self) -> None:
         self._attempts.clear()
