@@ -130,13 +130,18 @@ _SOON = ("--set", "wire.transfer_timeout_s=3", "--profile-s", "0")
 
 
 def _on_nodes(scenario: Scenario, stack: ExitStack) -> Stage:
-    nodes = stack.enter_context(clustered(_PROMPTS, _DECODES, _DECODES))
+    """A node has the clock of the deployment's machine: parts on it step with the others."""
+    means = _Means(stack)
+    clock = means.clock()
+    stepped = {} if clock is None else clock.environment
+    nodes = stack.enter_context(clustered(_PROMPTS, _DECODES, _DECODES, environment=stepped))
     flags = ("--ray-address", nodes.address, *_SOON, *scenario.flags, *_POOL, *_UNTUNED)
     deployment = stack.enter_context(
         deployed(*flags, topology=scenario.topology, launcher="ray", environment=nodes.environment)
     )
     parts = Parts(lambda: deployment.processes() | nodes.processes())
-    return Stage(deployment, parts, [Kill(parts), Freeze(parts), LoseNode(nodes, 1, _DECODES)], [])
+    steps = [] if clock is None else [StepClock(clock)]
+    return Stage(deployment, parts, [Kill(parts), Freeze(parts), LoseNode(nodes, 1, _DECODES), *steps], means.absent)
 
 
 def _on_machines(scenario: Scenario, stack: ExitStack) -> Stage:
@@ -154,11 +159,13 @@ SCENARIOS = [
     Scenario("colocated", "colocated", "processes", setting=_on_processes),
     Scenario("2xcolocated", "2xcolocated", "processes", redis=True, setting=_on_processes),
     Scenario("1+1", "1+1", "processes", setting=_on_processes),
+    Scenario("2+1", "2+1", "processes", setting=_on_processes),
     Scenario("2+2-direct", "2+2", "processes", _DIRECT, redis=True, setting=_on_processes),
     Scenario("ranks", "colocated", "processes", _RANKS, setting=_on_processes),
     Scenario("1+1-ranks-direct", "1+1", "processes", (*_RANKS, *_DIRECT), setting=_on_processes),
     Scenario("colocated-ray", "colocated", "Ray", setting=_on_ray),
     Scenario("1+1-ray", "1+1", "Ray", setting=_on_ray),
     Scenario("2+2-nodes", "2+2", "Ray, 3 nodes", _DIRECT, setting=_on_nodes),
+    Scenario("2+1-nodes", "2+1", "Ray, 3 nodes", _DIRECT, setting=_on_nodes),
     Scenario("1+2-machines", "1+2", "Ray, 3 networks", _DIRECT, setting=_on_machines),
 ]

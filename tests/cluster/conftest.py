@@ -24,14 +24,16 @@ class Nodes:
     """Ray nodes on this machine, started by a process of their own; Ray nodes that a user has started are not
     touched."""
 
-    def __init__(self, *command: str) -> None:
-        """Start the cluster; `command` is a module of this folder, and its arguments."""
+    def __init__(self, *command: str, environment: Mapping[str, str] = {}) -> None:
+        """Start the cluster; `command` is a module of this folder, and its arguments. The nodes, and deployments on
+        them, have `environment` too."""
         self._files = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
         self.environment = {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
             "RAY_TMPDIR": self._files.name,
             **RAY_FOR_TESTS,
+            **environment,
         }
         self._mark = secrets.token_hex(8)
         set_for_all = {MARK: self._mark, "SPT_NOENV": "1"}  # the same as in tests/end_to_end/deployment.py
@@ -112,9 +114,9 @@ def _began_at(pid: int) -> int:
 
 
 @contextmanager
-def clustered(*nodes: Resources) -> Iterator[Nodes]:
+def clustered(*nodes: Resources, environment: Mapping[str, str] = {}) -> Iterator[Nodes]:
     """Yield a cluster of these nodes, numbered in this order; the first is the head."""
-    yield from _until_done(Nodes("tests.cluster.nodes", *map(json.dumps, nodes)))
+    yield from _until_done(Nodes("tests.cluster.nodes", *map(json.dumps, nodes), environment=environment))
 
 
 @contextmanager

@@ -155,7 +155,11 @@ class Deployment:
 
     def listens_at(self) -> set[IPAddress]:
         """Return the addresses at which its processes accept connections."""
-        return {address for pid in self.processes() for address in _listens_at(pid)}
+        return {address for pid in self.processes() for address, _ in _listens_at(pid)}
+
+    def ports(self) -> set[int]:
+        """Return the ports at which its processes accept connections."""
+        return {port for pid in self.processes() for _, port in _listens_at(pid)}
 
     def unix_sockets(self) -> set[str]:
         """Return the names of its processes' Unix sockets; that of an abstract socket begins with @."""
@@ -298,11 +302,12 @@ def held(pid: int) -> Iterator[None]:
             os.kill(pid, signal.SIGCONT)
 
 
-def _listens_at(pid: int) -> set[IPAddress]:
+def _listens_at(pid: int) -> set[tuple[IPAddress, int]]:
     tables = [Path(f"/proc/{pid}/net/{name}").read_text() for name in ("tcp", "tcp6")]
     rows = [line.split() for table in tables for line in table.splitlines()]
-    listening = {f"socket:[{row[9]}]": row[1].rpartition(":")[0] for row in rows if row[3] == _LISTENS}
-    return {_address(listening[file]) for file in _opened(pid) & listening.keys()}
+    listening = {f"socket:[{row[9]}]": row[1].rpartition(":") for row in rows if row[3] == _LISTENS}
+    heard = [listening[file] for file in _opened(pid) & listening.keys()]
+    return {(_address(address), int(port, 16)) for address, _, port in heard}
 
 
 def _opened(pid: int) -> set[str]:

@@ -20,10 +20,11 @@ from typing import Any
 import httpx
 import pytest
 
+from alignedserve.launch.keeper import MOST_QUICK_DEATHS
 from tests.conftest import SOAK
-from tests.end_to_end.client import Wanted, check_greedy, client, mixed, streamed, tokens_of
+from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, streamed, tokens_of
 from tests.end_to_end.conftest import shared_on
-from tests.end_to_end.deployment import Deployment, deployed, wait_until
+from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
 from tests.end_to_end.patient import ENDED, Patient
 from tests.redis_server import RedisServer
 
@@ -202,3 +203,28 @@ def test_chats_do_not_notice_that_the_job_runner_was_killed(deployment: Deployme
     id = patient.submit(lines)
     check_greedy(chats, asyncio.run(chat_and_kill()))
     wait_until(lambda: patient.look(id)["status"] == "completed", DONE_S, deployment.log)
+
+
+@shared_on([("colocated", "local")])
+def test_chats_go_on_while_the_job_runner_does_not_stay_up(deployment: Deployment) -> None:
+    """Killed as soon as it is back, more often than a part may die that nothing can be served without, it stays away
+    for longer and longer. New jobs are refused with 503 then, and nothing else ends."""
+    others = ("router", "decode-0", "gateway-0")
+    before, chats = {part: deployment.pid(part) for part in others}, mixed(4, seed=5, outputs=(30, 60))
+    killed = set[int]()
+
+    def add_job() -> int:
+        return httpx.post(f"{deployment.url}/v1/batches", json={}, timeout=ANSWER_S, trust_env=False).status_code
+
+    def kill_and_ask() -> bool:
+        if deployment.runs("jobs-0"):
+            killed.add(pid := deployment.pid("jobs-0"))
+            os.kill(pid, signal.SIGKILL)
+        return add_job() == 503
+
+    assert add_job() == 400  # it names no file
+    wait_until(kill_and_ask, BACK_S, deployment.log)
+    check_greedy(chats, asyncio.run(all_tokens(deployment.url, chats)))
+    assert len(killed) > MOST_QUICK_DEATHS
+    wait_until(lambda: add_job() == 400, BACK_S, deployment.log)
+    assert {part: deployment.pid(part) for part in others} == before

@@ -1,0 +1,133 @@
+"""Tests that another user of this machine cannot speak as a part of a deployment that was started with its defaults."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from alignedserve.core import Role
+from alignedserve.protocol.messages import LAUNCHER, Died, Heartbeat, Member
+from alignedserve.protocol.wire import Envelope, encode
+from tests.end_to_end.client import all_tokens, check_greedy, mixed
+from tests.end_to_end.deployment import ANSWER_S, deployed
+
+_NOBODY = 65534
+_FAR = 2**62
+# Two connections to each port, without keys and with keys of its own, and one to each socket file. What it says is the
+# ports and files that let it in, after all its frames have left for them.
+_STRANGER = """
+import json, os, socket, sys
+import zmq
+
+given = json.load(sys.stdin)
+os.setgroups([])
+os.setgid(given["user"])
+os.setuid(given["user"])
+context, poller, asked = zmq.Context(), zmq.Poller(), {}
+for port in given["ports"]:
+    for has_keys in (False, True):
+        link = context.socket(zmq.PUSH)
+        link.setsockopt(zmq.HANDSHAKE_IVL, 1000)
+        link.setsockopt(zmq.LINGER, 10_000)
+        if has_keys:
+            public, secret = zmq.curve_keypair()
+            link.curve_publickey, link.curve_secretkey, link.curve_serverkey = public, secret, public
+        monitor = link.get_monitor_socket()
+        poller.register(monitor, zmq.POLLIN)
+        asked[monitor] = link, port
+        link.connect(f"tcp://127.0.0.1:{port}")
+ends = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+ends |= zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+entered = []
+while asked:
+    heard = poller.poll(60_000)
+    assert heard, f"neither let in nor refused by {[port for _, port in asked.values()]}"
+    for monitor, _ in heard:
+        event = int.from_bytes(monitor.recv_multipart()[0][:2], "little")
+        if monitor not in asked or not event & ends:
+            continue
+        link, port = asked.pop(monitor)
+        poller.unregister(monitor)
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            entered.append(port)
+            for frame in given["frames"]:
+                link.send(bytes.fromhex(frame))
+            link.close()
+        else:
+            link.close(linger=0)
+for name in given["files"]:
+    try:
+        socket.socket(socket.AF_UNIX).connect(name.replace("@", chr(0), 1))
+        entered.append(name)
+    except OSError:
+        pass
+print(json.dumps(entered))
+"""
+
+
+@dataclass(frozen=True)
+class Open:
+    """An inbox without keys, as links had none once."""
+
+    socket: zmq.Socket[bytes]
+    port: int
+
+
+@pytest.fixture
+def unguarded() -> Any:
+    with zmq.Context() as context, context.socket(zmq.PULL) as socket:
+        yield Open(socket, socket.bind_to_random_port("tcp://127.0.0.1"))
+
+
+def forged() -> list[bytes]:
+    """Return frames that were believed once: of a worker that nobody started, and of deaths far ahead."""
+    worker = Member("prefill-9", Role.PREFILL, "here", _FAR, "tcp://127.0.0.1:9")
+    return [
+        encode(Envelope("prefill-9", _FAR, 1, Heartbeat(worker))),
+        *(encode(Envelope(LAUNCHER, 0, 2, Died(part, _FAR))) for part in ("prefill-0", "decode-0", "pool-0")),
+    ]
+
+
+def let_in(ports: Sequence[int], files: Sequence[str]) -> list[int | str]:
+    """Return which of these let a process of another user in."""
+    frames = [frame.hex() for frame in forged()]
+    given = json.dumps({"user": _NOBODY, "ports": ports, "files": files, "frames": frames})
+    done = subprocess.run(
+        [sys.executable, "-c", _STRANGER], input=given, capture_output=True, text=True, timeout=ANSWER_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return list(json.loads(done.stdout))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
+def test_another_user_is_heard_by_no_part(unguarded: Open) -> None:
+    chats = mixed(4, seed=6)
+    with deployed(topology="1+1") as deployment:
+        check_greedy(chats, asyncio.run(all_tokens(deployment.url, chats)))
+        before = set(deployment.processes())
+        ports, files = sorted(deployment.ports()), sorted(deployment.unix_sockets())
+        assert len(ports) > 4  # the server's, and one of each part that has an inbox
+        assert let_in([*ports, unguarded.port], files) == [unguarded.port]
+        check_greedy(chats, asyncio.run(all_tokens(deployment.url, chats)))
+        assert set(deployment.processes()) == before, deployment.log()
+        assert "prefill-9" not in deployment.whole_log()
+        readable = [path for path in memory_files(deployment.memory) if stat.S_IMODE(path.stat().st_mode) & 0o077]
+        assert readable == []
+    assert [unguarded.socket.recv() for _ in forged()] == forged()
+
+
+def memory_files(folder: Path) -> list[Path]:
+    found = [path for path in folder.rglob("*") if path.is_file()]
+    assert found
+    return found
