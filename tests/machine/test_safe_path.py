@@ -16,14 +16,19 @@ from draw_folders import modules
 from tests.hostile_folder import imported, make_hostile
 
 MODULE = "alignedserve.core"  # imports only the standard library
+_VERSION = "import sys; print(sys.version_info[:2]); sys.exit(sys.version_info < (3, 10))"
 
 
 def pythons() -> Iterator[str]:
-    """Yield each Python that we support and that runs on this machine."""
-    for name in (sys.executable, *(f"python3.{minor}" for minor in range(10, 14))):
-        found = shutil.which(name)
-        if found and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
-            yield found
+    """Yield a Python of each version that we support and that this machine has, on its path or as pyenv keeps them."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv", "versions")
+    on_path = (shutil.which(f"python3.{minor}") for minor in range(10, 15))
+    versions: set[str] = set()
+    for python in (sys.executable, *filter(None, on_path), *map(str, sorted(pyenv.glob("*/bin/python3")))):
+        said = subprocess.run([python, "-c", _VERSION], capture_output=True, text=True, check=False)
+        if said.returncode == 0 and said.stdout not in versions:
+            versions.add(said.stdout)
+            yield python
 
 
 PYTHONS = list(pythons())
