@@ -183,6 +183,14 @@ class PoolCore:
         return at
 
     @property
+    def held_for(self) -> Mapping[str, set[Attempt]]:
+        """Return for which attempts of each worker it holds the first pages, as far as is known here."""
+        by: dict[str, set[Attempt]] = {}
+        for worker, attempt in self._held.values():
+            by.setdefault(worker, set()).add(attempt)
+        return by
+
+    @property
     def pages(self) -> Pages:
         """Return the pages, for reading only."""
         return self._pages

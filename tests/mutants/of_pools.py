@@ -23,6 +23,14 @@ POOL = (
         "The pool holds prefixes for a worker that is gone.",
     ),
     Mutant(
+        "released prefix stays held",
+        _STATE,
+        "        elif self._held.get(request) == (worker, (request, attempt)):\n"
+        "            self._let_go_of_prefix(request)\n",
+        "",
+        "A worker that lets go of a prompt leaves the pool holding the pages of its prefix.",
+    ),
+    Mutant(
         "any worker may release",
         _STATE,
         "        if self._is_out(worker, request, attempt):\n            del self._out[request]\n"

@@ -9,7 +9,8 @@ From time to time:
 
 - outputs: a worker keeps an output that has not ended only of an attempt that it has;
 - pages: a decode worker keeps pages of the pool only for an attempt that it has, or whose answer is being written; pool
-  and worker agree which attempts the worker has got out of the pool, but for what is on its way between them;
+  and worker agree which attempts the worker has got out of the pool, but for what is on its way between them; a pool
+  holds first pages of a prompt, or of what is decoded, only for an attempt that the worker has;
 - late releases: in a run without faults no worker and no pool has a request that has ended.
 
 What does not hold at one look may hold at the next, since messages are on their way: it fails the check after a while
@@ -116,6 +117,12 @@ class WasteWatch:
             if reader is not None and isinstance(reader.core, DecodeCore):
                 for attempt in out - reader.core.holds:
                     yield _odd(f"{process.member.name} keeps {_said(attempt)} out at {worker}", process, reader)
+        for worker, held in core.held_for.items():
+            reader = self._world.alive(worker)
+            if reader is not None and isinstance(reader.core, WorkerCore):
+                settled = reader.core.settled if isinstance(reader.core, DecodeCore) else set()
+                for attempt in held - {*reader.core.attempts} - settled:
+                    yield _odd(f"{process.member.name} holds pages for {_said(attempt)} of {worker}", process, reader)
         if self._is_calm:
             for request in self._ended(core.kept):
                 yield _odd(f"{process.member.name} has {request}, which has ended", process)
