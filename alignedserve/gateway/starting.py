@@ -32,6 +32,7 @@ from alignedserve.tracing.traces import Follow, Traces
 
 PATIENCE_S = 30.0  # requests wait so long for workers to be ready: a worker that died is back by then
 TOKENISERS = 2  # threads, of which large bodies use one; the library releases Python's lock while it works
+_FORMERS = 2  # threads for bodies that demand a form, whose grammar may take seconds to try: chats do not wait
 
 T = TypeVar("T")
 
@@ -73,6 +74,7 @@ class Starter:
         self._metrics, self._traces, self._is_draining = metrics, traces, is_draining
         self._bodies = Bodies(settings.body_limit_bytes, settings.body_limit_s)
         self._tokenisers = ThreadPoolExecutor(TOKENISERS, thread_name_prefix="tokenise")
+        self._formers = ThreadPoolExecutor(_FORMERS, thread_name_prefix="form")
 
     def admit(self, http: HttpRequest) -> None:
         """Take a place for a request for tokens; raise if none could run now, or if its caller has no place left."""
@@ -96,9 +98,10 @@ class Starter:
             raise no_such_model(name)
         return found
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
+    async def in_thread(self, work: Callable[[], T], has_form: bool = False) -> T:
         """Do work on texts in one of few threads, because each may take much memory, and long prompts take long."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenisers, work)
+        threads = self._formers if has_form else self._tokenisers
+        return await asyncio.get_running_loop().run_in_executor(threads, work)
 
     async def make(
         self, http: HttpRequest, body: ChatRequest | CompletionRequest
@@ -109,7 +112,7 @@ class Starter:
         promise = make_promise(body, http.headers, self.settings.slo)
         origin = Origin(record.id, self.client.name, record.began_at, tab_of(http).caller, adapter)
         arguments = body, promise, origin, self.text, self.settings.max_model_len
-        return promise, await self.in_thread(partial(make_requests, *arguments))
+        return promise, await self.in_thread(partial(make_requests, *arguments), has_form=body.format is not None)
 
     def follow(
         self, http: HttpRequest, promise: ServicePromise, requests: Sequence[Request], prompt_tokens: int

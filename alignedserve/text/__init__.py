@@ -7,6 +7,7 @@ decoding.py       Decodes an output's tokens to text while they arrive.
 sketches.py       Makes the sketch of a prompt from which its output length is predicted.
 stopping.py       Cuts an output's text at its stop string.
 syntax.py         Grammars that an output's text must follow, over the tokens of a model.
+syntax_trial.py   Tries a client's grammar in a process of its own, which may die of it.
 text_model.py     Converts text to token ids and back with the tokenizer of a model folder.
 token_bytes.py    The bytes that each token stands for by itself.
 """

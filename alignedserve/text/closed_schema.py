@@ -24,26 +24,17 @@ def closed(schema: Any) -> Any:
 def _closed(schema: Any, shared: frozenset[str], at: str = "#") -> Any:
     if not isinstance(schema, Mapping):
         return schema
-    several = len(schema.get("allOf", ())) > 1
-    new = dict(schema)
+    new: dict[str, Any] = {key: held.copy() if isinstance(held, list | dict) else held for key, held in schema.items()}
     for keyword, place, inner in _parts(schema):
-        if keyword == "allOf" and several:
+        if keyword == "allOf" and len(schema[keyword]) > 1:
             continue
-        way = f"{at}/{keyword}" if place is None else f"{at}/{keyword}/{place}"
-        _put(new, keyword, place, _closed(inner, shared, way))
+        if place is None:
+            new[keyword] = _closed(inner, shared, f"{at}/{keyword}")
+        else:
+            new[keyword][place] = _closed(inner, shared, f"{at}/{keyword}/{place}")
     if schema.get("properties") and at not in shared and not _SPEAKS_OF_OTHERS & schema.keys():
         new["additionalProperties"] = False
     return new
-
-
-def _put(schema: dict[str, Any], keyword: str, place: str | int | None, inner: Any) -> None:
-    """Put the inner schema into a copy of what the keyword holds."""
-    if place is None:
-        schema[keyword] = inner
-    elif isinstance(schema[keyword], Mapping):
-        schema[keyword] = {**schema[keyword], place: inner}
-    else:
-        schema[keyword] = [inner if at == place else other for at, other in enumerate(schema[keyword])]
 
 
 def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | None, Any]]:
@@ -62,10 +53,18 @@ def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, str | int | None, A
 def _shared_references(schema: Any) -> Iterator[str]:
     """Yield the references that stand beside properties, or in an allOf beside other members."""
     if isinstance(schema, Mapping):
-        if "$ref" in schema and schema.get("properties"):
-            yield schema["$ref"]
+        if schema.get("properties"):
+            yield from _reference(schema)
         members = schema.get("allOf", ())
         if isinstance(members, list) and (len(members) > 1 or schema.get("properties")):
-            yield from (member["$ref"] for member in members if isinstance(member, Mapping) and "$ref" in member)
+            for member in members:
+                yield from _reference(member)
         for _, _, inner in _parts(schema):
             yield from _shared_references(inner)
+
+
+def _reference(schema: Any) -> Iterator[str]:
+    """Yield the schema's reference, if it has one; one that is no text is left for llguidance to refuse."""
+    reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+    if isinstance(reference, str):
+        yield reference

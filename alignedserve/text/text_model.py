@@ -24,7 +24,7 @@ from alignedserve.text.calls.formats import GENERAL, CallFormat, find_call_forma
 from alignedserve.text.chat_template import USUAL, ChatTemplate, Rendering, encode
 from alignedserve.text.decoding import IncrementalDecoder
 from alignedserve.text.reasoning.families import AUTO, Family, choose_family
-from alignedserve.text.syntax import Syntaxes
+from alignedserve.text.syntax_trial import SyntaxTrial
 from alignedserve.text.token_bytes import TokenBytes
 
 _TOKENIZER, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
@@ -53,7 +53,7 @@ class TextModel:
     eos_ids: tuple[int, ...]
     vocab_size: int
     sampling: SamplingDefaults
-    syntaxes: Syntaxes
+    trial: SyntaxTrial
     reasoning: Family | None = None  # how the model reasons before its answers
     call_format: CallFormat = GENERAL  # in which the model calls tools
     shows_tools: bool = False  # whether the template shows tools; otherwise a message describes them
@@ -79,7 +79,7 @@ class TextModel:
             eos_ids=_eos_ids(config, generation),
             vocab_size=config.text.whole("vocab_size"),
             sampling=_sampling_defaults(folder, generation),
-            syntaxes=Syntaxes(folder),
+            trial=SyntaxTrial(folder),
             reasoning=choose_family(reasoning_parser, source or ""),
             call_format=form or GENERAL,
             shows_tools=form is not None and template is not None and template.shows_tools,

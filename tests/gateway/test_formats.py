@@ -3,13 +3,16 @@ reason."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine
 from typing import Any
 
+import httpx
 import pytest
 
 from alignedserve.text.syntax import json_syntax, lark_syntax, regex_syntax
 from alignedserve.text.text_model import TextModel
-from tests.gateway.conftest import FakeOwner, Gateway
+from tests.gateway.conftest import MODEL, FakeOwner, Gateway
 
 SCHEMA = {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"]}
 ANY = json_syntax({"type": "object"})
@@ -69,6 +72,10 @@ def test_the_engine_is_told(gateway: Gateway, route: str, fields: dict[str, Any]
         ),
         ({"x-guidance": {"lenient": True}, "not": {}}, "Unimplemented"),
         ({"description": "x" * 100_001}, "more than 100000 characters"),
+        ({"allOf": 5}, "allOf"),
+        ({"allOf": None}, "allOf"),
+        ({"$ref": [], "properties": {"a": {}}}, "$ref"),
+        ({"allOf": [{"$ref": {}}, {"$ref": {}}]}, "$ref"),
     ],
 )
 def test_a_schema_that_cannot_be_followed_is_refused(gateway: Gateway, schema: dict[str, Any], why: str) -> None:
@@ -79,6 +86,62 @@ def test_a_schema_that_cannot_be_followed_is_refused(gateway: Gateway, schema: d
     assert why in error["message"]
     assert "\n" not in error["message"]
     assert gateway.owner.opened == []
+
+
+SLOW = {"type": "integer", "multipleOf": 10_000_019}
+
+
+def chain(links: int) -> dict[str, Any]:
+    """Return a schema whose reference leads to a type over so many others."""
+    links_of = {f"d{number}": {"$ref": f"#/$defs/d{number + 1}"} for number in range(links)}
+    return {"$ref": "#/$defs/d0", "$defs": {**links_of, f"d{links}": {"type": "null"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        (response_format(schema=chain(2600)), "a chain that is too long"),
+        (
+            {"guided_grammar": "\n".join(["start: a0", *(f"a{n}: a{n + 1}" for n in range(2800)), 'a2800: "a"'])},
+            "chain",
+        ),
+        (response_format(schema=SLOW), "more than 2 s of a processor"),
+        ({"guided_regex": "a?" * 20_000 + "a" * 20_000}, "more than 512 MB of memory"),
+    ],
+    ids=["schema", "grammar", "time", "memory"],
+)
+def test_a_form_that_would_hurt_the_process_is_refused(gateway: Gateway, fields: dict[str, Any], why: str) -> None:
+    """Each ended the gateway, or held it for minutes: a process of its own tries them."""
+    answer = gateway.chat(**fields)
+    assert answer.status_code == 400, answer.text
+    assert why in answer.json()["error"]["message"]
+    assert gateway.chat(**response_format(schema=chain(20))).status_code == 200
+
+
+def test_chats_do_not_wait_for_the_forms_of_others(gateway: Gateway) -> None:
+    async def chat_beside_forms() -> tuple[list[int], list[int]]:
+        async with gateway.client() as client:
+
+            def ask(**fields: Any) -> Coroutine[Any, Any, httpx.Response]:
+                body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], **fields}
+                return client.post("/v1/chat/completions", json=body)
+
+            slow = [{"properties": {f"p{number}": SLOW}} for number in range(3)]
+            forms = [asyncio.create_task(ask(**response_format(schema=schema))) for schema in slow]
+            await asyncio.sleep(0)
+            chats = [(await ask()).status_code for _ in range(3)]
+            assert not any(form.done() for form in forms)
+            return chats, [(await form).status_code for form in forms]
+
+    assert asyncio.run(chat_beside_forms()) == ([200] * 3, [400] * 3)
+
+
+def test_a_form_is_tried_though_the_process_that_tried_the_last_was_killed(gateway: Gateway) -> None:
+    assert gateway.chat(guided_regex="before+").status_code == 200
+    child = gateway.text.trial._child
+    assert child is not None
+    child.kill()
+    assert gateway.chat(guided_regex="after+").status_code == 200
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from alignedserve.jobs.answering import Answering, LineRequest
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.store.job import Endpoint
 from alignedserve.text.calls.formats import HERMES as HERMES_FORMAT
+from alignedserve.text.syntax import Syntaxes
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, FakeOwner, Gateway, data_lines, ids_of
 
@@ -202,7 +203,7 @@ NOW: tuple[str, dict[str, Any]] = ("time", {})
 
 def follows(gateway: Gateway, written: str) -> bool:
     """Return whether an output may be this text, by the syntax of the request that was opened last."""
-    matcher = gateway.text.syntaxes.matcher(gateway.owner.opened[-1].sampling.syntax)
+    matcher = Syntaxes(gateway.text.trial.folder).matcher(gateway.owner.opened[-1].sampling.syntax)
     ids = list(ids_of(gateway.text, written))
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
 

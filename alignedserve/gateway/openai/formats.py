@@ -94,7 +94,7 @@ class Format:
             return self._choice(text), ""
         try:
             syntax = self._syntax(text)
-            fault = text.syntaxes.find_fault(_check_size(syntax))
+            fault = text.trial.find_fault(_check_size(syntax))
         except (ValueError, RecursionError, ModelError) as error:
             fault = " ".join(str(error).split())
         if fault is not None:

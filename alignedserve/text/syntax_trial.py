@@ -1,0 +1,181 @@
+"""Try a client's syntax in a process of its own, which may use little time and memory, and which may die.
+
+    gateway, job runner                       this module as a child
+    SyntaxTrial.find_fault ── a line of JSON ──▶ compiles the syntax, and asks it for the first mask
+                           ◀── its fault ─────── or nothing, where it dies
+
+A syntax of a hundred bytes may take gigabytes to compile (a large `multipleOf`), and a chain of some thousand `$ref`
+overflows the stack of llguidance, which ends the process. A worker compiles what was tried here and found good, with
+twice the stack.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from pathlib import Path
+from threading import Lock
+from typing import IO
+
+from alignedserve.errors import ModelError
+from alignedserve.machine.safe_path import module_command
+from alignedserve.text.syntax import Syntaxes
+
+# What a trial may use. A worker's step waits as long for the same syntax; a schema of 500 properties takes 0.1 s.
+MOST_CPU_S = 2
+MOST_BYTES = 512 << 20
+_STACK_BYTES = 4 << 20  # a worker's threads have 8 MB
+_MOST_S = 60.0  # for an answer, however busy the machine is
+_MOST_KNOWN = 256  # answers that are kept: clients send the same few schemas again and again
+
+_TOO_LONG = f"to prepare it takes more than {MOST_CPU_S} s of a processor: make it smaller"
+_TOO_LARGE = f"to prepare it takes more than {MOST_BYTES >> 20} MB of memory: make it smaller"
+_TOO_DEEP = "its parts lead to each other in a chain that is too long"
+_DEATHS: dict[int, str] = {
+    signal.SIGXCPU: _TOO_LONG,
+    signal.SIGABRT: _TOO_LARGE,
+    signal.SIGSEGV: _TOO_DEEP,
+    signal.SIGBUS: _TOO_DEEP,
+}
+
+
+class SyntaxTrial:
+    """Tries syntaxes for one model's tokens, one at a time; several threads may ask."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._lock = folder, Lock()
+        self._child: subprocess.Popen[bytes] | None = None  # started by the first syntax
+        self._known: OrderedDict[str, str | None] = OrderedDict()
+
+    def find_fault(self, syntax: str) -> str | None:
+        """Return why an output cannot follow the syntax, or None if it can."""
+        with self._lock:
+            if syntax in self._known:
+                self._known.move_to_end(syntax)
+            else:
+                self._known[syntax] = self._try(syntax)
+                if len(self._known) > _MOST_KNOWN:
+                    self._known.popitem(last=False)
+            return self._known[syntax]
+
+    def close(self) -> None:
+        with self._lock:
+            self._end()
+
+    def _try(self, syntax: str) -> str | None:
+        for _ in range(2):  # a child may have been killed while it had nothing to do
+            child = self._child or self._start()
+            try:
+                return _ask(child, syntax)
+            except TimeoutError:
+                self._end()
+                return _TOO_LONG
+            except (BrokenPipeError, EOFError):
+                status = child.wait(_MOST_S)
+                self._end()
+                if -status in _DEATHS:
+                    return _DEATHS[-status]
+        raise ModelError("the process that tries grammars was ended twice: try again")
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        """Start the child; it is not in the terminal's foreground, so that Ctrl-C lets open requests end."""
+        command = module_command("alignedserve.text.syntax_trial", str(self.folder))
+        self._child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        try:
+            fault = json.loads(_answer(self._child))
+        except (EOFError, TimeoutError):
+            self._end()
+            raise ModelError("the process that tries grammars does not start: its log says why") from None
+        if fault is not None:
+            self._end()
+            raise ModelError(fault)
+        return self._child
+
+    def _end(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.communicate()
+            self._child = None
+
+
+def _ask(child: subprocess.Popen[bytes], syntax: str) -> str | None:
+    assert child.stdin is not None
+    child.stdin.write(json.dumps(syntax).encode() + b"\n")
+    child.stdin.flush()
+    fault: str | None = json.loads(_answer(child))
+    return fault
+
+
+def _answer(child: subprocess.Popen[bytes]) -> bytes:
+    """Return the child's next line; raise EOFError if it has died, TimeoutError if it does not answer."""
+    assert child.stdout is not None
+    line, until = b"", time.monotonic() + _MOST_S
+    while not line.endswith(b"\n"):
+        there, _, _ = select.select([child.stdout], [], [], max(0.0, until - time.monotonic()))
+        if not there:
+            raise TimeoutError
+        read = os.read(child.stdout.fileno(), 1 << 16)
+        if not read:
+            raise EOFError
+        line += read
+    return line
+
+
+# --- The child
+
+
+def main() -> None:
+    (folder,) = sys.argv[1:]
+    syntaxes = Syntaxes(Path(folder))
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)  # what a library prints is no answer
+    try:
+        syntaxes.load()
+    except ModelError as error:
+        _say(answers, str(error))
+        return
+    _say(answers, None)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _limit_memory()
+    with open(os.devnull, "wb") as nowhere:  # how the process dies is said by its parent, in a line
+        os.dup2(nowhere.fileno(), 2)
+    threading.stack_size(_STACK_BYTES)
+    server = threading.Thread(target=_serve, args=(syntaxes, answers))
+    server.start()
+    server.join()
+
+
+def _serve(syntaxes: Syntaxes, answers: IO[bytes]) -> None:
+    for line in sys.stdin.buffer:
+        _allow_time()
+        _say(answers, syntaxes.find_fault(json.loads(line)))
+
+
+def _say(answers: IO[bytes], fault: str | None) -> None:
+    answers.write(json.dumps(fault).encode() + b"\n")
+
+
+def _allow_time() -> None:
+    """Let the process use so much more time; the limit is in whole seconds."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + 1 + MOST_CPU_S, hard))
+
+
+def _limit_memory() -> None:
+    """Let the process use so much more memory, where the system says how much it has."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        data = int(statm.read_text().split()[5]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_DATA, (data + MOST_BYTES, resource.RLIM_INFINITY))
+
+
+if __name__ == "__main__":
+    main()
