@@ -28,11 +28,12 @@ from alignedserve.launch.ending import AT_ONCE_S, Ending
 from alignedserve.launch.keeper import NewPlace, say
 from alignedserve.launch.node_types import NodeType, may_come, node_types
 from alignedserve.launch.placing import NAMED, ClusterNode, Group, NoPlace, Placing, Resources, fit_one, waits
-from alignedserve.launch.plan import PREFIX, new_deployment, parts_of
+from alignedserve.launch.plan import new_deployment, parts_of
 from alignedserve.launch.ray_actors import LINES, OnRay, in_group, job_config, no_ray
 from alignedserve.protocol.messages import rank_of
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.control import door_of
+from alignedserve.shell.inboxes import PREFIX
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
 from alignedserve.store.storage import check_storage

@@ -16,7 +16,8 @@ from alignedserve.config.config import Config, Launcher
 from alignedserve.gateway.access.exposure import check_exposure, warnings
 from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.launch.local import OnThisMachine
-from alignedserve.launch.plan import LOOPBACK, PREFIX, Machine, check_open_files, plan
+from alignedserve.launch.plan import Machine, check_open_files, plan
+from alignedserve.shell.inboxes import PREFIX, remove_inboxes
 from alignedserve.shell.listener import bind
 from alignedserve.store.storage import check_storage
 from alignedserve.tracing.traces import check_collector
@@ -27,8 +28,8 @@ def serve(config: Config) -> int:
     check_open_files(config)
     config = check_exposure(config)
     check_collector(config.server.otlp_endpoint)
-    # Two ports are known from outside. This process keeps them bound, and the parts listen at them: so no other
-    # program gets them, not even while a part is being started again.
+    # One port is known from outside. This process keeps it bound, and the gateways listen at it: so no other program
+    # gets it, not even while a gateway is being started again.
     with bind(config.server.host, config.server.port) as web:
         config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
         for warning in warnings(config.server):
@@ -45,8 +46,8 @@ def _serve_here(config: Config) -> int:
     named = config.served_model_name or config.model
     folder = resolve(config.model, config.cache_directory)
     config = replace(config, model=str(folder), served_model_name=named, jobs=check_storage(config.jobs))
-    with bind(LOOPBACK, 0) as router, closing(Machine(config.engine.tensor_parallel_size)) as machine:
-        specs = plan(config, f"tcp://{LOOPBACK}:{router.getsockname()[1]}", machine)
+    with closing(Machine(config.engine.tensor_parallel_size)) as machine:
+        specs = plan(config, machine)
         try:
             if config.launcher is Launcher.RAY:
                 from alignedserve.launch.ray_actors import serve_on_ray
@@ -55,3 +56,4 @@ def _serve_here(config: Config) -> int:
             return OnThisMachine(config, specs, machine).run()
         finally:
             remove_stale(Path(config.kvpool.directory), PREFIX)
+            remove_inboxes(specs[0].deployment)

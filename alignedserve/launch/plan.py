@@ -21,12 +21,12 @@ from alignedserve.machine.resources import allow_open_files
 from alignedserve.protocol.messages import ROUTER, rank_suffix
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.control import door_of
+from alignedserve.shell.inboxes import PREFIX, inbox, remove_dead_inboxes
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
 from alignedserve.store.storage import is_on
 
 LOOPBACK = "127.0.0.1"
-PREFIX = "alignedserve-"  # of the names of all files in shared memory
 _FILES, _FILES_PER_PART = 128, 4  # open files of a part, and of its links with each other part; measured: 78 of 6 parts
 
 
@@ -90,12 +90,13 @@ def check_open_files(config: Config) -> None:
         )
 
 
-def plan(config: Config, router: str, machine: Machine) -> list[PartSpec]:
+def plan(config: Config, machine: Machine) -> list[PartSpec]:
     """Return the parts of a deployment on one machine, after all checks that need no process."""
     folder = resolve(config.model, config.cache_directory)
     model = read_config(folder)
     directory = Path(config.kvpool.directory)
     remove_stale(directory, PREFIX)
+    remove_dead_inboxes()
     config = with_pool_memory(config, model, folder)
     room = capacity(config, model)
     check_space(directory, shared_memory(config, model, room), use_of(config))
@@ -103,12 +104,14 @@ def plan(config: Config, router: str, machine: Machine) -> list[PartSpec]:
     check_machine(config, model, room, folder)
     tree, door, origin = dump(config), str(door_of(config.server.port)), ClockOrigin.read()
     deployment = new_deployment()
+    router = inbox(deployment, ROUTER)
     return [
         machine.place(
             PartSpec(
                 *(role, f"{name}{rank_suffix(rank)}", "local", deployment, LOOPBACK, router, tree, origin),
                 rank=rank,
                 door=door,
+                is_private=True,
             )
         )
         for role, name in parts_of(config)

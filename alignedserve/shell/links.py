@@ -32,6 +32,7 @@ _Arrived = TypeVar("_Arrived")
 MOST_QUEUED = 100_000  # frames on a link, before it counts as full
 _SEAL = 33  # bytes that encryption adds to a frame
 CUT_OFF = 4  # times the limit ends the connection; a frame between the two is refused with a line in the log
+_HANDSHAKE_MS = 5_000  # a connection that has not shown its keys by then ends; the other side tries again
 MOST_WAITING = 100  # of a pulse, while the router is away: heartbeats do not pile up
 
 
@@ -58,6 +59,7 @@ class Links:
         self._inbox = self._context.socket(zmq.PULL)
         keys.guard(self._inbox)
         self._inbox.setsockopt(zmq.RCVHWM, MOST_QUEUED)
+        self._inbox.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
         # This ends a connection before its frame fills the memory.
         self._inbox.setsockopt(zmq.MAXMSGSIZE, CUT_OFF * most_bytes + _SEAL)
         self._bind(bind)

@@ -26,6 +26,7 @@ from alignedserve.protocol.wire import MOST_FRAME_BYTES
 from alignedserve.scheduling.policy import Policy
 from alignedserve.shell.answer_limit import AnswerLimit
 from alignedserve.shell.clock import Clock, ClockOrigin
+from alignedserve.shell.inboxes import inbox
 from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.links import Links, Pulse
 from alignedserve.shell.shell import BeginAside, Shell
@@ -40,7 +41,7 @@ class PartSpec:
     name: str
     node: str  # empty: the node that starts the part fills in this field and `host`
     deployment: str  # the names of all files in shared memory begin with it
-    host: str  # where the part's inbox listens
+    host: str  # where ranks and transports listen, and inboxes that are not private
     router: str  # the router's address
     config: Mapping[str, Any]  # as `alignedserve.config.config.dump` made it
     origin: ClockOrigin  # the same for all parts
@@ -52,11 +53,19 @@ class PartSpec:
     device: int = 0  # number of the GPU, where there are any
     ranks_at: str = ""  # host:port where the ranks of this worker meet
     door: str = ""  # address of the launcher, for parts that ask for more or fewer workers (control.py)
+    is_private: bool = False  # whether inboxes are sockets that only this user can open (inboxes.py), and no ports
 
     @property
     def worker(self) -> str:
         """Return the name of this worker's rank 0."""
         return self.name.removesuffix(rank_suffix(self.rank))
+
+    @property
+    def inbox(self) -> str:
+        """Return the address at which this life of the part listens."""
+        if self.role is Role.ROUTER:
+            return self.router
+        return inbox(self.deployment, self.name, self.incarnation) if self.is_private else f"tcp://{self.host}:*"
 
     def to_json(self) -> str:
         return msgspec.json.encode(self).decode()
@@ -109,8 +118,7 @@ class Part(Place):
         assert spec.keys is not None, f"{spec.name} has no keys for its links"
         self._keys = spec.keys
         self.clock = Clock(spec.origin)
-        bind = spec.router if spec.role is Role.ROUTER else f"tcp://{spec.host}:*"
-        self.links = Links(spec.name, self.incarnation, bind, spec.router, MOST_FRAME_BYTES, self._keys)
+        self.links = Links(spec.name, self.incarnation, spec.inbox, spec.router, MOST_FRAME_BYTES, self._keys)
         self.member = Member(spec.name, spec.role, spec.node, self.incarnation, self.links.address)
 
     def shell(self, core: Core, hands: Hands | None = None, begin_aside: BeginAside | None = None) -> Shell:

@@ -117,7 +117,8 @@ def test_another_user_is_heard_by_no_part(unguarded: Open) -> None:
         check_greedy(chats, asyncio.run(all_tokens(deployment.url, chats)))
         before = set(deployment.processes())
         ports, files = sorted(deployment.ports()), sorted(deployment.unix_sockets())
-        assert len(ports) > 4  # the server's, and one of each part that has an inbox
+        assert ports == [deployment.port]  # parts have sockets that only this user may open
+        assert len(files) > 4
         assert let_in([*ports, unguarded.port], files) == [unguarded.port]
         check_greedy(chats, asyncio.run(all_tokens(deployment.url, chats)))
         assert set(deployment.processes()) == before, deployment.log()

@@ -39,7 +39,7 @@ def test_connections_are_known_to_be_tcp() -> None:
 def test_the_ranks_of_a_worker_are_parts_beside_it(tmp_path: Path) -> None:
     config = load({"topology": "1+1", "engine.tensor_parallel_size": 2, "kvpool.directory": str(tmp_path)}, {}, None)
     with closing(Machine(ranks=2)) as machine:
-        specs = plan(config, "tcp://127.0.0.1:1", machine)
+        specs = plan(config, machine)
     assert [(spec.name, spec.worker, spec.rank) for spec in specs] == [
         ("router", "router", 0),
         ("pool-0", "pool-0", 0),
@@ -59,7 +59,7 @@ def test_the_ranks_of_a_worker_are_parts_beside_it(tmp_path: Path) -> None:
 def test_a_worker_that_leaves_a_machine_leaves_its_devices_to_the_next(tmp_path: Path) -> None:
     config = load({"topology": "2xcolocated", "kvpool.directory": str(tmp_path)}, {}, None)
     with closing(Machine(ranks=1)) as machine:
-        specs = {spec.name: spec for spec in plan(config, "tcp://127.0.0.1:1", machine)}
+        specs = {spec.name: spec for spec in plan(config, machine)}
         assert (specs["decode-0"].device, specs["decode-1"].device) == (0, 1)
         machine.leave("decode-0")
         come = [machine.place(replace(specs["decode-1"], name=f"decode-{number}")) for number in (2, 3)]

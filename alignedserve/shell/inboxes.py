@@ -1,0 +1,55 @@
+"""The addresses of inboxes where a deployment is on one machine: sockets in a folder that only its user can open.
+
+The keys of links (link_keys.py) say who is heard, but only after a handshake: whoever may connect can hold connections
+open, and make a part keep room for a frame, before it. At these sockets no other user of the machine may connect.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from pathlib import Path
+
+from alignedserve.shell.control import private_socket
+
+PREFIX = "alignedserve-"  # of the names of all deployments
+_YOUNG_S = 60.0  # a socket may be there for a moment before its process listens
+
+
+def inbox(deployment: str, part: str, incarnation: int | None = None) -> str:
+    """Return the address of a part, or of one of its lives; raises ControlError if there is no folder for it."""
+    life = "" if incarnation is None else f".{incarnation}"
+    return f"ipc://{private_socket(f'{deployment}-{part}{life}')}"
+
+
+def remove_inboxes(deployment: str) -> None:
+    """Remove what killed parts of this deployment have left."""
+    for path in _inboxes(deployment):
+        path.unlink(missing_ok=True)
+
+
+def remove_dead_inboxes() -> None:
+    """Remove what deployments have left of which the launcher was killed too."""
+    for path in _inboxes(PREFIX):
+        if _age_s(path) > _YOUNG_S and not _is_heard(path):
+            path.unlink(missing_ok=True)
+
+
+def _inboxes(prefix: str) -> list[Path]:
+    return list(private_socket(prefix).parent.glob(f"{prefix}*.sock"))
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _is_heard(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as connection:
+        try:
+            connection.connect(str(path))
+        except OSError:
+            return False
+        return True
