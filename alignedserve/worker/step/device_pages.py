@@ -90,6 +90,7 @@ class DevicePages:
 
     def has_to_fetch(self, waiting: Running) -> bool:
         """Return whether a request copies what the pool knows of it beyond what is here, when it is seated."""
+        self.look(waiting)  # pages may have been evicted since, and now it fetches them
         return waiting.fetched_to > waiting.prefix
 
     def share(self, running: Running) -> None:

@@ -1,0 +1,36 @@
+"""What a device has of a waiting prompt changes while others are seated before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from alignedserve.protocol.page_names import chained_hashes
+from alignedserve.scheduling.policy import Policy
+from alignedserve.scheduling.promise import promise
+from alignedserve.worker.step.device_pages import DevicePages
+from alignedserve.worker.step.named_blocks import NamedBlocks
+from alignedserve.worker.step.running import Running
+from tests.samples import request
+
+SIZE, NUM_PAIRS = 2, 4
+
+
+def names_of(prompt: Running, tokens: int) -> tuple[int, ...]:
+    return chained_hashes(prompt.request.prompt[: tokens - tokens % SIZE], SIZE)
+
+
+def test_a_prompt_is_fetched_whose_pages_were_evicted_after_it_was_looked_up() -> None:
+    """Else it counts as computed chunk by chunk while its memory is found, and is fetched as a whole when it gets that:
+    a choice took more than there was (fuzz seed 99100412)."""
+    asked = replace(request("a"), prompt=tuple(range(9)))
+    blocks = NamedBlocks(NUM_PAIRS, 1)
+    pages = DevicePages(blocks, SIZE, SIZE, names_of)
+    waiting = Running(asked, promise(asked, Policy()), [], known=(0, 1, 2, 3))
+    waiting.block_names = names_of(waiting, 8)
+    pairs = blocks.take(NUM_PAIRS)
+    assert pairs is not None
+    blocks.publish(waiting.block_names, pairs)
+    blocks.give(pairs)
+    assert not pages.has_to_fetch(waiting)
+    assert blocks.take(NUM_PAIRS) is not None
+    assert pages.has_to_fetch(waiting)
