@@ -229,9 +229,10 @@ class Placement:
         """Return how many tokens of memory chats find on a decode worker, or where a prompt goes on to from a prefill
         worker: on the decode worker that has most; None where that is not known."""
         if self._roles[worker] is Role.DECODE:
-            pairs: float | None = self._rooms_of(worker).for_chats(worker)
+            pairs = self._rooms_of(worker).for_chats(worker)
         else:
-            pairs = max((rooms.most_for_chats for rooms in self._rooms.values()), default=None)
+            told = (rooms.most_for_chats for rooms in self._rooms.values())
+            pairs = max((pairs for pairs in told if pairs is not None), default=None)
         return None if pairs is None else pairs * self._block_size
 
     def _lacks(self, worker: str, request: Request) -> int | None:

@@ -59,9 +59,9 @@ class Rooms:
         return None if room is None else room.free_pairs + room.given_pairs
 
     @property
-    def most_for_chats(self) -> float:
-        """Return the same of the worker where it is most; minus infinity where there is no worker."""
-        return max((room.free_pairs + room.given_pairs for room in self._rooms.values()), default=float("-inf"))
+    def most_for_chats(self) -> int | None:
+        """Return the same of the worker where it is most; None where no worker has told yet."""
+        return max((room.free_pairs + room.given_pairs for room in self._rooms.values()), default=None)
 
     @property
     def most_free(self) -> float:

@@ -295,6 +295,15 @@ class TestNodes:
             tell(found, f"decode-{number}", all_s=0.0, free_pairs=100 - number)
         return found
 
+    def test_memory_of_workers_that_have_just_started_is_not_known(self) -> None:
+        """A decode worker that comes back has told nothing yet: its memory counted as missing without end, and every
+        chat was refused."""
+        found = self.two()
+        for number in range(2):
+            found.lost(f"decode-{number}")
+        found.met(replace(member("decode-0"), node="n0"))
+        assert found.ahead_of(rt(), POOL, NOW).free is None
+
     def test_a_prompt_stays_on_its_node_while_there_is_room(self) -> None:
         found = self.two()
         assert [found.placed(f"prefill-{number}", rt(), POOL, NOW) for number in (1, 1, 0)] == [
