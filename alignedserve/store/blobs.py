@@ -43,7 +43,8 @@ class Blobs:
         with self._store_errors():
             path = self._path(id)
             name = path + _PART if self._is_local else path
-            return Writing(self, id, self._fs.open(name, "wb"), name, path)
+            file = open(name, "wb", opener=_private) if self._is_local else self._fs.open(name, "wb")  # noqa: SIM115
+            return Writing(self, id, file, name, path)
 
     def open(self, id: str) -> IO[bytes]:
         with self._store_errors():
@@ -123,3 +124,8 @@ def _sync_folder(path: str) -> None:
         os.fsync(folder)
     finally:
         os.close(folder)
+
+
+def _private(path: str, flags: int) -> int:
+    """Open a file that no other user of the machine may read: it holds what clients sent."""
+    return os.open(path, flags, 0o600)

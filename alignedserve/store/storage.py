@@ -96,10 +96,8 @@ def holder_of(deployment: str, part: str, life: int) -> Holder:
 
 async def open_storage(jobs: JobsConfig, holder: Holder) -> Storage:
     folder = data_folder(jobs)
-    blobs = Blobs(jobs.files or str(folder / _FOLDER))
-    await asyncio.to_thread(blobs.make)
+    blobs = await asyncio.to_thread(_make_folders, jobs, folder)
     if jobs.store == SQLITE:
-        _make_folder(folder)
         return Storage(await SqliteStore.open(folder / SQLITE_FILE), blobs, holder)
     _check_redis_client()
     from alignedserve.store.redis_store import RedisStore  # imported only if Redis is used: its client is an extra
@@ -146,17 +144,20 @@ def check_storage(jobs: JobsConfig) -> JobsConfig:
     if jobs.store != SQLITE:
         _check_redis_client()
     try:
-        Blobs(jobs.files or str(folder / _FOLDER)).make()
-        if jobs.store == SQLITE:
-            _make_folder(folder)
+        _make_folders(jobs, folder)
     except StoreError as error:
         raise StoreError(f"{error}: name another place with --jobs-directory, or serve with --jobs-store off") from None
     return replace(jobs, directory=str(folder))
 
 
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        check_writable(folder)
-    except OSError as error:
-        raise StoreError(f"jobs cannot be kept in {folder}: {error.strerror}") from error
+def _make_folders(jobs: JobsConfig, folder: Path) -> Blobs:
+    """Make the folders of the store, as far as there are any, and return the files."""
+    if jobs.store == SQLITE or jobs.files is None:
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds what clients sent
+            check_writable(folder)
+        except OSError as error:
+            raise StoreError(f"jobs cannot be kept in {folder}: {error.strerror}") from error
+    blobs = Blobs(jobs.files or str(folder / _FOLDER))
+    blobs.make()
+    return blobs

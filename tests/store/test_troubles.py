@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import stat
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -147,7 +148,7 @@ def test_a_full_disk_is_told_and_nothing_is_damaged(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match=r"cannot be kept at .*file/data/files: Not a directory"):
+    with pytest.raises(StoreError, match=r"cannot be kept in .*file/data: Not a directory"):
         asyncio.run(open_storage(JobsConfig(directory=str(tmp_path / "file" / "data")), Holder("me", 1)))
 
 
@@ -197,3 +198,27 @@ def test_without_the_client_of_redis_the_extra_is_named(monkeypatch: pytest.Monk
     with pytest.raises(StoreError, match="not installed"):
         asyncio.run(open_storage(jobs, holder_of("name", "jobs", 1)))
     assert check_storage(replace(jobs, store="sqlite")).store == "sqlite"
+
+
+def test_no_other_user_of_the_machine_reads_what_clients_sent(tmp_path: Path) -> None:
+    jobs = JobsConfig(directory=str(tmp_path / "data" / "alignedserve"))
+
+    async def store_a_file() -> None:
+        storage = await open_storage(check_storage(jobs), holder_of("name", "jobs", 1))
+        try:
+            writing = storage.blobs.begin("file-1")
+            writing.write(b"secret")
+            writing.commit()
+        finally:
+            await storage.close()
+
+    before = os.umask(0o022)
+    try:
+        asyncio.run(store_a_file())
+    finally:
+        os.umask(before)
+    folder = tmp_path / "data" / "alignedserve"
+    made = [path for path in folder.rglob("*") if path.is_file()]
+    assert {"jobs.sqlite", "file-1"} <= {path.name for path in made}
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert [path for path in made if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
