@@ -274,7 +274,7 @@ _BEAT_S = 0.5  # most seconds between two heartbeats: starts and lists of member
 class WireConfig:
     """Messages and transfers between processes."""
 
-    death_s: float = setting(3.0, "silence after which a process counts as dead, in seconds", above=0)
+    death_s: float = setting(3.0, "silence after which a process counts as dead, in seconds", least=0.5)
     transfer_timeout_s: float = experiment(
         10.0, "how long a worker waits for the other end of a transfer of KV, in seconds", above=0
     )

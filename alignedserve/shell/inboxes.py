@@ -13,7 +13,7 @@ from pathlib import Path
 from alignedserve.shell.control import private_socket
 
 PREFIX = "alignedserve-"  # of the names of all deployments
-_YOUNG_S = 60.0  # a socket may be there for a moment before its process listens
+_YOUNG_S = 0.1  # a socket is there before its process listens, though for less than this
 
 
 def inbox(deployment: str, part: str, incarnation: int | None = None) -> str:
@@ -30,20 +30,15 @@ def remove_inboxes(deployment: str) -> None:
 
 def remove_dead_inboxes() -> None:
     """Remove what deployments have left of which the launcher was killed too."""
-    for path in _inboxes(PREFIX):
-        if _age_s(path) > _YOUNG_S and not _is_heard(path):
-            path.unlink(missing_ok=True)
+    if dead := [path for path in _inboxes(PREFIX) if not _is_heard(path)]:
+        time.sleep(_YOUNG_S)
+        for path in dead:
+            if not _is_heard(path):
+                path.unlink(missing_ok=True)
 
 
 def _inboxes(prefix: str) -> list[Path]:
     return list(private_socket(prefix).parent.glob(f"{prefix}*.sock"))
-
-
-def _age_s(path: Path) -> float:
-    try:
-        return time.time() - path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
 
 
 def _is_heard(path: Path) -> bool:

@@ -44,7 +44,10 @@ def serve(model: Path | str, *flags: str, environment: Mapping[str, str] | None 
     command = [sys.executable, "-m", "alignedserve", "serve", str(model), "--port", "0"]
     command += ["--served-model-name", NAME, "--log-level", "warning", *flags]
     began = perf_counter()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as launcher:
+    # In a session of its own: Ctrl-C ends the benchmark, which then asks the launcher once, and waits for its end.
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
+    ) as launcher:
         assert launcher.stdout is not None
         try:
             urls = (found[0] for line in launcher.stdout if (found := re.findall(r"http://[\d.]+:\d+", line)))
@@ -53,6 +56,7 @@ def serve(model: Path | str, *flags: str, environment: Mapping[str, str] | None 
             yield Deployment(url, launcher.pid, perf_counter() - began)
         finally:
             launcher.send_signal(signal.SIGINT)
+            launcher.wait()
 
 
 # --- A request

@@ -229,4 +229,4 @@ def test_what_is_no_file_is_written_to_as_it_is(server: Server, tmp_path: Path) 
 
 def test_a_server_that_is_not_there_is_named(file: Path) -> None:
     with pytest.raises(BatchError, match=r"no server answers at http://127.0.0.1:1/v1"):
-        batch_command.submit(BatchOptions("http://127.0.0.1:1/v1"), BatchSubmission(file, "24h"))
+        batch_command.submit(BatchOptions("http://127.0.0.1:1"), BatchSubmission(file, "24h"))  # /v1 is understood

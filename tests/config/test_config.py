@@ -145,7 +145,7 @@ def test_a_file_may_leave_everything_out(tmp_path: Path, text: str) -> None:
             "schedule.order is for experiments: choose a preset, or say --set schedule.order=VALUE",
         ),
         ("server: {max_rt_queue: 5}", "server.max_rt_queue is not a setting: did you mean server.max_queue?"),
-        ("wire: {death_s: 0}", "wire.death_s must be more than 0, not 0.0"),
+        ("wire: {death_s: 0}", "wire.death_s must be 0.5 or more, not 0.0"),
     ],
 )
 def test_a_wrong_line_is_named_with_its_file(tmp_path: Path, text: str, problem: str) -> None:
@@ -407,7 +407,7 @@ def _configs(draw: st.DrawFn) -> Config:
             draw(st.booleans()),
             compression=draw(st.sampled_from(Compression)),
         ),
-        wire=WireConfig(draw(_seconds), draw(_seconds)),
+        wire=WireConfig(0.5 + draw(_seconds), draw(_seconds)),
         log=LogConfig(draw(st.sampled_from(LogLevel)), draw(st.sampled_from(LogFormat))),
     )
 

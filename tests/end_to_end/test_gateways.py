@@ -62,7 +62,8 @@ def test_both_serve_and_either_tells_of_both(two: Deployment, keys: tuple[Path, 
 
 def test_no_other_user_may_listen_or_ask_between_them(two: Deployment) -> None:
     sockets = two.unix_sockets()
-    assert len(sockets) == 7  # two of each gateway and of the job runner, for metrics and the live page; the launcher's
+    # Two of each gateway and of the job runner, for metrics and the live page; the launcher's; six parts' inboxes.
+    assert len(sockets) == 13
     for name in sockets:
         folder = Path(name).parent.stat()
         assert folder.st_uid == os.getuid()

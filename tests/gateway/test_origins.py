@@ -37,7 +37,11 @@ def test_addresses_and_localhost_are_answered(text: TextModel, host: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "host", ["page.example", "page.example:8000", "localhost.page.example", "127.0.0.1.example", ""]
+    "host",
+    [
+        *("page.example", "page.example:8000", "localhost.page.example", "127.0.0.1.example", ""),
+        *("localhost:80:page.example", "[::1", "[::1]page.example"),
+    ],
 )
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/files", "/metrics", "/status", "/nowhere"])
 def test_a_name_that_is_not_the_servers_reads_nothing(text: TextModel, host: str, path: str) -> None:
@@ -46,6 +50,11 @@ def test_a_name_that_is_not_the_servers_reads_nothing(text: TextModel, host: str
     error = answer.json()["error"]
     assert (answer.status_code, error["code"], error["type"]) == (421, "unknown_host", "invalid_request_error")
     assert "--cors-origins" in error["message"]
+
+
+def test_each_host_is_checked_where_there_are_several(text: TextModel) -> None:
+    both = [("Host", "localhost"), ("Host", "page.example")]
+    assert gateway(text).get("/v1/models", headers=both).status_code == 421
 
 
 def test_names_of_the_server_and_of_its_origins_are_answered(text: TextModel) -> None:

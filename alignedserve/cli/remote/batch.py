@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import httpx
 
-from alignedserve.cli.remote.chat import client, complaint, one_line
+from alignedserve.cli.remote.chat import api_at, client, complaint, one_line
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import BatchError
 from alignedserve.machine.whole_file import whole_file
@@ -190,7 +190,7 @@ class BatchApi:
     """The server's API of files and batches; every failure is a BatchError of one line."""
 
     def __init__(self, options: BatchOptions) -> None:
-        self._url = options.url.rstrip("/")
+        self._url = api_at(options.url)
         self._client = client(self._url, options.api_key, httpx.Timeout(_SILENCE_S, connect=_CONNECT_S))
 
     def __enter__(self) -> BatchApi:

@@ -31,7 +31,7 @@ from alignedserve.bench.report import ErrorCount, MeasuredRun, joined
 from alignedserve.bench.wording import IdWording, StreamWordings, Wording, WordWording
 from alignedserve.cli.remote.batch import BatchOptions
 from alignedserve.cli.remote.bench_job import ServedJob
-from alignedserve.cli.remote.chat import client, complaint, one_line
+from alignedserve.cli.remote.chat import api_at, client, complaint, one_line
 from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.core import ServiceClass
@@ -130,7 +130,7 @@ def _find(url: str, options: BenchOptions) -> _Server:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BenchError(f"{url!r:.100} is no address of a server, such as http://127.0.0.1:8000")
-    base = url.rstrip("/") + ("" if parts.path.strip("/") else "/v1")
+    base = api_at(url)
     card = _card(base, options)
     context = card.get("max_model_len")
     model = options.model or str(card["id"])

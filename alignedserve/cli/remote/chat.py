@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from io import TextIOWrapper
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -148,7 +149,7 @@ class ChatApi:
     """The API of a server; every failure is a ChatError of one line."""
 
     def __init__(self, options: ChatOptions) -> None:
-        self.url = options.url.rstrip("/")
+        self.url = api_at(options.url)
         self._options = options
         self._model = options.model
         self._client = client(self.url, options.api_key, httpx.Timeout(_SILENCE_S, connect=_CONNECT_S))
@@ -210,6 +211,15 @@ class ChatApi:
         if isinstance(error, (httpx.ConnectError, httpx.ConnectTimeout)):
             return ChatError(f"no server at {self.url} ({one_line(error)}): start one with `alignedserve serve`")
         return ChatError(f"talking to {self.url} failed: {one_line(error)}")
+
+
+def api_at(url: str) -> str:
+    """Return the address of a server's API: below /v1 where the address of the server alone is named."""
+    try:
+        names_server = not urlsplit(url).path.strip("/")
+    except ValueError:  # it is no address, as who asks it will say
+        names_server = False
+    return url.rstrip("/") + ("/v1" if names_server else "")
 
 
 def client(url: str, api_key: str | None, timeout: httpx.Timeout) -> httpx.Client:

@@ -13,6 +13,7 @@ Pages of `cors_origins` may do both. A server with keys lets nobody in without a
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
@@ -20,6 +21,7 @@ from starlette.datastructures import Headers
 from alignedserve.gateway.openai.errors import foreign_page, unknown_host
 
 _ONLY_READ = frozenset({"GET", "HEAD", "OPTIONS"})
+_HOST = re.compile(r"(\[[^\]]*\]|[^:\[\]]*)(:\d*)?")  # a name or an address, and a port
 _OWN_SITES = ("same-origin", "none")  # of Sec-Fetch-Site; none: the user typed the address
 
 
@@ -33,13 +35,15 @@ class Origins:
         """Raise an ApiError for a request that a page of another origin may have sent."""
         if "*" in self._origins:
             return
-        host = headers.get("host")
-        if host is not None and not self._is_known(host):  # browsers always send it
-            raise unknown_host(host)
+        for host in headers.getlist("host"):  # browsers always send one
+            if not self._is_known(host):
+                raise unknown_host(host)
         if method not in _ONLY_READ and self._is_foreign(headers):
             raise foreign_page(headers.get("origin", "another site"))
 
     def _is_known(self, host: str) -> bool:
+        if _HOST.fullmatch(host) is None:
+            return False
         name = _name_in(host)
         return _is_address(name) or name == "localhost" or name.endswith(".localhost") or name in self._names
 
