@@ -164,6 +164,8 @@ class Keeper(ABC):
             code = self._hear(event)
             if code is not None:
                 return code
+        within = f"within {self._config.server.drain_s:g} s"
+        say(f"it stops: open requests are finished {within}, nothing new is taken; a second signal ends it at once")
         return self._code
 
     def _hear(self, event: _KeeperEvent) -> int | None:
@@ -202,7 +204,7 @@ class Keeper(ABC):
         if life.spec.worker in self._added and is_hopeless:
             self._leave_out(life, ended)
             return None
-        say(ended.failure or f"{ended.part} ended with {ended.how}")
+        say(ended.failure or f"{ended.part} {_ending(ended.how)}")
         ends_all = cannot_run or (is_hopeless and not self._serves_without(life.spec))
         if ended.failure and ends_all:
             return ExitCode.USER_ERROR  # what other parts say of the same fault is not printed
@@ -400,6 +402,12 @@ class Keeper(ABC):
                 self._is_hurried = True
             elif isinstance(ended, _PartEnded) and self._is_news(ended):
                 self._alive.discard(ended.part)
+
+
+def _ending(how: object) -> str:
+    """Say how a process ended: by a signal, or with a status."""
+    names = {-number: number.name for number in signal.Signals}
+    return f"was ended by {names[how]}" if isinstance(how, int) and how in names else f"ended with {how}"
 
 
 def say(line: str) -> None:

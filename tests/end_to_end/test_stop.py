@@ -122,12 +122,14 @@ def test_a_second_ctrl_c_stops_at_once(stoppable: Deployment) -> None:
 def test_an_idle_deployment_stops_soon(stoppable: Deployment) -> None:
     """An idle deployment leaves nothing either: its port is free for the next one."""
     assert stoppable.stop(signal.SIGTERM, within_s=SOON_S) == 0
+    assert "it stops: open requests are finished within" in stoppable.whole_log()
 
 
 @on(KINDS if SOAK else [SPLIT])
 def test_a_deployment_with_a_part_that_does_not_stay_up_ends(stoppable: Deployment) -> None:
     stoppable.wound_as_often_as_it_comes_back("decode-0")
     assert stoppable.ended() == 1
+    assert "decode-0 was ended by SIGKILL" in stoppable.whole_log()
     assert "decode-0 does not stay up" in stoppable.whole_log()
 
 
