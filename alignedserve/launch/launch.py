@@ -17,7 +17,7 @@ from alignedserve.gateway.access.exposure import check_exposure, warnings
 from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.launch.local import OnThisMachine
 from alignedserve.launch.plan import Machine, check_open_files, plan
-from alignedserve.shell.inboxes import PREFIX, remove_inboxes
+from alignedserve.shell.inboxes import PREFIX, remove_sockets
 from alignedserve.shell.listener import bind
 from alignedserve.store.storage import check_storage
 from alignedserve.tracing.traces import check_collector
@@ -56,4 +56,4 @@ def _serve_here(config: Config) -> int:
             return OnThisMachine(config, specs, machine).run()
         finally:
             remove_stale(Path(config.kvpool.directory), PREFIX)
-            remove_inboxes(specs[0].deployment)
+            remove_sockets(specs[0].deployment)

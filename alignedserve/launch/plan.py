@@ -21,7 +21,7 @@ from alignedserve.machine.resources import allow_open_files
 from alignedserve.protocol.messages import ROUTER, rank_suffix
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.control import door_of
-from alignedserve.shell.inboxes import PREFIX, inbox, remove_dead_inboxes
+from alignedserve.shell.inboxes import PREFIX, inbox, remove_dead_sockets
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import PartSpec
 from alignedserve.store.storage import is_on
@@ -96,7 +96,7 @@ def plan(config: Config, machine: Machine) -> list[PartSpec]:
     model = read_config(folder)
     directory = Path(config.kvpool.directory)
     remove_stale(directory, PREFIX)
-    remove_dead_inboxes()
+    remove_dead_sockets()
     config = with_pool_memory(config, model, folder)
     room = capacity(config, model)
     check_space(directory, shared_memory(config, model, room), use_of(config))

@@ -25,8 +25,7 @@ def siblings(part: Part, say: Callable[[], Awaitable[bytes]], topic: str = "", a
     config = part.config
     names = [f"gateway-{number}" for number in range(config.server.gateways)]
     names += ["jobs-0"] if is_on(config.jobs) else []
-    # The address is this deployment's, so whoever made a file of this name has gone.
-    sockets = {name: private_socket(f"{config.server.host}-{config.server.port}-{name}{topic}") for name in names}
+    sockets = {name: private_socket(f"{part.spec.deployment}-{name}{topic}") for name in names}
     return Siblings(part.spec.name, sockets, say, answer_s)
 
 

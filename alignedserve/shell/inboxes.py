@@ -22,29 +22,32 @@ def inbox(deployment: str, part: str, incarnation: int | None = None) -> str:
     return f"ipc://{private_socket(f'{deployment}-{part}{life}')}"
 
 
-def remove_inboxes(deployment: str) -> None:
-    """Remove what killed parts of this deployment have left."""
-    for path in _inboxes(deployment):
+def remove_sockets(deployment: str) -> None:
+    """Remove the sockets that killed parts of this deployment have left."""
+    for path in _sockets(deployment):
         path.unlink(missing_ok=True)
 
 
-def remove_dead_inboxes() -> None:
-    """Remove what deployments have left of which the launcher was killed too."""
-    if dead := [path for path in _inboxes(PREFIX) if not _is_heard(path)]:
+def remove_dead_sockets() -> None:
+    """Remove the sockets of deployments of which the launcher was killed too."""
+    if dead := [path for path in _sockets(PREFIX) if not _is_heard(path)]:
         time.sleep(_YOUNG_S)
         for path in dead:
             if not _is_heard(path):
                 path.unlink(missing_ok=True)
 
 
-def _inboxes(prefix: str) -> list[Path]:
+def _sockets(prefix: str) -> list[Path]:
     return list(private_socket(prefix).parent.glob(f"{prefix}*.sock"))
 
 
 def _is_heard(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as connection:
+        connection.setblocking(False)  # whoever listens may be busy
         try:
             connection.connect(str(path))
-        except OSError:
+        except (ConnectionRefusedError, FileNotFoundError):
             return False
+        except OSError:
+            return True
         return True
