@@ -22,9 +22,9 @@ def inbox(deployment: str, part: str, incarnation: int | None = None) -> str:
     return f"ipc://{private_socket(f'{deployment}-{part}{life}')}"
 
 
-def remove_sockets(deployment: str) -> None:
-    """Remove the sockets that killed parts of this deployment have left."""
-    for path in _sockets(deployment):
+def remove_sockets(deployment: str, beginning: str = "") -> None:
+    """Remove the sockets that killed parts of this deployment have left, or those whose names begin so."""
+    for path in _sockets(f"{deployment}-{beginning}"):
         path.unlink(missing_ok=True)
 
 

@@ -26,7 +26,7 @@ from alignedserve.protocol.wire import MOST_FRAME_BYTES
 from alignedserve.scheduling.policy import Policy
 from alignedserve.shell.answer_limit import AnswerLimit
 from alignedserve.shell.clock import Clock, ClockOrigin
-from alignedserve.shell.inboxes import inbox
+from alignedserve.shell.inboxes import inbox, remove_sockets
 from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.links import Links, Pulse
 from alignedserve.shell.shell import BeginAside, Shell
@@ -118,6 +118,8 @@ class Part(Place):
         assert spec.keys is not None, f"{spec.name} has no keys for its links"
         self._keys = spec.keys
         self.clock = Clock(spec.origin)
+        if spec.is_private:
+            remove_sockets(spec.deployment, f"{spec.name}.")  # of its earlier lives
         self.links = Links(spec.name, self.incarnation, spec.inbox, spec.router, MOST_FRAME_BYTES, self._keys)
         self.member = Member(spec.name, spec.role, spec.node, self.incarnation, self.links.address)
 

@@ -43,6 +43,13 @@ def test_what_dead_deployments_left_goes_and_others_stay(folder: Path) -> None:
         assert names(folder) == ["alignedserve-2-decode-0.1.sock"]
 
 
+def test_a_part_removes_what_its_earlier_lives_left(folder: Path) -> None:
+    for part in ("decode-0", "decode-0-rank-1", "decode-01"):
+        listening("alignedserve-1", part).close()
+    remove_sockets("alignedserve-1", "decode-0.")
+    assert names(folder) == ["alignedserve-1-decode-0-rank-1.1.sock", "alignedserve-1-decode-01.1.sock"]
+
+
 def test_a_deployment_removes_what_its_parts_left(folder: Path) -> None:
     for part in ("decode-0", "gateway-0"):
         listening("alignedserve-1", part).close()
