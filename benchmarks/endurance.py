@@ -20,6 +20,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from time import perf_counter
@@ -124,14 +125,17 @@ def table(samples: Sequence[Sample], warm_up_s: float) -> tuple[str, bool]:
         grows = fitted.grows(LEAST_GROWTH * abs(fitted.mean))
         is_well = is_well and not grows
         shown = f"{fitted.mean:10.2f} {fitted.slope:+10.2f} ± {fitted.error:.2f}"
-        lines.append(f"{name:<{widest}} {shown:<34} {'grows' if grows else 'flat'}")
+        verdict = "grows" if grows else "flat" if fitted.error < inf else "too few values to tell"
+        lines.append(f"{name:<{widest}} {shown:<34} {verdict}")
     done, errors = Counter[str](), [error for sample in samples for error in sample["errors"]]
     for sample in samples:
         done.update(sample["done"])
     head = f"{'':<{widest}} {'mean':>10} {'in an hour':>10}"
     parts, minutes = len({sample["part"] for sample in samples}), len(samples) * EVERY_S / 60
     ended = ", ".join(f"{count} {kind}" for kind, count in done.items())
-    notes = [f"{minutes:g} minutes in {parts} parts; {ended}; {len(errors)} errors", *dict.fromkeys(errors)]
+    notes = [f"{minutes:g} minutes in {parts} parts; {ended or 'nothing'}; {len(errors)} errors"]
+    notes += [] if found else [f"no figures: the first {warm_up_s:g} s of each part do not count (--warm-up-s)"]
+    notes += dict.fromkeys(errors)
     return "\n".join([head, *lines, *notes]), is_well and not errors
 
 

@@ -68,7 +68,8 @@ def table(rows: Sequence[Row]) -> str:
     cells = [head, *(_cells(row, kinds) for row in (*totals, everything))]
     widths = [max(len(line[column]) for line in cells) for column in range(len(head))]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in cells]
-    notes = [f"not here: {reason}" for reason in everything.absent]
+    notes = ["broken: the gateway was away; refused: 429 or 503; neither is a problem, and other streams were compared"]
+    notes += [f"not here: {reason}" for reason in everything.absent]
     notes += [f"{row.scenario}: {problem}" for row in totals for problem in row.problems]
     return "\n".join([*lines, *notes])
 

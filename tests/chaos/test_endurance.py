@@ -61,5 +61,11 @@ def test_the_table_leaves_the_warm_up_of_each_part_out() -> None:
     assert table(leaks, warm_up_s=40)[1] is False
 
 
+def test_the_table_does_not_call_flat_what_it_cannot_tell() -> None:
+    few = [sample(1, at, descriptors=20) for at in (30, 60)]
+    assert "too few values to tell" in table(few, warm_up_s=0)[0]
+    assert "the first 300 s of each part do not count" in table(few, warm_up_s=300)[0]
+
+
 def test_an_error_is_not_well() -> None:
     assert table([sample(1, 30, ("chat: 500",), threads=4)], warm_up_s=0)[1] is False

@@ -43,7 +43,7 @@ def test_the_table_sums_the_trials_of_a_scenario_and_says_what_went_wrong() -> N
         row("2+2", 1, 6),
         row("1+1", 2, 5, lost=3, longest_pause_s=9.5, problems=["3 lost"]),
     ]
-    head, first, second, everything, problem = table(rows).splitlines()
+    head, first, second, everything, legend, problem = table(rows).splitlines()
     columns = head.replace("near ties", "near_ties").replace("pause s", "pause_s").split()
     cells = dict(zip(columns, first.split(), strict=True))
     assert (cells["scenario"], cells["kills"], cells["streams"], cells["lost"]) == ("1+1", "9", "20", "3")
@@ -51,4 +51,5 @@ def test_the_table_sums_the_trials_of_a_scenario_and_says_what_went_wrong() -> N
     assert (cells["pause_s"], cells["problems"]) == ("9.5", "1")
     assert second.split()[0] == "2+2"
     assert everything.split()[:9] == ["all", "0.0", "0", "3", "0", "1", "0", "0", "15"]
+    assert legend.startswith("broken: ")
     assert problem == "1+1: 3 lost"
