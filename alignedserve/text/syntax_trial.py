@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections import OrderedDict
+from hashlib import blake2b
 from pathlib import Path
 from threading import Lock
 from typing import IO
@@ -53,18 +54,19 @@ class SyntaxTrial:
     def __init__(self, folder: Path) -> None:
         self.folder, self._lock = folder, Lock()
         self._child: subprocess.Popen[bytes] | None = None  # started by the first syntax
-        self._known: OrderedDict[str, str | None] = OrderedDict()
+        self._known: OrderedDict[bytes, str | None] = OrderedDict()  # by a hash of the syntax
 
     def find_fault(self, syntax: str) -> str | None:
         """Return why an output cannot follow the syntax, or None if it can."""
+        name = blake2b(syntax.encode(errors="surrogatepass"), digest_size=16).digest()
         with self._lock:
-            if syntax in self._known:
-                self._known.move_to_end(syntax)
+            if name in self._known:
+                self._known.move_to_end(name)
             else:
-                self._known[syntax] = self._try(syntax)
+                self._known[name] = self._try(syntax)
                 if len(self._known) > _MOST_KNOWN:
                     self._known.popitem(last=False)
-            return self._known[syntax]
+            return self._known[name]
 
     def close(self) -> None:
         with self._lock:
@@ -77,7 +79,7 @@ class SyntaxTrial:
                 return _ask(child, syntax)
             except TimeoutError:
                 self._end()
-                return _TOO_LONG
+                raise ModelError("the process that tries grammars gets no time on this machine: try again") from None
             except (BrokenPipeError, EOFError):
                 status = child.wait(_MOST_S)
                 self._end()
