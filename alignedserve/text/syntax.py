@@ -1,7 +1,7 @@
 """Grammars that an output's text must follow ("syntaxes"), over the tokens of a model.
 
 A syntax is a grammar in llguidance's own text form. The gateway makes one from a client's JSON schema, pattern or
-grammar and tries it; a worker asks it which tokens may come next. Nothing is computed ahead: a mask is found when it
+grammar and has it tried (syntax_trial.py); a worker asks it which tokens may come next. Nothing is computed ahead: a mask is found when it
 is asked for. So a syntax is ready at once, however large it is, and a mask costs some tens of microseconds.
 """
 

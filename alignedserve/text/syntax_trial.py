@@ -68,10 +68,6 @@ class SyntaxTrial:
                     self._known.popitem(last=False)
             return self._known[name]
 
-    def close(self) -> None:
-        with self._lock:
-            self._end()
-
     def _try(self, syntax: str) -> str | None:
         for _ in range(2):  # a child may have been killed while it had nothing to do
             child = self._child or self._start()
