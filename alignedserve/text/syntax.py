@@ -1,8 +1,8 @@
 """Grammars that an output's text must follow ("syntaxes"), over the tokens of a model.
 
 A syntax is a grammar in llguidance's own text form. The gateway makes one from a client's JSON schema, pattern or
-grammar and has it tried (syntax_trial.py); a worker asks it which tokens may come next. Nothing is computed ahead: a mask is found when it
-is asked for. So a syntax is ready at once, however large it is, and a mask costs some tens of microseconds.
+grammar and has it tried (syntax_trial.py); a worker asks it which tokens may come next. No mask is computed ahead: it
+is found when it is asked for, in some tens of microseconds.
 """
 
 from __future__ import annotations
