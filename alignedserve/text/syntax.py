@@ -23,10 +23,10 @@ if TYPE_CHECKING:  # an engine runs without llguidance installed, as long as no 
 # A token added to the model's own that means the end of the text. Which of the model's tokens end an output differs
 # by request, so none of them can stand for it.
 _END = "\ue000the end of a text\ue001"
-# The work that one mask may cost. A mask usually takes microseconds, but the mask of (a{1000}){1000} takes as long as
-# this allows, and all steps of a worker wait for it: 0.3 s here, more than a second with the library's default. An
-# enum of as many characters as a syntax may have needs less than a third of it.
-_LEXER_FUEL = 300_000
+# The work that a syntax's first mask may cost, and that each later one may. A mask usually takes microseconds, but that
+# of (a{1000}){1000} takes as long as this allows, and all steps of a worker wait for it: 0.1 to 0.2 s here, 0.7 by the
+# library's default. Of as many characters as a syntax may have, an enum of words of 4 to 8 letters needs most: 45,000.
+_FIRST_FUEL, _MASK_FUEL = 300_000, 75_000
 # What the library says in a word of its own, for clients.
 _FAULTS = {"NoExtensionBias": "no text follows it; does a $ref or a rule lead to nothing but itself?"}
 JSON_SPACES = r"( |\n {0,32})?"  # between two parts of JSON: without a bound, a weak model writes only white space
@@ -81,7 +81,8 @@ class Syntaxes:
 
         with self._lock:
             tokens = self._tokens
-        return LLMatcher(tokens, syntax, log_level=0, limits=LLParserLimits(initial_lexer_fuel=_LEXER_FUEL))
+        limits = LLParserLimits(initial_lexer_fuel=_FIRST_FUEL, step_lexer_fuel=_MASK_FUEL)
+        return LLMatcher(tokens, syntax, log_level=0, limits=limits)
 
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token's text; none for an id that the tokenizer does not have."""

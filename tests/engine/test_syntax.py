@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from random import Random
+from string import ascii_letters
 
 import jsonschema
 import pytest
@@ -118,6 +119,17 @@ def test_a_pattern_that_is_too_large_is_known_before_it_is_followed(syntaxes: Sy
 )
 def test_large_and_empty_patterns_can_be_followed(syntaxes: Syntaxes, syntax: str) -> None:
     assert syntaxes.find_fault(syntax) is None
+
+
+@pytest.mark.parametrize("length", [4, 8, 16, 200])
+def test_the_longest_enum_can_be_followed(text: TextModel, syntaxes: Syntaxes, length: int) -> None:
+    """No mask of it takes more work than a mask may, though it is reached only after some tokens."""
+    words = ["".join(Random(number).choices(ascii_letters, k=length)) for number in range(95_000 // (length + 4))]
+    syntax = json_syntax({"type": "object", "properties": {"a": {"enum": words}}, "required": ["a"]}, "")
+    for seed in range(3):
+        output = said(syntax, syntaxes, text.vocab_size, seed)
+        assert output[-1] == STOP or len(output) == MOST
+        assert output[-1] != STOP or json.loads(text.decode(output[:-1]))["a"] in words
 
 
 def test_a_vocabulary_may_be_larger_than_its_tokenizer(text: TextModel, syntaxes: Syntaxes) -> None:
