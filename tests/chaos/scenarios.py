@@ -130,7 +130,7 @@ _SOON = ("--set", "wire.transfer_timeout_s=3", "--profile-s", "0")
 
 
 def _on_nodes(scenario: Scenario, stack: ExitStack) -> Stage:
-    """A node has the clock of the deployment's machine: parts on it step with the others."""
+    """Parts on a node have the clock of the deployment's machine, and step with the others (clock.c)."""
     means = _Means(stack)
     clock = means.clock()
     stepped = {} if clock is None else clock.environment
