@@ -76,11 +76,14 @@ class PromptKeeping(CorePart):
         return self._here.residents.get(running.request.id) is running and not running.num_lost
 
     def _hand_on(self) -> list[Command]:
-        being_written = self._writer.being_written
-        written = [running for running in self._copying if running not in being_written]
-        for running in written:
+        being_written, commands = self._writer.being_written, list[Command]()
+        for running in [running for running in self._copying if running not in being_written]:
             del self._copying[running]
-        return [command for running in written for command in self._writing.hand_on_parts(running)]
+            if self._writer.num_written(running):
+                commands += self._writing.hand_on_parts(running)
+            else:  # the pool has said that it holds other pages than those after which these came: they were forgotten
+                self._through[running] = None
+        return commands
 
     def _begin(self) -> list[Command]:
         commands: list[Command] = []
