@@ -323,9 +323,10 @@ class SqliteStore:
     # --- In the store's thread
 
     def _connect(self) -> None:
-        # No other user of the machine may read it; the files that SQLite puts beside it get the same rights.
-        with suppress(OSError):  # SQLite says what is wrong
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
+        if self._path.name != ":memory:":
+            # No other user of the machine may read it; the files that SQLite puts beside it get the same rights.
+            with suppress(OSError):  # SQLite says what is wrong
+                os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
         self._connection = connection = sqlite3.connect(self._path, timeout=BUSY_S, isolation_level=None)
         connection.execute("PRAGMA synchronous = FULL")
         _use_wal(connection)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,12 @@ def with_jobs(*faults: Fault, lines: int = 12, cancel_after_s: float | None = No
 
 def failure_of(scenario: Scenario) -> Failure | None:
     return attempt(scenario).failure
+
+
+def test_its_store_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert attempt(with_jobs()).failure is None
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("member", [JOBS, "router", "gateway-0", "decode-0"])
