@@ -111,9 +111,9 @@ class Intake(CorePart):
         having = (*self._roster.occupants(), *self._candidates.evicted, *self._queue.waiting.named(kept.request))
         running = next((running for running in having if is_here and running.key == attempt), None)
         is_candidate = self._has_pages(attempt, None, kept.pages)
-        if running is None and not is_candidate:
-            return [] if is_here else [Send(pool, Release(*attempt))]  # what is written now is on its way there
-        self._holds.add(attempt)
+        if not (is_here or is_candidate):
+            return [Send(pool, Release(*attempt))]
+        self._holds.add(attempt)  # let go of too where what is on its way there is wanted no more
         if running is not None and running.num_lost:
             return self._holds.release(attempt)
         if running is not None and not self._writer.num_written(running):

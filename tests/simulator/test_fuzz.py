@@ -156,14 +156,17 @@ def test_a_seed_beyond_the_first_that_failed_once(seed: int) -> None:
     assert attempt(draw_narrow_scenario(seed)).failure is None
 
 
-@pytest.mark.parametrize("seed", [84002186, 91000316, 93000165, 93000668, 94002550, 96000612, 99100412, 99208880])
+@pytest.mark.parametrize(
+    "seed", [84002186, 91000316, 93000165, 93000668, 94002550, 96000612, 99100412, 99208880, 99210534]
+)
 def test_a_wide_seed_that_failed_once(seed: int) -> None:
     """Two attempts of a request waited to be taken in: the newer one took the older one out of the line. A request that
     was computed anew kept its pairs for pages that were written in vain. A job runner dropped results. The pages of an
     answer took longer to be copied than the check allowed. An output that its owner lacked was cancelled by a word of
     the pool that came late. A request whose prompt was being written left with more than a device holds.
     The pages of a prompt were evicted between the look at its memory and its seat. The pool said late what it held of a
-    prompt that was being kept, and what was written of that was forgotten, and then handed on."""
+    prompt that was being kept, and what was written of that was forgotten, and then handed on. A request was cancelled
+    on its way back to the pool, whose copy of its prompt nobody let go of."""
     assert attempt(draw_scenario(seed)).failure is None
 
 
