@@ -28,8 +28,7 @@ def serve(config: Config) -> int:
     check_open_files(config)
     config = check_exposure(config)
     check_collector(config.server.otlp_endpoint)
-    # One port is known from outside. This process keeps it bound, and the gateways listen at it: so no other program
-    # gets it, not even while a gateway is being started again.
+    # Clients know one port. This process keeps it bound, so that no other program gets it while a gateway starts again.
     with bind(config.server.host, config.server.port) as web:
         config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
         for warning in warnings(config.server):

@@ -1,4 +1,4 @@
-"""What a device has of a waiting prompt changes while others are seated before it."""
+"""Other prompts may evict pages of a waiting prompt before it gets its seat."""
 
 from __future__ import annotations
 
