@@ -1,8 +1,8 @@
 """The addresses of inboxes where a deployment is on one machine: sockets in a folder that only its user can open.
 
 The keys of links (link_keys.py) say who is heard, but only after a handshake: whoever may connect can hold connections
-open, and make a part keep room for a frame, before it. At these sockets no other user of the machine may connect. Killed parts leave
-their sockets behind, which their next life, their launcher or the next deployment removes.
+open, and make a part keep room for a frame, before it. At these sockets no other user of the machine may connect.
+Killed parts leave theirs behind; their next life, their launcher or the next deployment removes them.
 """
 
 from __future__ import annotations

@@ -44,8 +44,8 @@ def serve(model: Path | str, *flags: str, environment: Mapping[str, str] | None 
     command = [sys.executable, "-m", "alignedserve", "serve", str(model), "--port", "0"]
     command += ["--served-model-name", NAME, "--log-level", "warning", *flags]
     began = perf_counter()
-    # The deployment has a session of its own, which Ctrl-C does not reach: the benchmark asks the launcher once to stop,
-    # and waits until it has.
+    # The deployment has a session of its own, which Ctrl-C does not reach: the benchmark asks the launcher once to
+    # stop, and waits until it has.
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True
     ) as launcher:
