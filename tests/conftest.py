@@ -27,6 +27,9 @@ if not Path("/dev/nvidiactl").exists():
 # are more threads than cores, and tests of kernels took four times as long on a busy machine while threads spun.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
+# The second thread of numpy's library spins too: it took a quarter of the time of tests that simulate.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # A process in the background ignores SIGINT, and every program that the tests start would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

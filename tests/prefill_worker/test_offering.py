@@ -23,10 +23,11 @@ from alignedserve.protocol.messages import (
     Message,
     Offer,
     Prefill,
+    Prefix,
     Progress,
     Pull,
 )
-from alignedserve.scheduling.policy import Chunking, Order, Policy
+from alignedserve.scheduling.policy import Chunking, Order, Policy, Room
 from alignedserve.worker.parts.prefixes import ANSWER_S
 from alignedserve.worker.setup import WorkerSetup
 from tests.samples import LIMITS, POOL_MEMBER, ROUTER_MEMBER, entry, member, request, said
@@ -339,6 +340,24 @@ class TestChunkByChunk:
         for number in (3, 4):
             commands = worker.handle(StepDone(StepResult(number, ())), ANSWER_S)
             assert not any(isinstance(command, CopyOut) for command in commands)
+
+    def test_a_chat_goes_on_in_the_place_of_a_document_that_is_through(self) -> None:
+        """A chat that has a seat shares nothing more: all memory of the document is for it."""
+        worker = PrefillCore(WorkerSetup(LIMITS, Policy(room=Room.CHUNKS)))
+        worker.handle(MemberJoined(POOL_MEMBER), 0.0)
+        document = replace(request("a", prompt=9), service=BE)
+        worker.handle(said(ROUTER, Prefill(document)), 0.0)
+        worker.handle(said("pool-0", Prefix("a", 0, ())), 0.0)
+        worker.handle(said("pool-0", LeasePages((1, 2), 1, BE)), 0.0)
+        worker.handle(StepDone(StepResult(1, ())), 0.0)
+        chat = replace(request("b"), prompt=tuple(range(101, 125)))
+        worker.handle(said(ROUTER, Prefill(chat)), 0.0)
+        worker.handle(said("pool-0", Prefix("b", 0, ())), 0.0)
+        for number, tokens in ((2, (("a", 7),)), (3, ()), (4, ())):
+            commands = worker.handle(StepDone(StepResult(number, tokens)), 0.0)
+            commands += worker.handle(TimerFired("answer"), ANSWER_S)
+            (step,) = [command.plan for command in commands if isinstance(command, RunStep)]
+            assert [(chunk.request, len(chunk.tokens)) for chunk in step.chunks] == [("b", 8)]
 
     def test_of_what_is_cancelled_the_pages_go_back_when_they_are_written(self, worker: PrefillCore) -> None:
         flex = replace(request("a", prompt=19), service=BE)

@@ -72,6 +72,7 @@ class DevicePages:
         return 0 if self._blocks is None else self._blocks.num_read_once(self._found(waiting))
 
     def _found(self, waiting: Running) -> tuple[int, ...]:
+        assert not waiting.pairs, "what was found of it is its own now, and may have no name any more"
         self.look(waiting)  # pages may have been evicted since
         return waiting.block_names[waiting.dropped // self._size : waiting.prefix // self._size]
 
