@@ -6,11 +6,12 @@ import json
 import os
 import re
 import secrets
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -104,6 +105,10 @@ class Nodes:
 
     def end(self) -> None:
         self._process.communicate(timeout=STOP_S)
+        # An idle worker of a lost node ends by a timer of the wall clock: hours later, if the clock has stepped back.
+        for pid in self.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self._files.cleanup()
 
 
