@@ -301,4 +301,11 @@ WORKER = (
         "if False:",
         "A step's token goes to the request's next attempt.",
     ),
+    Mutant(
+        "seated chat's own pages are taken off",
+        "prefill_worker/next_step.py",
+        "pairs += freed if running.pairs else max(0, freed - self.pages.num_read_once(running))",
+        "pairs += max(0, freed - len(running.pairs or [0] * self.pages.num_read_once(running)))",
+        "A chat that has a seat finds less memory in the place of documents than they give back.",
+    ),
 )
