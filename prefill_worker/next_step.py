@@ -47,7 +47,7 @@ class PoolSeating(Seating):
         pairs = self.blocks.num_free
         if self.idle and running.promise.is_rt:
             freed = sum(self.blocks.num_freed(idle.pairs) for idle in self.idle)
-            pairs += freed if running.pairs else max(0, freed - self.pages.num_read_once(running))
+            pairs += max(0, freed - self.pages.num_read_once(running))
         return pairs * self.block_size
 
     def may_seat(self, waiting: Running) -> bool:

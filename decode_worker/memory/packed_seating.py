@@ -43,7 +43,7 @@ class PackedSeating(Seating):
         if running.promise.is_rt:
             if self._can_yield is None:
                 self._can_yield = sum(self.blocks.num_freed(seat.pairs) for seat in self._left())
-            pairs += self._can_yield if running.pairs else max(0, self._can_yield - self.pages.num_read_once(running))
+            pairs += max(0, self._can_yield - self.pages.num_read_once(running))
         elif not running.pairs and self.best_effort:
             pairs = max(0, pairs - self.spare)
         return pairs * self.block_size

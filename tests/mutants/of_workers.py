@@ -303,9 +303,10 @@ WORKER = (
     ),
     Mutant(
         "seated chat's own pages are taken off",
-        "prefill_worker/next_step.py",
-        "pairs += freed if running.pairs else max(0, freed - self.pages.num_read_once(running))",
-        "pairs += max(0, freed - len(running.pairs or [0] * self.pages.num_read_once(running)))",
+        f"{_WORKER}/step/device_pages.py",
+        "return 0 if self._blocks is None or running.pairs else self._blocks.num_read_once(self._found(running))",
+        "return len(running.pairs) if running.pairs or self._blocks is None else "
+        "self._blocks.num_read_once(self._found(running))",
         "A chat that has a seat finds less memory in the place of documents than they give back.",
     ),
 )

@@ -97,8 +97,7 @@ class Workshop:
             return [_TOO_LONG]
         if ran.returncode not in _TRIED:
             raise RuntimeError(ran.stdout + ran.stderr)
-        failed = [line for line in ran.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
-        return [line.partition(" ")[2].partition(" - ")[0] for line in failed]
+        return failed_tests(ran.stdout)
 
     def _run(self, module: str, *arguments: str, timeout_s: float | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -110,6 +109,12 @@ class Workshop:
             timeout=timeout_s,
             check=False,
         )
+
+
+def failed_tests(printed: str) -> list[str]:
+    """Return the tests, or files of tests, that pytest's summary names; lines of logs begin with ERROR too."""
+    failed = [line for line in printed.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
+    return [line.partition(" ")[2].partition(" - ")[0] for line in failed]
 
 
 @contextmanager

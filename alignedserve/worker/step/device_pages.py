@@ -67,9 +67,10 @@ class DevicePages:
         """Return how many pairs of what was found of a request others read: it needs no free pair for them."""
         return 0 if self._blocks is None else self._blocks.num_read(self._found(waiting))
 
-    def num_read_once(self, waiting: Running) -> int:
-        """Return how many of these a single request reads: they do not come free if it leaves for this one."""
-        return 0 if self._blocks is None else self._blocks.num_read_once(self._found(waiting))
+    def num_read_once(self, running: Running) -> int:
+        """Return how many pairs that a request is to share a single request reads: they do not come free if that one
+        leaves for it. A request that has a seat shares nothing more."""
+        return 0 if self._blocks is None or running.pairs else self._blocks.num_read_once(self._found(running))
 
     def _found(self, waiting: Running) -> tuple[int, ...]:
         assert not waiting.pairs, "what was found of it is its own now, and may have no name any more"
