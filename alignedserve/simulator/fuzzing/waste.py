@@ -15,6 +15,7 @@ From time to time:
 
 What does not hold at one look may hold at the next, since messages are on their way: it fails the check after a while
 in which neither member was in a fault. That is less than the time after which parts repeat what may have been lost.
+Where a frame between the two was lost, that time comes on top: it may matter only when a request leaves, much later.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from alignedserve.decode_worker.state import DecodeCore
-from alignedserve.kvpool.state import PoolCore
+from alignedserve.kvpool.state import REFRESH_S, PoolCore
 from alignedserve.protocol.commands import Send
 from alignedserve.protocol.messages import Attempt, AttemptLost, Prefix, Resend, Submit
 from alignedserve.simulator.clients import Client
@@ -88,7 +89,7 @@ class WasteWatch:
         found = dict.fromkeys(self._odd())
         self._odd_since = {odd: self._odd_since.get(odd, now) for odd in found}
         for odd, since in self._odd_since.items():
-            if now - since > self._grace_s and not self._in_fault(odd, since, now):
+            if now - since > self._grace_of(odd) and not self._in_fault(odd, since, now):
                 self._breaks(f"{odd.what} for {now - since:.2f} s")
 
     def _odd(self) -> Iterator[_Odd]:
@@ -130,9 +131,13 @@ class WasteWatch:
     def _ended(self, requests: Iterable[str]) -> Iterator[str]:
         return (request for request in requests if self._clients[request].outcome is not RequestOutcome.OPEN)
 
+    def _grace_of(self, odd: _Odd) -> float:
+        has_lost = any(_names(odd).issuperset(link) for link in self._world.trouble.lost_at)
+        return self._grace_s + REFRESH_S if has_lost else self._grace_s
+
     def _in_fault(self, odd: _Odd, since: float, now: float) -> bool:
         """Return whether one of the members was in a fault meanwhile, a frame of one was lost, or its clock jumped."""
-        names = {holder.rpartition(".")[0] for holder in odd.members}
+        names = _names(odd)
         was_in_fault = any(
             fault.at <= now and fault.at + lasts_s(fault) + GRACE_S >= since and _concerns(fault, names)
             for fault in self._faults
@@ -143,6 +148,10 @@ class WasteWatch:
 
 def _odd(what: str, *processes: Process) -> _Odd:
     return _Odd(what, frozenset(process.member.holder for process in processes))
+
+
+def _names(odd: _Odd) -> set[str]:
+    return {holder.rpartition(".")[0] for holder in odd.members}
 
 
 def _said(attempt: Attempt) -> str:
