@@ -105,7 +105,7 @@ class Nodes:
 
     def end(self) -> None:
         self._process.communicate(timeout=STOP_S)
-        # An idle worker of a lost node ends by a timer of the wall clock: hours later, if the clock has stepped back.
+        # Idle workers of a lost node have stayed for an hour where the clock had stepped back (Ray 2.60).
         for pid in self.processes():
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
