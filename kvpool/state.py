@@ -25,6 +25,7 @@ from alignedserve.kvpool.compression import Compressor
 from alignedserve.kvpool.grouping import WaitingEntry, waiters
 from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.waiting_order import WaitingOrder
+from alignedserve.protocol.cancelled import Cancelled
 from alignedserve.protocol.commands import Command, Send, SetTimer, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone, LinkGap, MemberJoined, MemberLost, Received, TimerFired
 from alignedserve.protocol.figures import PagesFor
@@ -60,7 +61,6 @@ from alignedserve.scheduling.promise import promise
 
 REFRESH_S = 5.0  # between two inquiries after requests that workers have
 _REFRESH, _LOOK = "refresh", "look"  # timers
-MOST_CANCELLED = 10_000  # cancelled requests that are remembered, since a commit may still be on its way
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class PoolCore:
         self._asks: dict[str, AskBatch] = {}  # decode worker -> its room, in the order of the asks
         self._progress: dict[str, list[Attempt]] = {}
         self._refreshing = False  # whether the refresh timer is set
-        self._cancelled: dict[str, int] = {}  # request -> newest attempt that was cancelled
+        self._cancelled = Cancelled()
 
     def handle(self, event: Event, now: float) -> list[Command]:
         commands: list[Command] = []
@@ -276,7 +276,7 @@ class PoolCore:
         held = self._take_prefix(entry, num_known) or self._take_returned(worker, entry, num_known)
         taken_back = held != entry.pages[:num_known]  # before the worker heard of it: others may have the prefix now
         unwanted = taken_back or self._is_elsewhere(worker, entry) or self._latest(request.id) > request.attempt
-        if unwanted or self._cancelled.get(request.id, -1) >= request.attempt:
+        if unwanted or (request.id, request.attempt) in self._cancelled:
             self._pages.give_back(by, new)
             if held:
                 self._pages.free_entry(request.id)
@@ -303,7 +303,7 @@ class PoolCore:
         held = self._take_prefix(entry, commit.num_known)
         is_late = commit.to not in self._decode_workers or self._latest(request.id) >= request.attempt
         taken_back = held != entry.pages[: commit.num_known]
-        if is_late or taken_back or self._cancelled.get(request.id, -1) >= request.attempt:
+        if is_late or taken_back or (request.id, request.attempt) in self._cancelled:
             self._pages.give_back(by, new)
             if held:
                 self._pages.free_entry(request.id)
@@ -476,9 +476,7 @@ class PoolCore:
             self._let_go_of_prefix(request)
 
     def _cancel(self, request: str, attempt: int) -> list[Command]:
-        self._cancelled[request] = max(attempt, self._cancelled.pop(request, attempt))
-        if len(self._cancelled) > MOST_CANCELLED:
-            del self._cancelled[next(iter(self._cancelled))]
+        self._cancelled.add(request, attempt)
         waiting = self._waiting.get(request)
         if waiting is not None and waiting.request.attempt <= attempt:
             self._forget(request)

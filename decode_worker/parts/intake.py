@@ -6,6 +6,7 @@ from alignedserve.core import Entry, Role, units_for
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.explain.decisions import Kind
+from alignedserve.protocol.cancelled import Cancelled
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, MemberJoined, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Batch, Cancel, Decline, Expect, Kept, Member, Offer, Release
@@ -28,6 +29,7 @@ class Intake(CorePart):
         self._batch, self._memory, self._queue, self._holds = stores.batch, stores.memory, stores.queue, stores.holds
         self._retirement, self._notes, self._writer = stores.retirement, stores.notes, stores.writer
         self._decisions = stores.decisions
+        self._cancelled = Cancelled()
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -37,6 +39,8 @@ class Intake(CorePart):
                 return self._consider(sender, offer, now)
             case Received(pool, Kept() as kept):
                 return self._note_copy(pool, kept)
+            case Received(message=Cancel(request, attempt)):
+                self._cancelled.add(request, attempt)
             case MemberJoined(member) if member.role is Role.PREFILL:
                 if self._is_direct and member.transport:
                     self._candidates.met(member)
@@ -134,6 +138,8 @@ class Intake(CorePart):
         if here >= attempt or self._here.transfers.has_come((name, attempt)):
             is_asked = (name, attempt) in self._asked
             return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # it has nothing to send any more
+        if (name, attempt) in self._cancelled:
+            return [Send(sender, Cancel(name, attempt))]  # the order to drop it is on its way to the sender too
         is_taken = offer.is_pinned or not offer.has_pool or self._has_room_beyond(entry)
         if source is None or self._retirement.is_retiring or not is_taken:
             return [Send(sender, Decline(name, attempt))]

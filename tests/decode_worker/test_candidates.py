@@ -75,6 +75,14 @@ def test_what_is_offered_is_pulled_and_decoded(worker: DecodeCore) -> None:
     assert worker.held["requests"] == 0
 
 
+def test_an_offer_that_comes_after_the_cancel_is_not_taken(worker: DecodeCore) -> None:
+    """Both were on their way, on two links: the offer would wait for room, and keep others from it."""
+    worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+    assert offered(worker, IN_A) == [Send("prefill-0", Cancel("a", 0))]
+    assert worker.held == NOTHING_HELD
+    assert Pull(1, "a", 1) in sent(offered(worker, entry(next_attempt(IN_A.request), ())), "prefill-0")
+
+
 def test_numbers_rise_for_each_life_of_each_sender(worker: DecodeCore) -> None:
     offered(worker, IN_A)
     assert sent(offered(worker, IN_B), "prefill-0") == [Pull(2, "b", 0)]

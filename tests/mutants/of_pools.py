@@ -42,7 +42,7 @@ POOL = (
     Mutant(
         "cancelled request taken",
         _STATE,
-        "if unwanted or self._cancelled.get(request.id, -1) >= request.attempt:",
+        "if unwanted or (request.id, request.attempt) in self._cancelled:",
         "if unwanted:",
         "A Commit that comes after its Cancel waits in the pool.",
     ),

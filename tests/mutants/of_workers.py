@@ -193,6 +193,13 @@ DECODE = (
         "A worker that retires takes new requests.",
     ),
     Mutant(
+        "cancelled offer taken",
+        f"{_DECODE}/parts/intake.py",
+        "        if (name, attempt) in self._cancelled:\n",
+        "        if False:\n",
+        "An offer that comes after its Cancel waits for room, and keeps others from it.",
+    ),
+    Mutant(
         "pages of a cancelled candidate kept",
         f"{_DECODE}/parts/intake.py",
         "        return [command for key in dropped for command in self._holds.release(key)]\n",

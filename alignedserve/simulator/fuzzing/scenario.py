@@ -20,7 +20,7 @@ from alignedserve.kvpool.arena.extents import Extents
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.policies.source import PolicySource
 from alignedserve.router.placing.admission import Queues
-from alignedserve.scheduling.policy import DEFAULT_POLICY, Compression, Layout, Policy
+from alignedserve.scheduling.policy import DEFAULT_POLICY, Compression, Handoff, Layout, Policy
 from alignedserve.simulator.fuzzing.typed_tree import WrongTree, typed
 from alignedserve.simulator.machines.engine import STOP, VOCABULARY, Costs, story_from
 from alignedserve.simulator.machines.faults import BreakTransfer, Fault, calm_at
@@ -209,9 +209,12 @@ class Scenario:
 
     @property
     def _stalled_s(self) -> float:
-        """Return the time of the transfers that stall: from a node without a pool there may be no other road."""
+        """Return the time of the transfers that stall, where there may be no other road: from a node without a pool, or
+        by the policy."""
+        if self.nodes == 1 and self.policy.handoff is not Handoff.DEVICE:
+            return 0.0
         breaks = (fault for fault in self.faults if isinstance(fault, BreakTransfer) and fault.stalls)
-        return sum(fault.transfers for fault in breaks) * 2 * TIMEOUT_S if self.nodes > 1 else 0.0
+        return sum(fault.transfers for fault in breaks) * 2 * TIMEOUT_S
 
     def _alone_s(self, ask: Ask) -> float:
         """Return the time for the request's prompt, copies and tokens, each in a step as full as allowed."""
