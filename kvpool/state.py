@@ -25,7 +25,7 @@ from alignedserve.kvpool.compression import Compressor
 from alignedserve.kvpool.grouping import WaitingEntry, waiters
 from alignedserve.kvpool.pages import Pages
 from alignedserve.kvpool.waiting_order import WaitingOrder
-from alignedserve.protocol.cancelled import Cancelled
+from alignedserve.protocol.cancelled import CancelledAttempts
 from alignedserve.protocol.commands import Command, Send, SetTimer, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone, LinkGap, MemberJoined, MemberLost, Received, TimerFired
 from alignedserve.protocol.figures import PagesFor
@@ -90,7 +90,7 @@ class PoolCore:
         self._asks: dict[str, AskBatch] = {}  # decode worker -> its room, in the order of the asks
         self._progress: dict[str, list[Attempt]] = {}
         self._refreshing = False  # whether the refresh timer is set
-        self._cancelled = Cancelled()
+        self._cancelled = CancelledAttempts()
 
     def handle(self, event: Event, now: float) -> list[Command]:
         commands: list[Command] = []

@@ -1,6 +1,6 @@
 """The messages between the parts of a deployment, and the events and commands between a shell and its core.
 
-cancelled.py    What was cancelled, remembered for messages about it that come later.
+cancelled.py    Remembers which attempts were cancelled, for messages about them that arrive later.
 commands.py     Orders of a core to its shell, in the imperative; they stay within one process.
 events.py       Facts that a shell tells its core, in the past tense; they stay within one process.
 figures.py      What parts report of themselves for metrics.

@@ -6,7 +6,7 @@ from alignedserve.core import Entry, Role, units_for
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.decode_worker.requests.candidates import JoinCandidate
 from alignedserve.explain.decisions import Kind
-from alignedserve.protocol.cancelled import Cancelled
+from alignedserve.protocol.cancelled import CancelledAttempts
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, MemberJoined, MemberLost, Received
 from alignedserve.protocol.messages import Attempt, Batch, Cancel, Decline, Expect, Kept, Member, Offer, Release
@@ -29,7 +29,7 @@ class Intake(CorePart):
         self._batch, self._memory, self._queue, self._holds = stores.batch, stores.memory, stores.queue, stores.holds
         self._retirement, self._notes, self._writer = stores.retirement, stores.notes, stores.writer
         self._decisions = stores.decisions
-        self._cancelled = Cancelled()
+        self._cancelled = CancelledAttempts()
 
     def hear(self, event: Event, now: float) -> list[Command]:
         match event:
@@ -139,7 +139,7 @@ class Intake(CorePart):
             is_asked = (name, attempt) in self._asked
             return [] if is_asked else [Send(sender, Cancel(name, attempt))]  # it has nothing to send any more
         if (name, attempt) in self._cancelled:
-            return [Send(sender, Cancel(name, attempt))]  # the order to drop it is on its way to the sender too
+            return [Send(sender, Cancel(name, attempt))]  # the sender may not have heard of it
         is_taken = offer.is_pinned or not offer.has_pool or self._has_room_beyond(entry)
         if source is None or self._retirement.is_retiring or not is_taken:
             return [Send(sender, Decline(name, attempt))]

@@ -117,7 +117,7 @@ def made(case: Case, dtype: torch.dtype) -> Step:
     return Step(spans, cache, query.unflatten(1, (heads, shape.head_dim)), k, v)
 
 
-@lru_cache(maxsize=400)  # every instruction set, and every number of threads, has the same ones
+@lru_cache(maxsize=400)  # a case is the same for every instruction set and every number of threads
 def attended(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the case's attention by the reference in fp32, and the same attention over the sizes of V."""
     step = made(case, dtype)

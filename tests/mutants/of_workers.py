@@ -200,6 +200,20 @@ DECODE = (
         "An offer that comes after its Cancel waits for room, and keeps others from it.",
     ),
     Mutant(
+        "only the newest cancelled attempt is known",
+        "alignedserve/protocol/cancelled.py",
+        "return self._newest.get(request, -1) >= number",
+        "return self._newest.get(request, -1) == number",
+        "A late message about an attempt before the cancelled one is heard.",
+    ),
+    Mutant(
+        "a late cancel takes back a newer one",
+        "alignedserve/protocol/cancelled.py",
+        "max(attempt, self._newest.pop(request, attempt))",
+        "min(attempt, self._newest.pop(request, attempt))",
+        "A late Cancel of an earlier attempt makes the newer one count as wanted again.",
+    ),
+    Mutant(
         "pages of a cancelled candidate kept",
         f"{_DECODE}/parts/intake.py",
         "        return [command for key in dropped for command in self._holds.release(key)]\n",

@@ -41,7 +41,7 @@ from tests.simulator import digests
 from tests.simulator.planted import PLANTS, Plant, planted
 
 NUM_SEEDS = 10_000 if SOAK else 300
-NUM_DRAWN = 500  # seeds of which only the scenarios are looked at
+NUM_DRAWN = max(NUM_SEEDS, 500)  # seeds of which only the scenarios are looked at
 DIGESTS = Path(__file__).with_name("digests.json")
 OF_THE_FIRST = "import json; from tests.simulator.digests import now; print(json.dumps(now()))"
 
@@ -161,7 +161,7 @@ def test_a_seed_beyond_the_first_that_failed_once(seed: int) -> None:
     "seed",
     [
         *(84002186, 91000316, 93000165, 93000668, 94002550, 96000612, 99100412, 99208880, 99210534, 100011567),
-        *(100170912, 101015959, 101070877, 101071909),
+        *(100170912, 101015959, 101028706, 101070877, 101071909),
     ],
 )
 def test_a_wide_seed_that_failed_once(seed: int) -> None:

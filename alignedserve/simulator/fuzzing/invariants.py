@@ -26,8 +26,8 @@ At every command, and when work begins and ends:
 After every event too, for the whole deployment:
 
 - waste: no attempt starts without cause, and nothing is kept without an owner (waste.py);
-- progress: while requests are open, a step, a copy or a delivery happens every STALLED_S, once faults are over, and no
-  frame is lost any more;
+- progress: while requests are open, a step, a copy or a delivery happens every STALLED_S, once faults are over and
+  the last frame is lost;
 - patience: every request has ended by `Scenario.ends_by`.
 
 Only at the end, when nothing moves any more: no memory is held, and leases agree (`Simulation.run`); policies of one's
@@ -259,12 +259,12 @@ class InvariantWatch(Witness):
         if self._now > self._ends_by and (late := self._open()):
             self._break(Rule.PATIENCE, f"{_listed(late)} did not end")
         is_stalled = self._now > max(self._moved_at, self._calm_at) + STALLED_S
-        if is_stalled and self._now > self._lost_at + STALLED_S and (waiting := self._open()):
+        if is_stalled and self._now > self._frame_lost_at + STALLED_S and (waiting := self._open()):
             self._break(Rule.PROGRESS, f"nothing has moved since {self._moved_at:.4f} s, with {_listed(waiting)} open")
 
     @property
-    def _lost_at(self) -> float:
-        """Return when a frame was last lost: on a link that seldom speaks that is long after the fault began."""
+    def _frame_lost_at(self) -> float:
+        """Return when a frame was last lost: a link that seldom speaks loses its frames long after the fault began."""
         return max(self._world.trouble.lost_at.values(), default=0.0)
 
     def _open(self) -> list[str]:

@@ -209,9 +209,10 @@ class Scenario:
 
     @property
     def _stalled_s(self) -> float:
-        """Return the time of the transfers that stall, where there may be no other road: from a node without a pool, or
-        by the policy."""
-        if self.nodes == 1 and self.policy.handoff is not Handoff.DEVICE:
+        """Return the time of the transfers that stall, where KV may have no other road: on several nodes, since one may
+        have no pool, and where the policy allows none."""
+        is_only_road = self.direct and self.policy.handoff is Handoff.DEVICE
+        if self.nodes == 1 and not is_only_road:
             return 0.0
         breaks = (fault for fault in self.faults if isinstance(fault, BreakTransfer) and fault.stalls)
         return sum(fault.transfers for fault in breaks) * 2 * TIMEOUT_S
