@@ -36,7 +36,7 @@ class DecodePeers(CorePart):
     def _send(self, receiver: str, number: int, attempt: Attempt) -> list[Command]:
         if self._candidates.is_late(receiver, number):
             return []
-        buffer = self._buffers.find(attempt)
+        buffer = self._buffers.find(attempt, receiver)
         if buffer is not None:
             return self._buffers.send(buffer, receiver, number)
         return self._offers.send(receiver, number, attempt)

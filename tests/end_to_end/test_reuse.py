@@ -113,9 +113,12 @@ def test_requests_with_another_salt_share_nothing(roomy: Deployment) -> None:
 
 
 def test_a_request_that_has_to_leave_and_comes_back_equals_transformers(tight: Deployment) -> None:
-    check(talks(tight, count=10, turns=3, most=MOST))
-    moves = [line for line in tight.whole_log().splitlines() if " decode-0: goes to pool-0" in line]
-    assert moves, "nobody had to leave"
+    """The first conversations may find room: until some outputs have ended, longer ones are expected."""
+    for _ in range(4):
+        check(talks(tight, count=10, turns=3, most=MOST))
+        if " decode-0: goes to pool-0" in tight.whole_log():
+            return
+    pytest.fail("nobody had to leave")
 
 
 def test_turns_over_a_pool_that_dies_equal_transformers(tight: Deployment) -> None:

@@ -119,6 +119,20 @@ PREFILL = (
         "Pairs of prefetched KV are free while a copy or a transfer uses them.",
     ),
     Mutant(
+        "an early pull finds nothing",
+        "prefill_worker/buffering.py",
+        "if each.is_here or each.is_coming_from(receiver)",
+        "if each.is_here",
+        "KV that its worker pulls back before its arrival is known is computed anew.",
+    ),
+    Mutant(
+        "an early pull is not answered",
+        "prefill_worker/buffering.py",
+        "return [*self._announce(buffer, intact), SendKv(number, receiver, (), ())]",
+        "return self._announce(buffer, intact)",
+        "A worker waits until its time-out for KV that did not come.",
+    ),
+    Mutant(
         "pages of a dropped candidate kept",
         _OFFERING,
         "                self._writer.take_back(written)\n",

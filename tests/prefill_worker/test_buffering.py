@@ -150,6 +150,27 @@ class TestEvicted:
         worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
         assert not any(worker.held.values())
 
+    def test_a_pull_that_comes_before_the_end_is_known_is_heard_then(self, worker: PrefillCore) -> None:
+        """Its sender knows of the end: the word of that goes another way than the event that tells this worker."""
+        [receives] = [command for command in evicted(worker, IN_A) if isinstance(command, ReceiveKv)]
+        assert worker.handle(said("decode-0", Pull(1, "a", 0)), 0.0) == []
+        back = worker.handle(KvReceived(1, "decode-0.1", intact=True), 0.0)
+        assert back == [SendKv(1, "decode-0.1", receives.pairs, receives.tokens)]
+        worker.handle(KvSent(1, "decode-0.1", ok=True), 0.0)
+        assert not any(worker.held.values())
+
+    @pytest.mark.parametrize("is_cancelled", [False, True])
+    def test_an_early_pull_of_what_did_not_come_or_is_not_wanted_brings_nothing(
+        self, worker: PrefillCore, is_cancelled: bool
+    ) -> None:
+        evicted(worker, IN_A)
+        worker.handle(said("decode-0", Pull(1, "a", 0)), 0.0)
+        if is_cancelled:
+            worker.handle(said(ROUTER, Cancel("a", 0)), 0.0)
+        back = worker.handle(KvReceived(1, "decode-0.1", intact=is_cancelled), 0.0)
+        assert SendKv(1, "decode-0.1", (), ()) in back
+        assert not any(worker.held.values())
+
     def test_what_was_said_is_said_again(self, worker: PrefillCore) -> None:
         evicted(worker, IN_A)
         assert evicted(worker, IN_A) == [Send("decode-0", Pull(1, "a", 0))]

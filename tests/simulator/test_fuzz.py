@@ -161,7 +161,7 @@ def test_a_seed_beyond_the_first_that_failed_once(seed: int) -> None:
     "seed",
     [
         *(84002186, 91000316, 93000165, 93000668, 94002550, 96000612, 99100412, 99208880, 99210534, 100011567),
-        *(100170912, 101015959, 101028706, 101070877, 101071909),
+        *(100170912, 101015959, 101028706, 101070877, 101071909, 26232, 37120),
     ],
 )
 def test_a_wide_seed_that_failed_once(seed: int) -> None:
@@ -175,7 +175,7 @@ def test_a_wide_seed_that_failed_once(seed: int) -> None:
     pages of a chat that had its seat, of which some had no names any more. The check of waste did not wait until the
     pool asked again, where its word had been lost long before. A link that seldom spoke lost its frames one after the
     other, longer than the check of progress waited. Transfers stalled on the only way that the policy allows. An offer
-    that came after its request was cancelled waited for room."""
+    that came after its request was cancelled waited for room. KV was pulled back before its arrival was known."""
     assert attempt(draw_scenario(seed)).failure is None
 
 

@@ -33,12 +33,15 @@ class Device:
 
 
 class Ends:
-    def __init__(self, *mishaps: Mishap) -> None:
+    def __init__(self, *mishaps: Mishap, late_end_s: float = 0.0) -> None:
         """The first transfers go wrong in these ways, one each."""
         self.agenda, self.gone, left = Agenda(), set[str](), list(mishaps)
         self.source, self.target = Device("kv"), Device()
         self.transfers = SimulatedTransfers(
-            self.agenda, lambda holder: holder not in self.gone, lambda _from, _to: left.pop(0) if left else None
+            self.agenda,
+            lambda holder: holder not in self.gone,
+            lambda _from, _to: left.pop(0) if left else None,
+            late_end_s=late_end_s,
         )
         self.then: dict[Event, Callable[[], None]] = {}  # what the receiver does as soon as it hears an event
 
@@ -151,3 +154,14 @@ def test_what_is_changed_while_it_is_sent_is_noticed() -> None:
     ends.source.content = "another's"
     with pytest.raises(WrongTransfer):
         ends.after(1.0)
+
+
+def test_a_receiver_may_hear_of_the_end_later_than_the_sender() -> None:
+    ends = Ends(late_end_s=0.5)
+    ends.receive(1)
+    ends.send(1)
+    ends.send(2)
+    assert ends.after(0.2) == ([sent(1)], [])
+    ends.receive(2)
+    assert ends.after(0.5) == ([sent(1), sent(2)], [received(1)])
+    assert ends.after(0.5) == ([sent(1), sent(2)], [received(1), received(2)])

@@ -136,7 +136,7 @@ class InvariantWatch(Witness):
     def commanded(self, by: Member, command: Command, frame: bytes) -> None:
         match command:
             case Send():
-                self._waste.commanded(command)
+                self._waste.commanded(by, command)
                 self._check_refusal(command.message)
                 return
             case Deliver(request, tokens, finish):
@@ -148,7 +148,9 @@ class InvariantWatch(Witness):
                 self._refused.add(request)
             case RunStep() | CopyOut() | CopyIn() | CopySlots() | FoldKv() | ProjectKv() | CompressPage():
                 pass
-            case SendKv() | ReceiveKv():
+            case SendKv():
+                self._waste.sends(by, command)
+            case ReceiveKv():
                 pass
             case _:
                 return

@@ -250,7 +250,8 @@ def lines(scenario: Scenario) -> list[str]:
         f"a step takes {1e3 * scenario.costs.step_s:.3g} ms or more, the copy of a page "
         f"{1e3 * scenario.costs.page_s:.3g} ms",
         _policy_line(scenario.policy, scenario.num_pages) + f", look_ahead: {scenario.look_ahead}",
-        f"frames take {1e3 * scenario.network.least_s:.3g} ms and {1e3 * scenario.network.spread_s:.3g} ms by chance",
+        f"frames take {1e3 * scenario.network.least_s:.3g} ms and {1e3 * scenario.network.spread_s:.3g} ms by chance, "
+        f"receivers of KV hear of its end {1e3 * scenario.network.late_end_s:.3g} ms late",
         *(f"{at:9.4f} s  {line}" for at, line in sorted(events)),
     ]
 

@@ -30,6 +30,7 @@ from alignedserve.simulator.fuzzing.scenario import TOPOLOGIES, Ask, Scenario, l
 from alignedserve.simulator.fuzzing.wider_drawing import (
     some_with_clocks_apart,
     some_with_folds,
+    some_with_late_ends,
     some_with_vectors,
     some_with_windows,
     some_without_faults,
@@ -44,7 +45,7 @@ _MOST_PROMPT, _MOST_OUTPUT = 200, 60
 
 
 def draw_scenario(seed: int) -> Scenario:
-    calm = some_with_clocks_apart(some_without_faults(_draw(seed, widened)))
+    calm = some_with_late_ends(some_with_clocks_apart(some_without_faults(_draw(seed, widened))))
     return some_with_jobs(some_with_vectors(some_with_folds(some_with_windows(calm))))
 
 

@@ -3,7 +3,9 @@
 At every command:
 
 - cause: an owner starts the next attempt only after it heard that the current attempt is lost, or asked for tokens of
-  it; in a run without faults no attempt is lost, unless the pool took a prefix back whose Commit may be on its way.
+  it; in a run without faults no attempt is lost, unless the pool took a prefix back whose Commit may be on its way;
+- transfers: in a run without faults a worker sends KV for every Pull, unless it has let that go, or was told that it is
+  not wanted, or has given it to the pool.
 
 From time to time:
 
@@ -25,8 +27,19 @@ from dataclasses import dataclass
 
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.kvpool.state import REFRESH_S, PoolCore
-from alignedserve.protocol.commands import Send
-from alignedserve.protocol.messages import Attempt, AttemptLost, Prefix, Resend, Submit
+from alignedserve.protocol.commands import Send, SendKv
+from alignedserve.protocol.messages import (
+    Attempt,
+    AttemptLost,
+    Cancel,
+    Commit,
+    LetGo,
+    Member,
+    Prefix,
+    Pull,
+    Resend,
+    Submit,
+)
 from alignedserve.simulator.clients import Client
 from alignedserve.simulator.fuzzing.scenario import Scenario
 from alignedserve.simulator.machines.faults import Fault, Forge, LinkFault, MemberFault, Resize, Skew, lasts_s
@@ -60,13 +73,23 @@ class WasteWatch:
         self._may_start: set[Attempt] = set()  # attempts that are lost, as their owners have heard, or asked for
         self._has_prefix: set[Attempt] = set()  # attempts for which a pool holds the beginning of the prompt
         self._without_prefix: set[Attempt] = set()  # those of which it has taken it back
+        self._pulled: dict[tuple[str, str, int], Attempt] = {}  # (holder that pulls, name that sends, number) ->
+        self._need_not_come: set[tuple[str, Attempt]] = set()  # what members let go, gave to the pool, or are to drop
         self._odd_since: dict[_Odd, float] = {}
         self._look_at = 0.0
 
     # --- Attempts
 
-    def commanded(self, command: Send) -> None:
+    def commanded(self, by: Member, command: Send) -> None:
         match command.message:
+            case Pull(number, request, attempt):
+                self._pulled[by.holder, command.to, number] = (request, attempt)
+            case LetGo(attempts):
+                self._need_not_come.update((by.name, attempt) for attempt in attempts)
+            case Commit(entry):
+                self._need_not_come.add((by.name, (entry.request.id, entry.request.attempt)))
+            case Cancel(request, attempt):
+                self._need_not_come.add((command.to, (request, attempt)))
             case AttemptLost(request, attempt) | Resend(request, attempt):
                 self._may_start.add((request, attempt + 1))
             case Prefix(request, attempt, pages):
@@ -78,6 +101,14 @@ class WasteWatch:
                 has_cause = (request.id, request.attempt) in self._may_start
                 if not has_cause or (self._is_calm and (request.id, request.attempt - 1) not in self._without_prefix):
                     self._breaks(f"{_said((request.id, request.attempt))} starts without cause")
+
+    def sends(self, by: Member, command: SendKv) -> None:
+        if command.pairs or not self._is_calm:
+            return
+        attempt = self._pulled[command.to, by.name, command.number]
+        is_open = self._clients[attempt[0]].outcome is RequestOutcome.OPEN
+        if is_open and (by.name, attempt) not in self._need_not_come:
+            self._breaks(f"{by.name} sends nothing of {_said(attempt)}, which it has not let go")
 
     # --- What is kept
 

@@ -45,6 +45,15 @@ def some_with_clocks_apart(drawn: Scenario) -> Scenario:
     return replace(drawn, faults=tuple(sorted((*skews, *others), key=lambda fault: fault.at)))
 
 
+def some_with_late_ends(drawn: Scenario) -> Scenario:
+    """Let receivers hear of the ends of transfers after their senders in every fourth run with transfers: what the
+    sender then says may come before the end is known."""
+    draw = Random(f"{drawn.seed}/late ends")
+    if draw.random() > 1 / 4 or not drawn.direct:
+        return drawn
+    return replace(drawn, network=replace(drawn.network, late_end_s=10 ** draw.uniform(-4, -1.5)))
+
+
 def some_with_windows(drawn: Scenario) -> Scenario:
     """Give all layers of the model a window in every fifth run, if by its policy requests drop what no layer reads.
 

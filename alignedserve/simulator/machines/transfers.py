@@ -96,10 +96,13 @@ class SimulatedTransfers:
         is_alive: Callable[[str], bool],
         mishap: Callable[[str, str], Mishap | None],
         timeout_s: float = TIMEOUT_S,
+        late_end_s: float = 0.0,
     ) -> None:
-        """`is_alive` takes a holder; `mishap` says how the next transfer between two members goes wrong, if it does."""
+        """`is_alive` takes a holder; `mishap` says how the next transfer between two members goes wrong, if it does.
+
+        A receiver hears of the end `late_end_s` after its sender, or just before it where that is 0."""
         self._agenda, self._is_alive, self._mishap = agenda, is_alive, mishap
-        self._timeout_s = timeout_s
+        self._timeout_s, self._late_end_s = timeout_s, late_end_s
         self._channels: dict[tuple[str, str], _TransferChannel] = {}
         self.num_done = 0
 
@@ -156,12 +159,28 @@ class SimulatedTransfers:
         self._later(seconds, partial(self._end, channel, send, receive, mishap))
 
     def _end(self, channel: _TransferChannel, send: _TransferEnd, receive: _TransferEnd, mishap: Mishap | None) -> None:
-        if not (send.is_over or receive.is_over):  # else a worker has died
-            self._arrived(send, receive, mishap)
+        if send.is_over or receive.is_over:  # a worker has died
+            self._go_on(channel)
+            return
+        ok, intact = self._arrived(send, receive, mishap)
+        if not self._late_end_s:
+            receive.end(intact)
+        send.end(ok)
+        if self._late_end_s:
+            self._later(self._late_end_s, partial(self._close, channel, receive, intact))
+        else:
+            self._close(channel, receive, intact)
+
+    def _close(self, channel: _TransferChannel, receive: _TransferEnd, intact: bool) -> None:
+        receive.end(intact)
+        self._go_on(channel)
+
+    def _go_on(self, channel: _TransferChannel) -> None:
         channel.is_busy = False  # not before both ends have heard: what hears first may begin the next transfer at once
         self._start_next(channel)
 
-    def _arrived(self, send: _TransferEnd, receive: _TransferEnd, mishap: Mishap | None) -> None:
+    def _arrived(self, send: _TransferEnd, receive: _TransferEnd, mishap: Mishap | None) -> tuple[bool, bool]:
+        """Write what has come, and return what the two ends take it for: sent, and intact."""
         sends, receives = send.command, receive.command
         assert isinstance(sends, SendKv)
         assert isinstance(receives, ReceiveKv)
@@ -176,8 +195,7 @@ class SimulatedTransfers:
                 )
             receive.device.write_kv(receives, send.content)
             self.num_done += 1
-        receive.end(intact)
-        send.end(ok)
+        return ok, intact
 
     def _later(self, seconds: float, happen: Callable[[], None]) -> None:
         self._agenda.at(self._agenda.now + seconds, Priority.WORK, happen)

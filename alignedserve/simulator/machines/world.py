@@ -40,6 +40,7 @@ class NetworkDelays:
     spread_s: float = 4e-4  # on average, above that
     heartbeat_s: float = 0.5
     watch_s: float = 0.05  # until the pool sees that a lock is free
+    late_end_s: float = 0.0  # by which the receiver of a transfer hears of its end after the sender, and never before
 
 
 class Witness:
@@ -75,7 +76,9 @@ class World:
         self._to_router: list[Frame] = []  # frames that wait while the router is away
         self.trouble = Trouble(seed)
         self.fault_counts: Counter[str] = Counter()  # kind of fault -> how many have begun
-        self.transfers = SimulatedTransfers(self.agenda, self._is_alive, self.trouble.mishap)
+        self.transfers = SimulatedTransfers(
+            self.agenda, self._is_alive, self.trouble.mishap, late_end_s=network.late_end_s
+        )
         self.witnesses: list[Witness] = []
         self.on_death: Callable[[str], None] = lambda _: None
         self.on_gone: Callable[[str], None] = lambda _: None  # a member that does not come back
