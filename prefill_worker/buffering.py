@@ -40,7 +40,6 @@ class Buffer:
     copy: int | None = None  # to its pairs, while it is under way
     receiving: tuple[str, int] | None = None  # the same from a device: holder of the sender, number
     transfer: tuple[str, int] | None = None  # that reads its pairs: holder of the receiver, number
-    early_pull: tuple[str, int] | None = None  # heard before the end of `receiving`: holder of the receiver, number
     is_copy: bool = True  # the pool has the same
     is_wanted: bool = True
 
@@ -52,9 +51,6 @@ class Buffer:
     def is_here(self) -> bool:
         """Return whether it can be pulled."""
         return self.is_wanted and self._is_at_rest
-
-    def is_coming_from(self, holder: str) -> bool:
-        return self.receiving is not None and self.receiving[0] == holder
 
     @property
     def is_over(self) -> bool:
@@ -207,27 +203,22 @@ class Buffers(CorePart):
     def _end_receiving(self, source: str, number: int, intact: bool) -> list[Command]:
         buffer = next((buffer for buffer in self._buffers if buffer.receiving == (source, number)), None)
         assert buffer is not None, "a transfer ended that was not begun"
-        pull, buffer.receiving, buffer.early_pull = buffer.early_pull, None, None
+        buffer.receiving = None
         self._faults.num_failed_transfers += not intact
-        if pull is None:
-            return self._announce(buffer, intact)
-        if buffer.is_wanted and intact:
-            return self.send(buffer, *pull)
-        receiver, number = pull
-        return [*self._announce(buffer, intact), SendKv(number, receiver, (), ())]
+        return self._announce(buffer, intact)
 
     # --- To a decode worker
 
-    def find(self, attempt: Attempt, receiver: str) -> Buffer | None:
-        """Return the buffer of this attempt that can be pulled, or that the receiver has just sent."""
-        same = (buffer for buffer in self._buffers if buffer.key == attempt and buffer.is_wanted)
-        return next((each for each in same if each.is_here or each.is_coming_from(receiver)), None)
+    def find(self, attempt: Attempt) -> Buffer | None:
+        """Return the buffer of this attempt that can be pulled."""
+        return next((buffer for buffer in self._buffers if buffer.key == attempt and buffer.is_here), None)
+
+    def is_coming(self, attempt: Attempt, sender: str) -> bool:
+        """Return whether this attempt is on its way here, as far as this worker has heard."""
+        same = (buffer.receiving for buffer in self._buffers if buffer.key == attempt and buffer.is_wanted)
+        return any(receiving is not None and receiving[0] == sender for receiving in same)
 
     def send(self, buffer: Buffer, receiver: str, number: int) -> list[Command]:
-        """Send the KV. A worker that sent it here may pull it before this one has heard that all of it has come."""
-        if buffer.receiving is not None:
-            buffer.early_pull = (receiver, number)
-            return []
         buffer.transfer = (receiver, number)
         return [SendKv(number, receiver, buffer.pairs, buffer.tokens)]
 

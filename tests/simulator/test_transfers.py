@@ -165,3 +165,10 @@ def test_a_receiver_may_hear_of_the_end_later_than_the_sender() -> None:
     ends.receive(2)
     assert ends.after(0.5) == ([sent(1), sent(2)], [received(1)])
     assert ends.after(0.5) == ([sent(1), sent(2)], [received(1), received(2)])
+
+
+def test_what_is_sent_after_a_later_transfer_is_sent_in_vain() -> None:
+    ends = Ends()
+    ends.send(2)
+    with pytest.raises(WrongTransfer, match=r"sends transfer 1 to decode-0\.1 after 2"):
+        ends.send(1)

@@ -22,7 +22,8 @@ _NOTICED_S = 0.05  # until the other end sees that a process has died
 
 
 class WrongTransfer(Exception):
-    """The KV of a transfer was changed before its end, or was not the KV that the receiver waits for."""
+    """The KV of a transfer was changed before its end, or was not the KV that the receiver waits for; or a transfer
+    was sent after a later one, and so in vain."""
 
 
 class Device(Protocol):
@@ -104,11 +105,15 @@ class SimulatedTransfers:
         self._agenda, self._is_alive, self._mishap = agenda, is_alive, mishap
         self._timeout_s, self._late_end_s = timeout_s, late_end_s
         self._channels: dict[tuple[str, str], _TransferChannel] = {}
+        self._newest: dict[tuple[str, str], int] = {}  # (holder that sends, holder that receives) -> number last sent
         self.num_done = 0
 
     def send(self, me: str, command: SendKv, seconds: float, device: Device, post: Callable[[Event], None]) -> None:
-        end = _TransferEnd(command, device, post, seconds, device.read_kv(command))
-        self._begin((me, command.to), command.to, end)
+        key = (me, command.to)
+        if command.number <= self._newest.get(key, 0):
+            raise WrongTransfer(f"{me} sends transfer {command.number} to {command.to} after {self._newest[key]}")
+        self._newest[key] = command.number
+        self._begin(key, command.to, _TransferEnd(command, device, post, seconds, device.read_kv(command)))
 
     def receive(self, me: str, command: ReceiveKv, device: Device, post: Callable[[Event], None]) -> None:
         device.begin_receiving(command)
