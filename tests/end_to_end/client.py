@@ -76,8 +76,7 @@ def mixed(count: int, seed: int, prompts: Lengths = (3, 400), outputs: Lengths =
 def documents(count: int, seed: int, prompts: Lengths = (60, 200), outputs: Lengths = (8, 40)) -> list[Wanted]:
     """Return requests that run to their whole length, whatever the model says, and so hold their seats for long.
     If KV may go from worker to worker, KV of these requests is offered in any case; chats use the pool where steps take
-    long,
-    as on a busy machine."""
+    long, as on a busy machine."""
     return [
         replace(request, tier="flex", ignore_eos=True)
         for request in mixed(count, seed, prompts=prompts, outputs=outputs)
