@@ -18,8 +18,9 @@ from alignedserve.worker.parts.part import CorePart
 class DecodePeers(CorePart):
     """Passes each Pull, and the end of each transfer, to the part that has the KV: a buffer, or else an offer.
 
-    A decode worker may pull what it has just sent here before this worker hears that it has come: Pull and event take
-    different ways. Such a Pull waits, and those behind it, since transfers between two workers run in order.
+    A decode worker may pull KV that it has just sent here before this worker hears that the KV has come: a Pull is a
+    message, and the end of a transfer is an event. Such a Pull waits for the event. Those behind it wait too, since
+    transfers between two workers run in order.
     """
 
     def __init__(self, candidates: Candidates, offers: Offers, buffers: Buffers, direct: bool) -> None:
@@ -50,7 +51,7 @@ class DecodePeers(CorePart):
         return self._answer(receiver)
 
     def _answer(self, receiver: str) -> list[Command]:
-        """Answer the Pulls of a decode worker in order, up to one of what is coming from there."""
+        """Answer the Pulls of a decode worker in order; stop at the first whose KV is still coming from there."""
         commands, pulls = list[Command](), self._pulls.get(receiver, deque())
         while pulls and not self._buffers.is_coming(pulls[0][1], receiver):
             commands += self._send(receiver, *pulls.popleft())

@@ -151,7 +151,7 @@ class TestEvicted:
         assert not any(worker.held.values())
 
     def test_a_pull_that_comes_before_the_end_is_known_is_heard_then(self, worker: PrefillCore) -> None:
-        """Its sender knows of the end: the word of that goes another way than the event that tells this worker."""
+        """The decode worker knows first that the KV has come, and its Pull may overtake the event that says so here."""
         [receives] = [command for command in evicted(worker, IN_A) if isinstance(command, ReceiveKv)]
         assert worker.handle(said("decode-0", Pull(1, "a", 0)), 0.0) == []
         back = worker.handle(KvReceived(1, "decode-0.1", intact=True), 0.0)
@@ -160,7 +160,7 @@ class TestEvicted:
         assert not any(worker.held.values())
 
     def test_later_pulls_wait_behind_an_early_one(self, worker: PrefillCore) -> None:
-        """Of two transfers the receiver would take the one that is sent first, and give up the earlier number."""
+        """A receiver gives up a transfer when a later one is sent before it."""
         come(worker, IN_B)
         evicted(worker, IN_A)
         for number, name in ((1, "a"), (2, "b")):
