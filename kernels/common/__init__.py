@@ -4,6 +4,7 @@ adapters.py         Adapters (LoRA) as kernels read them: what each adds to line
 blocked.py          Quantised weights as GPU kernels read them, and linear layers of them.
 decoder.py          Describe the layers of a decoder for kernels that run all of them at once.
 drawing.py          Draw a token from each row of logits, and log-probabilities, in torch: the reference.
+experts.py          The weights of a layer's experts for kernels that run all experts at once, and the same in torch.
 failing.py          Replace a kernel that fails while it runs, unless the fault is not its own.
 fp8.py              Weights of 8-bit floats, and linear layers of them by torch's scaled product.
 int8_kv.py          K and V in int8, in plain torch.
@@ -11,7 +12,6 @@ linear.py           Linear layers: for each shape and number of rows, the faster
 placing.py          Copy a step's inputs from the CPU to the device.
 quantised.py        Weights of 8 or 4 bits with scales by groups of inputs, and linear layers of them.
 reference.py        Every kernel in plain torch: faster kernels are tested against it.
-row_blocks.py       Sums, maxima and draws over rows of a vocabulary, read by blocks of columns.
 scoring.py          How a layer scores tokens: scale, window, soft cap, sinks and slopes of its heads.
 spans.py            Where the tokens of a step's requests lie on the device; made once per step.
 static_spans.py     Spans at a fixed address, for steps that are captured once and replayed.

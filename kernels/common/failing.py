@@ -7,7 +7,6 @@ ends the process: its launcher starts the next one.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,10 +14,10 @@ from typing import Any
 import torch
 
 from alignedserve.errors import AlignedServeError, DeviceLost
+from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.reference import Reference
 
-log = logging.getLogger("alignedserve.kernels")
-
+_TOO_LITTLE_MEMORY = ("out of memory", "status_alloc_failed")  # the second of CUDA's libraries
 _NOT_ITS_FAULT = (AlignedServeError, MemoryError, torch.OutOfMemoryError)
 
 
@@ -53,7 +52,7 @@ def noticing_loss(device: torch.device) -> Iterator[None]:
 
 def fault_of_kernel(error: Exception, device: torch.device) -> str:
     """Return the fault as a line for the log; raise an error that is no fault of the kernel."""
-    if isinstance(error, _NOT_ITS_FAULT) or "out of memory" in str(error).lower():
+    if isinstance(error, _NOT_ITS_FAULT) or any(words in str(error).lower() for words in _TOO_LITTLE_MEMORY):
         raise error
     if why := loss(device):
         raise _lost(device, why) from error
@@ -76,6 +75,11 @@ def is_replaced(kernels: Reference, name: str) -> bool:
     return own is not None and not isinstance(own, _Guarded)
 
 
+def replaced(name: str, why: str) -> None:
+    """Say that the reference takes the place of this kernel."""
+    fell_back(f"kernel {name}", why, f"{Reference.name} takes its place")
+
+
 class _Guarded:
     def __init__(self, kernels: Reference, name: str, device: torch.device) -> None:
         self._of, self._name, self._device = kernels, name, device
@@ -88,7 +92,7 @@ class _Guarded:
             raise
         except Exception as error:
             why = fault_of_kernel(error, self._device)
-        log.warning("%s: %s has failed (%s): %s takes its place", self._of.name, self._name, why, Reference.name)
+        replaced(self._name, why)
         instead = getattr(Reference(), self._name)
         setattr(self._of, self._name, instead)
         return instead(*args, **named)

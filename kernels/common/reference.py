@@ -22,12 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from alignedserve.architectures.routing import Routing
 from alignedserve.errors import NotFinite
 from alignedserve.kernels.common import drawing
 from alignedserve.kernels.common.adapters import StepAdapters
 from alignedserve.kernels.common.blocked import BlockedWeight
 from alignedserve.kernels.common.decoder import Decoder, DecoderLayer
 from alignedserve.kernels.common.drawing import DrawWish, Likeliest
+from alignedserve.kernels.common.experts import ExpertWeights, add_experts, route
 from alignedserve.kernels.common.fp8 import AnyQuantised, Fp8Weight
 from alignedserve.kernels.common.int8_kv import dequantise_vectors, heads_written, keeps_int8, quantise_vectors
 from alignedserve.kernels.common.linear import Linear
@@ -51,6 +53,11 @@ class Reference:
     @property
     def captures_latent(self) -> bool:
         """Return the same of models with compressed vectors."""
+        return False
+
+    @property
+    def captures_experts(self) -> bool:
+        """Return whether all experts of a layer run at once, without a wait to learn which of them run."""
         return False
 
     @property
@@ -90,6 +97,14 @@ class Reference:
             out += made
         else:
             out.copy_(made)
+
+    def route(self, logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the experts of each row and their shares, from its logits in fp32; experts.py defines it."""
+        return route(logits, routing, bias)
+
+    def add_experts(self, x: Tensor, experts: ExpertWeights, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
+        """Add to each row of `out` what its experts make of its row of x; experts.py defines it."""
+        add_experts(x, experts, chosen, shares, out)
 
     def adapt(self, step: StepAdapters, layer: int, x: Tensor, out: Tensor) -> None:
         """Add to `out` [rows, outputs] what the step's adapters add to the layer of this number, from x."""

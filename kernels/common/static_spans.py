@@ -7,6 +7,7 @@ for kernels that look there, and on the device for kernels that read tables of t
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
@@ -24,17 +25,31 @@ class Refilled(Protocol):
         """Fill the table again, for the requests that are there now."""
 
 
-class StaticSpans(Spans):
-    def __init__(self, size: int, block_size: int, most_pairs: int, device: torch.device) -> None:
-        """Reserve `most_pairs` for all requests together, including the pairs of their last tokens."""
-        super().__init__([_ONE] * size, block_size)
+class PairRoom:
+    """Room for the pairs of all requests of a step, those of their last tokens included.
+
+    A pair that several requests read is there once for each of them.
+    """
+
+    def __init__(self, entries: int, device: torch.device) -> None:
         self.device = device
-        self._pairs.extend([0] * (most_pairs - size))
-        self._from_right.extend([0] * (most_pairs - size))
+        self.pairs, self.from_right = array("i", bytes(4 * entries)), array("i", bytes(4 * entries))
+        self.device_pairs = torch.zeros(entries, dtype=torch.int32, device=device)
+        self.device_from_right = torch.zeros(entries, dtype=torch.int32, device=device)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+
+class StaticSpans(Spans):
+    def __init__(self, size: int, block_size: int, room: PairRoom) -> None:
+        """Use this room, which may be that of others too: of all of them, one is placed and replayed at a time."""
+        super().__init__([_ONE] * size, block_size)
+        self.device = device = room.device
+        self._pairs, self._from_right = room.pairs, room.from_right
+        self.device_pairs, self.device_from_right = room.device_pairs, room.device_from_right
         self._device_positions = torch.zeros(size, dtype=torch.long, device=device)
         self._device_slots = torch.zeros(size, dtype=torch.long, device=device)
-        self.device_pairs = torch.zeros(most_pairs, dtype=torch.int32, device=device)
-        self.device_from_right = torch.zeros(most_pairs, dtype=torch.int32, device=device)
 
     def place(self, lies: Sequence[Lie]) -> None:
         """Place these requests, as many as were captured, each with one token."""

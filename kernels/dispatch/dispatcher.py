@@ -9,9 +9,11 @@ from typing import TypeAlias
 
 import torch
 
-from alignedserve.kernels.common.failing import guard
+from alignedserve.fallbacks import fell_back
+from alignedserve.kernels.common.failing import guard, replaced
 from alignedserve.kernels.common.int8_kv import KEPT_IN_INT8
 from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.dispatch.paged_libraries import misfit
 from alignedserve.kernels.dispatch.probing import KERNELS, broken, replace, working_libraries
 from alignedserve.kernels.library import DTYPES, Library, NoLibrary
 from alignedserve.kernels.native.kernels import Native
@@ -46,6 +48,8 @@ def choose(
     try:
         library = Library(isa)
     except NoLibrary as reason:
+        if isa is None:
+            fell_back("C++ kernels", str(reason), f"{Reference.name} takes their place")
         return KernelChoice(Reference(), str(reason))
     return KernelChoice(Native(library), "asked for" if isa else f"the best of {library.usable} that this CPU runs")
 
@@ -53,20 +57,29 @@ def choose(
 @cache
 def _for_cuda(device: torch.device, dtype: torch.dtype, block_size: int | None) -> KernelChoice:
     if dtype not in DTYPES:
-        return KernelChoice(Reference(), f"the Triton kernels do not know {dtype}")
+        return _without_triton(f"the Triton kernels do not know {dtype}")
     try:
         from alignedserve.kernels.dispatch.paged_attention import PagedKernels
         from alignedserve.kernels.triton.kernels import TritonKernels
     except ImportError as error:
-        return KernelChoice(Reference(), f"Triton cannot be imported: {error}")
+        return _without_triton(f"Triton cannot be imported: {error}")
     faults = _broken(device, dtype)
     libraries, why_not = working_libraries(device, dtype, block_size)
     kernels = PagedKernels(libraries) if libraries else TritonKernels()
+    if why_not and block_size is not None and misfit(dtype, block_size) is None:
+        fell_back("attention of other libraries", "; ".join(why_not), "the other kernels attend")
+    for name, why in faults.items():
+        replaced(name, why)
     replace(kernels, faults)
     guard(kernels, KERNELS - faults.keys(), device)
     listed = "; ".join(f"{name} ({why})" for name, why in faults.items())
     works = f"torch does in their place what does not work here: {listed}" if faults else "all work"
     return KernelChoice(kernels, "; ".join((f"on {torch.cuda.get_device_name(device)} {works}", *why_not)))
+
+
+def _without_triton(why: str) -> KernelChoice:
+    fell_back("Triton kernels", why, f"{Reference.name} takes their place")
+    return KernelChoice(Reference(), why)
 
 
 @cache

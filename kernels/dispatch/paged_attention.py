@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.failing import fault_of_kernel
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
@@ -100,7 +101,7 @@ class PagedKernels(TritonKernels):
                 ways[self._fastest.find(key if scoring.window is None else f"{key}, window {scoring.window}", ways)]()
                 return
             except _Failed as failed:
-                log.warning("%s has failed (%s): attention goes on without it", failed.library.name, failed)
+                fell_back(f"attention of {failed.library.name}", str(failed), "the other kernels attend")
                 able.remove(failed.library)
                 self._libraries.remove(failed.library)
 

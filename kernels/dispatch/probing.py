@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from alignedserve.architectures.routing import Routing, Scores
 from alignedserve.kernels.common.adapters import AdapterPart, AdapterWeights, LayerAdapter, StepAdapters
 from alignedserve.kernels.common.blocked import BlockedWeight
+from alignedserve.kernels.common.experts import Clamped, ExpertWeights
 from alignedserve.kernels.common.failing import in_a_line
 from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.common.reference import Reference
@@ -189,6 +192,33 @@ def _adapted(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     return _in_place(made(6, 110), lambda out: kernels.adapt(StepAdapters.from_rows(rows), 1, made(6, 70), out))
 
 
+def _routed(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
+    """Return the share of each expert, by the best of all and by the best of the best groups."""
+    out = list[Tensor]()
+    for scores, groups, bias in ((Scores.SOFTMAX, 1, None), (Scores.SIGMOID, 4, made(12).float() / 4)):
+        routing = Routing(experts=12, chosen=3, scores=scores, groups=groups, chosen_groups=min(2, groups))
+        chosen, shares = kernels.route(made(5, 12).float(), routing, bias)
+        out.append(torch.zeros(5, 12, device=shares.device).scatter_(1, chosen, shares))
+    return torch.cat(out)
+
+
+def _by_experts(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
+    """Return what the experts of rows make: several of each row and one row alone, with biases and without."""
+    out = list[Tensor]()
+    for rows, clamped in ((5, None), (1, None), (5, Clamped(1.0, 1.5))):
+        ups, downs = made(4, 48, _SIZE) / 6, made(4, _SIZE, 24) / 5
+        layers = [
+            [kernels.linear(each, made(each.shape[0]) if clamped else None) for each in weights]
+            for weights in (ups, downs)
+        ]
+        weights = ExpertWeights.from_layers(layers[0], layers[1], clamped, 2, clamped is not None)
+        x, chosen = made(rows, _SIZE), made(rows, 4).topk(2, dim=1).indices
+        out.append(
+            _in_place(made(rows, _SIZE), partial(kernels.add_experts, x, weights, chosen, made(rows, 2).float()))
+        )
+    return torch.cat(out)
+
+
 def _expanded(kernels: Reference, made: Callable[..., Tensor]) -> Tensor:
     cache = _cache(made)[None]
     levels = made(1, 2, 3, _SIZE).abs().mul(50).clamp(0, 255).to(torch.uint8)
@@ -234,6 +264,8 @@ _TRIALS: dict[str, Trial] = {
     "silu_mul": lambda kernels, made: kernels.silu_mul(made(3, 2 * _SIZE)),
     "gelu_mul": lambda kernels, made: kernels.gelu_mul(made(3, 2 * _SIZE)),
     "multiply": _multiplied,
+    "route": _routed,
+    "add_experts": _by_experts,
     "adapt": _adapted,
     "gather": _gathered,
     "scatter": lambda kernels, made: _in_place(

@@ -7,11 +7,12 @@ while kernels are compiled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 
+from alignedserve.kernels.common.experts import ExpertWeights
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
@@ -19,7 +20,12 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 _DECODES, _PREFIX, _PROMPT = 16, 2048, 1024
 _ROWS, _TOP = 16, 5
-_OF_LAYERS = (8, 32, 64, 128, 1024)  # rows: products with quantised weights have tiles of up to 16, 32, 64 and 128
+_FEW_ROWS = (1, 2, 4, 8, 16)  # of steps in which most experts have none
+_PAIRS_OF_EXPERT = (16, 32, 64, 128)  # of steps in which all experts have as many: the tiles of triton/experts.py
+_MOST_ROWS = 2048
+OF_EXPERTS = len(_FEW_ROWS) + len(_PAIRS_OF_EXPERT)  # most steps of the experts of a layer
+REHEARSED = 4  # attention of decodes and of a prompt, drawing, logprobs
+OF_LAYERS = (8, 32, 64, 128, 1024)  # rows: products with quantised weights have tiles of up to 16, 32, 64 and 128
 
 
 @dataclass(frozen=True)
@@ -48,30 +54,51 @@ def rehearse(
     words: int,
     most_tokens: int,
     latent_rank: int | None = None,
+    advance: Callable[[], object] = lambda: None,
 ) -> None:
     """Run the kernels on a layer's cache, reading its vectors as they are, for queries of this dtype; no request is
-    longer than `most_tokens`. A cache of compressed vectors has a `latent_rank`."""
+    longer than `most_tokens`. A cache of compressed vectors has a `latent_rank`. `advance` is called after each of
+    `REHEARSED` kernels."""
     pairs, block_size = len(cache) // 2, cache.shape[1]
     prefix = min(_PREFIX, pairs // _DECODES * block_size, most_tokens)
     prompt = min(_PROMPT, pairs * block_size, most_tokens)
     for requests, queries, length in ((_DECODES, 1, prefix), (1, prompt, prompt)):
         _attend(kernels, cache, dtype, heads, head_dim, requests, queries, length, latent_rank)
+        advance()
     logits = torch.randn(_ROWS, words, device=cache.device)
     wishes = [_WISHES[row % len(_WISHES)] for row in range(_ROWS)]
     tokens = kernels.draw(logits.clone(), wishes, [(row + 0.5) / _ROWS for row in range(_ROWS)])
+    advance()
     kernels.logprobs(logits, tokens, [min(_TOP, words)] * _ROWS)
+    advance()
 
 
 @torch.inference_mode()
-def rehearse_layers(layers: Iterable[Linear], words: int) -> None:
-    """Run layers for few and for many rows, the head to logits in fp32: a step that is captured must not measure."""
+def rehearse_layers(layers: Iterable[Linear], words: int, advance: Callable[[], object] = lambda: None) -> None:
+    """Run layers for few and for many rows, the head to logits in fp32: a step that is captured must not measure.
+    `advance` is called after each number of rows."""
     for layer in layers:
-        for rows in _OF_LAYERS:
+        for rows in OF_LAYERS:
             x = torch.randn(rows, layer.shape.inputs, device=layer.memory.device).to(layer.shape.dtype)
             if layer.shape.out == words:
                 layer.wide(x)
             else:
                 layer.add_to(x, layer(x))
+            advance()
+
+
+@torch.inference_mode()
+def rehearse_experts(
+    kernels: Kernels, mixtures: Iterable[ExpertWeights], advance: Callable[[], object] = lambda: None
+) -> None:
+    """Run the experts of layers for few and for many rows, each expert for as many as any other."""
+    for mixture in mixtures:
+        device, many = mixture.addresses.device, (pairs * len(mixture) // mixture.taken for pairs in _PAIRS_OF_EXPERT)
+        for rows in (*_FEW_ROWS, *(rows for rows in many if rows <= _MOST_ROWS)):
+            x = torch.randn(rows, mixture.hidden, device=device).to(mixture.dtype)
+            chosen = (torch.arange(rows * mixture.taken, device=device) % len(mixture)).view(rows, -1)
+            kernels.add_experts(x, mixture, chosen, torch.ones(chosen.shape, device=device), torch.zeros_like(x))
+            advance()
 
 
 def _attend(

@@ -35,12 +35,17 @@ _PACKED_ROWS = (1, 8, 32, 512)
 Evict = Callable[[Tensor], None]
 
 
-def tune(linears: Iterable[Linear], seconds: float = 0.4) -> Tuning:
-    """Measure each shape within about this time in all, let every layer use the result, and return it."""
+def tune(linears: Iterable[Linear], seconds: float = 0.4, advance: Callable[[], object] = lambda: None) -> Tuning:
+    """Measure each shape within about this time in all, let every layer use the result, and return it; `advance` is
+    called after each shape."""
     layers = list(linears)
     shapes = {layer.shape: layer for layer in layers}
     shared = {layer.shape for layer in layers if layer.shared}  # layers of these shapes are not packed
-    tuning = Tuning({shape: _ways(layer, shape in shared, seconds / len(shapes)) for shape, layer in shapes.items()})
+    ways: dict[LayerShape, tuple[Way, ...]] = {}
+    for shape, layer in shapes.items():
+        ways[shape] = _ways(layer, shape in shared, seconds / len(shapes))
+        advance()
+    tuning = Tuning(ways)
     for layer in layers:
         layer.use(tuning)
     if layers:

@@ -3,6 +3,7 @@
 adapters.py   Adds to a linear layer what its adapters change, in Triton.
 attention.py  Attention over paged blocks, in Triton.
 copies.py     Copies between the device and pages, and int8, in Triton.
+experts.py    The experts of a mixture, all at once, in Triton: nobody waits to learn which experts run.
 int8_kv.py    Write K and V in int8, in Triton.
 kernels.py    The Triton kernels behind dispatcher.py's interface; torch fills in the rest.
 latent.py     Attention to compressed vectors, in Triton.

@@ -39,8 +39,18 @@ _ALIGNED = 4  # numbers: for an address that is no multiple of 16 bytes Triton w
 
 
 def _fits(config: Any, arguments: Mapping[str, Any]) -> bool:
-    """Return whether a tile suits the dtype: in fp32 larger tiles take a minute to compile, and more shared memory."""
-    return arguments["query"].dtype is not torch.float32 or config.kwargs["TOKENS"] == _LEAST_TOKENS
+    """Return whether a tile suits the dtype and the rows.
+
+    In fp32 larger tiles take a minute to compile, and more shared memory. In other dtypes a tile must fit a thread's
+    registers: tests/kernels/compile_triton.py shows which do.
+    """
+    tokens, has_few_warps = config.kwargs["TOKENS"], config.num_warps == 4
+    if arguments["query"].dtype is torch.float32:
+        return bool(tokens == _LEAST_TOKENS)
+    if arguments["ROWS"] == _LEAST_ROWS:
+        most = 64 if arguments["IN_INT8"] and has_few_warps else 128
+        return tokens <= most and (tokens, has_few_warps, config.num_stages) != (64, True, 5)
+    return bool(tokens <= (64 if arguments["IN_INT8"] or has_few_warps else 128))
 
 
 # The slots of a tile's tokens are loaded first: so 3 stages keep one tile of K and V in flight, and 5 keep two.

@@ -7,6 +7,7 @@ import triton
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.triton.adapters import TritonAdapters
 from alignedserve.kernels.triton.copies import TritonCopies
+from alignedserve.kernels.triton.experts import TritonExperts
 from alignedserve.kernels.triton.latent import TritonLatentAttention
 from alignedserve.kernels.triton.products import TritonProducts
 from alignedserve.kernels.triton.sampling import TritonSampling
@@ -14,6 +15,13 @@ from alignedserve.kernels.triton.tokens import TritonTokens
 
 
 class TritonKernels(
-    TritonLatentAttention, TritonTokens, TritonProducts, TritonAdapters, TritonCopies, TritonSampling, Reference
+    TritonLatentAttention,
+    TritonTokens,
+    TritonProducts,
+    TritonExperts,
+    TritonAdapters,
+    TritonCopies,
+    TritonSampling,
+    Reference,
 ):
     name = f"Triton {triton.__version__}"

@@ -26,12 +26,16 @@ from alignedserve.kernels.triton.pieces import Partials, merge, piece_at, slots_
 
 _LEAST = 16  # the least size of a matrix product
 _CHUNK_ROWS = 32  # more take more registers than there are
+_MOST_OF_FEW_WARPS = 512  # scores of a tile
 
 
 def _fits(config: Any, arguments: Mapping[str, Any]) -> bool:
-    """Return whether a tile suits the dtype: in fp32 a token takes twice the shared memory."""
+    """Return whether a tile suits the dtype, for in fp32 a token takes twice the shared memory, and a thread's
+    registers."""
     tokens = config.kwargs["TOKENS"]
-    return bool(tokens == _LEAST if arguments["query"].dtype is torch.float32 else tokens > _LEAST)
+    if arguments["query"].dtype is torch.float32:
+        return bool(tokens == _LEAST)
+    return bool(tokens > _LEAST and (config.num_warps > 4 or tokens * arguments["ROWS"] <= _MOST_OF_FEW_WARPS))
 
 
 @tuned(

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 import triton
+from alignedserve.kernels.common.failing import fault_of_kernel
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.errors import OutOfResources
+
+log = logging.getLogger("alignedserve.kernels")
+
+_NEVER = [float("inf")] * 3  # the time of a configuration that cannot be used, as Triton writes it
 
 
 def interpreting() -> bool:
@@ -28,8 +38,8 @@ def tuned(
     `changes`, rather than writes, are restored after each run that is measured.
     """
 
-    def fitting(configs: Sequence[Any], arguments: Mapping[str, Any], **_: Any) -> list[Any]:
-        return [config for config in configs if fits(config, arguments)]
+    def fitting(configs: Sequence[Any], arguments: Mapping[str, Any], **named: Any) -> list[Any]:
+        return [config for config in configs if fits(config, {**arguments, **named})]
 
     configs = [
         triton.Config(dict(choice), num_warps=num_warps, num_stages=num_stages)
@@ -37,19 +47,98 @@ def tuned(
         for num_warps in warps
         for num_stages in stages
     ]
-    autotune = triton.autotune(
-        configs[:1] if interpreting() else configs,
-        key=list(key),
-        prune_configs_by={"early_config_prune": fitting},
-        restore_value=list(changes),
-        cache_results=True,
-    )
 
     def made(kernel: Any) -> Any:
-        _tuned.append(autotune(kernel))
+        _tuned.append(_Tuner(kernel, configs[:1] if interpreting() else configs, list(key), fitting, list(changes)))
         return _tuned[-1]
 
     return made
+
+
+class _Tuner(Autotuner):  # type: ignore[misc]
+    """Leaves out a configuration that fails, whatever the error. When all fail, the kernel fails.
+
+    Triton itself leaves out only what needs more shared memory or registers than the GPU has, and that is no fault.
+    Only one thread may run a kernel that is tuned: copies beside the steps use kernels without choices.
+    """
+
+    configs: list[Any]
+
+    def __init__(self, kernel: Any, configs: list[Any], key: list[str], fitting: Any, changes: list[str]) -> None:
+        super().__init__(
+            *(kernel, kernel.arg_names, configs, key, None, changes),
+            prune_configs_by={"early_config_prune": fitting},
+            do_bench=_measured,
+            cache_results=True,
+        )
+        self._told = set[str]()
+
+    def _bench(self, *args: Any, config: Any, **meta: Any) -> Any:
+        try:
+            return super()._bench(*args, config=config, **meta)
+        except _FailedError as failed:
+            self._leave_out(config, failed.why, args)
+            return _NEVER
+
+    def run(self, *args: Any, **named: Any) -> Any:
+        """Run the best configuration, or one of the others where it fails."""
+        try:
+            return super().run(*args, **named)
+        except (TypeError, ValueError):  # the caller's arguments are wrong
+            raise
+        except Exception as error:
+            if len(self.configs) == 1:
+                raise
+            best = getattr(self, "best_config", None)
+            self._leave_out(best, error, args)
+            self.nargs = dict(zip(self.arg_names, args, strict=False))
+            others = [config for config in self.prune_configs(named) if config != best]
+            return self._run_one_of(others, best, error, args, named)
+
+    def _run_one_of(
+        self, others: Sequence[Any], best: Any, error: Exception, args: Sequence[Any], named: Mapping[str, Any]
+    ) -> Any:
+        for config in others:
+            try:
+                result = self.fn.run(*args, **named, **config.all_kwargs())
+            except Exception as its_error:
+                self._leave_out(config, its_error, args)
+            else:
+                for key in [key for key, chosen in self.cache.items() if chosen == best]:
+                    self.cache[key] = config
+                return result
+        raise error
+
+    def _leave_out(self, config: Any, error: Exception, args: Sequence[Any]) -> None:
+        """Say so once; raise an error that is not of the kernel."""
+        devices = (argument.device for argument in args if isinstance(argument, torch.Tensor))
+        why = fault_of_kernel(error, next(devices, torch.device("cpu")))
+        self.configs = [other for other in self.configs if other is not config] or self.configs
+        choice = f"{self.base_fn.__name__} with {config}"
+        if choice not in self._told:
+            self._told.add(choice)
+            log.warning("Triton %s: %s has failed (%s): this choice is left out", triton.__version__, choice, why)
+
+
+class _FailedError(Exception):
+    """A run that was to be measured has failed."""
+
+    def __init__(self, why: Exception) -> None:
+        self.why = why
+
+
+def _measured(call: Callable[[], object], quantiles: Sequence[float]) -> Any:
+    try:
+        return benchmark(call, quantiles)
+    except OutOfResources:  # Triton leaves it out by itself
+        raise
+    except Exception as error:
+        raise _FailedError(error) from error
+
+
+def benchmark(call: Callable[[], object], quantiles: Sequence[float]) -> Any:
+    """Return these quantiles of the milliseconds that a call takes."""
+    return triton.runtime.driver.active.get_benchmarker()(call, quantiles=quantiles)
 
 
 _tuned: list[Any] = []  # all kernels that are tuned

@@ -104,8 +104,10 @@ def _added(
 
 
 def _fits(config: Any, arguments: Mapping[str, Any]) -> bool:
-    """Return whether a tile suits the rows: sums of many rows and outputs need many warps."""
-    return bool(config.kwargs["OUTS"] * arguments["ROWS"] <= _MOST_OF_WARP * config.num_warps)
+    """Return whether a tile suits the rows: sums of many rows and outputs need many warps, and so do their weights as
+    floats, two of which come from a byte of 4 bits."""
+    sums, most = config.kwargs["OUTS"] * arguments["ROWS"], _MOST_OF_WARP * config.num_warps
+    return bool(sums <= most if arguments["WHOLE"] else sums * (8 // arguments["BITS"]) < most)
 
 
 @tuned(

@@ -17,9 +17,11 @@ from alignedserve.engine.device.devices import beside_steps, free_memory
 from alignedserve.engine.device.pinning import cudart_for, pin
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
+from alignedserve.engine.weights.dummy import DummyWeights
+from alignedserve.engine.weights.tensors import Cut
 from alignedserve.kvpool.arena.arena import Arena
 from tests.engine import transformers_families
-from tests.engine.driver import Driver, prompt_of
+from tests.engine.driver import Driver, Live, prompt_of
 from tests.engine.expanded import expanded_reference
 from tests.gpu.cases import GPU
 from tests.models import MODELS
@@ -65,14 +67,17 @@ def test_a_model_that_transformers_runs_is_on_the_gpu_too(tmp_path: Path) -> Non
     tally.check()
 
 
-def captured(folder: Path, most: int = 6) -> Engine:
-    engine = Engine(folder, num_pairs=90, dtype="float32", device=GPU, has_graphs=True)
+def captured(folder: Path, most: int = 6, num_pairs: int = 90) -> Engine:
+    engine = Engine(folder, num_pairs=num_pairs, dtype="float32", device=GPU, has_graphs=True)
     assert engine.why_no_graphs is None
     engine.capture(most, CudaCapture(GPU), lambda: free_memory(GPU) or 0, 0)
     return engine
 
 
-@pytest.mark.parametrize("name", ["gqa-untied", "opt", "qwen2", "youtu"])
+MIXTURES = ("mixtral", "qwen2-moe", "deepseek-v3", "llama4", "gpt-oss")  # their experts run at once
+
+
+@pytest.mark.parametrize("name", ["gqa-untied", "opt", "qwen2", "youtu", *MIXTURES])
 def test_captured_decodes_say_what_transformers_says(name: str, tmp_path: Path) -> None:
     """Some requests are long enough to be split; some sit out steps; chunks run uncaptured in between."""
     folder = MODELS[name](tmp_path / "model")
@@ -85,6 +90,24 @@ def test_captured_decodes_say_what_transformers_says(name: str, tmp_path: Path) 
         driver.run(*chosen, parts=[live.decode() for live in chosen])
     for live in lives:
         compare(reference, live.prompt, live.output, tally, f"{name}, {len(live.prompt)} tokens")
+    tally.check()
+
+
+def test_captured_requests_that_share_a_beginning_say_what_transformers_says(tmp_path: Path) -> None:
+    """Six requests read the same 9 pairs: a step names 60 pairs where the device has 20."""
+    folder = MODELS["gqa-untied"](tmp_path / "model")
+    driver, reference, tally = Driver(captured(folder, num_pairs=20), 1), load(folder), Tally()
+    common = prompt_of(1, 9 * driver.engine.block_size)
+    lives = [driver.start("r0", (*common, 0), 10)]
+    driver.prefill(lives[0])
+    for n in range(1, 6):
+        own = driver.units_for(driver.engine.block_size)
+        lives.append(Live(f"r{n}", (*common, n), (*lives[0].pairs[:9], *own), done=len(common)))
+        driver.prefill(lives[-1])
+    for _ in range(9):
+        driver.run(*lives, parts=[live.decode() for live in lives])
+    for live in lives:
+        compare(reference, live.prompt, live.output, tally, live.name)
     tally.check()
 
 
@@ -229,3 +252,13 @@ def test_kv_comes_back_from_pages_as_it_went(tmp_path: Path) -> None:
     for before, after in zip(pairs, elsewhere, strict=True):
         assert torch.equal(engine.cache[:, 2 * before : 2 * before + 2], engine.cache[:, 2 * after : 2 * after + 2])
     copier.close()
+
+
+def test_dummy_weights_are_those_of_a_cpu() -> None:
+    """More numbers than are made at once, some rows, and some columns."""
+    for shape, cut in (((5000, 4096), None), ((700, 512), Cut(0, 300, 2000)), ((700, 512), Cut(1, 512, 2048))):
+        for dtype in (torch.float32, torch.bfloat16):
+            here, there = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype, device=GPU)
+            for out in (here, there):
+                DummyWeights().read_into(out, "a.weight", cut=cut)
+            assert torch.equal(there.cpu(), here)

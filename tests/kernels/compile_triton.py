@@ -3,15 +3,24 @@
 It runs by itself, without the interpreter, and prints a line of JSON for each kernel.
 
     python -m tests.kernels.compile_triton --archs 80 90 --dtypes bf16 fp16 fp32
+
+With --choices it compiles what the tuner chooses from, all choices of each tuned kernel that fit, at the sizes of an 8B
+(of a mixture, of a model with compressed vectors), and tells the registers, the bytes on the stack and the
+instructions as well.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import subprocess
 from collections.abc import Iterator, Mapping
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
+import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -19,6 +28,7 @@ from triton.compiler import ASTSource
 from alignedserve.kernels.triton import adapters as triton_adapters
 from alignedserve.kernels.triton import attention as triton_attention
 from alignedserve.kernels.triton import copies as triton_copies
+from alignedserve.kernels.triton import experts as triton_experts
 from alignedserve.kernels.triton import int8_kv as triton_int8_kv
 from alignedserve.kernels.triton import latent as triton_latent
 from alignedserve.kernels.triton import pieces as triton_pieces
@@ -67,6 +77,14 @@ MANY = {"ROWS": 64, "OUTS": 128, "HAS_BIAS": False, "ADDS": False}
 UNTILED, WHOLE_ROWS = {"BITS": 8, "HALF": 32, "TILED": False, "SHIFTS": False}, {"BITS": 8, "WHOLE": True}
 OF_WEIGHT = {"memory": "*u8", "scales": "*bf16", "zeros": "*bf16", "of_rows": FLOAT, "partial": FLOAT}
 OF_WHOLE = OF_WEIGHT | {"x": "*i8", "memory": "*i8", "scales": FLOAT, "bias": "*bf16", "out": "*bf16"}
+EXPERT = {"TAKEN": 8, "UNIT": 128, "GATED": True, "CLAMPED": False, "WEIGHS": False, "HAS_BIAS": False, "ALONE": False}
+EXPERT |= {"WIDE": False, "ROWS": 16}
+GPT_OSS, DOWN = {"CLAMPED": True, "WEIGHS": True, "HAS_BIAS": True}, {"TAKEN": 1, "GATED": False}
+SMALL_EXPERT, OF_FP32 = {"OUTS": 64, "DEPTH": 64}, {"OUTS": 64, "DEPTH": 32}
+OF_EXPERT = {"owners": INT, "order": INT, "shares": FLOAT, "weights": LONG, "biases": LONG}
+OF_EXPERT |= {"pairs": WHOLE, "limit": "fp32", "slope": "fp32", "x": "", "out": ""}
+ROUTE: dict[str, Any] = {"EXPERTS": 256, "ALL": 256, "TAKEN": 8, "GROUPS": 8, "TAKEN_GROUPS": 4}
+ROUTE |= {"SOFTMAX": False, "BIASED": True, "NORMALISED": True, "LEAST": 1e-20}
 FP8, LEAST_OF_FP8 = "*fp8e4nv", 89  # 8-bit floats, and the compute capability from which on GPUs have them
 
 
@@ -115,16 +133,94 @@ def all_kernels() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str]]]:
         tile | {"PART": 8, "ALL_RANKS": 128, "PANEL": 64, "PAIR": 2},
         of_adapters | {"out": ""},
     )
+    of_choice = {"bias": FLOAT, "chosen": LONG, "shares": FLOAT, "factor": "fp32"}
+    for kind in ({}, {"SOFTMAX": True, "BIASED": False, "GROUPS": 1, "TAKEN_GROUPS": 1}):
+        yield triton_experts._route, ROUTE | kind, of_choice
+    of_count, placed = {"pairs": WHOLE, "chosen": LONG, "counts": INT}, {"order": INT, "owners": INT}
+    yield triton_experts._count, {"WIDTH": 1024}, of_count
+    yield triton_experts._place, {"EXPERTS": 128, "ALL": 128, "ROWS": 16, "WIDTH": 1024}, of_count | placed
+    for kind in ({}, GPT_OSS, DOWN):
+        yield triton_experts._by_expert, EXPERT | OF_FP32 | kind, OF_EXPERT
+        yield triton_experts._by_expert, EXPERT | SMALL_EXPERT | kind, OF_EXPERT | {"x": "*bf16", "out": "*bf16"}
+    one_row = OF_EXPERT | {"owners": LONG, "order": LONG}
+    yield triton_experts._by_expert, EXPERT | OF_FP32 | {"ALONE": True}, one_row
+    summed = {"TAKEN": 8, "WEIGHS": True, "WIDTH": 1024}
+    yield triton_experts._sum, summed, {"pairs": WHOLE, "made": FLOAT, "shares": FLOAT, "out": ""}
     for columns in ({}, ONE_COLUMN):
         yield triton_sampling._draw, {"BLOCK": 4096} | columns, {"out": LONG}
     yield triton_sampling._logprobs, {"BLOCK": 4096}, {"of_token": FLOAT}
+
+
+def all_choices() -> Iterator[tuple[Any, Mapping[str, Any], Mapping[str, str], Any]]:
+    """Yield each tuned kernel at the sizes of an 8B in bf16, with each of its choices that fit."""
+    attend = HEADS | USUAL | {"WIDE": False, "IN_INT8": False}
+    of_attend = {"query": "*bf16", "cache": "*bf16", "out": "*bf16"}
+    latent = dict.fromkeys(of_attend, "*bf16")
+    product = PRODUCT | {"HAS_BIAS": False, "ADDS": False}
+    of_product = OF_WEIGHT | {"x": "*bf16", "bias": "*bf16", "out": "*bf16"}
+    kinds: list[tuple[Any, Mapping[str, Any], Mapping[str, str]]] = [
+        (triton_attention._attend, attend, of_attend | {"scales": "*bf16"}),
+        (triton_attention._attend, attend | CHUNK, of_attend | {"scales": "*bf16"}),
+        (triton_attention._attend, attend | INT8, of_attend | OF_INT8),
+        (triton_attention._attend, attend | CHUNK | INT8, of_attend | OF_INT8),
+        (triton_latent._attend_latent, LATENT | {"ROWS": 16}, latent),
+        (triton_latent._attend_latent, LATENT | {"ROWS": 32}, latent),
+        (triton_sampling._draw, {}, {"out": LONG}),
+        (triton_sampling._logprobs, {}, {"of_token": FLOAT}),
+    ]
+    for rows in triton_products.TILE_ROWS:
+        if rows <= triton_products._MOST_HALVES[4]:
+            kinds.append((triton_products._multiply, product | {"ROWS": rows}, of_product))
+        floats = product | {"BITS": 8, "ROWS": rows, "SHIFTS": False}
+        kinds.append((triton_products._multiply, floats, of_product | {"memory": "*i8"}))
+        kinds.append((triton_products._multiply, product | WHOLE_ROWS | {"ROWS": rows, "SHIFTS": False}, OF_WHOLE))
+    for rows in triton_experts.TILE_ROWS:
+        for kind in ({}, DOWN):
+            of_expert = OF_EXPERT | {"x": "*bf16", "out": "*bf16"}
+            kinds.append((triton_experts._by_expert, EXPERT | kind | {"ROWS": rows}, of_expert))
+    in_bf16 = torch.empty(0, dtype=torch.bfloat16)
+    for kernel, constants, dtypes in kinds:
+        arguments = {"query": in_bf16, "x": in_bf16} | dict(constants)
+        own = {name: size for name, size in constants.items() if name not in kernel.configs[0].kwargs}
+        for choice in kernel.early_config_prune(kernel.configs, arguments):
+            yield kernel, own | choice.kwargs, dtypes, choice
+
+
+def resources(made: Any) -> dict[str, int]:
+    """Return the registers and the bytes on the stack of a thread: what does not fit its registers."""
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(made.asm["cubin"])
+        file.flush()
+        told = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True, check=True).stdout
+    registers, stack = re.search(r"REG:(\d+)", told), re.search(r"STACK:(\d+)", told)
+    assert registers, told
+    assert stack, told
+    return {"registers": int(registers[1]), "stack": int(stack[1])}
+
+
+def instructions(made: Any) -> dict[str, int]:
+    """Return how often the code copies to shared memory beside its work, and multiplies on tensor cores."""
+    code = made.asm["ptx"]
+    return {
+        "copies": len(re.findall(r"cp\.async\.c[ag]\.shared\.global", code)),
+        "mma": len(re.findall(r"\bmma\.sync", code)),
+        "wgmma": len(re.findall(r"wgmma\.mma_async", code)),
+    }
 
 
 def function_of(kernel: Any) -> Any:
     return kernel.fn if hasattr(kernel, "configs") else kernel  # a tuned kernel wraps its function
 
 
-def compiled(kernel: Any, constants: Mapping[str, Any], dtypes_of: Mapping[str, str], arch: int, dtype: str) -> Any:
+def compiled(
+    kernel: Any,
+    constants: Mapping[str, Any],
+    dtypes_of: Mapping[str, str],
+    arch: int,
+    dtype: str,
+    choice: Any = None,
+) -> Any:
     function = function_of(kernel)
     kinds = {name: NAMED.get(name, WHOLE) for name in function.arg_names} | {
         name: kind or f"*{dtype}" for name, kind in dtypes_of.items()
@@ -141,6 +237,8 @@ def compiled(kernel: Any, constants: Mapping[str, Any], dtypes_of: Mapping[str, 
     )
     stages = {"_attend": 3, "_attend_latent": 2, "_multiply": 2}.get(function.__name__)
     options = {} if stages is None else {"num_stages": stages}
+    if choice is not None:
+        options = {"num_stages": choice.num_stages, "num_warps": choice.num_warps}
     return function, triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
 
 
@@ -149,8 +247,23 @@ def main() -> None:
     parser.add_argument("--archs", type=int, nargs="+", default=[90], help="compute capabilities, times ten")
     parser.add_argument("--dtypes", nargs="+", default=["bf16"], help="of K, V and what is computed with them")
     parser.add_argument("--kernels", nargs="+", help="the names of some")
+    parser.add_argument("--choices", action="store_true", help="compile all choices of tuned kernels, in bf16")
+    parser.add_argument("--rows", type=int, help="with --choices: only tiles of so many rows")
     options = parser.parse_args()
-    for arch in options.archs:
+    for arch in options.archs if options.choices else ():
+        for kernel, constants, kinds, choice in all_choices():
+            if options.kernels and function_of(kernel).__name__ not in options.kernels:
+                continue
+            if options.rows and constants.get("ROWS") != options.rows:
+                continue
+            function, made = compiled(kernel, constants, kinds, arch, "bf16", choice)
+            told = {"kernel": function.__name__, "arch": arch, "choice": choice.kwargs, "warps": choice.num_warps}
+            told |= {"stages": choice.num_stages, "shared": made.metadata.shared}
+            told |= {
+                name: constants[name] for name in ("ROWS", "BITS", "WHOLE", "IN_INT8", "GATED") if name in constants
+            }
+            print(json.dumps(told | resources(made) | instructions(made)), flush=True)
+    for arch in () if options.choices else options.archs:
         for kernel, constants, kinds in all_kernels():
             if FP8 in kinds.values() and arch < LEAST_OF_FP8:
                 continue

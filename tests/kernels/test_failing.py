@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from alignedserve.errors import DeviceLost, NotFinite
+from alignedserve.fallbacks import fallbacks
 from alignedserve.kernels.common.failing import fault_of_kernel, guard, is_replaced, loss, noticing_loss
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
@@ -40,8 +41,9 @@ def test_a_kernel_that_cannot_be_compiled_is_replaced_with_one_line(caplog: pyte
     assert kernels.calls == 1
     assert [is_replaced(kernels, name) for name in NAMES] == [True, False, False]
     (said,) = (record.message for record in caplog.records)
-    assert said.startswith("ours: silu_mul has failed (OutOfResources: out of resource: shared memory")
-    assert said.endswith("torch reference takes its place")
+    assert said.startswith("kernel silu_mul: torch reference takes its place (OutOfResources: out of resource: shared")
+    (told,) = fallbacks()
+    assert (told.what, told.instead) == ("kernel silu_mul", "torch reference takes its place")
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -100,6 +102,7 @@ def test_steps_with_compressed_vectors_are_captured_as_long_as_their_attention_i
     [
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
         NotFinite("numbers"),
         TypeError("queries are fp16, the cache fp32"),
     ],

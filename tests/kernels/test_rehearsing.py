@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import pytest
 import torch
 
+from alignedserve.errors import DeviceLost
 from alignedserve.kernels.common.drawing import DrawWish, Likeliest
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Spans
 from alignedserve.kernels.dispatch.rehearsing import rehearse, rehearse_layers
+from tests.gpu.layers import random_layer
 
 triton_launch = pytest.importorskip("alignedserve.kernels.triton.launch", reason="Triton is not installed")
 
@@ -102,5 +105,92 @@ def test_what_does_not_fit_is_not_measured() -> None:
     sizes = triton_launch.triton.Config({"TOKENS": 32}), triton_launch.triton.Config({"TOKENS": 128})
     prune = attention._attend.early_config_prune
     for dtype, fitting in ((torch.float32, [32]), (torch.bfloat16, [32, 128])):
-        left = prune(list(sizes), {"query": torch.empty(0, dtype=dtype)})
+        left = prune(list(sizes), {"query": torch.empty(0, dtype=dtype)}, ROWS=16, IN_INT8=False)
         assert [config.kwargs["TOKENS"] for config in left] == fitting
+
+
+def test_a_product_measures_its_choices_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some arguments are handed over by their place and others by their name: all of them say what fits."""
+    products = pytest.importorskip("alignedserve.kernels.triton.products")
+    kernels = pytest.importorskip("alignedserve.kernels.triton.kernels").TritonKernels()
+    sizes, ran = ((64, 4), (64, 8), (128, 0)), list[tuple[int, int]]()  # outputs and warps: no warp has room for a sum
+
+    class Compiled:
+        def run(self, *_: object, OUTS: int, num_warps: int, **__: object) -> None:
+            ran.append((OUTS, num_warps))
+
+    choices = [triton_launch.triton.Config({"OUTS": outs}, num_warps=warps) for outs, warps in sizes]
+    monkeypatch.setattr(triton_launch, "benchmark", lambda call, _: call() or [1.0] * 3)
+    monkeypatch.setattr(products._multiply, "configs", choices)
+    monkeypatch.setattr(products._multiply, "cache", {})
+    monkeypatch.setattr(products._multiply, "fn", Compiled())
+    random_layer(1, torch.float32).output(kernels, torch.device("cpu"))
+    assert ran == [(64, 4), (64, 8), (64, 4)], "both are measured, and the first of the fastest runs"
+
+
+class _Tiled:
+    """Stands for a compiled kernel, which fails with some of its tiles."""
+
+    arg_names = ("x", "columns")
+    error: Exception = RuntimeError("LLVM ERROR: cannot select")
+
+    def __init__(self, failing: Collection[int]) -> None:
+        self.fn, self.failing, self.ran = _nothing, failing, list[int]()
+
+    def run(self, *_: object, TILE: int, **__: object) -> int:
+        self.ran.append(TILE)
+        if TILE in self.failing:
+            raise self.error
+        return TILE
+
+
+def _tuned(kernel: _Tiled, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return the kernel tuned over tiles of 1, 2 and 3; the larger the tile, the faster."""
+    monkeypatch.setattr(triton_launch, "interpreting", lambda: False)
+    monkeypatch.setattr(triton_launch, "_tuned", [])
+
+    def benchmark(call: Callable[[], object], _: object) -> list[float]:
+        call()
+        return [1 / kernel.ran[-1]] * 3
+
+    monkeypatch.setattr(triton_launch, "benchmark", benchmark)
+    return triton_launch.tuned([({"TILE": tile}, (4,)) for tile in (1, 2, 3)], key=["columns"], stages=(2,))(kernel)
+
+
+def test_a_choice_that_fails_is_left_out_and_the_kernel_stays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel = _Tiled(failing=[3])
+    tuned = _tuned(kernel, monkeypatch)
+    assert [tuned[(1,)](torch.zeros(1), columns) for columns in (8, 8, 16)] == [2, 2, 2]
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert "_nothing with TILE: 3, num_warps: 4" in said
+    assert said.endswith("has failed (RuntimeError: LLVM ERROR: cannot select): this choice is left out")
+
+
+def test_a_choice_that_fails_after_it_was_measured_gives_way_to_another(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kernel = _Tiled(failing=[])
+    tuned = _tuned(kernel, monkeypatch)
+    assert tuned[(1,)](torch.zeros(1), 8) == 3
+    kernel.failing, kernel.ran = [3, 1], []
+    assert [tuned[(1,)](torch.zeros(1), 8) for _ in range(3)] == [2, 2, 2]
+    assert kernel.ran == [3, 1, 2, 2, 2]
+    assert len(caplog.records) == 2
+
+
+def test_a_kernel_all_of_whose_choices_fail_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(RuntimeError, match="cannot select"):
+        _tuned(_Tiled(failing=[1, 2, 3]), monkeypatch)[(1,)](torch.zeros(1), 8)
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError("CUDA out of memory"), DeviceLost("cuda:0 is gone")])
+def test_what_is_no_fault_of_a_choice_leaves_none_out(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = _Tiled(failing=[3])
+    kernel.error = error
+    tuned = _tuned(kernel, monkeypatch)
+    with pytest.raises(type(error)):
+        tuned[(1,)](torch.zeros(1), 8)
+    kernel.failing = []
+    assert tuned[(1,)](torch.zeros(1), 8) == 3

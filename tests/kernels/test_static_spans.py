@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
-from alignedserve.kernels.common.static_spans import StaticSpans
+from alignedserve.kernels.common.static_spans import PairRoom, StaticSpans
 from alignedserve.kernels.triton.schedule import most_pieces, schedule, tiles_of
 
 SIZE, BLOCK, PAIRS = 4, 4, 700
@@ -32,7 +32,7 @@ def lies_of(seed: int) -> list[Lie]:
 
 def static(seeds: tuple[int, ...]) -> tuple[StaticSpans, Spans]:
     """Return spans in which all these steps were placed in turn, and fresh spans of the last step."""
-    spans = StaticSpans(SIZE, BLOCK, PAIRS, CPU)
+    spans = StaticSpans(SIZE, BLOCK, PairRoom(PAIRS, CPU))
     for seed in seeds:
         spans.place(lies_of(seed))
     return spans, Spans(lies_of(seeds[-1]), BLOCK)
@@ -49,12 +49,12 @@ def test_places_are_those_of_the_last_step() -> None:
 @pytest.mark.parametrize("lies", [lies_of(1)[1:], [Lie(2, 2, (1,)), *lies_of(1)[1:]]], ids=["fewer", "two tokens"])
 def test_another_number_of_requests_or_tokens_is_refused(lies: list[Lie]) -> None:
     with pytest.raises(ValueError, match="do not fit 4 places"):
-        StaticSpans(SIZE, BLOCK, PAIRS, CPU).place(lies)
+        StaticSpans(SIZE, BLOCK, PairRoom(PAIRS, CPU)).place(lies)
 
 
 def test_more_pairs_than_there_are_places_for_are_refused() -> None:
     with pytest.raises(ValueError, match="block pairs do not fit 5 places"):
-        StaticSpans(SIZE, BLOCK, 5, CPU).place([Lie(1, 8, (0, 1))] * SIZE)
+        StaticSpans(SIZE, BLOCK, PairRoom(5, CPU)).place([Lie(1, 8, (0, 1))] * SIZE)
 
 
 @given(
@@ -80,7 +80,7 @@ def test_the_triton_kernels_attend_to_the_last_step(scoring: Scoring) -> None:
         pytest.skip("Triton compiles here: tests/gpu has real graphs")
     triton, reference = kernels.TritonKernels(), Reference()
     generator = torch.Generator().manual_seed(3)
-    spans = StaticSpans(SIZE, BLOCK, PAIRS, CPU)
+    spans = StaticSpans(SIZE, BLOCK, PairRoom(PAIRS, CPU))
     for seed in (5, 6):
         spans.place(lies_of(seed))
         own = Spans(lies_of(seed), BLOCK)

@@ -1,7 +1,7 @@
 """Tests that the Triton kernels compile to machine code of GPUs that are not here, which shows what only a compiler
 refuses.
 
-The three largest kernels by default; with SOAK=1 all kernels, for more GPUs and dtypes.
+The largest kernels by default; with SOAK=1 all kernels, for more GPUs and dtypes, and all choices of the tuner.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,12 @@ from tests.conftest import SOAK
 triton = pytest.importorskip("triton", reason="Triton is not installed")
 ROOT = Path(__file__).parents[2]
 PTXAS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+HOPPER_SHARED = 227 << 10  # shared memory of a block on compute capability 9.0
+_STACK_OF_DRAWS = 64  # bytes that a thread keeps over its loops, not within them
 LEAST_SHARED = 99 << 10  # shared memory of a block on every GPU from compute capability 8.0 on; 8.6 has the least
 
 
-@pytest.mark.skipif(not PTXAS.exists(), reason="this Triton brings no compiler for NVIDIA's GPUs")
-def test_kernels_compile_for_gpus() -> None:
-    options = "--archs 80 86 90 --dtypes bf16 fp16 fp32" if SOAK else "--archs 90 --kernels _attend _draw _multiply"
+def _compiled(options: str) -> list[dict[str, Any]]:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "tests.kernels.compile_triton", *options.split()],
         cwd=ROOT,
@@ -33,7 +34,14 @@ def test_kernels_compile_for_gpus() -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    told = [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.skipif(not PTXAS.exists(), reason="this Triton brings no compiler for NVIDIA's GPUs")
+@pytest.mark.parametrize("arch", [80, 86, 90] if SOAK else [90])
+def test_kernels_compile_for_gpus(arch: int) -> None:
+    few = "--kernels _attend _draw _multiply _by_expert _route"
+    told = _compiled(f"--archs {arch} {'--dtypes bf16 fp16 fp32' if SOAK else few}")
     further = (
         {
             "merge",
@@ -46,11 +54,35 @@ def test_kernels_compile_for_gpus() -> None:
             "_attend_latent",
             "_sum_ranks",
             "_add_panels",
+            "_count",
+            "_place",
+            "_sum",
         }
         if SOAK
         else set()
     )
-    assert {kernel["kernel"] for kernel in told} >= {"_attend", "_draw", "_multiply"} | further
+    assert {kernel["kernel"] for kernel in told} >= {"_attend", "_draw", "_multiply", "_by_expert", "_route"} | further
     for kernel in told:
         assert kernel["bytes"] > 0
         assert kernel["shared"] <= LEAST_SHARED, kernel
+
+
+@pytest.mark.skipif(not PTXAS.exists(), reason="this Triton brings no compiler for NVIDIA's GPUs")
+def test_all_choices_of_the_tuner_compile_well_for_hopper() -> None:
+    """The tuner measures each choice when a worker starts, so none may take long for nothing.
+
+    Attention of decodes by default, with SOAK=1 all tuned kernels, at the sizes of an 8B.
+    """
+    told = _compiled("--choices" if SOAK else "--choices --kernels _attend --rows 16")
+    kernels = {choice["kernel"] for choice in told}
+    assert kernels == (
+        {"_attend", "_attend_latent", "_multiply", "_by_expert", "_draw", "_logprobs"} if SOAK else {"_attend"}
+    )
+    for choice in told:
+        assert choice["shared"] <= HOPPER_SHARED, choice
+        if choice["kernel"] in ("_draw", "_logprobs"):
+            assert choice["stack"] <= _STACK_OF_DRAWS, choice
+            continue
+        assert choice["stack"] == 0, f"a thread has more numbers than registers: {choice}"
+        assert choice["mma"] + choice["wgmma"] > 0, f"no tensor cores: {choice}"
+        assert choice["stages"] == 1 or choice["copies"] > 0, f"nothing is copied beside the products: {choice}"
