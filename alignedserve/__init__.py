@@ -4,6 +4,8 @@ __init__.pyi The types of what `from alignedserve import ...` gives.
 __main__.py  `python -m alignedserve`, and the script `alignedserve`.
 core.py      The nouns that every part shares. Only the standard library is imported here.
 errors.py    Every error that AlignedServe raises on purpose.
+fallbacks.py What a process does otherwise, since something does not work or is missing.
+signs.py     Signs of life of a part that starts: what it does, and how far it is.
 """
 
 from __future__ import annotations

@@ -44,7 +44,15 @@ class Tally:
 def load(folder: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, **attention_of(folder)).eval()
+
+
+def attention_of(folder: Path) -> dict[str, str]:
+    """Return how a reference is told to attend: up to 5.17 transformers chooses sdpa for Gemma 2, which has no cap."""
+    from transformers import AutoConfig
+
+    is_capped = getattr(AutoConfig.from_pretrained(folder), "attn_logit_softcapping", None) is not None
+    return {"attn_implementation": "eager"} if is_capped else {}
 
 
 def compare(

@@ -119,6 +119,20 @@ class ModelConfig:
         return 4 * self.hidden_size
 
     @property
+    def numbers(self) -> int:
+        """Return about how many numbers its weights have, for plans without files of weights."""
+        tables = (1 if self.tied_embeddings else 2) * self.vocab_size * self.hidden_size
+        return tables + self.num_layers * self._numbers_of_attention + self._numbers_of_mlps
+
+    @property
+    def _numbers_of_attention(self) -> int:
+        return 2 * self.hidden_size * (self.query_dim + self.kv_dim)
+
+    @property
+    def _numbers_of_mlps(self) -> int:
+        return self.num_layers * self.hidden_size * self.inner_size
+
+    @property
     def latent_rank(self) -> int | None:
         """Return how many numbers V has in a compressed vector (families/deepseek.py); None where K and V are kept."""
         return None

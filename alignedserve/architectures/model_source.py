@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from alignedserve.architectures.gguf.file import parts
-from alignedserve.architectures.gguf.folder import folder_of
+from alignedserve.architectures.gguf.folder import folder_of, make_folder
+from alignedserve.architectures.given import Given, read_json
 from alignedserve.architectures.weight_files import INDEX, WEIGHTS
 from alignedserve.errors import ModelError
 
@@ -15,13 +19,26 @@ DEMO_FOLDER = Path(__file__).parent.parent / "demo_model"
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "vocab.txt", "merges.txt"]
+_WEIGHTS = ".safetensors"
+_CONFIG, _TOKENIZER = "config.json", "tokenizer.json"
+_TOKENIZER_CONFIG, _SPACE = "tokenizer_config.json", "Ġ"  # a space at the beginning of a token
 _SUBFOLDERS = ["*/*"]  # the same weights in other formats
 
 
-def resolve(model: str, cache: str | None = None) -> Path:
+def resolve(model: str, cache: str | None = None, with_weights: bool = True) -> Path:
     """Return the folder of the demo model, of a local folder or GGUF file, or of a model that is fetched from the hub.
 
-    The folder of a GGUF file is made in the folder `cache`, or in the usual one."""
+    The folder of a GGUF file is made in the folder `cache`, or in the usual one.
+    Without weights, those of the hub are not fetched, and a folder without a tokenizer gets the demo model's."""
+    folder = _found(model, cache, with_weights)
+    return folder if with_weights or has_tokenizer(folder) else _with_demo_tokenizer(folder, cache_directory(cache))
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return (folder / _TOKENIZER).is_file()
+
+
+def _found(model: str, cache: str | None, with_weights: bool) -> Path:
     if model == "demo":
         return _demo()
     path = Path(model).expanduser()
@@ -30,8 +47,8 @@ def resolve(model: str, cache: str | None = None) -> Path:
         return path if file is None else folder_of(file, cache_directory(cache))
     if path.is_file() and path.suffix == ".gguf":
         return folder_of(path, cache_directory(cache))
-    if _HUB_ID.fullmatch(model) and not path.exists():
-        return _fetch(model)
+    if is_hub_id(model):
+        return _fetch(model, with_weights)
     raise ModelError(f"{model} is neither a folder nor a hub id such as org/name, nor a GGUF file, nor demo")
 
 
@@ -60,7 +77,45 @@ def _demo() -> Path:
     return DEMO_FOLDER
 
 
-def _fetch(model: str) -> Path:
+def _with_demo_tokenizer(folder: Path, cache: Path) -> Path:
+    """Return a folder with the configuration of this one and the tokenizer of the demo model; make it where the cache
+    has none."""
+    config, demo = folder / _CONFIG, _demo()
+    if not config.is_file():
+        raise ModelError(f"{folder} has no {_CONFIG}: name a Hugging Face model folder")
+    tokenizer, words = read_json(demo / _TOKENIZER), Given(config).text.whole("vocab_size")
+    vocabulary = tokenizer["model"]["vocab"]
+    if words < len(vocabulary):
+        raise ModelError(
+            f"{folder} has no {_TOKENIZER}, and the demo model's, of {len(vocabulary)} tokens, does not fit its"
+            f" vocabulary of {words}: put a {_TOKENIZER} there"
+        )
+    # No prompt has a token above those, and answers show its number, so that each token of a stream is seen.
+    vocabulary |= {f"{_SPACE}#{number}": number for number in range(len(vocabulary), words)}
+    files = {_TOKENIZER: tokenizer, **{path.name: read_json(path) for path in (config, demo / _TOKENIZER_CONFIG)}}
+    digest = hashlib.sha256(json.dumps(files).encode())
+    made = cache / "dummy" / f"{folder.resolve().name[:100]}-{digest.hexdigest()[:16]}"
+    if not made.is_dir():
+        make_folder(made, files)
+    return made
+
+
+def is_hub_id(model: str) -> bool:
+    return bool(_HUB_ID.fullmatch(model)) and not Path(model).exists()
+
+
+def fetched_bytes(model: str) -> int:
+    """Return how much of the model of a hub id lies in the hub's cache, with what is still being fetched."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    found = 0
+    for file in Path(HF_HUB_CACHE, f"models--{model.replace('/', '--')}", "blobs").glob("*"):
+        with suppress(OSError):  # it gets another name once it is whole
+            found += file.stat().st_size
+    return found
+
+
+def _fetch(model: str, with_weights: bool) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -69,8 +124,9 @@ def _fetch(model: str) -> Path:
         RepositoryNotFoundError,
     )
 
+    files = [name for name in _FILES if with_weights or not name.endswith(_WEIGHTS)]
     try:
-        return Path(snapshot_download(model, allow_patterns=_FILES, ignore_patterns=_SUBFOLDERS))
+        return Path(snapshot_download(model, allow_patterns=files, ignore_patterns=_SUBFOLDERS))
     except GatedRepoError:
         why = "the hub gives it only after you accept its terms: do so there, then set HF_TOKEN"
     except RepositoryNotFoundError:

@@ -95,14 +95,22 @@ class MixtureConfig(OurConfig):
         return max(dense, 3 * max(self.expert_size, self.shared_size) + of_experts)
 
     @property
+    def _numbers_of_mlps(self) -> int:
+        each = 3 * self.hidden_size  # gate, up and down
+        dense, mixed = each * self.intermediate_size, 0
+        if self.routing is not None:
+            mixed = each * (self.routing.experts * self.expert_size + self.shared_size) + self._numbers_of_router
+        return sum(dense if self.routing_of(layer) is None else mixed for layer in range(self.num_layers))
+
+    @property
     def plain_numbers(self) -> int:
-        return self._numbers_of_routers
+        return self.num_layers * self._numbers_of_router
 
     @property
     def numbers_on_all_ranks(self) -> int:
-        return self._numbers_of_routers
+        return self.num_layers * self._numbers_of_router
 
     @property
-    def _numbers_of_routers(self) -> int:
+    def _numbers_of_router(self) -> int:
         outputs = 0 if self.routing is None else self.routing.experts + self.routing.shared_is_gated
-        return self.num_layers * self.hidden_size * outputs
+        return self.hidden_size * outputs

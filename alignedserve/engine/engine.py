@@ -21,14 +21,14 @@ from alignedserve.architectures.families.model_config import read_config
 from alignedserve.architectures.kv_dtype import KvDtype
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.vectors import read_pooled
-from alignedserve.core import Adapter, Chunk, Decode, StepFailure, StepPlan, StepResult
+from alignedserve.core import Adapter, Chunk, Decode, StepFailure, StepPlan, StepResult, units_for
 from alignedserve.engine.adapters.kept import KeptAdapters
 from alignedserve.engine.adapters.layers import AdaptedLayers
 from alignedserve.engine.device import devices, large_pages
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.memory import out_of_memory
 from alignedserve.engine.device.ranks import ALONE, RankLinks
-from alignedserve.engine.graphs import Capture, DecodeGraphs
+from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, Capture, DecodeGraphs, places_for, sizes
 from alignedserve.engine.inputs import NOTHING, Before
 from alignedserve.engine.models.attention import attention_of, hidden_slots
 from alignedserve.engine.models.encoder import Encoder
@@ -44,6 +44,7 @@ from alignedserve.engine.sampling.step_result import next_tokens, result_of, row
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.engine.weights.tensors import Weights
 from alignedserve.errors import PlanError, RankLost
+from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.fp8 import AnyQuantised
 from alignedserve.kernels.common.int8_kv import vector_of
 from alignedserve.kernels.common.linear import Linear
@@ -52,8 +53,16 @@ from alignedserve.kernels.common.quantised import QuantisedLinear
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.common.static_spans import StaticSpans
 from alignedserve.kernels.dispatch.dispatcher import KernelChoice, Kernels, choose
-from alignedserve.kernels.dispatch.rehearsing import rehearse, rehearse_layers
+from alignedserve.kernels.dispatch.rehearsing import (
+    OF_EXPERTS,
+    OF_LAYERS,
+    REHEARSED,
+    rehearse,
+    rehearse_experts,
+    rehearse_layers,
+)
 from alignedserve.kernels.dispatch.tuning import tune
+from alignedserve.signs import NO_SIGNS, Signs, Stage
 from alignedserve.text.syntax import Syntaxes
 
 log = logging.getLogger("alignedserve.engine")
@@ -78,6 +87,7 @@ class Engine:
         tensors_of: Callable[[Path], Weights] = weights_of,
         has_graphs: bool = False,
         adapter_bytes: int | None = None,
+        signs: Signs = NO_SIGNS,
     ) -> None:
         """Load the model of the folder and make its device cache of `num_pairs` block pairs.
 
@@ -85,11 +95,12 @@ class Engine:
         choose the fastest way for each; with 0 each takes the usual way. Each of several `ranks` has an engine of its
         own with `num_pairs` pairs; all run the same steps, and rank 0 samples. If `num_pairs` is a function, it is
         called once the weights are loaded. `has_graphs` says that steps will be captured: this needs one pair more.
-        Above `adapter_bytes`, the adapters that no step has needed for longest are forgotten.
+        Above `adapter_bytes`, the adapters that no step has needed for longest are forgotten. `signs` hears how far
+        the start is.
         """
         large_pages.keep_freed_memory()
         device = devices.use(device)
-        self.ranks, self.device, self.has_graphs = ranks, device, has_graphs
+        self.ranks, self.device, self.has_graphs, self.signs = ranks, device, has_graphs, signs
         self.reads_later = device.type == "cuda"  # a step's tokens may be read after the next step has begun
         whole = read_config(folder)
         self.config = whole.share(ranks.size)
@@ -152,8 +163,12 @@ class Engine:
 
         ranks, device, quantization = self.ranks, self.device, self.quantization
         adapted = self._adapted
-        loader = Loader(tensors, self.dtype, self._kernels, make_linear, ranks, device, quantization, adapted)
+        loader = Loader(
+            tensors, self.dtype, self._kernels, make_linear, ranks, device, quantization, adapted, signs=self.signs
+        )
         self.config, model = load(folder, self.config, loader)
+        self._in_turn = loader.in_turn
+        self._mixtures = {mixture.kind: mixture for mixture in loader.mixtures}  # one of each kind
         self._encoder = model if isinstance(model, Encoder) else None
         if not isinstance(model, Encoder):
             self._model = model
@@ -162,7 +177,8 @@ class Engine:
         seconds, megabytes = time.perf_counter() - began, loader.num_bytes >> 20
         log.info("loaded %s in %.1f s, %d MB of weights as %s", folder, seconds, megabytes, self.weights_as)
         if tune_s:
-            tune(linears, tune_s)
+            self.signs.stage(Stage.LAYERS, len({layer.shape for layer in linears}))
+            tune(linears, tune_s, self.signs.advance)
 
     def resize(self, num_pairs: int) -> None:
         """Make an empty device cache of `num_pairs` pairs; KV in the old cache and captured graphs are dropped."""
@@ -189,14 +205,19 @@ class Engine:
             return "ranks meet in the middle of a step"
         if isinstance(self.config, GenericConfig):
             return "transformers runs this model"
-        if self.config.has_experts:
-            return "which experts a step needs is known only when it runs"
+        if self._in_turn:
+            return f"{self._in_turn[0]}: which of them a step needs is known only when it runs"
+        if self.config.has_experts and not self._kernels.captures_experts:
+            return f"which experts a step needs is known only when it runs, with {self._kernels.name}"
         return None if self._captures else f"attention of {self._kernels.name} looks at tables on the CPU"
 
     @property
     def _captures(self) -> bool:
-        """Return whether the attention of this model reads nothing on the CPU."""
-        return self._kernels.captures if self.config.latent_rank is None else self._kernels.captures_latent
+        """Return whether the attention and the experts of this model read nothing on the CPU."""
+        kernels, config = self._kernels, self.config
+        if config.has_experts and (self._in_turn or not kernels.captures_experts):
+            return False
+        return kernels.captures if config.latent_rank is None else kernels.captures_latent
 
     def rehearse(self) -> None:
         """Compile the kernels on a GPU, and measure them where there is a choice, so that no step waits for that.
@@ -206,21 +227,30 @@ class Engine:
         if self.device.type == "cuda":
             config, layer = self.config, self.cache[0]
             shape = config.num_heads, config.compared_dim, config.vocab_size, config.max_positions
-            rehearse(self._kernels, layer, self.dtype, *shape, config.latent_rank)
-            rehearse_layers(self._quantised.values(), config.vocab_size)
+            self.signs.stage(
+                Stage.KERNELS, REHEARSED + len(OF_LAYERS) * len(self._quantised) + OF_EXPERTS * len(self._mixtures)
+            )
+            rehearse(self._kernels, layer, self.dtype, *shape, config.latent_rank, self.signs.advance)
+            rehearse_layers(self._quantised.values(), config.vocab_size, self.signs.advance)
+            rehearse_experts(self._kernels, self._mixtures.values(), self.signs.advance)
 
     @torch.inference_mode()
     def capture(self, most: int, capture: Capture, free: Callable[[], int], least: int) -> None:
         """Capture decode steps of up to `most` requests, as long as `least` bytes are free."""
         assert self.has_graphs, "there is no pair for padding"
-        scratch, pairs, captures = self.num_pairs, self.num_pairs, self._captures
-        vocabulary = self.config.vocab_size
-        graphs = DecodeGraphs(most, vocabulary, self._decode, capture, self.block_size, pairs, scratch, self.device)
-        graphs.capture_all(free, least)
+        scratch, captures, config = self.num_pairs, self._captures, self.config
+        places = places_for(most, units_for(config.max_positions, self.block_size), self.num_pairs)
+        decode, words, block_size = self._decode, config.vocab_size, self.block_size
+        graphs = DecodeGraphs(most, words, decode, capture, block_size, places, scratch, self.device)
+        self.signs.stage(Stage.GRAPHS, len(sizes(most)))
+        graphs.capture_all(free, least, self.signs.advance)
         if self._captures is captures:
             self._graphs = graphs
+            if left_out := [size for size in sizes(most) if size not in graphs.captured]:
+                listed = ", ".join(map(str, left_out))
+                fell_back(CAPTURED, f"there was too little memory for those of {listed} requests", STEP_BY_STEP)
         else:  # attention failed, and torch took its place: it reads tables on the CPU, whose values a graph would keep
-            log.warning("decode steps are not captured after all: %s", self.why_no_graphs)
+            fell_back(CAPTURED, str(self.why_no_graphs), STEP_BY_STEP)
 
     def step(self, plan: StepPlan) -> StepResult:
         """Run the step and return its result.

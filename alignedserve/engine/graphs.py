@@ -4,8 +4,11 @@ kernels.
 A captured step reads and writes the same memory each time. So there is one graph for each of some batch sizes, with its
 own buffers for tokens, positions and tables; a step of another size runs in the next larger graph. The rows left over
 are padding: each is a request of one token, whose K and V go to the scratch pair, which belongs to no request, and
-whose logits are not read. All graphs put their logits in one buffer; nothing else of a graph outlives its replay, so
-all of them share the memory in which they compute.
+whose logits are not read. All graphs put their logits in one buffer and find their block pairs in one table; nothing
+else of a graph outlives its replay, so all of them share the memory in which they compute.
+
+The table has a place for each pair of each request, so that requests which share a beginning fit too: 2 MB for 256
+requests of 2,048 pairs. A step that has more pairs than there are places runs kernel by kernel.
 
     step of 5 decodes ─▶ size 8:   r r r r r p p p ──▶ logits of the first five
                                    └ own slots ┘ └ scratch
@@ -29,14 +32,19 @@ from torch import Tensor
 
 from alignedserve.engine.device.memory import out_of_memory
 from alignedserve.engine.inputs import Inputs
+from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.spans import Lie
-from alignedserve.kernels.common.static_spans import StaticSpans
+from alignedserve.kernels.common.static_spans import PairRoom, StaticSpans
 
 log = logging.getLogger("alignedserve.engine")
 
-_EACH = 8  # distance between sizes, from 8 on
 _FIRST = (1, 2, 4)
+_EACH, _UP_TO, _THEN_EACH = 8, 256, 16  # distance between sizes from 8 on, and beyond 256
+_MOST_PLACES = 1 << 22  # of pairs: 32 MB, which hold 67 million tokens in blocks of 16
 _MIB = 1 << 20
+
+CAPTURED, STEP_BY_STEP = "captured decode steps", "the host launches each kernel of a step"  # what falls back to what
+SHARING = "captured steps of many pairs"
 
 Step: TypeAlias = Callable[[], Tensor]  # from its buffers to logits, [size, vocabulary]
 Capture: TypeAlias = Callable[[Step], Step]  # captures a step and returns the function that replays it
@@ -45,8 +53,16 @@ Forward: TypeAlias = Callable[[Tensor, StaticSpans], Tensor]  # from tokens and 
 
 def sizes(most: int) -> list[int]:
     """Return the batch sizes of the steps that are captured; the last size is `most`."""
-    usual = [*_FIRST, *range(_EACH, most, _EACH)]
+    usual = [*_FIRST, *range(_EACH, _UP_TO, _EACH), *range(_UP_TO, most, _THEN_EACH)]
     return [size for size in usual if size < most] + [most]
+
+
+def places_for(most: int, longest: int, num_pairs: int) -> int:
+    """Return the places for the pairs of up to `most` requests of up to `longest` pairs, on a device with `num_pairs`.
+
+    There are enough for any step, unless that takes too much memory: then at least for any step without shared pairs.
+    """
+    return max(num_pairs, min(most * min(longest, num_pairs), _MOST_PLACES))
 
 
 @dataclass(frozen=True)
@@ -66,18 +82,19 @@ class DecodeGraphs:
         forward: Forward,
         capture: Capture,
         block_size: int,
-        most_pairs: int,
+        places: int,
         scratch: int,
         device: torch.device,
     ) -> None:
-        """Prepare graphs for steps of up to `most` decodes with `most_pairs` pairs in all; `scratch` is one pair more.
+        """Prepare graphs for steps of up to `most` decodes, with a place for each pair of each of them; `scratch` is a
+        pair of no request.
 
         `vocabulary` is the number of logits of a token.
         """
         self._sizes, self._forward, self._capture = sizes(most), forward, capture
         self._logits = torch.empty((most, vocabulary), device=device)
         self._block_size, self._device = block_size, device
-        self._most_pairs = most_pairs + most  # each padding row has a pair too
+        self._room = PairRoom(places + most, device)  # each padding row has a pair too
         self._padding = Lie(1, 1, (scratch,))
         self._graphs: dict[int, _Graph] = {}
 
@@ -86,8 +103,9 @@ class DecodeGraphs:
         """Return the sizes that are captured."""
         return sorted(self._graphs)
 
-    def capture_all(self, free: Callable[[], int], least: int) -> None:
+    def capture_all(self, free: Callable[[], int], least: int, advance: Callable[[], object] = lambda: None) -> None:
         """Capture all sizes, as long as `least` bytes stay free: the largest first, since the others reuse its memory.
+        `advance` is called after each.
 
         A size that is not captured runs kernel by kernel. A size for which memory is too small is left out, and the
         smaller ones are tried: they may need less.
@@ -106,17 +124,25 @@ class DecodeGraphs:
                 if why is None:
                     raise
                 log.warning("decode steps of %d requests are not captured: %s", size, why)
+            advance()
         if self._graphs:
             log.info(
                 "decode steps of up to %d requests are captured, in %d sizes", max(self._graphs), len(self._graphs)
             )
 
     def logits(self, lies: Sequence[Lie], inputs: Inputs) -> Tensor | None:
-        """Return the logits of a step of these decodes, valid until the next call; None if the size is not captured."""
+        """Return the logits of a step of these decodes, valid until the next call.
+
+        None if the size is not captured, or if the decodes have more pairs than there are places for.
+        """
         graph = self._graphs.get(self._size_for(len(lies)))
         if graph is None:
             return None
         padding = len(graph.spans) - len(lies)
+        entries = padding + sum(-(-lie.tokens // self._block_size) for lie in lies)
+        if entries > len(self._room):
+            fell_back(SHARING, f"captured steps have room for {len(self._room)} block pairs", STEP_BY_STEP)
+            return None
         graph.spans.place([*lies, *[self._padding] * padding])
         inputs.put(graph.tokens[: len(lies)])
         return graph.replay()[: len(lies)]
@@ -125,7 +151,7 @@ class DecodeGraphs:
         return next((size for size in self._sizes if size >= count), 0)
 
     def _captured(self, size: int) -> _Graph:
-        spans = StaticSpans(size, self._block_size, self._most_pairs, self._device)
+        spans = StaticSpans(size, self._block_size, self._room)
         spans.place([self._padding] * size)
         tokens = torch.zeros(size, dtype=torch.long, device=self._device)
         logits = self._logits[:size]

@@ -39,6 +39,7 @@ from alignedserve.engine.device.pinning import cudart_for, pin
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena.arena import Arena
+from alignedserve.signs import NO_SIGNS, Signs, Stage
 
 log = logging.getLogger("alignedserve.cost")
 
@@ -153,13 +154,16 @@ def _quickest(runs: Sequence[TimedRun]) -> float:
     return min(run.quiet_s for run in runs)
 
 
-def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float, num_runs: int = RUNS) -> Measured:
-    """Measure as many trials as fit in the budget.
+def measure(
+    meter: Meter, wanted: Sequence[Trial], budget_s: float, num_runs: int = RUNS, signs: Signs = NO_SIGNS
+) -> Measured:
+    """Measure as many trials as fit in the budget; `signs` hears of each run.
 
     A trial that would take much of the budget is left out, but for the first few: many small trials tell more. The runs
     of a trial are far apart, so a disturbance of a second hits one run each of many trials.
     """
     end = meter.clock() + budget_s
+    signs.stage(Stage.STEPS, num_runs * len(wanted))
     times: dict[Trial, list[TimedRun]] = {}
     later = 0.0  # seconds of the runs that are still to come
     for trial in wanted:
@@ -168,10 +172,12 @@ def measure(meter: Meter, wanted: Sequence[Trial], budget_s: float, num_runs: in
         if len(times) < _FEWEST or takes <= min(end - meter.clock() - later, _LARGEST_SHARE * budget_s):
             times[trial] = [meter.run(trial)]
             later += (num_runs - 1) * times[trial][0].seconds if times[trial][0].quiet_s <= _LONG_S else 0.0
+        signs.advance()
     for _ in range(num_runs - 1):
         for trial, runs in times.items():
             if runs[0].quiet_s <= _LONG_S and meter.clock() < end:
                 runs.append(meter.run(trial))
+            signs.advance()
     return Measured(times)
 
 
@@ -314,7 +320,8 @@ def measure_profile(
     except (OSError, AlignedServeError) as error:
         log.warning("copies to shared memory are not measured: %s", error)
         links = {}
-    steps = measure(meter, trials(bounds), budget_s * _SHARE_OF_STEPS - (meter.clock() - start))
+    budget_s = budget_s * _SHARE_OF_STEPS - (meter.clock() - start)
+    steps = measure(meter, trials(bounds), budget_s, signs=meter.engine.signs)
     memory = MeasuredMemory(bounds.limits, _kv_bytes(meter.engine))
     profile = Profile.fitted(subject, memory, steps.points, hidden_token_s, links, steps.slowdown, time.time())
     took_s, num = meter.clock() - start, len(profile.points)
@@ -344,7 +351,7 @@ def checked(profile: Profile, meter: Meter, bounds: Bounds, in_haste: bool = Fal
     if len(again) < len({trial.shape.kind for trial in trials(bounds)}):
         log.warning("the cached cost profile has other steps than this worker would measure: it is measured anew")
         return None
-    now = measure(meter, again, _CHECK_S, _CHECK_RUNS)
+    now = measure(meter, again, _CHECK_S, _CHECK_RUNS, meter.engine.signs)
     off = median(point.seconds / known[point.shape] for point in now.points) - 1
     wrong = "" if in_haste else _why_wrong(profile, off, now.slowdown >= BUSY)
     if wrong:

@@ -37,6 +37,15 @@ class RankParts(Generic[AnEngine]):
     transport: Transport
     team: Team | None  # the other ranks, where there are any
 
+    @property
+    def copies_beside(self) -> bool:
+        """Return whether copies from the pool go on beside a decode worker's steps.
+
+        A GPU has engines for that. On a CPU they would take the memory that the steps read from: between two steps a
+        copy takes less from the requests that decode than beside them (benchmarks/joins.py), and joins much sooner.
+        Ranks would begin such copies at different steps."""
+        return self.engine.device.type != "cpu" and self.engine.ranks.size == 1
+
     def hands(self, say: Say = say_nothing, look_ahead: int = 0) -> EngineHands:
         config, limits, spec = self.place.config, self.capacity.limits, self.place.spec
         num_slots = limits.num_pairs * limits.block_size if spec.role is Role.DECODE else 0

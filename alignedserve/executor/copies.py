@@ -11,8 +11,9 @@ from time import perf_counter
 from alignedserve.engine.copying.aside import AsideCopies
 from alignedserve.engine.copying.checkpoints import Checkpoints
 from alignedserve.engine.copying.copies import PageCopier
+from alignedserve.engine.device.memory import out_of_memory
 from alignedserve.engine.device.pace import CopyPace
-from alignedserve.engine.device.pinning import Cudart, pin
+from alignedserve.engine.device.pinning import Cudart, Pinner
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import ArenaError
 from alignedserve.executor.device_loss import end_where_lost
@@ -45,17 +46,17 @@ class PoolCopies:
         self._checkpoints = Checkpoints(engine.cache, num_places)
         self._copier: PageCopier | None = None  # of the present pool's arena
         self._pool = ""  # the holder of that arena
-        self._unpin: Callable[[], None] = lambda: None
+        self._pinner: Pinner | None = None  # of that arena
 
     def attach(self, pool: Member) -> None:
-        """Map and pin the arena of this pool."""
+        """Map the arena of this pool, and begin to pin it."""
         try:
             arena = Arena.attach(self._arena_path, incarnation=pool.incarnation)
             self._copier, self._pool = self._copier_of(arena), pool.holder
             is_pinned = self._cudart is not None  # which maps it, too
             self._aside.attach(self._copier_of(arena), self._pool, None if is_pinned else arena.map_ahead)
             if self._cudart is not None:
-                self._unpin = pin(arena, self._cudart, self._engine.device)
+                self._pinner = Pinner(arena, self._cudart, self._engine.device)
         except ArenaError as error:
             log.warning("%s", error)  # the pool has gone again; its successor will be met
 
@@ -63,13 +64,17 @@ class PoolCopies:
         """Unmap the arena: its memory is free once no process maps it, and the next pool may need that memory."""
         if self._copier is not None:
             self._aside.detach()
-            self._unpin()
+            if self._pinner is not None:
+                self._pinner.unpin()
+                self._pinner = None
             self._copier.close()
             self._copier = None
 
     def close(self) -> None:
-        """Begin no other copy, and end the thread of those beside the steps."""
+        """Begin no other copy, and end the threads that copy beside the steps and pin the arena."""
         self._aside.close()
+        if self._pinner is not None:
+            self._pinner.stop()
 
     def begin_aside(self, copy: CopyIn | CopyOut, post: Post) -> None:
         """Begin a copy beside the steps."""
@@ -80,7 +85,7 @@ class PoolCopies:
         agree = self._engine.ranks.agree
         match command:
             case CopyOut(number):
-                self._copy_out(command)
+                self._has_room(lambda: self._copy_out(command))
                 return CopiedOut(number)
             case CopySlots():
                 self._checkpoints.copy(command)
@@ -92,18 +97,29 @@ class PoolCopies:
                 self._engine.project(request, blocks, pairs, num_tokens)
                 return None
             case CopyIn(number):
-                return CopiedIn(number, agree(self._copy_in(command)))
+                return CopiedIn(number, agree(self._has_room(lambda: self._copy_in(command))))
             case CompressPage(number, pool, page, into):
                 began, copier = perf_counter(), self._copier_to(pool)
-                done = copier is not None and copier.compress(page, into)
+                done = copier is not None and self._has_room(lambda: copier.compress(page, into))
                 return PageCompressed(pool, number, agree(done), perf_counter() - began)
 
-    def _copy_out(self, command: CopyOut) -> None:
+    def _has_room(self, copy: Callable[[], bool]) -> bool:
+        """Return what the copy says; False where memory is too little: then nobody takes its pages for whole."""
+        try:
+            return copy()
+        except (MemoryError, RuntimeError) as error:
+            if (why := out_of_memory(error)) is None:
+                raise
+        log.warning("too little memory for a copy, which counts as not done: %s", why)
+        return False
+
+    def _copy_out(self, command: CopyOut) -> bool:
         if (copier := self._copier_to(command.pool)) is not None:
             saved = self._checkpoints.read([place for _, place in command.saved])
             vectors = {token: saved[:, :, number] for number, (token, _) in enumerate(command.saved)}
             args = (command.pairs, command.pages, command.tokens, command.start, command.from_right)
             copier.copy_out(*args, vectors)
+        return copier is not None
 
     def _copy_in(self, command: CopyIn) -> bool:
         copier = self._copier_to(command.pool)

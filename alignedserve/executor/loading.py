@@ -3,26 +3,34 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import TypeVar
 
 import torch
 
-from alignedserve.config.config import Config, Graphs, Launcher
+from alignedserve.config.config import Config, DeviceKind, Graphs, Launcher, LookAhead
 from alignedserve.core import Role
 from alignedserve.engine.device.devices import cache_room, check_shared, device_of, free_memory
 from alignedserve.engine.device.memory import out_of_memory
 from alignedserve.engine.device.ranks import ALONE, RankLinks, Team
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.graphs import CudaCapture
+from alignedserve.engine.graphs import CAPTURED, STEP_BY_STEP, CudaCapture
+from alignedserve.engine.weights.dummy import DummyWeights
+from alignedserve.engine.weights.forms import weights_of
+from alignedserve.engine.weights.tensors import Weights
 from alignedserve.errors import ConfigError
+from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.failing import fault_of_kernel
 from alignedserve.machine.adapters import adapter_room, as_named, first_adapters
 from alignedserve.machine.capacity import Capacity, capacity
 from alignedserve.machine.memory import check_worker, demand
+from alignedserve.machine.model_folder import dummy_warning
 from alignedserve.machine.resources import usable_cores
 from alignedserve.shell.part import Place
+from alignedserve.signs import Stage
 
 log = logging.getLogger("alignedserve.engine")
 
@@ -50,8 +58,10 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
     use_threads(config.engine.threads, ranks * (topology.prefill_workers + topology.decode_workers))
     captures = config.engine.cuda_graphs is not Graphs.OFF and place.spec.role is Role.DECODE
     has_graphs = captures and device.type == "cuda"
+    place.signs.stage(Stage.WEIGHTS, demand(config, model, room, place.folder).weights)
     engine = kind(
         place.folder,
+        tensors_of=weights_for(config),
         num_pairs=lambda: _num_pairs(place, team or ALONE) - has_graphs,  # a pair is kept for padding
         block_size=room.limits.block_size,
         dtype=room.dtype,
@@ -62,14 +72,27 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
         device=device,
         has_graphs=has_graphs,
         adapter_bytes=adapter_room(config, model, room.dtype),
+        signs=place.signs,
     )
-    engine.adapters.load(as_named(first_adapters(config, model)))
+    adapters = as_named(first_adapters(config, model))
+    place.signs.stage(Stage.ADAPTERS, len(adapters))
+    engine.adapters.load(adapters, place.signs.advance)
     began = perf_counter()
     engine.rehearse()
     if device.type == "cuda":
         log.info("kernels compiled and measured in %.1f s", perf_counter() - began)
+    if engine.ranks.size > 1:
+        place.signs.stage(Stage.RANKS)
     engine.ranks.agree(True)
     return engine
+
+
+def weights_for(config: Config) -> Callable[[Path], Weights]:
+    """Return how the weights of a folder are read, or made."""
+    if (warning := dummy_warning(config)) is None:
+        return weights_of
+    log.warning("%s", warning)
+    return lambda _: DummyWeights()
 
 
 def _num_pairs(place: Place, ranks: RankLinks) -> int:
@@ -83,6 +106,8 @@ def _num_pairs(place: Place, ranks: RankLinks) -> int:
     if engine.cache_mb is None and config.launcher is Launcher.LOCAL:
         check_shared(engine.tensor_parallel_size * (topology.prefill_workers + topology.decode_workers))
     needs, reserve = demand(config, model, room, place.folder), engine.gpu_reserve_mb << 20
+    if ranks.size > 1:
+        place.signs.stage(Stage.RANKS)
     left = ranks.least(cache_room(str(device), free, engine.cache_mb, needs, reserve))
     limits = capacity(config, model, left).limits
     log.info("the device cache holds %d tokens: %d MB of what %s has left", limits.num_tokens, left >> 20, device)
@@ -92,12 +117,14 @@ def _num_pairs(place: Place, ranks: RankLinks) -> int:
 def capture_decodes(engine: Engine, config: Config) -> None:
     """Capture decode steps as CUDA graphs. They may take half of the memory reserve; the other half is left for the
     rest."""
-    why = engine.why_no_graphs or _captured(engine, config)
+    why_never = engine.why_no_graphs
+    why = why_never or _captured(engine, config)
     if why is None:
         return
     if config.engine.cuda_graphs is Graphs.ON:
         raise ConfigError(f"engine.cuda_graphs cannot be on: {why}: set it to auto")
-    log.info("decode steps are not captured: %s", why)
+    if why_never is None or engine.device.type != "cpu":  # nobody can change that a CPU has no graphs
+        fell_back(CAPTURED, why, STEP_BY_STEP)
 
 
 def _captured(engine: Engine, config: Config) -> str | None:
@@ -105,10 +132,21 @@ def _captured(engine: Engine, config: Config) -> str | None:
     least = config.engine.gpu_reserve_mb << 19
     try:
         capture = CudaCapture(engine.device)
-        engine.capture(config.engine.max_batch, capture, lambda: free_memory(engine.device) or 0, least)
+        engine.capture(config.engine.seats, capture, lambda: free_memory(engine.device) or 0, least)
     except Exception as error:  # any error of a driver or a library, unless the device is lost
         return out_of_memory(error) or fault_of_kernel(error, engine.device)
     return None
+
+
+def steps_ahead(place: Place) -> int:
+    """Return how many steps a worker plans while another runs; say why a GPU plans none, unless that was asked for."""
+    engine, policy = place.config.engine, place.config.policy
+    if place.spec.role is not Role.DECODE:
+        return 0
+    is_open = engine.look_ahead is LookAhead.AUTO and engine.device is DeviceKind.CUDA
+    if is_open and policy.why_not_ahead is not None:
+        fell_back("steps planned ahead", policy.why_not_ahead, "the GPU waits between two steps")
+    return engine.steps_ahead(policy)
 
 
 def with_pairs(room: Capacity, engine: Engine) -> Capacity:

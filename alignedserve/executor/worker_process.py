@@ -9,7 +9,6 @@ from dataclasses import replace
 
 from alignedserve.architectures.model_source import cache_directory
 from alignedserve.architectures.vectors import EncoderConfig
-from alignedserve.core import Role
 from alignedserve.cost.model import FREE_COPIES
 from alignedserve.cost.profile import Profile, one_at_a_time
 from alignedserve.cost.trials import Bounds
@@ -18,20 +17,22 @@ from alignedserve.engine.engine import Engine
 from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.executor.building import build_rank
 from alignedserve.executor.leading import LeadingEngine, follow, say_nothing, saying_to
-from alignedserve.executor.loading import capture_decodes
+from alignedserve.executor.loading import capture_decodes, steps_ahead
 from alignedserve.machine.capacity import Capacity
-from alignedserve.protocol.wire import MOST_FRAME_BYTES
 from alignedserve.shell.part import OnStart, Part, Place
 from alignedserve.shell.turn import Core
+from alignedserve.signs import Stage
 from alignedserve.worker.setup import WorkerSetup
 
 log = logging.getLogger("alignedserve.engine")
+
+_MOST_ORDER_BYTES = 1 << 30  # to a rank: a step of 1,024 requests of a million tokens each takes a fifth
 
 
 def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core]) -> None:
     """Build the engine and the core that `make` returns, and run them until the part is stopped."""
     config = part.config
-    look_ahead = config.engine.steps_ahead(config.policy) if part.spec.role is Role.DECODE else 0
+    look_ahead = steps_ahead(part)
     with build_rank(part, LeadingEngine) as built:
         engine, capacity, transport = built.engine, built.capacity, built.transport
         say = saying_to(built.team) if built.team is not None else say_nothing
@@ -49,6 +50,7 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
             f"{part.folder} {capacity.dtype} {capacity.kv_dtype.value} {capacity.limits.page_size} ".encode(),
             direct=bool(transport.address),
             look_ahead=look_ahead,
+            copies_beside=built.copies_beside,
         )
         shell = part.shell(make(setup), hands, hands.begin_aside)
         on_start(shell)
@@ -71,7 +73,9 @@ def _known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None
         Bounds(room.limits, room.max_model_len, isinstance(engine.config, EncoderConfig)),
     )
     meter = Meter(engine, synchronize=lambda: finish(engine.device))
+    part.signs.stage(Stage.TURN)
     with one_at_a_time(folder):
+        part.signs.stage(Stage.STEPS)
         return start_profile(meter, bounds, subject, part.shared_memory, folder, profile_s, part.incarnation > 1)
 
 
@@ -80,4 +84,5 @@ def run_rank(place: Place) -> None:
     with build_rank(place, Engine) as built:
         assert built.team is not None, "a worker's only rank is rank 0"
         with closing(built.hands()) as hands:
-            follow(built.team, hands, MOST_FRAME_BYTES)
+            place.signs.stage(Stage.RUNS)
+            follow(built.team, hands, _MOST_ORDER_BYTES)

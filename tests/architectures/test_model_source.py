@@ -14,8 +14,9 @@ from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils._paths import filter_repo_objects
 
 from alignedserve.architectures import model_source
-from alignedserve.architectures.model_source import resolve
+from alignedserve.architectures.model_source import DEMO_FOLDER, fetched_bytes, is_hub_id, resolve
 from alignedserve.errors import ModelError
+from alignedserve.text.text_model import TextModel
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -109,3 +110,55 @@ def test_offline_the_real_client_is_refused_in_one_line(tmp_path: Path) -> None:
     last = done.stderr.strip().splitlines()[-1]
     beginning = "alignedserve.errors.ModelError: org/name is not a local folder and cannot be fetched: the hub"
     assert last.startswith(beginning)
+
+
+# --- Without weights
+
+
+def test_without_weights_those_of_the_hub_are_not_fetched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").touch()
+    asked = _hub(monkeypatch, tmp_path)
+    assert resolve("org/name", with_weights=False) == tmp_path
+    files = ["config.json", "tokenizer.json", "model-00001-of-00002.safetensors", "model.safetensors.index.json"]
+    found = [*filter_repo_objects(files, allow_patterns=asked[0]["allow_patterns"])]
+    assert found == ["config.json", "tokenizer.json", "model.safetensors.index.json"]
+
+
+def test_without_weights_a_folder_needs_no_tokenizer(tmp_path: Path) -> None:
+    folder, cache = tmp_path / "big", str(tmp_path / "cache")
+    folder.mkdir()
+    (folder / "config.json").write_text('{"vocab_size": 5000, "eos_token_id": 4999}')
+    made = resolve(str(folder), cache, with_weights=False)
+    assert (made, 1) == (resolve(str(folder), cache, with_weights=False), len([*made.parent.iterdir()]))
+    ours, demo = (TextModel.load(path) for path in (made, DEMO_FOLDER))
+    text = "Count from 3 to #12. #4998"
+    assert ours.prompt_ids(text) == demo.prompt_ids(text)
+    assert (ours.vocab_size, ours.eos_ids) == (5000, (4999,))
+    assert [ours.tokenizer.decode([number]) for number in (2048, 4999)] == [" #2048", " #4999"]
+    assert resolve(str(made), cache, with_weights=False) == made, "it has a tokenizer now"
+
+
+def test_a_vocabulary_that_is_smaller_than_the_demo_models_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 97}')
+    with pytest.raises(ModelError, match=r"does not fit its vocabulary of 97: put a tokenizer\.json there"):
+        resolve(str(tmp_path), str(tmp_path / "cache"), with_weights=False)
+
+
+def test_what_is_fetched_of_a_model_counts_what_is_not_whole_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert fetched_bytes("org/name") == 0
+    blobs = tmp_path / "models--org--name" / "blobs"
+    blobs.mkdir(parents=True)
+    (blobs / "whole").write_bytes(b"x" * 100)
+    (blobs / "coming.incomplete").write_bytes(b"x" * 20)
+    assert fetched_bytes("org/name") == 120
+
+
+def test_a_folder_is_no_hub_id_even_if_it_has_the_form_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert is_hub_id("org/name")
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert not is_hub_id("org/name")
+    assert not is_hub_id("demo")

@@ -18,6 +18,7 @@ from alignedserve.core import Fold, Request, ServiceClass, WorkerLimits, units_f
 from alignedserve.cost.fit import OnlineCost
 from alignedserve.decode_worker.state import DecodeCore
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.graphs import Capture
 from alignedserve.executor.hands import EngineHands
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.extents import Extents, PageBytes
@@ -25,6 +26,7 @@ from alignedserve.kvpool.state import PoolCore
 from alignedserve.prefill_worker.state import PrefillCore
 from alignedserve.protocol.commands import (
     Command,
+    CopyIn,
     CopyOut,
     FoldKv,
     ReceiveKv,
@@ -38,7 +40,7 @@ from alignedserve.protocol.messages import ROUTER, Prefill, Tokens
 from alignedserve.scheduling.policy import Policy
 from alignedserve.transport.transport import Post, ThroughTheArena
 from alignedserve.worker.setup import WorkerSetup
-from tests.engine.driver import prompt_of, spoil
+from tests.engine.driver import PLENTY, prompt_of, spoil
 from tests.samples import POOL_MEMBER, member, request
 
 BLOCK, PAGE, PAIRS, PAGES = 4, 8, 14, 60
@@ -92,6 +94,8 @@ class Deployment:
     hands: dict[str, EngineHands]
     outputs: dict[str, list[int]] = field(default_factory=dict)
     work: dict[str, deque[Command]] = field(default_factory=dict)
+    late_turns: int = 0  # after which copies beside steps are done
+    aside: deque[tuple[float, str, Command]] = field(default_factory=deque)  # those copies, and when each is done
     now: float = 0.0
     num_folds: int = 0
     num_folded_out: int = 0  # copies to the pool of requests that had folded
@@ -130,17 +134,26 @@ class Deployment:
     def works(self, turns: int) -> None:
         for _ in range(turns):
             self.now += 0.01
+            while self.aside and self.aside[0][0] <= self.now:
+                _, name, copy = self.aside.popleft()
+                self._does(name, copy)
             for name, work in list(self.work.items()):
                 if not work:
                     continue
                 if isinstance(work[0], SendKv | ReceiveKv):
                     self.hands[name].begin_aside(work.popleft(), partial(self.tell, name))
-                elif (event := self.hands[name].perform(work.popleft())) is not None:
-                    self.tell(name, replace(event, seconds=STEP_S) if isinstance(event, StepDone) else event)
+                elif self.late_turns and isinstance(work[0], CopyIn | CopyOut) and work[0].aside:
+                    self.aside.append((self.now + 0.01 * self.late_turns, name, work.popleft()))
+                else:
+                    self._does(name, work.popleft())
+
+    def _does(self, name: str, work: Command) -> None:
+        if (event := self.hands[name].perform(work)) is not None:
+            self.tell(name, replace(event, seconds=STEP_S) if isinstance(event, StepDone) else event)
 
     @property
     def is_idle(self) -> bool:
-        return not any(self.work.values())
+        return not any(self.work.values()) and not self.aside
 
 
 @contextmanager
@@ -158,12 +171,16 @@ def deployed(
     reach: int | None = None,
     fold: Fold | None = None,
     pairs: int = PAIRS,
+    capture: Capture | None = None,
+    copies_beside: bool = False,
 ) -> Iterator[Deployment]:
     """Make the deployment, with the arena in the directory, or no pool where there are no pages; `cost` is the decode
     worker's cost model, and `pairs` are its; `direct`: from device to device; `reach`: the window of all layers; and
-    `fold` of some."""
+    `fold` of some. Where there is a `capture`, all workers replay their decode steps; with `copies_beside` copies from
+    the pool are late by some steps."""
     limits = replace(LIMITS, num_pairs=pairs, reach=reach, fold=fold)
     setup = WorkerSetup(limits, policy, cost, root=b"model", direct=direct, look_ahead=look_ahead)
+    setup = replace(setup, copies_beside=copies_beside)
     cores: dict[str, Any] = {"decode-0": DecodeCore(setup)}
     if topology == "1+1":
         limits = replace(limits, num_pairs=prefill_pairs)
@@ -171,7 +188,14 @@ def deployed(
     path = directory / "arena"
     num_pairs = {"decode-0": pairs, "prefill-0": prefill_pairs}
     engines = {
-        name: Engine(folder, num_pairs=num_pairs[name], block_size=BLOCK, dtype="float32", kv_dtype=kv_dtype)
+        name: Engine(
+            folder,
+            num_pairs=num_pairs[name],
+            block_size=BLOCK,
+            dtype="float32",
+            kv_dtype=kv_dtype,
+            has_graphs=capture is not None,
+        )
         for name in cores
     }
     places, begun = policy.pairs.num_places(pairs * BLOCK), (dict[Ends, Any](), dict[Ends, Any]())
@@ -184,8 +208,10 @@ def deployed(
         for name, engine in engines.items()
     }
     for engine in engines.values():
+        if capture is not None:
+            engine.capture(limits.max_batch, capture, lambda: PLENTY, 0)
         spoil(engine)
-    made = Deployment(cores, hands)
+    made = Deployment(cores, hands, late_turns=3 if copies_beside else 0)
     with ExitStack() as arenas:
         if pages:
             extents, sizes = _pages(engines["decode-0"], pages)

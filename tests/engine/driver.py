@@ -10,9 +10,11 @@ import torch
 
 from alignedserve.core import Adapter, CacheKind, Chunk, Decode, Sampling, StepPlan
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.graphs import Step
 from tests.models import VOCAB
 
 GREEDY = Sampling()
+PLENTY = 1 << 40  # free bytes, for the capture of steps
 
 
 def prompt_of(seed: int, tokens: int) -> tuple[int, ...]:
@@ -130,3 +132,20 @@ class Driver:
         while len(live.output) < tokens:
             self.run(live, parts=[live.decode()])
         return live.output
+
+
+class Replays:
+    """Stands for a GPU's graphs: a captured step is the same function, which runs again on the same buffers."""
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []  # of the replayed steps
+
+    def __call__(self, step: Step) -> Step:
+        step()  # inputs that the step keeps from this run must be refilled before a replay
+
+        def replay() -> torch.Tensor:
+            logits = step()
+            self.sizes.append(len(logits))
+            return logits
+
+        return replay

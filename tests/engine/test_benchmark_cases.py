@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
-from benchmarks import gpu_quantised, quantised_files
-from benchmarks.common.gpu_shapes import MODELS
+from alignedserve.engine.engine import Engine
+from benchmarks import gpu, gpu_quantised, quantised_files
+from benchmarks.common.gpu_shapes import BLOCK_SIZE, MODELS, PAGE
 from benchmarks.common.models import POSITIONS
 from benchmarks.engine import Case, Times, cases
 from benchmarks.gpu_quantised import Kind
@@ -28,6 +30,17 @@ def test_every_case_fits_or_is_cut_and_says_so(model: str) -> None:
         assert len(fitting.prompts) == len(case.prompts)
         assert (fitting == case) == (case.longest <= POSITIONS[model])
         assert fitting == case or fitting.name == f"{case.name} cut to {max(fitting.prompts)}"
+
+
+def test_copies_of_a_gpu_close_their_arena_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU and a runtime that pins nothing stand for the GPU. A second close ends the part with an error."""
+    runtime = SimpleNamespace(cudaHostRegister=lambda *_: 0, cudaHostUnregister=lambda *_: 0)
+    monkeypatch.setattr(gpu, "cudart_for", lambda _: runtime)
+    bench = gpu.Bench(model := MODELS["8b"])
+    cache = torch.zeros(model.layers, 2 * PAGE // BLOCK_SIZE, BLOCK_SIZE, model.kv_dim, dtype=torch.bfloat16)
+    bench.device, bench.engine = torch.device("cpu"), cast(Engine, SimpleNamespace(cache=cache))
+    with bench.copier(1) as copier:
+        copier.copy_out(range(PAGE // BLOCK_SIZE), [0], [1] * PAGE)
 
 
 # --- Quantised weights

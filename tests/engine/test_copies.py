@@ -146,6 +146,32 @@ def outside(cache: torch.Tensor, pairs: list[int], case: Case, from_right: Colle
     return bits
 
 
+@pytest.mark.parametrize("most", [1, 2])
+def test_few_pages_queue_at_a_device_at_once(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a step copies waits behind them."""
+    given = case(tokens=8 * NUM_PAGES, verify=False, at_once=NUM_PAGES)
+    queued, longest = list[object](), list[int]()
+
+    class Counted:
+        def __init__(self, _device: torch.device) -> None:
+            queued.append(self)
+            longest.append(len(queued))
+
+        def wait(self) -> None:
+            queued.remove(self)
+
+    monkeypatch.setattr(page_copies, "Mark", Counted)
+    monkeypatch.setattr(page_copies, "finish", lambda _: queued.clear())
+    cache = random_cache(given, 1)
+    with arena_for(given) as arena:
+        monkeypatch.setattr(page_copies, "_GPU_QUEUE_BYTES", most * arena.payload_bytes)
+        copies = copier(cache, arena, given)
+        pairs, pages = range(2 * NUM_PAGES), range(NUM_PAGES)
+        copies.copy_out(pairs, pages, given.tokens)
+        assert copies.copy_in(pages, pairs, given.tokens)
+    assert (len(longest), max(longest), queued) == (2 * NUM_PAGES, most + 1, [])
+
+
 @pytest.mark.parametrize("dtype", [*BITS])
 def test_the_layout_of_a_page(dtype: torch.dtype) -> None:
     given = case(dtype=dtype)

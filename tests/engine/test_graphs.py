@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,38 +18,21 @@ import torch
 from alignedserve.config.config import Config, DeviceKind, EngineConfig, Graphs
 from alignedserve.core import StepPlan
 from alignedserve.engine.engine import Engine
-from alignedserve.engine.graphs import DecodeGraphs, Step, sizes
+from alignedserve.engine.graphs import DecodeGraphs, Step, places_for, sizes
 from alignedserve.engine.inputs import Inputs
 from alignedserve.errors import ConfigError
 from alignedserve.executor import loading as engine_loading
+from alignedserve.fallbacks import fallbacks
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.common.scoring import Scoring
 from alignedserve.kernels.common.spans import Lie, Spans
 from alignedserve.kernels.common.static_spans import StaticSpans
 from alignedserve.kernels.dispatch.dispatcher import Kernels
-from tests.engine.driver import Driver, prompt_of
+from tests.engine.driver import PLENTY, Driver, Live, Replays, prompt_of
 from tests.reference import Tally, compare
 
 FolderOf = Callable[[str], Path]
 CPU = torch.device("cpu")
-PLENTY = 1 << 40
-
-
-class Replays:
-    """Counts what a capture replays."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []  # sizes of the replayed steps
-
-    def __call__(self, step: Step) -> Step:
-        step()  # inputs that the step keeps from this run must be refilled before a replay
-
-        def replay() -> torch.Tensor:
-            logits = step()
-            self.sizes.append(len(logits))
-            return logits
-
-        return replay
 
 
 def test_sizes_are_close_together_and_end_with_the_largest() -> None:
@@ -56,7 +40,9 @@ def test_sizes_are_close_together_and_end_with_the_largest() -> None:
     assert sizes(6) == [1, 2, 4, 6]
     assert sizes(8) == [1, 2, 4, 8]
     assert sizes(35) == [1, 2, 4, 8, 16, 24, 32, 35]
-    assert all(later - earlier <= 8 for earlier, later in zip(sizes(256), sizes(256)[1:], strict=False))
+    assert sizes(256)[-3:] == [240, 248, 256]
+    assert sizes(300)[-5:] == [248, 256, 272, 288, 300]
+    assert all(later - earlier <= 8 for earlier, later in pairwise(sizes(256)))
 
 
 def triton() -> Kernels:
@@ -147,6 +133,45 @@ def test_other_steps_run_as_they_are(folder_of: FolderOf) -> None:
     assert replays.sizes == [2]
 
 
+def test_requests_that_share_a_beginning_are_captured(
+    folder_of: FolderOf, reference_of: Callable[[Path], Any], tally: Tally
+) -> None:
+    """Four requests read the same 29 pairs: with 33 pairs of the device's 40 the step has 120 entries."""
+    engine = Engine(folder_of("gqa-untied"), num_pairs=40, block_size=4, dtype="float32", has_graphs=True)
+    replays = Replays()
+    engine.capture(4, replays, lambda: PLENTY, 0)
+    driver, common = Driver(engine, 1), prompt_of(1, 116)
+    lives = [driver.start("r0", (*common, 0), 3)]
+    driver.prefill(lives[0])
+    for n in range(1, 4):
+        own = Live(f"r{n}", (*common, n), (*lives[0].pairs[:29], *driver.units_for(4)), done=116)
+        driver.prefill(own)
+        lives.append(own)
+    while len(lives[0].output) < 4:
+        driver.run(*lives, parts=[live.decode() for live in lives])
+    for live in lives:
+        compare(reference_of(folder_of("gqa-untied")), live.prompt, live.output, tally, live.name)
+    assert replays.sizes == [4] * 3
+
+
+def test_a_step_with_more_pairs_than_there_are_places_for_runs_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    graphs = graphs_of(lambda step: step)  # 50 places
+    graphs.capture_all(lambda: PLENTY, 0)
+    tokens = Inputs([*range(3)], {}, None)
+    for _ in range(2):
+        assert graphs.logits([Lie(1, 68, range(17))] * 2 + [Lie(1, 64, range(16))], tokens) is None
+    assert [told.why for told in fallbacks()] == ["captured steps have room for 50 block pairs"]
+    assert len(caplog.messages) == 1
+    assert graphs.logits([Lie(1, 64, range(16))] * 3, tokens) is not None
+
+
+def test_there_is_a_place_for_each_pair_of_each_request_unless_that_takes_too_much() -> None:
+    assert places_for(most=256, longest=2048, num_pairs=60_000) == 256 * 2048
+    assert places_for(most=8, longest=2048, num_pairs=100) == 800
+    assert 4 << 20 <= places_for(most=1024, longest=600_000, num_pairs=60_000) < 8 << 20
+    assert places_for(most=1024, longest=600_000, num_pairs=9_000_000) == 9_000_000
+
+
 def test_another_cache_has_no_graphs(folder_of: FolderOf) -> None:
     driver, replays = captured(folder_of("gqa-untied"), Reference())
     driver.engine.resize(30)
@@ -179,9 +204,11 @@ def test_attention_that_fails_while_it_is_captured_leaves_no_graph(folder_of: Fo
     assert not replays.sizes
 
 
-def test_without_a_gpu_there_is_a_reason(folder_of: FolderOf) -> None:
+def test_without_a_gpu_there_is_a_reason(folder_of: FolderOf, caplog: pytest.LogCaptureFixture) -> None:
     driver, _ = captured(folder_of("gqa-untied"), Reference())
     assert driver.engine.why_no_graphs == "cpu has no graphs"
+    engine_loading.capture_decodes(driver.engine, Config())
+    assert not caplog.records, "that is no fault"
 
 
 class Capturable(Engine):
@@ -211,7 +238,10 @@ def test_where_nothing_can_be_captured_steps_run_as_they_are(
     engine = Capturable(folder_of("gqa-untied"), num_pairs=30, block_size=4, dtype="float32", has_graphs=True)
     with caplog.at_level(logging.INFO):
         engine_loading.capture_decodes(engine, Config())
-    assert f"decode steps are not captured: {said}" in caplog.text
+    assert [(record.levelname, record.name) for record in caplog.records if said in record.message] == [
+        ("WARNING", "alignedserve.fallbacks")
+    ]
+    assert [(told.what, said in told.why) for told in fallbacks()] == [("captured decode steps", True)]
     driver = Driver(engine, 1)
     live = driver.start("r", prompt_of(1, 5), 3)
     driver.prefill(live)
@@ -219,6 +249,15 @@ def test_where_nothing_can_be_captured_steps_run_as_they_are(
     asked_for = Config(engine=EngineConfig(device=DeviceKind.CUDA, cuda_graphs=Graphs.ON))
     with pytest.raises(ConfigError, match=f"cuda_graphs cannot be on: {said}.*: set it to auto"):
         engine_loading.capture_decodes(engine, asked_for)
+
+
+def test_sizes_that_are_left_out_are_a_fallback(folder_of: FolderOf) -> None:
+    engine = Capturable(folder_of("gqa-untied"), num_pairs=30, block_size=4, dtype="float32", has_graphs=True)
+    left = iter([300, 200, 90])
+    engine.capture(20, lambda step: step, lambda: next(left) << 20, 100 << 20)
+    (told,) = fallbacks()
+    assert (told.what, told.instead) == ("captured decode steps", "the host launches each kernel of a step")
+    assert told.why == "there was too little memory for those of 1, 2, 4, 8 requests"
 
 
 # --- Memory

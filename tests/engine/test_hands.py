@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
-from alignedserve.core import StepPlan, StepResult
+from alignedserve.config.config import dump, load
+from alignedserve.core import Role, StepPlan, StepResult
+from alignedserve.engine.copying.copies import PageCopier
+from alignedserve.engine.device import pinning
 from alignedserve.engine.engine import Engine
 from alignedserve.errors import DeviceLost
 from alignedserve.executor import device_loss
 from alignedserve.executor import loading as engine_loading
+from alignedserve.executor.building import RankParts
 from alignedserve.executor.device_loss import end_where_lost
 from alignedserve.executor.hands import EngineHands
 from alignedserve.executor.loading import use_threads
+from alignedserve.fallbacks import fallbacks
 from alignedserve.kernels.common import failing as failing_kernels
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.protocol.commands import CopyIn, CopyOut, RunStep
 from alignedserve.protocol.events import CopiedIn, CopiedOut, Event
+from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.exit_code import ExitCode
+from alignedserve.shell.part import PartSpec, Place
 from tests.kernels.samples import threads as torch_threads
 from tests.samples import GATEWAY_MEMBER, POOL_MEMBER, member
 
@@ -132,6 +143,36 @@ def test_the_pages_of_a_successor_are_not_read(
     hands.part_from(NEXT_POOL)
 
 
+def test_a_copy_for_which_memory_is_too_little_is_not_done(
+    hands: EngineHands, arena_of: Callable[[int], Arena], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not copied cannot be read, and the worker goes on; another error ends it."""
+    arena_of(1)
+    hands.meet(POOL_MEMBER)
+
+    def fails(error: Exception) -> None:
+        def gather(*_: object) -> None:
+            raise error
+
+        for name in ("_gather", "_scatter"):
+            monkeypatch.setattr(PageCopier, name, gather)
+
+    fails(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 128.00 MiB"))
+    assert copy_out(hands, 1, "pool-0.1") == CopiedOut(1)
+    monkeypatch.undo()
+    assert copy_in(hands, 2, "pool-0.1") == CopiedIn(2, intact=False)
+    copy_out(hands, 3, "pool-0.1")
+    fails(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 128.00 MiB"))
+    assert copy_in(hands, 4, "pool-0.1") == CopiedIn(4, intact=False)
+    fails(RuntimeError("an illegal memory access"))
+    with pytest.raises(RuntimeError, match="illegal"):
+        copy_in(hands, 5, "pool-0.1")
+    monkeypatch.undo()
+    assert copy_in(hands, 6, "pool-0.1") == CopiedIn(6, intact=True)
+    gc.collect()  # errors that are raised by a function which holds them keep its arguments, which lie in the arena
+    hands.part_from(POOL_MEMBER)
+
+
 def test_without_a_pool_nothing_is_copied(hands: EngineHands, arena_of: Callable[[int], Arena]) -> None:
     assert copy_out(hands, 1, "pool-0.1") == CopiedOut(1)
     arena_of(1)
@@ -166,52 +207,140 @@ def test_the_arena_of_a_lost_pool_is_mapped_no_more(hands: EngineHands, engine: 
     assert remove_stale(path.parent, path.name) == (path,)
 
 
-class FakeCudart:
-    """Records registered memory; refuses memory beyond a limit, as a limit of locked memory does."""
+@pytest.mark.parametrize(
+    ("role", "settings", "ahead", "falls_back"),
+    [
+        (Role.DECODE, {"engine.device": "cuda"}, 1, False),
+        (Role.DECODE, {"engine.device": "cuda", "preset": "aligned-shared"}, 0, True),
+        (Role.DECODE, {"engine.device": "cuda", "preset": "aligned-shared", "engine.look_ahead": "0"}, 0, False),
+        (Role.DECODE, {"preset": "aligned-shared"}, 0, False),
+        (Role.PREFILL, {"engine.device": "cuda", "preset": "aligned-shared"}, 0, False),
+    ],
+)
+def test_a_gpu_that_plans_no_step_ahead_says_why(
+    role: Role, settings: dict[str, str], ahead: int, falls_back: bool
+) -> None:
+    tree = dump(load(settings, {}, None))
+    spec = PartSpec(role, "decode-0", "local", "test", "127.0.0.1", "tcp://127.0.0.1:9", tree, ClockOrigin.read())
+    assert engine_loading.steps_ahead(Place(spec)) == ahead
+    assert [fallback.what for fallback in fallbacks()] == ["steps planned ahead"] * falls_back
 
-    def __init__(self, refuses: int = 0) -> None:
-        self.refuses = refuses
-        self.registered: dict[int, int] = {}
+
+class FakeCudart:
+    """Records registered memory; refuses memory beyond some bytes, as a limit of locked memory does. While it is
+    `held`, no piece is registered."""
+
+    def __init__(self, most: int = 1 << 40) -> None:
+        self.most, self.registered = most, dict[int, int]()
+        self.asked, self.held = threading.Event(), threading.Lock()
 
     def cudaHostRegister(self, address: int, size: int, _flags: int) -> int:
-        if not self.refuses:
+        self.asked.set()
+        with self.held:
+            if sum(self.registered.values()) + size > self.most:
+                return 2
             self.registered[address] = size
-        return self.refuses
+        return 0
 
     def cudaHostUnregister(self, address: int) -> int:
         del self.registered[address]
         return 0
 
 
-def test_the_arena_is_pinned_for_as_long_as_it_is_mapped(
-    engine: Engine, path: Path, arena_of: Callable[[int], Arena]
+def pinned(hands: EngineHands) -> None:
+    """Return when the arena's memory is pinned, or as much of it as can be."""
+    pinner = hands._copies._pinner
+    assert pinner is not None
+    pinner.wait()
+
+
+def pinning_hands(engine: Engine, path: Path, cudart: FakeCudart) -> EngineHands:
+    return EngineHands(engine, path, PAGE_SIZE, verify=True, cudart=cudart)
+
+
+def test_the_arena_is_pinned_in_pieces_for_as_long_as_it_is_mapped(
+    engine: Engine, path: Path, arena_of: Callable[[int], Arena], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pinning, "PIECE_BYTES", 1)  # an extent each
     cudart = FakeCudart()
-    hands = EngineHands(engine, path, PAGE_SIZE, verify=True, cudart=cudart)
-    arena_of(1)
+    hands, arena = pinning_hands(engine, path, cudart), arena_of(1)
     hands.meet(POOL_MEMBER)
-    assert list(cudart.registered.values()) == [path.stat().st_size]
+    pinned(hands)
+    pieces = sorted(cudart.registered.items())
+    assert len(pieces) == arena.extents.count > 1
+    assert [start + size for start, size in pieces[:-1]] == [start for start, _ in pieces[1:]], "no gap, no overlap"
+    assert sum(size for _, size in pieces) >= sum(len(arena.payload(page)) for page in range(len(PAGES)))
     copy_out(hands, 1, "pool-0.1")
     assert copy_in(hands, 2, "pool-0.1") == CopiedIn(2, intact=True)
     hands.part_from(POOL_MEMBER)
     assert not cudart.registered
     arena_of(2)
     hands.meet(NEXT_POOL)
-    assert len(cudart.registered) == 1
+    pinned(hands)
+    assert len(cudart.registered) == arena.extents.count
     hands.part_from(NEXT_POOL)
+    assert not fallbacks()
+
+
+def test_copies_go_on_while_memory_is_pinned(
+    engine: Engine, path: Path, arena_of: Callable[[int], Arena], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The driver takes its time for the first piece; when the pool goes meanwhile, no other piece is pinned."""
+    monkeypatch.setattr(pinning, "PIECE_BYTES", 1)
+    cudart = FakeCudart()
+    hands = pinning_hands(engine, path, cudart)
+    arena_of(1)
+    with cudart.held:
+        hands.meet(POOL_MEMBER)
+        assert cudart.asked.wait(60)
+        copy_out(hands, 1, "pool-0.1")
+        assert copy_in(hands, 2, "pool-0.1") == CopiedIn(2, intact=True)
+        assert not cudart.registered
+        ending = threading.Thread(target=hands.part_from, args=(POOL_MEMBER,))
+        ending.start()
+        assert hands._copies._pinner is not None
+        assert hands._copies._pinner._is_stopped.wait(60)
+    ending.join()
+    assert not cudart.registered
 
 
 def test_memory_that_cannot_be_pinned_serves_all_the_same(
-    engine: Engine, path: Path, arena_of: Callable[[int], Arena], caplog: pytest.LogCaptureFixture
+    engine: Engine, path: Path, arena_of: Callable[[int], Arena], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    logging.getLogger("alignedserve").propagate = True
-    hands = EngineHands(engine, path, PAGE_SIZE, verify=True, cudart=FakeCudart(refuses=2))
-    arena_of(1)
+    """What could be pinned before the limit stays so; a limit that was raised is noticed at the next pool."""
+    monkeypatch.setattr(pinning, "PIECE_BYTES", 1)
+    ((_, size), *_) = arena_of(1).pieces(1)
+    cudart = FakeCudart(most=size)
+    hands = pinning_hands(engine, path, cudart)
     hands.meet(POOL_MEMBER)
-    assert ["not pinned (cudaHostRegister says 2)" in message for message in caplog.messages] == [True]
+    pinned(hands)
+    assert len(cudart.registered) == 1
+    (told,) = fallbacks()
+    assert told.what == "pinned memory"
+    assert told.why.startswith(
+        "cudaHostRegister says 2 after 0 of the KV pool's 0 MiB: raise the limit of locked memory"
+    )
     copy_out(hands, 1, "pool-0.1")
     assert copy_in(hands, 2, "pool-0.1") == CopiedIn(2, intact=True)
     hands.part_from(POOL_MEMBER)
+    assert not cudart.registered
+    cudart.most *= 100
+    arena_of(2)
+    hands.meet(NEXT_POOL)
+    pinned(hands)
+    assert not fallbacks()
+    hands.part_from(NEXT_POOL)
+
+
+def test_a_worker_that_ends_pins_no_more(engine: Engine, path: Path, arena_of: Callable[[int], Arena]) -> None:
+    cudart = FakeCudart()
+    hands = pinning_hands(engine, path, cudart)
+    arena_of(1)
+    hands.meet(POOL_MEMBER)
+    hands.close()
+    assert not [thread for thread in threading.enumerate() if thread.name == "pinning"]
+    hands.part_from(POOL_MEMBER)
+    assert not cudart.registered
 
 
 GONE = "RuntimeError: CUDA error: an illegal memory access was encountered"
@@ -241,3 +370,12 @@ def test_a_thread_that_finds_the_device_lost_ends_the_process(
     end_where_lost(torch.device("cpu"))
     assert ended == [ExitCode.DEVICE_LOST]
     assert f"cpu computes nothing any more ({GONE})" in caplog.text
+
+
+@pytest.mark.parametrize(("device", "ranks", "is_beside"), [("cuda", 1, True), ("cpu", 1, False), ("cuda", 2, False)])
+def test_copies_go_beside_the_steps_of_a_gpu_that_has_its_model_for_itself(
+    device: str, ranks: int, is_beside: bool
+) -> None:
+    engine: Any = SimpleNamespace(device=torch.device(device), ranks=SimpleNamespace(size=ranks))
+    nothing: Any = None
+    assert RankParts(nothing, engine, nothing, nothing, nothing, nothing).copies_beside is is_beside

@@ -24,7 +24,7 @@ from one_pass import OnePass
 from tests.engine.driver import prompt_of
 from tests.kernels.every import PACKING
 from tests.models import MAX_POSITIONS, MODELS, OPTIONS, STORED, gqa, llama, mpt
-from tests.reference import CLOSE
+from tests.reference import CLOSE, attention_of
 
 FolderOf = Callable[[str], Path]
 ReferenceOf = Callable[[Path], Any]
@@ -75,7 +75,7 @@ def test_narrow_types_stay_within_their_rounding(
     """The distance from fp32 is at most that of transformers in the same type, plus a share, and within 20 roundings of
     bf16."""
     folder, tokens = folder_of(name), prompt_of(2, TOKENS)
-    narrow = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    narrow = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, **attention_of(folder)).eval()
     with torch.inference_mode():
         exact = reference_of(folder)(torch.tensor([tokens])).logits[0]
         rounded = narrow(torch.tensor([tokens])).logits[0].float()

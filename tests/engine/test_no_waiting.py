@@ -17,11 +17,13 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
+from alignedserve.architectures.quantization import Quantization
 from alignedserve.core import StepPlan, StepResult
 from alignedserve.engine import engine as engine_module
 from alignedserve.engine import inputs
 from alignedserve.engine.device import devices
 from alignedserve.engine.engine import Engine
+from alignedserve.engine.models.rope import Rotation
 from alignedserve.engine.sampling import reading
 from alignedserve.kernels.common import static_spans
 from alignedserve.kernels.common.reference import Reference
@@ -105,6 +107,8 @@ def put_there(value: Any) -> Any:
 class Opaque(Reference):
     """Kernels that count as one launch each: how the reference computes them does not matter."""
 
+    captures_experts = True
+
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
         if name.startswith("_") or not callable(found) or name in ("linear", "decoder"):
@@ -140,17 +144,24 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         monkeypatch.setattr(module, "on_device", on_device, raising=False)
         monkeypatch.setattr(module, "put", put, raising=False)
     monkeypatch.setattr(reading, "ReadBack", Counted)
+    monkeypatch.setattr(Rotation, "at", Rotation._computed)  # tables that grow are for CPUs
     with There():
         yield read
 
 
-@pytest.fixture
-def driver(folder_of: Callable[[str], Path]) -> Driver:
-    engine = Engine(folder_of("opt"), num_pairs=60, block_size=4, dtype="float32", kernels=Opaque(), has_graphs=True)
+MIXTURES = ("mixtral", "qwen2-moe", "deepseek-v2", "deepseek-v3", "llama4", "gpt-oss", "glm4-moe")
+
+
+@pytest.fixture(params=["opt"])
+def driver(request: pytest.FixtureRequest, folder_of: Callable[[str], Path]) -> Driver:
+    engine = Engine(
+        folder_of(request.param), num_pairs=60, block_size=4, dtype="float32", kernels=Opaque(), has_graphs=True
+    )
     engine.reads_later = True
     return Driver(engine, 1)
 
 
+@pytest.mark.parametrize("driver", ["opt", "gqa-untied", *MIXTURES], indirect=True)
 @pytest.mark.parametrize("is_captured", [False, True])
 def test_steps_wait_for_their_tokens_alone(driver: Driver, monkeypatch: pytest.MonkeyPatch, is_captured: bool) -> None:
     """The steps are a prompt, decodes, and decodes that go on from tokens that are not read yet."""
@@ -170,6 +181,22 @@ def test_steps_wait_for_their_tokens_alone(driver: Driver, monkeypatch: pytest.M
     again = plain.start("again", live.prompt, 8)
     plain.prefill(again)
     assert plain.generate(again, 4) == tokens
+
+
+def test_experts_that_run_in_turn_are_found(monkeypatch: pytest.MonkeyPatch, folder_of: Callable[[str], Path]) -> None:
+    """Quantised experts wait in every layer, to learn which of them run."""
+    engine = Engine(
+        folder_of("mixtral"),
+        num_pairs=60,
+        block_size=4,
+        dtype="float32",
+        kernels=Opaque(),
+        quantization=Quantization.INT8,
+    )
+    live = Driver(engine, 1).start("r", prompt_of(1, 9), 8)
+    put_there(engine.cache)
+    with device(monkeypatch), pytest.raises(Waits):
+        engine.begin(StepPlan(1, (live.chunk(9),)))
 
 
 @pytest.mark.parametrize("reads_later", [False, True])

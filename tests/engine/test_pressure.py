@@ -50,6 +50,7 @@ def happened(core: DecodeCore) -> set[str]:
         "batch switch": core.counts.switches > 1,
         "fetched": core.counts.reused_tokens,
         "kept": core.counts.kept_pages,
+        "written ahead": core.counts.pages_ahead,
     }
     if core.shared is not None:
         slots = core.shared.counts
@@ -102,6 +103,42 @@ def test_what_they_say_is_what_they_say_alone(
         for request in requests:
             assert len(deployment.outputs[request.id]) == request.max_tokens
             compare(reference_of(folder), request.prompt, deployment.outputs[request.id], tally, f"{name}, {policy}")
+        tally.check()
+        held = deployment.decodes.held
+        assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)
+        assert wanted - happened(deployment.decodes) == set()
+
+
+# The seeds are chosen so that every kind of event happens.
+@pytest.mark.parametrize(
+    ("topology", "seed", "look_ahead", "wanted"),
+    [
+        ("1+1", 2, 0, LEAVING | {"written ahead"}),
+        ("1+1", 3, 1, LEAVING | {"written ahead"}),
+        ("colocated", 6, 0, {"preemption", "eviction to the pool", "fetched", "kept"}),
+    ],
+)
+def test_with_copies_beside_the_steps_too(
+    folder_of: Callable[[str], Path],
+    reference_of: Callable[[Path], Any],
+    tmp_path: Path,
+    topology: str,
+    seed: int,
+    look_ahead: int,
+    wanted: set[str],
+) -> None:
+    """Each copy ends some steps after it was ordered: what runs meanwhile touches nothing that it reads or writes."""
+    folder, tally = folder_of("gqa-untied"), Tally()
+    pages = FEWER_PAGES if topology == "colocated" else PAGES
+    made = deployed(
+        *(folder, topology, PLAIN, tmp_path, None, False, PREFILL_PAIRS, pages),
+        look_ahead=look_ahead,
+        copies_beside=True,
+    )
+    with made as deployment:
+        for request in asked(deployment, seed):
+            assert len(deployment.outputs[request.id]) == request.max_tokens
+            compare(reference_of(folder), request.prompt, deployment.outputs[request.id], tally, f"seed {seed}")
         tally.check()
         held = deployment.decodes.held
         assert (held["requests"], held["pairs"], held["pages"]) == (0, 0, 0)

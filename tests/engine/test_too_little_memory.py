@@ -59,6 +59,7 @@ def driver(kernels: Short, folder_of: FolderOf) -> Driver:
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you"),
         RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
 )
 def test_a_step_fails_and_the_same_step_goes_on_later(

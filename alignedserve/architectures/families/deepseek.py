@@ -48,6 +48,13 @@ class DeepseekConfig(MixtureConfig):
         return super().plain_numbers + self.num_layers * of_layer
 
     @property
+    def _numbers_of_attention(self) -> int:
+        read, of_query = self.query_rank or self.hidden_size, self.num_heads * (self.plain_dim + self.rope.dim)
+        query = self.hidden_size * (self.query_rank or 0) + read * of_query
+        of_head = self.kv_rank * (self.plain_dim + self.value_dim) + self.hidden_size * self.value_dim
+        return query + self.hidden_size * (self.kv_rank + self.rope.dim) + self.num_heads * of_head
+
+    @property
     def numbers_on_all_ranks(self) -> int:
         of_query = self.query_rank or 0
         return super().numbers_on_all_ranks + self.num_layers * self.hidden_size * (of_query + self.compared_dim)

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ def folder_of(path: Path, cache: Path) -> Path:
         digest.update(_identity(part))
     folder = cache / "gguf" / f"{every[0].stem}-{digest.hexdigest()[:16]}"
     if not (folder / PLACES).is_file():
-        _make(folder, GgufFile.read(path))
+        make_folder(folder, _files(GgufFile.read(path)))
     return folder
 
 
@@ -45,8 +46,8 @@ def _identity(path: Path) -> bytes:
     return f"{path.resolve()} {there.st_size} {there.st_mtime_ns}\n".encode()
 
 
-def _make(folder: Path, file: GgufFile) -> None:
-    files = _files(file)
+def make_folder(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Make a model folder of these JSON files, all of it or nothing, unless another process makes it meanwhile."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         made = Path(tempfile.mkdtemp(prefix=f".{folder.name[:100]}-", dir=folder.parent))
@@ -64,7 +65,7 @@ def _move(made: Path, folder: Path) -> None:
     try:
         os.rename(made, folder)
     except OSError:
-        if not (folder / PLACES).is_file():  # else another process made it meanwhile
+        if not folder.is_dir():  # else another process made it meanwhile
             raise
 
 

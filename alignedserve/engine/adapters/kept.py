@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -48,10 +48,11 @@ class KeptAdapters:
         self._forget({adapter.id for adapter in rows})
         return StepAdapters.from_rows(weights)
 
-    def load(self, adapters: Sequence[Adapter]) -> None:
-        """Read adapters before a step needs them."""
+    def load(self, adapters: Sequence[Adapter], advance: Callable[[], object] = lambda: None) -> None:
+        """Read adapters before a step needs them; `advance` is called after each."""
         for adapter in adapters:
             self._weights(adapter)
+            advance()
 
     def _weights(self, adapter: Adapter) -> AdapterWeights:
         weights = self._kept.pop(adapter.id, None)

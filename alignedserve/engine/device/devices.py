@@ -1,7 +1,4 @@
-"""The device of an engine: the CPU, or one GPU. Everything that only a GPU needs stands here, and costs a CPU nothing.
-
-Not yet run on a GPU (docs/how/gpu.md).
-"""
+"""The device of an engine: the CPU, or one GPU. What only a GPU needs stands here, and costs a CPU nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +17,11 @@ _MIB = 1 << 20
 
 
 def device_of(kind: str, number: int) -> torch.device:
-    """Return the device of the worker process of this number: processes share GPUs in turn where there are too few."""
+    """Return the device of the worker process of this number: processes share GPUs in turn where there are too few.
+
+    The launcher has decided what `auto` stands for (machine/accelerator.py): workers of a deployment compute alike.
+    """
+    assert kind in ("cpu", "cuda"), kind
     if kind == "cpu":
         return CPU
     if not torch.cuda.is_available():

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import torch
 
-# Messages of torch that are not an OutOfMemoryError: from the CPU's allocator, oneDNN and MKL.
-_MESSAGES = ("can't allocate memory", "not enough memory", "could not create a memory", "out of memory")
+# Messages of torch that are not an OutOfMemoryError: from the CPU's allocator, oneDNN and MKL, and from CUDA's
+# libraries, such as CUBLAS_STATUS_ALLOC_FAILED.
+_MESSAGES = (
+    *("can't allocate memory", "not enough memory", "could not create a memory"),
+    *("out of memory", "status_alloc_failed"),
+)
 
 
 def out_of_memory(error: BaseException) -> str | None:

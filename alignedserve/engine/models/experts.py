@@ -11,13 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from alignedserve.architectures.config import Activation
-from alignedserve.architectures.routing import Clamp, ExpertNames, MixtureConfig, Routing, Scores
+from alignedserve.architectures.routing import Clamp, ExpertNames, MixtureConfig, Routing
 from alignedserve.engine.adapters.layers import AdaptedLayers
 from alignedserve.engine.models.activations import ACTIVATIONS
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.weights.stacked import StackedExperts
 from alignedserve.kernels.common.decoder import AttentionLayer, DecoderLayer, Inner, Norm
+from alignedserve.kernels.common.experts import Clamped, ExpertWeights
 from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.quantised import QuantisedLinear
 from alignedserve.kernels.dispatch.dispatcher import Kernels
 
 _USUAL = ExpertNames()
@@ -103,35 +105,14 @@ class Router:
     """Chooses the experts of each token, in fp32."""
 
     routing: Routing
+    kernels: Kernels
     weight: Tensor  # [experts, hidden], fp32
     bias: Tensor | None = None  # [experts], fp32: counts in the choice alone
     offset: Tensor | None = None  # [experts], fp32: what every token's numbers have more
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the experts of each row, and their weights, both [rows, chosen]."""
-        routing, logits = self.routing, F.linear(x.float(), self.weight, self.offset)
-        scores = logits.softmax(-1) if routing.scores is Scores.SOFTMAX else logits.sigmoid()
-        wished = scores if self.bias is None else scores + self.bias
-        if routing.groups > 1:
-            wished = self._within_groups(wished)
-        experts = wished.topk(routing.chosen, dim=-1, sorted=False).indices
-        weights = scores.gather(1, experts)
-        if routing.is_normalised:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-        return experts, weights * routing.factor
-
-    def _within_groups(self, wished: Tensor) -> Tensor:
-        """Return the scores with those of all groups but the best hidden.
-
-        A group counts as much as its best expert, or as its two best where experts have a bias.
-        """
-        routing = self.routing
-        by_group = wished.unflatten(-1, (routing.groups, -1))
-        worth = by_group.amax(-1) if self.bias is None else by_group.topk(2, dim=-1).values.sum(-1)
-        best = worth.topk(routing.chosen_groups, dim=-1, sorted=False).indices
-        is_hidden = torch.ones_like(worth, dtype=torch.bool).scatter_(1, best, False)
-        hidden: Tensor = by_group.masked_fill(is_hidden[..., None], -torch.inf)
-        return hidden.flatten(-2)
+        """Return the experts of each row, and their shares, both [rows, chosen]."""
+        return self.kernels.route(F.linear(x.float(), self.weight, self.offset), self.routing, self.bias)
 
 
 @dataclass(frozen=True)
@@ -148,38 +129,85 @@ class SharedMlp:
             out += F.linear(x, self.gate).sigmoid() * self.mlp(x)
 
 
+class Experts(Protocol):
+    """The experts of a layer."""
+
+    def add(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
+        """Add to each row of `out` what its experts make of its row of x; the last two are [rows, chosen]."""
+
+
+@dataclass(frozen=True)
+class ExpertsInTurn:
+    """Experts that run one after another: the CPU must know how many rows each has."""
+
+    experts: Sequence[DenseMlp]
+    weighs_inputs: bool
+
+    def add(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
+        by_expert = chosen.flatten().argsort(stable=True)
+        counts = chosen.flatten().bincount(minlength=len(self.experts)).tolist()
+        taken = x.index_select(0, by_expert.div(chosen.shape[1], rounding_mode="floor"))
+        by_pair = shares.flatten().index_select(0, by_expert)[:, None]
+        if self.weighs_inputs:
+            taken *= by_pair
+        by_one = zip(self.experts, taken.split(counts), strict=True)
+        made = torch.cat([expert(rows) for expert, rows in by_one if len(rows)])
+        if not self.weighs_inputs:
+            made *= by_pair
+        out += made.index_select(0, by_expert.argsort()).view(*chosen.shape, -1).sum(1)
+
+
+@dataclass(frozen=True)
+class ExpertsAtOnce:
+    """Experts that one kernel runs, which finds their rows on the device."""
+
+    weights: ExpertWeights
+    kernels: Kernels
+
+    def add(self, x: Tensor, chosen: Tensor, shares: Tensor, out: Tensor) -> None:
+        self.kernels.add_experts(x, self.weights, chosen, shares, out)
+
+
+def experts_of(experts: Sequence[DenseMlp], routing: Routing, loader: Loader) -> Experts:
+    """Return the experts of a layer as they run here: at once where a kernel does that, and their weights are plain
+    numbers."""
+    layers = [layer for expert in experts for layer in (expert.up, expert.down)]
+    if not loader.kernels.captures_experts:
+        return ExpertsInTurn(experts, routing.weighs_inputs)
+    if any(isinstance(layer, QuantisedLinear) or layer.memory.dtype is not loader.dtype for layer in layers):
+        loader.in_turn.append("experts with quantised weights run one after another")
+        return ExpertsInTurn(experts, routing.weighs_inputs)
+    clamp = routing.clamp
+    weights = ExpertWeights.from_layers(
+        [expert.up for expert in experts],
+        [expert.down for expert in experts],
+        None if clamp is None else Clamped(clamp.limit, clamp.slope),
+        routing.chosen,
+        routing.weighs_inputs,
+    )
+    loader.mixtures.append(weights)
+    return ExpertsAtOnce(weights, loader.kernels)
+
+
 @dataclass(frozen=True)
 class ExpertsMlp:
     """A mixture of experts, and what all tokens take beside it. Each rank has a part of each expert."""
 
     router: Router
-    experts: Sequence[DenseMlp]
+    experts: Experts
     shared: SharedMlp | None
     total: Callable[[Tensor], None] | None  # sums the outputs over ranks
 
     def add_to(self, x: Tensor, residual: Tensor) -> None:
-        out = torch.zeros_like(x)
-        self._add_experts(x, out)
+        adds_at_once = self.total is None and isinstance(self.experts, ExpertsAtOnce)
+        out = residual if adds_at_once else torch.zeros_like(x)
+        self.experts.add(x, *self.router(x), out)
         if self.shared is not None:
             self.shared.add_to(x, out)
         if self.total is not None:
             self.total(out)
-        residual += out
-
-    def _add_experts(self, x: Tensor, out: Tensor) -> None:
-        """Add the outputs of each row's experts: the rows of one expert run together."""
-        experts, weights = self.router(x)
-        by_expert = experts.flatten().argsort(stable=True)
-        counts = experts.flatten().bincount(minlength=len(self.experts)).tolist()
-        taken = x.index_select(0, by_expert.div(experts.shape[1], rounding_mode="floor"))
-        shares = weights.flatten().index_select(0, by_expert)[:, None]
-        if self.router.routing.weighs_inputs:
-            taken *= shares
-        by_one = zip(self.experts, taken.split(counts), strict=True)
-        made = torch.cat([expert(rows) for expert, rows in by_one if len(rows)])
-        if not self.router.routing.weighs_inputs:
-            made *= shares
-        out += made.index_select(0, by_expert.argsort()).view(*experts.shape, -1).sum(1)
+        if not adds_at_once:
+            residual += out
 
 
 def mlp_of(
@@ -210,7 +238,7 @@ def _experts_mlp(config: MixtureConfig, routing: Routing, layer: str, loader: Lo
         )
     return ExpertsMlp(
         _router(routing, layer, hidden, loader),
-        [expert(number) for number in range(routing.experts)],
+        experts_of([expert(number) for number in range(routing.experts)], routing, loader),
         shared,
         loader.ranks.total if loader.ranks.size > 1 else None,
     )
@@ -225,6 +253,7 @@ def _router(routing: Routing, layer: str, hidden: int, loader: Loader) -> Router
 
     return Router(
         routing,
+        loader.kernels,
         weight,
         bias=numbers(f"{layer}.{names.bias}") if routing.is_biased else None,
         offset=numbers(f"{layer}.{names.router}.bias") if routing.has_biases else None,

@@ -21,6 +21,7 @@ from alignedserve.engine.weights.packed import inputs_of
 from alignedserve.engine.weights.tensors import Cut, Weights, expand_into
 from alignedserve.kernels.common import fp8
 from alignedserve.kernels.common.decoder import Decoder, DecoderLayer, Norm
+from alignedserve.kernels.common.experts import ExpertWeights
 from alignedserve.kernels.common.fp8 import AnyQuantised, Fp8Weight
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import (
@@ -32,6 +33,7 @@ from alignedserve.kernels.common.quantised import (
     stacked,
 )
 from alignedserve.kernels.dispatch.dispatcher import Kernels
+from alignedserve.signs import NO_SIGNS, Signs
 
 _HEAD_BITS = 8  # of the output head, where weights are quantised while they are loaded
 
@@ -86,6 +88,9 @@ class Loader:
     device: torch.device = CPU
     quantization: Quantization = Quantization.NONE
     adapted: AdaptedLayers = field(default_factory=AdaptedLayers)  # the layers that adapters may change
+    mixtures: list[ExpertWeights] = field(default_factory=list)  # of each layer whose experts run at once
+    in_turn: list[str] = field(default_factory=list)  # why experts run one after another here, though kernels could
+    signs: Signs = NO_SIGNS  # of how many bytes are read
     _made: list[int] = field(default_factory=list)  # bytes of each tensor made
     _slabs: Slabs = field(default_factory=Slabs)
 
@@ -97,6 +102,7 @@ class Loader:
     def count(self, num_bytes: int) -> None:
         """Count weights that were not made here."""
         self._made.append(num_bytes)
+        self.signs.advance(num_bytes)
 
     def _empty(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
         dtype = dtype or self.dtype
@@ -104,7 +110,7 @@ class Loader:
             out = self._slabs.empty(shape, dtype)
         else:
             out = torch.empty(shape, dtype=dtype, device=self.device)
-        self._made.append(out.nbytes)
+        self.count(out.nbytes)
         return out
 
     def _linear(self, weight: Tensor | AnyQuantised, bias: Tensor | None) -> Linear:

@@ -83,11 +83,13 @@ class Checker:
                 )
 
     def check_dropped(self, run: Run) -> None:
+        if not run.dropped:  # nearly always: the layers are not gone through for each request of a step
+            return
         reach, fold = self._config.reach, self._config.fold
-        if run.dropped and fold is not None:
+        if fold is not None:
             self._check_folded(run, fold.fold)
             return
-        if run.dropped and (run.dropped < 0 or reach is None or run.dropped > run.start + 1 - reach):
+        if run.dropped < 0 or reach is None or run.dropped > run.start + 1 - reach:
             raise PlanError(f"request {run.request} lacks its first {run.dropped} tokens, which a layer reads")
         if run.dropped % self._block_size:
             raise PlanError(f"request {run.request} lacks its first {run.dropped} tokens, which are no whole pairs")

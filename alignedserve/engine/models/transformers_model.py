@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import mmap
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,8 +33,10 @@ from alignedserve.engine.device.memory import out_of_memory
 from alignedserve.engine.models.loading import Loader
 from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.transformers_layers import quantise_layers, read_weights, reads_as_stored
+from alignedserve.engine.weights.dummy import DummyWeights
 from alignedserve.errors import ModelError, UnsupportedModel
 from alignedserve.kernels.common.scoring import Scoring
+from alignedserve.signs import growing
 
 log = logging.getLogger("alignedserve.engine")
 
@@ -206,28 +209,51 @@ def _read(folder: Path, config: GenericConfig, loader: Loader) -> Any:
         known_as = f"for its model_type {known.model_type}, transformers has {instead}"
         raise UnsupportedModel(f"{folder}: architecture {config.architecture} is not supported: {known_as}")
     with one_line(folder, f"{config.architecture} cannot be loaded by transformers"):
+        if isinstance(loader.tensors, DummyWeights):
+            return _random(known, loader)
         if config.stored is not None or (folder / PLACES).is_file():
             return _of_files(known, loader)
         if loader.quantization is Quantization.NONE:
-            return _pretrained(folder, known, loader.dtype)
+            return _pretrained(folder, known, loader)
         model = _empty(known, loader.dtype)
         if reads_as_stored(model, loader.tensors):
             read_weights(model, loader)
         else:
-            model = _pretrained(folder, known, loader.dtype)
+            model = _pretrained(folder, known, loader)
             quantise_layers(model, loader)
         return model
 
 
-def _pretrained(folder: Path, known: Any, dtype: torch.dtype) -> Any:
+def _resident_bytes() -> int:
+    """Return the memory of this process; 0 where the system has no /proc."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    except OSError:
+        return 0
+
+
+def _pretrained(folder: Path, known: Any, loader: Loader) -> Any:
     """Return a model that transformers reads."""
     from transformers import AutoModelForCausalLM
 
-    options = {"config": known, "dtype": dtype, "attn_implementation": PROBE, "use_safetensors": True, **_LOCAL}
-    model, found = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
+    options = {"config": known, "dtype": loader.dtype, "attn_implementation": PROBE, "use_safetensors": True, **_LOCAL}
+    with growing(loader.signs, _resident_bytes):
+        model, found = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True, **options)
     missing = sorted({*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])})
     if missing:
         raise ModelError(f"{folder}: tensor {missing[0]} is missing, or of another shape than the configuration says")
+    return model
+
+
+def _random(known: Any, loader: Loader) -> Any:
+    """Return a model with random weights, which are the same at every start."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.random.fork_rng(), loader.device:
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(known, dtype=loader.dtype, attn_implementation=PROBE)
+    if loader.quantization is not Quantization.NONE:
+        quantise_layers(model, loader)
     return model
 
 

@@ -1,7 +1,8 @@
-"""Read the weights of models from files, each format in a file of its own.
+"""Read the weights of models from files, each format in a file of its own; or make random ones.
 
 awq.py                 AWQ: 4 bits, packed by outputs.
 compressed_tensors.py  compressed-tensors: whole numbers of 8 or 4 bits, packed by inputs or a byte each.
+dummy.py               Random weights in place of those of files.
 float8.py              8-bit floats, taken as they are or expanded while they are read.
 forms.py               Chooses how the weights of a folder are read.
 gguf_blocks.py         Quantised weights from the blocks of GGUF files.

@@ -42,14 +42,14 @@ class StackedExperts(Weights):
             return
         assert shape is None, "a part of an expert is read in its own shape"
         whole = [*out.shape] if cut is None else [cut.whole if dim == cut.dim else n for dim, n in enumerate(out.shape)]
-        numbers = self._expert(found, whole, out.dtype)
+        numbers = self._expert(found, whole, out.dtype, out.device)
         out.copy_(numbers if cut is None else numbers.narrow(cut.dim, cut.start, out.shape[cut.dim]))
 
-    def _expert(self, found: re.Match[str], shape: list[int], dtype: torch.dtype) -> Tensor:
+    def _expert(self, found: re.Match[str], shape: list[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return a layer's weight [outputs, inputs] or bias [outputs]."""
         outputs, *inputs = shape
         of_two = found[3] != "down"
-        stored = torch.empty(1, *inputs, outputs * (1 + of_two), dtype=dtype)
+        stored = torch.empty(1, *inputs, outputs * (1 + of_two), dtype=dtype, device=device)
         self._tensors.read_into(stored, _tensor_of(found), cut=Cut(0, int(found[2]), self._experts))
         numbers = stored[0].t()
         if not of_two:

@@ -9,7 +9,16 @@ from torch import Tensor
 
 from alignedserve.architectures.families.llama4 import Llama4Config
 from alignedserve.engine.adapters.layers import AdaptedLayers
-from alignedserve.engine.models.experts import DenseMlp, ExpertsMlp, Mlp, Router, SharedMlp, apart_experts, dense_mlp
+from alignedserve.engine.models.experts import (
+    DenseMlp,
+    ExpertsMlp,
+    Mlp,
+    Router,
+    SharedMlp,
+    apart_experts,
+    dense_mlp,
+    experts_of,
+)
 from alignedserve.engine.models.loading import KVProjections, Loader
 from alignedserve.engine.models.model import Attention
 from alignedserve.engine.models.rope import Rotation, part_neighbours
@@ -77,8 +86,8 @@ class Llama4:
 
         weight = loader.vector(f"{name}.router.weight", routing.experts, config.hidden_size, dtype=torch.float32)
         return ExpertsMlp(
-            Router(routing, weight),
-            [mlp(f"experts.{expert}", apart) for expert in range(routing.experts)],
+            Router(routing, self._kernels, weight),
+            experts_of([mlp(f"experts.{expert}", apart) for expert in range(routing.experts)], routing, loader),
             SharedMlp(mlp("shared_expert", loader), None),
             loader.ranks.total if loader.ranks.size > 1 else None,
         )

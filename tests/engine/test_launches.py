@@ -1,0 +1,163 @@
+"""Ratchets: how many kernels a captured decode step launches, and how many copies to the device it takes beside them.
+
+The Triton kernels run in Triton's interpreter, on a CPU that plays the device. A launch is a Triton kernel, or an
+operation of torch that computes or moves numbers; a product may be two kernels of cuBLAS, and counts as one. Copies to
+the device are those that placing.py makes. Numbers may fall: then write the new ones here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from triton.runtime import interpreter
+
+from alignedserve.core import StepPlan
+from alignedserve.engine.engine import Engine
+from alignedserve.engine.graphs import Step
+from alignedserve.engine.models.rope import Rotation
+from alignedserve.kernels.common import placing
+from alignedserve.kernels.triton.kernels import TritonKernels
+from alignedserve.kernels.triton.launch import interpreting
+from tests import models
+from tests.engine.driver import Driver, prompt_of
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::RuntimeWarning"),
+    pytest.mark.skipif(not interpreting(), reason="Triton compiles here, and its launches are not seen"),
+]
+
+
+class Counting(TorchDispatchMode):
+    """Counts launches by name, those of the captured part apart, and copies to the device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.captured: Counter[str] = Counter()
+        self.beside: Counter[str] = Counter()
+        self.copies = 0
+        self._is_captured = self._is_silent = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if not func.is_view and not name.startswith(("empty", "new_empty", "detach", "_unsafe_view")):
+            self.launched(name)
+        return func(*args, **(kwargs or {}))
+
+    def launched(self, name: str) -> None:
+        if not self._is_silent:
+            (self.captured if self._is_captured else self.beside)[name] += 1
+
+    def capture(self, step: Step) -> Step:
+        """Stand for a device's graphs."""
+        step()
+
+        def replay() -> torch.Tensor:
+            self._is_captured = True
+            try:
+                return step()
+            finally:
+                self._is_captured = False
+
+        return replay
+
+    def silently(self, work: Callable[..., Any], *args: Any, **named: Any) -> Any:
+        before, self._is_silent = self._is_silent, True
+        try:
+            return work(*args, **named)
+        finally:
+            self._is_silent = before
+
+
+@contextmanager
+def counting(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counting]:
+    """Play the device, and count what is launched on it."""
+    counts, run = Counting(), interpreter.GridExecutor.__call__
+
+    def launch(executor: Any, *args: Any, **named: Any) -> Any:
+        counts.launched(executor.fn.__name__)
+        return counts.silently(run, executor, *args, **named)
+
+    monkeypatch.setattr(interpreter.GridExecutor, "__call__", launch)
+
+    def copies(name: str) -> Callable[..., Any]:
+        copy = getattr(placing, name)
+
+        def counted(*args: Any) -> Any:
+            counts.copies += 1
+            return counts.silently(copy, *args)
+
+        return counted
+
+    for name in ("on_device", "put"):
+        original, counted = getattr(placing, name), copies(name)
+        for module in [module for module in sys.modules.values() if vars(module).get(name) is original]:
+            monkeypatch.setattr(module, name, counted)
+    monkeypatch.setattr(Rotation, "at", Rotation._computed)  # tables that grow are for CPUs
+    yield counts
+
+
+def step_of(made: Callable[..., Path], folder: Path, monkeypatch: pytest.MonkeyPatch, layers: int) -> Counting:
+    """Return what a captured step of two greedy decodes launches, which go on from tokens that nobody has read."""
+    engine = Engine(
+        made(folder, num_hidden_layers=layers),
+        num_pairs=60,
+        dtype="bfloat16",
+        kernels=TritonKernels(),
+        has_graphs=True,
+    )
+    engine.reads_later = True
+    driver = Driver(engine, 1)
+    lives = [driver.start(f"r{number}", prompt_of(number, 2), 8) for number in range(2)]
+    for live in lives:
+        driver.prefill(live)
+    with counting(monkeypatch) as counts:
+        engine.capture(2, counts.capture, lambda: 1 << 40, 0)
+        first = engine.begin(StepPlan(50, (), tuple(live.decode() for live in lives)))
+        counts.copies = 0
+        counts.captured.clear()
+        with counts:
+            engine.begin(StepPlan(51, (), tuple(live.decode_ahead(None, 1) for live in lives))).result()
+        assert first.result().tokens
+    monkeypatch.undo()
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("made", "of_layer"),
+    [
+        # norm, query + K + V, rotation, write, attention, its merge, output; norm, gate + up, activation, down
+        pytest.param(models.gqa, 11, id="dense"),
+        # norm ... output as above; norm, router's rows to fp32, router, choice, counts, places, up, down, sum
+        pytest.param(models.mixtral, 16, id="experts"),
+    ],
+)
+def test_a_captured_step_launches_no_more_kernels_than_it_did(
+    made: Callable[..., Path], of_layer: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = (step_of(made, tmp_path / f"{layers}", monkeypatch, layers) for layers in (1, 2))
+    by_layer = two.captured - one.captured
+    assert by_layer.total() <= of_layer, by_layer
+    around = one.captured - by_layer  # the embedding, the angles, the last norm, the head and what brings it to fp32
+    assert around.total() <= 10, around
+    assert one.copies == two.copies, "all layers share the tables of a step"
+    assert two.copies <= 9, "positions, slots, pairs, right ends, pieces, merges; tokens, tokens to come, wishes"
+
+
+def test_what_is_launched_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    with counting(monkeypatch) as counts, counts:
+        x = torch.ones(2, 16)
+        TritonKernels().rms_norm(x[:, :8], torch.ones(8), 1e-5)
+        placing.put(x, x + 1)
+    assert counts.beside == Counter(ones=2, _norm=1, add=1)
+    assert counts.copies == 1

@@ -1,0 +1,66 @@
+"""Tests of mixtures of experts whose experts run at once, in Triton's interpreter: they say what transformers says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from alignedserve.architectures.quantization import Quantization
+from alignedserve.engine.engine import Engine
+from alignedserve.kernels.common.reference import Reference
+from alignedserve.kernels.dispatch.probing import replace
+from alignedserve.kernels.triton.experts import TritonExperts
+from alignedserve.kernels.triton.launch import interpreting
+from tests.engine.driver import Driver, prompt_of
+from tests.reference import Tally, compare, load
+
+pytestmark = pytest.mark.skipif(not interpreting(), reason="Triton compiles here: tests/gpu tries it on the GPU")
+
+
+class WithExperts(TritonExperts, Reference):
+    """The reference, but for experts."""
+
+    captures = True
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2-moe", "deepseek-v3", "llama4", "gpt-oss"])
+def test_experts_at_once_say_what_transformers_says(name: str, folder_of: Callable[[str], Path]) -> None:
+    folder, tally = folder_of(name), Tally()
+    driver = Driver(Engine(folder, num_pairs=30, dtype="float32", kernels=WithExperts()), 1)
+    live = driver.start("r", prompt_of(3, 20), 6)
+    driver.prefill(live, [9])
+    compare(load(folder), live.prompt, driver.generate(live, 6), tally, name)
+    tally.check()
+
+
+@pytest.mark.parametrize(
+    ("kernels", "quantization", "why"),
+    [
+        (WithExperts(), Quantization.NONE, None),
+        (WithExperts(), Quantization.INT8, "experts with quantised weights run one after another"),
+        (Reference(), Quantization.NONE, "which experts a step needs is known only when it runs, with torch reference"),
+    ],
+    ids=["plain", "quantised", "reference"],
+)
+def test_why_steps_are_not_captured(
+    kernels: Reference, quantization: Quantization, why: str | None, folder_of: Callable[[str], Path]
+) -> None:
+    engine = Engine(folder_of("mixtral"), num_pairs=4, dtype="float32", kernels=kernels, quantization=quantization)
+    engine.device = torch.device("cuda", 0)  # the engine has run nothing yet
+    told = engine.why_no_graphs
+    assert told is None if why is None else told is not None and told.startswith(why)
+
+
+def test_experts_that_failed_are_why_steps_are_not_captured(folder_of: Callable[[str], Path]) -> None:
+    """The reference takes the place of a kernel that fails, and waits."""
+    kernels = WithExperts()
+    engine = Engine(folder_of("mixtral"), num_pairs=4, dtype="float32", kernels=kernels)
+    engine.device = torch.device("cuda", 0)
+    assert engine.why_no_graphs is None
+    replace(kernels, ["add_experts"])
+    assert "which experts a step needs" in (engine.why_no_graphs or "")
