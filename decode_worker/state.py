@@ -62,7 +62,7 @@ class DecodeCore(WorkerCore):
                 parts.stepping.plan,
                 self._keep_answers,
                 parts.prompt_keeping.keep,
-                parts.fetching.fetch,  # behind the copies of requests that left their pairs to these prompts
+                parts.ahead.write,
                 # Prompts get their seats with a step. Only then the pool is asked to fill the memory that is left; no
                 # memory is left where a request had to leave.
                 parts.taking_in.take_in,

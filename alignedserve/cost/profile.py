@@ -55,6 +55,11 @@ class Subject:
     kernels: str  # name of the kernels, and a digest of their sources
 
     @property
+    def is_processor(self) -> bool:
+        """Return whether the device is a CPU, whose name ends with the number of its threads."""
+        return self.device.endswith((" thread", " threads"))
+
+    @property
     def file_name(self) -> str:
         text = json.dumps(asdict(self), sort_keys=True)
         return f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"

@@ -222,6 +222,7 @@ class Simulation:
             settings.copying,
             direct=settings.direct,
             look_ahead=settings.look_ahead,
+            copies_beside=settings.copies_beside,
         )
         return make(setup)
 

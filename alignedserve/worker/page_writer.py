@@ -9,8 +9,10 @@ A prefill worker waits for pages, of each class apart, and asks for as many as t
 decode worker never waits: it asks for some to have at hand (spare ones), which the pool takes from it as soon as
 another worker waits.
 
-Copies and steps are done in the order in which they are ordered: whatever is written to the pairs of a copy by what is
-ordered after it, is written when the copy has ended.
+What a copy reads, nothing else writes until it has ended, or the copy does not count:
+
+    between steps   steps and copies are done in their order: pairs are free at once, and written to after the copy
+    beside steps    a request keeps its pairs until its parts are written; one that has to leave at once forgets them
 """
 
 from __future__ import annotations
@@ -205,6 +207,11 @@ class PageWriter:
     def num_with_parts(self) -> int:
         """Return how many requests have parts."""
         return len(self._written)
+
+    @property
+    def written(self) -> dict[Running, int]:
+        """Return how many pages of each request are in parts."""
+        return {running: len(parts.pages) for running, parts in self._written.items()}
 
     def num_written(self, running: Running) -> int:
         return len(self._written[running].pages) if running in self._written else 0

@@ -24,6 +24,7 @@ class WorkerSetup:
     root: bytes = b""  # names the model and the layout of its KV: the hashes of pages begin with it
     direct: bool = False  # whether KV goes from device to device, to and from members that have a `transport`
     look_ahead: int = 0  # steps that a decode worker plans while the step before runs: none, or one
+    copies_beside: bool = False  # whether a decode worker's copies from the pool go on beside its steps
 
     def __post_init__(self) -> None:
         assert self.limits.reach is None or self.policy.drops, "by this policy requests keep all"

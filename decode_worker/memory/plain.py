@@ -13,7 +13,7 @@ A memory says which request leaves; preempting.py lets it leave.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from alignedserve.core import PreemptionCause, ServiceClass, WorkerLimits, units_for
@@ -61,6 +61,9 @@ class PlainMemory(DeviceMemory):
         super().__init__(limits, steps, blocks_for(limits, pace) if blocks is None else blocks)
         self._pace, self._policy, self._here, self._order = pace, pace.policy, here, order
         self._need = RecentNeed()
+
+    def pairs_with(self, occupants: Iterable[Running]) -> list[int]:
+        return super().pairs_with((*occupants, *self._here.abandoned.values()))
 
     # --- Seats
 

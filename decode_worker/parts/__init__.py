@@ -10,7 +10,7 @@ taking_in.py    Prompts that were run on a node without a pool: they are taken i
 seats.py        The seats of a decode worker: waiting prompts get them, and what the pool has of those is fetched.
 stepping.py     How a decode worker plans a step, and a step ahead of the one in flight.
 ending.py       What a step brings to requests: tokens, their end, or the loss of an attempt.
-keeping.py      Prompts that are through, and answers of requests that have ended: the pool keeps their full pages.
+keeping.py      Prompts that are through, answers, and requests that leave next: the pool gets their full pages.
 preempting.py   How a request that may be in a step leaves for lack of memory, by whatever rule it was chosen.
 leaving.py      Requests that have to leave a decode worker, to a prefill worker that can send their KV back.
 writing.py      What a decode worker writes to the pool: requests that have to leave, and answers.

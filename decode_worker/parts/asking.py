@@ -149,10 +149,11 @@ class PageAsks:
         size = self._page_size
         last = size if self._have_to_leave else 1  # a request that has to leave needs a page for a part of a page, too
         last += self._steps.has_next  # one more token is on its way
+        written = self._writing.writer.written
         residents = self._here.residents.values()
         lacking = [  # for each decode in each step: of one that nothing is missing of, no call is made
-            _lacks(resident, last, size)
-            if resident.dropped or resident.blocks
+            _lacks(resident, last, size) - written.get(resident, 0)
+            if resident.dropped or resident.blocks or resident in written
             else (resident.prefix + last) // size - len(resident.known)
             for resident in residents
         ]

@@ -24,6 +24,7 @@ class Joining(CorePart):
         self._order, self._holds = stores.order, stores.holds
         self._notes, self._faults, self._copy_numbers = stores.notes, stores.faults, stores.copy_numbers
         self._seats, self._preempting, self._decisions = seats, preempting, stores.decisions
+        self._beside = stores.copies_beside
         self._from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when their pool was lost
         self.mean_join_s = 0.0  # from a batch's arrival until a member joins
         self.num_switches = 0  # batches of which a member has joined
@@ -76,7 +77,7 @@ class Joining(CorePart):
         self._here.forget_shortage()  # others may take the seats of requests that have ended
         commands = self._seat_candidates(now)
         if self.takes_prompts(now):
-            self._seats.seat_prompts(now)
+            commands += self._seats.seat_prompts(now)
         return commands
 
     def _seat_candidates(self, now: float) -> list[Command]:
@@ -138,7 +139,7 @@ class Joining(CorePart):
         self._here.joining[number] = running
         tokens, right = running.kept_tokens, running.from_right
         holder, lacking = self._pool.member.holder, pages[start // self._limits.page_size :]
-        copy = CopyIn(number, holder, lacking, running.pairs, tokens, start, from_right=right)
+        copy = CopyIn(number, holder, lacking, running.pairs, tokens, start, right, self._beside)
         return [*self._memory.copies(), copy]
 
     def _end_copy(self, number: int, intact: bool) -> list[Command]:
@@ -151,7 +152,7 @@ class Joining(CorePart):
             self._notes.note("joined", running.key)
             self._memory.pages.publish(running)
             return self._holds.release(running.key) if running.dropped else []  # the next copy is of other tokens
-        self._memory.release_after_step(running)
+        self._memory.release(running)
         self._notes.note("lost", running.key)
         self._decisions.note(Kind.LOST, running.request, why="its KV in the pool was not intact")
         refused = [] if number in self._from_lost_pool else self._refuse(running)

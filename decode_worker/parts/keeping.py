@@ -4,12 +4,15 @@
        └── its request has left or ended: no longer wanted (an answer takes what is written with it)
     ended ── pages at hand ──▶ its answer is copied, likewise ──▶ Keep: for requests that go on from there
 
+    leaves next ── memory is short ──▶ its full pages are copied, likewise ──▶ it leaves: only the rest is copied
+                                          └── it has ended: handed on with its answer; it left without: forgotten
+
 A request that has to leave then writes only what it has made since, and is not computed anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from alignedserve.core import FinishReason
 from alignedserve.decode_worker.parts.stores import Stores
@@ -19,6 +22,9 @@ from alignedserve.protocol.events import Event, MemberLost
 from alignedserve.protocol.messages import SPARE
 from alignedserve.worker.parts.part import CorePart
 from alignedserve.worker.step.running import Running
+
+_MOST_AHEAD = 4  # requests that are written ahead; looking for each takes a look at all residents
+_LOOK_STEPS = 4  # between two looks: a page is filled in more than that
 
 
 class PromptKeeping(CorePart):
@@ -99,6 +105,72 @@ class PromptKeeping(CorePart):
         return commands
 
 
+class WritingAhead:
+    """Has the full pages of requests written that leave next, while they still run.
+
+    An eviction stands between two steps, since the next one needs its pairs: what it copies delays all that decode.
+    """
+
+    def __init__(self, stores: Stores, writing: PageWriting, prompts: PromptKeeping) -> None:
+        limits, policy = stores.limits, stores.policy
+        self._page_size, self._steps = limits.page_size, stores.steps
+        self._here, self._memory, self._order = stores.here, stores.memory, stores.order
+        self._writing, self._writer, self._prompts = writing, writing.writer, prompts
+        gives_back = limits.reach is not None or limits.fold is not None  # pairs of a request that runs: they move
+        have_to_leave = policy.grows or policy.swaps
+        self._is_on = stores.copies_beside and policy.evict and have_to_leave and not gives_back
+        self._looked_at = 0  # number of a step
+        self._ahead: dict[Running, None] = {}  # residents of which pages were written ahead
+        self.num_pages = 0  # that were written ahead
+
+    def write(self, now: float) -> list[Command]:
+        """Begin to copy the full pages of requests that leave next, as far as there are pages at hand."""
+        if self._ahead:
+            self._forget_those_that_are_gone()
+        pool, commands = self._writing.target, list[Command]()
+        is_due = self._is_on and self._steps.number >= self._looked_at + _LOOK_STEPS
+        if pool is None or not is_due or self._memory.num_free >= self._short:
+            return []
+        self._looked_at = self._steps.number
+        for running in self._next_to_leave(now):
+            pages = self._num_pages(running)
+            if 0 < pages < self._writer.num_at_hand(SPARE):  # a page is left for what it makes from now on
+                self._ahead[running] = None
+                self.num_pages += pages
+                commands.append(self._writer.begin_part(running, pool, pages, SPARE))
+        return commands
+
+    def _forget_those_that_are_gone(self) -> None:
+        """Forget what was written of requests that left without it, or ended: an answer takes it along."""
+        gone = [running for running in self._ahead if self._here.residents.get(running.request.id) is not running]
+        for running in gone:
+            del self._ahead[running]
+            if running not in self._here.kept:
+                self._writer.forget_parts(running)
+
+    @property
+    def _short(self) -> int:
+        """Return the free pairs below which memory is short: one for each decode."""
+        return len(self._here.residents)
+
+    def _next_to_leave(self, now: float) -> Iterator[Running]:
+        residents, free = [*self._here.residents.values()], self._memory.num_free
+        for _ in range(min(_MOST_AHEAD, len(residents) - 1)):
+            if free >= self._short:
+                return
+            leaving = self._order.packer.leaving((), residents, now)
+            residents.remove(leaving)
+            free += self._memory.num_freed((leaving,))
+            yield leaving
+
+    def _num_pages(self, running: Running) -> int:
+        """Return how many full pages the pool lacks of a request, if these are to be written now."""
+        is_busy = self._writer.is_writing(running) or self._prompts.awaits(running) or self._writing.awaits(running)
+        if is_busy or running.num_lost or not is_writable(running, self._page_size):
+            return 0
+        return running.prefix // self._page_size - len(running.known) - self._writer.num_written(running)
+
+
 class AnswerKeeping:
     """Has the pool keep the full pages of requests that have ended: of their prompts it has most already."""
 
@@ -106,7 +178,7 @@ class AnswerKeeping:
         self._page_size, self._pace, self._steps = stores.limits.page_size, stores.pace, stores.steps
         self._here, self._queue, self._candidates = stores.here, stores.queue, stores.candidates
         self._memory, self._holds, self._writing = stores.memory, stores.holds, writing
-        self._writer = writing.writer
+        self._writer, self._copies_beside = writing.writer, stores.copies_beside
 
     def end(self, running: Running, finish: FinishReason) -> list[Command]:
         """Free what a request has that has ended, at once or after its answer is copied to the pool."""
@@ -121,7 +193,8 @@ class AnswerKeeping:
         """Return whether there is anything to be kept: of a request that came with KV, what comes after the pages that
         the pool holds. Where a request shares its pairs it would be in another one's way."""
         begins = running.key in self._holds or not running.came_with_kv
-        if not (self._writing.has_answered(running) and begins) or self._memory.is_shared(running):
+        is_whole = self._writing.has_answered(running) and begins and not self._memory.is_shared(running)
+        if not (is_whole and self._pace.policy.reuse):
             return False
         return self._num_pages(running) > 0 or self._writer.num_written(running) > 0
 
@@ -137,8 +210,9 @@ class AnswerKeeping:
         """Copy answers to the pool, and free the pairs of requests of which the pool gets no more.
 
         An answer is copied beside the steps and keeps its pairs meanwhile, as one does whose prompt is still being
-        written. Where another request waits for these pairs, or pairs do not stay where they are, it is copied after
-        the step that is due, and only if the one after it will not be late for that.
+        written. Where decodes may lack these pairs, where another request waits for them and copies beside steps take
+        long, or where pairs do not stay where they are, it is copied after the step that is due, and only if the one
+        after it will not be late for that.
         """
         writing = [running for running in self._here.kept if self._writer.is_writing(running)]
         begun = self._begin_aside() if self._may_hold_pairs else {}
@@ -151,7 +225,7 @@ class AnswerKeeping:
         """Return whether answers may keep their pairs while they are copied."""
         if not self._memory.keeps_places or self._memory.num_free < len(self._here.residents):
             return False
-        return not self._candidates and not self._queue.lacks_memory(only_rt=False)
+        return self._copies_beside or not (self._candidates or self._queue.lacks_memory(only_rt=False))
 
     def _begin_aside(self) -> dict[Running, Command]:
         """Begin to copy answers beside the steps; return the requests whose pages were at hand."""

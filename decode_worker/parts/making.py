@@ -9,7 +9,7 @@ from alignedserve.decode_worker.parts.asking import BatchAsks, PageAsks
 from alignedserve.decode_worker.parts.ending import StepOutcome
 from alignedserve.decode_worker.parts.intake import Intake
 from alignedserve.decode_worker.parts.joining import Joining
-from alignedserve.decode_worker.parts.keeping import AnswerKeeping, PromptKeeping
+from alignedserve.decode_worker.parts.keeping import AnswerKeeping, PromptKeeping, WritingAhead
 from alignedserve.decode_worker.parts.leaving import Leaving
 from alignedserve.decode_worker.parts.preempting import Preempting
 from alignedserve.decode_worker.parts.prefetching import Prefetching
@@ -53,9 +53,11 @@ class DecodeParts:
         self.arrivals = Arrivals(stores, self.prefixes.admit)
         self.expectations = Expectations(stores, queue, self._named, self.intake.expect)
         # Steps
-        self.stepping = Stepping(stores, self.prefixes, self.joining, self.preempting, self.leaving)
+        self.stepping = Stepping(stores, self.prefixes, self.fetching, self.joining, self.preempting, self.leaving)
         self.prompt_keeping, self.keeping = PromptKeeping(stores, self.writing), AnswerKeeping(stores, self.writing)
-        self.rate = PromptRate(stores, queue, lambda: stores.here.unfinished, lambda: self.prefixes.asking)
+        self.ahead = WritingAhead(stores, self.writing, self.prompt_keeping)
+        unfinished, asking = lambda: stores.here.unfinished, lambda: self.prefixes.asking
+        self.rate = PromptRate(stores, queue, unfinished, asking, stores.copies_beside)
         self.idle = IdleTrials(stores)
         self.step_end = StepEnd(stores, queue, StepOutcome(stores, self.prompt_keeping, self.keeping))
         # Messages to the pool, the router and owners
@@ -100,6 +102,7 @@ class DecodeParts:
             prefetched=self.receiving.num_prefetched,
             taken_in=self.taking_in.num_taken_in,
             kept_pages=self.writing.num_kept_pages,
+            pages_ahead=self.ahead.num_pages,
             reused_tokens=self.fetching.num_reused_tokens,
             spoiled_pages=self.fetching.num_spoiled_pages,
             decode_steps=sum(self._steps.by_batches),
@@ -119,6 +122,7 @@ class DecodeCounts:
     prefetched: int  # requests that joined from a prefill worker's device, and had waited in the pool
     taken_in: int  # prompts of a node without a pool that were committed to this one's
     kept_pages: int  # of prompts and answers
+    pages_ahead: int  # of requests that were to leave next, written while they ran
     reused_tokens: int  # that were not computed because the pool had their KV
     spoiled_pages: int  # of the pool that were not intact
     decode_steps: int

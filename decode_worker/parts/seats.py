@@ -27,7 +27,7 @@ class Fetching(CorePart):
         self._limits, self._policy, self._pool, self._memory = stores.limits, stores.policy, stores.pool, stores.memory
         self._here, self._queue, self._holds, self._pace = stores.here, stores.queue, stores.holds, stores.pace
         self._faults, self._copy_numbers, self._pages = stores.faults, stores.copy_numbers, stores.pages
-        self._dropping = stores.dropping
+        self._dropping, self._beside = stores.dropping, stores.copies_beside
         self._from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when their pool was lost
         self._new: list[int] = []  # copies that are not ordered yet
         self.num_reused_tokens = 0  # that were not computed because the pool had their KV
@@ -47,7 +47,8 @@ class Fetching(CorePart):
             number = next(self._copy_numbers)
             self._here.fetching[number] = prompt
             self._new.append(number)
-            self._pace.note_fetch(prompt)
+            if not self._beside:
+                self._pace.note_fetch(prompt)
             prompt.prefix = len(prompt.known) * self._limits.page_size  # a slot that it loses from now on is saved
         else:
             prompt.end_fetch()
@@ -59,18 +60,18 @@ class Fetching(CorePart):
         return not prompt.blocks and (self._policy.evict or not has_left)
 
     def fetch(self, now: float) -> list[Command]:
-        """Order the copies of the prompts that were seated since the last turn."""
-        new, self._new = [number for number in self._new if number in self._here.fetching], []
+        """Order the copies to prompts that were seated since: behind those of requests that left them their pairs."""
+        new, self._new = self._new, []
         return [*self._memory.copies(), *map(self._copy, new)] if new else []
 
     def _copy(self, number: int) -> Command:
         """Return the order to copy what the device lacks of a prompt."""
         assert self._pool.member is not None, "known pages are forgotten with their pool"
-        prompt, limits = self._here.fetching[number], self._limits
+        prompt, limits = self._here.fetching.get(number) or self._here.abandoned[number], self._limits
         start = prompt.fetched_from
         tokens, pages = prompt.tokens(0, prompt.prefix), prompt.known[start // limits.page_size :]
         pairs = prompt.pairs[: units_for(len(tokens), limits.block_size)]
-        return CopyIn(number, self._pool.member.holder, pages, pairs, tokens, start, from_right=prompt.from_right)
+        return CopyIn(number, self._pool.member.holder, pages, pairs, tokens, start, prompt.from_right, self._beside)
 
     def _end(self, number: int, intact: bool) -> list[Command]:
         """Let the prompt run. KV that is not intact is computed anew, and no other request gets it."""
@@ -105,6 +106,8 @@ class Seats(CorePart):
         match event:
             case StepDone():
                 self._memory.step_ended()
+            case CopiedIn(number) if number in self._here.abandoned:
+                self._memory.release(self._here.abandoned.pop(number))
             case Received(message=Expect(request=request)):
                 if (resident := self._here.residents.get(request)) is not None:
                     self._order.moved(resident)
@@ -121,7 +124,7 @@ class Seats(CorePart):
         self._decisions.note(Kind.SEATED, prompt.request, tokens=prompt.prefix)
         self._notes.note("joined", prompt.key)
 
-    def seat_prompts(self, now: float) -> None:
+    def seat_prompts(self, now: float) -> list[Command]:
         """Seat waiting prompts in their order, as far as there is room, where the step's choice does not seat them."""
         for prompt in self._first_come():
             is_blocked = not prompt.promise.is_rt and bool(self._memory.lacking())
@@ -130,6 +133,7 @@ class Seats(CorePart):
             if not self._memory.seat_prompt(prompt, self._queue.waiting, now):
                 break
             self.seat(prompt)
+        return self._fetching.fetch(now)
 
     def _first_come(self) -> Iterator[Running]:
         """Yield waiting prompts that are seated without being chosen, in their order.
@@ -158,11 +162,11 @@ class Seats(CorePart):
     # --- Requests that are here
 
     def drop(self, request: str, attempt: int) -> list[Command]:
-        commands: list[Command] = []
-        for running in self._here.take(request, attempt):
+        seated = self._here.take(request, attempt)
+        for running in seated:
             self._memory.release_after_step(running)
-            commands += self._holds.release(running.key)
-        return commands
+        dropped = [*seated, *self._here.abandon(request, attempt)]
+        return [command for running in dropped for command in self._holds.release(running.key)]
 
     def attempts(self) -> list[Attempt]:
         return [running.key for running in self._here_now()]

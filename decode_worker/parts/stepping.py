@@ -13,6 +13,7 @@ from alignedserve.decode_worker.packing.packer import Runnable, TypeChoice
 from alignedserve.decode_worker.parts.joining import Joining
 from alignedserve.decode_worker.parts.leaving import AHEAD_STEPS, Leaving
 from alignedserve.decode_worker.parts.preempting import Preempting
+from alignedserve.decode_worker.parts.seats import Fetching
 from alignedserve.decode_worker.parts.stores import Stores
 from alignedserve.protocol.commands import Command, SetTimer
 from alignedserve.worker.parts.prefixes import Prefixes
@@ -26,7 +27,13 @@ _ANSWER = "answer"  # timer: the next step waits no longer for the pool
 
 class Stepping:
     def __init__(
-        self, stores: Stores, prefixes: Prefixes, joining: Joining, preempting: Preempting, leaving: Leaving
+        self,
+        stores: Stores,
+        prefixes: Prefixes,
+        fetching: Fetching,
+        joining: Joining,
+        preempting: Preempting,
+        leaving: Leaving,
     ) -> None:
         self._limits, self._pace, self._steps = stores.limits, stores.pace, stores.steps
         self._here, self._counts, self._queue = stores.here, stores.step_counts, stores.queue
@@ -34,6 +41,7 @@ class Stepping:
         self._own = own_packing(stores.policy, stores.here)  # None: the packing chooses among all
         self._prefixes, self._writer = prefixes, stores.writer
         self._joining, self._preempting, self._leaving = joining, preempting, leaving
+        self._fetching, self._copies_beside = fetching, stores.copies_beside
         self._looks_ahead = stores.setup.look_ahead > 0
         why_not = stores.policy.why_not_ahead
         assert not (self._looks_ahead and why_not), why_not
@@ -44,18 +52,14 @@ class Stepping:
         """Plan the next step where none runs, and the one after it where that is possible."""
         if self._steps.running is not None:
             return self._plan_ahead(self._steps.running, now)
-        if self._here.is_copying:  # the copies come before the step in any case: their requests are to run in it
+        if self._awaits_copies:
             return []
         if now < self._prefixes.answered_by and (self._here.num_seated or self._queue.waiting):
             return [SetTimer(_ANSWER, self._prefixes.answered_by)]
         before = self._order.packer.prepare(self, now)
-        selection = self._choose(before, now)
-        # A request that had left, and that the pool knows, is seated by one choice and computed anew by the next.
-        while not selection.chunks and not selection.decodes and not self._here.fetching:
-            if not selection.seated and not self._lets_all_run() and not self._make_room(before, now):
-                break
-            selection = self._choose(before, now)
-        if self._here.fetching:  # the step is chosen anew when the pages of these prompts are here
+        selection = self._next_step(before, now)
+        before += self._fetching.fetch(now)
+        if selection is None:
             return before
         self._counts.count(selection.decodes)
         before += self._memory.copies()
@@ -66,6 +70,11 @@ class Stepping:
         begun = begin_step(self._steps, selection, decodes)
         running = self._steps.running
         return [*before, *begun, *(self._plan_ahead(running, now) if running is not None else ())]
+
+    @property
+    def _awaits_copies(self) -> bool:
+        """Return whether pages are being copied between two steps: their requests are to run in the next one."""
+        return not self._copies_beside and bool(self._here.joining or self._here.fetching)
 
     def _count_held_back(self, selection: Selection) -> None:
         prompts = map(self._here.running_of, selection.chunks)
@@ -113,8 +122,25 @@ class Stepping:
 
     # --- The choice
 
+    def _next_step(self, before: list[Command], now: float) -> Selection | None:
+        """Choose the next step; None where nothing can run. Commands that must come before it are added to `before`.
+
+        A choice gives prompts seats. Where the pool has pages of one, these are fetched first, and the step is chosen
+        again without it. A request that had left is seated by one choice and computed anew by the next.
+        """
+        while not self._awaits_copies:
+            num_fetching = len(self._here.fetching)
+            selection = self._choose(before, now)
+            if len(self._here.fetching) > num_fetching:
+                continue
+            if selection.chunks or selection.decodes:
+                return selection
+            if not (selection.seated or self._lets_all_run() or self._make_room(before, now)):
+                return None
+        return None
+
     def _choose(self, before: list[Command], now: float) -> Selection:
-        """Choose what runs in the next step. Commands that must come before it are added to `before`."""
+        """Choose what may run in the next step, and give prompts seats."""
         seats = self._limits.max_batch - self._here.num_seated if self._joining.takes_prompts(now) else 0
         packer, waiting = self._order.packer, self._queue.waiting
         decodes, prompts = self._runnable()
@@ -124,9 +150,10 @@ class Stepping:
         selection = select(decodes, prompts, waiting, at, seating)
         for running in selection.unseated:
             before += self._preempting.preempt_replaced(running, next(iter(selection.seated), None))
+        num_fetching = len(self._here.fetching)
         for prompt in selection.seated:
             self._preempting.seat(prompt)
-        if not self._here.fetching:
+        if len(self._here.fetching) == num_fetching:
             packer.planned(selection)
             if self._own is not None:
                 self._own.planned(selection)

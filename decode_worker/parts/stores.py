@@ -33,6 +33,8 @@ class Stores(Common):
         self.line = CandidateOrder(self.pace, self.here, self.candidates, self.steps)
         self.holds, self.copy_numbers = PoolHolds(self.pool), count(1)  # of copies from the pool
         self.queue = PromptQueue(self, lambda prompt: self.holds.release(prompt.key))
+        # Beside steps only what stays where it is can be copied.
+        self.copies_beside = setup.copies_beside and self.memory.keeps_places
 
     def _memory_of(self, steps: StepsInFlight) -> PlainMemory:
         """Make the memory, and the order of service that it goes by; the pace is known by now."""

@@ -78,6 +78,10 @@ class PageWriting(CorePart):
         self._pages.note_in_pool(running)
         return [self.writer.begin(running, self.target, tokens, SPARE, saved=saved, stays=True)]
 
+    def awaits(self, running: Running) -> bool:
+        """Return whether the pool has been given pages of the request, and has not said yet that it keeps them."""
+        return running.key in self._awaited
+
     def has_answered(self, running: Running) -> bool:
         """Return whether the pool has said all that it holds of a request that has ended; it is to say no more."""
         is_awaited = running.key in self._awaited

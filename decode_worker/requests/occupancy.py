@@ -4,21 +4,21 @@ residents  decode, or are about to: all their tokens but the last have KV here
 prompts    have pairs, and run chunk by chunk
 fetching   have pairs, and the pages that hold their first tokens are being copied there; prompts after that
 joining    have pairs, and the pages that hold their KV are being copied there
+abandoned  were fetching or joining and are not wanted any more, but pages are still being copied to their pairs
 received   have pairs, and their KV is on its way from a prefill worker (transfers.py)
 departing  have pairs, and leave for a prefill worker, but may have to stay (departures.py)
 kept       have ended, and have pairs until their KV is on its way to the pool
+
+To pairs that pages or KV are copied to, nothing else is written until that has ended: their requests are in no step,
+and keep them until then, wanted or not.
 """
 
 from __future__ import annotations
-
-from typing import TypeVar
 
 from alignedserve.core import Chunk
 from alignedserve.decode_worker.requests.departures import Departures
 from alignedserve.decode_worker.requests.transfers import IncomingTransfers
 from alignedserve.worker.step.running import Running
-
-_Seat = TypeVar("_Seat")
 
 
 class Occupancy:
@@ -27,6 +27,7 @@ class Occupancy:
         self.prompts: dict[str, Running] = {}
         self.joining: dict[int, Running] = {}  # number of the copy -> request
         self.fetching: dict[int, Running] = {}  # likewise
+        self.abandoned: dict[int, Running] = {}  # likewise
         self.kept: list[Running] = []
         self.transfers = IncomingTransfers()
         self.departures = Departures()
@@ -73,12 +74,8 @@ class Occupancy:
     @property
     def is_changing(self) -> bool:
         """Return whether some request has pairs and is on its way here, or leaves them."""
-        return bool(self.is_copying or self.transfers.occupants or self.departures)
-
-    @property
-    def is_copying(self) -> bool:
-        """Return whether pages are being copied here for a request that is to run in the next step."""
-        return bool(self.joining or self.fetching)
+        copies = self.joining or self.fetching or self.abandoned
+        return bool(copies or self.transfers.occupants or self.departures)
 
     def pairs_needed(self, steps: int, block_size: int) -> int:
         """Return the pairs that decodes need to go on for so many steps."""
@@ -95,13 +92,18 @@ class Occupancy:
         return is_resident
 
     def take(self, request: str, attempt: int) -> list[Running]:
-        """Remove all requests of this name that have a seat, up to this attempt."""
-        return [
-            *_taken(self.residents, request, attempt),
-            *_taken(self.prompts, request, attempt),
-            *_taken(self.joining, request, attempt),
-            *_taken(self.fetching, request, attempt),
-        ]
+        """Remove all requests of this name that may be in a step, up to this attempt."""
+        return [*_taken(self.residents, request, attempt), *_taken(self.prompts, request, attempt)]
+
+    def abandon(self, request: str, attempt: int) -> list[Running]:
+        """Take the seats of all requests of this name to which pages are being copied, up to this attempt."""
+        copies = [*self.joining.items(), *self.fetching.items()]
+        abandoned = {number: running for number, running in copies if running.is_of(request, attempt)}
+        for number in abandoned:
+            self.joining.pop(number, None)
+            self.fetching.pop(number, None)
+        self.abandoned |= abandoned
+        return [*abandoned.values()]
 
     # --- A shortage of memory
 
@@ -125,5 +127,5 @@ class Occupancy:
             self._short_at = 0
 
 
-def _taken(seats: dict[_Seat, Running], request: str, attempt: int) -> list[Running]:
+def _taken(seats: dict[str, Running], request: str, attempt: int) -> list[Running]:
     return [seats.pop(seat) for seat, running in [*seats.items()] if running.is_of(request, attempt)]

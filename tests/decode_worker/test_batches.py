@@ -75,7 +75,7 @@ class Worker:
 
     def next_joins(self) -> list[Command]:
         """Cancel the request that holds the seat, so that the next request joins."""
-        [leaving] = self.core.stores.roster.occupants()
+        [leaving] = self.core.stores.here.with_kv
         return self.hears(said(ROUTER, Cancel(*leaving.key)))
 
 

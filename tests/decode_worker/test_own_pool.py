@@ -127,10 +127,11 @@ def pair(
     limits: WorkerLimits = LIMITS,
     copying: CopyCost = FREE_COPIES,
     token_s: float | None = None,
+    copies_beside: bool = False,
 ) -> Pair:
     """`token_s` is what a prompt token takes by the cost model, where that knows any times."""
     cost = None if token_s is None else OnlineCost([Point(shape, token_s * shape.tokens) for shape in SHAPES])
-    setup = WorkerSetup(limits, policy, cost, copying, root=b"model")
+    setup = WorkerSetup(limits, policy, cost, copying, root=b"model", copies_beside=copies_beside)
     made = Pair(DecodeCore(setup), PoolCore(pages, limits.block_size, policy))
     made.hears(MemberJoined(member("decode-0")), "pool-0")
     made.hears(MemberJoined(POOL_MEMBER))
@@ -199,9 +200,11 @@ class TestWhatThePoolHas:
         assert [len(message.pages) for message in worker.said if isinstance(message, Spoiled)] == [4]
         assert worker.core.counts.spoiled_pages == 4
 
-    def test_prompts_whose_beginning_is_copied_do_not_keep_the_worker_busy(self) -> None:
-        """The router hears of what is to be computed, and of the time of copies."""
-        worker = pair(copying=CopyCost(1e-5), token_s=1e-3)
+    @pytest.mark.parametrize("beside", [False, True])
+    @pytest.mark.parametrize("copied_s", [1e-5, 9e-4])
+    def test_prompts_whose_beginning_is_copied_do_not_keep_the_worker_busy(self, copied_s: float, beside: bool) -> None:
+        """The router hears of what is to be computed, and of the time of copies: of the longer where they overlap."""
+        worker = pair(copying=CopyCost(copied_s), token_s=1e-3, copies_beside=beside)
         worker.asks(FIRST)
         worker.until_idle()
         have_written_over(worker)
@@ -209,8 +212,10 @@ class TestWhatThePoolHas:
         worker.asks(*(replace(TURN, id=f"turn-{number}") for number in range(4)))  # while a step runs
         worker.hears(MemberJoined(ROUTER_MEMBER))
         told = [message.backlog for message in worker.said if isinstance(message, Progress)][-1]
-        assert told.prompts_s == told.rt_prompts_s == pytest.approx((5 + 4 * 3) * told.loaded_token_s + 4 * 32 * 1e-5)
-        assert told.copying == CopyCost(1e-5)
+        computing_s, copies_s = (5 + 4 * 3) * told.loaded_token_s, 4 * 32 * copied_s
+        expected = max(computing_s, copies_s) if beside else computing_s + copies_s
+        assert told.prompts_s == told.rt_prompts_s == pytest.approx(expected)
+        assert told.copying == CopyCost(copied_s)
 
     def test_a_step_waits_a_moment_for_the_word_on_a_chat_but_on_no_document(self) -> None:
         for asked, waits in ((TURN, True), (be(TURN), False)):

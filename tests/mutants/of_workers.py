@@ -166,7 +166,7 @@ DECODE = (
     Mutant(
         "pairs of a bad copy lost",
         f"{_DECODE}/parts/joining.py",
-        '        self._memory.release_after_step(running)\n        self._notes.note("lost", running.key)\n',
+        '        self._memory.release(running)\n        self._notes.note("lost", running.key)\n',
         '        self._notes.note("lost", running.key)\n',
         "Block pairs are never free again.",
     ),

@@ -70,6 +70,7 @@ def test_the_seeds_are_of_every_kind() -> None:
     assert {scenario.nodes for scenario in scenarios} == {1, 2, 3}
     assert {scenario.num_gateways for scenario in scenarios} == {1, 2}
     assert {scenario.look_ahead for scenario in scenarios} == {0, 1}
+    assert {scenario.copies_beside for scenario in scenarios} == {False, True}
     assert {ask.service for scenario in scenarios for ask in scenario.asks} == set(ServiceClass)
     assert any(ask.leaves_after_s is not None for scenario in scenarios for ask in scenario.asks)
     assert any(ask.after is not None for scenario in scenarios for ask in scenario.asks)

@@ -58,6 +58,7 @@ def test_a_gpu_has_room_for_kv_and_a_link_for_every_route(name: str) -> None:
     device = from_gpu(name)
     assert 10_000 < device.kv_tokens < 2_000_000
     assert set(device.links) == set(Route)
+    assert device.copies_beside is (device.gpus == 1)
 
 
 class TestKinds:

@@ -64,8 +64,8 @@ def joins_from_memory(of: RunRecord, worker: str = "") -> float:
 
 
 def written_to_pool(of: RunRecord) -> float:
-    """Return the number of copies from a device to the pool per request."""
-    return sum(not copy.to_device for copy in of.copies) / len(of.requests)
+    """Return the number of copies from prefill workers to the pool per request."""
+    return sum(not copy.to_device and copy.worker.startswith("prefill-") for copy in of.copies) / len(of.requests)
 
 
 def mean_bubble(of: RunRecord) -> float:

@@ -48,6 +48,23 @@ def test_it_does_not_depend_on_the_process() -> None:
     assert len(digests) == 1
 
 
+@pytest.mark.parametrize("beside", [False, True])
+def test_steps_go_on_while_a_request_is_copied_to_the_device_if_copies_go_beside_them(beside: bool) -> None:
+    slow = Settings(seed=1, topology=Topology(1, 1), timing=Costs(page_s=0.1), record=True, copies_beside=beside)
+    simulation = Simulation(replace(slow, workload=Workload(num_requests=12, rate=4.0)))
+    assert simulation.run().problems == ()
+    record = simulation.record(0.0)
+    joins = [copy for copy in record.copies if copy.worker == "decode-0" and copy.to_device]
+    steps = [step for step in record.steps if step.worker == "decode-0"]
+    assert {copy.aside for copy in joins} == {beside}
+    is_overlapped = any(
+        step.began_at < copy.began_at + copy.seconds and copy.began_at < step.began_at + step.seconds
+        for copy in joins
+        for step in steps
+    )
+    assert is_overlapped is beside
+
+
 @pytest.mark.parametrize("topology", ["colocated", "1+1", "2+1", "1+3", "2+2"])
 @pytest.mark.parametrize("limits", [Settings().limits, TIGHT], ids=["roomy", "tight"])
 def test_all_requests_end_with_their_tokens_and_all_memory_is_free(topology: str, limits: WorkerLimits) -> None:

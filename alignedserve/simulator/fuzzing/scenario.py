@@ -140,6 +140,7 @@ class Scenario:
     direct: bool = False  # whether prefill workers send KV to decode workers
     nodes: int = 1  # as in Settings
     look_ahead: int = 0  # of decode workers
+    copies_beside: bool = False  # whether their copies from the pool go on beside steps
     knows_copies: bool = False  # whether workers know how long copies take: else all take them to be quicker
     jobs: tuple[JobAsk, ...] = ()
     most_open_lines: int = 256  # of jobs
@@ -164,6 +165,7 @@ class Scenario:
             direct=self.direct,
             nodes=self.nodes,
             look_ahead=self.look_ahead,
+            copies_beside=self.copies_beside,
             most_s=self.ends_by + 1.0,
             num_past=_PAST,
         )
@@ -249,7 +251,8 @@ def lines(scenario: Scenario) -> list[str]:
         f"{limits.max_batch} requests{window}",
         f"a step takes {1e3 * scenario.costs.step_s:.3g} ms or more, the copy of a page "
         f"{1e3 * scenario.costs.page_s:.3g} ms",
-        _policy_line(scenario.policy, scenario.num_pages) + f", look_ahead: {scenario.look_ahead}",
+        _policy_line(scenario.policy, scenario.num_pages) + f", look_ahead: {scenario.look_ahead}, "
+        f"copies {'beside' if scenario.copies_beside else 'between'} steps",
         f"frames take {1e3 * scenario.network.least_s:.3g} ms and {1e3 * scenario.network.spread_s:.3g} ms by chance, "
         f"receivers of KV hear of its end {1e3 * scenario.network.late_end_s:.3g} ms late",
         *(f"{at:9.4f} s  {line}" for at, line in sorted(events)),

@@ -21,7 +21,8 @@ _AHEAD_S, _APART_S = 4 * 3600.0, 3 * 3600.0
 
 
 def widened(drawn: Scenario) -> Scenario:
-    return _with_known_copies(_with_families(_on_nodes(_with_more_workers(_switched(_with_preset(drawn))))))
+    drawn = _with_families(_on_nodes(_with_more_workers(_switched(_with_preset(drawn)))))
+    return _with_copies_beside(_with_known_copies(drawn))
 
 
 def some_without_faults(drawn: Scenario) -> Scenario:
@@ -179,6 +180,11 @@ def _with_families(drawn: Scenario) -> Scenario:
 def _with_known_copies(drawn: Scenario) -> Scenario:
     """Let the workers of every third run know how long copies take: they compute what takes less time than its copy."""
     return replace(drawn, knows_copies=Random(f"{drawn.seed}/copies").random() < 1 / 3)
+
+
+def _with_copies_beside(drawn: Scenario) -> Scenario:
+    """Let copies from the pool go on beside the steps of decode workers in half of the runs, as on GPUs."""
+    return replace(drawn, copies_beside=Random(f"{drawn.seed}/beside").random() < 1 / 2)
 
 
 def _on_nodes(drawn: Scenario) -> Scenario:

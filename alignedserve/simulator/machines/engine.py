@@ -349,9 +349,11 @@ class CheckedHands(ModelledHands):
             self._arena = None
 
     def begin(self, command: Command) -> float:
-        """Begin the work. Pages that it writes hold neither old nor new content until it has finished."""
+        """Begin the work. What it writes beside other work holds neither old nor new content until it has finished."""
         if isinstance(command, CopyOut) and (arena := self._current_arena(command.pool)) is not None:
             arena.write(dict.fromkeys(command.pages, _TaggedPage(None, 0, [])))
+        if isinstance(command, CopyIn) and command.aside:
+            self._write(self._copied_to(command), 0, [_EMPTY] * (len(self._copied_to(command)) * self._block_size))
         if isinstance(command, CompressPage) and (arena := self._current_arena(command.pool)) is not None:
             arena.write({command.into: _TaggedPage(None, 0, [])})
         return super().begin(command)
@@ -506,8 +508,13 @@ class CheckedHands(ModelledHands):
             page_tags = tags[at * size : (at + 1) * size]
             arena.write({page: _TaggedPage(token_hash, len(page_tags), page_tags)})
 
+    def _copied_to(self, command: CopyIn) -> list[int]:
+        return _k_blocks(command.pairs[command.start // self._block_size :])
+
     def _copy_in(self, command: CopyIn) -> bool:
-        arena, tokens = self._current_arena(command.pool), command.tokens
+        arena, tokens, blocks = self._current_arena(command.pool), command.tokens, self._copied_to(command)
+        if command.aside and any(tag != _EMPTY for tag in self._read(blocks, len(blocks) * self._block_size)):
+            raise WrongKV(f"the pairs of copy {command.number} were written to meanwhile")
         if arena is None:
             return False
         size, blocks = arena.page_size, _k_blocks(command.pairs)

@@ -69,6 +69,7 @@ class Hardware:
     int8_in: float = 1.0  # time that a page in int8 takes to the device and to become KV, as a share of KV's time
     extents: Extents | None = None  # of the pool, where it has pages of more than one kind
     gpus: int = 1  # that share the model
+    copies_beside: bool = False  # whether copies from the pool go on beside steps (executor/building.py)
 
     def step(self, plan: StepPlan) -> float:
         return self.truth.seconds(plan)
@@ -162,7 +163,8 @@ def _of_device(name: str, device: Device, truth: Truth) -> Hardware:
         Route.DEVICE_TO_DEVICE: peer,
         Route.NETWORK: _NETWORK,
     }
-    return Hardware(name, truth, device.kv_tokens, device.kv_bytes, links, int8_in=_INT8_OVER_PCIE, gpus=ranks)
+    kv_tokens, kv_bytes, beside = device.kv_tokens, device.kv_bytes, ranks == 1
+    return Hardware(name, truth, kv_tokens, kv_bytes, links, None, _INT8_OVER_PCIE, gpus=ranks, copies_beside=beside)
 
 
 class ProfileTruth:
@@ -205,8 +207,11 @@ def from_profile(path: Path, seed: int = 0) -> Hardware:
         raise ProfileError(f"{path} has no measured copies: write it again with `alignedserve profile`")
     limits, kv_bytes = profile.memory.limits, profile.memory.kv_bytes
     kv_tokens = limits.num_pairs * limits.block_size
-    truth, links, gpus = ProfileTruth(profile.model, seed), profile.links, profile.subject.tensor_parallel
-    return Hardware(profile.subject.device, truth, kv_tokens, kv_bytes, links, limits, _INT8_ON_CPU, gpus=gpus)
+    truth, links, subject = ProfileTruth(profile.model, seed), profile.links, profile.subject
+    int8_in = _INT8_ON_CPU if subject.is_processor else _INT8_OVER_PCIE
+    beside = not subject.is_processor and subject.tensor_parallel == 1
+    gpus = subject.tensor_parallel
+    return Hardware(subject.device, truth, kv_tokens, kv_bytes, links, limits, int8_in, gpus=gpus, copies_beside=beside)
 
 
 def belief(truth: Truth, limits: WorkerLimits, longest: int) -> OnlineCost:

@@ -88,6 +88,7 @@ def settings_of(trial: SimulationTrial, given: Given = NOTHING_GIVEN) -> Setting
         most_s=float("inf"),
         record=True,
         look_ahead=config.engine.steps_ahead(policy),
+        copies_beside=device.copies_beside,
     )
 
 
@@ -136,9 +137,10 @@ def _limits(trial: SimulationTrial, device: Hardware, config: Config) -> WorkerL
     if measured is not None and not config.policy.drops:
         measured = replace(measured, reach=None, fold=None)
     if measured is None:
-        return device.limits(engine.max_step_tokens, engine.max_batch)
+        return device.limits(engine.step_tokens, engine.seats)
     said = {**preset(trial.preset).settings, **read_settings(trial.options, "--set", every_setting())}
-    least = {name: min(getattr(engine, name), getattr(measured, name)) for name in ("max_step_tokens", "max_batch")}
+    most = {"max_step_tokens": engine.step_tokens, "max_batch": engine.seats}
+    least = {name: min(number, getattr(measured, name)) for name, number in most.items()}
     return replace(measured, **{name: value for name, value in least.items() if f"engine.{name}" in said})
 
 

@@ -8,8 +8,8 @@ and while nothing waits the cost model is believed again.
 
 A prompt has to wait where it was here when a step was chosen and the step did not run all of it. Time does not count in
 which prompts waited for memory alone: admission predicts that wait, and it says nothing of prompts that have memory.
-What the pool has of a prompt is copied, before a step, and not computed: the time of copies is counted apart, by the
-cost model.
+What the pool has of a prompt is copied and not computed: the time of copies is counted apart, by the cost model. Copies
+before a step come on top of what is computed; copies beside steps take only what they take longer.
 """
 
 from __future__ import annotations
@@ -57,10 +57,13 @@ class PromptRate(CorePart):
         queue: PromptQueue,
         seated: Callable[[], Iterable[Running]],
         coming: Callable[[], Iterable[Running]] = tuple,
+        copies_beside: bool = False,
     ) -> None:
-        """`seated` returns the seated prompts that are not through, `coming` those that are to join the queue."""
+        """`seated` returns the seated prompts that are not through, `coming` those that are to join the queue.
+
+        `copies_beside` says whether copies from the pool go on beside steps."""
         self._steps, self._pace, self._queue = common.steps, common.pace, queue
-        self._seated, self._coming = seated, coming
+        self._seated, self._coming, self._copies_beside = seated, coming, copies_beside
         self._waited_from: dict[bool, float | None] = {True: None, False: None}
         self._passed = {True: _Passed(), False: _Passed()}  # of real-time prompts; of all
         self._fetched_s = 0.0  # that copies had taken when the last step ended
@@ -93,8 +96,12 @@ class PromptRate(CorePart):
         model_s = self._pace.prompt_token_s
         token_s, rt_token_s = (self._passed[only_rt].token_s(model_s, now) for only_rt in (False, True))
         (tokens, copies_s), (rt_tokens, rt_copies_s) = (self._left(only_rt) for only_rt in (False, True))
-        prompts_s, rt_prompts_s = token_s * tokens + copies_s, rt_token_s * rt_tokens + rt_copies_s
+        prompts_s = self._with_copies(token_s * tokens, copies_s)
+        rt_prompts_s = self._with_copies(rt_token_s * rt_tokens, rt_copies_s)
         return Backlog(prompts_s, model_s, rt_prompts_s, token_s, rt_token_s, self._pace.copying)
+
+    def _with_copies(self, computing_s: float, copies_s: float) -> float:
+        return max(computing_s, copies_s) if self._copies_beside else computing_s + copies_s
 
     def _left(self, only_rt: bool) -> tuple[int, float]:
         """Return how many prompt tokens are to be computed, and how long the rest takes to be copied from the pool."""

@@ -1,0 +1,126 @@
+"""Requests that will leave for lack of memory are written to the pool while they run: little is left to be copied."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from alignedserve.core import Request
+from alignedserve.decode_worker.state import DecodeCore
+from alignedserve.protocol.commands import Command, CopyOut, RunStep
+from alignedserve.protocol.events import CopiedOut, MemberJoined, MemberLost
+from alignedserve.protocol.messages import ROUTER, SPARE, AskPages, Batch, Cancel, Commit, Keep, LeasePages
+from alignedserve.scheduling.policy import Policy
+from alignedserve.worker.setup import WorkerSetup
+from tests.decode_worker.test_writing import PAGE, ROOT, Engine, entry
+from tests.samples import LIMITS, POOL_MEMBER, request, said
+
+A, B = request("a", prompt=9, max_tokens=60), request("b", prompt=9, max_tokens=60)
+ROOMY = replace(LIMITS, num_pairs=14)  # seven pairs for each request
+
+
+class Worker(Engine):
+    """A worker where A and B decode, whose asks for pages are answered. Copies beside steps wait in `aside`."""
+
+    def __init__(self, *joining: Request, copies_beside: bool = True, reuse: bool = True) -> None:
+        self.aside, self.ahead, self._next_page = list[CopyOut](), list[CopyOut](), 20
+        policy = Policy(reuse=reuse)
+        super().__init__(DecodeCore(WorkerSetup(ROOMY, policy, root=ROOT, copies_beside=copies_beside)))
+        self.hears(MemberJoined(POOL_MEMBER))
+        self.hears(said("pool-0", Batch(tuple(entry(one, 2 * n + 1, 2 * n + 2) for n, one in enumerate(joining)))))
+
+    def tell(self, *commands: Command) -> list[Command]:
+        self.aside += [command for command in commands if isinstance(command, CopyOut) and command.aside]
+        self.ahead += self.aside
+        super().tell(*(command for command in commands if command not in self.aside))
+        for command in commands:
+            message = getattr(command, "message", None)
+            if isinstance(message, AskPages) and message.pages > 0:
+                pages = tuple(range(self._next_page, self._next_page + message.pages))
+                self._next_page += message.pages
+                self.hears(said("pool-0", LeasePages(pages, message.number, SPARE)))
+        return list(commands)
+
+    def until_short(self) -> CopyOut:
+        """Work until pages of a request are written ahead, and return the order."""
+        for _ in range(100):
+            if self.aside:
+                return self.aside[0]
+            self.works()
+        raise AssertionError("nothing is written ahead")
+
+    def ends_copies(self) -> None:
+        while self.aside:
+            self.hears(CopiedOut(self.aside.pop(0).number))
+
+    def until_evicted(self) -> CopyOut:
+        for _ in range(100):
+            for command in self.work:
+                if isinstance(command, CopyOut):
+                    return command
+            self.works()
+            self.ends_copies()
+        raise AssertionError("nobody leaves")
+
+
+def of_two(**settings: bool) -> Worker:
+    return Worker(A, B, **settings)
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+def test_of_who_leaves_only_the_rest_is_copied_between_steps(reuse: bool) -> None:
+    worker = of_two(reuse=reuse)
+    ahead = worker.until_short()
+    assert (ahead.start, len(ahead.pages)) == (PAGE, 1), "the pool has the first page, and the second is full"
+    assert [type(command) for command in worker.work] == [RunStep], "others run, and it does too"
+    worker.ends_copies()
+    last = worker.until_evicted()
+    assert last.start == 2 * PAGE, "what was written ahead is not copied again"
+    while not worker.heard(Commit):
+        worker.works()
+    (commit,) = worker.heard(Commit)
+    assert isinstance(commit, Commit)
+    assert commit.entry.pages[1:] == (*ahead.pages, *last.pages)
+    assert worker.core.counts.evictions == 1
+
+
+def test_who_leaves_while_its_pages_are_written_is_copied_whole() -> None:
+    """Its pairs are written to by the next step, so the copy beside it may read what others write."""
+    worker = of_two()
+    ahead = worker.until_short()
+    copy = worker.until(CopyOut)
+    assert isinstance(copy, CopyOut)
+    assert copy.start == PAGE
+    assert not set(copy.pages) & set(ahead.pages), "these are at hand again when that copy has ended"
+    leased = len(worker.core.leased_pages)
+    worker.hears(CopiedOut(ahead.number))
+    assert len(worker.core.leased_pages) == leased
+
+
+def test_pages_of_who_is_cancelled_are_at_hand_again() -> None:
+    worker = of_two()
+    ahead = worker.until_short()
+    worker.ends_copies()
+    (running,) = worker.core.stores.writer.written
+    worker.hears(said(ROUTER, Cancel(*running.key)))
+    assert ahead.pages[0] in worker.core.leased_pages
+    assert not worker.heard(Keep)
+
+
+def test_what_was_written_ahead_goes_with_the_pool() -> None:
+    worker = of_two()
+    worker.until_short()
+    worker.ends_copies()
+    worker.hears(MemberLost(POOL_MEMBER))
+    worker.hears(MemberJoined(replace(POOL_MEMBER, incarnation=2)))
+    last = worker.until_evicted()
+    to_the_new = [copy for copy in (*worker.ahead, last) if copy.pool == "pool-0.2"]
+    assert to_the_new[0].start == 0, "it has nothing of the request"
+    assert last in to_the_new
+
+
+def test_a_worker_that_copies_between_its_steps_writes_nothing_ahead() -> None:
+    worker = of_two(copies_beside=False)
+    last = worker.until_evicted()
+    assert last.start == PAGE
