@@ -27,7 +27,7 @@ setsid nohup sh -c '
   rm -f serve.pid
   touch serve.ended
 ' "$config" >> serve.log 2>&1 < /dev/null &
-for _ in $(seq 1800); do
+for _ in $(seq 7200); do  # nodes come, and a large model is loaded: `serve` itself ends a start in which nothing moves
   if grep -q "^serving " serve.log; then
     grep -A1 "^serving " serve.log  # on which address, and a line to try
     exit 0

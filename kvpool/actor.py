@@ -21,11 +21,13 @@ from alignedserve.protocol.commands import Command, WatchHolder
 from alignedserve.protocol.events import Event, HolderGone
 from alignedserve.shell.part import OnStart, Part, lock_name
 from alignedserve.shell.turn import NoHands
+from alignedserve.signs import Stage
 
 log = logging.getLogger("alignedserve.kvpool")
 
 WATCH_S = 0.05  # between two looks at the lock of a lost worker, or at free memory
-ROOM_S = 5.0  # time for all processes to close the arena of an earlier incarnation
+ROOM_S = 5.0  # time for an earlier deployment to free its memory
+ROOM_AGAIN_S = 60.0  # time for workers to close the arena of an earlier life: to unpin it on a GPU takes seconds
 
 
 class _PoolProcessHands(NoHands):
@@ -51,7 +53,8 @@ class _PoolProcessHands(NoHands):
 
 def _new_arena(part: Part, capacity: Capacity, rank: int) -> Arena:
     """Make the arena; wait for memory that workers free when they close the arena of an earlier incarnation."""
-    deadline, place = time.monotonic() + ROOM_S, best_place()
+    room_s = ROOM_AGAIN_S if part.incarnation > 1 else ROOM_S
+    deadline, place = time.monotonic() + room_s, best_place()
     if place is not None:
         log.info("the KV pool's memory is on NUMA node %d: %s", place.node, place.why)
     while True:
@@ -63,6 +66,7 @@ def _new_arena(part: Part, capacity: Capacity, rank: int) -> Arena:
                 page_size=part.config.page_size,
                 incarnation=part.incarnation,
                 place=place,
+                advance=part.signs.advance,
             )
         except ArenaTooSmall:
             if time.monotonic() > deadline:
@@ -91,6 +95,7 @@ def run(part: Part, on_start: OnStart) -> None:
     arenas: list[Arena] = []
     try:
         ranks = config.engine.tensor_parallel_size
+        part.signs.stage(Stage.POOL, ranks * room.num_pages * room.page_bytes)
         for rank in range(ranks):
             arenas.append(_new_arena(part, room, rank))
         hands = _PoolProcessHands(directory, spec.deployment, ranks)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from alignedserve.fallbacks import fallbacks, works
 
 SOAK = bool(os.environ.get("SOAK"))
 
@@ -63,6 +66,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _turn(item: pytest.Item) -> int:
     parts = item.path.parts
     return 0 if any(part in parts for part in FIRST) else 1 if any(part in parts for part in THEN) else 2
+
+
+@pytest.fixture(autouse=True)
+def nothing_falls_back() -> Iterator[None]:
+    """Let each test begin as a process does: nothing has failed yet."""
+    yield
+    for fallback in fallbacks():
+        works(fallback.what)
 
 
 @pytest.fixture(autouse=True)

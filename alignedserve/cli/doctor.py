@@ -10,7 +10,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from importlib.metadata import PackageNotFoundError, version
@@ -20,21 +20,22 @@ from alignedserve.architectures import model_source
 from alignedserve.architectures.families.model_config import DTYPE_BYTES
 from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.stored_form import StoredMethod
-from alignedserve.config.config import load, settings
+from alignedserve.config.config import DeviceKind, load, settings
 from alignedserve.errors import ConfigError
 from alignedserve.kernels.build import NoCompiler, find_compiler
 from alignedserve.kvpool.arena import numa
 from alignedserve.machine import resources as machine
+from alignedserve.machine.accelerator import decide
 from alignedserve.machine.capacity import pool_mb_within, wanted_pool_mb
 from alignedserve.machine.safe_path import code_command
 
 NEEDED = (  # beside torch
     *("safetensors", "tokenizers", "llguidance", "jinja2", "huggingface_hub", "numpy", "msgspec", "pyzmq", "fastapi"),
-    *("pydantic", "uvicorn", "httptools", "uvloop", "prometheus-client", "httpx", "pyyaml", "fsspec"),
+    *("pydantic", "uvicorn", "httptools", "prometheus-client", "httpx", "pyyaml", "fsspec"),
     "python-multipart",
 )
 _DEMO_FILES = ("config.json", "tokenizer.json", "model.safetensors")
-_TORCH_LIMIT_S = 120
+_TORCH_LIMIT_S = 300  # it may compile all kernels of a GPU
 _PAGE = 256  # tokens; as kernels/dispatch/paged_libraries.py has it, which imports torch
 _MB = 1 << 20
 _BILLION = 10**9
@@ -57,16 +58,22 @@ gloo = torch.distributed.is_available() and torch.distributed.is_gloo_available(
 print(json.dumps({"version": torch.__version__, "gpus": gpus, "gloo": gloo}), flush=True)
 """
 _TRY_KERNELS = """
+import dataclasses
+from alignedserve.fallbacks import fallbacks
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.dispatch.paged_libraries import installed
 from alignedserve.kernels.common.threads import openmp_libraries
 chosen = choose(torch.device("cpu"), torch.bfloat16)
+if gpus:
+    choose(torch.device("cuda", 0), torch.bfloat16, block_size=BLOCK_SIZE)  # compiles and tries each kernel
 torch.ones(1 << 20).sum()  # in threads, so that their pool is there
 pools = sorted(openmp_libraries())
 native = chosen.kernels.name.startswith("C++")
 what = f"{chosen.kernels.name}: {chosen.why}"
 paged, lacking = installed(torch.__version__)
-print(json.dumps({"native": native, "what": what, "pools": pools, "paged": paged, "lacking": lacking}))
+fallen = [dataclasses.asdict(fallback) for fallback in fallbacks()]
+told = {"native": native, "what": what, "pools": pools, "paged": paged, "lacking": lacking, "fallen": fallen}
+print(json.dumps(told))
 """
 
 
@@ -94,6 +101,7 @@ class FoundKernels:
     pools: Sequence[str]
     paged: Sequence[str] = ()
     lacking: Sequence[str] = ()
+    fallen: Sequence[Mapping[str, str]] = ()  # what does not work, as `Fallback` has it
 
 
 @dataclass(frozen=True)
@@ -138,6 +146,7 @@ def findings() -> Iterator[Finding]:
         yield _package(name)
     yield _option("transformers", "for models that have no module of ours", "alignedserve[transformers]")
     yield _option("triton", "the kernels for GPUs")
+    yield _option("uvloop", "a faster event loop for the gateway")
     yield _option("flash-attn", f"attention on GPUs, where blocks have a multiple of {_PAGE} tokens")
     yield _option("redis", "for --jobs-store redis://", "alignedserve[redis]")
     yield _option("ray", "for --ray")
@@ -172,7 +181,7 @@ def _weights() -> Finding:
 def _shared_memory() -> Finding:
     flag = settings()["kvpool.memory_mb"].flags[0]
     try:
-        config = load({}, os.environ, None)
+        config, _ = decide(load({}, os.environ, None))
         usage = shutil.disk_usage(_SHM)
     except ConfigError as error:
         return Finding("configuration", Presence.MISSING, str(error), "correct or unset the environment variable")
@@ -213,17 +222,37 @@ def _torch() -> Iterator[Finding]:
         return
     yield Finding("torch", Presence.FOUND, tried.version)
     if tried.gpus:
-        how = "serve on it with --device cuda, which has not been tried on a GPU yet (docs/how/gpu.md)"
-        yield Finding("gpu", Presence.FOUND, "; ".join(tried.gpus), how)
+        yield Finding("gpu", Presence.FOUND, "; ".join(tried.gpus))
     else:
-        yield Finding("gpu", Presence.ABSENT, "none that torch sees", "it serves on the CPU")
+        yield Finding("gpu", Presence.ABSENT, "none that torch sees")
+    yield from _device(tried)
     yield _transports(tried)
     yield from _kernels(tried.kernels)
 
 
+def _device(tried: FoundTorch) -> Iterator[Finding]:
+    """Yield where workers would compute and why, and how large their steps may be there."""
+    try:
+        asked = load({}, os.environ, None)
+        config, choice = decide(asked)
+    except ConfigError:  # a finding of its own
+        return
+    chosen = "auto takes " if asked.engine.device is DeviceKind.AUTO else ""
+    steps = f"steps of up to {config.engine.seats} requests and {config.engine.step_tokens} tokens"
+    what = f"{chosen}{choice.device.value}: {choice.why}; {steps}"
+    if choice.device is DeviceKind.CUDA and not tried.gpus:
+        yield Finding("device", Presence.MISSING, what, "torch sees no GPU: set engine.device to auto or cpu")
+    elif choice.is_fallback:
+        how = "install a torch for this GPU and its driver, or set engine.device to cpu"
+        yield Finding("device", Presence.ABSENT, what, how)
+    else:
+        yield Finding("device", Presence.FOUND, what)
+
+
 def _try_torch() -> FoundTorch | str:
     """Return what torch and our kernels are like here, or why torch does not run."""
-    command = code_command(_TRY_TORCH + _TRY_KERNELS)
+    code = f"BLOCK_SIZE = {_block_size()}\n{_TRY_TORCH}{_TRY_KERNELS}"
+    command = code_command(code)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_TORCH_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -254,6 +283,10 @@ def _kernels(tried: FoundKernels | str) -> Iterator[Finding]:
     yield _compiler()
     yield _openmp(tried.pools)
     yield _paged(tried)
+    if not tried.fallen:
+        yield Finding("fallbacks", Presence.FOUND, "none: all kernels for this machine work")
+    for fallback in tried.fallen:
+        yield Finding("fallback", Presence.ABSENT, "{what}: {instead} ({why})".format(**fallback))
 
 
 def _quantised(native: bool) -> Finding:
@@ -284,14 +317,20 @@ def _openmp(pools: Sequence[str]) -> Finding:
 def _paged(tried: FoundKernels) -> Finding:
     """Return whether steps on a GPU would use attention of other libraries; a worker's log says what it chose."""
     what = "; ".join((*(f"{library} is there" for library in tried.paged), *tried.lacking))
-    try:
-        block_size = load({}, os.environ, None).engine.block_size
-    except ConfigError:  # a finding of its own
+    if (block_size := _block_size()) is None:
         return Finding("GPU attention", Presence.ABSENT, what)
     if block_size % _PAGE:
         how = f"they read blocks of a multiple of {_PAGE} tokens, engine.block_size is {block_size}: ours is used alone"
         return Finding("GPU attention", Presence.ABSENT, what, how)
     return Finding("GPU attention", Presence.FOUND if tried.paged else Presence.ABSENT, what)
+
+
+def _block_size() -> int | None:
+    """Return the configured tokens of a block; None where the configuration is wrong, which is a finding of its own."""
+    try:
+        return load({}, os.environ, None).engine.block_size
+    except ConfigError:
+        return None
 
 
 def _package(name: str) -> Finding:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, floor, log10
 from pathlib import Path
 
 from alignedserve.architectures.families.model_config import read_config
-from alignedserve.architectures.model_source import resolve
 from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.config.config import Config, DeviceKind
 from alignedserve.cost.fit import Point, spread
@@ -16,6 +15,7 @@ from alignedserve.cost.model import CostModel, Kind
 from alignedserve.cost.profile import Profile, save
 from alignedserve.errors import ConfigError, ProfileError, SimulateError
 from alignedserve.machine.capacity import capacity
+from alignedserve.machine.model_folder import model_folder
 from alignedserve.simulator.reports.plots import KIND_COLOURS, new_figure, save_figure
 
 _HELD_OUT = 20  # steps of a kind
@@ -66,14 +66,15 @@ def _measure(options: ProfileOptions) -> tuple[Profile, list[Point]]:
         own_cache,
         subject_of,
     )
-    from alignedserve.executor.loading import use_threads
+    from alignedserve.executor.loading import use_threads, weights_for
 
     config = options.config
     if config.engine.tensor_parallel_size > 1:
         raise ConfigError("profile measures one process: set engine.tensor_parallel_size to 1")
-    if config.engine.device is not DeviceKind.CPU:
+    if config.engine.on_gpu:
         raise ConfigError("profile measures the CPU: set engine.device to cpu; workers on GPUs measure at their start")
-    folder = resolve(config.model, config.cache_directory)
+    config = replace(config, engine=replace(config.engine, device=DeviceKind.CPU))  # auto may stand for a GPU
+    folder = model_folder(config)
     room = capacity(config, read_config(folder))
     topology = config.topology
     use_threads(config.engine.threads, topology.prefill_workers + topology.decode_workers)
@@ -86,6 +87,7 @@ def _measure(options: ProfileOptions) -> tuple[Profile, list[Point]]:
         kv_dtype=room.kv_dtype,
         quantization=config.engine.quantization,
         tune_s=tune_s,
+        tensors_of=weights_for(config),
     )
     bounds, meter = Bounds(room.limits, room.max_model_len, isinstance(engine.config, EncoderConfig)), Meter(engine)
     with own_cache(engine):

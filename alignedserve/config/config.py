@@ -77,8 +77,14 @@ class Dtype(str, Enum):
 
 
 class DeviceKind(str, Enum):
+    AUTO = "auto"  # GPUs that torch sees, else the CPU (machine/accelerator.py)
     CPU = "cpu"
     CUDA = "cuda"
+
+
+class LoadFormat(str, Enum):
+    AUTO = "auto"  # the model folder's weights, by the format of its files
+    DUMMY = "dummy"  # random weights of its config.json: answers are nonsense, times are real
 
 
 class Graphs(str, Enum):
@@ -162,6 +168,8 @@ class ServerConfig:
 
 
 CPU_CACHE_MB, ADAPTERS_MB = 512, 256
+_CPU_SEATS, _GPU_SEATS = 64, 256
+_CPU_STEP_TOKENS, _GPU_STEP_TOKENS = 512, 2048
 
 
 @dataclass(frozen=True)
@@ -169,9 +177,15 @@ class EngineConfig:
     """Workers: device, memory and the size of a step."""
 
     device: DeviceKind = common(
-        DeviceKind.CPU, "where workers compute: the CPU, or GPUs, on which it has not been run yet"
+        DeviceKind.AUTO,
+        "where workers compute; auto takes the GPUs that torch sees, on a Ray cluster those of its nodes (all workers"
+        " compute on GPUs where a node that is there or may come has one for a decode worker), else the CPU",
     )
     dtype: Dtype = common(Dtype.AUTO, "type of weights and KV; auto takes the model's own")
+    load_format: LoadFormat = setting(
+        LoadFormat.AUTO,
+        "where weights come from: auto reads the model's files; dummy makes random ones of its config.json, to measure",
+    )
     kv_dtype: KvDtype = common(
         KvDtype.AUTO,
         "how KV is kept: in the type that the model computes in, or in int8, which takes half the memory of bf16",
@@ -193,8 +207,18 @@ class EngineConfig:
     gpu_reserve_mb: int = setting(
         1024, "memory of a GPU that is left free for its libraries, graphs and fragments, in MB", least=0
     )
-    max_step_tokens: int = common(512, "most tokens in one step", least=1, aliases=("--max-num-batched-tokens",))
-    max_batch: int = common(64, "most requests in one step", least=1, aliases=("--max-num-seqs",))
+    max_step_tokens: int | None = common(
+        None,
+        f"most tokens in one step; by default {_CPU_STEP_TOKENS}, on a GPU {_GPU_STEP_TOKENS}, and max_batch at least",
+        least=1,
+        aliases=("--max-num-batched-tokens",),
+    )
+    max_batch: int | None = common(
+        None,
+        f"most requests in one step; by default {_CPU_SEATS}, on a GPU {_GPU_SEATS}, and max_step_tokens at most",
+        least=1,
+        aliases=("--max-num-seqs",),
+    )
     threads: int | None = setting(None, "compute threads of a worker; by default what the cores allow", least=1)
     tune_s: float = experiment(
         0.4,
@@ -223,15 +247,32 @@ class EngineConfig:
     )
 
     @property
+    def on_gpu(self) -> bool:
+        """Return whether workers compute on GPUs. Until auto is decided, it counts as the CPU."""
+        return self.device is DeviceKind.CUDA
+
+    @property
     def cache_mb(self) -> int | None:
         """Return the size of a worker's device cache; None stands for all that its GPU has left."""
-        return CPU_CACHE_MB if self.kv_memory_mb is None and self.device is DeviceKind.CPU else self.kv_memory_mb
+        return CPU_CACHE_MB if self.kv_memory_mb is None and not self.on_gpu else self.kv_memory_mb
+
+    @property
+    def seats(self) -> int:
+        """Return the most requests in one step: where only its tokens are given, they are enough for all requests."""
+        usual = _GPU_SEATS if self.on_gpu else _CPU_SEATS
+        return self.max_batch or min(usual, self.max_step_tokens or usual)
+
+    @property
+    def step_tokens(self) -> int:
+        """Return the most tokens in one step."""
+        usual = _GPU_STEP_TOKENS if self.on_gpu else _CPU_STEP_TOKENS
+        return self.max_step_tokens or max(usual, self.seats)
 
     def steps_ahead(self, policy: Policy) -> int:
         """Return how many steps a decode worker plans while another runs."""
         if self.look_ahead is not LookAhead.AUTO:
             return int(self.look_ahead.value)
-        return int(self.device is DeviceKind.CUDA and policy.why_not_ahead is None)
+        return int(self.on_gpu and policy.why_not_ahead is None)
 
 
 _PAGE_TOKENS = 64
@@ -421,14 +462,29 @@ class ScaleConfig:
 
 
 @dataclass(frozen=True)
+class LaunchConfig:
+    """The start of the parts."""
+
+    quiet_s: float = setting(
+        120.0,
+        "how long a part that starts may stand still before the start has failed, in seconds; as long as weights are "
+        "read, kernels tried or steps captured, a start may take any time",
+        above=0,
+    )
+
+
+@dataclass(frozen=True)
 class RayConfig:
     """Nodes of a Ray cluster, for launcher ray."""
 
     address: str | None = common(
         None, "Ray cluster on whose nodes the parts start, such as auto; by default a Ray of this machine alone"
     )
-    gpus_per_worker: float = setting(
-        0.0, "GPUs that Ray gives each rank of a worker; 0.5 where two workers share a GPU", least=0
+    gpus_per_worker: float | None = setting(
+        None,
+        "GPUs that Ray reserves for each rank of a worker; by default 1 where it computes on a GPU, else 0; 0.5 where"
+        " two workers share a GPU",
+        least=0,
     )
     place_s: float = setting(60.0, "how long a part may wait for a node before that is reported, in seconds", above=0)
     cluster_file: str | None = setting(
@@ -501,6 +557,7 @@ class Config:
     slo: SloConfig = field(default_factory=SloConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     scale: ScaleConfig = field(default_factory=ScaleConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
     ray: RayConfig = field(default_factory=RayConfig)
     jobs: JobsConfig = field(default_factory=JobsConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -522,7 +579,7 @@ class Config:
     def verifies_pages(self) -> bool:
         """Return whether pages have checksums. A CPU sums up what it copies meanwhile; a GPU's pages it reads again."""
         wanted = self.kvpool.verify_pages
-        return self.engine.device is DeviceKind.CPU if wanted is None else wanted
+        return not self.engine.on_gpu if wanted is None else wanted
 
     def verifies_transfers(self, transport: TransportName) -> bool:
         """Return whether transfers have checksums. With `ipc` the source has to read all of the KV for that."""
@@ -540,7 +597,7 @@ class Config:
         return Policy(
             own=OwnPolicies(options.pop("policy")),
             **options,
-            expected_chunk=self.engine.max_step_tokens,
+            expected_chunk=self.engine.step_tokens,
             compression=self.kvpool.compression,
             rt_reserve=self.kvpool.rt_reserve,
         )
@@ -570,12 +627,12 @@ def _check_sizes(config: Config) -> None:
         raise ConfigError(
             f"kvpool.page_size must be a multiple of engine.block_size {engine.block_size}, not {page_size}"
         )
-    if engine.max_step_tokens < engine.max_batch:
+    if engine.step_tokens < engine.seats:
         raise ConfigError(
-            f"engine.max_step_tokens must be at least engine.max_batch {engine.max_batch}, "
-            f"not {engine.max_step_tokens}: each request of a step takes a token"
+            f"engine.max_step_tokens must be at least engine.max_batch {engine.seats}, "
+            f"not {engine.step_tokens}: each request of a step takes a token"
         )
-    if engine.cuda_graphs is Graphs.ON and engine.device is not DeviceKind.CUDA:
+    if engine.cuda_graphs is Graphs.ON and engine.device is DeviceKind.CPU:
         raise ConfigError(
             f"engine.cuda_graphs on needs engine.device cuda, not {engine.device.value}: set it to auto or off"
         )
@@ -630,16 +687,43 @@ def _check_scale(config: Config) -> None:
 
 
 def _check_ray(config: Config) -> None:
-    ray, ranks = config.ray, config.engine.tensor_parallel_size
-    if ranks > 1 and 0 < ray.gpus_per_worker < 1:
-        raise ConfigError(
-            f"ray.gpus_per_worker counts for each rank, and NCCL refuses two ranks on one GPU: with"
-            f" engine.tensor_parallel_size {ranks} it is 1, or 0 on CPUs, not {ray.gpus_per_worker:g}"
-        )
+    ray = config.ray
+    if ray.gpus_per_worker is not None:
+        _check_reserved(config.engine, ray.gpus_per_worker)
     if ray.address is not None and config.launcher is not Launcher.RAY:
         raise ConfigError("ray.address needs launcher ray: set both or neither")
     if ray.address is None and ray != RayConfig():
         raise ConfigError("ray: its settings are for the nodes of a cluster: set ray.address too, or none of them")
+
+
+def _check_reserved(engine: EngineConfig, gpus: float) -> None:
+    """Refuse GPUs that are reserved and would idle, or that would be used and are not reserved."""
+    ranks = engine.tensor_parallel_size
+    if ranks > 1 and 0 < gpus < 1:
+        raise ConfigError(
+            f"ray.gpus_per_worker counts for each rank, and NCCL refuses two ranks on one GPU: with"
+            f" engine.tensor_parallel_size {ranks} it is 1, or 0 on CPUs, not {gpus:g}"
+        )
+    if gpus > 1:
+        raise ConfigError(
+            f"ray.gpus_per_worker counts for each rank, and a rank computes on one GPU: set it to 1, not {gpus:g}, and"
+            f" engine.tensor_parallel_size, which is {ranks}, to the GPUs that share the model"
+        )
+    if 0 < gpus < 1 and engine.kv_memory_mb is None:
+        raise ConfigError(
+            f"ray.gpus_per_worker {gpus:g} puts several workers on a GPU, and each would take all of its memory: set"
+            " engine.kv_memory_mb to what each is to take"
+        )
+    if gpus and engine.device is DeviceKind.CPU:
+        raise ConfigError(
+            f"ray.gpus_per_worker {gpus:g} reserves GPUs, and with engine.device cpu nothing computes on them: set"
+            " engine.device to cuda, or ray.gpus_per_worker to 0"
+        )
+    if not gpus and engine.device is DeviceKind.CUDA:
+        raise ConfigError(
+            "engine.device cuda needs GPUs, and ray.gpus_per_worker 0 reserves none: set it to 1, or to 0.5 where two"
+            " workers share a GPU"
+        )
 
 
 # --- From declarations and sources to a configuration

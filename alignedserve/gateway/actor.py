@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, cast
 
 import uvicorn
-import uvloop
 from fastapi import FastAPI
 
 from alignedserve.architectures.vectors import read_pooled
@@ -36,6 +35,7 @@ from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.owner.shell import Halt, Owner
 from alignedserve.owner.siblings import Siblings, siblings
 from alignedserve.protocol.messages import Figures
+from alignedserve.shell.event_loop import run_loop
 from alignedserve.shell.listener import bind
 from alignedserve.shell.part import OnStart, Part
 from alignedserve.store.storage import LazyStorage, holder_of, is_on
@@ -109,7 +109,7 @@ class Gateway:
         self._halt.say()
 
     def run(self) -> None:
-        uvloop.run(self._serve())
+        run_loop(self._serve())
 
     async def _serve(self) -> None:
         async with self._siblings.listening(), self._pictures.listening():

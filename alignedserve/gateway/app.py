@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeAlias, TypeVar
@@ -29,6 +30,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from alignedserve.config.config import JobsConfig
 from alignedserve.core import Adapter
 from alignedserve.errors import AlignedServeError
+from alignedserve.fallbacks import fallbacks
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.keys import Scope
 from alignedserve.gateway.access.ledger import Ledger
@@ -180,7 +182,9 @@ class _Routes:
         return JSONResponse(self._card(name) if adapter is None else self._adapter_card(adapter))
 
     async def health(self, _: HttpRequest) -> Response:
-        return JSONResponse({"status": "alive"})
+        """Answer that this process lives, and what does not work in any part; why, only /status says, to keys."""
+        fallen = [{name: said for name, said in fallback.items() if name != "why"} for fallback in self._fallbacks()]
+        return JSONResponse({"status": "alive", "fallbacks": fallen})
 
     async def ready(self, _: HttpRequest) -> Response:
         if self._app.state.draining:
@@ -196,7 +200,21 @@ class _Routes:
             for member in self._client.members
         ]
         head, scale = self.head(), dict(self._settings.scale)
-        return JSONResponse({"state": head.state, "models": list(head.models), "parts": parts, "scale": scale})
+        return JSONResponse(
+            {
+                "state": head.state,
+                "models": list(head.models),
+                "parts": parts,
+                "scale": scale,
+                "fallbacks": self._fallbacks(),
+            }
+        )
+
+    def _fallbacks(self) -> list[dict[str, str]]:
+        """Return what does not work in this process and in the parts that report to it."""
+        told: PartMetrics = self._app.state.parts
+        own = [(self._client.name, fallback) for fallback in fallbacks()]
+        return [{"part": part, **asdict(fallback)} for part, fallback in (*own, *told.fallbacks())]
 
     def head(self) -> Head:
         """Return what this gateway says of itself."""

@@ -72,6 +72,8 @@ _SCORES = _object(**_LIST_HEAD, data=_list(_SCORE), usage=_PROMPT_USAGE)
 _RANK = _object(index=_INTEGER, relevance_score=_NUMBER)
 _RANKS = _object(id=_TEXT, model=_TEXT, results=_list(_RANK), usage=_PROMPT_USAGE)
 _TOKENS = _object(count=_INTEGER, max_model_len=_INTEGER, tokens=_list(_INTEGER))
+_FALLEN = _object(part=_TEXT, what=_TEXT, instead=_TEXT)
+_FALLBACK = _object(part=_TEXT, what=_TEXT, why=_TEXT, instead=_TEXT)
 _PART = _object(name=_TEXT, role=_TEXT, node=_TEXT, address=_TEXT)
 _STAGE = _object(stage=_TEXT, part=_TEXT, began_at=_NUMBER, ended_at=_NUMBER, text=_TEXT)
 _DECISION = _object(at=_NUMBER, part=_TEXT, attempt=_INTEGER, kind=_TEXT, text=_TEXT)
@@ -152,14 +154,19 @@ _ROUTES = (
         answer_types=(_JSON, _HTML),
     ),
     _RouteDocument("get", "/docs", "This document as a page.", _TEXT, answer_types=(_HTML,)),
-    _RouteDocument("get", "/health", "Whether this process answers.", _object(status=_TEXT)),
+    _RouteDocument(
+        "get",
+        "/health",
+        "Whether this process answers, and what does not work in any part.",
+        _object(status=_TEXT, fallbacks=_list(_FALLEN)),
+    ),
     _RouteDocument("get", "/ready", "Whether requests are taken now.", _object(status=_TEXT)),
     _RouteDocument("get", "/metrics", "Metrics in Prometheus' text form.", _TEXT, answer_types=(_PLAIN,)),
     _RouteDocument(
         "get",
         "/status",
         "The parts that run, and how many workers there may be.",
-        _object(state=_TEXT, models=_list(_TEXT), parts=_list(_PART), scale=_object()),
+        _object(state=_TEXT, models=_list(_TEXT), parts=_list(_PART), scale=_object(), fallbacks=_list(_FALLBACK)),
     ),
     _RouteDocument("get", "/version", "The version of AlignedServe.", _object(version=_TEXT)),
     _RouteDocument("get", "/openapi.json", "This document.", {"type": "object"}),

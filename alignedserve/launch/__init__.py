@@ -1,15 +1,17 @@
 """Starting a deployment and keeping it alive, on one machine or a Ray cluster.
 
-cluster.py     The launcher for a Ray cluster that is there already: each part is an actor on a node.
-ending.py      The bound on the end of a deployment on Ray, whatever does not answer.
-keeper.py      What all launchers share: start parts again that have ended, add and retire workers, stop.
-launch.py      Start a deployment with the launcher that its configuration names.
-local.py       The launcher that runs each part as a process of this machine.
-node_types.py  Which nodes a cluster may get, by the file that `ray up` was given.
-placing.py     Which nodes of a cluster have room for which parts; or why none has.
-plan.py        Which parts a deployment has, and what each has for itself on one machine.
-ray_actors.py  The launcher that runs each part as a Ray actor.
-ready.py       Find out whether a deployment takes requests, and tell its user.
-scaling.py     Which workers `alignedserve scale` starts, and which it retires.
-start.py       Start one part in this process: its core, its shell and its hands.
+cluster.py       The launcher for a Ray cluster that is there already: each part is an actor on a node.
+ending.py        The bound on the end of a deployment on Ray, whatever does not answer.
+keeper.py        What all launchers share: start parts again that have ended, add and retire workers, stop.
+launch.py        Start a deployment with the launcher that its configuration names.
+local.py         The launcher that runs each part as a process of this machine.
+node_types.py    Which nodes a cluster may get, by the file that `ray up` was given.
+placing.py       Which nodes of a cluster have room for which parts; or why none has.
+plan.py          Which parts a deployment has, and what each has for itself on one machine.
+ray_actors.py    The launcher that runs each part as a Ray actor.
+ready.py         Find out whether a deployment takes requests, and what its user may try first.
+scaling.py       Which workers `alignedserve scale` starts, and which it retires.
+start.py         Start one part in this process: its core, its shell and its hands.
+start_screen.py  How a long start is shown: its slowest part, as a bar or as lines of the log.
+starts.py        Which parts are starting, which is slowest, and which stands still.
 """

@@ -19,8 +19,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from alignedserve.architectures.model_source import resolve
-from alignedserve.config.config import Config, TransportName, dump
+from alignedserve.config.config import Config, DeviceKind, TransportName, dump
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena.shared_files import remove_stale
@@ -30,6 +29,7 @@ from alignedserve.launch.node_types import NodeType, may_come, node_types
 from alignedserve.launch.placing import NAMED, ClusterNode, Group, NoPlace, Placing, Resources, fit_one, waits
 from alignedserve.launch.plan import new_deployment, parts_of
 from alignedserve.launch.ray_actors import LINES, OnRay, in_group, job_config, no_ray
+from alignedserve.machine.model_folder import model_folder
 from alignedserve.protocol.messages import rank_of
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.control import door_of
@@ -58,7 +58,7 @@ def serve_on_cluster(config: Config) -> int:
     try:
         host = ray.util.get_node_ip_address()
         with bind(host, 0) as router:  # bound as long as this process lives, as in `serve`
-            groups = _wait_for_nodes(ray, config, types)
+            config, groups = _wait_for_nodes(ray, config, types)
             specs = _plan(config, groups, host, f"tcp://{host}:{router.getsockname()[1]}")
             return _OnCluster(ray, config, specs, ending, groups, types).run()
     finally:
@@ -69,7 +69,7 @@ def serve_on_cluster(config: Config) -> int:
 def _for_every_node(config: Config) -> Config:
     """Return the config that all nodes get. A model's folder or file has the same path on every node; each node itself
     looks up a hub id, and makes the folder of a GGUF file."""
-    resolve(config.model, config.cache_directory)
+    model_folder(config)
     named = config.served_model_name or config.model
     return replace(config, served_model_name=named, jobs=check_storage(config.jobs))
 
@@ -85,28 +85,59 @@ def _join(ray: Any, config: Config) -> None:
         raise AlignedServeError(f"{none}: {error}") from error
 
 
-def _wait_for_nodes(ray: Any, config: Config, types: Sequence[NodeType]) -> list[Group]:
-    """Return the groups of parts as soon as nodes have room: `ray up` ends with the head, other nodes come later."""
+def _wait_for_nodes(ray: Any, config: Config, types: Sequence[NodeType]) -> tuple[Config, list[Group]]:
+    """Return the groups of parts as soon as nodes have room, and the config with the device that these nodes have:
+    `ray up` ends with the head, other nodes come later."""
     deadline, said = time.monotonic() + config.ray.place_s, ""
     parts = parts_of(config)
     prefill, decode = ([name for role, name in parts if role is kind] for kind in (Role.PREFILL, Role.DECODE))
     while True:
+        placing = _placing(ray, config, types)
+        decided = decide_by_nodes(config, placing)
         try:
-            return _placing(ray, config, types).groups(prefill, decode)
+            groups = replace(placing, gpus_per_worker=decided.ray.gpus_per_worker or 0.0).groups(prefill, decode)
         except NoPlace as error:
+            why = f"{error}{_advice(config, decided)}"
             if time.monotonic() > deadline:
-                raise
-            if str(error) != said:
-                say(f"waits for nodes: {error}")
-            said = str(error)
+                raise NoPlace(why) from None
+            if why != said:
+                say(f"waits for nodes: {why}")
+            said = why
+        else:
+            if config.engine.device is DeviceKind.AUTO:
+                say(f"workers compute on {'GPUs' if decided.engine.on_gpu else 'CPUs'}: the nodes' resources say so")
+            return decided, groups
         time.sleep(LOOK_S)
+
+
+def decide_by_nodes(config: Config, placing: Placing) -> Config:
+    """Return the config with a device, and the GPUs of each rank. The launcher's own node may have no GPU, so the nodes
+    decide: `auto` takes GPUs where they are reserved, or where a node of the cluster, or one that may come, has a GPU
+    and room for a decode worker beside it."""
+    engine, gpus = config.engine, config.ray.gpus_per_worker
+    if engine.device is DeviceKind.AUTO:
+        on_gpus = replace(placing, gpus_per_worker=1.0).has_node_for(Role.DECODE) if gpus is None else gpus > 0
+        engine = replace(engine, device=DeviceKind.CUDA if on_gpus else DeviceKind.CPU)
+    reserved = float(engine.on_gpu) if gpus is None else gpus
+    return replace(config, engine=engine, ray=replace(config.ray, gpus_per_worker=reserved))
+
+
+def _advice(config: Config, decided: Config) -> str:
+    """Return what to set where there is no room on GPUs that nobody has asked for."""
+    asked = config.engine.device is not DeviceKind.AUTO or config.ray.gpus_per_worker is not None
+    if asked or not decided.engine.on_gpu:
+        return ""
+    return (
+        "; nodes have GPUs, so each rank of a worker gets one: ray.gpus_per_worker 0.5, with"
+        " engine.kv_memory_mb, lets two workers share it, and engine.device cpu takes none"
+    )
 
 
 def _placing(ray: Any, config: Config, types: Sequence[NodeType]) -> Placing:
     nodes = [ClusterNode(node["NodeManagerAddress"], node["Resources"]) for node in ray.nodes() if node["Alive"]]
     may_travel = config.transport is TransportName.COLLECTIVE or config.topology.colocated
     ranks = config.engine.tensor_parallel_size
-    return Placing(nodes, config.ray.gpus_per_worker, may_travel, ranks, may_come(types, nodes))
+    return Placing(nodes, config.ray.gpus_per_worker or 0.0, may_travel, ranks, may_come(types, nodes))
 
 
 def _plan(config: Config, groups: Sequence[Group], host: str, router: str) -> list[PartSpec]:

@@ -17,23 +17,30 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from alignedserve.config.config import Config
+from alignedserve.config.config import Config, LogFormat
 from alignedserve.core import OWNERS, WORKERS, Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.launch.ready import announce_when_ready
 from alignedserve.launch.scaling import change, check
+from alignedserve.launch.start_screen import StartScreen
+from alignedserve.launch.starts import Starts
 from alignedserve.protocol.messages import LAUNCHER, ROUTER, Died, Life, Retire, Started, rank_suffix
 from alignedserve.shell.control import Door, HeardOrder
 from alignedserve.shell.exit_code import ExitCode
+from alignedserve.shell.inboxes import inbox
 from alignedserve.shell.link_keys import DeploymentKeys
 from alignedserve.shell.links import Pulse
+from alignedserve.shell.logs import set_up
 from alignedserve.shell.part import PartSpec
+from alignedserve.shell.signs import SignInbox
+from alignedserve.signs import Sign, Stage
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 5.0  # between asking a process to stop and killing it
-QUICK_DEATH_S = 5.0  # a part that ends sooner after its start has died quickly
+QUICK_DEATH_S = 5.0  # a part that ends before it runs, or sooner after that, has died quickly
 MOST_QUICK_DEATHS = 3  # after so many in a row a part is started again after a pause only, or never
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # each pause is twice the pause before
+LOOK_S = 0.5  # between two looks at parts that are starting
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,18 @@ class _PartTask:
     act: Callable[[], None]
 
 
+@dataclass(frozen=True)
+class _TimeToLook:
+    """Nothing has happened for a while."""
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """The deployment takes requests."""
+
+    greeting: str
+
+
 @dataclass
 class _PartLife:
     """One life of a part, from a start to its end."""
@@ -69,6 +88,7 @@ class _PartLife:
     is_first: bool
     quick_deaths: int  # in a row, of the lives before it
     began_at: float = math.inf
+    ran_at: float = math.inf  # when it first ran, all loaded
 
 
 @dataclass(frozen=True)
@@ -79,7 +99,7 @@ class NewPlace:
     lacks: str = ""  # why the worker waits for a place, if it does
 
 
-_KeeperEvent: TypeAlias = _PartEnded | _PartOverdue | _PartTask | HeardOrder
+_KeeperEvent: TypeAlias = _PartEnded | _PartOverdue | _PartTask | _TimeToLook | _Ready | Sign | HeardOrder
 
 
 class Keeper(ABC):
@@ -97,7 +117,11 @@ class Keeper(ABC):
         self._added: set[str] = set()  # workers that were not planned: if one cannot run, it is left out
         self._paused: set[str] = set()  # workers and other parts that are started again after a pause
         self._events: queue.SimpleQueue[_KeeperEvent | None] = queue.SimpleQueue()  # None: stop
-        self._code = ExitCode.STOPPED  # of the launcher, when it is told to stop
+        first = self._specs[0]
+        address = inbox(first.deployment, LAUNCHER) if first.is_private else f"tcp://{first.host}:*"
+        self._signs = SignInbox(address, self._keys.parts, self._events.put)
+        self._starts = Starts(config.launch.quiet_s, time.monotonic())
+        self._screen = StartScreen(sys.stderr, config.log.format is LogFormat.TEXT)
         self._asked_to_stop: HeardOrder | None = None
         self._is_hurried = False  # by a second signal
 
@@ -130,8 +154,9 @@ class Keeper(ABC):
 
     def began(self, part: str) -> None:
         """Note that the process of the part is there."""
-        if part in self._lives:
-            self._lives[part].began_at = time.monotonic()
+        if (life := self._lives.get(part)) is not None:
+            life.began_at = time.monotonic()
+            self._events.put(Sign(part, life.spec.incarnation, Stage.LIBRARIES))
 
     def ended(self, spec: PartSpec, how: object, failure: str = "") -> None:
         """Report that a part has ended. Any thread may call this."""
@@ -145,28 +170,59 @@ class Keeper(ABC):
     def run(self) -> int:
         """Run until a signal says stop, or nothing can be served; return the exit code."""
         self.hear_signals()
+        set_up(self._config.log, LAUNCHER, "alignedserve.launch")  # for lines on a long start
         try:
             for spec in self._specs:
                 if not spec.rank:
                     self._start(spec.worker, quick_deaths=0)
-            announce_when_ready(self._config, self._give_up)
+            announce_when_ready(self._config, lambda greeting: self._events.put(_Ready(greeting)))
             door = Door(self._config.server.port, self._events.put)
             try:
                 return self._watch()
             finally:
                 door.close()
         finally:
+            self._screen.clear()
             self._stop_all()
             self._to_router.stop()
+            self._signs.close()
 
     def _watch(self) -> int:
-        while (event := self._events.get()) is not None:
+        while (event := self._next()) is not None:
             code = self._hear(event)
+            if code is None and self._events.empty():  # or a sign that has come already would be overlooked
+                code = self._look()
             if code is not None:
                 return code
         within = f"within {self._config.server.drain_s:g} s"
         say(f"it stops: open requests are finished {within}, nothing new is taken; a second signal ends it at once")
-        return self._code
+        return ExitCode.STOPPED
+
+    def _next(self) -> _KeeperEvent | None:
+        """Return the next event. While a part is starting, one comes in time to look at it."""
+        try:
+            return self._events.get(timeout=None if self._starts.is_over else LOOK_S)
+        except queue.Empty:
+            return _TimeToLook()
+
+    def _look(self) -> int | None:
+        """Show how far the start is, and end what stands still: everything where no request was served yet, or else the
+        part, which starts again."""
+        if self._starts.is_over:
+            self._screen.clear()
+            return None
+        still = self._starts.still(time.monotonic())
+        if still is None:
+            self._screen.show(self._starts.slowest)
+            return None
+        self._screen.clear()
+        if not self._starts.is_open or still.sign is None:
+            say(f"{still}: see the log above, or raise launch.quiet_s")
+            return ExitCode.BROKEN
+        say(f"{still}: it is ended, and starts again")
+        self._starts.end(still.sign.part)
+        self.end(still.sign.part)
+        return None
 
     def _hear(self, event: _KeeperEvent) -> int | None:
         """React to an event; return an exit code if the deployment ends."""
@@ -177,6 +233,14 @@ class Keeper(ABC):
                 return ExitCode.STOPPED
             case HeardOrder():
                 self._scale(event)
+            case _Ready(greeting):
+                self._starts.open()
+                self._screen.clear()
+                print(greeting, flush=True)
+            case Sign():
+                self._hear_sign(event)
+            case _TimeToLook():
+                pass
             case _ if not self._is_news(event):
                 pass
             case _PartTask():
@@ -187,9 +251,16 @@ class Keeper(ABC):
                 return self._is_over(event)
         return None
 
+    def _hear_sign(self, sign: Sign) -> None:
+        now, life = time.monotonic(), self._lives.get(sign.part)
+        self._starts.hear(sign, now)
+        if sign.stage is Stage.RUNS and life is not None and life.spec.incarnation == sign.incarnation:
+            life.ran_at = min(life.ran_at, now)
+
     def _is_over(self, ended: _PartEnded) -> int | None:
         """React to the end of a part; return an exit code if the deployment ends with it."""
         self._alive.discard(ended.part)
+        self._starts.end(ended.part)
         life = self._lives[ended.part]
         if life.spec.worker in self._paused:
             return None  # a rank ends because another one has
@@ -230,7 +301,7 @@ class Keeper(ABC):
         life = self._lives[spec.name]
         if spec.name not in self._alive or spec.worker in self._retiring or life.began_at == math.inf:
             return False
-        return life.quick_deaths < MOST_QUICK_DEATHS or time.monotonic() - life.began_at >= QUICK_DEATH_S
+        return life.quick_deaths < MOST_QUICK_DEATHS or time.monotonic() - life.ran_at >= QUICK_DEATH_S
 
     def _start_after_pause(self, part: PartSpec, quick_deaths: int) -> None:
         pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** (quick_deaths - MOST_QUICK_DEATHS))
@@ -247,7 +318,7 @@ class Keeper(ABC):
     def _quick_deaths(life: _PartLife, ended: _PartEnded) -> int:
         """Return the quick deaths in a row of a part that has just ended. A part that could not run has died quickly,
         however long it tried."""
-        is_quick = bool(ended.failure) or time.monotonic() - life.began_at < QUICK_DEATH_S
+        is_quick = bool(ended.failure) or time.monotonic() - life.ran_at < QUICK_DEATH_S
         return life.quick_deaths + 1 if is_quick else 0
 
     def _leave_out(self, life: _PartLife, ended: _PartEnded) -> None:
@@ -349,13 +420,10 @@ class Keeper(ABC):
     def _end_worker(self, worker: str) -> None:
         """End all ranks of a worker: they cannot go on without each other."""
         for spec in self._ranks(worker):
+            self._starts.end(spec.name)
             if spec.name in self._alive:
                 self.end(spec.name)
                 self._alive.discard(spec.name)
-
-    def _give_up(self) -> None:
-        self._code = ExitCode.BROKEN
-        self._events.put(None)
 
     def _start(self, part: str, quick_deaths: int) -> None:
         """Start a part; all ranks of a worker get the same incarnation. The router hears of the life first."""
@@ -367,7 +435,9 @@ class Keeper(ABC):
         self._to_router.change(Started(lives))
         for rank in ranks:
             told = lives if part == ROUTER else ()
-            spec = replace(rank, incarnation=life.incarnation, keys=self._keys.parts, lives=told)
+            keys, signs_at = self._keys.parts, self._signs.address
+            spec = replace(rank, incarnation=life.incarnation, keys=keys, lives=told, signs_at=signs_at)
+            self._starts.begin(spec.name, spec.incarnation, time.monotonic())
             self._lives[spec.name] = _PartLife(spec, spec.name not in self._lives, quick_deaths)
             self.start(spec)
             self._alive.add(spec.name)

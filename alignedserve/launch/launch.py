@@ -11,12 +11,14 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from alignedserve.architectures.model_source import resolve
 from alignedserve.config.config import Config, Launcher
 from alignedserve.gateway.access.exposure import check_exposure, warnings
 from alignedserve.kvpool.arena.shared_files import remove_stale
+from alignedserve.launch.keeper import say
 from alignedserve.launch.local import OnThisMachine
 from alignedserve.launch.plan import Machine, check_open_files, plan
+from alignedserve.machine.accelerator import decide
+from alignedserve.machine.model_folder import dummy_warning, model_folder
 from alignedserve.shell.inboxes import PREFIX, remove_sockets
 from alignedserve.shell.listener import bind
 from alignedserve.store.storage import check_storage
@@ -31,8 +33,9 @@ def serve(config: Config) -> int:
     # Clients know one port. This process keeps it bound, so that no other program gets it while a gateway starts again.
     with bind(config.server.host, config.server.port) as web:
         config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
-        for warning in warnings(config.server):
-            print(f"alignedserve: warning: {warning}", file=sys.stderr, flush=True)
+        for warning in (*warnings(config.server), dummy_warning(config)):
+            if warning is not None:
+                _warn(warning)
         if config.ray.address is not None:
             from alignedserve.launch.cluster import serve_on_cluster
 
@@ -40,10 +43,19 @@ def serve(config: Config) -> int:
         return _serve_here(config)
 
 
+def _warn(warning: str) -> None:
+    print(f"alignedserve: warning: {warning}", file=sys.stderr, flush=True)
+
+
 def _serve_here(config: Config) -> int:
+    config, choice = decide(config)
+    if choice.is_fallback:
+        _warn(f"workers compute on the CPU: {choice.why}; engine.device cpu says that this is wanted")
+    elif config.engine.on_gpu:
+        say(f"workers compute on GPUs: {choice.why}")
     # A model that is named by a hub id is looked up once, here, so that all parts use the same folder.
     named = config.served_model_name or config.model
-    folder = resolve(config.model, config.cache_directory)
+    folder = model_folder(config)
     config = replace(config, model=str(folder), served_model_name=named, jobs=check_storage(config.jobs))
     with closing(Machine(config.engine.tensor_parallel_size)) as machine:
         specs = plan(config, machine)

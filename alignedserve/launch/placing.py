@@ -88,6 +88,10 @@ class Placing:
         at_most_one = all(node.total.get(NAMED[Role.POOL], 0.0) <= 1 for node in self._all)
         return self.may_travel and at_most_one and bool(self.needs(Role.POOL).get(NAMED[Role.POOL]))
 
+    def has_node_for(self, role: Role) -> bool:
+        """Return whether a node, there or to come, offers in all what one rank of a worker needs."""
+        return any(_fits(self.needs(role), node.total) for node in self._all)
+
     @property
     def _all(self) -> Sequence[ClusterNode]:
         return (*self.nodes, *self.may_come)

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from alignedserve.architectures.families.model_config import read_config
-from alignedserve.architectures.model_source import resolve
 from alignedserve.config.config import Config, dump
 from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError
@@ -17,6 +16,7 @@ from alignedserve.kvpool.arena.shared_files import check_space, remove_stale
 from alignedserve.machine.adapters import check_names
 from alignedserve.machine.capacity import capacity
 from alignedserve.machine.memory import check_machine, shared_memory, use_of, with_pool_memory
+from alignedserve.machine.model_folder import model_folder
 from alignedserve.machine.resources import allow_open_files
 from alignedserve.protocol.messages import ROUTER, rank_suffix
 from alignedserve.shell.clock import ClockOrigin
@@ -92,7 +92,7 @@ def check_open_files(config: Config) -> None:
 
 def plan(config: Config, machine: Machine) -> list[PartSpec]:
     """Return the parts of a deployment on one machine, after all checks that need no process."""
-    folder = resolve(config.model, config.cache_directory)
+    folder = model_folder(config)
     model = read_config(folder)
     directory = Path(config.kvpool.directory)
     remove_stale(directory, PREFIX)

@@ -1,20 +1,18 @@
-"""Find out whether a deployment takes requests, and tell its user."""
+"""Find out whether a deployment takes requests, and what its user may try first."""
 
 from __future__ import annotations
 
 import http.client
 import ssl
-import sys
 import threading
 import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from alignedserve.architectures.families.model_config import read_config
-from alignedserve.architectures.model_source import resolve
 from alignedserve.config.config import Config
+from alignedserve.machine.model_folder import model_folder
 
-READY_S = 120.0  # a deployment that cannot take a request by then has failed
 READY_LOOK_S = 0.1  # between two looks at whether it can
 
 
@@ -25,18 +23,13 @@ def url_of(config: Config) -> str:
     return f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.server.port}"
 
 
-def announce_when_ready(config: Config, give_up: Callable[[], None]) -> None:
-    """Print the address and a line to try as soon as the deployment takes requests. A thread waits for that."""
+def announce_when_ready(config: Config, announce: Callable[[str], None]) -> None:
+    """Hand on a greeting as soon as the deployment takes requests. A thread waits for that, however long it takes."""
 
     def wait() -> None:
-        deadline = time.monotonic() + READY_S
         while not is_ready(config):  # asked again and again, as by a client: no part can answer for all others
-            if time.monotonic() > deadline:
-                print(f"alignedserve: not ready within {READY_S:.0f} s", file=sys.stderr, flush=True)
-                return give_up()
             time.sleep(READY_LOOK_S)
-        print(_greeting(config), flush=True)
-        return None
+        announce(_greeting(config))
 
     threading.Thread(target=wait, name="ready", daemon=True).start()
 
@@ -65,7 +58,7 @@ def _greeting(config: Config) -> str:
     model = config.served_model_name or config.model
     path = "chat/completions"
     body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Count from 3 to 12."}}]}}'
-    shapes = read_config(resolve(config.model, config.cache_directory))
+    shapes = read_config(model_folder(config))
     if shapes.labels:
         path, body = "score", f'{{"model": "{model}", "text_1": "What counts?", "text_2": "Numbers count."}}'
     elif not shapes.generates:

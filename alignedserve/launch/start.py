@@ -12,39 +12,61 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 
+from alignedserve.architectures.model_source import fetched_bytes, is_hub_id
 from alignedserve.config.config import parse
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import OnStart, Part, PartSpec, Place, Stoppable
+from alignedserve.shell.signs import SignSender
+from alignedserve.signs import Signs, Stage, growing
 
 log = logging.getLogger("alignedserve.parts")
 
 
 def start(spec: PartSpec, on_start: OnStart) -> None:
     """Build the part of this role and run it until it is stopped."""
-    # Only the process of a role imports what the role needs: torch and FastAPI are heavy.
     _wait_calmly()
+    signs = _signs_of(spec)
+    _fetch_model(Place(spec, signs))
+    # Only the process of a role imports what the role needs: torch and FastAPI are heavy.
+    with growing(signs, lambda: len(sys.modules)):
+        if spec.rank:
+            from alignedserve.executor.worker_process import run_rank
+        elif spec.role is Role.ROUTER:
+            from alignedserve.router.actor import run
+        elif spec.role is Role.POOL:
+            from alignedserve.kvpool.actor import run
+        elif spec.role is Role.PREFILL:
+            from alignedserve.prefill_worker.actor import run
+        elif spec.role is Role.DECODE:
+            from alignedserve.decode_worker.actor import run
+        elif spec.role is Role.JOBS:
+            from alignedserve.jobs.actor import run
+        else:
+            from alignedserve.gateway.actor import run
     if spec.rank:
-        from alignedserve.executor.worker_process import run_rank
-
-        run_rank(Place(spec))
-        return
-    part = Part(spec)
-    if spec.role is Role.ROUTER:
-        from alignedserve.router.actor import run
-    elif spec.role is Role.POOL:
-        from alignedserve.kvpool.actor import run
-    elif spec.role is Role.PREFILL:
-        from alignedserve.prefill_worker.actor import run
-    elif spec.role is Role.DECODE:
-        from alignedserve.decode_worker.actor import run
-    elif spec.role is Role.JOBS:
-        from alignedserve.jobs.actor import run
+        run_rank(Place(spec, signs))
     else:
-        from alignedserve.gateway.actor import run
-    run(part, on_start)
+        run(Part(spec, signs), on_start)
+
+
+def _fetch_model(place: Place) -> None:
+    """Fetch a model that is named by a hub id to this node of a cluster: that may take longer than all else."""
+    model = place.config.model
+    if not is_hub_id(model):
+        return
+    place.signs.stage(Stage.MODEL)
+    with growing(place.signs, partial(fetched_bytes, model)):
+        _ = place.folder
+    place.signs.stage(Stage.LIBRARIES)
+
+
+def _signs_of(spec: PartSpec) -> Signs:
+    assert spec.keys is not None, f"{spec.name} has no keys for its links"
+    return SignSender(spec.name, spec.incarnation, spec.signs_at, spec.keys)
 
 
 def _wait_calmly() -> None:

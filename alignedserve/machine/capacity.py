@@ -12,11 +12,12 @@ from alignedserve.core import WorkerLimits, units_for
 from alignedserve.errors import ConfigError
 from alignedserve.kvpool.arena.extents import TOGETHER, Extents, PageBytes
 from alignedserve.kvpool.arena.int8_layout import Int8Layout
+from alignedserve.machine.model_folder import check_dummy
 from alignedserve.scheduling.policy import Compression
 
 _MIB = 1 << 20
 _CACHES = 4  # the pool's memory, in device caches of all decode workers, where there is so much
-_GPU_CACHE_MB = 16_384  # assumed of a GPU, since its cache is known only when its worker has loaded the weights
+_GPU_CACHE_MB = 16_384  # assumed of a GPU whose driver tells nothing
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
     dtype = _dtype(config, model)
     if model.stored is not None:
         model.stored.check(engine.quantization)
+    check_dummy(config, model)
     longest = min(engine.max_model_len or model.max_positions, model.max_positions)
     if engine.max_model_len and engine.max_model_len > model.max_positions:
         raise ConfigError(f"engine.max_model_len {engine.max_model_len} exceeds the model's {model.max_positions}")
@@ -71,8 +73,8 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
     reach = model.reach if config.policy.drops else None
     layers = model.fold if config.policy.drops else None
     fold = None if layers is None else layers.fold
-    step_tokens = most_in_step(model, engine.max_step_tokens)
-    limits = WorkerLimits(num_pairs, engine.block_size, config.page_size, step_tokens, engine.max_batch, reach, fold)
+    step_tokens = most_in_step(model, engine.step_tokens)
+    limits = WorkerLimits(num_pairs, engine.block_size, config.page_size, step_tokens, engine.seats, reach, fold)
     held = limits.least_held(longest)  # at once, by the longest request
     sizes = _page_bytes(config, model, dtype)
     extents = sizes.divide(pool_mb * _MIB // ranks // sizes.kv)
@@ -90,14 +92,14 @@ def capacity(config: Config, model: ModelConfig, left: int | None = None) -> Cap
     return Capacity(dtype, engine.kv_dtype, longest, extents, sizes, limits)
 
 
-def wanted_pool_mb(config: Config, model: ModelConfig | None = None) -> int:
+def wanted_pool_mb(config: Config, model: ModelConfig | None = None, gpu_cache_mb: int | None = None) -> int:
     """Return the memory that the pool would have with its default, were there enough; without a model, for one that
-    writes text."""
+    writes text. `gpu_cache_mb` is what a GPU will have for KV, where that is known."""
     if model is not None and not model.keeps_kv:
         return _least_pool_mb(config, model)
     engine = config.engine
     ranks = config.topology.decode_workers * engine.tensor_parallel_size
-    return _CACHES * ranks * (engine.cache_mb or _GPU_CACHE_MB)
+    return _CACHES * ranks * (engine.cache_mb or gpu_cache_mb or _GPU_CACHE_MB)
 
 
 def _least_pool_mb(config: Config, model: ModelConfig) -> int:

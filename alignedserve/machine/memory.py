@@ -15,11 +15,12 @@ from alignedserve.architectures.weight_files import (
     largest_numbers,
     quantised_bytes,
 )
-from alignedserve.config.config import Config, DeviceKind, TransportName
+from alignedserve.config.config import Config, LoadFormat, TransportName
 from alignedserve.errors import MemoryTooSmall
 from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, POOL, Use
 from alignedserve.machine.adapters import adapter_room
 from alignedserve.machine.capacity import Capacity, capacity, pool_mb_within, wanted_pool_mb
+from alignedserve.machine.gpus import gpu_memory
 from alignedserve.machine.resources import memory
 
 _MIB = 1 << 20
@@ -55,24 +56,32 @@ def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> 
     return MemoryDemand(
         weights=weights,
         cache=_written(config, model, room),
-        step=model.step_bytes(config.engine.max_step_tokens, config.engine.max_batch, room.dtype),
+        step=model.step_bytes(config.engine.step_tokens, config.engine.seats, room.dtype),
         dtype=kept,
-        loading=_loading(config.engine.quantization, model, folder),
+        loading=_loading(config, model, folder),
     )
 
 
 def _written(config: Config, model: ModelConfig, room: Capacity) -> int:
     """Return the bytes of the device cache that are written: on a CPU the others take no memory."""
-    is_spared = config.engine.device is DeviceKind.CPU and not model.keeps_kv
+    is_spared = not config.engine.on_gpu and not model.keeps_kv
     return 0 if is_spared else room.cache_bytes(model)
 
 
-def _loading(quantization: Quantization, model: ModelConfig, folder: Path) -> int:
+def _loading(config: Config, model: ModelConfig, folder: Path) -> int:
     """Return the bytes that a layer of whole numbers takes on its way: a byte of each number before they are packed,
     in a fused layer of two tensors; those of files are there twice, as they were read and side by side."""
+    quantization = config.engine.quantization
+    if _is_dummy(config):
+        return 0 if quantization is Quantization.NONE else 2 * model.vocab_size * model.hidden_size
     if model.stored is not None:
         return 4 * largest_numbers(folder, min(model.stored.bits, default=8))
     return 0 if quantization is Quantization.NONE else 2 * largest_numbers(folder, 8)
+
+
+def _is_dummy(config: Config) -> bool:
+    """Return whether there are no files of weights to look at: then the configuration says how many there are."""
+    return config.engine.load_format is LoadFormat.DUMMY
 
 
 def _kept(quantization: Quantization, model: ModelConfig, dtype: str) -> str:
@@ -99,15 +108,17 @@ def _copied(share: ModelConfig) -> int:
 def _shares(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> int:
     """Return the bytes of a rank's weights where it has the whole embedding and a share of all else."""
     ranks, quantization = config.engine.tensor_parallel_size, config.engine.quantization
-    numbers, table, whole = count_numbers(folder), model.vocab_size * model.hidden_size, DTYPE_BYTES[room.dtype]
-    if model.stored is not None:
+    numbers = model.numbers if _is_dummy(config) else count_numbers(folder)
+    table, whole = model.vocab_size * model.hidden_size, DTYPE_BYTES[room.dtype]
+    if model.stored is not None and not _is_dummy(config):
         stored = quantised_bytes(folder, whole)
         return max(0, stored - table * whole) // ranks + min(stored, table * whole)
     table = min(numbers, table)
     if quantization is Quantization.NONE:
         return (numbers - table) * whole // ranks + table * whole
-    experts = 0 if model.has_experts else count_in_experts(folder)  # our own modules quantise them as all else
-    is_tied = _is_tied(model, folder)
+    # Our own modules quantise experts as all else.
+    experts = 0 if model.has_experts or _is_dummy(config) else count_in_experts(folder)
+    is_tied = model.tied_embeddings if _is_dummy(config) else _is_tied(model, folder)
     layers = max(0, numbers - experts - (table if is_tied else 2 * table))
     head = numbers - experts - layers - table
     if is_tied and ranks > 1:
@@ -130,13 +141,24 @@ def with_pool_memory(config: Config, model: ModelConfig, folder: Path) -> Config
     free, left = there.f_bavail * there.f_frsize, []
     if found is not None:
         left = [found.available]
-        if config.engine.device is DeviceKind.CPU:
+        if not config.engine.on_gpu:
             workers, _, checkpoints = _of_workers(config, model, room, folder)
             left.append(2 * (found.available - workers - checkpoints))
     if _maps_files(config):
         left.append(2 * (free - shared_memory(config, model, room, with_pool=False)))
-    memory_mb = pool_mb_within(wanted_pool_mb(config, model), free, *left)
+    wanted_mb = wanted_pool_mb(config, model, _gpu_cache_mb(config, model, room, folder))
+    memory_mb = pool_mb_within(wanted_mb, free, *left)
     return replace(config, kvpool=replace(config.kvpool, memory_mb=memory_mb))
+
+
+def _gpu_cache_mb(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> int | None:
+    """Return about how much memory a GPU will have for KV; None where nobody can tell. Its
+    worker knows it once it has loaded the weights (engine/device/devices.py), and the pool is made before that."""
+    if config.engine.cache_mb is not None or (whole := gpu_memory()) is None:
+        return None
+    needs = demand(config, model, room, folder)
+    left = (whole - needs.weights - needs.step) // _MIB - config.engine.gpu_reserve_mb
+    return left if left > 0 else None  # then its worker says what is to be done
 
 
 def why_too_small(config: Config, room: Capacity) -> str | None:
@@ -167,7 +189,7 @@ def use_of(config: Config) -> Use:
 
 
 def _maps_files(config: Config) -> bool:
-    return config.transport is TransportName.IPC and config.engine.device is DeviceKind.CPU
+    return config.transport is TransportName.IPC and not config.engine.on_gpu
 
 
 def check_worker(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> None:
@@ -177,7 +199,7 @@ def check_worker(config: Config, model: ModelConfig, room: Capacity, folder: Pat
 
 def check_machine(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> None:
     """Check that all workers and the pool fit on this machine. On GPUs each worker checks after loading weights."""
-    if config.engine.device is not DeviceKind.CPU:
+    if config.engine.on_gpu:
         return
     pool = config.engine.tensor_parallel_size * room.num_pages * room.page_bytes
     _, workers, checkpoints = _of_workers(config, model, room, folder)
@@ -222,7 +244,7 @@ def _advice(config: Config, rank: MemoryDemand, workers: int, available: int, po
     if pool and smaller_pool > 0:
         return f"lower kvpool.memory_mb from {config.kvpool.memory_mb} to {smaller_pool}"
     if loads and rank.weights + rank.step > share:
-        return f"lower engine.max_step_tokens from {config.engine.max_step_tokens}, and engine.kv_memory_mb"
+        return f"lower engine.max_step_tokens from {config.engine.step_tokens}, and engine.kv_memory_mb"
     if rank.dtype == "float32" and rank.weights // 2 < share:
         return "set engine.dtype to bfloat16, which halves the weights, or take a smaller model"
     if rank.dtype in DTYPE_BYTES and rank.weights // DTYPE_BYTES[rank.dtype] < share:  # neither is quantised

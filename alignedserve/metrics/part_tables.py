@@ -11,13 +11,17 @@ from dataclasses import asdict, dataclass
 from itertools import accumulate
 from typing import TypeAlias
 
-from alignedserve.metrics.exposition import line
+from alignedserve.metrics.exposition import label, line
 from alignedserve.metrics.series import PART
 from alignedserve.protocol.figures import RATIOS, SPREADS, STEP_S, STEP_TOKENS, ByClass, DecodeSteps, Tally, WorkerLoad
 from alignedserve.protocol.messages import Figures
 
 Values: TypeAlias = Iterable[tuple[str, float]]  # each with labels of its own, if any
 _WORKER, _POOL = "worker", "pool"
+FALLBACKS = (
+    "fallbacks",
+    "What does not work in a part, which does something else: 1 for each; /status says why.",
+)
 _BATCHES = "0", "1", "2+"
 
 
@@ -104,6 +108,11 @@ def _replaced(figures: Figures) -> Values:
 def _failed_policies(figures: Figures) -> Values:
     for failed in () if figures.process is None else figures.process.failed:
         yield f'failure="{failed.how.value}",policy="{failed.kind.value}"', failed.number
+
+
+def _fallbacks(figures: Figures) -> Values:
+    for fallback in () if figures.process is None else figures.process.fell_back:
+        yield label("what", fallback.what), 1
 
 
 _STEP_COUNTS: tuple[tuple[str, str, Callable[[DecodeSteps], Values]], ...] = (
@@ -213,6 +222,12 @@ PART_METRICS = (
         "Decisions that the default made, since a policy of one's own had failed.",
         PART,
         _failed_policies,
+    ),
+    PartMetric(
+        "gauge",
+        *FALLBACKS,
+        PART,
+        _fallbacks,
     ),
     *(PartMetric("counter", name, about, _WORKER, _of_steps(read)) for name, about, read in _STEP_COUNTS),
     PartMetric(

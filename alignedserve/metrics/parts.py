@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from alignedserve.config.config import MetricsPrefix
+from alignedserve.fallbacks import Fallback
 from alignedserve.metrics.exposition import block, label
 from alignedserve.metrics.part_tables import HISTOGRAMS, PART_METRICS, PartMetric, WorkerHistogram
 from alignedserve.metrics.processes import process_blocks
@@ -39,6 +40,11 @@ class PartMetrics:
         metrics: tuple[PartMetric | WorkerHistogram, ...] = (*PART_METRICS, *HISTOGRAMS)
         for metric in metrics:
             yield self._block(metric, told)
+
+    def fallbacks(self) -> list[tuple[str, Fallback]]:
+        """Return what does not work in each part that is there, and what it does instead."""
+        processes = [(part, figures.process) for part, figures in self._there()]
+        return [(part, fallback) for part, process in processes if process for fallback in process.fell_back]
 
     def _block(self, metric: PartMetric | WorkerHistogram, told: _Told) -> str:
         name = f"{self._prefix}{metric.name}"

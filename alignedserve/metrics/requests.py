@@ -14,7 +14,9 @@ from prometheus_client import Counter, Histogram
 from alignedserve.config.config import MetricsPrefix
 from alignedserve.core import ServiceClass
 from alignedserve.dashboard.requests import RequestLog
+from alignedserve.fallbacks import fallbacks
 from alignedserve.metrics.exposition import in_turns
+from alignedserve.metrics.part_tables import FALLBACKS
 from alignedserve.metrics.processes import process_blocks
 from alignedserve.metrics.series import MetricFamily, Series
 from alignedserve.metrics.window import AttainmentGauge, AttainmentWindow, DeadlineOutcome
@@ -124,6 +126,7 @@ class RequestMetrics:
         self._rejected = counter("admission_rejections", "Requests that were not admitted.", "reason", "class")
         self._http_errors = counter("http_errors", "Answers with a status of 400 or more.", "status")
         self._open = self.series.gauge("num_requests_open", "Requests that have not ended.", "class")
+        self._fallbacks = self.series.gauge(*FALLBACKS, "what")
         self._window = AttainmentWindow(now)
         AttainmentGauge(self.series, self._window)
         self.log = RequestLog()  # for the live page
@@ -165,6 +168,8 @@ class RequestMetrics:
 
     def blocks(self) -> Iterator[str]:
         """Yield the series of this process and of its own requests, a family at a time."""
+        for fallback in fallbacks():
+            self._fallbacks.of(fallback.what).set(1)
         yield from self.series.blocks()
         process = own_process()
         if process is not None:

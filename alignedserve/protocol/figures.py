@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from alignedserve.core import PreemptionCause, ServiceClass
+from alignedserve.fallbacks import Fallback
 from alignedserve.policies.guard import PolicyFailure
 from alignedserve.policies.kinds import PolicyKind
 
@@ -143,3 +144,4 @@ class ProcessFigures:
     failed: tuple[FailedPolicy, ...] = ()  # policies of one's own, in the process's life
     python: str = ""  # its version
     garbage: tuple[Garbage, ...] = ()  # the youngest generation first
+    fell_back: tuple[Fallback, ...] = ()  # what it does otherwise, since something does not work there

@@ -3,6 +3,7 @@
 answer_limit.py  Ends a policy of one's own that does not answer.
 clock.py         The clock of every process, which never jumps.
 control.py       How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.
+event_loop.py    The event loop of asyncio: uvloop's where that is installed.
 exit_code.py     How a part's process says, as it ends, whether to start it again.
 inboxes.py       The addresses of inboxes on one machine, where no other user may connect.
 journal.py       Log lines that say where a request goes next; they never quote its text.
@@ -13,5 +14,6 @@ logs.py          The format of log lines: text or JSON.
 part.py          A part of a deployment: what it is told when it starts, where it works, and its links.
 process.py       What the kernel says of this process, for metrics.
 shell.py         The turn loop of a real process: sockets, threads, and the results of work.
+signs.py         The way of signs of life from parts that start to their launcher.
 turn.py          The turn loop that real and simulated processes share: events in, commands out, timers, work.
 """

@@ -45,14 +45,14 @@ def _shown(value: Any) -> str:
     return text if text.isprintable() and not {" ", '"'} & set(text) else json.dumps(text)
 
 
-def set_up(config: LogConfig, part: str) -> None:
-    """Send the log lines of this process to standard error, in the configured format."""
+def set_up(config: LogConfig, part: str, below: str = "alignedserve") -> None:
+    """Send the log lines of this process, or those below a name, to standard error, in the configured format."""
     handler = logging.StreamHandler(sys.stderr)
     if config.format is LogFormat.JSON:
         handler.setFormatter(_JsonFormatter(part))
     else:
         handler.setFormatter(_TextFormatter(f"%(asctime)s %(levelname)s {part}: %(message)s"))
-    root = logging.getLogger("alignedserve")
+    root = logging.getLogger(below)
     root.handlers[:] = [handler]
     root.setLevel(config.level.value.upper())
     root.propagate = False

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 import msgspec
 
 from alignedserve.architectures.families.model_config import ModelConfig, read_config
-from alignedserve.architectures.model_source import resolve
 from alignedserve.config.config import Config, parse
 from alignedserve.core import Role
 from alignedserve.machine.capacity import Capacity, capacity
+from alignedserve.machine.model_folder import model_folder
 from alignedserve.policies.guard import OwnPolicies
 from alignedserve.protocol.commands import Command
 from alignedserve.protocol.messages import Heartbeat, Life, Member, rank_suffix
@@ -31,6 +31,7 @@ from alignedserve.shell.link_keys import LinkKeys
 from alignedserve.shell.links import Links, Pulse
 from alignedserve.shell.shell import BeginAside, Shell
 from alignedserve.shell.turn import Core, Hands
+from alignedserve.signs import NO_SIGNS, Signs, Stage
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class PartSpec:
     incarnation: int = 0  # number of this life of the part, from 1
     keys: LinkKeys | None = None
     lives: tuple[Life, ...] = ()  # for the router: the newest life of each part
+    signs_at: str = ""  # address of the launcher, for signs of life
     rank: int = 0  # tensor parallelism: each rank is a part; other parts talk to rank 0 only
     device: int = 0  # number of the GPU, where there are any
     ranks_at: str = ""  # host:port where the ranks of this worker meet
@@ -83,8 +85,8 @@ def lock_name(deployment: str, holder: str, rank: int = 0) -> str:
 class Place:
     """The place of a part: its files, keys and settings, as its spec says."""
 
-    def __init__(self, spec: PartSpec) -> None:
-        self.spec = spec
+    def __init__(self, spec: PartSpec, signs: Signs = NO_SIGNS) -> None:
+        self.spec, self.signs = spec, signs
         self.config: Config = parse(spec.config)
         self.incarnation = spec.incarnation
 
@@ -103,7 +105,7 @@ class Place:
 
     @property
     def folder(self) -> Path:
-        return resolve(self.config.model, self.config.cache_directory)
+        return model_folder(self.config)
 
     def capacity(self) -> tuple[ModelConfig, Capacity]:
         model = read_config(self.folder)
@@ -113,8 +115,8 @@ class Place:
 class Part(Place):
     """A part that is set up: its inbox listens already, and `run` makes it a member of the deployment."""
 
-    def __init__(self, spec: PartSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: PartSpec, signs: Signs = NO_SIGNS) -> None:
+        super().__init__(spec, signs)
         assert spec.keys is not None, f"{spec.name} has no keys for its links"
         self._keys = spec.keys
         self.clock = Clock(spec.origin)
@@ -133,6 +135,7 @@ class Part(Place):
             beat = Heartbeat(self.member)
             said_by = self.member.name, self.incarnation
             pulse = Pulse(*said_by, beat, self.spec.router, self.config.wire.heartbeat_s, self._keys)
+        self.signs.stage(Stage.RUNS)
         try:
             shell.run(first or [])
         finally:

@@ -10,6 +10,7 @@ from functools import cache
 from math import inf
 from pathlib import Path
 
+from alignedserve.fallbacks import fallbacks
 from alignedserve.policies.guard import Failures
 from alignedserve.protocol.figures import FailedPolicy, Garbage, ProcessFigures
 
@@ -53,6 +54,7 @@ def own_process() -> ProcessFigures | None:
         started_at=_booted_at() + int(fields[19]) / ticks,
         python=platform.python_version(),
         garbage=tuple(Garbage(**generation) for generation in gc.get_stats()),
+        fell_back=fallbacks(),
     )
 
 

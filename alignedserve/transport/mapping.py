@@ -4,7 +4,7 @@ Two kinds of memory have the same interface. A handle of a few hundred bytes nam
 a tensor from it. That process only reads, and gives the tensor up when the worker has ended.
 
     CPU   a file in shared memory, which lives as long as a process maps it; its name goes when the worker ends
-    GPU   CUDA's IPC handle (not yet run: docs/how/gpu.md), for processes on the same GPU; torch counts its users
+    GPU   CUDA's IPC handle, for processes on the same GPU; torch counts its users
 """
 
 from __future__ import annotations

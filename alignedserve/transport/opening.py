@@ -14,6 +14,7 @@ from alignedserve.engine.device.groups import why_no_gloo, why_no_nccl
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.engine.device.ranks import Team
 from alignedserve.errors import TransportError
+from alignedserve.fallbacks import fell_back
 from alignedserve.protocol.messages import holder
 from alignedserve.shell.part import Place, lock_name
 from alignedserve.transport.transport import ThroughTheArena, Transport
@@ -46,7 +47,7 @@ def _means_of_gpus(device: str, num_gpus: int, config: Config) -> Means:
     ranks, topology = config.engine.tensor_parallel_size, config.topology
     workers = ranks * (topology.prefill_workers + topology.decode_workers)
     if config.ray.address is not None:
-        is_part = 0 < config.ray.gpus_per_worker < 1
+        is_part = 0 < (config.ray.gpus_per_worker or 0) < 1
         return Means(
             *(device, _nccl_on("Ray may put two workers on one GPU (ray.gpus_per_worker)" if is_part else None)),
             no_ipc="on a Ray cluster workers need not be on one GPU",
@@ -102,10 +103,14 @@ def chosen_for(place: Place, device: torch.device) -> ChosenTransport:
     config = place.config
     if config.topology.colocated:
         return ChosenTransport(TransportName.HOST, "there is no other worker to send to")
-    is_open = config.transport is TransportName.AUTO and config.why_host is not None
-    if is_open:
-        return ChosenTransport(TransportName.HOST, str(config.why_host))
-    return choose(config.transport, means_of(device, config))
+    is_open = config.transport is TransportName.AUTO
+    if is_open and config.why_host is not None:
+        chosen = ChosenTransport(TransportName.HOST, config.why_host)
+    else:
+        chosen = choose(config.transport, means_of(device, config))
+    if is_open and chosen.name is TransportName.HOST and device.type == "cuda":
+        fell_back("KV from GPU to GPU", chosen.why, "it goes through the KV pool")
+    return chosen
 
 
 def open_transport(

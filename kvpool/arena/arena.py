@@ -50,7 +50,7 @@ _FILE_HEADER = struct.Struct("=8s8Q")
 _KINDS = 8  # most kinds that an extent's word can tell apart
 _HEADER_WORDS = 8
 _WORD_BYTES = 8
-_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14; `mmap` has no name for it
+POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, since Linux 5.14; `mmap` has no name for it
 _MAPPED_AT_ONCE = 4 << 20  # bytes: a millisecond
 
 
@@ -143,11 +143,13 @@ class Arena:
         page_size: int,
         incarnation: int,
         place: NumaPlace | None = None,
+        advance: Callable[[int], object] = lambda _: None,
     ) -> Arena:
         """Make an arena. Plain numbers mean pages that are all of kind KV.
 
         The file gets its name when it is whole. Its memory comes from the NUMA node of `place`, as far as that has
-        some. An earlier arena loses its name at once; processes that map it keep it until they close it.
+        some. An earlier arena loses its name at once; processes that map it keep it until they close it. `advance` is
+        told the bytes of each piece that is allocated.
         """
         extents = Extents(pages) if isinstance(pages, int) else pages
         sizes = PageBytes(payload_bytes) if isinstance(payload_bytes, int) else payload_bytes
@@ -158,7 +160,7 @@ class Arena:
         unfinished, fd = new_file(path)
         try:
             with running_on(place):
-                fill(path.parent, fd, layout.size)
+                fill(path.parent, fd, layout.size, advance=advance)
                 os.pwrite(fd, layout.pack(), 0)
             arena = cls(path, fd, layout)
             with alone(path.parent):
@@ -223,10 +225,17 @@ class Arena:
         """
         size = min(_MAPPED_AT_ONCE, self._layout.size - start)
         try:
-            self._mapping.madvise(_POPULATE_WRITE, start, size)
+            self._mapping.madvise(POPULATE_WRITE, start, size)
         except OSError:
             return None
         return start + size if start + size < self._layout.size else None
+
+    def pieces(self, most_bytes: int) -> list[tuple[int, int]]:
+        """Return pieces of the mapping, (first byte, bytes), that together hold all payloads and cut none: each has
+        about `most_bytes`, in whole extents."""
+        each = max(1, most_bytes // self._layout.extent_bytes) * self._layout.extent_bytes
+        starts = range(self._layout.payloads_at, self._layout.size, each)
+        return [(start, min(each, self._layout.size - start)) for start in starts]
 
     def memory(self) -> memoryview:
         """Return the whole mapping; release it before `close`."""

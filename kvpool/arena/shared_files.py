@@ -14,7 +14,7 @@ import errno
 import fcntl
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from typing import NamedTuple
 from alignedserve.errors import ArenaError, ArenaTooSmall, LeaseError
 
 _MIB = 1 << 20
+_FILLED_AT_ONCE = 1 << 30  # bytes: about half a second
 
 
 class HolderLock:
@@ -96,13 +97,20 @@ def new_file(path: Path) -> tuple[Path, int]:
     return Path(name), fd
 
 
-def fill(directory: Path, fd: int, size: int, use: Use = POOL) -> None:
-    """Allocate all of the file's memory now: a page that is missing later would be a SIGBUS for its reader."""
+def fill(
+    directory: Path, fd: int, size: int, use: Use = POOL, advance: Callable[[int], object] = lambda _: None
+) -> None:
+    """Allocate all of the file's memory now: a page that is missing later would be a SIGBUS for its reader. `advance`
+    is told the bytes of each piece."""
     try:
-        os.posix_fallocate(fd, 0, size)
+        for begin in range(0, size, _FILLED_AT_ONCE):
+            piece = min(_FILLED_AT_ONCE, size - begin)
+            os.posix_fallocate(fd, begin, piece)
+            advance(piece)
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise ArenaError(f"no memory for {use.what} in {directory}: {error.strerror}") from error
+        os.ftruncate(fd, 0)  # or the pieces that did fit would not count as free
         raise _too_small(directory, size, use) from error
 
 

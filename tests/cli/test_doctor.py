@@ -15,10 +15,12 @@ import torch
 from alignedserve.architectures import model_source
 from alignedserve.cli import doctor
 from alignedserve.cli.doctor import Finding, FoundKernels, FoundTorch, Presence
+from alignedserve.config.config import DeviceKind
 from alignedserve.kernels.dispatch.dispatcher import choose
 from alignedserve.kernels.dispatch.paged_libraries import PAGE
 from alignedserve.kvpool.arena import numa
-from alignedserve.machine import resources
+from alignedserve.machine import accelerator, resources
+from alignedserve.machine.accelerator import Choice
 from alignedserve.machine.resources import Memory
 
 _Usage = namedtuple("_Usage", "total used free")
@@ -62,7 +64,7 @@ def test_what_weights_take(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_that_is_installed_with_us_is_needed() -> None:
     listed = (Path(__file__).parents[2] / "pyproject.toml").read_text().partition("\ndependencies = [\n")[2]
     names = re.findall(r'^    "([\w-]+)>=', listed.partition("\n]\n")[0], re.MULTILINE)
-    assert set(names) == {*doctor.NEEDED, "torch"}
+    assert set(names) == {*doctor.NEEDED, "torch", "uvloop"}  # asyncio has an event loop of its own, too
 
 
 def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +86,7 @@ def test_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
         ("tokenizers", Presence.MISSING),
         ("ray", Presence.ABSENT),
         ("triton", Presence.ABSENT),
+        ("uvloop", Presence.ABSENT),
     ],
 )
 def test_only_what_serving_needs_is_missing(monkeypatch: pytest.MonkeyPatch, package: str, state: Presence) -> None:
@@ -111,7 +114,51 @@ def test_gpus_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", ["H200, 139 GiB"] * 2, _KERNELS))
     found = _found("gpu")
     assert (found.state, found.what) == (Presence.FOUND, "H200, 139 GiB; H200, 139 GiB")
-    assert "--device cuda" in found.how
+
+
+@pytest.mark.parametrize(
+    ("choice", "gpus", "state", "said"),
+    [
+        (
+            Choice(DeviceKind.CPU, "no driver of a GPU is here"),
+            [],
+            Presence.FOUND,
+            "auto takes cpu: no driver of a GPU is here; steps of up to 64 requests and 512 tokens",
+        ),
+        (
+            Choice(DeviceKind.CUDA, "torch sees H200"),
+            ["H200, 139 GiB"],
+            Presence.FOUND,
+            "auto takes cuda: torch sees H200; steps of up to 256 requests and 2048 tokens",
+        ),
+        (
+            Choice(DeviceKind.CPU, "/dev/nvidiactl is here, but torch sees no GPU: too old", is_fallback=True),
+            [],
+            Presence.ABSENT,
+            "auto takes cpu: /dev/nvidiactl is here, but torch sees no GPU: too old; steps of up to 64 requests",
+        ),
+    ],
+)
+def test_it_says_which_device_auto_takes_and_why(
+    monkeypatch: pytest.MonkeyPatch, choice: Choice, gpus: list[str], state: Presence, said: str
+) -> None:
+    monkeypatch.setattr(accelerator, "choose", lambda: choice)
+    monkeypatch.setattr(doctor, "_try_torch", lambda: FoundTorch("9.9", gpus, _KERNELS))
+    found = _found("device")
+    assert found.state is state
+    assert found.what.startswith(said)
+    assert bool(found.how) is choice.is_fallback
+    assert doctor.run() == 0, "it serves on what there is"
+
+
+def test_a_device_that_is_not_there_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALIGNEDSERVE_ENGINE_DEVICE", "cuda")
+    found = _found("device")
+    assert (found.state, found.how) == (Presence.MISSING, "torch sees no GPU: set engine.device to auto or cpu")
+    assert found.what == "cuda: engine.device says so; steps of up to 256 requests and 2048 tokens"
+    assert doctor.run() == 1
+    monkeypatch.setenv("ALIGNEDSERVE_ENGINE_DEVICE", "cpu")
+    assert _found("device").what.startswith("cpu: engine.device says so; ")
 
 
 def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,6 +172,19 @@ def test_others_attention_is_named_and_why_it_is_not_used(monkeypatch: pytest.Mo
     assert found.how.startswith(f"they read blocks of a multiple of {PAGE} tokens, engine.block_size is 16")
     monkeypatch.setenv("ALIGNEDSERVE_ENGINE_BLOCK_SIZE", "256")
     assert _found("GPU attention").state is Presence.FOUND
+
+
+def test_what_the_kernels_fall_back_on_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _found("fallbacks") == Finding("fallbacks", Presence.FOUND, "none: all kernels for this machine work")
+    fallen = [{"what": "kernel attend", "why": "ptxas fatal", "instead": "torch reference takes its place"}]
+    tried = FoundTorch("9.9", ["H200, 139 GiB"], replace(_KERNELS, fallen=fallen))
+    monkeypatch.setattr(doctor, "_try_torch", lambda: tried)
+    found = _found("fallback")
+    assert (found.state, found.what) == (
+        Presence.ABSENT,
+        "kernel attend: torch reference takes its place (ptxas fatal)",
+    )
+    assert doctor.run() == 0
 
 
 def test_shared_memory_that_is_too_small_names_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:

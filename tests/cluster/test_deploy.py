@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,9 @@ import pytest
 import yaml
 
 from alignedserve.cli.main import main
-from alignedserve.config.config import Config, Launcher, load
+from alignedserve.config.config import Config, DeviceKind, Launcher, load
 from alignedserve.core import WORKERS
+from alignedserve.launch.cluster import decide_by_nodes
 from alignedserve.launch.node_types import may_come, node_types
 from alignedserve.launch.placing import ClusterNode, Placing
 from alignedserve.launch.plan import parts_of
@@ -80,8 +82,11 @@ def test_clouds_install_and_start_what_own_machines_do(name: str) -> None:
 @pytest.mark.parametrize("name", CLOUDS)
 def test_clouds_have_room_for_what_they_serve_where_there_is_but_a_head(name: str) -> None:
     coming = may_come(node_types(str(DEPLOY / name)), [])
-    groups = Placing([ClusterNode("head", {"CPU": 0.0})], 1.0, may_travel=False, may_come=coming).groups(
-        *([part for role, part in parts_of(served(DEPLOY / "serve.yaml")) if role is kind] for kind in WORKERS)
+    placing = Placing([ClusterNode("head", {"CPU": 0.0})], 0.0, may_travel=False, may_come=coming)
+    config = decide_by_nodes(served(DEPLOY / "serve.yaml"), placing)
+    assert (config.engine.device, config.ray.gpus_per_worker) == (DeviceKind.CUDA, 1.0), "they rent GPUs to compute"
+    groups = replace(placing, gpus_per_worker=1.0).groups(
+        *([part for role, part in parts_of(config) if role is kind] for kind in WORKERS)
     )
     assert [set(group) for group in groups] == [{"pool-0", "prefill-0", "decode-0"}]
 
@@ -137,6 +142,16 @@ def test_the_pool_fits_the_shared_memory_of_its_pod() -> None:
     (shared,) = [volume for volume in pods()["worker"]["spec"]["volumes"] if volume["name"] == "shared-memory"]
     assert (config.kvpool.memory_mb or 0) < int(shared["emptyDir"]["sizeLimit"].removesuffix("Gi")) * 1024
     assert (config.launcher, config.ray.address, config.server.port) == (Launcher.RAY, "auto", 8000)
+
+
+def test_the_gpus_of_a_pod_are_those_that_its_workers_compute_on() -> None:
+    config, (container,) = served(K8S / "serve.yaml"), pods()["worker"]["spec"]["containers"]
+    gpus = float(container["resources"]["limits"]["nvidia.com/gpu"])
+    node = ClusterNode("pod", {"CPU": 8.0, "GPU": gpus, "kv_pool": 1.0, "prefill": 1.0, "decode": 1.0})
+    config = decide_by_nodes(config, Placing([node], 0.0, may_travel=False))
+    workers = config.topology.prefill_workers + config.topology.decode_workers
+    assert config.engine.device is DeviceKind.CUDA
+    assert (config.ray.gpus_per_worker or 0.0) * workers == gpus, "none idles, and none is missing"
 
 
 def test_kustomize_names_the_configuration_of_this_content() -> None:

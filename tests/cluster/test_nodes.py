@@ -175,12 +175,12 @@ def test_colocated_workers_spread_over_nodes_and_a_single_node_is_enough_to_go_o
         ("2xcolocated", (), r"decode-1 has no place: it needs CPU 1, decode 1; the cluster's nodes are: .*"),
         (
             "colocated",
-            ("--ray-gpus-per-worker", "0.5"),
+            ("--device", "auto", "--ray-gpus-per-worker", "0.5", "--kv-memory-mb", "64"),
             r"decode-0 has no place: it needs CPU 1, GPU 0.5, decode 1; .*",
         ),
         (
             "colocated",
-            ("--tensor-parallel-size", "4", "--ray-gpus-per-worker", "1"),
+            ("--device", "cuda", "--tensor-parallel-size", "4"),  # a GPU for each rank
             r"decode-0 has no place: it needs CPU 4, GPU 4, decode 1; the cluster's nodes are: .*",
         ),
         ("colocated", ("--ray-address", "127.0.0.1:9"), r"there is no Ray cluster at 127.0.0.1:9 \(ray.address\), .*"),

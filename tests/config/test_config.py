@@ -215,6 +215,9 @@ def test_a_wrong_flag_is_named() -> None:
     assert _refusal({"server.prot": "1"}) == "flags: server.prot is not a setting: did you mean server.port?"
 
 
+_ON_RAY = {"launcher": "ray", "ray.address": "auto"}
+
+
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
@@ -237,7 +240,10 @@ def test_a_wrong_flag_is_named() -> None:
             "schedule: packing knapsack needs chunking fixed or none, selection in_order, and not room chunks",
         ),
         ({"kvpool.page_size": 24}, "kvpool.page_size must be a multiple of engine.block_size 16, not 24"),
-        ({"engine.max_step_tokens": 8}, "engine.max_step_tokens must be at least engine.max_batch 64, not 8"),
+        (
+            {"engine.max_step_tokens": 8, "engine.max_batch": 64},
+            "engine.max_step_tokens must be at least engine.max_batch 64, not 8",
+        ),
         (
             {"transport": "collective", "topology": "2xcolocated"},
             "transport collective is between prefill and decode workers: topology 2xcolocated has no prefill workers",
@@ -293,6 +299,26 @@ def test_a_wrong_flag_is_named() -> None:
             {"engine.tensor_parallel_size": 2, "launcher": "ray", "ray.gpus_per_worker": 0.5},
             "ray.gpus_per_worker counts for each rank, and NCCL refuses two ranks on one GPU: with"
             " engine.tensor_parallel_size 2 it is 1, or 0 on CPUs, not 0.5",
+        ),
+        (
+            {**_ON_RAY, "engine.tensor_parallel_size": 4, "ray.gpus_per_worker": 4},
+            "ray.gpus_per_worker counts for each rank, and a rank computes on one GPU: set it to 1, not 4, and"
+            " engine.tensor_parallel_size, which is 4, to the GPUs that share the model",
+        ),
+        (
+            {**_ON_RAY, "ray.gpus_per_worker": 0.5},
+            "ray.gpus_per_worker 0.5 puts several workers on a GPU, and each would take all of its memory: set"
+            " engine.kv_memory_mb to what each is to take",
+        ),
+        (
+            {**_ON_RAY, "engine.device": "cpu", "ray.gpus_per_worker": 1},
+            "ray.gpus_per_worker 1 reserves GPUs, and with engine.device cpu nothing computes on them: set"
+            " engine.device to cuda, or ray.gpus_per_worker to 0",
+        ),
+        (
+            {**_ON_RAY, "engine.device": "cuda", "ray.gpus_per_worker": 0},
+            "engine.device cuda needs GPUs, and ray.gpus_per_worker 0 reserves none: set it to 1, or to 0.5 where two"
+            " workers share a GPU",
         ),
         (
             {"transport": "ipc", "topology": "1+1", "launcher": "ray", "ray.address": "auto"},
@@ -423,12 +449,37 @@ def test_steps_are_planned_ahead_where_that_is_asked_for_or_on_a_gpu(flags: dict
     assert load(shared, {}, None).engine.steps_ahead(load(shared, {}, None).policy) == 0
 
 
+@pytest.mark.parametrize(
+    ("flags", "seats", "tokens"),
+    [
+        ({"device": "cpu"}, 64, 512),
+        ({"device": "cuda"}, 256, 2048),
+        ({"device": "cuda", "max_batch": 8}, 8, 2048),
+        ({"device": "cuda", "max_step_tokens": 100}, 100, 100),
+        ({"device": "cpu", "max_step_tokens": 8}, 8, 8),
+        ({"device": "cpu", "max_batch": 1000}, 1000, 1000),
+        ({"device": "cuda", "max_batch": 5000, "max_step_tokens": 6000}, 5000, 6000),
+    ],
+)
+def test_a_step_is_larger_on_a_gpu_and_what_is_given_outweighs_the_rest(
+    flags: dict[str, str | int], seats: int, tokens: int
+) -> None:
+    config = load({f"engine.{name}": value for name, value in flags.items()}, {}, None)
+    assert (config.engine.seats, config.engine.step_tokens) == (seats, tokens)
+    assert config.policy.expected_chunk == tokens
+
+
+def test_what_a_preset_says_of_a_step_holds_on_every_device() -> None:
+    on_gpu = load({"preset": "sarathi", "engine.device": "cuda"}, {}, None).engine
+    assert (on_gpu.seats, on_gpu.step_tokens) == (256, 512)
+
+
 def test_what_a_device_or_a_schedule_cannot_do_is_refused() -> None:
     assert load({"engine.cuda_graphs": "off"}, {}, None).engine.cuda_graphs is Graphs.OFF
     with pytest.raises(
         ConfigError, match=r"^engine\.cuda_graphs on needs engine\.device cuda, not cpu: set it to auto"
     ):
-        load({"engine.cuda_graphs": "on"}, {}, None)
+        load({"engine.cuda_graphs": "on", "engine.device": "cpu"}, {}, None)
     shared = {"schedule.blocks": "bidirectional", "engine.look_ahead": "1"}
     with pytest.raises(
         ConfigError, match=r"^engine\.look_ahead cannot be 1: with blocks bidirectional .*: set it to 0$"

@@ -262,6 +262,7 @@ def spawn(
     env |= {MARK: mark, "RAY_TMPDIR": _RAY_FILES.name, **RAY_FOR_TESTS}
     env |= {"PYTHONFAULTHANDLER": "1"}
     env |= {"SPT_NOENV": "1"}  # Ray's processes rename themselves, and would write the name over their environment
+    env |= {"ALIGNEDSERVE_ENGINE_DEVICE": "cpu"}  # memory, timing and topologies are chosen for CPUs, also beside a GPU
     env |= {"ALIGNEDSERVE_CACHE_DIRECTORY": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "2"}
     # a slow machine must not refuse requests here: tests/router covers refusals
     env |= {"ALIGNEDSERVE_SCHEDULE_REFUSE_TTFTS": "0"}

@@ -153,7 +153,7 @@ def test_it_serves_and_says_once_what_computes(elsewhere: Installed) -> None:
         answer = httpx.post(f"{deployment.url}/v1/chat/completions", json=body, timeout=ANSWER_S)
         assert answer.status_code == 200, answer.text
         assert answer.json()["choices"][0]["message"]["content"]
-        said = [line for line in deployment.whole_log().splitlines() if "kernels: " in line]
+        said = [line for line in deployment.whole_log().splitlines() if ": kernels: " in line]
     assert len(said) == 1
     assert ("kernels: C++, " if elsewhere.compiled else "kernels: torch reference (") in said[0]
     assert elsewhere.compiled or "install a C++ compiler" in said[0]

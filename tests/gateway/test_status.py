@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 
+from alignedserve.fallbacks import Fallback, fell_back
+from alignedserve.protocol.figures import ProcessFigures
+from alignedserve.protocol.messages import Figures
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, FakeOwner, Gateway
 
@@ -16,7 +21,7 @@ def gateway(text: TextModel) -> Gateway:
 def test_the_parts_of_the_deployment_and_where_they_are(gateway: Gateway) -> None:
     told = gateway.get("/status").json()
     part = {"name": "decode-0", "role": "decode", "node": "node-1", "address": "tcp://10.0.0.2:1"}
-    assert told == {"state": "ready", "models": [MODEL], "parts": [part], "scale": {}}
+    assert told == {"state": "ready", "models": [MODEL], "parts": [part], "scale": {}, "fallbacks": []}
 
 
 def test_whether_it_takes_requests(gateway: Gateway) -> None:
@@ -24,3 +29,24 @@ def test_whether_it_takes_requests(gateway: Gateway) -> None:
     assert gateway.get("/status").json()["state"] == "not ready"
     gateway.app.state.draining = True
     assert gateway.get("/status").json()["state"] == "draining"
+
+
+def test_what_falls_back_in_any_part(gateway: Gateway) -> None:
+    """A worker's kernel has failed while it served, and this gateway lacks a library; only /status says why."""
+    assert gateway.get("/health").json() == {"status": "alive", "fallbacks": []}
+    fell_back("uvloop", "it cannot be imported", "asyncio's own event loop runs")
+    kernel = Fallback("kernel attend", "ptxas fatal: /opt/x", "torch reference takes its place")
+    process = ProcessFigures(1.0, 1, 1, 1.0, fell_back=(kernel,))
+    gateway.app.state.parts.update(Figures(process=process, member="decode-0"))
+    told = gateway.get("/status").json()["fallbacks"]
+    assert told[1] == {"part": "decode-0", **asdict(kernel)}
+    assert [(fallback["part"], fallback["what"]) for fallback in told] == [
+        (gateway.owner.name, "uvloop"),
+        ("decode-0", "kernel attend"),
+    ]
+    public = gateway.get("/health").json()
+    assert public["fallbacks"] == [{name: of[name] for name in ("part", "what", "instead")} for of in told]
+    exposed = gateway.get("/metrics").text
+    assert exposed.count("# HELP alignedserve:fallbacks ") == 1
+    assert 'what="uvloop"} 1.0' in exposed
+    assert 'what="kernel attend",part="decode-0"} 1.0' in exposed

@@ -39,6 +39,7 @@ CORES = (
     "alignedserve.cli.simulate",
     "alignedserve.bench.core",
     "alignedserve.bench.page",
+    "alignedserve.launch.starts",
 )
 # Every file of these folders belongs to a core or is used by cores, except the files in SHELL_FILES.
 CORE_FOLDERS = (
@@ -76,6 +77,7 @@ CORE_FILES = (
     ROOT / "owner" / "core.py",
     ROOT / "owner" / "explaining.py",
     ROOT / "shell" / "turn.py",
+    ROOT / "launch" / "starts.py",
     *(ROOT / "jobs" / f"{name}.py" for name in "messages state shares rate window".split()),
     ROOT / "store" / "job.py",
     *(

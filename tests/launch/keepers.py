@@ -11,6 +11,7 @@ from alignedserve.launch.plan import LOOPBACK, parts_of
 from alignedserve.protocol.messages import rank_suffix
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.part import PartSpec
+from alignedserve.signs import Sign, Stage
 
 NOWHERE = f"tcp://{LOOPBACK}:9"
 
@@ -32,13 +33,19 @@ class ScriptedKeeper(Keeper):
         self.started: list[PartSpec] = []
         self.pauses_s: list[float] = []
         self.on_forget: Callable[[str], None] = lambda _: None
+        self.runs: Callable[[PartSpec], bool] = lambda _: True  # whether a life loads all and runs
         self.on_pause: Callable[[], None] | None = None
         self._on_start = on_start
 
     def start(self, spec: PartSpec) -> None:
         self.started.append(spec)
         self.began(spec.name)
+        if self.runs(spec):
+            self.say(Sign(spec.name, spec.incarnation, Stage.RUNS))
         self._on_start(self, spec)
+
+    def say(self, sign: Sign) -> None:
+        self._events.put(sign)
 
     def die(self, spec: PartSpec, failure: str = "") -> None:
         self.ended(spec, "a fault", failure)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import tempfile
 import time
@@ -15,6 +16,7 @@ from alignedserve.launch import keeper
 from alignedserve.shell.control import LauncherOrder, door_of, tell
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec
+from alignedserve.signs import Sign, Stage
 from tests.launch.keepers import ScriptedKeeper
 
 
@@ -160,3 +162,59 @@ def test_a_second_signal_ends_every_wait() -> None:
     assert Stubborn(config, lambda _, spec: stop() if spec.name == "jobs-0" else None).run() == ExitCode.STOPPED
     assert asked == [["gateway-0", "jobs-0"]], "the others are not asked any more"
     assert sorted(killed) == ["decode-0", "gateway-0", "jobs-0", "pool-0", "prefill-0", "router"]
+
+
+# --- Parts that start and stand still
+
+
+def quiet(topology: str, quiet_s: float = 0.2) -> Config:
+    return config_of(topology, launch__quiet_s=quiet_s, jobs__store="off")
+
+
+def test_a_start_that_stands_still_is_ended_with_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+        if spec.name == "decode-0":
+            kept.say(Sign(spec.name, 1, Stage.WEIGHTS, 3_100_000_000, 16_100_000_000))
+
+    kept = ScriptedKeeper(quiet("1+1"), on_start)
+    kept.runs = lambda spec: spec.name != "decode-0"
+    assert kept.run() == ExitCode.BROKEN
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert re.fullmatch(
+        r"alignedserve: decode-0 reads weights \(3\.1 of 16\.1 GB\), and nothing has moved there for \d+ s: .*quiet_s",
+        lines[0],
+    )
+
+
+def test_a_start_in_which_all_parts_run_and_no_request_is_taken_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    kept = ScriptedKeeper(quiet("1+1"), lambda *_: None)
+    assert kept.run() == ExitCode.BROKEN
+    assert "no request is taken though no part is starting" in capsys.readouterr().err
+
+
+def test_a_part_that_stands_still_while_others_serve_is_started_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(keeper, "announce_when_ready", lambda _, announce: announce("it serves"))
+
+    def on_start(kept: ScriptedKeeper, _: PartSpec) -> None:
+        if kept.lives("decode-1") == [1, 2, 3]:
+            stop()
+
+    kept = ScriptedKeeper(quiet("2xcolocated"), on_start)
+    kept.runs = lambda spec: spec.name != "decode-1"
+    assert kept.run() == ExitCode.STOPPED
+    assert "decode-1 loads libraries, and nothing has moved there for" in capsys.readouterr().err
+    assert kept.lives("decode-0") == [1]
+
+
+def test_a_part_that_ends_while_it_loads_has_died_quickly_however_long_that_took(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Otherwise a worker that fails after a minute of loading would be started for ever."""
+    monkeypatch.setattr(keeper, "QUICK_DEATH_S", 0.0)  # whatever it is, the part does not get there
+    kept = ScriptedKeeper(config_of("1+1"), dying("decode-0", lives=9))
+    kept.runs = lambda spec: spec.name != "decode-0"
+    assert kept.run() == ExitCode.BROKEN
+    assert kept.lives("decode-0") == [1, 2, 3]

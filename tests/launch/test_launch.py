@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from alignedserve.config.config import Config, load
+from alignedserve.config.config import Config, DeviceKind, load, parse
+from alignedserve.launch import launch
 from alignedserve.launch.plan import Machine, plan
 from alignedserve.launch.ready import url_of
+from alignedserve.machine import accelerator
+from alignedserve.machine.accelerator import Choice
 from alignedserve.shell.listener import bind
+from alignedserve.shell.part import PartSpec
 
 
 @pytest.mark.parametrize(
@@ -64,3 +71,54 @@ def test_a_worker_that_leaves_a_machine_leaves_its_devices_to_the_next(tmp_path:
         machine.leave("decode-0")
         come = [machine.place(replace(specs["decode-1"], name=f"decode-{number}")) for number in (2, 3)]
         assert [(spec.device, spec.ranks_at) for spec in come] == [(0, ""), (2, "")]
+
+
+class _Kept:
+    """A launcher that starts nothing, and keeps what it was given."""
+
+    def __init__(self, config: Config, specs: Sequence[PartSpec], _machine: Machine) -> None:
+        kept[:] = [config, *specs]
+
+    def run(self) -> int:
+        return 7
+
+
+kept: list[Config | PartSpec] = []
+
+
+@pytest.mark.parametrize(
+    ("choice", "said"),
+    [
+        (Choice(DeviceKind.CPU, "no driver of a GPU is here"), ""),
+        (Choice(DeviceKind.CUDA, "torch sees H100"), "alignedserve: workers compute on GPUs: torch sees H100\n"),
+        (
+            Choice(DeviceKind.CPU, "torch sees no GPU", is_fallback=True),
+            "alignedserve: warning: workers compute on the CPU: torch sees no GPU; engine.device cpu says that this is"
+            " wanted\n",
+        ),
+    ],
+)
+def test_what_auto_stands_for_is_decided_once_and_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    choice: Choice,
+    said: str,
+) -> None:
+    monkeypatch.setattr(accelerator, "choose", lambda: choice)
+    monkeypatch.setattr(launch, "OnThisMachine", _Kept)
+    flags = {"server.port": 0, "jobs.store": "off", "kvpool.directory": str(tmp_path)}
+    assert launch.serve(load(flags, {}, None)) == 7
+    config, *specs = kept
+    assert isinstance(config, Config)
+    told = [parse(spec.config).engine.device for spec in specs if isinstance(spec, PartSpec)]
+    assert {config.engine.device, *told} == {choice.device}, "every part is told, and none decides by itself"
+    assert capsys.readouterr().err == said
+
+
+def test_the_launcher_loads_no_torch() -> None:
+    """It would take seconds of each start."""
+    code = "import sys, alignedserve.launch.launch as launch; from alignedserve.config.config import Config\n"
+    code += "launch.decide(Config()); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

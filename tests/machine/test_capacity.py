@@ -47,8 +47,8 @@ def test_the_numbers() -> None:
     assert got.num_pages == 65 * MIB // got.page_bytes == 130
     assert (got.limits.block_size, got.limits.page_size) == (16, 64)
     assert (got.limits.max_step_tokens, got.limits.max_batch) == (
-        config().engine.max_step_tokens,
-        config().engine.max_batch,
+        config().engine.step_tokens,
+        config().engine.seats,
     )
 
 

@@ -49,6 +49,7 @@ ENCODER = EncoderConfig(
     generates=False,
 )
 STEP_MB = 23  # rounded up: 512 tokens of 10.5 Ki numbers in 2 bytes, 64 rows of logits in 2 and in 4
+GPU_STEP_MB = 90  # 2,048 tokens and 256 rows
 
 
 def shard(path: Path, **shapes: tuple[str, list[int]]) -> None:
@@ -202,6 +203,29 @@ class TestPoolMemory:
         found = self.sized(folder, monkeypatch, available_mb, free_mb).kvpool.memory_mb
         assert found is not None
         assert 1 <= found <= max(1, min(available_mb // 2, free_mb // 2, 4 * 512))
+
+    @pytest.mark.parametrize(
+        ("free_mb", "changes", "comes_to"),
+        [
+            (10_000, {}, 4 * (10_000 - 200 - GPU_STEP_MB - 1024)),
+            (10_000, {"engine__kv_memory_mb": 300}, 4 * 300),
+            (10_000, {"topology": "1+2", "engine__gpu_reserve_mb": 0}, 8 * (10_000 - 200 - GPU_STEP_MB)),
+            (140_000, {}, 100_000),  # half of what is free in shared memory
+            (None, {}, 4 * 16_384),
+            (100, {}, 4 * 16_384),  # the worker will say that its weights do not fit
+        ],
+    )
+    def test_it_follows_what_gpus_will_have_left_for_kv(
+        self,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        free_mb: int | None,
+        changes: dict[str, Any],
+        comes_to: int,
+    ) -> None:
+        monkeypatch.setattr(memory, "gpu_memory", lambda: None if free_mb is None else free_mb * MIB)
+        found = self.sized(folder, monkeypatch, 300_000, 200_000, **{"engine__device": "cuda", **changes})
+        assert found.kvpool.memory_mb == pytest.approx(comes_to, abs=8)
 
     @pytest.mark.parametrize(("topology", "comes_to"), [("1xcolocated", 4), ("1+1", 7)])
     def test_a_model_that_keeps_nothing_has_next_to_none(self, topology: str, comes_to: int, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from alignedserve.config.config import MetricsPrefix
 from alignedserve.core import FinishReason, PreemptionCause, Rejection, ServiceClass, Usage
+from alignedserve.fallbacks import Fallback
 from alignedserve.jobs.metrics import JobCollector
 from alignedserve.jobs.state import JobFigures, LineFate
 from alignedserve.metrics.exposition import merge
@@ -42,7 +43,7 @@ def exposed(prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE) -> str:
     preempted = (Preempted(PreemptionCause.MEMORY, ServiceClass.BE, keeps_kv=False, number=1),)
     load, process = (
         WorkerLoad(slack_s=1.0, preempted=preempted),
-        ProcessFigures(1.0, 1, 1, 1.0, FAILED, "3.12.3", (Garbage(1, 1, 1),)),
+        ProcessFigures(1.0, 1, 1, 1.0, FAILED, "3.12.3", (Garbage(1, 1, 1),), (Fallback("x", "y", "z"),)),
     )
     parts.update(Figures(steps=DecodeSteps(), worker=load, process=process, member="decode-0"))
     parts.update(Figures(Usage(), member="pool-0"))

@@ -275,7 +275,7 @@ SCHEMA = [
     "WorkerLoad(running: ByClass, waiting: ByClass, used: float, slack_s: float | None, step_tokens: Tally, step_s: Tal"
     "ly, step_ratio: Tally, length_ratio: Tally, preempted: tuple[Preempted, ...], is_retiring: bool)",
     "ProcessFigures(cpu_s: float, resident_bytes: int, num_files: int, started_at: float, failed: tuple[FailedPol"
-    "icy, ...], python: str, garbage: tuple[Garbage, ...])",
+    "icy, ...], python: str, garbage: tuple[Garbage, ...], fell_back: tuple[Fallback, ...])",
     "Stages(unplaced: int, prefill: int, pool: int, decode: int)",
     "ByClass(rt: int, be: int)",
     "Findings(decisions: tuple[Decision, ...], steps: tuple[Step, ...], since: float)",
@@ -297,6 +297,7 @@ SCHEMA = [
     "Preempted(cause: PreemptionCause, service: ServiceClass, keeps_kv: bool, number: int)",
     "FailedPolicy(kind: PolicyKind, how: PolicyFailure, number: int)",
     "Garbage(collections: int, collected: int, uncollectable: int)",
+    "Fallback(what: str, why: str, instead: str)",
     "Decision(kind: Kind, at: float, request: str, attempt: int, service: ServiceClass, salt: str, other: str, tokens: "
     "int, number: int, seconds: float, expected_s: float, why: str)",
     "Step(number: int, began_at: float, seconds: float, predicted_s: float, prompt_tokens: int, decodes: int)",

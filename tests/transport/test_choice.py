@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from alignedserve.config.config import Config, Launcher, PoolConfig, RayConfig, TransportName, dump, load
+from alignedserve.config.config import Config, EngineConfig, Launcher, PoolConfig, RayConfig, TransportName, dump, load
 from alignedserve.config.topology import Topology
 from alignedserve.core import Role
 from alignedserve.engine.device.pace import CopyPace
 from alignedserve.errors import ConfigError, TransportError
+from alignedserve.fallbacks import fallbacks
 from alignedserve.shell.clock import ClockOrigin
 from alignedserve.shell.link_keys import DeploymentKeys
 from alignedserve.shell.part import Part, PartSpec
@@ -96,7 +97,8 @@ def test_what_cannot_be_on_gpus_is_refused(monkeypatch: pytest.MonkeyPatch) -> N
         choose(TransportName.COLLECTIVE, on_gpus(topology=Topology(2, 2)))
     on_ray = {"launcher": Launcher.RAY, "transport": TransportName.COLLECTIVE}
     Gpus(monkeypatch, 1)
-    whole, half = (on_gpus(**on_ray, ray=RayConfig("auto", gpus)) for gpus in (1.0, 0.5))
+    each = EngineConfig(kv_memory_mb=1024)
+    whole, half = (on_gpus(**on_ray, engine=each, ray=RayConfig("auto", gpus)) for gpus in (1.0, 0.5))
     assert choose(TransportName.COLLECTIVE, whole).name is TransportName.COLLECTIVE
     assert choose(TransportName.AUTO, whole).name is TransportName.HOST
     with pytest.raises(TransportError, match="Ray may put two workers on one GPU"):
@@ -149,3 +151,20 @@ def test_a_worker_opens_it_as_it_starts_and_says_which(caplog: pytest.LogCapture
     worker_part = part(topology=Topology())
     assert opened(worker_part)[0].address == "", "nobody to send to"
     worker_part.links.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "reach", "asked", "falls_back"),
+    [
+        ("cuda", False, TransportName.AUTO, True),
+        ("cuda", True, TransportName.AUTO, False),
+        ("cuda", False, TransportName.HOST, False),
+        ("cpu", False, TransportName.AUTO, False),
+    ],
+)
+def test_kv_that_cannot_go_from_gpu_to_gpu_is_a_fallback_unless_it_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, device: str, reach: bool, asked: TransportName, falls_back: bool
+) -> None:
+    Gpus(monkeypatch, 2, reach)
+    chosen_for(part(transport=asked), torch.device(device))
+    assert [fallback.what for fallback in fallbacks()] == ["KV from GPU to GPU"] * falls_back

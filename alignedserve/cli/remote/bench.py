@@ -18,7 +18,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import uvloop
 
 from alignedserve.bench import report
 from alignedserve.bench.answer import Failure
@@ -36,6 +35,7 @@ from alignedserve.cli.terminal.interrupt import INTERRUPTED
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.core import ServiceClass
 from alignedserve.errors import BenchError, WorkloadError
+from alignedserve.shell.event_loop import run_loop
 from alignedserve.simulator.records.distribution import ratio
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.workload import Arrival, Load, Mixture
@@ -74,7 +74,7 @@ def run(options: BenchOptions) -> int:
         raise BenchError("--batch: no stream of this workload is best-effort (service=be)")
     servers = [_find(url, options) for url in options.urls]
     bench = _Bench(options, workload, servers)
-    uvloop.run(bench.measure())
+    run_loop(bench.measure())
     runs = bench.runs()
     if runs:
         _tell(runs, options.files)

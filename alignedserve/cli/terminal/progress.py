@@ -21,6 +21,9 @@ class ProgressBar:
 
     def __exit__(self, *_: object) -> None:
         """Clear the line, whatever ended the work."""
+        self.clear()
+
+    def clear(self) -> None:
         if self._is_shown:
             self._draw(_CLEAR)
 

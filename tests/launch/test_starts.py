@@ -1,0 +1,172 @@
+"""Which parts stand still while a deployment starts, by a clock that the tests move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.launch.starts import Starts
+from alignedserve.signs import Sign, Stage
+
+QUIET_S, EACH_S = 120.0, 5.0
+GB = 10**9
+
+
+def started(*parts: str, now: float = 0.0) -> Starts:
+    starts = Starts(QUIET_S, now)
+    for part in parts:
+        starts.begin(part, 1, now)
+        starts.hear(Sign(part, 1, Stage.LIBRARIES), now)
+    return starts
+
+
+def cold_start(part: str, gigabytes: int, gb_s: float) -> Iterator[tuple[float, Sign]]:
+    """Yield what a worker on a GPU says while it starts, each with its time."""
+    now = 40.0  # torch and the driver
+    for done in range(1, gigabytes + 1):
+        now += 1 / gb_s
+        yield now, Sign(part, 1, Stage.WEIGHTS, done * GB, gigabytes * GB)
+    for done in range(1, 11):
+        now += 12.0
+        yield now, Sign(part, 1, Stage.KERNELS, done, 10)
+    for done in range(1, 36):
+        now += 0.3
+        yield now, Sign(part, 1, Stage.GRAPHS, done, 35)
+    yield now + 60.0, Sign(part, 1, Stage.STEPS)
+    yield now + 90.0, Sign(part, 1, Stage.RUNS)
+
+
+def still_at(starts: Starts, said: Iterator[tuple[float, Sign]]) -> float | None:
+    """Return when something stood still for too long, if it did; it is looked at every few seconds."""
+    now = 0.0
+    for at, sign in said:
+        while now < at:
+            if starts.still(now) is not None:
+                return now
+            now += EACH_S
+        starts.hear(sign, at)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "gb_s", "least_s"),
+    [(60, 0.1, 600.0), (141, 1.0, 330.0), (810, 0.25, 3_000.0)],
+    ids=["a load of ten minutes", "a 70B", "a 405B from a slow disk"],
+)
+def test_a_start_may_take_any_time_while_it_moves(gigabytes: int, gb_s: float, least_s: float) -> None:
+    said = list(cold_start("decode-0", gigabytes, gb_s))
+    assert said[-1][0] > least_s
+    starts = started("decode-0")
+    assert still_at(starts, iter(said)) is None
+    starts.open()
+    assert starts.is_over
+
+
+def test_what_stands_still_is_named_with_its_stage_and_how_long() -> None:
+    starts = started("decode-0", "prefill-0")
+    weights = Sign("decode-0", 1, Stage.WEIGHTS, 3_100_000_000, 16_060_000_000)
+    starts.hear(weights, 10.0)
+    for now in range(0, 130, 5):  # it says the same again and again, and another part moves
+        starts.hear(weights, float(now))
+        starts.hear(Sign("prefill-0", 1, Stage.WEIGHTS, now, 16), float(now))
+    assert starts.still(129.9) is None
+    still = starts.still(130.0)
+    assert still is not None
+    assert still.sign == weights
+    assert str(still) == "decode-0 reads weights (3.1 of 16.1 GB), and nothing has moved there for 120 s"
+
+
+def test_a_part_may_wait_for_others_as_long_as_they_move() -> None:
+    """Workers of a node measure steps one after the other."""
+    starts = started("decode-0", "decode-1")
+    starts.hear(Sign("decode-1", 1, Stage.TURN), 1.0)
+    for now in range(0, 1000, 100):
+        starts.hear(Sign("decode-0", 1, Stage.STEPS, now + 1), float(now))
+        assert starts.still(float(now + 99)) is None
+    still = starts.still(1020.0)
+    assert still is not None
+    assert still.sign is not None
+    assert still.sign.part == "decode-0", "the one that waits is not to blame"
+
+
+def test_parts_that_all_wait_do_so_in_vain() -> None:
+    starts = started("decode-0", "decode-0-rank-1")
+    starts.hear(Sign("decode-0", 1, Stage.RANKS), 5.0)
+    starts.hear(Sign("decode-0-rank-1", 1, Stage.RANKS), 9.0)
+    assert starts.still(128.0) is None
+    still = starts.still(130.0)
+    assert still is not None
+    assert still.sign == Sign("decode-0", 1, Stage.RANKS)
+
+
+def test_parts_that_run_and_take_no_request_are_not_waited_for_either() -> None:
+    starts = started("gateway-0")
+    starts.hear(Sign("gateway-0", 1, Stage.RUNS), 10.0)
+    assert starts.still(129.0) is None
+    still = starts.still(130.0)
+    assert still is not None
+    assert still.sign is None
+    assert str(still).startswith("no request is taken")
+
+
+def test_a_deployment_that_serves_may_be_quiet_and_wait_for_a_node() -> None:
+    starts = started("decode-0")
+    starts.hear(Sign("decode-0", 1, Stage.RUNS), 10.0)
+    starts.open()
+    assert starts.still(1e6) is None
+    starts.begin("decode-1", 1, 1e6)  # no node has room for it
+    assert starts.still(2e6) is None
+    starts.hear(Sign("decode-1", 1, Stage.WEIGHTS, 1, 9), 2e6)
+    assert starts.still(2e6 + QUIET_S) is not None
+
+
+def test_only_the_newest_life_of_a_part_counts() -> None:
+    starts = started("decode-0")
+    starts.end("decode-0")
+    starts.begin("decode-0", 2, 50.0)
+    starts.hear(Sign("decode-0", 2, Stage.LIBRARIES), 51.0)
+    starts.hear(Sign("decode-0", 1, Stage.RUNS), 52.0)  # it was on its way
+    assert starts.slowest == Sign("decode-0", 2, Stage.LIBRARIES)
+    assert starts.still(170.0) is None
+    assert starts.still(171.0) is not None
+
+
+def test_the_slowest_part_has_most_before_it() -> None:
+    starts = started("decode-0", "prefill-0", "pool-0")
+    starts.hear(Sign("pool-0", 1, Stage.RUNS), 1.0)
+    starts.hear(Sign("decode-0", 1, Stage.WEIGHTS, 5, 16), 2.0)
+    starts.hear(Sign("prefill-0", 1, Stage.WEIGHTS, 4, 16), 2.0)
+    assert starts.slowest is not None
+    assert starts.slowest.part == "prefill-0"
+    starts.hear(Sign("prefill-0", 1, Stage.STEPS, 1, 16), 3.0)
+    assert starts.slowest.part == "decode-0"
+    starts.hear(Sign("decode-0", 1, Stage.RANKS), 4.0)
+    assert starts.slowest.part == "prefill-0", "one that waits is shown last"
+    for part in ("decode-0", "prefill-0"):
+        starts.hear(Sign(part, 1, Stage.RUNS), 5.0)
+    assert starts.slowest is None
+
+
+PARTS = ("decode-0", "decode-1", "prefill-0")
+
+
+@given(gaps=st.lists(st.tuples(st.sampled_from(PARTS), st.floats(0.01, QUIET_S / 3 - EACH_S)), max_size=60))
+def test_a_part_is_ended_if_and_only_if_it_is_quiet_for_too_long(gaps: list[tuple[str, float]]) -> None:
+    """Parts move in any order; whoever is quiet for the limit is found at the next look, and nobody else."""
+    starts, now = started(*PARTS), 0.0
+    moved, done = dict.fromkeys(PARTS, 0.0), 0
+    for part, gap in gaps:
+        now, done = now + gap, done + 1
+        quiet = {name for name, at in moved.items() if now - at >= QUIET_S}
+        still = starts.still(now)
+        assert (still is None) == (not quiet)
+        if still is not None:
+            assert still.sign is not None
+            assert still.sign.part in quiet
+            assert still.for_s == now - min(moved.values())
+            return
+        starts.hear(Sign(part, 1, Stage.WEIGHTS, done, 100), now)
+        moved[part] = now

@@ -1,0 +1,67 @@
+"""Tests of what the driver's library says of GPUs; the library is a fake with its C interface."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from alignedserve.machine.gpus import gpu_memory
+
+GIB = 1 << 30
+
+
+class FakeNvml:
+    """GPUs with so many bytes each; None is a GPU that its driver has lost."""
+
+    def __init__(self, *sizes: int | None, starts: bool = True) -> None:
+        self._sizes, self._starts, self.open = sizes, starts, 0
+
+    def nvmlInit_v2(self) -> int:
+        self.open += self._starts
+        return int(not self._starts)
+
+    def nvmlShutdown(self) -> int:
+        self.open -= 1
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
+        count._obj.value = len(self._sizes)
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, number: int, device: Any) -> int:
+        device._obj.value = number + 1
+        return int(self._sizes[number] is None)
+
+    def nvmlDeviceGetMemoryInfo(self, device: Any, memory: Any) -> int:
+        memory._obj.total = self._sizes[device.value - 1]
+        return 0
+
+
+def size_on(nvml: FakeNvml, visible: str | None = None) -> int | None:
+    environment = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    found = gpu_memory(lambda _: nvml, environment)
+    assert nvml.open == 0
+    return found
+
+
+@pytest.mark.parametrize(
+    ("visible", "least"),
+    [(None, 20), ("0,1", 60), ("1", 60), ("2", 20), ("GPU-5d0f, GPU-99ab", 20), ("0,7", 80)],
+)
+def test_the_gpu_with_least_that_torch_sees_counts(visible: str | None, least: int) -> None:
+    assert size_on(FakeNvml(80 * GIB, 60 * GIB, 20 * GIB), visible) == least * GIB
+
+
+def test_a_gpu_that_is_lost_says_nothing() -> None:
+    assert size_on(FakeNvml(None, 60 * GIB)) == 60 * GIB
+    assert size_on(FakeNvml(None)) is None
+
+
+def test_without_a_driver_nobody_knows() -> None:
+    def absent(_: str) -> Any:
+        raise OSError("libnvidia-ml.so.1: cannot open shared object file")
+
+    assert gpu_memory(absent, {}) is None
+    assert size_on(FakeNvml(80 * GIB, starts=False)) is None
+    assert size_on(FakeNvml()) is None
