@@ -9,6 +9,7 @@ Kernels and the engine
     families.py         modules of our own against transformers' of the same models
     gpu.py              the engine on a GPU
     gpu_quantised.py    the same with quantised weights, against bf16
+    joins.py            what a join of a long request costs those that decode meanwhile, between steps and beside them
     linear.py           linear layers against the memory's bandwidth and torch
     lora.py             what adapters add to a step
     quantised_files.py  the engine on quantised files against llama.cpp and vLLM

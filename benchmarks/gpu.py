@@ -1,31 +1,36 @@
 """Measure the engine on a GPU, on random weights of real shapes; it needs torch, Triton, transformers and numpy.
 
-    python -m benchmarks.gpu                          # all parts
-    python -m benchmarks.gpu --only decode --model 8b # a single part, of one model
+    python -m benchmarks.gpu                          # all parts, of the 8B
+    python -m benchmarks.gpu --only decode            # a single part
+    python -m benchmarks.gpu --model tiny             # what it measures, tried on a CPU
 
-Decode is measured in three ways: kernel by kernel, with captured steps, and with captured steps that each begin before
-the result of the step before is read. `peer` uses the last way.
+`warm` compiles and measures all choices of the kernels, and names those that are broken. Decode is measured in three
+ways: kernel by kernel, with captured steps, and with captured steps that each begin before the result of the step
+before is read; beside the time of a step are that of its host and that for which the GPU computes. `kernels` says what
+a step's time goes to. `peer` is transformers' continuous batching.
 
 Every share is relative to a measurement of the same GPU in the same run: memory bandwidth of a copy within the device,
 speed of a large product, speed of a copy from pinned memory. A case that does not fit, or a part that fails, is
-reported and left out. A part takes from half a minute to a few minutes; the first part takes longer, because kernels
-are compiled and measured.
+reported and left out. benchmarks/gpu_ceilings.py measures what needs no engine, tools/quarter.py runs both.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import logging
 import random
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from threading import Thread
 from typing import Any
 
@@ -38,43 +43,43 @@ from alignedserve.engine.device.devices import beside_steps, free_memory
 from alignedserve.engine.device.pinning import cudart_for, pin
 from alignedserve.engine.engine import Engine
 from alignedserve.engine.graphs import CudaCapture
-from alignedserve.engine.weights.tensors import Cut, Tensors
-from alignedserve.kernels.common.fp8 import AnyQuantised
-from benchmarks.common.gpu_shapes import BLOCK_SIZE, MODELS, PAGE, AttentionBench, left_out, seconds, timed
+from alignedserve.engine.weights.dummy import DummyWeights
+from benchmarks.common.gpu_shapes import (
+    BLOCK_SIZE,
+    DEVICE,
+    MODELS,
+    PAGE,
+    Model,
+    about,
+    busy,
+    kernels_of,
+    left_out,
+    seconds,
+    timed,
+)
 from benchmarks.copies import arena_of
 from benchmarks.report import command, report
 
-WITH_ENGINE = ("decode", "prefill", "copies")
-PARTS = (*WITH_ENGINE, "alignment", "peer")
+PARTS = ("warm", "decode", "kernels", "prompts", "copies", "peer")
 LEFT = 4 << 30  # bytes beside the cache, for steps, graphs and the data of measurements
+ON_CPU = 1 << 28  # bytes of the cache in a dry run
 MOST_BATCH = 256
-GREEDY = Sampling()
-DECODE_GOAL, PREFILL_GOAL, COPY_GOAL, SLOWDOWN_GOAL, PEER_GOAL = 0.8, 0.6, 0.85, 1.05, 2.0
+GREEDY, SAMPLED = Sampling(), Sampling(temperature=0.8, top_p=0.95)
+DECODES = [(batch, 1000) for batch in (1, 8, 32, 64, 128, 256)] + [(1, 8000), (16, 8000)]
+EAGER = [(1, 1000), (64, 1000)]
+PREFILL_GOAL, COPY_GOAL, SLOWDOWN_GOAL, PEER_GOAL = 0.6, 0.85, 1.05, 2.0
+STEP_GOALS = {(1, 1000): 6.2, (128, 1000): 13.0}  # ms, of the 8B on an H100
+JOINING = 8_000 // PAGE * PAGE  # tokens of a request that joins others
+PROMPTS = [(512, 0), (2048, 0), (8192, 0), (512, 8000)]  # tokens, and those before them
+MANY, MIXED = 64, (64, 128, 256, 512)  # decodes in a mixed step, and tokens of the prompt beside them
 
 
-class RandomTensors(Tensors):
-    """Random weights, made on the device, so that no file is read."""
-
-    def __init__(self) -> None: ...
-
-    def __contains__(self, name: str) -> bool:
-        return True
-
-    def read_into(
-        self, out: torch.Tensor, name: str, shape: tuple[int, ...] | None = None, cut: Cut | None = None
-    ) -> None:
-        if out.dim() == 1:
-            out.fill_(1.0)
-        else:
-            out.normal_(std=0.02)
-
-    def quantised(self, layer: str, shape: tuple[int, int], cut: Cut | None = None) -> AnyQuantised | None:
-        return None
-
-
-class Bench(AttentionBench):
+class Bench:
     quantization = Quantization.NONE
-    tensors: type[RandomTensors] = RandomTensors
+    tensors: type[DummyWeights] = DummyWeights
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.device = model, DEVICE
 
     @cached_property
     def bandwidth(self) -> float:
@@ -86,8 +91,9 @@ class Bench(AttentionBench):
     @cached_property
     def products(self) -> float:
         """Return the operations per second of a large product in bf16."""
-        a, b = torch.randn(2, 8192, 8192, device=self.device, dtype=torch.bfloat16)
-        return 2 * 8192**3 / seconds(lambda: a @ b)
+        edge = 8192 if self.device.type == "cuda" else 512
+        a, b = torch.randn(2, edge, edge, device=self.device, dtype=torch.bfloat16)
+        return 2 * edge**3 / seconds(lambda: a @ b)
 
     @property
     def title(self) -> str:
@@ -105,7 +111,9 @@ class Bench(AttentionBench):
                 tensors_of=lambda _: self.tensors(),
                 has_graphs=True,
             )
-        few.resize(((free_memory(self.device) or 0) - LEFT) // (self.model.kv_bytes * BLOCK_SIZE))
+        free = free_memory(self.device)
+        room = ON_CPU if free is None else free - LEFT
+        few.resize(room // (self.model.kv_bytes * BLOCK_SIZE))
         few.cache.normal_()
         report(f"rehearse_{self.title}", timed(few.rehearse), "s")
         return few
@@ -126,80 +134,149 @@ class Bench(AttentionBench):
         for name in ("capturing", "engine"):
             self.__dict__.pop(name, None)
         gc.collect()
-        torch.cuda.empty_cache()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     @property
     def num_tokens(self) -> int:
         return self.engine.num_pairs * BLOCK_SIZE
 
-    def decodes(self, prefixes: Sequence[int]) -> StepPlan:
+    def decodes(self, prefixes: Sequence[int], sampling: Sampling = GREEDY) -> StepPlan:
         chance, first, parts = random.Random(0), 0, []
         pairs = chance.sample(range(self.num_tokens // BLOCK_SIZE), self.num_tokens // BLOCK_SIZE)
         for number, prefix in enumerate(prefixes):
             count = -(-(prefix + 1) // BLOCK_SIZE)
             own = tuple(pairs[first : first + count])
             first += count
-            parts.append(Decode(f"r{number}", chance.randrange(self.model.vocabulary), prefix, own, GREEDY, 0))
+            parts.append(Decode(f"r{number}", chance.randrange(self.model.vocabulary), prefix, own, sampling, 0))
         return StepPlan(0, (), tuple(parts))
 
     # --- Measurements
 
+    def warm(self) -> None:
+        """Compile and measure all choices of all kernels, as a first start does."""
+        broken: list[str] = []
+        listening = logging.Handler(logging.WARNING)
+        listening.emit = lambda record: broken.append(record.getMessage())  # type: ignore[method-assign]
+        log = logging.getLogger("alignedserve")
+        log.addHandler(listening)
+        try:
+            _ = self.capturing
+        finally:
+            log.removeHandler(listening)
+        report(f"broken_{self.title}", len(broken), "1", goal=0)
+        for why in broken:
+            left_out(f"broken_{self.title}", why)
+
     def decode(self) -> None:
-        eager = {case: seconds(partial(self.engine.step, plan)) for case, plan in self.decode_plans()}
+        fitting = [(batch, prefix) for batch, prefix in DECODES if self.fits(batch, prefix)]
+        plans = {case: self.decodes([case[1]] * case[0]) for case in fitting}
+        eager = {case: seconds(partial(self.engine.step, plans[case]), 5) for case in EAGER if case in plans}
         engine = self.capturing
-        for (batch, prefix), plan in self.decode_plans():
-            name = f"decode_{self.model.name}_batch_{batch}_prefix_{prefix}"
-            captured, ahead = seconds(partial(engine.step, plan)), self.ahead(plan)
-            report(f"{name}_captured", captured * 1e3, "ms", baseline=eager[batch, prefix] * 1e3)
-            report(f"{name}_ahead", ahead * 1e3, "ms", baseline=captured * 1e3)
-            read = 2 * self.model.num_read + batch * prefix * self.model.kv_bytes
+        for (batch, prefix), plan in plans.items():
+            name = f"decode_{self.title}_batch_{batch}_prefix_{prefix}"
+            captured = seconds(partial(engine.step, plan))
+            alone = eager.get((batch, prefix))
+            report(f"{name}_captured", captured * 1e3, "ms", baseline=None if alone is None else alone * 1e3)
+            ahead, host = self.ahead(plan)
+            goal = (
+                STEP_GOALS.get((batch, prefix)) if self.title == "llama_8b_gqa" and "H100" in about()["gpu"] else None
+            )
+            report(f"{name}_ahead", ahead * 1e3, "ms", baseline=captured * 1e3, goal=goal)
+            report(f"{name}_host", host * 1e3, "ms", baseline=ahead * 1e3)
             report(f"{name}_rate", batch / ahead, "tokens/s")
-            goal = DECODE_GOAL if batch >= 16 else None
-            report(f"{name}_bandwidth", read / ahead / self.bandwidth, "share", goal=goal, at_least=True)
+            read = 2 * self.model.num_read + batch * prefix * self.model.kv_bytes
+            report(f"{name}_bandwidth", read / ahead / self.bandwidth, "share")
+            if batch in (1, 64) and prefix == 1000:
+                sampled, _ = self.ahead(self.decodes([prefix] * batch, SAMPLED))
+                report(f"{name}_sampled", sampled * 1e3, "ms", baseline=ahead * 1e3)
+        self.busy(
+            {f"decode_{self.title}_batch_{batch}_prefix_{prefix}": plan for (batch, prefix), plan in plans.items()}
+        )
 
-    def decode_plans(self) -> Iterator[tuple[tuple[int, int], StepPlan]]:
-        for prefix in (512, 4096):
-            for batch in (1, 16, 64, 256):
-                if batch * (prefix + BLOCK_SIZE) > self.num_tokens:
-                    name = f"decode_{self.model.name}_batch_{batch}_prefix_{prefix}"
-                    left_out(name, f"{batch * prefix} tokens of KV, {self.num_tokens} fit")
-                    continue
-                yield (batch, prefix), self.decodes([prefix] * batch)
+    def busy(self, plans: Mapping[str, StepPlan]) -> None:
+        """Report for how long the GPU computes in each step: last, as launches take longer once a profiler was on."""
+        for name, plan in plans.items():
+            report(f"{name}_gpu", busy(partial(self.capturing.step, plan)) * 1e3, "ms")
 
-    def ahead(self, plan: StepPlan, steps: int = 8) -> float:
-        """Return the seconds of a step when each begins before the step before is read. All have equal positions."""
-        engine = self.capturing
+    def fits(self, batch: int, prefix: int) -> bool:
+        fits = batch * (prefix + BLOCK_SIZE) <= self.num_tokens
+        if not fits:
+            why = f"{batch * prefix} tokens of KV, {self.num_tokens} fit"
+            left_out(f"decode_{self.title}_batch_{batch}_prefix_{prefix}", why)
+        return fits
+
+    def ahead(self, plan: StepPlan, steps: int = 16) -> tuple[float, float]:
+        """Return the seconds of a step when each begins before the step before is read, and of these its host's. All
+        have equal positions."""
+        engine, took = self.capturing, list[float]()
         following = replace(plan, decodes=tuple(replace(decode, token=None) for decode in plan.decodes))
 
         def row() -> None:
             running = engine.begin(plan)
             for _ in range(steps - 1):
+                began = time.perf_counter()
                 running, last = engine.begin(following), running
+                took.append(time.perf_counter() - began)
                 last.result()
             running.result()
 
-        return seconds(row) / steps
+        return seconds(row, 10) / steps, median(took)
+
+    def kernels(self) -> None:
+        """Report what the time of a captured step goes to."""
+        for batch in (1, 32, 128):
+            if not self.fits(batch, 1000):
+                continue
+            found = kernels_of(partial(self.capturing.step, self.decodes([1000] * batch)))
+            title = f"kernel_{self.title}_batch_{batch}"
+            report(f"{title}_all", 1e6 * sum(took for took, _ in found.values()), "us")
+            for name, (took, count) in sorted(found.items(), key=lambda item: -item[1][0])[:14]:
+                report(f"{title}_{name[:60]}", took * 1e6, "us", baseline=count)  # as often in a step
+
+    def prompt(self, tokens: int, behind: int = 0) -> StepPlan:
+        """Return a step with some tokens of one prompt, behind so many others."""
+        prompt = tuple(random.Random(0).choices(range(self.model.vocabulary), k=tokens))
+        pairs = tuple(range(-(-(behind + tokens) // BLOCK_SIZE)))
+        return StepPlan(0, (Chunk("r", prompt, behind, pairs, GREEDY),))
 
     def prompt_s(self, tokens: int) -> float:
-        """Return the seconds of a step with one prompt."""
-        prompt = tuple(random.Random(0).choices(range(self.model.vocabulary), k=tokens))
-        plan = StepPlan(0, (Chunk("r", prompt, 0, tuple(range(tokens // BLOCK_SIZE)), GREEDY),))
+        plan = self.prompt(tokens)
         return seconds(lambda: self.engine.step(plan))
 
-    def prefill(self) -> None:
-        tokens, model = 2048, self.model
-        took = self.prompt_s(tokens)
-        dense = 2 * (model.num_read - model.vocabulary * model.hidden) * tokens
-        # Half of the square, for two products, two operations each.
-        attention = 2 * tokens * tokens * model.hidden * model.layers
-        share = (dense + attention) / took / self.products
-        report(f"prefill_{model.name}_{tokens}", tokens / took, "tokens/s")
-        report(f"prefill_{model.name}_{tokens}_products", share, "share", goal=PREFILL_GOAL, at_least=True)
+    def prompts(self) -> None:
+        engine, model, plans = self.capturing, self.model, dict[str, StepPlan]()
+        for tokens, behind in PROMPTS if self.device.type == "cuda" else PROMPTS[:1]:
+            name = f"prompt_{self.title}_{tokens}" + (f"_behind_{behind}" if behind else "")
+            plans[name] = plan = self.prompt(tokens, behind)
+            took = seconds(partial(engine.step, plan), 8)
+            dense = 2 * (model.num_read - model.vocabulary * model.hidden) * tokens
+            # Two products of two operations each, of half of the square and what lies before it.
+            attention = 4 * tokens * (tokens / 2 + behind) * model.heads * model.head_dim * model.layers
+            share = (dense + attention) / took / self.products
+            report(f"{name}_rate", tokens / took, "tokens/s")
+            report(f"{name}_products", share, "share", goal=PREFILL_GOAL if tokens == 2048 else None, at_least=True)
+        if self.fits(MANY + 1, 1000):
+            plans |= self.mixed()
+        self.busy(plans)
+
+    def mixed(self) -> dict[str, StepPlan]:
+        """Report steps of decodes with some tokens of a prompt, and return them."""
+        engine, plans = self.capturing, dict[str, StepPlan]()
+        alone = seconds(partial(engine.step, self.decodes([1000] * MANY)), 8)
+        for tokens in MIXED if self.device.type == "cuda" else MIXED[:1]:
+            plan = self.decodes([1000] * (MANY + 1))
+            own, prompt = plan.decodes[-1].pairs, self.prompt(tokens).chunks[0]
+            plan = replace(plan, chunks=(replace(prompt, request="prompt", pairs=own),), decodes=plan.decodes[:-1])
+            name = f"mixed_{self.title}_{MANY}_decodes_{tokens}"
+            plans[name] = plan
+            report(f"{name}_step", seconds(partial(engine.step, plan), 8) * 1e3, "ms", baseline=alone * 1e3)
+        return plans
 
     def copies(self) -> None:
         count = 16
         size = count * PAGE * self.model.kv_bytes
-        host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
+        host = torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
         here = torch.empty(size, dtype=torch.uint8, device=self.device)
         fastest = {"in": size / seconds(lambda: here.copy_(host)), "out": size / seconds(lambda: host.copy_(here))}
         with self.copier(count) as copier:
@@ -209,37 +286,73 @@ class Bench(AttentionBench):
                 "out": lambda: copier.copy_out(pairs, pages, tokens),
                 "in": lambda: copier.copy_in(pages, pairs, tokens),
             }
-            plan, engine = self.decodes([512] * 16), self.capturing
-            alone = seconds(lambda: engine.step(plan))
+            plan = self.decodes([512] * 16)
+            alone, _ = self.ahead(plan)
             for way, copy in ways.items():
                 share = size / seconds(copy) / fastest[way]
-                report(f"arena_{way}_{self.model.name}", share, "share", goal=COPY_GOAL, at_least=True)
+                report(f"arena_{way}_{self.title}", share, "share", goal=COPY_GOAL, at_least=True)
                 with repeating(copy, self.device):
-                    beside = seconds(lambda: engine.step(plan))
-                report(f"step_beside_arena_{way}_{self.model.name}", beside / alone, "times", goal=SLOWDOWN_GOAL)
+                    beside, _ = self.ahead(plan)
+                report(f"step_beside_arena_{way}_{self.title}", beside / alone, "times", goal=SLOWDOWN_GOAL)
+        self.join()
+
+    def join(self) -> None:
+        """Copy in the KV of a long request beside steps of others: how much longer does any of those steps take?"""
+        count = JOINING // PAGE
+        with self.copier(count) as copier:
+            pages, tokens, pairs = range(count), [1] * JOINING, range(JOINING // BLOCK_SIZE)
+            copier.copy_out(pairs, pages, tokens)
+            plan, took = self.decodes([1000] * 16), list[float]()
+            copy = partial(copier.copy_in, pages, pairs, tokens)
+            gaps = self.gaps(plan, lambda: None)
+            beside = self.gaps(plan, lambda: took.append(timed_alone(copy)))
+        report(f"join_{JOINING}_{self.title}", took[0] * 1e3, "ms")
+        longest = (max(beside) - median(gaps)) * 1e3
+        report(f"join_{JOINING}_delay_{self.title}", longest, "ms", baseline=(max(gaps) - median(gaps)) * 1e3, goal=1.0)
+        report(f"join_{JOINING}_step_{self.title}", median(beside) * 1e3, "ms", baseline=median(gaps) * 1e3)
+
+    def gaps(self, plan: StepPlan, meanwhile: Callable[[], object], steps: int = 24) -> list[float]:
+        """Return the seconds between the results of steps, each begun ahead, while another thread does something."""
+        engine, read_at = self.capturing, list[float]()
+        following = replace(plan, decodes=tuple(replace(decode, token=None) for decode in plan.decodes))
+
+        def aside() -> None:
+            with beside_steps(self.device):
+                meanwhile()
+
+        running = engine.begin(plan)
+        for number in range(steps):
+            running, last = engine.begin(following), running
+            last.result()
+            read_at.append(time.perf_counter())
+            if number == 3:
+                thread = Thread(target=aside, daemon=True)
+                thread.start()
+        running.result()
+        thread.join()
+        return [later - earlier for earlier, later in pairwise(read_at)]
 
     @contextmanager
     def copier(self, pages: int) -> Iterator[PageCopier]:
         with arena_of(pages, PAGE * self.model.kv_bytes) as arena:
             cudart = cudart_for(self.device)
-            assert cudart is not None
-            unpin = pin(arena, cudart, self.device)
-            copier = PageCopier(self.engine.cache, arena, PAGE, verify=False)
+            unpin = None if cudart is None else pin(arena, cudart, self.device)
             try:
-                yield copier
+                yield PageCopier(self.engine.cache, arena, PAGE, verify=False)
             finally:
-                unpin()
-                copier.close()
+                if unpin is not None:
+                    unpin()
 
     def peer(self) -> None:
         """Compare the speed of 64 requests at once, with prompts of 512 tokens and outputs of 64."""
         chance = random.Random(0)
-        prompts = [chance.choices(range(3, self.model.vocabulary), k=512) for _ in range(64)]
-        ours = self.ours(prompts, 64)
-        report(f"ours_{self.model.name}_rate", 64 * 64 / ours, "tokens/s")
+        count, outputs = (64, 64) if self.device.type == "cuda" else (4, 4)
+        prompts = [chance.choices(range(3, self.model.vocabulary), k=512) for _ in range(count)]
+        ours = self.ours(prompts, outputs)
+        report(f"ours_{self.model.name}_rate", count * outputs / ours, "tokens/s")
         self.close()
-        peer = self.transformers(prompts, 64)
-        report(f"peer_{self.model.name}_rate", 64 * 64 / ours, "tokens/s", baseline=64 * 64 / peer)
+        peer = self.transformers(prompts, outputs)
+        report(f"peer_{self.model.name}_rate", count * outputs / ours, "tokens/s", baseline=count * outputs / peer)
         report(f"peer_{self.model.name}", peer / ours, "times", goal=PEER_GOAL, at_least=True)
 
     def ours(self, prompts: Sequence[Sequence[int]], outputs: int) -> float:
@@ -289,6 +402,13 @@ class Bench(AttentionBench):
         return timed(serve)
 
 
+def timed_alone(work: Callable[[], object]) -> float:
+    """Return the seconds of work that waits for the device by itself."""
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
 @contextmanager
 def repeating(copy: Callable[[], object], device: torch.device) -> Iterator[None]:
     """Repeat the copy in a separate thread and stream while the context is open."""
@@ -314,28 +434,23 @@ def repeating(copy: Callable[[], object], device: torch.device) -> Iterator[None
 def main() -> int:
     parser = command(__doc__)
     parser.add_argument("--only", choices=PARTS, help="one part instead of all")
-    parser.add_argument("--model", choices=[*MODELS], help="one model instead of both")
+    parser.add_argument("--model", choices=[*MODELS], default="8b", help="whose shapes")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    if DEVICE.type != "cuda" and options.model != "tiny":
         print("benchmarks.gpu: no GPU: torch sees none here", file=sys.stderr)
         return 1
-    about = {"gpu": torch.cuda.get_device_name(0), "torch": torch.__version__, "command": " ".join(sys.argv)}
-    print(json.dumps(about | {"date": time.strftime("%Y-%m-%d")}), flush=True)
+    print(json.dumps(about()), flush=True)
     has_failed = False
-    for name in [options.model] if options.model else MODELS:
-        bench = Bench(MODELS[name])
-        report("memory_bandwidth", bench.bandwidth / 1e9, "GB/s")
-        report("products", bench.products / 1e12, "TFLOP/s")
-        for part in [options.only] if options.only else PARTS:
-            if part not in WITH_ENGINE:
-                bench.close()  # the engine's cache takes all memory
-            try:
-                getattr(bench, part)()
-            except Exception as error:  # time on a GPU is short: measure the remaining parts
-                has_failed = True
-                traceback.print_exc()
-                left_out(f"{part}_{bench.model.name}", f"{type(error).__name__}: {str(error)[:200]}")
-        bench.close()
+    bench = Bench(MODELS[options.model])
+    for part in [options.only] if options.only else PARTS:
+        if part == "peer":
+            bench.close()  # the engine's cache takes all memory
+        try:
+            getattr(bench, part)()
+        except Exception as error:  # time on a GPU is short: measure the remaining parts
+            has_failed = True
+            traceback.print_exc()
+            left_out(f"{part}_{bench.title}", f"{type(error).__name__}: {str(error)[:200]}")
     return 1 if has_failed else 0
 
 

@@ -1,8 +1,8 @@
 """Measure the engine on a GPU with quantised weights against itself in bf16, on random weights of real shapes.
 
-    python -m benchmarks.gpu_quantised                                 # all kinds of both models
-    python -m benchmarks.gpu_quantised --model 8b --kinds none,int4
-    python -m benchmarks.gpu_quantised --model 8b --only layers        # single layers, no engine
+    python -m benchmarks.gpu_quantised                      # all kinds, of the 8B
+    python -m benchmarks.gpu_quantised --kinds none,int4
+    python -m benchmarks.gpu_quantised --only layers        # single layers, no engine
 
 Decode is of captured steps that each begin before the step before is read, after prompts of 64 tokens, so that weights
 are nearly all that is read. `fp8` is what a folder of 8-bit floats with a scale for each output takes: its head stays
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from enum import Enum
 from functools import partial
@@ -21,13 +20,14 @@ from functools import partial
 import torch
 
 from alignedserve.architectures.quantization import GROUP, Quantization
+from alignedserve.engine.weights.dummy import DummyWeights
 from alignedserve.engine.weights.tensors import Cut
 from alignedserve.kernels.common.fp8 import AnyQuantised, fp8_weight, why_none
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.common.quantised import quantised
 from alignedserve.kernels.dispatch.dispatcher import choose
-from benchmarks.common.gpu_shapes import MODELS, Model, left_out, seconds
-from benchmarks.gpu import Bench, RandomTensors
+from benchmarks.common.gpu_shapes import DEVICE, MODELS, Model, about, left_out, seconds
+from benchmarks.gpu import Bench
 from benchmarks.report import command, report, several
 
 BATCHES, PREFIX, PROMPTS = (1, 8, 64), 64, (512, 2048)
@@ -53,18 +53,18 @@ class Kind(str, Enum):
         return self.quantization.num_bytes(model.num_read - head, 0, head, 2)
 
 
-class RandomFloats(RandomTensors):
+class RandomFloats(DummyWeights):
     """Random weights of layers as 8-bit floats."""
 
     def quantised(self, layer: str, shape: tuple[int, int], cut: Cut | None = None) -> AnyQuantised | None:
-        return None if layer == "lm_head" else fp8_weight(torch.randn(shape, device="cuda") * 0.02)
+        return None if layer == "lm_head" else fp8_weight(torch.randn(shape, device=DEVICE) * 0.02)
 
 
 class QuantisedBench(Bench):
     def __init__(self, model: Model, kind: Kind) -> None:
         super().__init__(model)
         self.kind, self.quantization = kind, kind.quantization
-        self.tensors = RandomFloats if kind is Kind.FP8 else RandomTensors
+        self.tensors = RandomFloats if kind is Kind.FP8 else DummyWeights
 
     @property
     def title(self) -> str:
@@ -74,7 +74,7 @@ class QuantisedBench(Bench):
         """Return the tokens per second of decodes and prompts."""
         found = dict[str, float]()
         for batch in BATCHES:
-            took = self.ahead(self.decodes([PREFIX] * batch))
+            took, _ = self.ahead(self.decodes([PREFIX] * batch))
             found[f"decode_{batch}"] = batch / took
             share = (self.kind.read_bytes(self.model) + batch * PREFIX * self.model.kv_bytes) / took / self.bandwidth
             report(f"{self.title}_decode_{batch}_bandwidth", share, "share")
@@ -95,7 +95,7 @@ def of_engines(model: Model, kinds: Sequence[Kind]) -> None:
 
 def of_layers(model: Model, kinds: Sequence[Kind], device: torch.device) -> None:
     """Report single layers at several numbers of rows: what to look at where an engine is slower than hoped."""
-    fused = model.hidden + 2 * model.kv_dim
+    fused = model.heads * model.head_dim + 2 * model.kv_dim
     for out, inputs in ((fused, model.hidden), (2 * model.inner, model.hidden), (model.hidden, model.inner)):
         weight = torch.randn(out, inputs, device=device) * 0.02
         layers = {kind: layer_of(weight, kind, device) for kind in kinds}
@@ -120,25 +120,23 @@ def layer_of(weight: torch.Tensor, kind: Kind, device: torch.device) -> Linear:
 
 def main() -> int:
     parser = command(__doc__)
-    parser.add_argument("--model", choices=[*MODELS], help="one model instead of both")
+    parser.add_argument("--model", choices=[*MODELS], default="8b", help="whose shapes")
     parser.add_argument("--kinds", type=several(Kind, list(Kind)), default=list(Kind), help="default: all")
     parser.add_argument("--only", choices=PARTS, help="one part instead of both")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    if DEVICE.type != "cuda" and options.model != "tiny":
         print("benchmarks.gpu_quantised: no GPU: torch sees none here", file=sys.stderr)
         return 1
-    device = torch.device("cuda", 0)
-    about = {"gpu": torch.cuda.get_device_name(device), "torch": torch.__version__, "command": " ".join(sys.argv)}
-    print(json.dumps(about | {"date": time.strftime("%Y-%m-%d")}), flush=True)
-    kinds, why = list(options.kinds), why_none(device, torch.bfloat16)
+    print(json.dumps(about()), flush=True)
+    kinds, why = list(options.kinds), why_none(DEVICE, torch.bfloat16)
     if Kind.FP8 in kinds and why is not None:
         left_out("fp8", why)
         kinds.remove(Kind.FP8)
-    for name in [options.model] if options.model else MODELS:
-        if options.only != "engine":
-            of_layers(MODELS[name], kinds, device)
-        if options.only != "layers":
-            of_engines(MODELS[name], kinds)
+    model = MODELS[options.model]
+    if options.only != "engine":
+        of_layers(model, kinds, DEVICE)
+    if options.only != "layers":
+        of_engines(model, kinds)
     return 0
 
 

@@ -1,28 +1,22 @@
-"""Models that GPUs are measured with, how work on a GPU is timed, and attention of lengths that differ."""
+"""Models that GPUs are measured with, and how work on a GPU is timed."""
 
 from __future__ import annotations
 
 import json
-import random
+import sys
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import torch
 
-from alignedserve.kernels.common.reference import Reference
-from alignedserve.kernels.common.scoring import Scoring
-from alignedserve.kernels.common.spans import Lie, Spans
-from alignedserve.kernels.dispatch.dispatcher import Kernels, choose
-from alignedserve.kernels.dispatch.paged_attention import Fastest, PagedKernels
-from alignedserve.kernels.dispatch.paged_libraries import PAGE as PAGE_OF_LIBRARIES
-from alignedserve.kernels.dispatch.probing import working_libraries
-from benchmarks.report import report
-
 BLOCK_SIZE, PAGE = 16, 64
 RUNS = 20
+
+
+DEVICE = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")  # a CPU: of a dry run
 
 
 @dataclass(frozen=True)
@@ -36,6 +30,7 @@ class Model:
     hidden: int = 4096
     heads: int = 32
     layers: int = 32
+    head_dim: int = 128
 
     @property
     def config(self) -> dict[str, Any]:
@@ -48,6 +43,7 @@ class Model:
             "num_hidden_layers": self.layers,
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
+            "head_dim": self.head_dim,
             "max_position_embeddings": 32_768,
             "rms_norm_eps": 1e-5,
             "tie_word_embeddings": False,
@@ -58,13 +54,16 @@ class Model:
     @property
     def num_read(self) -> int:
         """Return how many numbers of the weights a step reads: all but the embedding."""
-        kv = self.hidden * self.kv_heads // self.heads
-        layer = 2 * self.hidden**2 + 2 * self.hidden * kv + 3 * self.hidden * self.inner
-        return self.layers * layer + self.vocabulary * self.hidden
+        return self.layers * (self.attention + 3 * self.hidden * self.inner) + self.vocabulary * self.hidden
+
+    @property
+    def attention(self) -> int:
+        """Return how many numbers the weights of a layer's attention have."""
+        return 2 * self.hidden * (self.heads * self.head_dim + self.kv_dim)
 
     @property
     def kv_dim(self) -> int:
-        return self.hidden * self.kv_heads // self.heads
+        return self.kv_heads * self.head_dim
 
     @property
     def kv_bytes(self) -> int:
@@ -72,77 +71,98 @@ class Model:
         return 2 * 2 * self.layers * self.kv_dim
 
 
+@dataclass(frozen=True)
+class Experts(Model):
+    """A mixture of experts, as Qwen3's: `inner` is the size of one expert."""
+
+    experts: int = 128
+    chosen: int = 8
+
+    @property
+    def config(self) -> dict[str, Any]:
+        own = {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "moe_intermediate_size": self.inner}
+        chosen = {"num_experts": self.experts, "num_experts_per_tok": self.chosen, "norm_topk_prob": True}
+        return super().config | own | chosen | {"decoder_sparse_step": 1, "mlp_only_layers": []}
+
+    @property
+    def num_read(self) -> int:
+        """Return how many numbers of the weights a step of one token reads."""
+        experts = self.hidden * self.experts + self.chosen * 3 * self.hidden * self.inner
+        return self.layers * (self.attention + experts) + self.vocabulary * self.hidden
+
+
 MODELS = {
     "7b": Model("llama_7b_mha", kv_heads=32, inner=11_008, vocabulary=32_000),
     "8b": Model("llama_8b_gqa", kv_heads=8, inner=14_336, vocabulary=128_256),
+    # Four layers of Qwen3-30B-A3B.
+    "moe": Experts("qwen3_moe_4_layers", kv_heads=4, inner=768, vocabulary=151_936, hidden=2048, layers=4),
+    "tiny": Model("tiny", kv_heads=2, inner=128, vocabulary=2_048, hidden=64, heads=4, layers=2, head_dim=16),
 }
 
 
+def about() -> dict[str, str]:
+    """Return what a run's figures depend on."""
+    gpu = torch.cuda.get_device_name(0) if DEVICE.type == "cuda" else "none"
+    day = time.strftime("%Y-%m-%d")
+    return {"gpu": gpu, "torch": torch.__version__, "command": " ".join(sys.argv[1:]), "date": day}
+
+
+def synchronise() -> None:
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
 def timed(work: Callable[[], object]) -> float:
-    torch.cuda.synchronize()
+    synchronise()
     began = time.perf_counter()
     work()
-    torch.cuda.synchronize()
+    synchronise()
     return time.perf_counter() - began
 
 
-def seconds(work: Callable[[], object]) -> float:
+def seconds(work: Callable[[], object], runs: int = RUNS) -> float:
     for _ in range(3):  # compiled, tuned, warm
         work()
-    return median(timed(work) for _ in range(RUNS))
+    return median(timed(work) for _ in range(runs))
+
+
+def replayed(work: Callable[[], object], times: int = 1) -> float:
+    """Return the seconds of work that is captured `times` times in one graph, of each."""
+    if DEVICE.type != "cuda":
+        return seconds(work)
+    work()
+    synchronise()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(times):
+            work()
+    return seconds(graph.replay) / times
+
+
+def kernels_of(work: Callable[[], object], runs: int = 3) -> dict[str, tuple[float, float]]:
+    """Return how long the GPU computed for each kernel in a run of the work, in seconds, and how often, the mean of
+    some runs. On a CPU: of each operator of torch."""
+    from torch.profiler import ProfilerActivity, profile
+
+    work()
+    activity = ProfilerActivity.CUDA if DEVICE.type == "cuda" else ProfilerActivity.CPU
+    synchronise()
+    with profile(activities=[activity]) as profiled:
+        for _ in range(runs):
+            work()
+        synchronise()
+    found = {}
+    for event in profiled.key_averages():
+        took = event.self_device_time_total if DEVICE.type == "cuda" else event.self_cpu_time_total
+        if took:
+            found[event.key] = took * 1e-6 / runs, event.count / runs
+    return found
+
+
+def busy(work: Callable[[], object]) -> float:
+    """Return the seconds for which the GPU computes in a run of the work."""
+    return sum(took for took, _ in kernels_of(work).values())
 
 
 def left_out(name: str, why: str) -> None:
     print(json.dumps({"name": name, "left_out": why}), flush=True)
-
-
-class AttentionBench:
-    def __init__(self, model: Model) -> None:
-        self.model, self.device = model, torch.device("cuda", 0)
-
-    def alignment(self) -> None:
-        """Time one layer's attention: few long requests among short, against as many of their mean length. gamma2 is
-        that of the cost model (docs/how/cost_model.md), from these two batches."""
-        for long in (4096, 16_384):
-            mixed = [32] * 60 + [long] * 4
-            even = [sum(mixed) // len(mixed)] * len(mixed)
-            bubble = len(mixed) * max(mixed) - sum(mixed)
-            for name, kernels, block_size in self.attentions():
-                aligned, skewed = (self.attention(kernels, lengths, block_size) for lengths in (even, mixed))
-                title = f"{self.model.name}_{long}_{name}"
-                report(f"skew_{title}", skewed * 1e6, "us", baseline=aligned * 1e6)
-                report(f"gamma2_{title}", (skewed - aligned) / bubble, "s/token")
-
-    def attentions(self) -> Iterator[tuple[str, Kernels, int]]:
-        """Yield kernels with their block size, which libraries choose themselves."""
-        yield "triton", choose(self.device, torch.bfloat16).kernels, BLOCK_SIZE
-        yield "torch", Reference(), BLOCK_SIZE
-        yield "triton_of_256", choose(self.device, torch.bfloat16).kernels, PAGE_OF_LIBRARIES
-        working, why_not = working_libraries(self.device, torch.bfloat16, PAGE_OF_LIBRARIES)
-        for library in working:
-            if library.why_not(True) is None:
-                yield library.name.replace(" ", "_"), PagedKernels([library], Fixed(library.name)), PAGE_OF_LIBRARIES
-        for why in why_not:
-            left_out("skew", why)
-
-    def attention(self, kernels: Kernels, lengths: Sequence[int], block_size: int) -> float:
-        head_dim, kv_heads = self.model.hidden // self.model.heads, self.model.kv_heads
-        counts = [-(-length // block_size) for length in lengths]
-        pairs = random.Random(0).sample(range(sum(counts)), sum(counts))
-        lies = [Lie(1, length, tuple(pairs.pop() for _ in range(n))) for length, n in zip(lengths, counts, strict=True)]
-        shape = (2 * sum(counts), block_size, kv_heads * head_dim)
-        cache = torch.randn(shape, device=self.device).bfloat16()
-        query = torch.randn(len(lengths), self.model.heads, head_dim, device=self.device).bfloat16()
-        spans = Spans(lies, block_size)
-        return seconds(lambda: kernels.attend(query, cache, spans, Scoring(head_dim**-0.5)))
-
-
-class Fixed(Fastest):
-    """A choice that is always the same library, whatever is faster."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    def find(self, key: Hashable, ways: Mapping[str, Callable[[], object]]) -> str:
-        return self._name

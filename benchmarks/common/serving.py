@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import signal
 import subprocess
@@ -40,9 +41,11 @@ class Deployment:
 
 @contextmanager
 def serve(model: Path | str, *flags: str, environment: Mapping[str, str] | None = None) -> Iterator[Deployment]:
-    """Start a deployment, and stop it at the end."""
+    """Start a deployment, and stop it at the end. It computes on the CPU, for which the loads are, unless a variable or
+    a flag says otherwise."""
     command = [sys.executable, "-m", "alignedserve", "serve", str(model), "--port", "0"]
     command += ["--served-model-name", NAME, "--log-level", "warning", *flags]
+    environment = {"ALIGNEDSERVE_ENGINE_DEVICE": "cpu", **(os.environ if environment is None else environment)}
     began = perf_counter()
     # The deployment has a session of its own, which Ctrl-C does not reach: the benchmark asks the launcher once to
     # stop, and waits until it has.

@@ -1,0 +1,479 @@
+"""Measure everything on a GPU that is lent for a quarter of an hour.
+
+    python tools/quarter.py --collect wheels                                  # here: packages that the machine lacks
+    python tools/quarter.py --part a --seconds 400 --out DIR                  # there: kernels and the engine
+    python tools/quarter.py --part b --seconds 300 --out DIR --wheels wheels  # there: the whole server, and the rest
+    python tools/quarter.py --only decode,server --seconds 120 --out DIR
+    python tools/quarter.py --part a,b --dry --seconds 900 --out DIR          # tried without a GPU, on a tiny model
+    python tools/quarter.py --page                                            # here: the tables of docs/how/gpu.md
+
+Each step is a process group of its own with a time limit: a step that crashes, hangs or prints without end costs only
+itself, and all that it has started ends with it. After such a step a fresh process asks the GPU whether it still
+computes; where it does not, nothing more is run. Steps that no longer fit into the time are left out. At the end there
+is a table.
+
+DIR gets results.jsonl (every figure with its step, and how every step ended; flushed line by line), steps.log (what the
+steps said besides, the beginning and the end of each) and junit-*.xml. Only the standard library is needed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).parents[1]
+HEAD, TAIL = 256 << 10, 128 << 10  # bytes of steps.log from the beginning and the end of what a step says
+ASKING_S = 60.0  # for a question to torch, to git or to pip
+MARK = "QUARTER_STEP"  # in the environment of all that a step starts
+MOST_LINES = 2_000  # figures of one step
+LEAST_S = 5.0  # a step with less time is left out
+GRACE_S = 3.0  # between asking a step to end and killing it
+
+RESULTS, PAGE = ROOT / "benchmarks" / "results", ROOT / "docs" / "how" / "gpu.md"
+BEGIN, END = "<!-- made by tools/quarter.py --page from here -->", "<!-- to here -->"
+
+# What a server needs beside torch, Triton and transformers, for Python 3.12 on Linux: 8 MB.
+WHEELS = (
+    "msgspec pyzmq fastapi starlette pydantic pydantic-core annotated-types typing-inspection uvicorn httptools "
+    "llguidance python-multipart opentelemetry-api"
+).split()
+FLASH = "tokenspeed-fa3==3.0.0.post20260810"  # FlashAttention 3, to compare with: 63 MB, and 29 MB as FLASH_ARCHIVE
+FLASH_ARCHIVE = "flash.tar.xz"
+PLATFORMS = ("manylinux_2_31", "manylinux_2_28", "manylinux_2_27", "manylinux_2_26", "manylinux_2_17")
+
+WHAT_IS_HERE = (
+    "import torch; has = torch.cuda.is_available();"
+    "print(torch.__version__, torch.cuda.get_device_name(0) if has else 'none', sep=';')"
+)
+STILL_COMPUTES = "import torch; x = torch.ones(1 << 20, device='cuda'); assert float((x + x).sum()) == 2 << 20"
+CRASHES = 'import os, signal; print(\'{"name": "crash", "value": 1.0, "unit": "1"}\', flush=True); os.abort()'
+HANGS = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(3600)"
+FLOODS = "while True: print('x' * 10_000)"
+
+
+@dataclass(frozen=True)
+class Step:
+    part: str
+    name: str
+    command: tuple[str, ...]  # of Python
+    limit_s: float
+    title: str  # what it measures, for the page
+    columns: tuple[str, ...] = ()  # ends of names that make a table of the page
+
+
+def gpu(module: str, only: str, *more: str) -> tuple[str, ...]:
+    return "-m", f"benchmarks.{module}", "--only", only, *more
+
+
+def tests(name: str, *paths: str) -> tuple[str, ...]:
+    settings = ("--confcutdir=tests/gpu", "-v", "-p", "no:cacheprovider", "-n", "12", "--durations=10")
+    return "-m", "pytest", *settings, f"--junitxml={{out}}/junit-{name}.xml", *paths
+
+
+DECODES = ("captured", "ahead", "host", "gpu", "rate", "bandwidth", "sampled")
+PROMPTS = ("rate", "products", "step", "gpu")
+SERVED = ("requests.finished", "attainment", "tokens_in_time", "tokens_per_s", "ttft_s.p50", "ttft_s.p99", "tpot_s.p50",
+    "gap_s.p99")  # fmt: skip
+STEPS = (
+    Step("a", "machine", gpu("gpu_ceilings", "machine"), 30, "The machine"),
+    Step("a", "warm", gpu("gpu", "warm"), 90, "A first start: all choices of all kernels"),
+    Step("a", "right", tests("a", "tests/gpu/test_kernels.py", "tests/gpu/test_sampling.py", "tests/gpu/test_engine.py",
+        "-k", "not quantised and not int8"), 110, "Tests of kernels and engines"),
+    Step("a", "ceilings", gpu("gpu_ceilings", "ceilings"), 40, "What the GPU can do"),
+    Step("a", "decode", gpu("gpu", "decode"), 80, "Decode steps of the 8B", DECODES),
+    Step("a", "kernels", gpu("gpu", "kernels"), 40, "What a step's time goes to"),
+    Step("a", "prompts", gpu("gpu", "prompts"), 50, "Prompts, alone and beside decodes", PROMPTS),
+    Step("a", "attention", gpu("gpu_ceilings", "attention"), 40, "Attention beside other libraries"),
+    Step("b", "server", gpu("gpu_server", "streams,beside,shared,kill"), 150, "The whole server", SERVED),
+    Step("b", "separate", gpu("gpu_server", "separate"), 70, "Prompts and decodes apart, on one GPU"),
+    Step("b", "copies", gpu("gpu", "copies"), 80, "Copies, and steps beside them"),
+    Step("b", "peer", gpu("gpu", "peer"), 70, "transformers' continuous batching"),
+    Step("b", "experts", gpu("gpu", "decode", "--model", "moe"), 100, "A mixture of experts: 4 of 48 layers", DECODES),
+    Step("b", "counters", gpu("gpu_ceilings", "counters"), 40, "Counters of the GPU, by ncu"),
+    Step("b", "quantised", ("-m", "benchmarks.gpu_quantised", "--only", "engine"), 80, "Quantised weights"),
+    Step("b", "others", tests("b", "tests/gpu/test_transports.py", "tests/gpu/test_products.py",
+        "tests/gpu/test_experts.py", "tests/gpu/test_rehearsing.py"), 90, "Tests of transports and quantised weights"),
+    Step("b", "alignment", gpu("gpu_ceilings", "alignment"), 30, "Long requests among short"),
+)  # fmt: skip
+# What a dry run adds: steps that behave as badly as steps can.
+BAD = (
+    Step("a", "crash", ("-c", CRASHES), 30, "A step that crashes"),
+    Step("a", "hang", ("-c", HANGS), 3, "A step that hangs"),
+    Step("b", "flood", ("-c", FLOODS), 5, "A step that prints without end"),
+)
+
+
+class Results:
+    """The files of a run: lines are flushed at once, so that what was measured is kept whatever comes."""
+
+    def __init__(self, out: Path, about: dict[str, Any]) -> None:
+        out.mkdir(parents=True, exist_ok=True)
+        self.lines: list[dict[str, Any]] = []
+        self._about = about
+        self._results = (out / "results.jsonl").open("w", encoding="utf-8")
+        self._log = (out / "steps.log").open("wb")
+
+    def add(self, line: dict[str, Any]) -> None:
+        line = {**line, **self._about}
+        self.lines.append(line)
+        print(json.dumps(line), file=self._results, flush=True)
+
+    def log(self, data: bytes) -> None:
+        self._log.write(data)
+        self._log.flush()
+
+    def close(self) -> None:
+        self._results.close()
+        self._log.close()
+
+
+class Run:
+    """One step while it runs: its group ends with it."""
+
+    def __init__(self, step: Step, command: Sequence[str], environment: dict[str, str], results: Results) -> None:
+        self._step, self._results = step, results
+        self._began, self._said, self._tail, self._figures = time.monotonic(), 0, b"", 0
+        self._mark = f"{step.name}-{os.getpid()}-{time.monotonic_ns()}"
+        self._group = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**environment, MARK: self._mark},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def wait(self, limit_s: float) -> dict[str, Any]:
+        """Take what the step prints until it ends or its time is over; return how it ended."""
+        status = "limit" if not self._read_until(self._began + limit_s) else "ok"
+        if status == "limit":
+            self._end(signal.SIGTERM)
+            self._read_until(time.monotonic() + GRACE_S)
+        self._end(signal.SIGKILL)
+        code = self._group.wait()
+        self._end_what_is_left()
+        self._results.log(self._tail)
+        if status == "ok" and code:
+            status = "failed" if code > 0 else f"died of {signal.Signals(-code).name}"
+        seconds = round(time.monotonic() - self._began, 1)
+        return {"step": self._step.name, "status": status, "rc": code, "seconds": seconds, "figures": self._figures}
+
+    def _end(self, number: signal.Signals) -> None:
+        try:
+            os.killpg(self._group.pid, number)
+        except ProcessLookupError:
+            return
+
+    def _end_what_is_left(self) -> None:
+        """Kill what the step has started in sessions of its own, such as a server that holds the GPU's memory."""
+        mark = f"{MARK}={self._mark}".encode()
+        for folder in Path("/proc").glob("[0-9]*"):
+            try:
+                if mark in (folder / "environ").read_bytes().split(b"\0"):
+                    os.kill(int(folder.name), signal.SIGKILL)
+            except OSError:  # it has ended by now, or is not ours
+                continue
+
+    def _read_until(self, deadline: float) -> bool:
+        """Return whether the step closed its output, which it does when it ends."""
+        outputs = self._group.stdout, self._group.stderr
+        rests: dict[int, bytes] = {}
+        with selectors.DefaultSelector() as ready:
+            for output in outputs:
+                if output is not None and not output.closed:
+                    ready.register(output, selectors.EVENT_READ)
+            while ready.get_map():
+                if time.monotonic() >= deadline:
+                    return False
+                for key, _ in ready.select(max(0.0, min(0.2, deadline - time.monotonic()))):
+                    data = os.read(key.fd, 1 << 16)
+                    if not data:
+                        ready.unregister(key.fileobj)
+                    if key.fileobj is self._group.stdout:
+                        *whole, rests[key.fd] = (rests.get(key.fd, b"") + data).split(b"\n")
+                        rests[key.fd] = rests[key.fd][-(1 << 16) :]
+                        for line in [*whole, *([] if data else [rests[key.fd]])]:
+                            self._take(line)
+                    else:
+                        self._keep(data)
+                if self._group.poll() is not None and not _has_more(outputs):
+                    return True  # a process that it left behind may hold its output open
+        return True
+
+    def _take(self, line: bytes) -> None:
+        """Take a line of the step's output: a figure, or something for the log."""
+        figure = _figure(line) if self._figures < MOST_LINES else None
+        if figure is None:
+            self._keep(line + b"\n")
+        else:
+            self._figures += 1
+            self._results.add({"step": self._step.name, **figure})
+
+    def _keep(self, data: bytes) -> None:
+        """Log the beginning at once, and keep the end for later."""
+        head = max(0, min(len(data), HEAD - self._said))
+        self._said += len(data)
+        if head:
+            self._results.log(data[:head])
+        self._tail = (self._tail + data[head:])[-TAIL:]
+
+
+def _has_more(outputs: Iterable[IO[bytes] | None]) -> bool:
+    with selectors.DefaultSelector() as ready:
+        for output in outputs:
+            if output is not None:
+                ready.register(output, selectors.EVENT_READ)
+        return bool(ready.select(0))
+
+
+def _figure(line: bytes) -> dict[str, Any] | None:
+    if not line.startswith(b"{"):
+        return None
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return {key: value for key, value in found.items() if value is not None} if isinstance(found, dict) else None
+
+
+def run_all(steps: Sequence[Step], seconds: float, results: Results, out: Path, dry: bool, site: str | None) -> bool:
+    """Run the steps, one after the other, within so many seconds; return whether all went well."""
+    ends_at, went_well = time.monotonic() + seconds, True
+    environment = _environment(site, dry)
+    for step in steps:
+        left = ends_at - time.monotonic()
+        if left < LEAST_S:
+            results.add({"step": step.name, "status": "left out", "why": "no time is left"})
+            went_well = False
+            continue
+        command = [sys.executable, *(part.replace("{out}", str(out)) for part in step.command)]
+        results.log(f"\n=== {step.name}: {' '.join(command)[:500]}\n".encode())
+        ended = Run(step, command, environment, results).wait(min(step.limit_s, left))
+        results.add(ended)
+        print(f"{step.name}: {ended['status']}, {ended['figures']} figures, {ended['seconds']} s", flush=True)
+        if ended["status"] != "ok":
+            went_well = False
+            if not dry and (why := _lost(environment)):
+                results.add({"step": step.name, "status": "lost", "why": why})
+                print(f"the GPU computes no more: {why}", flush=True)
+                break
+    return went_well
+
+
+def _environment(site: str | None, dry: bool) -> dict[str, str]:
+    paths = [site, str(ROOT), str(ROOT / "tools"), os.environ.get("PYTHONPATH")]
+    own = {
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+        "PYTHONUNBUFFERED": "1",
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    if dry:
+        own |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    return {**os.environ, **own}
+
+
+def _lost(environment: dict[str, str]) -> str:
+    """Return why the GPU does not compute any more; nothing where it does."""
+    try:
+        subprocess.run(
+            [sys.executable, "-c", STILL_COMPUTES], env=environment, check=True, timeout=60, capture_output=True
+        )
+    except subprocess.TimeoutExpired:
+        return "it does not answer within a minute"
+    except subprocess.CalledProcessError as error:
+        said: bytes = error.stderr
+        return said.decode(errors="replace").strip().rpartition("\n")[2][:300]
+    return ""
+
+
+def dried(step: Step) -> Step:
+    """Return the step on a tiny model; tests of a GPU skip."""
+    if step.command[:2] == ("-m", "pytest"):
+        return Step(
+            step.part, step.name, tuple("1" if part == "12" else part for part in step.command), 120, step.title
+        )
+    if step.command[0] == "-c":
+        return step
+    command = tuple(part for part in step.command if part not in ("--model", "moe"))
+    return Step(step.part, step.name, (*command, "--model", "tiny"), 240, step.title)
+
+
+def collect(folder: Path) -> int:
+    """Download the wheels for the machine; the large one is packed anew, so that it can be carried."""
+    folder.mkdir(parents=True, exist_ok=True)
+    platforms = [f"--platform={name}_x86_64" for name in (*PLATFORMS, "manylinux2014", "manylinux1")]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    command += ["--python-version=3.12", "--implementation=cp", *platforms]
+    if code := subprocess.run([*command, "-d", str(folder), *WHEELS]).returncode:
+        return code
+    with tempfile.TemporaryDirectory() as large:
+        if code := subprocess.run([*command, "-d", large, FLASH]).returncode:
+            return code
+        (wheel,) = Path(large).glob("*.whl")
+        with zipfile.ZipFile(wheel) as packed, tarfile.open(folder / FLASH_ARCHIVE, "w:xz", preset=9) as archive:
+            packed.extractall(Path(large) / "wheel")
+            archive.add(Path(large) / "wheel", ".")
+    return 0
+
+
+def install(wheels: Path, folder: str) -> str:
+    """Install the wheels into the folder, without their needs: the machine has those."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-compile"]
+    command += ["--upgrade", "--target", folder, *map(str, wheels.glob("*.whl"))]
+    subprocess.run(command, check=True, timeout=ASKING_S)
+    if (wheels / FLASH_ARCHIVE).exists():
+        with tarfile.open(wheels / FLASH_ARCHIVE) as archive:
+            archive.extractall(folder, filter="data")
+    return folder
+
+
+# --- What is shown
+
+
+def table(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield rows of what was measured, and how each step ended."""
+    for line in lines:
+        if "status" in line:
+            why = f": {line['why']}" if "why" in line else ""
+            yield f"== {line['step']}: {line['status']}{why}"
+        elif "left_out" in line:
+            yield f"   {line['name']}: left out: {line['left_out'][:110]}"
+        elif "value" in line:
+            goal = "" if "met" not in line else f"  {'met' if line['met'] else 'MISSED'} (goal {line['goal']:g})"
+            ratio = f"  x{line['ratio']:g}" if "ratio" in line else ""
+            yield f"   {line['name']}: {line['value']:g} {line['unit']}{ratio}{goal}"
+
+
+def tables(files: Iterable[Path]) -> str:
+    """Return the figures of these runs in Markdown: of each step those of the newest run that has any."""
+    newest: dict[str, tuple[Path, list[dict[str, Any]]]] = {}
+    for file in sorted(files, reverse=True):
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        for name in {line["step"] for line in lines if "value" in line}:
+            newest.setdefault(name, (file, [line for line in lines if line["step"] == name and "name" in line]))
+    text = list[str]()
+    for step in STEPS:
+        if step.name in newest:
+            file, lines = newest[step.name]
+            first = lines[-1]
+            text += [f"### {step.title}", ""]
+            text += [
+                f"`{step.name}` on an {first['gpu']}, torch {first['torch']}, commit {first['commit']}; {file.name}.",
+                "",
+            ]
+            text += [*_pivot(step, lines), *_list(step, lines)]
+    return "\n".join(text)
+
+
+def _pivot(step: Step, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield a table of figures whose names differ in their ends only, with a row for each beginning."""
+    rows: dict[str, dict[str, dict[str, Any]]] = {}
+    for line in lines:
+        if (end := _column(step, line["name"])) and "value" in line:
+            rows.setdefault(line["name"].removesuffix(f"_{end}"), {})[end] = line
+    if not rows:
+        return
+    units = {end: line["unit"] for row in rows.values() for end, line in row.items()}
+    shown = [end for end in step.columns if end in units]
+    yield "| | " + " | ".join(end if units[end] == "1" else f"{end}, {units[end]}" for end in shown) + " |"
+    yield "|---|" + "---|" * len(shown)
+    for name, row in rows.items():
+        yield f"| {name} | " + " | ".join(_cell(row[end]) if end in row else "" for end in shown) + " |"
+    yield ""
+
+
+def _list(step: Step, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
+    own = [line for line in lines if not ("value" in line and _column(step, line["name"]))]
+    for line in own:
+        if "value" in line:
+            yield f"- {line['name']}: {_cell(line)} {line['unit'] if line['unit'] != '1' else ''}".rstrip()
+        elif "left_out" in line:
+            yield f"- {line['name']}: left out: {line['left_out']}"
+    if own:
+        yield ""
+
+
+def _column(step: Step, name: str) -> str | None:
+    return next((end for end in step.columns if name.endswith(f"_{end}")), None)
+
+
+def _cell(line: dict[str, Any]) -> str:
+    goal = f" ({'met' if line['met'] else 'missed'}: {line['goal']:g})" if "met" in line else ""
+    return f"{line['value']:g}{goal}"
+
+
+def with_tables(page: str, made: str) -> str:
+    before, _, rest = page.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{made}\n{END}{rest.partition(END)[2]}"
+
+
+def about(commit: str | None) -> dict[str, Any]:
+    """Return what all figures of a run have in common."""
+    torch, _, gpu_name = _asked([sys.executable, "-c", WHAT_IS_HERE]).partition(";")
+    if commit is None:
+        commit = _asked(["git", "rev-parse", "--short=8", "HEAD"])
+    return {"gpu": gpu_name, "torch": torch, "commit": commit, "date": time.strftime("%Y-%m-%d")}
+
+
+def _asked(command: Sequence[str]) -> str:
+    """Return what a command says; nothing where it cannot say it in time."""
+    try:
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=ASKING_S).stdout.strip()
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    names = [step.name for step in STEPS]
+    parser.add_argument("--part", default="a,b", help="a, b, or both (default: a,b)")
+    parser.add_argument("--only", help=f"steps, separated by commas: {', '.join(names)}")
+    parser.add_argument("--seconds", type=float, default=400.0, help="for all steps together (default: 400)")
+    parser.add_argument("--out", type=Path, help="folder for the results")
+    parser.add_argument("--wheels", type=Path, help="folder of wheels that steps need")
+    parser.add_argument("--commit", help="what is measured, where git cannot tell")
+    parser.add_argument("--dry", action="store_true", help="a tiny model on the CPU, and steps that misbehave")
+    parser.add_argument("--collect", type=Path, metavar="DIR", help="download the wheels there, and end")
+    parser.add_argument("--page", action="store_true", help="write the tables of docs/how/gpu.md anew, and end")
+    options = parser.parse_args()
+    if options.collect:
+        return collect(options.collect)
+    if options.page:
+        made = tables(RESULTS.glob("*-quarter-*.jsonl"))
+        PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8"), made), encoding="utf-8")
+        return 0
+    if options.out is None:
+        parser.error("say where the results go: --out DIR")
+    wanted = options.only.split(",") if options.only else [s.name for s in STEPS if s.part in options.part.split(",")]
+    if unknown := [name for name in wanted if name not in names]:
+        parser.error(f"no step {unknown[0]}: there are {', '.join(names)}")
+    by_name = {step.name: step for step in STEPS}
+    steps = [by_name[name] for name in wanted]
+    if options.dry:
+        steps = [*map(dried, steps), *(step for step in BAD if not options.only and step.part in options.part)]
+    results = Results(options.out, about(options.commit))
+    with tempfile.TemporaryDirectory() as folder:
+        site = install(options.wheels, folder) if options.wheels else None
+        went_well = run_all(steps, options.seconds, results, options.out.resolve(), options.dry, site)
+    results.close()
+    print("\n".join(table(results.lines)))
+    return 0 if went_well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
