@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeAlias, TypeVar
 
 from fastapi import FastAPI
@@ -266,11 +266,11 @@ class _Routes:
         return JSONResponse(self._document)
 
     async def version(self, _: HttpRequest) -> Response:
-        return JSONResponse({"version": version("alignedserve")})
+        return JSONResponse({"version": _version()})
 
     async def front(self, http: HttpRequest) -> Response:
         settings = self._settings
-        return front_answer(http, version("alignedserve"), settings.served_model_names, has_keys=bool(settings.keys))
+        return front_answer(http, _version(), settings.served_model_names, has_keys=bool(settings.keys))
 
     async def docs(self, _: HttpRequest) -> Response:
         return html_answer(self._docs)
@@ -299,3 +299,10 @@ class _Routes:
     def _adapter_card(self, adapter: Adapter) -> dict[str, Any]:
         parent = self._settings.served_model_names[0]
         return {**self._card(adapter.name), "root": adapter.folder, "parent": parent}
+
+
+def _version() -> str:
+    try:
+        return version("alignedserve")
+    except PackageNotFoundError:
+        return "uninstalled"  # it runs from its source

@@ -1,8 +1,8 @@
 """Which parts are starting, which of them is slowest, and which stands still: decided by their signs of life alone.
 
 A part stands still when its sign has not changed for `quiet_s`, however long its start takes in all. A part that waits
-for others may stand still as long as anything moves. Before the deployment takes requests, a start
-also fails when no part at all moves for `quiet_s`: then all may wait for something that does not come.
+for others may stand still as long as anything moves. Before the deployment takes requests, a start also fails when no
+part at all moves for `quiet_s`: then all may wait for something that does not come.
 
     decode-0   reads weights ──────────────▶ measures steps ──▶ runs      its sign changes: it may take an hour
     decode-1   reads weights ──▶ waits for its turn ··············▶       waits for decode-0, which moves

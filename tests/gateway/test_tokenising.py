@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import pytest
@@ -70,6 +70,15 @@ def test_another_model_is_not_there(gateway: Gateway) -> None:
 
 def test_the_version_is_told(gateway: Gateway) -> None:
     assert gateway.get("/version").json() == {"version": version("alignedserve")}
+
+
+def test_a_version_that_is_not_installed_is_no_error(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("alignedserve.gateway.app.version", absent)
+    assert gateway.get("/version").json() == {"version": "uninstalled"}
+    assert gateway.get("/").status_code == 200
 
 
 def test_a_text_that_is_much_too_long_is_not_tokenised(gateway: Gateway) -> None:
