@@ -1,4 +1,4 @@
-"""Measure everything on a GPU that is lent for a quarter of an hour.
+"""Measure everything on a GPU that is at hand for a quarter of an hour.
 
     python tools/quarter.py --collect wheels                                  # here: packages that the machine lacks
     python tools/quarter.py --part a --seconds 400 --out DIR                  # there: kernels and the engine

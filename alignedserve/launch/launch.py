@@ -48,10 +48,10 @@ def _warn(warning: str) -> None:
 
 
 def _serve_here(config: Config) -> int:
-    config, choice = decide(config)
+    config, choice = decide(asked := config)
     if choice.is_fallback:
         _warn(f"workers compute on the CPU: {choice.why}; engine.device cpu says that this is wanted")
-    elif config.engine.on_gpu:
+    elif config.engine.device is not asked.engine.device and config.engine.on_gpu:
         say(f"workers compute on GPUs: {choice.why}")
     # A model that is named by a hub id is looked up once, here, so that all parts use the same folder.
     named = config.served_model_name or config.model

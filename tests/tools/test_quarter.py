@@ -1,4 +1,4 @@
-"""Tests of the script that measures on a lent GPU: a step that behaves badly costs only itself, and nothing is lost."""
+"""Tests of the script that measures on a GPU for some minutes: a bad step costs only itself, and nothing is lost."""
 
 from __future__ import annotations
 
