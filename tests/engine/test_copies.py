@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -170,6 +173,31 @@ def test_few_pages_queue_at_a_device_at_once(most: int, monkeypatch: pytest.Monk
         copies.copy_out(pairs, pages, given.tokens)
         assert copies.copy_in(pages, pairs, given.tokens)
     assert (len(longest), max(longest), queued) == (2 * NUM_PAGES, most + 1, [])
+
+
+@pytest.mark.parametrize("way", ["_gather", "_scatter"])
+def test_pages_that_were_ordered_are_waited_for_where_one_fails(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they are copied to may belong to others as soon as the copy has failed."""
+    given, ordered, waited = case(tokens=24, verify=False, at_once=3), list[int](), list[int]()
+    order = getattr(PageCopier, way)
+
+    def fails_at_last(copies: PageCopier, part: Any, payload: memoryview) -> object:
+        ordered.append(part.page)
+        if len(ordered) == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return order(copies, part, payload)
+
+    cache = random_cache(given, 1)
+    with arena_for(given) as arena:
+        copies = copier(cache, arena, given)
+        copies.copy_out(range(6), range(3), given.tokens)
+        monkeypatch.setattr(PageCopier, way, fails_at_last)
+        monkeypatch.setattr(page_copies, "finish", lambda _: waited.append(len(ordered)))
+        out, back = partial(copies.copy_out, range(6), range(3)), partial(copies.copy_in, range(3), range(6))
+        with pytest.raises(torch.OutOfMemoryError):
+            (out if way == "_gather" else back)(given.tokens)
+        gc.collect()  # the error keeps the page that failed
+    assert waited[-1] == 3
 
 
 @pytest.mark.parametrize("dtype", [*BITS])
