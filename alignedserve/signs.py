@@ -80,7 +80,7 @@ class Signs(Protocol):
         """Say that this stage begins; `total` is its amount of work, in bytes or pieces, where that is known."""
 
     def advance(self, done: int = 1) -> None:
-        """Say that so much more of the stage is done."""
+        """Add these bytes or pieces to what is done of the stage."""
 
 
 class _NoSigns:

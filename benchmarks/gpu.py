@@ -235,7 +235,7 @@ class Bench:
                 report(f"{title}_{name[:60]}", took * 1e6, "us", baseline=count)  # as often in a step
 
     def prompt(self, tokens: int, behind: int = 0) -> StepPlan:
-        """Return a step with some tokens of one prompt, behind so many others."""
+        """Return a step with a chunk of `tokens` of one prompt, after `behind` tokens that have their KV already."""
         prompt = tuple(random.Random(0).choices(range(self.model.vocabulary), k=tokens))
         pairs = tuple(range(-(-(behind + tokens) // BLOCK_SIZE)))
         return StepPlan(0, (Chunk("r", prompt, behind, pairs, GREEDY),))

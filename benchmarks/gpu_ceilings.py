@@ -178,7 +178,7 @@ def _flash_attention_3() -> Callable[..., torch.Tensor] | None:
 
 
 class Attending:
-    """Attention of one layer, of requests of these lengths with so many queries each, in blocks that lie anywhere."""
+    """Attention of one layer for requests of these lengths, with `queries` each, whose blocks are spread at random."""
 
     def __init__(self, model: Model, lengths: Sequence[int], block_size: int, queries: int = 1) -> None:
         self.lengths, self.queries, self.scoring = lengths, queries, Scoring(model.head_dim**-0.5)

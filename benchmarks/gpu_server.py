@@ -49,7 +49,7 @@ class Size:
     streams: tuple[int, ...] = (1, 32, 128)
     prompt: int = 512
     output: int = 128
-    long_output: int = 768  # of streams to which something happens
+    long_output: int = 768  # of streams beside which a worker is killed, or a prompt joins
     turns: int = 3  # requests of each stream
     beside_s: float = 20.0
     chats_s: float = 8.0  # chats in a second
@@ -160,8 +160,9 @@ class Served:
         report("kill_answered", time.perf_counter() - began, "s")
         report("kill_longest_gap", max(hurt.gaps, default=0.0), "s")
         report("kill_tokens", len(hurt.tokens), "1", goal=output, at_least=True)
-        # What was computed anew is rounded otherwise, and random weights choose between tokens that are as likely: from
-        # such a token on answers differ. In fp32 they do not (tests/end_to_end).
+        # The next worker recomputes the KV of what was sent, which rounds differently. Random weights give many tokens
+        # of nearly the same logit, so the answers may differ from one of these on. In fp32 they are equal
+        # (tests/end_to_end).
         same = next(
             (at for at, both in enumerate(zip(calm.tokens, hurt.tokens, strict=False)) if both[0] != both[1]), output
         )
@@ -203,7 +204,7 @@ def _report_class(name: str, found: dict[str, float]) -> None:
 
 
 def run(parts: Sequence[str], model: Model, size: Size) -> bool:
-    """Run the parts, each as far as it goes; return whether all went well."""
+    """Run all parts, also after one that fails; return whether none failed."""
     went_well = True
     with tempfile.TemporaryDirectory() as folder:
         made = folder_of(model, Path(folder))

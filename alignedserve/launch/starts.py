@@ -1,4 +1,4 @@
-"""Which parts are starting, which of them is slowest, and which stands still: decided by their signs of life alone.
+"""Follow the parts that are starting by their signs of life: which one is slowest, and which one stands still.
 
 A part stands still when its sign has not changed for `quiet_s`, however long its start takes in all. A part that waits
 for others may stand still as long as anything moves. Before the deployment takes requests, a start also fails when no

@@ -152,8 +152,8 @@ def with_pool_memory(config: Config, model: ModelConfig, folder: Path) -> Config
 
 
 def _gpu_cache_mb(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> int | None:
-    """Return about how much memory a GPU will have for KV; None where nobody can tell. Its
-    worker knows it once it has loaded the weights (engine/device/devices.py), and the pool is made before that."""
+    """Return about how much memory a GPU will have for KV; None where nobody can tell. Its worker knows it once it has
+    loaded the weights (engine/device/devices.py), and the pool is made before that."""
     if config.engine.cache_mb is not None or (whole := gpu_memory()) is None:
         return None
     needs = demand(config, model, room, folder)

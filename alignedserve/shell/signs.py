@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import zmq
@@ -59,7 +60,8 @@ class SignSender:
             time.sleep(_EACH_S)
         for pause_s in _LAST_S:
             time.sleep(pause_s)
-            socket.send(pack(sent), zmq.NOBLOCK)
+            with suppress(zmq.Again):  # the launcher is gone
+                socket.send(pack(sent), zmq.NOBLOCK)
         socket.close(linger=None)  # the last sign goes out behind our back
         context.term()
 

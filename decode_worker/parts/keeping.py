@@ -120,11 +120,11 @@ class WritingAhead:
         have_to_leave = policy.grows or policy.swaps
         self._is_on = stores.copies_beside and policy.evict and have_to_leave and not gives_back
         self._looked_at = 0  # number of a step
-        self._ahead: dict[Running, None] = {}  # residents of which pages were written ahead
+        self._ahead: dict[Running, None] = {}  # residents whose pages were written ahead
         self.num_pages = 0  # that were written ahead
 
     def write(self, now: float) -> list[Command]:
-        """Begin to copy the full pages of requests that leave next, as far as there are pages at hand."""
+        """Begin to copy full pages of the requests that leave next, while spare pages last."""
         if self._ahead:
             self._forget_those_that_are_gone()
         pool, commands = self._writing.target, list[Command]()

@@ -126,7 +126,7 @@ class Stepping:
         """Choose the next step; None where nothing can run. Commands that must come before it are added to `before`.
 
         A choice gives prompts seats. Where the pool has pages of one, these are fetched first, and the step is chosen
-        again without it. A request that had left is seated by one choice and computed anew by the next.
+        again without it. A request that had left may get its seat by one choice and be recomputed by the next.
         """
         while not self._awaits_copies:
             num_fetching = len(self._here.fetching)

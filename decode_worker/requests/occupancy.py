@@ -96,7 +96,7 @@ class Occupancy:
         return [*_taken(self.residents, request, attempt), *_taken(self.prompts, request, attempt)]
 
     def abandon(self, request: str, attempt: int) -> list[Running]:
-        """Take the seats of all requests of this name to which pages are being copied, up to this attempt."""
+        """Move joining and fetching requests of this name, up to this attempt, to `abandoned`; return them."""
         copies = [*self.joining.items(), *self.fetching.items()]
         abandoned = {number: running for number, running in copies if running.is_of(request, attempt)}
         for number in abandoned:

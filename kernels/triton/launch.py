@@ -113,7 +113,6 @@ class _Tuner(Autotuner):  # type: ignore[misc]
         """Say so once; raise an error that is not of the kernel."""
         devices = (argument.device for argument in args if isinstance(argument, torch.Tensor))
         why = fault_of_kernel(error, next(devices, torch.device("cpu")))
-        self.configs = [other for other in self.configs if other is not config] or self.configs
         choice = f"{self.base_fn.__name__} with {config}"
         if choice not in self._told:
             self._told.add(choice)
