@@ -57,6 +57,11 @@ struct Ahead {
         if (at >= end) return;
         for (const char* to = at + lines * 64; at < to; at += 64) __builtin_prefetch(at, 0, 2);
     }
+    // Returns the place of the next bytes, for a caller that prefetches them itself; where there are none, `other`.
+    const char* take(int64_t bytes, const void* other) {
+        if (at >= end) return (const char*)other;
+        return (at += bytes) - bytes;
+    }
 };
 
 }  // namespace ISA

@@ -10,15 +10,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alignedserve.kernels import build
 from alignedserve.kernels.common.linear import Linear
 from alignedserve.kernels.library import Library, usable_sets
 from alignedserve.kernels.native.kernels import Native
 from tests.conftest import SOAK
+from tests.kernels.emulated_tiles import BEST_BELOW as _VECTORS
+from tests.kernels.emulated_tiles import with_emulated_tiles
 from tests.kernels.samples import packed
-from tests.kernels.test_quantised import HALVES, WEIGHTS, drawn
-
-_VECTORS = "avx512bf16"
+from tests.kernels.test_quantised import HALVES, WEIGHTS, allowed, drawn
 
 pytestmark = [
     pytest.mark.skipif(not SOAK, reason="compiles the kernels once more: `make soak` does"),
@@ -28,13 +27,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("emulated") / build.LIBRARY.name
-    compiler = " ".join(build.find_compiler())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("CXX", f"{compiler} -DEMULATED_TILES -include {build.SOURCES / 'emulated_tiles.h'}")
-        patch.setattr(build, "X86", {isa: build.X86[isa] for isa in ("generic", _VECTORS, "amx")})
-        build.build(made)
-    return made
+    return with_emulated_tiles(tmp_path_factory.mktemp("emulated"))
 
 
 @settings(max_examples=300)
@@ -55,13 +48,15 @@ def test_quantised_weights(
     generator = torch.Generator().manual_seed(seed)
     weight = drawn(generator, out, inputs, bits, group or inputs, of_scales, zeros, mixed)
     x, bias = packed(generator, dtype, rows, inputs), packed(generator, dtype, out)
-    tiles, vectors = (Native(Library(isa, library)).quantised(weight, bias, dtype) for isa in ("amx", _VECTORS))
-    assert torch.equal(tiles.wide(x), vectors.wide(x))
-    assert torch.equal(tiles(x), vectors(x))
+    made = Native(Library("amx", library)).quantised(weight, bias, dtype).wide(x)
+    exact = x.double() @ weight.expanded().double().T + bias.double()
+    # From three rows on, numbers of fp16 lose three bits and those of bf16 nothing.
+    of_error = 1.0 if rows < 3 or dtype is torch.float16 else 0.0
+    assert bool(((made.double() - exact).abs() <= allowed(weight, x, of_error)).all())
 
 
 @settings(max_examples=100)
-@given(rows=st.integers(1, 70), out=st.integers(1, 140), inputs=st.integers(1, 300), seed=st.integers(0, 1 << 30))
+@given(rows=st.integers(1, 64), out=st.integers(1, 140), inputs=st.integers(1, 300), seed=st.integers(0, 1 << 30))
 def test_bf16(library: Path, rows: int, out: int, inputs: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight, x = packed(generator, torch.bfloat16, out, inputs), packed(generator, torch.bfloat16, rows, inputs)
