@@ -1,5 +1,6 @@
 """The engine: it runs one StepPlan on a device and decides nothing.
 
+calibration.py What a model says before its weights are quantised, by which they are, and how far it is then.
 engine.py     The engine: owns the weights and the device cache, and executes step plans.
 graphs.py     Captures decode steps as graphs, one for each of some batch sizes, and replays them.
 in_order.py   Runs a worker's steps and other work in one thread, in order, and reads results in another.

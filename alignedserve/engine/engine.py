@@ -24,6 +24,7 @@ from alignedserve.architectures.vectors import read_pooled
 from alignedserve.core import Adapter, Chunk, Decode, StepFailure, StepPlan, StepResult, units_for
 from alignedserve.engine.adapters.kept import KeptAdapters
 from alignedserve.engine.adapters.layers import AdaptedLayers
+from alignedserve.engine.calibration import logits_of
 from alignedserve.engine.device import devices, large_pages
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.memory import out_of_memory
@@ -80,6 +81,7 @@ class Engine:
         dtype: str | None = None,
         kv_dtype: KvDtype = KvDtype.AUTO,
         quantization: Quantization = Quantization.NONE,
+        squares: Mapping[str, Tensor] | None = None,
         kernels: Kernels | None = None,
         tune_s: float = 0.0,
         ranks: RankLinks = ALONE,
@@ -96,7 +98,7 @@ class Engine:
         own with `num_pairs` pairs; all run the same steps, and rank 0 samples. If `num_pairs` is a function, it is
         called once the weights are loaded. `has_graphs` says that steps will be captured: this needs one pair more.
         Above `adapter_bytes`, the adapters that no step has needed for longest are forgotten. `signs` hears how far
-        the start is.
+        the start is. `squares` are the mean squares of what goes into layers, by which they are quantised.
         """
         large_pages.keep_freed_memory()
         device = devices.use(device)
@@ -116,7 +118,7 @@ class Engine:
         self._kernels = chosen.kernels
         self._quantised: dict[Hashable, QuantisedLinear] = {}  # one of each kind
         self._adapted = AdaptedLayers(lambda *adding: self._kernels.adapt(*adding))  # kernels may be replaced
-        self._load(folder, tensors_of(folder), tune_s)
+        self._load(folder, tensors_of(folder), squares or {}, tune_s)
         self.adapters = KeptAdapters(self._adapted.layers, whole, adapter_bytes)
         # Only after loading, so that a folder that cannot be loaded logs nothing but its error.
         log.info("kernels: %s (%s)", chosen.kernels.name, chosen.why)
@@ -149,7 +151,7 @@ class Engine:
         return self._kernels.identity
 
     @torch.inference_mode()
-    def _load(self, folder: Path, tensors: Weights, tune_s: float) -> None:
+    def _load(self, folder: Path, tensors: Weights, squares: Mapping[str, Tensor], tune_s: float) -> None:
         began = time.perf_counter()
         linears: list[Linear] = []
 
@@ -162,9 +164,9 @@ class Engine:
             return made
 
         ranks, device, quantization = self.ranks, self.device, self.quantization
-        adapted = self._adapted
         loader = Loader(
-            tensors, self.dtype, self._kernels, make_linear, ranks, device, quantization, adapted, signs=self.signs
+            *(tensors, self.dtype, self._kernels, make_linear, ranks, device, quantization, squares, self._adapted),
+            signs=self.signs,
         )
         self.config, model = load(folder, self.config, loader)
         self._in_turn = loader.in_turn
@@ -327,6 +329,12 @@ class Engine:
             if decode.token is None and decode.history is None
         )
         return {request: row for request, row in rows if row is not None}
+
+    @torch.inference_mode()
+    def logits_of(self, tokens: Sequence[int]) -> Tensor:
+        """Return the logits of all tokens of a text, before any request is there: it is written to the first pairs."""
+        self._adapted.step = None
+        return logits_of(tokens, self._model, self.config, self._kernels, self.cache)
 
     def _chunk_run(self, chunk: Chunk) -> Run:
         return run_of(chunk, chunk.tokens)

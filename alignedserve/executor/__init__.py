@@ -6,5 +6,6 @@ device_loss.py     End the process when its device computes nothing any more.
 hands.py           The hands of a worker: steps, transfers and copies, at once or beside later work.
 leading.py         Rank 0 tells the other ranks what it does; they follow.
 loading.py         Load the engine: threads, device, device cache, captured steps.
+precision.py       How weights are kept, and how far the model is from the plain one.
 worker_process.py  A worker's ranks as processes: rank 0 with core, shell and engine; the others follow it.
 """

@@ -13,6 +13,7 @@ import torch
 
 from alignedserve.config.config import Config, DeviceKind, Graphs, Launcher, LookAhead
 from alignedserve.core import Role
+from alignedserve.engine.calibration import PlainModel
 from alignedserve.engine.device.devices import cache_room, check_shared, device_of, free_memory
 from alignedserve.engine.device.memory import out_of_memory
 from alignedserve.engine.device.ranks import ALONE, RankLinks, Team
@@ -22,6 +23,7 @@ from alignedserve.engine.weights.dummy import DummyWeights
 from alignedserve.engine.weights.forms import weights_of
 from alignedserve.engine.weights.tensors import Weights
 from alignedserve.errors import ConfigError
+from alignedserve.executor.precision import plain_model, say_precision
 from alignedserve.fallbacks import fell_back
 from alignedserve.kernels.common.failing import fault_of_kernel
 from alignedserve.machine.adapters import adapter_room, as_named, first_adapters
@@ -58,6 +60,7 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
     use_threads(config.engine.threads, ranks * (topology.prefill_workers + topology.decode_workers))
     captures = config.engine.cuda_graphs is not Graphs.OFF and place.spec.role is Role.DECODE
     has_graphs = captures and device.type == "cuda"
+    plain = plain_model(place, device)
     place.signs.stage(Stage.WEIGHTS, demand(config, model, room, place.folder).weights)
     engine = kind(
         place.folder,
@@ -67,6 +70,7 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
         dtype=room.dtype,
         kv_dtype=room.kv_dtype,
         quantization=config.engine.quantization,
+        squares=plain.squares if isinstance(plain, PlainModel) else None,
         tune_s=config.engine.tune_s,
         ranks=team or ALONE,
         device=device,
@@ -81,6 +85,7 @@ def load(place: Place, kind: type[AnEngine], team: Team | None) -> AnEngine:
     engine.rehearse()
     if device.type == "cuda":
         log.info("kernels compiled and measured in %.1f s", perf_counter() - began)
+    say_precision(engine, plain)
     if engine.ranks.size > 1:
         place.signs.stage(Stage.RANKS)
     engine.ranks.agree(True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from alignedserve.architectures.model_source import cache_directory
 from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.cost.model import FREE_COPIES
-from alignedserve.cost.profile import Profile, one_at_a_time
+from alignedserve.cost.profile import Profile
 from alignedserve.cost.trials import Bounds
 from alignedserve.engine.device.devices import finish
 from alignedserve.engine.engine import Engine
@@ -19,6 +19,7 @@ from alignedserve.executor.building import build_rank
 from alignedserve.executor.leading import LeadingEngine, follow, say_nothing, saying_to
 from alignedserve.executor.loading import capture_decodes, steps_ahead
 from alignedserve.machine.capacity import Capacity
+from alignedserve.machine.whole_file import one_at_a_time
 from alignedserve.shell.part import OnStart, Part, Place
 from alignedserve.shell.turn import Core
 from alignedserve.signs import Stage
@@ -74,7 +75,7 @@ def _known_profile(part: Part, engine: Engine, room: Capacity) -> Profile | None
     )
     meter = Meter(engine, synchronize=lambda: finish(engine.device))
     part.signs.stage(Stage.TURN)
-    with one_at_a_time(folder):
+    with one_at_a_time(folder):  # two would disturb each other
         part.signs.stage(Stage.STEPS)
         return start_profile(meter, bounds, subject, part.shared_memory, folder, profile_s, part.incarnation > 1)
 

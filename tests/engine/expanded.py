@@ -12,7 +12,7 @@ from transformers.pytorch_utils import Conv1D
 
 from alignedserve.architectures.families.generic import GenericConfig
 from alignedserve.architectures.families.model_config import read_config
-from alignedserve.architectures.quantization import GROUP, Quantization
+from alignedserve.architectures.quantization import Quantization, group_of
 from alignedserve.architectures.routing import MixtureConfig
 from alignedserve.kernels.common.quantised import quantised
 from tests.reference import load
@@ -46,4 +46,4 @@ def expanded_reference(folder: Path, quantization: Quantization) -> Any:
 
 def _rounded(weight: torch.Tensor, bits: int | None) -> torch.Tensor:
     assert bits is not None
-    return quantised(weight, bits, GROUP if bits == 4 else weight.shape[1]).expanded()
+    return quantised(weight, bits, group_of(weight.shape[1])).expanded()

@@ -247,6 +247,7 @@ def table(found: Sequence[Row]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
+DIVERGENCE = "## What forms cost"
 HEAD = """\
 # Families
 
@@ -258,8 +259,9 @@ what each feature does, which keys of `config.json` a family may have, and which
 """
 
 
-def page(found: Sequence[Row]) -> str:
-    return HEAD + table(found)
+def page(found: Sequence[Row], before: str) -> str:
+    """Return the page, with the section that `python -m benchmarks.accuracy --page` keeps as it was before."""
+    return HEAD + table(found) + "".join(before.partition(f"\n{DIVERGENCE}\n")[1:])
 
 
 def main() -> None:
@@ -280,7 +282,7 @@ def main() -> None:
                 print(f"  {feature}: {why}")
         found.append(row)
     if not named:
-        PAGE.write_text(page(found), encoding="utf-8")
+        PAGE.write_text(page(found, PAGE.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from alignedserve.kvpool.arena.arena import Arena, Contents
 from alignedserve.kvpool.arena.extents import Extents, PageBytes, PageKind
 from alignedserve.kvpool.arena.int8_layout import Int8Layout
 from alignedserve.protocol.page_names import chained_hashes
+from demo_conversations import conversations
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "alignedserve" / "demo_model"
@@ -127,8 +127,7 @@ def arena_of(engine: Engine) -> Iterator[Arena]:
 def prompts() -> list[tuple[int, ...]]:
     """Return long prompts that the demo model was trained to answer."""
     tokenizer = AutoTokenizer.from_pretrained(DEMO)
-    with (ROOT / "examples" / "extraction_batch.jsonl").open() as lines:
-        chats = [json.loads(line)["body"]["messages"] for line, _ in zip(lines, range(PROMPTS), strict=False)]
+    chats = [asked.messages for asked in conversations() if asked.kind == "extract_json"][:PROMPTS]
     return [tuple(tokenizer.apply_chat_template(chat, add_generation_prompt=True)["input_ids"]) for chat in chats]
 
 

@@ -33,24 +33,33 @@ TOKENS = 8
 
 
 class Both:
-    """Two ranks as one engine: every step runs on both."""
+    """Two ranks, or more, as one engine: every step runs on all of them."""
 
-    def __init__(self, folder: Path, pool: ThreadPoolExecutor, block_size: int = 8, **options: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        pool: ThreadPoolExecutor,
+        block_size: int = 8,
+        num_ranks: int = 2,
+        num_pairs: int = 40,
+        **options: Any,
+    ) -> None:
         store, self._pool = HashStore(), pool
 
         def made(rank: int) -> Engine:
-            ranks = Team(store, rank, 2, "127.0.0.1", torch.device("cpu"))
-            return Engine(folder, num_pairs=40, block_size=block_size, dtype="float32", ranks=ranks, **options)
+            ranks = Team(store, rank, num_ranks, "127.0.0.1", torch.device("cpu"))
+            return Engine(folder, num_pairs=num_pairs, block_size=block_size, dtype="float32", ranks=ranks, **options)
 
-        self.engines = [*pool.map(made, range(2))]
+        self.engines = [*pool.map(made, range(num_ranks))]
         self.block_size, self.config = block_size, self.engines[0].config
         self.cache, self.num_pairs = self.engines[0].cache, self.engines[0].num_pairs
-        self.engines[1].cache.fill_(float("nan"))
+        for engine in self.engines[1:]:
+            engine.cache.fill_(float("nan"))
 
     def step(self, plan: StepPlan) -> StepResult:
         results: Iterator[StepResult] = self._pool.map(lambda engine: engine.step(plan), self.engines)
-        first, second = results
-        assert not second.tokens, "rank 0 alone samples"
+        first, *others = results
+        assert not any(other.tokens for other in others), "rank 0 alone samples"
         return first
 
     def fold(self, folds: Sequence[Sequence[int]]) -> None:

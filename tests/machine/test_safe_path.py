@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from alignedserve.machine.safe_path import ABOVE, code_command, module_command
+from alignedserve.safe_path import ABOVE, code_command, module_command
 from draw_folders import modules
 from tests.hostile_folder import imported, make_hostile
 

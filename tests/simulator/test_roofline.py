@@ -104,7 +104,7 @@ class TestSizes:
                 assert named(f"{gpu}-{model}-tp2") == Device(GPUS[gpu], MODELS[model], 2)
         assert named("a100-80-opt-13b") is None
 
-    @pytest.mark.parametrize(("name", "weights_gb"), [("opt-13b-int8", 12.9), ("llama-3.1-70b-int8", 71.6)])
+    @pytest.mark.parametrize(("name", "weights_gb"), [("opt-13b-int8", 13.6), ("llama-3.1-70b-int8", 76.0)])
     def test_quantised_weights_take_fewer_bytes(self, name: str, weights_gb: float) -> None:
         model = model_named(name)
         assert model is not None
@@ -114,7 +114,7 @@ class TestSizes:
     def test_a_70b_model_fits_on_one_gpu_with_4_bits(self) -> None:
         with pytest.raises(ProfileError, match=r"does not fit on 1 x H100.*take 2 of them"):
             from_gpu("h100-llama-3.1-70b-tp1")
-        assert from_gpu("h100-llama-3.1-70b-int4-tp1").kv_tokens > 100_000
+        assert from_gpu("h100-llama-3.1-70b-int4-tp1").kv_tokens > 90_000
         with pytest.raises(ProfileError, match=r"Llama-3.1-70B-int8 does not fit on 1 x A100 40GB"):
             from_gpu("a100-40-llama-3.1-70b-int8-tp1")
 

@@ -97,11 +97,12 @@ class AdaptedLayers:
     def add(self, linear: Linear, parts: Sequence[LayerPart], cut: Cut | None = None) -> Linear:
         """Let adapters change a layer; `cut` are this rank's inputs."""
         shape = linear.shape
-        linear.adapt_with(partial(self._add_to, len(self.layers)), len(self.layers))
+        linear.adapt_with(partial(self.add_to, len(self.layers)), len(self.layers))
         self.layers.append(AdaptedLayer(tuple(parts), shape.inputs, cut, shape.dtype, linear.memory.device))
         return linear
 
-    def _add_to(self, layer: int, x: Tensor, out: Tensor) -> None:
+    def add_to(self, layer: int, x: Tensor, out: Tensor) -> None:
+        """Add to the outputs of x what the step's adapters add to this layer."""
         if self.step is not None:
             assert self._adapt is not None, "a step has adapters where there is a kernel for them"
             self._adapt(self.step, layer, x, out)

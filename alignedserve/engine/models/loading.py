@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from alignedserve.architectures.quantization import GROUP, Quantization
+from alignedserve.architectures.quantization import Quantization, group_of
 from alignedserve.engine.adapters.layers import AdaptedLayers, LayerPart, RowOrder, in_turn
 from alignedserve.engine.device.devices import CPU
 from alignedserve.engine.device.large_pages import KeptMemory, Slabs
@@ -36,11 +36,6 @@ from alignedserve.kernels.dispatch.dispatcher import Kernels
 from alignedserve.signs import NO_SIGNS, Signs
 
 _HEAD_BITS = 8  # of the output head, where weights are quantised while they are loaded
-
-
-def _group(bits: int, inputs: int) -> int:
-    """Return how many inputs share a scale, where weights are quantised while they are loaded."""
-    return GROUP if bits == 4 else inputs
 
 
 class Embedding:
@@ -87,6 +82,7 @@ class Loader:
     ranks: RankLinks = ALONE
     device: torch.device = CPU
     quantization: Quantization = Quantization.NONE
+    squares: Mapping[str, Tensor] = field(default_factory=dict)  # of layers' inputs, by which they are quantised
     adapted: AdaptedLayers = field(default_factory=AdaptedLayers)  # the layers that adapters may change
     mixtures: list[ExpertWeights] = field(default_factory=list)  # of each layer whose experts run at once
     in_turn: list[str] = field(default_factory=list)  # why experts run one after another here, though kernels could
@@ -227,7 +223,7 @@ class Loader:
         if found is None:
             plain = torch.empty(inputs, outputs, dtype=self.dtype, device=self.device)
             self.tensors.read_into(plain, f"{name}.weight")
-            found = quantised(plain.t(), bits, _group(bits, inputs)) if bits else None
+            found = quantised(plain.t(), bits, group_of(inputs), self.squares.get(name)) if bits else None
         weight = self._empty(outputs, inputs).copy_(plain.t()) if found is None else found.on(self.device)
         return self._linear(weight, self.vector(f"{name}.bias", outputs))
 
@@ -297,11 +293,11 @@ class Loader:
         outputs, inputs = shape
         first, whole = (cut.start, cut.whole) if cut is not None and cut.dim == 0 else (0, outputs)
         read = cut.whole if cut is not None and cut.dim == 1 else inputs
-        at_once = rows_at_once(read)
+        at_once, squares = rows_at_once(read), self.squares.get(name)
         for begin in range(first, first + outputs, at_once):
             rows = torch.empty(min(at_once, first + outputs - begin), read, dtype=self.dtype, device=self.device)
             self.tensors.read_into(rows, f"{name}.weight", cut=Cut(0, begin, whole))
-            made = quantised(rows, bits, _group(bits, read))
+            made = quantised(rows, bits, group_of(read), squares)
             yield made if cut is None or cut.dim == 0 else inputs_of(made, name, cut.start, inputs)
 
     def _stacked(self, parts: Sequence[AnyQuantised | None]) -> AnyQuantised | None:
