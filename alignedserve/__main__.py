@@ -4,7 +4,7 @@ import os
 import sys
 
 try:
-    from alignedserve.machine.safe_path import leave_out_working_directory
+    from alignedserve.safe_path import leave_out_working_directory
 
     leave_out_working_directory()  # before any other import
     from alignedserve.cli.terminal.interrupt import INTERRUPTED, LeavesAtOnce, end_at_once

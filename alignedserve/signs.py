@@ -22,6 +22,7 @@ class Stage(Enum):
     MODEL = "fetches the model"
     LIBRARIES = "loads libraries"
     POOL = "makes the KV pool's memory"
+    PLAIN = "waits for its turn to read the plain model"
     WEIGHTS = "reads weights"
     LAYERS = "tunes linear layers"
     ADAPTERS = "reads adapters"
@@ -35,7 +36,7 @@ class Stage(Enum):
     @property
     def waits(self) -> bool:
         """Return whether the part waits for others, and may stand still as long as they move."""
-        return self in (Stage.PLACE, Stage.RANKS, Stage.TURN)
+        return self in (Stage.PLACE, Stage.PLAIN, Stage.RANKS, Stage.TURN)
 
     @property
     def order(self) -> int:

@@ -34,6 +34,11 @@ class Asking:
         with self._plainly(), self._client() as http:
             return str(_answer(http.get(f"{self._url}/v1/models"))["data"][0]["id"])
 
+    def weights(self) -> dict[str, str]:
+        """Return how each worker keeps the weights of its model."""
+        with self._plainly(), self._client() as http:
+            return dict(_answer(http.get(f"{self._url}/status")).get("weights", {}))
+
     def one(self, path: str, body: Body) -> Answer:
         with self._plainly(), self._client() as http:
             return _answer(http.post(f"{self._url}{path}", json=body))

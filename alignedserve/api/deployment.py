@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from alignedserve.errors import DeploymentError
-from alignedserve.machine.safe_path import module_command
+from alignedserve.safe_path import module_command
 
 Setting: TypeAlias = str | int | float | bool | Path | None
 
@@ -25,7 +25,7 @@ _LAST_LINES = 20  # of its log, in the error of a deployment that does not start
 class Deployment:
     """`alignedserve serve` in processes of its own, on a free port of this machine.
 
-    with Deployment("demo", topology="1+1", max_model_len=512) as deployment:
+    with Deployment("smollm2", topology="1+1", max_model_len=512) as deployment:
         openai.OpenAI(base_url=deployment.url + "/v1", api_key="none")
 
     Each keyword is a flag of `alignedserve serve`, with underscores; `settings` are those of its --set. A deployment
@@ -33,7 +33,7 @@ class Deployment:
     """
 
     def __init__(
-        self, model: str | Path = "demo", *, settings: Mapping[str, Setting] | None = None, **flags: Setting
+        self, model: str | Path = "auto", *, settings: Mapping[str, Setting] | None = None, **flags: Setting
     ) -> None:
         """Start it, and return when it takes requests. Raises DeploymentError with the reason where it cannot."""
         self._log = tempfile.NamedTemporaryFile(prefix="alignedserve-", suffix=".log")  # noqa: SIM115 (till it stops)

@@ -46,7 +46,7 @@ class _Said:
 class LLM:
     """A model that answers Python code, in a deployment of its own or on a server that runs.
 
-    llm = LLM("demo")
+    llm = LLM("smollm2")
     for output in llm.generate(["Ada was born in", "Alan was born in"], SamplingParams(max_tokens=8)):
         print(output.outputs[0].text)
 
@@ -64,17 +64,23 @@ class LLM:
         settings: Mapping[str, Setting] | None = None,
         **flags: Setting,
     ) -> None:
-        """Start a deployment of the model (the demo's; flags and settings as in `Deployment`), or use the server at
-        `url`: its model of this name, or the first that it lists."""
+        """Start a deployment of the model (without one, of what `serve` takes then; flags and settings as in
+        `Deployment`), or use the server at `url`: its model of this name, or the first that it lists."""
         if url is not None and (settings or flags):
             raise AskError(f"{min({**(settings or {}), **flags})} is for a deployment that is started: not beside url")
         self.deployment = (
             None
             if url is not None
-            else Deployment("demo" if model is None else model, settings=settings, **(_JOBS_OFF | flags))
+            else Deployment("auto" if model is None else model, settings=settings, **(_JOBS_OFF | flags))
         )
         self._asking = Asking(url or cast(Deployment, self.deployment).url, api_key)
         self._model = str(model) if url is not None and model is not None else self._asking.model()
+
+    @property
+    def weights(self) -> dict[str, str]:
+        """Return how each worker keeps the weights of the model, and how far that is from plain ones where it quantised
+        them itself."""
+        return self._asking.weights()
 
     def close(self) -> None:
         if self.deployment is not None:

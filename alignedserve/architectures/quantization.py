@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from enum import Enum
 
-GROUP = 64  # inputs that share a scale and a zero, with 4 bits; with 8 bits all inputs of an output do
-_OF_GROUP = 4  # bytes of a scale and a zero
+GROUP = 32  # inputs of an output that share a scale, and with 4 bits a zero
+_OF_SCALE = 2  # bytes of a scale, or of a zero
+
+
+def group_of(inputs: int) -> int:
+    """Return how many inputs of a layer share a scale: all where they are few, so ranks may cut them anywhere."""
+    return GROUP if inputs > 2 * GROUP else inputs
 
 
 class Quantization(str, Enum):
@@ -25,6 +30,7 @@ class Quantization(str, Enum):
             case Quantization.NONE:
                 return (layers + embedding + head) * whole
             case Quantization.INT8:
-                return layers + head + embedding * whole
+                return layers + head + (layers + head) * _OF_SCALE // GROUP + embedding * whole
             case Quantization.INT4:
-                return layers // 2 + layers * _OF_GROUP // GROUP + head + embedding * whole
+                of_layers = layers // 2 + layers * 2 * _OF_SCALE // GROUP
+                return of_layers + head + head * _OF_SCALE // GROUP + embedding * whole

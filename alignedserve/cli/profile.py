@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil, floor, log10
@@ -15,7 +16,7 @@ from alignedserve.cost.model import CostModel, Kind
 from alignedserve.cost.profile import Profile, save
 from alignedserve.errors import ConfigError, ProfileError, SimulateError
 from alignedserve.machine.capacity import capacity
-from alignedserve.machine.model_folder import model_folder
+from alignedserve.machine.model_folder import model_folder, with_model
 from alignedserve.simulator.reports.plots import KIND_COLOURS, new_figure, save_figure
 
 _HELD_OUT = 20  # steps of a kind
@@ -68,7 +69,9 @@ def _measure(options: ProfileOptions) -> tuple[Profile, list[Point]]:
     )
     from alignedserve.executor.loading import use_threads, weights_for
 
-    config = options.config
+    config, about_demo = with_model(options.config)
+    if about_demo is not None:
+        print(f"alignedserve: warning: {about_demo}", file=sys.stderr)
     if config.engine.tensor_parallel_size > 1:
         raise ConfigError("profile measures one process: set engine.tensor_parallel_size to 1")
     if config.engine.on_gpu:

@@ -528,7 +528,9 @@ class Config:
     """The settings of a deployment, by section."""
 
     preset: str = common(DEFAULT, "how requests are scheduled, by one name: `alignedserve presets` lists the names")
-    model: str = common("demo", "model folder, GGUF file, hub id such as org/name, or demo")
+    model: str = common(
+        "auto", "model folder, GGUF file, hub id such as org/name, smollm2, or demo; auto is smollm2, else demo"
+    )
     served_model_name: str | None = common(None, "name of the model in the API; by default as it was given")
     lora: LoraFolders | None = common(
         None,

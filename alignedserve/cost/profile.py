@@ -6,12 +6,10 @@ as absent; a whole file is compared with the device first (engine/profiling.py),
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from math import isfinite
@@ -158,20 +156,6 @@ def store(directory: Path, profile: Profile) -> None:
         save(profile, directory / profile.subject.file_name)
     except (OSError, ProfileError) as error:
         log.warning("the cost profile cannot be saved for the next start: %s", error)
-
-
-@contextmanager
-def one_at_a_time(directory: Path) -> Iterator[None]:
-    """Let one process measure at a time: two would disturb each other, and the second finds what the first stored."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / ".lock").open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    except OSError:  # `store` logs that there is no cache
-        yield
-        return
-    with lock:
-        yield
 
 
 def save(profile: Profile, path: Path) -> None:

@@ -207,6 +207,7 @@ class _Routes:
                 "parts": parts,
                 "scale": scale,
                 "fallbacks": self._fallbacks(),
+                "weights": self._app.state.parts.weights(),
             }
         )
 

@@ -165,8 +165,15 @@ _ROUTES = (
     _RouteDocument(
         "get",
         "/status",
-        "The parts that run, and how many workers there may be.",
-        _object(state=_TEXT, models=_list(_TEXT), parts=_list(_PART), scale=_object(), fallbacks=_list(_FALLBACK)),
+        "The parts that run, how many workers there may be, and how workers keep weights.",
+        _object(
+            state=_TEXT,
+            models=_list(_TEXT),
+            parts=_list(_PART),
+            scale=_object(),
+            fallbacks=_list(_FALLBACK),
+            weights=_object(),
+        ),
     ),
     _RouteDocument("get", "/version", "The version of AlignedServe.", _object(version=_TEXT)),
     _RouteDocument("get", "/openapi.json", "This document.", {"type": "object"}),

@@ -18,7 +18,7 @@ from alignedserve.launch.keeper import say
 from alignedserve.launch.local import OnThisMachine
 from alignedserve.launch.plan import Machine, check_open_files, plan
 from alignedserve.machine.accelerator import decide
-from alignedserve.machine.model_folder import dummy_warning, model_folder
+from alignedserve.machine.model_folder import dummy_warning, model_folder, with_model
 from alignedserve.shell.inboxes import PREFIX, remove_sockets
 from alignedserve.shell.listener import bind
 from alignedserve.store.storage import check_storage
@@ -33,7 +33,8 @@ def serve(config: Config) -> int:
     # Clients know one port. This process keeps it bound, so that no other program gets it while a gateway starts again.
     with bind(config.server.host, config.server.port) as web:
         config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
-        for warning in (*warnings(config.server), dummy_warning(config)):
+        config, about_demo = with_model(config)
+        for warning in (*warnings(config.server), dummy_warning(config), about_demo):
             if warning is not None:
                 _warn(warning)
         if config.ray.address is not None:

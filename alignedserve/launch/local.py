@@ -10,7 +10,7 @@ from contextlib import suppress
 from alignedserve.config.config import Config
 from alignedserve.launch.keeper import Keeper
 from alignedserve.launch.plan import Machine
-from alignedserve.machine.safe_path import module_command
+from alignedserve.safe_path import module_command
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec
 

@@ -26,7 +26,7 @@ from alignedserve.launch.ending import Ending
 from alignedserve.launch.keeper import Keeper, say
 from alignedserve.launch.plan import Machine
 from alignedserve.launch.start import start
-from alignedserve.machine.safe_path import ABOVE
+from alignedserve.safe_path import ABOVE
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.listener import bind
 from alignedserve.shell.logs import set_up

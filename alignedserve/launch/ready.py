@@ -10,6 +10,7 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from alignedserve.architectures.families.model_config import read_config
+from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.config.config import Config
 from alignedserve.machine.model_folder import model_folder
 
@@ -57,12 +58,17 @@ def is_ready(config: Config) -> bool:
 def _greeting(config: Config) -> str:
     model = config.served_model_name or config.model
     path = "chat/completions"
-    body = f'{{"model": "{model}", "stream": true, "messages": [{{"role": "user", "content": "Count from 3 to 12."}}]}}'
-    shapes = read_config(model_folder(config))
+    folder = model_folder(config)
+    asked = "Count from 3 to 12." if folder == DEMO_FOLDER else "What is the capital of France?"
+    body = (
+        f'{{"model": "{model}", "stream": true, "temperature": 0, "max_tokens": 200,'
+        f' "messages": [{{"role": "user", "content": "{asked}"}}]}}'
+    )
+    shapes = read_config(folder)
     if shapes.labels:
         path, body = "score", f'{{"model": "{model}", "text_1": "What counts?", "text_2": "Numbers count."}}'
     elif not shapes.generates:
-        path, body = "embeddings", f'{{"model": "{model}", "input": "Count from 3 to 12."}}'
+        path, body = "embeddings", f'{{"model": "{model}", "input": "{asked}"}}'
     has_keys = config.server.api_key or config.server.keys_file
     key = ' -H "Authorization: Bearer $ALIGNEDSERVE_SERVER_API_KEY"' if has_keys else ""
     return (

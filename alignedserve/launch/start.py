@@ -14,7 +14,7 @@ import sys
 import threading
 from functools import partial
 
-from alignedserve.architectures.model_source import fetched_bytes, is_hub_id
+from alignedserve.architectures.model_source import fetched_bytes, is_fetched
 from alignedserve.config.config import parse
 from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
@@ -54,12 +54,12 @@ def start(spec: PartSpec, on_start: OnStart) -> None:
 
 
 def _fetch_model(place: Place) -> None:
-    """Fetch a model that is named by a hub id to this node of a cluster: that may take longer than all else."""
+    """Fetch a model to this node of a cluster: that may take longer than all else."""
     model = place.config.model
-    if not is_hub_id(model):
+    if not is_fetched(model):
         return
     place.signs.stage(Stage.MODEL)
-    with growing(place.signs, partial(fetched_bytes, model)):
+    with growing(place.signs, partial(fetched_bytes, model, place.config.cache_directory)):
         _ = place.folder
     place.signs.stage(Stage.LIBRARIES)
 

@@ -9,7 +9,6 @@ model_folder.py  The folder of the model that a configuration names, and where r
 one_thread.py    One compute thread, for work that has one core.
 processes.py     Processes that share a piece of work.
 resources.py     The cores, the memory and the open files that this process may use of its machine or container.
-safe_path.py     Keeps the working directory off the path on which Python finds modules.
 visible_gpus.py  The GPUs that torch sees, for a process of its own.
-whole_file.py    A file that is written beside its name and renamed: a reader finds all of it or none.
+whole_file.py    Files that are there whole or not at all, and by one process at a time.
 """

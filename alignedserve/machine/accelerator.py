@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from alignedserve.config.config import Config, DeviceKind
-from alignedserve.machine.safe_path import module_command
+from alignedserve.safe_path import module_command
 
 # What the drivers of each build of torch open: NVIDIA's, also of boards (nvmap) and under WSL (dxg); AMD's.
 _DRIVERS = {"cuda": ("/dev/nvidiactl", "/dev/nvmap", "/dev/dxg"), "hip": ("/dev/kfd",)}

@@ -62,6 +62,11 @@ def demand(config: Config, model: ModelConfig, room: Capacity, folder: Path) -> 
     )
 
 
+def plain(config: Config) -> Config:
+    """Return the config of the same workers with weights as the files have them."""
+    return replace(config, engine=replace(config.engine, quantization=Quantization.NONE))
+
+
 def _written(config: Config, model: ModelConfig, room: Capacity) -> int:
     """Return the bytes of the device cache that are written: on a CPU the others take no memory."""
     is_spared = not config.engine.on_gpu and not model.keeps_kv

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from alignedserve.architectures.families.model_config import ModelConfig
-from alignedserve.architectures.model_source import has_tokenizer, resolve
+from alignedserve.architectures.model_source import AUTO, chosen_model, has_tokenizer, resolve
+from alignedserve.architectures.quantization import Quantization
 from alignedserve.architectures.stored_form import StoredMethod
 from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.config.config import Config, LoadFormat
@@ -15,6 +17,18 @@ from alignedserve.errors import ConfigError
 def model_folder(config: Config) -> Path:
     """Return the folder; with random weights it has a tokenizer, if need be that of the demo model."""
     return resolve(config.model, config.cache_directory, with_weights=config.engine.load_format is not LoadFormat.DUMMY)
+
+
+def with_model(config: Config) -> tuple[Config, str | None]:
+    """Return the configuration with a model where none was named, and what to say of it if it is the demo model."""
+    if config.model != AUTO:
+        return config, None
+    needs_plain_weights = config.engine.quantization is not Quantization.NONE
+    if needs_plain_weights or config.engine.load_format is LoadFormat.DUMMY:
+        return replace(config, model="demo"), None
+    model, why = chosen_model(config.cache_directory)
+    said = f"no model was named: serving demo, which knows only a little small talk, since {why}" if why else None
+    return replace(config, model=model), said
 
 
 def dummy_warning(config: Config) -> str | None:

@@ -1,7 +1,11 @@
-"""Write a file beside its name and rename it: a reader finds all of it, or what was there before."""
+"""Write a file beside its name and rename it: a reader finds all of it, or what was there before.
+
+Processes that would all make the same file take turns: the first makes it, and the others find it.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -33,3 +37,20 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
+
+
+@contextmanager
+def one_at_a_time(directory: Path) -> Iterator[bool]:
+    """Let one process of this machine work on the folder's files at a time, and make the folder.
+
+    Yield False, without waiting, where the folder cannot be written. The lock ends with its process, however that ends.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        lock = (directory / ".lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError:
+        yield False
+        return
+    with lock:
+        yield True

@@ -46,6 +46,11 @@ class PartMetrics:
         processes = [(part, figures.process) for part, figures in self._there()]
         return [(part, fallback) for part, process in processes if process for fallback in process.fell_back]
 
+    def weights(self) -> dict[str, str]:
+        """Return how each worker keeps the weights of its model."""
+        processes = [(part, figures.process) for part, figures in self._there()]
+        return {part: process.weights for part, process in processes if process and process.weights}
+
     def _block(self, metric: PartMetric | WorkerHistogram, told: _Told) -> str:
         name = f"{self._prefix}{metric.name}"
         lines = (line for part, figures in told for line in metric.lines(name, self._model, part, figures))

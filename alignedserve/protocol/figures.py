@@ -145,3 +145,4 @@ class ProcessFigures:
     python: str = ""  # its version
     garbage: tuple[Garbage, ...] = ()  # the youngest generation first
     fell_back: tuple[Fallback, ...] = ()  # what it does otherwise, since something does not work there
+    weights: str = ""  # how it keeps those of its model, and what that costs

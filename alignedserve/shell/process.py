@@ -12,6 +12,7 @@ from pathlib import Path
 
 from alignedserve.fallbacks import fallbacks
 from alignedserve.policies.guard import Failures
+from alignedserve.precision import kept
 from alignedserve.protocol.figures import FailedPolicy, Garbage, ProcessFigures
 
 _PROC = Path("/proc")
@@ -55,6 +56,7 @@ def own_process() -> ProcessFigures | None:
         python=platform.python_version(),
         garbage=tuple(Garbage(**generation) for generation in gc.get_stats()),
         fell_back=fallbacks(),
+        weights=kept(),
     )
 
 

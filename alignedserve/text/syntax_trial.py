@@ -28,7 +28,7 @@ from threading import Lock
 from typing import IO
 
 from alignedserve.errors import ModelError
-from alignedserve.machine.safe_path import module_command
+from alignedserve.safe_path import module_command
 from alignedserve.text.syntax import Syntaxes
 
 # A trial may use so much. A worker compiles the same syntax again, and its step waits: 500 properties take 0.02 s.

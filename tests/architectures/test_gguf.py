@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from alignedserve.architectures.families.model_config import read_config
+from alignedserve.architectures.gguf.folder import folder_of
 from alignedserve.architectures.gguf.splits import SPLITS
 from alignedserve.architectures.model_source import DEMO_FOLDER, resolve
 from alignedserve.errors import ModelError, UnsupportedModel
@@ -203,6 +204,13 @@ def test_chat_template_and_special_tokens_are_the_original_s(tmp_path: Path) -> 
 
 
 # --- Files
+
+
+def test_sampling_that_a_file_does_not_name_may_be_given(tmp_path: Path) -> None:
+    file, given = write(tmp_path / "model.gguf"), {"temperature": 0.2, "top_p": 0.9}
+    own, plain = (TextModel.load(folder_of(file, tmp_path / "cache", each)).sampling for each in (given, {}))
+    assert (own.temperature, own.top_p) == (0.2, 0.9)
+    assert (plain.temperature, plain.top_p) == (1.0, 1.0)
 
 
 def test_a_file_is_read_once(tmp_path: Path) -> None:

@@ -55,10 +55,21 @@ def test_what_weights_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "memory", lambda: Memory(10**11, 32 * 10**9, None))
     assert _found("weights").what == (
         "a billion parameters take 2.0 GB in bfloat16, 16 billion fit;"
-        " 1.0 GB with --quantization int8, 32 billion fit; 0.6 GB with --quantization int4, 57 billion fit"
+        " 1.1 GB with --quantization int8, 30 billion fit; 0.6 GB with --quantization int4, 51 billion fit"
     )
     monkeypatch.setattr(resources, "memory", lambda: None)
     assert "fit" not in _found("weights").what
+
+
+def test_how_weights_would_be_kept_and_what_that_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (
+        _found("precision").what == "weights of linear layers as the model has them, all else in the model's own type"
+    )
+    monkeypatch.setenv("ALIGNEDSERVE_ENGINE_QUANTIZATION", "int4")
+    monkeypatch.setenv("ALIGNEDSERVE_ENGINE_DTYPE", "float16")
+    found = _found("precision")
+    assert found.what == "weights of linear layers int4, all else in float16"
+    assert "a worker's log says its own" in found.how
 
 
 def test_all_that_is_installed_with_us_is_needed() -> None:

@@ -47,10 +47,10 @@ def _refusal(flags: dict[str, Any] | None = None, env: dict[str, str] | None = N
     return message
 
 
-def test_nothing_given_is_the_demo_on_loopback() -> None:
+def test_nothing_given_is_the_usual_model_on_loopback() -> None:
     config = load({}, {}, None)
     assert config == Config()
-    assert (config.model, config.server.host, config.server.port) == ("demo", "127.0.0.1", 8000)
+    assert (config.model, config.server.host, config.server.port) == ("auto", "127.0.0.1", 8000)
     assert config.topology.colocated
 
 

@@ -64,7 +64,7 @@ def test_a_name_that_stands_for_two_is_refused() -> None:
     with pytest.raises(ConfigError, match="'sql' is given twice"):
         load({"lora": "sql=/a,sql=/b"}, {}, None)
     with pytest.raises(ConfigError, match="the model itself is called 'demo'"):
-        check_names(load({"lora": "demo=/a"}, {}, None))
+        check_names(load({"model": "demo", "lora": "demo=/a"}, {}, None))
 
 
 def test_memory_is_planned_for_them(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import httpx
 import torch
 from tokenizers import Tokenizer
 
-from demo_corpus import Draw, Split, sample
+from demo_conversations import conversations
 from tests.end_to_end.deployment import ANSWER_S, MODEL, NAME
 from tests.reference import Tally, compare, load
 
@@ -51,8 +51,7 @@ def held_out() -> tuple[int, ...]:
     """Return tokens of conversations that the demo model was not trained on, joined together."""
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     said = []
-    for number in range(200):
-        conversation = sample(Draw(f"end to end {number}", Split.HELD_OUT))
+    for conversation in conversations():
         said += [message["content"] for message in conversation.messages] + [conversation.answer]
     return tuple(tokenizer.encode("\n".join(said), add_special_tokens=False).ids)
 

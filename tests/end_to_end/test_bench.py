@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from alignedserve.cli import main as cli
+from demo_conversations import conversations
 from tests.end_to_end.conftest import shared_on
 from tests.end_to_end.deployment import Deployment
 
-CHATS = Path(__file__).parents[2] / "examples" / "chats.jsonl"
 ON_ONE = shared_on([("colocated", "local")])
 
 
@@ -80,7 +80,9 @@ def test_a_batch_job_beside_chats_is_cancelled_when_they_have_ended(deployment: 
 
 @ON_ONE
 def test_texts_of_a_file_end_where_the_model_ends_them(deployment: Deployment, tmp_path: Path) -> None:
-    load = f"chats:{CHATS},num_requests=6,arrivals=at_once,max_tokens=60"
+    chats, asked = tmp_path / "chats.jsonl", [said.messages for said in conversations() if len(said.messages) == 1]
+    chats.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in asked[:12]))
+    load = f"chats:{chats},num_requests=6,arrivals=at_once,max_tokens=60"
     run = measured(deployment, load, tmp_path)
     lengths = [len(request[5]) for request in run["record"]["requests"]]
     assert run["classes"]["rt"]["requests.finished"] == 6

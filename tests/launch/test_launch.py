@@ -44,7 +44,11 @@ def test_connections_are_known_to_be_tcp() -> None:
 
 
 def test_the_ranks_of_a_worker_are_parts_beside_it(tmp_path: Path) -> None:
-    config = load({"topology": "1+1", "engine.tensor_parallel_size": 2, "kvpool.directory": str(tmp_path)}, {}, None)
+    config = load(
+        {"model": "demo", "topology": "1+1", "engine.tensor_parallel_size": 2, "kvpool.directory": str(tmp_path)},
+        {},
+        None,
+    )
     with closing(Machine(ranks=2)) as machine:
         specs = plan(config, machine)
     assert [(spec.name, spec.worker, spec.rank) for spec in specs] == [

@@ -9,6 +9,7 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from alignedserve.architectures.gguf.config import read_model
@@ -26,19 +27,25 @@ from alignedserve.errors import ModelError
 _FORMAT = 3  # raised whenever other folders are made of the same files
 
 
-def folder_of(path: Path, cache: Path) -> Path:
-    """Return the model folder of a GGUF file; make it where the cache has none, or one of an earlier file."""
+def folder_of(path: Path, cache: Path, sampling: Mapping[str, float] = MappingProxyType({})) -> Path:
+    """Return the model folder of a GGUF file; make it where the cache has none, or one of an earlier file.
+
+    `sampling` are defaults for requests, for a file that names none itself."""
     every = parts(path)
     digest = hashlib.sha256(str(_FORMAT).encode())
     for part in every:
-        digest.update(_identity(part))
+        digest.update(identity(part))
+    digest.update(json.dumps([*sampling.items()]).encode())
     folder = cache / "gguf" / f"{every[0].stem}-{digest.hexdigest()[:16]}"
     if not (folder / PLACES).is_file():
-        make_folder(folder, _files(GgufFile.read(path)))
+        files = _files(GgufFile.read(path))
+        files["generation_config.json"] = {**sampling, **files["generation_config.json"]}
+        make_folder(folder, files)
     return folder
 
 
-def _identity(path: Path) -> bytes:
+def identity(path: Path) -> bytes:
+    """Return what changes with a file, for a digest: its path, its size and when it was written."""
     try:
         there = path.resolve().stat()
     except OSError as error:

@@ -51,6 +51,7 @@ class DeploymentStatus:
     pool_pages: dict[str, int]  # state -> pages
     scale: dict[str, str]  # role -> least and most workers, where they come and go with the load
     fallbacks: list[dict[str, str]]  # part, what does not work there, why, and what is done instead
+    weights: dict[str, str]  # part -> how it keeps the weights of its model, and what that costs
 
     @property
     def is_ready(self) -> bool:
@@ -66,6 +67,7 @@ class DeploymentStatus:
             *([f"workers by load: {', '.join(self._by_load)}"] if self.scale else []),
             *(self._of_class(kind) for kind in sorted(self.open)),
             *([f"pool: {_listed(self.pool_pages)} pages"] if self.pool_pages else []),
+            *(f"{part}: weights as {kept}" for part, kept in sorted(self.weights.items())),
             *("{part}: {what}: {instead} ({why})".format(**fallback) for fallback in self.fallbacks),
         ]
 
@@ -113,7 +115,7 @@ def _told(http: httpx.Client) -> DeploymentStatus:
     exposed = _answer(http, "/metrics").text
     sums = _sums(exposed)
     return DeploymentStatus(
-        **{name: told[name] for name in ("state", "models", "parts", "scale", "fallbacks")},
+        **{name: told[name] for name in ("state", "models", "parts", "scale", "fallbacks", "weights")},
         open=dict(sums["num_requests_open", "class"]),
         served=dict(sums["request_success", "class"]),
         attained=dict(sums["slo_attained", "class"]),

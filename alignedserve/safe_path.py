@@ -10,7 +10,7 @@ never the working directory. Until that is gone it may import only what Python h
 import os
 import sys
 
-_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PACKAGE = os.path.dirname(os.path.abspath(__file__))
 ABOVE = os.path.dirname(_PACKAGE)  # the folder in which the package lies
 
 

