@@ -1,36 +1,45 @@
-"""Tests that the committed folder is what it says, and answers held-out prompts well enough to be served."""
+"""Tests that the committed folder is what it says, and answers prompts well enough to show when serving breaks it."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from demo_corpus import KINDS
-from eval_demo_model import Answered, answer_kind, figures, table
+from demo_conversations import conversations
 from tests.conftest import SOAK
-from train_demo_model import corpus_fingerprint
 
 FOLDER = Path(__file__).resolve().parents[2] / "alignedserve" / "demo_model"
-PER_KIND = 60 if SOAK else 6
+NUM_KINDS = 16
+ASKED = conversations()[: None if SOAK else 6 * NUM_KINDS]
 
-# The committed model falls short of the evaluation's goals: docs/reference/demo_model.md has its figures. Until it is
-# trained anew it must at least not be worse than it is.
-OVERALL_FLOOR, KIND_FLOOR, ENDED_FLOOR, CORRELATION_FLOOR = 0.84, 0.3, 0.97, 0.5
-SAME_TEXT_FLOOR = 0.98
+OVERALL_FLOOR, KIND_FLOOR, SAME_FLOOR = 0.9, 0.5, 0.98
 
 
 @pytest.fixture(scope="module")
-def answered() -> dict[str, list[Answered]]:
-    return {
-        dtype: [answer for kind in KINDS for answer in answer_kind(FOLDER, dtype, kind, seed=1, prompts=PER_KIND)]
-        for dtype in ("float32", "bfloat16")
-    }
+def likeliest() -> dict[str, list[tuple[list[int], list[int]]]]:
+    """Return, of each type, the tokens of each right answer, and the likeliest token in the place of each."""
+    tokenizer, found = AutoTokenizer.from_pretrained(FOLDER), {}
+    for dtype in ("float32", "bfloat16"):
+        model = AutoModelForCausalLM.from_pretrained(FOLDER, dtype=getattr(torch, dtype))
+        found[dtype] = [_likeliest(tokenizer, model, asked.messages, asked.answer) for asked in ASKED]
+    return found
+
+
+def _likeliest(
+    tokenizer: AutoTokenizer, model: torch.nn.Module, messages: list[dict[str, str]], answer: str
+) -> tuple[list[int], list[int]]:
+    prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    expected = tokenizer(answer, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id]
+    with torch.inference_mode():
+        logits = model(torch.tensor([prompt + expected])).logits[0, len(prompt) - 1 : -1]
+    return expected, logits.argmax(-1).tolist()
 
 
 def test_the_folder_is_small() -> None:
@@ -48,35 +57,22 @@ def test_it_is_a_small_llama_in_bf16() -> None:
     assert 3_000_000 <= sum(tensor.numel() for tensor in tensors) <= 4_500_000
 
 
-def test_it_was_trained_on_the_corpus_that_is_here() -> None:
-    """A change of the generator requires a new training: the model's figures describe the corpus that it knows."""
+def test_its_weights_are_those_whose_training_is_described() -> None:
     training = json.loads((FOLDER / "training.json").read_text())
-    assert training["corpus"] == corpus_fingerprint(training["settings"]["seed"])
     assert training["weights_sha256"] == hashlib.sha256((FOLDER / "model.safetensors").read_bytes()).hexdigest()
 
 
-def test_it_answers_held_out_prompts(answered: dict[str, list[Answered]]) -> None:
-    of = figures("float32", answered["float32"])
-    print(table(of))
-    assert of.right >= OVERALL_FLOOR
-    assert [kind for kind in of.kinds if kind.right < KIND_FLOOR] == []
+def test_it_answers_prompts_that_it_was_not_trained_on(likeliest: dict[str, list[tuple[list[int], list[int]]]]) -> None:
+    right = [expected == written for expected, written in likeliest["float32"]]
+    of_kinds = {kind: mean(right[at::NUM_KINDS]) for at, kind in enumerate(asked.kind for asked in ASKED[:NUM_KINDS])}
+    assert len(of_kinds) == NUM_KINDS
+    assert mean(right) >= OVERALL_FLOOR, of_kinds
+    assert min(of_kinds.values()) >= KIND_FLOOR, of_kinds
 
 
-def test_lengths_follow_the_prompt(answered: dict[str, list[Answered]]) -> None:
-    of = {kind.kind: kind.length_correlation for kind in figures("float32", answered["float32"]).kinds}
-    for kind in ("count_up", "count_down", "count_steps", "list"):
-        correlation = of[kind]
-        assert correlation is not None
-        assert correlation > CORRELATION_FLOOR, kind
-
-
-def test_bf16_writes_what_fp32_writes(answered: dict[str, list[Answered]]) -> None:
-    pairs = list(zip(answered["float32"], answered["bfloat16"], strict=True))
-    assert sum(full.written == half.written for full, half in pairs) / len(pairs) >= SAME_TEXT_FLOOR
-
-
-def test_nearly_every_answer_ends_by_itself(answered: dict[str, list[Answered]]) -> None:
-    assert sum(answer.ended for answer in answered["float32"]) / len(answered["float32"]) >= ENDED_FLOOR
+def test_bf16_writes_what_fp32_writes(likeliest: dict[str, list[tuple[list[int], list[int]]]]) -> None:
+    pairs = zip(likeliest["float32"], likeliest["bfloat16"], strict=True)
+    assert mean(full == half for full, half in pairs) >= SAME_FLOOR
 
 
 def test_it_still_writes_words_at_the_end_of_its_positions() -> None:
