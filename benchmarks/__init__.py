@@ -1,6 +1,7 @@
 """Measurements that back our claims: `python -m benchmarks.NAME`. Each prints a JSON line for a figure.
 
 Kernels and the engine
+    accuracy.py         how far next tokens of a published model are from fp32's, in each form, on each instruction set
     alignment.py        the cost of few long prefixes in a batch of short prefixes, on each attention kernel
     attention.py        attention against the memory's bandwidth and torch's SDPA
     copies.py           copying and compressing pages against memcpy
@@ -53,6 +54,6 @@ The simulator and what it compares
     report.py           command lines and JSON lines
     common/             code that several benchmarks use
     peers/              vLLM, as a peer
-    data/               a trace of chats
+    data/               a trace of chats, and texts
     results/            the printed figures, by day and machine
 """

@@ -112,7 +112,7 @@ def layer_of(weight: torch.Tensor, kind: Kind, device: torch.device) -> Linear:
     kernels = choose(device, torch.bfloat16).kernels
     bits = kind.quantization.bits
     if bits is not None:
-        return kernels.quantised(quantised(weight, bits, GROUP if bits == 4 else weight.shape[1]), None, torch.bfloat16)
+        return kernels.quantised(quantised(weight, bits, GROUP), None, torch.bfloat16)
     return (
         kernels.fp8(fp8_weight(weight), None, torch.bfloat16) if kind is Kind.FP8 else kernels.linear(weight.bfloat16())
     )

@@ -1,10 +1,11 @@
 """Measure how well and how fast output lengths are predicted, and the gain (docs/how/prediction.md).
 
     python -m benchmarks.predictor --texts DIR [--minilm] [--tokenizer FILE] [--simulate [--unseen]] [--seeds 2]
-    python -m benchmarks.predictor --demo FILE [--prompts 1500]
+    python -m benchmarks.predictor --demo FILE
 
 DIR has files NAME.jsonl.gz, a line each {"prompt": ..., "response": ...}. FILE keeps the demo model's answers to
-prompts of its own corpus; if it is missing, the benchmark starts a server and asks it. Lines say what was predicted:
+320 prompts (tools/demo_conversations.py); if it is missing, the benchmark starts a server and asks it. Lines say what
+was predicted:
 
     held out   a fifth of each file's prompts, from the others
     in order   each request of a file, from those before it
@@ -73,7 +74,6 @@ def main() -> None:
         "--tokenizer", type=Path, default=DEMO_FOLDER / "tokenizer.json", help="tokenizer that counts the tokens"
     )
     parser.add_argument("--demo", type=Path, help="file of the demo model's answers; made if it is missing")
-    parser.add_argument("--prompts", type=int, default=1500, help="number of prompts for the demo model")
     parser.add_argument("--most", type=int, default=6000, help="past and held-out prompts, drawn from all of them")
     parser.add_argument("--minilm", action="store_true", help="with the encoder of the extra predictor")
     parser.add_argument("--simulate", action="store_true", help="simulate the gain")
@@ -88,7 +88,7 @@ def main() -> None:
     if options.texts is None and options.demo is None:
         parser.error("nothing to predict: give --texts or --demo")
     if options.demo is not None:
-        accuracy("demo", split(said_by_demo(options.demo, options.prompts)), options.minilm)
+        accuracy("demo", split(said_by_demo(options.demo)), options.minilm)
     if options.texts is not None:
         texts(options)
 
@@ -131,14 +131,13 @@ def read(folder: Path, tokenizer: Tokenizer) -> Iterator[Said]:
                 yield Said(path.name.partition(".")[0], row["prompt"], tuple(prompt.ids), len(answer.ids))
 
 
-def said_by_demo(path: Path, count: int) -> list[Said]:
-    """Return the demo model's answers to prompts of its own corpus, from the file or, if it is missing, by asking."""
+def said_by_demo(path: Path) -> list[Said]:
+    """Return the demo model's answers to prompts of its kinds, from the file or, if it is missing, by asking."""
     if not path.exists():
         sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
-        from demo_corpus import Draw, sample
-        from demo_corpus import Split as Part
+        from demo_conversations import conversations
 
-        asked = [sample(Draw(f"asked {number}", Part.HELD_OUT)) for number in range(count)]
+        asked = conversations()
         with serve("demo", "--topology", "colocated") as deployment:
             rows = asyncio.run(_answers(deployment.url, [(answer.kind, answer.messages) for answer in asked]))
         with gzip.open(path, "wt", encoding="utf-8") as file:

@@ -39,7 +39,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # Order for several test processes: first the tests that start whole deployments, and mostly wait, then those that take
 # long, and last those that fill the gaps. Deployments have timeouts long enough for a machine that runs two at a time.
 FIRST = ("cluster", "end_to_end", "third_party")
-THEN = ("simulator", "engine", "demo_model", "kernels")
+THEN = ("real_models", "simulator", "engine", "demo_model", "kernels")
 _ON_RAY = "tests that share a deployment on Ray"
 
 

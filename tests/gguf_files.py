@@ -44,9 +44,15 @@ class Written:
 
 
 def written(
-    folder: Path, path: Path, architecture: str, kind_of: Callable[[str], Kind], more: Callable[..., None] | None = None
+    folder: Path,
+    path: Path,
+    architecture: str,
+    kind_of: Callable[[str], Kind],
+    more: Callable[..., None] | None = None,
+    tokenizer: Callable[[gguf.GGUFWriter], None] | None = None,
 ) -> Written:
-    """Write a model folder as a GGUF file, each matrix in the kind that `kind_of` says for its name in the file."""
+    """Write a model folder as a GGUF file, each matrix in the kind that `kind_of` says for its name in the file; its
+    tokens are the demo model's, unless `tokenizer` writes others."""
     network, config = load(folder), json.loads((folder / "config.json").read_text())
     writer = gguf.GGUFWriter(path, architecture)
     _write_config(writer, config)
@@ -59,7 +65,7 @@ def written(
         raw = GGMLQuantizationType[kind.name]
         writer.add_tensor(called, stored, raw_dtype=None if kind is Kind.F32 else raw)
         parameter.data.copy_(expanded)
-    write_tokenizer(writer)
+    (tokenizer or write_tokenizer)(writer)
     if more is not None:
         more(writer)
     writer.write_header_to_file()

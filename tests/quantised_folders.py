@@ -193,7 +193,8 @@ _W8A8["config_groups"]["group_0"]["input_activations"] = _DYNAMIC
 _STATIC = _compressed("int-quantized", 8, "channel")
 _STATIC["config_groups"]["group_0"]["input_activations"] = _DYNAMIC | {"strategy": "tensor", "dynamic": False}
 
-FORMS: dict[str, tuple[dict[str, Any], Layer]] = {
+Form = tuple[dict[str, Any], Layer]
+FORMS: dict[str, Form] = {
     "gptq-4": (_gptq(4, 16), _of(gptq, 4, 16)),
     "gptq-4-act-order": (_gptq(4, 8, desc_act=True), _of(gptq, 4, 8, act_order=True)),
     "gptq-4-v2": (
@@ -233,6 +234,18 @@ FORMS: dict[str, tuple[dict[str, Any], Layer]] = {
 }
 
 
+# Groups as the tools make them: hidden sizes of published models are multiples of 64.
+PUBLISHED: dict[str, Form] = {
+    "GPTQ": (_gptq(4, 64), _of(gptq, 4, 64)),
+    "GPTQ act-order": (_gptq(4, 64, desc_act=True), _of(gptq, 4, 64, act_order=True)),
+    "AWQ": (_AWQ | {"group_size": 64}, _of(awq, 4, 64)),
+    "w4a16": (_compressed("pack-quantized", 4, "group", 64), _of(packed_by_inputs, 4, 64, symmetric=True)),
+    "w8a16": FORMS["w8a16"],
+    "w8a8": FORMS["w8a8"],
+    "fp8": FORMS["fp8-channel"],
+}
+
+
 _OF_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 
 
@@ -250,12 +263,12 @@ def _place_of_expert(network: Any, name: str) -> Tensor:
     return place
 
 
-def quantised_folder(plain: Path, folder: Path, form: str, ignore: str = "lm_head") -> Any:
+def quantised_folder(plain: Path, folder: Path, form: str | Form, ignore: str = "lm_head") -> Any:
     """Write the model of `plain` to `folder` in a form, and return it expanded, in transformers.
 
     Layers whose names contain `ignore` stay plain.
     """
-    config, write = FORMS[form]
+    config, write = FORMS[form] if isinstance(form, str) else form
     network, tensors = load(plain), load_file(plain / WEIGHTS)
     with torch.no_grad():
         for name, layer in network.named_modules():

@@ -275,7 +275,7 @@ SCHEMA = [
     "WorkerLoad(running: ByClass, waiting: ByClass, used: float, slack_s: float | None, step_tokens: Tally, step_s: Tal"
     "ly, step_ratio: Tally, length_ratio: Tally, preempted: tuple[Preempted, ...], is_retiring: bool)",
     "ProcessFigures(cpu_s: float, resident_bytes: int, num_files: int, started_at: float, failed: tuple[FailedPol"
-    "icy, ...], python: str, garbage: tuple[Garbage, ...], fell_back: tuple[Fallback, ...])",
+    "icy, ...], python: str, garbage: tuple[Garbage, ...], fell_back: tuple[Fallback, ...], weights: str)",
     "Stages(unplaced: int, prefill: int, pool: int, decode: int)",
     "ByClass(rt: int, be: int)",
     "Findings(decisions: tuple[Decision, ...], steps: tuple[Step, ...], since: float)",

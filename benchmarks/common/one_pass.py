@@ -1,0 +1,66 @@
+"""A model as the engine runs it, for all logits of a text in one pass, without requests: for tests and evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from alignedserve.architectures.families.model_config import read_config
+from alignedserve.architectures.kv_dtype import KvDtype
+from alignedserve.architectures.quantization import Quantization
+from alignedserve.core import CacheKind
+from alignedserve.engine.models.attention import attention_of
+from alignedserve.engine.models.families.choice import load_model
+from alignedserve.engine.models.loading import Loader
+from alignedserve.engine.models.runs import Run
+from alignedserve.engine.weights.forms import weights_of
+from alignedserve.kernels.common.fp8 import AnyQuantised
+from alignedserve.kernels.common.int8_kv import vector_of
+from alignedserve.kernels.common.linear import Linear
+from alignedserve.kernels.common.quantised import QuantisedLinear
+from alignedserve.kernels.common.spans import Lie, Spans
+from alignedserve.kernels.dispatch.dispatcher import Kernels
+
+_BLOCK_SIZE = 16
+
+
+class OnePass:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        kernels: Kernels,
+        quantization: Quantization = Quantization.NONE,
+        kv_dtype: KvDtype = KvDtype.AUTO,
+        squares: Mapping[str, Tensor] = MappingProxyType({}),
+    ) -> None:
+        self._config, self._dtype, self._kernels, self._kv_dtype = read_config(folder), dtype, kernels, kv_dtype
+        self.linears: list[Linear] = []  # those that are not quantised
+        loader = Loader(
+            weights_of(folder), dtype, kernels, self._make_linear, quantization=quantization, squares=squares
+        )
+        with torch.inference_mode():
+            self._model = load_model(self._config, loader)
+
+    def _make_linear(self, weight: Tensor | AnyQuantised, bias: Tensor | None) -> Linear:
+        made = self._kernels.layer(weight, bias, self._dtype)
+        if not isinstance(made, QuantisedLinear):
+            self.linears.append(made)
+        return made
+
+    @torch.inference_mode()
+    def __call__(self, tokens: tuple[int, ...]) -> Tensor:
+        """Return the logits of every token."""
+        config = self._config
+        pairs = range(-(-len(tokens) // _BLOCK_SIZE))
+        dtype, vector = vector_of(self._kv_dtype, self._dtype, config.num_kv_heads, config.head_dim)
+        cache = torch.empty(config.num_layers, 2 * len(pairs), _BLOCK_SIZE, vector, dtype=dtype)
+        cache.view(torch.uint8).fill_(0xFF)  # NaN, which shows if it is read
+        run = Run("r", tokens, 0, pairs, None, 0, (), CacheKind.KV, ())
+        spans = Spans([Lie(len(tokens), len(tokens), pairs)], _BLOCK_SIZE)
+        attention = attention_of([run], spans, cache, config, self._kernels, self._model)
+        return self._model.forward(torch.tensor(tokens), spans.positions, None, attention)

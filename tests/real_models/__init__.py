@@ -1,0 +1,1 @@
+"""Tests with published models that packages carry."""

@@ -1,0 +1,78 @@
+"""SmolLM2-135M-Instruct as it was published, and transformers, with which all answers are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+
+from alignedserve.architectures.model_source import resolve
+from alignedserve.engine.engine import Engine
+from alignedserve.text.text_model import TextModel
+from benchmarks.accuracy import expand, published
+from tests.real_models.prompts import CONVERSATIONS, PLAIN
+from tests.reference import Tally, compare
+from tests.smollm2 import smollm2
+
+TOKENS = 16  # of an answer
+
+
+@dataclass(frozen=True)
+class Real:
+    """A published model: its file, the folder that we make of it, and its prompts."""
+
+    file: Path
+    folder: Path
+    scratch: Path
+    tally: Tally = field(default_factory=Tally)
+    _right: set[tuple[tuple[int, ...], tuple[int, ...]]] = field(default_factory=set)
+
+    @cached_property
+    def text(self) -> TextModel:
+        return TextModel.load(self.folder)
+
+    @cached_property
+    def prompts(self) -> list[tuple[int, ...]]:
+        chats = [tuple(self.text.chat_ids(turns)) for turns in CONVERSATIONS]
+        return [*chats, *(tuple(self.text.prompt_ids(text)) for text in PLAIN)]
+
+    @cached_property
+    def short(self) -> list[tuple[int, ...]]:
+        """Return every fourth prompt: of each kind, and none that is long."""
+        return [prompt for prompt in self.prompts[::4] if len(prompt) < 100]
+
+    @cached_property
+    def reference(self) -> Any:
+        return published(self.file)
+
+    @cached_property
+    def plain(self) -> Path:
+        """Write the weights as a folder of fp32, which transformers and PEFT read."""
+        expand(self.file, self.scratch / "plain", torch.float32)
+        return self.scratch / "plain"
+
+    def engine(self, num_tokens: int, **options: Any) -> Engine:
+        """Return an engine whose cache holds so many tokens."""
+        return Engine(self.folder, num_pairs=-(-num_tokens // 16), **{"dtype": "float32", **options})
+
+    def check(self, prompt: Sequence[int], output: Sequence[int], label: str) -> None:
+        """Compare an answer with transformers' in fp32; answers that are alike are compared once."""
+        asked = tuple(prompt), tuple(output)
+        if asked not in self._right:
+            compare(self.reference, *asked, self.tally, label)
+            self._right.add(asked)
+
+
+@pytest.fixture(scope="session")
+def real() -> Iterator[Real]:
+    file = smollm2()
+    with TemporaryDirectory(prefix="real-model-") as scratch:
+        found = Real(file, resolve(str(file), scratch), Path(scratch))
+        yield found
+        found.tally.check()

@@ -1,0 +1,201 @@
+"""Tests that SmolLM2 answers real prompts in fp32 as transformers does, token for token, whatever happens on the
+way."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from alignedserve.architectures.kv_dtype import KvDtype
+from alignedserve.core import ServiceClass
+from alignedserve.kvpool.arena.arena import Arena
+from alignedserve.scheduling.policy import Layout, Policy, Room
+from tests.adapters import make_adapter, named
+from tests.conftest import SOAK
+from tests.engine.deployment import deployed
+from tests.engine.driver import Driver, Live
+from tests.engine.test_engine import move
+from tests.engine.test_int8_kv import Rounding
+from tests.engine.test_pressure import happened
+from tests.engine.test_ranks import Both
+from tests.kernels.every import kernels_of, native_sets
+from tests.real_models.conftest import TOKENS, Real
+from tests.real_models.prompts import CONVERSATIONS
+from tests.reference import Tally, compare, load
+from tests.samples import request
+
+# The last bit of K or V may decide between two levels of int8; logits then differ by this share of the largest at most.
+A_LEVEL = 0.01
+ROOT = Path(__file__).parents[2]
+
+
+def test_prompts_are_those_of_transformers(real: Real) -> None:
+    """The tokenizer and the chat template of the file, against transformers' reading of it."""
+    tokenizer = AutoTokenizer.from_pretrained(real.file.parent, gguf_file=real.file.name)
+    for turns, prompt in zip(CONVERSATIONS, real.prompts, strict=False):
+        text = tokenizer.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        assert prompt == tuple(real.text.prompt_ids(text, with_special=False)), text
+        assert real.text.decode(prompt) == tokenizer.decode(prompt, skip_special_tokens=True), text
+
+
+def room(prompts: list[tuple[int, ...]]) -> int:
+    return sum(len(prompt) + TOKENS + 16 for prompt in prompts)
+
+
+def check(real: Real, lives: list[Live], label: str, tokens: int = TOKENS) -> None:
+    for live in lives:
+        assert len(live.output) == tokens
+        real.check(live.prompt, live.output, f"{label}, {live.name}")
+
+
+def finish(driver: Driver, lives: list[Live], tokens: int = TOKENS) -> None:
+    """Run all together to their end."""
+    while opened := [live for live in lives if len(live.output) < tokens]:
+        driver.run(*opened, parts=[live.chunk(512) if live.in_prompt else live.decode() for live in opened])
+
+
+def test_fifty_prompts_together(real: Real) -> None:
+    assert len(real.prompts) == 50
+    driver = Driver(real.engine(room(real.prompts)), 0)
+    lives = [driver.start(f"prompt {number}", prompt, TOKENS) for number, prompt in enumerate(real.prompts)]
+    for live in lives:
+        driver.prefill(live)
+    finish(driver, lives)
+    check(real, lives, "together")
+
+
+def test_chunks_from_either_end_beside_decodes(real: Real) -> None:
+    driver = Driver(real.engine(2 * room(real.short), block_size=8), 3)
+    lives = [driver.start_either_way(f"prompt {number}", prompt, TOKENS) for number, prompt in enumerate(real.short)]
+    while opened := [live for live in lives if len(live.output) < TOKENS]:
+        chosen = driver.random.sample(opened, driver.random.randint(1, len(opened)))
+        size = driver.random.randint(1, 40)
+        driver.run(*chosen, parts=[live.chunk(size) if live.in_prompt else live.decode() for live in chosen])
+    check(real, lives, "in chunks")
+
+
+def test_a_request_that_is_moved_and_one_that_is_recomputed(real: Real, tmp_path: Path) -> None:
+    """One goes to the pool and back twice; the other, preempted, takes what it has said as a part of its prompt."""
+    driver = Driver(real.engine(2000), 1)
+    arena = Arena.create(
+        tmp_path / "arena",
+        pages=16,
+        payload_bytes=driver.engine.config.kv_bytes(16, "float32"),
+        page_size=16,
+        incarnation=1,
+    )
+    moved, first = (driver.start(name, prompt, 30) for name, prompt in zip("ab", real.short, strict=False))
+    for live in (moved, first):
+        driver.prefill(live, [20])
+        driver.generate(live, 5)
+    for until in (9, TOKENS):
+        move(moved, driver, driver, arena, [5, 0, 3, 7, 1, 2, 9, 8, 4])
+        driver.generate(moved, until)
+    again = driver.start("b again", (*first.prompt, *first.output), 30)
+    driver.prefill(again, [7])
+    first.output += driver.generate(again, TOKENS - 5)
+    check(real, [moved, first], "moved or recomputed")
+    arena.close()
+
+
+def test_three_ranks(real: Real) -> None:
+    """The model has nine heads, and three of K and V."""
+    with ThreadPoolExecutor(3) as pool:
+        ranks = Both(real.folder, pool, block_size=16, num_ranks=3, num_pairs=room(real.short) // 16)
+        driver: Any = Driver(ranks, 2)  # type: ignore[arg-type]
+        lives = [driver.start_either_way(f"prompt {at}", prompt, TOKENS) for at, prompt in enumerate(real.short)]
+        finish(driver, lives)
+    check(real, lives, "three ranks")
+
+
+@pytest.mark.parametrize("name", ["reference", *native_sets()])
+def test_every_instruction_set(name: str, real: Real) -> None:
+    """In fp32 no number is rounded on the way, of quantised weights neither."""
+    is_slow = name in ("reference", "generic")
+    few, tokens = (real.short[:2], 3) if is_slow and not SOAK else (real.short, TOKENS)
+    driver = Driver(real.engine(room(few), kernels=kernels_of(name)), 0)
+    lives = [driver.start(f"prompt {number}", prompt, TOKENS) for number, prompt in enumerate(few)]
+    finish(driver, lives, tokens)
+    check(real, lives, name, tokens)
+
+
+def test_kv_in_int8(real: Real) -> None:
+    """Against transformers whose K and V are rounded as ours are."""
+    few, tally = real.short[:: 1 if SOAK else 3], Tally()
+    driver = Driver(real.engine(room(few), kv_dtype=KvDtype.INT8), 5)
+    lives = [driver.start_either_way(f"prompt {number}", prompt, TOKENS) for number, prompt in enumerate(few)]
+    finish(driver, lives)
+    for live in lives:
+        compare(Rounding(real.reference), live.prompt, live.output, tally, f"KV in int8, {live.name}", A_LEVEL)
+
+
+def test_an_adapter_beside_the_model(real: Real, tmp_path: Path) -> None:
+    """Half of the requests have an adapter that PEFT has written; it says something else than the model."""
+    from peft import PeftModel
+
+    folder = make_adapter(real.plain, tmp_path / "adapter", seed=1, scale=0.03)
+    adapted = PeftModel.from_pretrained(load(real.plain), folder).eval()
+    adapter, few, tally = named("adapter", folder, real.folder), real.short[::3], Tally()
+    driver = Driver(real.engine(2 * room(few)), 6)
+    lives: list[Live] = []
+    for prompt in few:
+        of_model, own = (driver.start(f"{len(lives)}, {number}", prompt, TOKENS) for number in range(2))
+        own.adapter = adapter
+        lives += [of_model, own]
+    finish(driver, lives)
+    check(real, lives[::2], "beside an adapter")
+    for live in lives[1::2]:
+        compare(adapted, live.prompt, live.output, tally, "adapter")
+    assert [live.output for live in lives[::2]] != [live.output for live in lives[1::2]]
+
+
+@pytest.mark.parametrize("length", [8000, 4000] if SOAK else [1500])
+def test_a_long_context(length: int, real: Real) -> None:
+    """Licences and documentation in chunks, as a worker computes them."""
+    read = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("LICENSE", "CHANGELOG.md", "README.md"))
+    prompt = tuple(real.text.prompt_ids(read))[:length]
+    assert len(prompt) == length
+    driver = Driver(real.engine(length + 64), 4)
+    live = driver.start_either_way("long", prompt, TOKENS)
+    driver.prefill(live, [700, 1, *[512] * 20])
+    driver.generate(live, TOKENS)
+    real.check(prompt, live.output, f"{length} tokens")
+
+
+# --- The cores of a deployment, with real engines and a real arena
+
+PLAIN = Policy(room=Room.GROWING)
+SHARED = Policy(room=Room.GROWING, blocks=Layout.BIDIRECTIONAL, checkpoints=0.2)
+PAIRS = 32  # for about two requests: the others wait, and are preempted
+CASES = [
+    ("colocated", SHARED, False, {"preemption", "restored"}),
+    ("1+1", PLAIN, False, {"preemption"}),
+    ("1+1", PLAIN, True, {"preemption"}),
+]
+
+
+@pytest.mark.parametrize(("topology", "policy", "direct", "wanted"), CASES if SOAK else CASES[:2])
+def test_a_deployment_that_is_short_of_memory(
+    topology: str, policy: Policy, direct: bool, wanted: set[str], real: Real, tmp_path: Path
+) -> None:
+    """Requests with the same first words share KV, leave for the pool, and come back."""
+    sizes: dict[str, Any] = {"pairs": PAIRS, "prefill_pairs": PAIRS, "pages": 80}
+    with deployed(real.folder, topology, policy, tmp_path, None, direct, **sizes) as deployment:
+        asked = []
+        for number, prompt in enumerate(real.short[:8]):
+            service = ServiceClass.RT if number % 3 == 2 else ServiceClass.BE
+            plain = request(f"prompt {number}", max_tokens=TOKENS)
+            asked.append(replace(plain, prompt=prompt, stop_tokens=(), service=service, arrival_at=deployment.now))
+            deployment.asks(asked[-1])
+            deployment.works(4)
+        deployment.works(2000)
+        assert deployment.is_idle
+        for sent in asked:
+            assert len(deployment.outputs[sent.id]) == TOKENS
+            real.check(sent.prompt, deployment.outputs[sent.id], f"{topology}, {sent.id}")
+        assert wanted - happened(deployment.decodes) == set()

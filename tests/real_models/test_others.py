@@ -1,0 +1,102 @@
+"""Tests with a published model that is not fetched by itself: Gemma 3 270M, most of whose layers have a window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from alignedserve.architectures.model_source import cache_directory, resolve
+from alignedserve.core import Chunk, Decode, Sampling, StepPlan
+from alignedserve.engine.engine import Engine
+from alignedserve.text.text_model import TextModel
+from benchmarks.common.divergence import PROSE, decode_logits, divergence, prompt_logits
+from tests.real_models.others import FILE, TERMS, gemma
+from tests.reference import Tally, compare
+
+BLOCK, CHUNK, ANSWER = 16, 192, 24
+PROMPTS = ["The capital of France is", "def fibonacci(n):", "Das Wetter in Hamburg ist heute", "1, 1, 2, 3, 5, 8,"]
+
+
+@pytest.fixture(scope="module")
+def file() -> Path:
+    found = gemma(cache_directory(None))
+    if found is None:
+        pytest.skip(f"{FILE} is not there: python -m tests.real_models.others fetches it, under {TERMS}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return resolve(str(file), str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture(scope="module")
+def text(folder: Path) -> TextModel:
+    return TextModel.load(folder)
+
+
+@lru_cache(maxsize=1)
+def reference(file: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()
+
+
+@torch.inference_mode()
+def expected_logits(file: Path, tokens: Sequence[int]) -> torch.Tensor:
+    logits: torch.Tensor = reference(file)(torch.tensor([tokens])).logits[0]
+    return logits
+
+
+def test_its_text_becomes_the_tokens_of_transformers(file: Path, text: TextModel) -> None:
+    from transformers import AutoTokenizer
+
+    theirs = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    prose = PROSE.read_text(encoding="utf-8")
+    assert text.prompt_ids(prose) == theirs(prose)["input_ids"]
+
+
+def test_greedy_answers_are_those_of_transformers(file: Path, folder: Path, text: TextModel) -> None:
+    """Also after more tokens than a window has, in chunks that begin before it and end behind it."""
+    prose = text.prompt_ids(PROSE.read_text(encoding="utf-8"))
+    prompts = [text.prompt_ids(prompt) for prompt in PROMPTS] + [prose[:500], prose[:1200]]
+    engine = Engine(folder, num_pairs=-(-(1200 + ANSWER) // BLOCK), block_size=BLOCK, dtype="float32")
+    tally = Tally()
+    for prompt in prompts:
+        compare(reference(file), prompt, greedy(engine, prompt), tally, f"{len(prompt)} tokens of prompt")
+    assert tally.compared == len(prompts) * ANSWER
+    tally.check()
+
+
+def test_next_tokens_in_bf16_stay_near_those_in_fp32(file: Path, folder: Path, text: TextModel) -> None:
+    tokens = text.prompt_ids(PROSE.read_text(encoding="utf-8"))[:512]
+    engine = Engine(folder, num_pairs=64, block_size=BLOCK, dtype="bfloat16")
+    texts = [[*tokens[:1], *tokens[at : at + 63]] for at in range(1, 505, 63)]
+    eight = torch.cat([expected_logits(file, part)[32:] for part in texts])
+    for found in (
+        divergence(expected_logits(file, tokens), prompt_logits(engine, tokens)),
+        divergence(eight, decode_logits(engine, texts, 32)),
+    ):
+        assert found.mean <= 0.004
+        assert found.same >= 0.95
+
+
+def greedy(engine: Engine, prompt: Sequence[int]) -> list[int]:
+    """Return the tokens that follow a prompt, which runs in chunks."""
+    sampling, pairs = Sampling(), tuple(range(engine.num_pairs))
+    output: list[int] = []
+    for start in range(0, len(prompt), CHUNK):
+        part = tuple(prompt[start : start + CHUNK])
+        last = start + CHUNK >= len(prompt)
+        chunk = Chunk("r", part, start, pairs, sampling if last else None)
+        output += [token for _, token in engine.step(StepPlan(start, (chunk,), ())).tokens]
+    while len(output) < ANSWER:
+        start = len(prompt) + len(output) - 1
+        decode = Decode("r", output[-1], start, pairs, sampling, len(output))
+        output += [token for _, token in engine.step(StepPlan(start, (), (decode,))).tokens]
+    return output
