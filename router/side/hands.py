@@ -18,10 +18,10 @@ from pathlib import Path
 
 from alignedserve.core import Estimate
 from alignedserve.machine.one_thread import ONE_THREAD
-from alignedserve.machine.safe_path import module_command
 from alignedserve.protocol.commands import Command, Learn, Predict, Retrain
 from alignedserve.protocol.events import Event, Predicted
 from alignedserve.router.side.frames import PredictorOrder, frames, write
+from alignedserve.safe_path import module_command
 from alignedserve.scheduling.policy import Predictor
 from alignedserve.shell.turn import NoHands
 
