@@ -32,6 +32,7 @@ from tests.samples import request
 # The last bit of K or V may decide between two levels of int8; logits then differ by this share of the largest at most.
 A_LEVEL = 0.01
 ROOT = Path(__file__).parents[2]
+TEXTS = ("LICENSE", "CHANGELOG.md", "README.md", "docs/reference/models.md")
 
 
 def test_prompts_are_those_of_transformers(real: Real) -> None:
@@ -157,7 +158,7 @@ def test_an_adapter_beside_the_model(real: Real, tmp_path: Path) -> None:
 @pytest.mark.parametrize("length", [8000, 4000] if SOAK else [1500])
 def test_a_long_context(length: int, real: Real) -> None:
     """Licences and documentation in chunks, as a worker computes them."""
-    read = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in ("LICENSE", "CHANGELOG.md", "README.md"))
+    read = "\n".join((ROOT / name).read_text(encoding="utf-8") for name in TEXTS)
     prompt = tuple(real.text.prompt_ids(read))[:length]
     assert len(prompt) == length
     driver = Driver(real.engine(length + 64), 4)
