@@ -93,7 +93,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Model:
-    """A published model; what is made of it lies in `scratch`."""
+    """A published model. Its other forms are written to the folder `scratch`."""
 
     name: str
     source: Path  # a folder, or a GGUF file
@@ -285,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("model", nargs="?", default="smollm2", help="a model by name, a folder, or a GGUF file")
     parser.add_argument("--only", type=several(str, FORMS), default=list(FORMS), help="forms")
     parser.add_argument("--sets", type=several(str, every), default=every, help="instruction sets, and torch")
-    parser.add_argument("--tokens", type=int, help="take so many tokens of the text (default: all)")
+    parser.add_argument("--tokens", type=int, help="measure this many tokens of the text (default: all)")
     parser.add_argument("--amx", action="store_true", help="compile AMX's code for tiles in plain C++, and run it too")
     parser.add_argument(
         "--page", type=Path, metavar="FILE", help="write the tables of the docs from these figures, and end"

@@ -38,7 +38,7 @@ X86: dict[str, tuple[str, ...]] = {
     "avx512": _AVX512,
     "avx512vnni": _VNNI,
     "avx512bf16": _BF16,
-    "amx": (*_BF16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    "amx": (*_BF16, "-mamx-tile", "-mamx-bf16"),
 }
 # What GCC and Clang define where `-march=native` has the set.
 _MACROS = {

@@ -197,7 +197,7 @@ def _check_format(quantized: Given, format: object) -> None:
 
 
 def _read_scheme(scheme: Given) -> StoredForm:
-    """Read what one group of layers has; what it says of activations is not needed, since each row is scaled anew."""
+    """Read what one group of layers has; what it says of activations is not needed: kernels scale them by blocks."""
     if scheme.get("format"):
         _check_format(scheme, scheme.get("format"))
     weights, method = scheme.section("weights"), "compressed-tensors"

@@ -23,9 +23,11 @@ def with_model(config: Config) -> tuple[Config, str | None]:
     """Return the configuration with a model where none was named, and what to say of it if it is the demo model."""
     if config.model != AUTO:
         return config, None
-    needs_plain_weights = config.engine.quantization is not Quantization.NONE
-    if needs_plain_weights or config.engine.load_format is LoadFormat.DUMMY:
-        return replace(config, model="demo"), None
+    demo = replace(config, model="demo")
+    if config.engine.load_format is LoadFormat.DUMMY:
+        return demo, None
+    if (form := config.engine.quantization) is not Quantization.NONE:
+        return demo, f"no model was named: serving demo in {form.value}, since smollm2 is quantised already"
     model, why = chosen_model(config.cache_directory)
     said = f"no model was named: serving demo, which knows only a little small talk, since {why}" if why else None
     return replace(config, model=model), said

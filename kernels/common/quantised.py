@@ -179,8 +179,8 @@ def _fitted(groups: Tensor, squares: Tensor | None) -> tuple[Tensor, Tensor, Ten
             has_slope = (spread > _LEAST_SPREAD) & (slope > 0)  # none where all are rounded to one number
             scale = torch.where(has_slope, slope / spread, scale)
             zero = (middle - mean / scale).clamp_(0, _MOST)
-            # Where all numbers lie far above or below 0, the best zero is outside that range, and the line through this
-            # one has another slope.
+            # A group far from 0, such as 10 ± 0.3, would need a zero below 0 or above 15. The zero was clamped, so the
+            # slope is fitted once more, for the line through the clamped zero.
             away = middle - zero
             scale = torch.where(has_slope, (slope + away * mean) / (spread + away * away), scale)
     return whole, scale.to(_SCALES), zero.to(_SCALES)

@@ -71,10 +71,6 @@ static inline void multiply(int sum, int left, int right, Wide wide) {
         }
 }
 
-static inline void dpbsud(int sum, int left, int right) {
-    multiply<int32_t, int8_t, uint8_t>(sum, left, right, [](auto x) { return x; });
-}
-
 static inline void dpbf16(int sum, int left, int right) {
     multiply<float, uint16_t, uint16_t>(sum, left, right, [](uint16_t x) {
         uint32_t bits = uint32_t(x) << 16;
@@ -92,13 +88,11 @@ static inline void dpbf16(int sum, int left, int right) {
 #undef _tile_zero
 #undef _tile_loadd
 #undef _tile_stored
-#undef _tile_dpbsud
 #undef _tile_dpbf16ps
 #define _tile_loadconfig(of) emulated::configure(of)
 #define _tile_release() (void)0
 #define _tile_zero(tile) emulated::zero(tile)
 #define _tile_loadd(tile, from, apart) emulated::load(tile, from, apart)
 #define _tile_stored(tile, to, apart) emulated::store(tile, to, apart)
-#define _tile_dpbsud(sum, left, right) emulated::dpbsud(sum, left, right)
 #define _tile_dpbf16ps(sum, left, right) emulated::dpbf16(sum, left, right)
 #endif

@@ -21,7 +21,7 @@ static bool has_amx() {
 #elif defined(__x86_64__)
     unsigned a, b, c, d;
     if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-    if (!(d >> 22 & 1) || !(d >> 24 & 1) || !(d >> 25 & 1)) return false;  // amx_bf16, amx_tile, amx_int8
+    if (!(d >> 22 & 1) || !(d >> 24 & 1)) return false;  // amx_bf16, amx_tile
     return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
 #else
     return false;

@@ -423,7 +423,7 @@ static void outputs(const Layer& layer, const Rows& rows, int64_t count, const R
     });
 }
 
-#if defined(__AMX_INT8__)
+#if defined(__AMX_BF16__)
 
 // --- tiles
 
@@ -641,7 +641,7 @@ static void by_rows(const Layer& layer, const T* x, int64_t stride, int64_t coun
     }
     const int64_t of_copies = Arrays::bytes(threads * padded * sizeof(float));
     const int64_t of_totals = Arrays::bytes(count * of.groups * sizeof(float));
-#if defined(__AMX_INT8__)
+#if defined(__AMX_BF16__)
     if (count >= TILES_FROM) {
         const int64_t filled = (count + PAIR - 1) / PAIR * PAIR;  // tiles read whole blocks of rows
         Arrays arrays(scratch.at_least(of_copies + of_totals + filled * padded * sizeof(bf16)));

@@ -147,10 +147,11 @@ def test_random_weights_are_those_of_the_demo_model(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_to_be_quantised_are_those_of_the_demo_model(tmp_path: Path) -> None:
-    """Those of smollm2 are quantised already."""
     engine = replace(Config().engine, quantization=Quantization.INT8)
     config = replace(Config(), engine=engine, cache_directory=str(tmp_path / "cache"))
-    assert with_model(config) == (replace(config, model="demo"), None)
+    chosen, said = with_model(config)
+    assert chosen == replace(config, model="demo")
+    assert said == "no model was named: serving demo in int8, since smollm2 is quantised already"
 
 
 def test_a_named_model_is_fetched_once_and_then_needs_no_index(

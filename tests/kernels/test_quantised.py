@@ -129,7 +129,7 @@ def test_halves_are_multiplied_in_blocks_of_whole_numbers(
 
 
 def allowed(weight: QuantisedWeight, x: torch.Tensor, of_error: float = 1.0) -> torch.Tensor:
-    """Return the most by which products may differ: from rounding x by blocks, of which there is a share, and fp32."""
+    """Return how far products may be off: `of_error` times what rounding x by blocks may cost, and what fp32 may."""
     wide = weight.expanded().double()
     block = gcd(32, weight.group) if weight.group < weight.shape[1] else 32
     columns = torch.arange(weight.shape[1]) if weight.order is None else weight.order
@@ -142,7 +142,7 @@ def allowed(weight: QuantisedWeight, x: torch.Tensor, of_error: float = 1.0) -> 
 @on_native_kernels
 @pytest.mark.parametrize("bits", [8, 4])
 def test_an_input_that_is_a_hundred_times_the_others_does_not_round_them_away(kernels: Kernels, bits: int) -> None:
-    """As in real models, the same few inputs of all rows: nearly all of the error is theirs, so they are finer."""
+    """Two inputs have a hundred times the size of the others in every row, as outliers of real models have."""
     generator = torch.Generator().manual_seed(0)
     weight = drawn(generator, 70, 576, bits, 32, torch.bfloat16, zeros=True, mixed=False)
     x = packed(generator, torch.bfloat16, 9, 576)
