@@ -142,16 +142,16 @@ class Deployment:
         os.kill(old, signal.SIGKILL)
         wait_until(lambda: any(pid != old for pid in self._pids(part)), BACK_S, self.log)
 
-    def wound_as_often_as_it_comes_back(self, part: str) -> None:
-        """Kill the part each time it returns, until the deployment gives it up."""
+    def wound_as_often_as_it_comes_back(self, part: str, until: str) -> None:
+        """Kill the part each time it returns, until the log says this."""
 
-        def has_ended() -> bool:
+        def is_said() -> bool:
             for pid in self._pids(part):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            return self.process.poll() is not None
+            return until in self.whole_log()
 
-        wait_until(has_ended, STOP_S, self.log)
+        wait_until(is_said, STOP_S, self.log)
 
     def listens_at(self) -> set[IPAddress]:
         """Return the addresses at which its processes accept connections."""
@@ -267,10 +267,10 @@ def spawn(
     # a slow machine must not refuse requests here: tests/router covers refusals
     env |= {"ALIGNEDSERVE_SCHEDULE_REFUSE_TTFTS": "0"}
     env |= {"ALIGNEDSERVE_JOBS_DIRECTORY": str(Path(_JOBS.name, mark)), **environment}
-    command = [sys.executable, "-m", "alignedserve", "serve", *map(str, arguments)]
-    named = ["--dtype", "float32", "--served-model-name", NAME]
+    command = [sys.executable, "-m", "alignedserve", "serve", "--dtype", "float32", "--served-model-name", NAME]
+    command += map(str, arguments)  # which may say otherwise
     return subprocess.Popen(
-        [*command, *named], stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True, cwd=typed_in
+        command, stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True, cwd=typed_in
     )
 
 

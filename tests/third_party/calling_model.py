@@ -1,4 +1,5 @@
-"""A model that calls a tool by itself, for clients that cannot demand a call.
+"""A model that calls a tool by itself, for clients that cannot demand a call: SmolLM2 of 135M parameters does so only
+where it must.
 
 It is a Llama whose weights are written by hand: attention and MLP add nothing, and the head maps each token to the one
 that follows it. The chat template ends the prompt with a token of its own for each case, and from there the model goes

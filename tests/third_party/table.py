@@ -30,10 +30,10 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "clients.md"
 HEAD = """\
 # Clients
 
-Other people's clients, as they are on PyPI and npm, each in an environment of its own, against a deployment of the demo
-model with a prefill and a decode worker. `make soak` runs them and shows this table, and then
-`python -m tests.third_party.table` writes it here. `tests/third_party` has what each does. Where a client cannot demand
-a call, as `llm` cannot, a model that calls by itself (`calling_model.py`) is asked for its tools.
+Other people's clients, as they are on PyPI and npm, each in an environment of its own, against a deployment of
+`smollm2` in fp32 with a prefill and a decode worker. `make soak` runs them and shows this table, and then
+`python -m tests.third_party.table` writes it here. `tests/third_party` has what each does. So small a model calls a
+tool only where it must, which `llm` cannot demand: there a model made for the test (`calling_model.py`) calls.
 
 """
 HEADER = ("client", "version", "passed", "failed", "on")

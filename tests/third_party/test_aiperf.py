@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.deployment import MODEL, NAME, Deployment
-from tests.third_party.conftest import QUESTION, Answer
+from tests.end_to_end.deployment import Deployment
+from tests.third_party.conftest import NAME, QUESTION, Answer
 from tests.third_party.environments import ONLY_IN_SOAK, Environment
 from tests.third_party.table import row, tries
 
@@ -22,14 +23,14 @@ pytestmark = [
 ]
 
 
-def _load(deployment: Deployment, model: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    arguments = deployment.url, model, QUESTION, str(MODEL), str(REQUESTS)
+def _load(deployment: Deployment, model: str, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    arguments = deployment.url, model, QUESTION, str(tokenizer), str(REQUESTS)
     return AIPERF.run("load_with_aiperf.py", *arguments, home=tmp_path_factory.mktemp("aiperf"))
 
 
 @pytest.fixture(scope="module")
-def report(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return _load(deployment, NAME, tmp_path_factory)
+def report(deployment: Deployment, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return _load(deployment, NAME, folder, tmp_path_factory)
 
 
 @tries("a load test")
@@ -54,8 +55,8 @@ def test_it_reads_our_metrics(report: Any) -> None:
 
 
 @tries("an unknown model")
-def test_it_reports_a_404(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> None:
-    report = _load(deployment, "other", tmp_path_factory)
+def test_it_reports_a_404(deployment: Deployment, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    report = _load(deployment, "other", folder, tmp_path_factory)
     assert report["exit_code"] != 0
     errors = [request["error"] for request in report["requests"]]
     assert [error["code"] for error in errors] == [404] * REQUESTS

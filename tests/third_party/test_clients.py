@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.deployment import NAME, Deployment
-from tests.third_party.conftest import QUESTION, Answer
+from tests.end_to_end.deployment import Deployment
+from tests.third_party.conftest import MOST_TOKENS, NAME, QUESTION, Answer
 from tests.third_party.environments import ONLY_IN_SOAK, Environment
 from tests.third_party.table import row, tries
 
@@ -112,7 +112,7 @@ def test_openais_own_asks_for_several(client: Client, report: Any) -> None:
     assert (several["forced"], several["ids"]) == (6, [3, 3])
     assert several["usage_so_far"] == sorted(several["usage_so_far"])
     assert 1 <= several["usage_so_far"][-1] <= 4
-    assert (several["tier"], several["biased"], several["max_model_len"]) == ("default", True, 2048)
+    assert (several["tier"], several["biased"], several["max_model_len"]) == ("default", True, MOST_TOKENS)
 
 
 @tries("an unknown model")

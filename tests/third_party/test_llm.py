@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.deployment import NAME, Deployment, deployed
+from tests.end_to_end.deployment import Deployment, deployed
 from tests.third_party import calling_model
-from tests.third_party.conftest import QUESTION, Answer
+from tests.third_party.conftest import NAME, QUESTION, Answer
 from tests.third_party.environments import ONLY_IN_SOAK, Environment
 from tests.third_party.table import row, tries
 
@@ -22,7 +22,8 @@ pytestmark = [ONLY_IN_SOAK, row("llm", "0.36")]
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     """Yield a deployment whose model calls tools by itself, since `llm` cannot demand a call."""
-    with deployed(model=calling_model.made(tmp_path_factory.mktemp("caller"))) as deployment:
+    model = calling_model.made(tmp_path_factory.mktemp("caller"))
+    with deployed("--served-model-name", NAME, model=model) as deployment:
         yield deployment
 
 
@@ -50,7 +51,8 @@ def test_it_streams(report: Any, plain: Answer) -> None:
 
 def check_answer(told: Any, plain: Answer) -> None:
     usage = f"Token usage: {plain.usage['prompt_tokens']} input, {plain.usage['completion_tokens']} output"
-    assert told == {"said": plain.text, "logged": usage, "exit_code": 0}
+    assert (told["said"], told["exit_code"]) == (plain.text, 0)
+    assert told["logged"].startswith(usage)  # it may go on with how many were cached
 
 
 @tries("a JSON schema")

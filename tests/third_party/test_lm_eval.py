@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from tests.end_to_end.deployment import MODEL, NAME, Deployment
+import pytest
+import torch
+
+from benchmarks.accuracy import expand
+from tests.end_to_end.deployment import Deployment
+from tests.smollm2 import smollm2
+from tests.third_party.conftest import NAME
 from tests.third_party.environments import ONLY_IN_SOAK, Environment
 from tests.third_party.table import row, tries
 
@@ -14,11 +20,15 @@ pytestmark = [ONLY_IN_SOAK, row("lm-eval", "0.4.13")]
 
 
 @tries("scores of a benchmark")
-def test_scores_are_those_of_transformers(deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_scores_are_those_of_transformers(
+    deployment: Deployment, folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     home = tmp_path_factory.mktemp("lm_eval")
-    report = LM_EVAL.run("score_with_lm_eval.py", deployment.url, NAME, str(MODEL), home=home)
+    expand(smollm2(), home / "weights", torch.float32)
+    folders = str(folder), str(home / "weights")
+    report = LM_EVAL.run("score_with_lm_eval.py", deployment.url, NAME, *folders, home=home)
     assert report["version"] == "0.4.13"
     assert report["served"]["scores"] == pytest.approx(report["transformers"]["scores"])
     of_all = zip(report["served"]["logprobs"], report["transformers"]["logprobs"], strict=True)
     for served, expected in of_all:
-        assert served == pytest.approx(expected, abs=0.25), "of each choice, in bfloat16 here and fp32 there"
+        assert served == pytest.approx(expected, abs=0.01), "of each choice"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.end_to_end.deployment import MODEL, NAME, Deployment
-from tests.third_party.conftest import QUESTION, Answer
+from tests.end_to_end.deployment import Deployment
+from tests.third_party.conftest import NAME, QUESTION, Answer
 from tests.third_party.environments import ONLY_IN_SOAK, Environment
 from tests.third_party.table import row, tries
 
@@ -28,8 +29,10 @@ class Generator:
     def version(self) -> str:
         return self.environment.pins[0].rpartition("==")[2]
 
-    def load(self, deployment: Deployment, model: str, tmp_path_factory: pytest.TempPathFactory) -> Any:
-        arguments = deployment.url, model, QUESTION, str(MODEL), str(REQUESTS)
+    def load(
+        self, deployment: Deployment, model: str, tokenizer: Path, tmp_path_factory: pytest.TempPathFactory
+    ) -> Any:
+        arguments = deployment.url, model, QUESTION, str(tokenizer), str(REQUESTS)
         return self.environment.run(self.script, *arguments, home=tmp_path_factory.mktemp(self.environment.name))
 
 
@@ -57,8 +60,8 @@ def generator(request: pytest.FixtureRequest) -> Generator:
 
 
 @pytest.fixture(scope="module")
-def report(generator: Generator, deployment: Deployment, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return generator.load(deployment, NAME, tmp_path_factory)
+def report(generator: Generator, deployment: Deployment, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return generator.load(deployment, NAME, folder, tmp_path_factory)
 
 
 @tries("a load test")
@@ -82,9 +85,9 @@ def test_its_times_fit_together(report: Any) -> None:
 
 @tries("an unknown model")
 def test_it_reports_a_404(
-    generator: Generator, deployment: Deployment, tmp_path_factory: pytest.TempPathFactory
+    generator: Generator, deployment: Deployment, folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    report = generator.load(deployment, "other", tmp_path_factory)
+    report = generator.load(deployment, "other", folder, tmp_path_factory)
     assert report["requests"] == []
     assert report["errors"]
     assert all("404" in error or "Not Found" in error for error in report["errors"])

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.end_to_end.deployment import NAME, Deployment
-from tests.third_party.conftest import QUESTION, Answer
+from tests.end_to_end.deployment import Deployment
+from tests.third_party.conftest import NAME, QUESTION, Answer
 from tests.third_party.environments import ONLY_IN_SOAK, NodeEnvironment
 from tests.third_party.table import row, tries
 
@@ -133,7 +133,7 @@ def test_it_knows_what_is_too_long(client: Client, report: Any) -> None:
 @pytest.mark.parametrize("client", [_row(client) for client in CLIENTS[1:3]], indirect=True)
 def test_vercels_sdk_runs_tools_itself(report: Any) -> None:
     assert report["steps"] == 2
-    assert report["runs"] == [report["call"]["arguments"]["city"]]
+    assert report["runs"][0] == report["call"]["arguments"]["city"]  # the model may call for the other city too
     assert report["again"]
 
 

@@ -41,10 +41,10 @@ class Loose(BaseModel):
 FENCED = r'```json\n\{"number": [1-9], "word": "(odd|even)"\}\n```'
 
 
-def empty_object(url: str) -> dict[str, int]:
-    """Return a bias with which a JSON object ends at once: where only the prompt says what an object has, the demo
-    model, which is small, would write one that does not end."""
-    return {str(_token(url, brace)): 100 for brace in "{}"}
+def at_once(url: str, signs: str) -> dict[str, int]:
+    """Return a bias with which each of these signs comes as soon as it may: so small a model may write an object or a
+    text that does not end."""
+    return {str(_token(url, sign)): 100 for sign in signs}
 
 
 def _token(url: str, text: str) -> int:

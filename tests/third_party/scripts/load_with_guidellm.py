@@ -11,8 +11,9 @@ from load import QUESTIONS, ask_with, count, model, tokenizer, url
 
 WRITTEN = Path("benchmarks.json")
 
+greedy = {"body": {"temperature": 0}}
 options = {
-    "--backend": f"kind=openai_http,target={url},model={model}",
+    "--backend": json.dumps({"kind": "openai_http", "target": url, "model": model, "extras": greedy}),
     "--profile": "kind=concurrent,streams=3",
     "--constraint": f"kind=max_requests,count={count}",
     "--tokenizer": f"kind=hf_auto,model={tokenizer}",

@@ -59,14 +59,15 @@ TOOL = FunctionTool(weather_of, description="Return the weather of a city.", str
 @report.tries("a tool and the answer to it")
 async def tool() -> dict[str, Any]:
     asking: list[Any] = [UserMessage(content=question, source="user")]
-    demanded = await client().create(asking, tools=[TOOL], tool_choice="required")
+    once = {"parallel_tool_calls": False}
+    demanded = await client().create(asking, tools=[TOOL], tool_choice="required", extra_create_args=once)
     (call,) = demanded.content
     city = json.loads(call.arguments)
     result = FunctionExecutionResult(
         call_id=call.id, name=call.name, content=await TOOL.run_json(city, CancellationToken()), is_error=False
     )
     asking += [AssistantMessage(content=[call], source="tooled"), FunctionExecutionResultMessage(content=[result])]
-    answer = await client().create(asking, tools=[TOOL], json_output=Number)
+    answer = await client().create(asking, tools=[TOOL], tool_choice="none", json_output=Number)
     return {"asked": [city["city"]], "answer": json.loads(answer.content)}
 
 

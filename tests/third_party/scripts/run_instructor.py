@@ -8,7 +8,7 @@ from typing import Any
 
 import instructor
 import openai
-from forms import FENCED, Loose, Number, empty_object
+from forms import FENCED, Loose, Number
 from instructor import Mode
 from pydantic import field_validator
 from report import OTHER
@@ -24,8 +24,8 @@ ASKED: Any = {
     "max_retries": 0,
 }
 STRICT: Any = {"response_model": Number}
-# the prompt alone says what is wanted in these modes, and the model is too small to follow it
-JSON: Any = {"response_model": Loose, "logit_bias": empty_object(url)}
+# the prompt alone says what is wanted in these modes, and the model is too small to follow all of it
+JSON: Any = {"response_model": Loose}
 MD_JSON: Any = {"response_model": Number, "extra_body": {"structured_outputs": {"regex": FENCED}}}
 MODES = {
     Mode.TOOLS: STRICT,
@@ -58,8 +58,8 @@ def streams(mode: Mode) -> Callable[[], dict[str, Any]]:
 
 
 def several() -> dict[str, Any]:
-    # instructor leaves the choice to the model, and the demo model would choose to call nothing
-    demanded = {"tool_choice": "required"}
+    # instructor leaves the choice to the model, which would call nothing, or again and again
+    demanded = {"tool_choice": "required", "parallel_tool_calls": False}
     first, *_ = client(Mode.PARALLEL_TOOLS).create(**ASKED, response_model=Iterable[Number], extra_body=demanded)
     return dict(first.model_dump())
 

@@ -93,7 +93,9 @@ def schema_beside_a_tool() -> dict[str, Any]:
 
 @report.tries("a JSON schema as a tool")
 def schema_as_a_tool() -> dict[str, Any]:
-    return agent(response_format=ToolStrategy(Number)).invoke(input_of())["structured_response"].model_dump()
+    once = chat_model(model_kwargs={"parallel_tool_calls": False})  # or the model would call it again and again
+    shaped = create_agent(once, tools=[], response_format=ToolStrategy(Number))
+    return shaped.invoke(input_of())["structured_response"].model_dump()
 
 
 @report.tries("a conversation")

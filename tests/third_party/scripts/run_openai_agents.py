@@ -26,12 +26,12 @@ set_default_openai_api("responses" if api == "responses" else "chat_completions"
 set_tracing_disabled(True)
 report = Report("openai-agents")
 GREEDY = ModelSettings(temperature=0, max_tokens=64)
-FORCED = ModelSettings(temperature=0, max_tokens=64, tool_choice="required")
+FORCED = ModelSettings(temperature=0, max_tokens=64, tool_choice="required", parallel_tool_calls=False)
 PLAIN: Agent[Any] = Agent(name="plain", model=model, model_settings=GREEDY)
 asked: list[str] = []
 
 
-@function_tool
+@function_tool(is_enabled=lambda *_: not asked)  # the model would call it in every turn
 def weather_of(city: Literal["Rome", "Oslo"]) -> str:
     """Return the weather of a city."""
     asked.append(city)
@@ -55,11 +55,12 @@ async def tool() -> dict[str, Any]:
     # the framework itself goes on with `auto` after the first call
     agent = Agent(name="tooled", model=model, model_settings=FORCED, tools=[weather_of], output_type=Number)
     run = await Runner.run(agent, question)
-    return {"asked": asked, "answer": run.final_output.model_dump()}
+    return {"asked": [*asked], "answer": run.final_output.model_dump()}
 
 
 @report.tries("a tool with auto")
 async def streamed_tool() -> dict[str, Any]:
+    asked.clear()
     agent = Agent(name="tooled", model=model, model_settings=GREEDY, tools=[weather_of])
     run = Runner.run_streamed(agent, question)
     async for _ in run.stream_events():

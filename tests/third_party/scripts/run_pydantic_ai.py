@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Any, Literal
 
-from forms import Loose, Number, empty_object, weather
-from pydantic_ai import Agent, NativeOutput, PromptedOutput, ToolOutput
+from forms import Loose, Number, at_once, weather
+from pydantic_ai import Agent, NativeOutput, PromptedOutput, RunContext, Tool, ToolOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.tools import ToolDefinition
 from report import OTHER
 from tries import Report
 
@@ -43,9 +44,12 @@ async def tool() -> dict[str, Any]:
         asked.append(city)
         return weather(city)
 
-    # a typed output demands a call of a tool, so the model calls this one or the one of its output
+    async def until_asked(_: RunContext[None], offered: ToolDefinition) -> ToolDefinition | None:
+        return None if asked else offered
+
+    # a typed output demands a call of a tool, so the model calls this one, once, or the one of its output
     for seed in range(20):
-        tooled = agent(tools=[weather_of], output_type=ToolOutput(Number))
+        tooled = agent(tools=[Tool(weather_of, prepare=until_asked)], output_type=ToolOutput(Number))
         run = await tooled.run(question, model_settings={"temperature": 1.5, "seed": seed, "max_tokens": 256})
         if asked:
             return {"asked": asked[:1], "answer": run.output.model_dump(), "turns": len(run.all_messages())}
@@ -72,7 +76,7 @@ if api == "chat":  # the Responses API has no field that makes so small a model 
 
     @report.tries("a JSON object")
     async def json_object() -> dict[str, Any]:
-        settings: Any = {**GREEDY, "logit_bias": empty_object(url)}
+        settings: Any = {**GREEDY, "logit_bias": at_once(url, "{}")}
         shaped = agent(output_type=PromptedOutput(Loose))
         return (await shaped.run(question, model_settings=settings)).output.model_dump()
 

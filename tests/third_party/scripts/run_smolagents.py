@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any, Literal
 
-from forms import weather
+from forms import at_once, weather
 from report import OTHER
 from smolagents import CodeAgent, OpenAIModel, ToolCallingAgent, tool
 from smolagents.models import ChatMessageStreamDelta
@@ -65,7 +65,8 @@ def streamed_code_agent() -> dict[str, Any]:
 
 @report.tries("CodeAgent by a JSON schema")
 def structured_code_agent() -> dict[str, Any]:
-    agent = CodeAgent(tools=[weather_of], model=served(), max_steps=1, use_structured_outputs_internally=True)
+    brief = served(logit_bias=at_once(url, '"'))
+    agent = CodeAgent(tools=[weather_of], model=brief, max_steps=1, use_structured_outputs_internally=True)
     agent.run(question)
     return {"wrote": sorted(json.loads(str(agent.memory.steps[1].model_output)))}
 

@@ -1,4 +1,4 @@
-"""Runs lm-evaluation-harness: a task over a local file, on a server and on transformers with the same folder."""
+"""Runs lm-evaluation-harness: a task over a local file, on a server and on transformers with the same weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-url, model, folder = sys.argv[1:]
+url, model, tokenizer, weights = sys.argv[1:]
 ITEMS = [
     ("Two and three are", ["five", "a house", "seven green"]),
     ("What is the capital of France? It is", ["Paris", "seven", "Monday"]),
@@ -50,11 +50,11 @@ def told(kind: str, arguments: str) -> dict[str, Any]:
     }
 
 
-sent = "tokenizer={folder},tokenized_requests=True,add_bos_token=True,num_concurrent=2"
-served = f"model={model},base_url={url}/v1/completions,{sent.format(folder=folder)}"
+# No add_bos_token=True, which has `hf` put a token before each text that this model's tokenizer does not put there.
+served = f"model={model},base_url={url}/v1/completions,tokenizer={tokenizer},tokenized_requests=True,num_concurrent=2"
 reports = {
     "version": version("lm-eval"),
     "served": told("local-completions", served),
-    "transformers": told("hf", f"pretrained={folder},dtype=float32,device=cpu,add_bos_token=True"),
+    "transformers": told("hf", f"pretrained={weights},tokenizer={tokenizer},dtype=float32,device=cpu"),
 }
 print(json.dumps(reports))
