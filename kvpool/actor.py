@@ -10,7 +10,7 @@ from pathlib import Path
 
 from alignedserve.architectures.families.model_config import ModelConfig, read_config
 from alignedserve.config.config import Config
-from alignedserve.errors import ArenaTooSmall
+from alignedserve.errors import ArenaError, ArenaTooSmall
 from alignedserve.kvpool.arena.arena import Arena
 from alignedserve.kvpool.arena.numa import best_place
 from alignedserve.kvpool.arena.shared_files import HolderLock, is_held, remove_stale
@@ -45,10 +45,20 @@ class _PoolProcessHands(NoHands):
     def _watch(self, holder: str) -> None:
         for rank in range(self._ranks):
             name = lock_name(self._deployment, holder, rank)
-            while is_held(self._directory, name):
+            while self._is_held(name):
                 time.sleep(WATCH_S)  # the kernel drops the lock at the holder's death without telling
-            remove_stale(self._directory, f"{name}.lock")
         self.post(HolderGone(holder))
+
+    def _is_held(self, name: str) -> bool:
+        """Return whether the lock's process lives, as far as we can look; remove the lock of one that has ended."""
+        try:
+            if is_held(self._directory, name):
+                return True
+            remove_stale(self._directory, f"{name}.lock")
+        except ArenaError as error:
+            log.warning("%s", error)
+            return True
+        return False
 
 
 def _new_arena(part: Part, capacity: Capacity, rank: int) -> Arena:

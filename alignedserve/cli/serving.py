@@ -116,7 +116,9 @@ def _serve(args: argparse.Namespace) -> int:
         print(_yaml(config), end="")
         return 0
     from alignedserve.launch.launch import serve
+    from alignedserve.shell.logs import never_fail_to_print
 
+    never_fail_to_print()
     return serve(config)
 
 
@@ -192,6 +194,7 @@ def add_key(parser: argparse.ArgumentParser) -> None:
         ("--requests-per-minute", "most requests in a minute"),
         ("--tokens-per-minute", "most tokens of prompts and outputs in a minute"),
         ("--most-open", "most requests for tokens that are open at once"),
+        ("--most-logprobs", "most log-probabilities of an answer: choices x tokens x (1 + top_logprobs)"),
     ):
         parser.add_argument(flag, type=whole(1), metavar="N", help=limit)
     parser.set_defaults(run=_key, parser=parser)
@@ -201,7 +204,7 @@ def _key(args: argparse.Namespace) -> int:
     check_writable(args.file)
     from alignedserve.gateway.access.keys import Limits, Scope, make_key
 
-    limits = Limits(args.requests_per_minute, args.tokens_per_minute, args.most_open)
+    limits = Limits(args.requests_per_minute, args.tokens_per_minute, args.most_open, args.most_logprobs)
     print(make_key(args.file, args.name, map(Scope, args.scope), limits))
     return 0
 

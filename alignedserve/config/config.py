@@ -497,7 +497,10 @@ class JobsConfig:
     """Files and batch jobs."""
 
     store: str = common("sqlite", "where jobs are kept: sqlite, a redis:// URL, or off for no files and batches")
-    directory: str | None = setting(None, "data folder of sqlite and files; $XDG_DATA_HOME/alignedserve by default")
+    directory: str | None = setting(
+        None,
+        "data folder of sqlite and files; by default $XDG_DATA_HOME/alignedserve/jobs/MODEL-PORT",
+    )
     files: str | None = setting(
         None, "URL of the folder for the files' bytes, as fsspec has them; a folder in the data folder by default"
     )
@@ -519,7 +522,9 @@ class JobsConfig:
 class LogConfig:
     """The logs of every process."""
 
-    level: LogLevel = common(LogLevel.INFO, "least severe level that is logged")
+    level: LogLevel = common(
+        LogLevel.INFO, "least severe level that is logged; debug follows each request from part to part"
+    )
     format: LogFormat = setting(LogFormat.TEXT, "text for people, json for machines")
 
 

@@ -8,6 +8,7 @@ again where there is room. The parts of a lost node come back on other nodes, or
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import re
 import socket
@@ -15,7 +16,9 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +27,7 @@ from alignedserve.core import Role
 from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.launch.ending import AT_ONCE_S, Ending
-from alignedserve.launch.keeper import NewPlace, say
+from alignedserve.launch.keeper import NewPlace, PartTask, say
 from alignedserve.launch.node_types import NodeType, may_come, node_types
 from alignedserve.launch.placing import NAMED, ClusterNode, Group, NoPlace, Placing, Resources, fit_one, waits
 from alignedserve.launch.plan import new_deployment, parts_of
@@ -71,7 +74,7 @@ def _for_every_node(config: Config) -> Config:
     looks up a hub id, and makes the folder of a GGUF file."""
     model_folder(config)
     named = config.served_model_name or config.model
-    return replace(config, served_model_name=named, jobs=check_storage(config.jobs))
+    return replace(config, served_model_name=named, jobs=check_storage(config.jobs, named, config.server.port))
 
 
 def _join(ray: Any, config: Config) -> None:
@@ -179,7 +182,6 @@ class _OnCluster(OnRay):
         self._groups, self._types = groups, types
         self._places: dict[str, _NodePlace] = {}
         self._here = ray.get_runtime_context().get_node_id()
-        self._unplaced: dict[str, threading.Timer] = {}
 
     def run(self) -> int:
         self.hear_signals()
@@ -282,10 +284,9 @@ class _OnCluster(OnRay):
     def forget(self, part: str) -> None:
         super().forget(part)
         place = self._places.pop(part, None)
-        if part in self._unplaced:
-            self._unplaced.pop(part).cancel()
         if place is not None and all(other.group.id != place.group.id for other in self._places.values()):
-            self._ray.util.remove_placement_group(place.group)
+            with suppress(Exception):  # Ray raises errors of many kinds; a group that is left ends with our job
+                self._ray.util.remove_placement_group(place.group)
 
     def start(self, spec: PartSpec) -> None:
         if spec.rank and not spec.ranks_at:
@@ -298,17 +299,18 @@ class _OnCluster(OnRay):
         else:
             super().start(spec)
         if spec.name in self._places:
-            told = threading.Timer(self._config.ray.place_s, self._tell_why, [spec.name])
-            told.daemon = True
-            self._unplaced[spec.name] = told
-            told.start()
+            self.after(self._config.ray.place_s, PartTask(spec.name, spec.incarnation, partial(self._tell_why, spec)))
 
     def _start_beside(self, spec: PartSpec, place: _NodePlace) -> None:
         """Start the part when its pool has a node: the pool's node may just have been lost."""
-        while not place.group.wait(LOOK_S) or self._node_of(place.group) is None:
-            if self._places.get(spec.name) is not place:
-                return
-        super().start(spec)
+        try:
+            while not place.group.wait(LOOK_S) or self._node_of(place.group) is None:
+                if self._places.get(spec.name) is not place:
+                    return
+        except Exception as error:  # Ray raises errors of many kinds
+            self.ended(spec, error)
+        else:
+            self.later(spec, partial(super().start, spec))
 
     def launch(self, actor: Any, spec: PartSpec) -> None:
         """Run the part. The node of several ranks is not known before: rank 0 says where they meet."""
@@ -331,14 +333,11 @@ class _OnCluster(OnRay):
                 name, number, device = rank.name, rank.rank, rank.device
                 self.start(replace(first, name=name, rank=number, device=device))
 
-    def began(self, part: str) -> None:
-        super().began(part)
-        if part in self._unplaced:
-            self._unplaced.pop(part).cancel()
-
-    def _tell_why(self, part: str) -> None:
-        ranks = [rank.name for rank in self._ranks(self._lives[part].spec.worker)]
-        say(waits({name: self._places[name].needs for name in ranks}, self._free()))
+    def _tell_why(self, spec: PartSpec) -> None:
+        """Say why the part has no place yet, if it has none."""
+        if self._lives[spec.name].began_at == math.inf:
+            ranks = [rank.name for rank in self._ranks(spec.worker)]
+            say(waits({name: self._places[name].needs for name in ranks}, self._free()))
 
     def _free(self) -> list[ClusterNode]:
         """Return what is free on each node; Ray has no public call for that."""

@@ -6,15 +6,17 @@ All launchers do the same when a part ends; each launcher says how a part is sta
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import math
 import queue
 import signal
 import sys
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeAlias
 
 from alignedserve.config.config import Config, LogFormat
@@ -38,8 +40,8 @@ from alignedserve.signs import Sign, Stage
 STOPS = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 5.0  # between asking a process to stop and killing it
 QUICK_DEATH_S = 5.0  # a part that ends before it runs, or sooner after that, has died quickly
-MOST_QUICK_DEATHS = 3  # after so many in a row a part is started again after a pause only, or never
-FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 60.0  # each pause is twice the pause before
+MOST_QUICK_DEATHS = 3  # after so many in a row a part starts again after a pause, or ends what never served
+FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 30.0  # each pause is twice the pause before
 LOOK_S = 0.5  # between two looks at parts that are starting
 
 
@@ -60,7 +62,7 @@ class _PartOverdue:
 
 
 @dataclass(frozen=True)
-class _PartTask:
+class PartTask:
     """A task for the keeper's own thread, unless this life of the part has ended by then."""
 
     part: str
@@ -78,6 +80,15 @@ class _Ready:
     """The deployment takes requests."""
 
     greeting: str
+
+
+@dataclass(order=True)
+class _DueEvent:
+    """An event that the keeper hears at this time."""
+
+    at: float
+    number: int  # of events at one time, the first comes first
+    event: _KeeperEvent = field(compare=False)
 
 
 @dataclass
@@ -99,7 +110,7 @@ class NewPlace:
     lacks: str = ""  # why the worker waits for a place, if it does
 
 
-_KeeperEvent: TypeAlias = _PartEnded | _PartOverdue | _PartTask | _TimeToLook | _Ready | Sign | HeardOrder
+_KeeperEvent: TypeAlias = _PartEnded | _PartOverdue | PartTask | _TimeToLook | _Ready | Sign | HeardOrder
 
 
 class Keeper(ABC):
@@ -117,6 +128,8 @@ class Keeper(ABC):
         self._added: set[str] = set()  # workers that were not planned: if one cannot run, it is left out
         self._paused: set[str] = set()  # workers and other parts that are started again after a pause
         self._events: queue.SimpleQueue[_KeeperEvent | None] = queue.SimpleQueue()  # None: stop
+        self._due: list[_DueEvent] = []  # a heap; timers would need threads, which a full machine does not give
+        self._due_numbers = itertools.count()
         first = self._specs[0]
         address = inbox(first.deployment, LAUNCHER) if first.is_private else f"tcp://{first.host}:*"
         self._signs = SignInbox(address, self._keys.parts, self._events.put)
@@ -200,10 +213,14 @@ class Keeper(ABC):
 
     def _next(self) -> _KeeperEvent | None:
         """Return the next event. While a part is starting, one comes in time to look at it."""
+        waits_s = math.inf if self._starts.is_over else LOOK_S
+        if self._due:
+            waits_s = min(waits_s, max(0.0, self._due[0].at - time.monotonic()))
         try:
-            return self._events.get(timeout=None if self._starts.is_over else LOOK_S)
+            return self._events.get(timeout=None if waits_s == math.inf else waits_s)
         except queue.Empty:
-            return _TimeToLook()
+            is_due = bool(self._due) and self._due[0].at <= time.monotonic()
+            return heapq.heappop(self._due).event if is_due else _TimeToLook()
 
     def _look(self) -> int | None:
         """Show how far the start is, and end what stands still: everything where no request was served yet, or else the
@@ -243,13 +260,23 @@ class Keeper(ABC):
                 pass
             case _ if not self._is_news(event):
                 pass
-            case _PartTask():
-                event.act()
+            case PartTask():
+                self._act(event)
             case _PartOverdue():
                 self.end(event.part)
             case _PartEnded():
                 return self._is_over(event)
         return None
+
+    def _act(self, task: PartTask) -> None:
+        """Do the task. Where it fails, this life of the part ends: a full machine makes no process and no thread, and
+        calls to Ray raise errors of many kinds."""
+        try:
+            task.act()
+        except AlignedServeError:
+            raise
+        except Exception as error:
+            self.ended(self._lives[task.part].spec, error)
 
     def _hear_sign(self, sign: Sign) -> None:
         now, life = time.monotonic(), self._lives.get(sign.part)
@@ -276,7 +303,8 @@ class Keeper(ABC):
             self._leave_out(life, ended)
             return None
         say(ended.failure or f"{ended.part} {_ending(ended.how)}")
-        ends_all = cannot_run or (is_hopeless and not self._serves_without(life.spec))
+        # A deployment that has served waits for its part: what kills it may be a request, or a machine that is full.
+        ends_all = not self._starts.is_open and (cannot_run or (is_hopeless and not self._serves_without(life.spec)))
         if ended.failure and ends_all:
             return ExitCode.USER_ERROR  # what other parts say of the same fault is not printed
         if ended.part != ROUTER:
@@ -304,15 +332,15 @@ class Keeper(ABC):
         return life.quick_deaths < MOST_QUICK_DEATHS or time.monotonic() - life.ran_at >= QUICK_DEATH_S
 
     def _start_after_pause(self, part: PartSpec, quick_deaths: int) -> None:
-        pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** (quick_deaths - MOST_QUICK_DEATHS))
-        say(f"{part.worker} does not stay up: it is started again in {pause_s:.0f} s, and all else goes on")
+        pause_s = min(MOST_PAUSE_S, FIRST_PAUSE_S * 2 ** max(0, quick_deaths - MOST_QUICK_DEATHS))
+        say(f"{part.worker} does not stay up: it is started again in {pause_s:.0f} s")
         self._paused.add(part.worker)
 
         def start() -> None:
             if part.worker in self._paused:
                 self._start(part.worker, quick_deaths)
 
-        self.after(pause_s, _PartTask(part.name, part.incarnation, start))
+        self.after(pause_s, PartTask(part.name, part.incarnation, start))
 
     @staticmethod
     def _quick_deaths(life: _PartLife, ended: _PartEnded) -> int:
@@ -337,13 +365,13 @@ class Keeper(ABC):
         try:
             check(self._config, asked.order)
             changed = change(workers, self._retiring, asked.order)
-        except AlignedServeError as error:
+            places = [(name, self.make_place(name)) for name in changed.new]
+        except Exception as error:  # Ray raises errors of many kinds
             asked.answer(f"error: {error}")
             return asked.done()
         if asked.order.why:
             say(f"scales by itself: {asked.order.why}")
-        for name in changed.new:
-            place = self.make_place(name)
+        for name, place in places:
             for part in (*place.pools, name):
                 self._add(part)
                 asked.answer(place.lacks or f"{part} starts")
@@ -398,16 +426,14 @@ class Keeper(ABC):
             self.forget(rank.name)
 
     def after(self, seconds: float, event: _KeeperEvent) -> None:
-        """Hear the event in so many seconds."""
-        timer = threading.Timer(seconds, self._events.put, [event])
-        timer.daemon = True
-        timer.start()
+        """Hear the event in so many seconds. Only the keeper's own thread may call this."""
+        heapq.heappush(self._due, _DueEvent(time.monotonic() + seconds, next(self._due_numbers), event))
 
     def later(self, spec: PartSpec, act: Callable[[], None]) -> None:
         """Call `act` in the keeper's own thread, unless the part has ended by then. Any thread may call this."""
-        self._events.put(_PartTask(spec.name, spec.incarnation, act))
+        self._events.put(PartTask(spec.name, spec.incarnation, act))
 
-    def _is_news(self, ended: _PartEnded | _PartOverdue | _PartTask) -> bool:
+    def _is_news(self, ended: _PartEnded | _PartOverdue | PartTask) -> bool:
         """Return whether the event is about the present life of a part. A rank that was ended with its worker has a new
         life already."""
         life = self._lives.get(ended.part)
@@ -434,13 +460,17 @@ class Keeper(ABC):
         lives = tuple(self._newest.values())
         self._to_router.change(Started(lives))
         for rank in ranks:
-            told = lives if part == ROUTER else ()
+            told = self._first_lives() + lives if part == ROUTER else ()
             keys, signs_at = self._keys.parts, self._signs.address
             spec = replace(rank, incarnation=life.incarnation, keys=keys, lives=told, signs_at=signs_at)
             self._starts.begin(spec.name, spec.incarnation, time.monotonic())
             self._lives[spec.name] = _PartLife(spec, spec.name not in self._lives, quick_deaths)
-            self.start(spec)
             self._alive.add(spec.name)
+            self._act(PartTask(spec.name, spec.incarnation, partial(self.start, spec)))
+
+    def _first_lives(self) -> tuple[Life, ...]:
+        """Return the first lives of all parts: those that start with the router may be heard before we are."""
+        return tuple(Life(spec.worker, spec.role, 1) for spec in self._specs if not spec.rank)
 
     def _stop_all(self) -> None:
         """Stop the owners of requests first: a gateway drains, and needs the other parts for that. Then stop all other
@@ -475,7 +505,9 @@ class Keeper(ABC):
 
 
 def _ending(how: object) -> str:
-    """Say how a process ended: by a signal, or with a status."""
+    """Say how a process ended: by a signal, or with a status; or why it was not started."""
+    if isinstance(how, Exception):
+        return f"cannot be started: {type(how).__name__}: {how}"
     names = {-number: number.name for number in signal.Signals}
     return f"was ended by {names[how]}" if isinstance(how, int) and how in names else f"ended with {how}"
 

@@ -30,9 +30,15 @@ class OnThisMachine(Keeper):
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches the launcher only
         )
+        waiting = threading.Thread(target=self._wait, args=(spec, process), name=f"wait-{spec.name}", daemon=True)
+        try:
+            waiting.start()
+        except RuntimeError:  # a full machine gives no thread: nobody would hear of the end of the process
+            process.kill()
+            process.wait()
+            raise
         self._processes[spec.name] = process
         self.began(spec.name)
-        threading.Thread(target=self._wait, args=(spec, process), name=f"wait-{spec.name}", daemon=True).start()
         assert process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended already
             process.stdin.write(spec.to_json().encode() + b"\n")
@@ -50,9 +56,10 @@ class OnThisMachine(Keeper):
         self._machine.leave(part)
 
     def ask_to_stop(self, parts: Collection[str]) -> None:
-        for part in parts:
+        for part in self._processes.keys() & parts:
             self._processes[part].terminate()
 
     def end(self, part: str) -> None:
-        self._processes[part].kill()
-        self._processes[part].wait()
+        if part in self._processes:  # or it could never be started
+            self._processes[part].kill()
+            self._processes[part].wait()

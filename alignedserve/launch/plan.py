@@ -15,7 +15,7 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.kvpool.arena.shared_files import check_space, remove_stale
 from alignedserve.machine.adapters import check_names
 from alignedserve.machine.capacity import capacity
-from alignedserve.machine.memory import check_machine, shared_memory, use_of, with_pool_memory
+from alignedserve.machine.memory import SHARED_RECORDS, check_machine, shared_memory, use_of, with_pool_memory
 from alignedserve.machine.model_folder import model_folder
 from alignedserve.machine.resources import allow_open_files
 from alignedserve.protocol.messages import ROUTER, rank_suffix
@@ -99,7 +99,7 @@ def plan(config: Config, machine: Machine) -> list[PartSpec]:
     remove_dead_sockets()
     config = with_pool_memory(config, model, folder)
     room = capacity(config, model)
-    check_space(directory, shared_memory(config, model, room), use_of(config))
+    check_space(directory, SHARED_RECORDS + shared_memory(config, model, room), use_of(config))
     check_names(config)
     check_machine(config, model, room, folder)
     tree, door, origin = dump(config), str(door_of(config.server.port)), ClockOrigin.read()

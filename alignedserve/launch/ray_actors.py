@@ -29,7 +29,7 @@ from alignedserve.launch.start import start
 from alignedserve.safe_path import ABOVE
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.listener import bind
-from alignedserve.shell.logs import set_up
+from alignedserve.shell.logs import never_fail_to_print, set_up
 from alignedserve.shell.part import PartSpec, Stoppable
 
 log = logging.getLogger("alignedserve.parts")
@@ -70,6 +70,7 @@ class PartActor:
         """Run the part. Return in one line why it cannot run at all, or nothing if another start may help."""
         self._spec = replace(self._spec, ranks_at=ranks_at)
         try:
+            never_fail_to_print()
             set_up(parse(self._spec.config).log, self._spec.name)
             start(self._spec, self._on_start)
         except (CastOut, DeviceLost, RankLost) as error:
@@ -174,7 +175,7 @@ class OnRay(Keeper):
 
     def end(self, part: str) -> None:
         if part in self._actors:
-            with suppress(self._ray.exceptions.RayError):  # its end is not heard, and said when all ends
+            with suppress(Exception):  # Ray raises errors of many kinds; its end is not heard, and said when all ends
                 self._ray.kill(self._actors[part])
 
     def forget(self, part: str) -> None:

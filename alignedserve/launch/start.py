@@ -123,8 +123,9 @@ def main() -> ExitCode:
     stdout = _take_stdout()
     with os.fdopen(0, "rb", buffering=0, closefd=False) as given:  # unbuffered: the watch reads the rest
         spec = PartSpec.from_json(given.readline().decode())
-    from alignedserve.shell.logs import set_up
+    from alignedserve.shell.logs import never_fail_to_print, set_up
 
+    never_fail_to_print()
     set_up(parse(spec.config).log, spec.name)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher handles it
     on_sigterm = _OnSigterm()

@@ -96,14 +96,14 @@ def wanted_pool_mb(config: Config, model: ModelConfig | None = None, gpu_cache_m
     """Return the memory that the pool would have with its default, were there enough; without a model, for one that
     writes text. `gpu_cache_mb` is what a GPU will have for KV, where that is known."""
     if model is not None and not model.keeps_kv:
-        return _least_pool_mb(config, model)
+        return least_pool_mb(config, model)
     engine = config.engine
     ranks = config.topology.decode_workers * engine.tensor_parallel_size
     return _CACHES * ranks * (engine.cache_mb or gpu_cache_mb or _GPU_CACHE_MB)
 
 
-def _least_pool_mb(config: Config, model: ModelConfig) -> int:
-    """Return the memory of a pool that no request uses: it has pages for the longest where the checks ask for that."""
+def least_pool_mb(config: Config, model: ModelConfig) -> int:
+    """Return the least memory of a pool: it has pages for the longest request where requests go through the pool."""
     tokens = config.page_size
     if not config.topology.colocated:
         tokens += int(

@@ -16,14 +16,15 @@ from alignedserve.architectures.weight_files import (
     quantised_bytes,
 )
 from alignedserve.config.config import Config, LoadFormat, TransportName
-from alignedserve.errors import MemoryTooSmall
+from alignedserve.errors import ArenaTooSmall, MemoryTooSmall
 from alignedserve.kvpool.arena.shared_files import DEVICE_CACHE, POOL, Use
 from alignedserve.machine.adapters import adapter_room
-from alignedserve.machine.capacity import Capacity, capacity, pool_mb_within, wanted_pool_mb
+from alignedserve.machine.capacity import Capacity, capacity, least_pool_mb, pool_mb_within, wanted_pool_mb
 from alignedserve.machine.gpus import gpu_memory
 from alignedserve.machine.resources import memory
 
 _MIB = 1 << 20
+SHARED_RECORDS = 2 * _MIB  # beside the pool: what gateways count of callers, and the adapters that are loaded
 BATCH_SHARE = 0.4  # of a decode worker's device that the pool fills with one batch (kvpool/batching.py)
 
 
@@ -139,20 +140,31 @@ def _is_tied(model: ModelConfig, folder: Path) -> bool:
 
 def with_pool_memory(config: Config, model: ModelConfig, folder: Path) -> Config:
     """Return the config with a size of the pool for this machine, where none is given: what the workers need comes
-    first, and at most half of what is free in memory and in shared memory is the pool's."""
+    first, and at most half of what is free in memory and in shared memory is the pool's, but all of the latter where
+    the longest request needs it. Raise ArenaTooSmall where that is too little."""
     if config.kvpool.memory_mb is not None:
         return config
     room, found, there = capacity(config, model), memory(), os.statvfs(config.kvpool.directory)
-    free, left = there.f_bavail * there.f_frsize, []
+    free = there.f_bavail * there.f_frsize
+    left = [max(0, 2 * (free - SHARED_RECORDS))]
     if found is not None:
-        left = [found.available]
+        left.append(found.available)
         if not config.engine.on_gpu:
             workers, _, checkpoints = _of_workers(config, model, room, folder)
             left.append(2 * (found.available - workers - checkpoints))
     if _maps_files(config):
         left.append(2 * (free - shared_memory(config, model, room, with_pool=False)))
     wanted_mb = wanted_pool_mb(config, model, _gpu_cache_mb(config, model, room, folder))
-    memory_mb = pool_mb_within(wanted_mb, free, *left)
+    memory_mb, least_mb = pool_mb_within(wanted_mb, free, *left), least_pool_mb(config, model)
+    if memory_mb < least_mb and not config.topology.colocated:
+        memory_mb = least_mb
+        if free - SHARED_RECORDS < least_mb * _MIB:
+            raise ArenaTooSmall(
+                f"{config.kvpool.directory} has {free // _MIB} MB free, and one request of {room.max_model_len} tokens"
+                f" takes {least_mb} MB of the KV pool there: start the container with --shm-size="
+                f"{2 * (least_mb + SHARED_RECORDS // _MIB)}m or more, lower engine.max_model_len, or serve"
+                " --topology colocated, which needs no pool for that"
+            )
     return replace(config, kvpool=replace(config.kvpool, memory_mb=memory_mb))
 
 
@@ -171,9 +183,14 @@ def why_too_small(config: Config, room: Capacity) -> str | None:
     tokens, batch = room.num_pages * config.page_size, int(BATCH_SHARE * room.limits.num_tokens)
     if tokens >= batch:
         return None
+    needed_mb = -(-batch * room.page_bytes // config.page_size * config.engine.tensor_parallel_size // _MIB)
+    there = os.statvfs(config.kvpool.directory)
+    shared_mb = there.f_blocks * there.f_frsize // _MIB
+    first = f"give {config.kvpool.directory} more than its {shared_mb} MB (--shm-size of a container), and "
     return (
         f"the KV pool holds {tokens} tokens, a decode worker's batch may have {batch}: requests are hardly grouped by"
-        " length, and little is found again; raise kvpool.memory_mb"
+        f" length, and little is found again; {first if shared_mb < 2 * needed_mb else ''}raise kvpool.memory_mb"
+        f" from {config.kvpool.memory_mb} to {needed_mb}"
     )
 
 

@@ -5,13 +5,19 @@ Processes that would all make the same file take turns: the first makes it, and 
 
 from __future__ import annotations
 
-import fcntl
+import logging
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
+
+from alignedserve.locks import LockHeld, NotPrivate, locked
+
+log = logging.getLogger("alignedserve.machine")
+
+TURN_S = 1800.0  # to read a large model, or to measure it, takes minutes
 
 
 @contextmanager
@@ -43,14 +49,17 @@ def whole_file(path: Path) -> Iterator[IO[bytes]]:
 def one_at_a_time(directory: Path) -> Iterator[bool]:
     """Let one process of this machine work on the folder's files at a time, and make the folder.
 
-    Yield False, without waiting, where the folder cannot be written. The lock ends with its process, however that ends.
+    Yield False, without waiting, where the folder cannot be written, or after `TURN_S` in vain. The lock ends with its
+    process, however that ends.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / ".lock").open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-    except OSError:
-        yield False
-        return
-    with lock:
-        yield True
+    with ExitStack() as stack:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(directory / ".lock", TURN_S, TURN_S / 30))
+            is_alone = True
+        except OSError:
+            is_alone = False
+        except (NotPrivate, LockHeld) as error:
+            log.warning("no turns are taken at %s: %s", directory, error)
+            is_alone = False
+        yield is_alone

@@ -52,9 +52,11 @@ from alignedserve.protocol.messages import (
     Release,
     Report,
     Resend,
+    Reserve,
     Retire,
     Spoiled,
     Started,
+    StepLate,
     Submit,
     Tokens,
 )
@@ -67,6 +69,8 @@ _WORKER = (*_HOLDER, Tokens, AskPages, AskPrefix, Spoiled, Commit, Release, Comp
 _OF_ROUTER = (
     *(Members, Refused, Infeasible, AttemptLost, Prefill, Expect, Cancel, Inquire, Retire, Figures, Missed),
     Decisions,
+    Reserve,
+    StepLate,
 )
 
 _BY_LAUNCHER = frozenset[type]({Started, Died, Retire})
@@ -101,4 +105,5 @@ class Refusals:
         self.count += 1
         if sender not in self._senders and len(self._senders) < self._MOST_LINES:
             self._senders.add(sender)
-            log.warning("%s drops what %.60r may not say: %.200r", self._me, sender, message)
+            # without its content, which may be a prompt
+            log.warning("%s drops what %.60r may not say: %s", self._me, sender, type(message).__name__)

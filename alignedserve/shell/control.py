@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from alignedserve.errors import AlignedServeError
+from alignedserve.locks import NotPrivate, private_folder
 
 _MOST_BYTES = 4096  # of an order
 _CONNECT_S = 5.0
@@ -114,12 +114,13 @@ def door_of(port: int) -> Path:
 def private_socket(name: str) -> Path:
     """Return the path of a socket with this name in a folder that only this user can open; raises ControlError if there
     is none."""
-    folder = Path(tempfile.gettempdir()) / f"alignedserve-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ControlError(f"{folder} is not a folder that only you can use: remove it, or set TMPDIR")
-    path = folder / f"{name}.sock"
+    folders = [Path(tempfile.gettempdir(), f"alignedserve-{os.getuid()}")]
+    if ours := os.environ.get("XDG_RUNTIME_DIR"):  # of a user who has logged in; in /tmp, others may take our name
+        folders.append(Path(ours, "alignedserve"))
+    try:
+        path = private_folder(*folders) / f"{name}.sock"
+    except NotPrivate as error:
+        raise ControlError(f"{error}, or set TMPDIR") from None
     if len(os.fsencode(path)) > _MOST_PATH:
         raise ControlError(f"{path} is too long for the name of a socket: set TMPDIR to a folder with a shorter one")
     return path

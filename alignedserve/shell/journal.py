@@ -27,12 +27,16 @@ from alignedserve.protocol.messages import (
 
 log = logging.getLogger("alignedserve.requests")
 
+_MISHAPS = (Refused, AttemptLost)
+
 
 def note(to: str, message: Message) -> None:
-    """Log a line for each request that this message moves on."""
-    if log.isEnabledFor(logging.INFO):
+    """Log a line for each request that this message moves on. An ordinary move is for `log.level` debug: each request
+    has some, and a log should not fill its disk."""
+    level = logging.INFO if isinstance(message, _MISHAPS) else logging.DEBUG
+    if log.isEnabledFor(level):
         for request, attempt, what in _moves(to, message):
-            log.info(what, extra={"fields": {"request_id": request, "attempt": attempt}})
+            log.log(level, what, extra={"fields": {"request_id": request, "attempt": attempt}})
 
 
 def _moves(to: str, message: Message) -> Iterator[tuple[str, int, str]]:

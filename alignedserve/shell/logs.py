@@ -1,14 +1,51 @@
-"""The format of log lines in every process: time, severity, part and message, as text or as JSON."""
+"""The log of every process: its lines as text or as JSON, and an output that never fails."""
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import sys
+from contextlib import suppress
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, TextIO
 
 from alignedserve.config.config import LogConfig, LogFormat
+
+
+class _LosingFile(io.FileIO):
+    """A file that drops what cannot be written, since its reader has gone or its disk is full."""
+
+    def write(self, data: Any, /) -> int:
+        try:
+            written: int | None = super().write(data)  # None: it would wait
+        except OSError:
+            written = None
+        return memoryview(data).nbytes if written is None else written
+
+
+def never_fail_to_print() -> None:
+    """Let standard output and standard error of this process lose what cannot be written, and raise nothing.
+
+    No line is worth a deployment. What Python writes at its exit, tracebacks and the lines of libraries included.
+    """
+    for name, fd in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if stream is None:  # it was closed when the process began, so its number is free, and no socket should get it
+            null = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(null, True)
+            setattr(sys, name, os.fdopen(null, "w"))
+        elif _number(stream) == fd:  # or something else has taken its place, such as a test
+            file = io.BufferedWriter(_LosingFile(fd, "w", closefd=False))
+            encoding, errors = stream.encoding, "backslashreplace"
+            setattr(sys, name, io.TextIOWrapper(file, encoding, errors, line_buffering=True))
+
+
+def _number(stream: TextIO) -> int | None:
+    with suppress(OSError, ValueError):
+        return stream.fileno()
+    return None
 
 
 class _TextFormatter(logging.Formatter):

@@ -5,7 +5,7 @@ parent; processes are spawned here.)
 
     a mapped file     shared, by each process that maps it: a file without locks is stale
     NAME.lock         exclusive, by the holder NAME: its leases stand while it has the lock
-    the directory     exclusive, for a few system calls: while a process changes names in it or tries a lock
+    ALONE             exclusive, for a few system calls: while a process changes names in a directory or tries a lock
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from alignedserve.errors import ArenaError, ArenaTooSmall, LeaseError
+from alignedserve.locks import LockHeld, NotPrivate, locked, private_folder
 
+ALONE = "shared-memory.lock"
+_ALONE_S = 60.0  # for the lock of some system calls
 _MIB = 1 << 20
 _FILLED_AT_ONCE = 1 << 30  # bytes: about half a second
 
@@ -116,20 +119,24 @@ def fill(
 
 @contextmanager
 def alone(directory: Path) -> Iterator[None]:
-    """Keep other processes out of the directory meanwhile.
+    """Keep our other processes out of the directory meanwhile; raise ArenaError where one keeps us out for long.
 
     Without this, a process that tries a lock would seem to hold it, and a name could change between a look at a file
-    and its removal.
+    and its removal. One lock serves all directories: it is never held for long.
     """
+    if not directory.is_dir():
+        raise ArenaError(f"{directory} does not exist: the KV pool needs a directory in shared memory")
     try:
-        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except (FileNotFoundError, NotADirectoryError):
-        raise ArenaError(f"{directory} does not exist: the KV pool needs a directory in shared memory") from None
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+        with locked(_lock_folder() / ALONE, _ALONE_S):
+            yield
+    except (LockHeld, NotPrivate) as error:
+        raise ArenaError(str(error)) from None
+
+
+def _lock_folder() -> Path:
+    """Return our folder in shared memory, which deployments with different TMPDIRs share; or else one in TMPDIR."""
+    name = f"alignedserve-{os.getuid()}"
+    return private_folder(Path("/dev/shm", name), Path(tempfile.gettempdir(), name))
 
 
 def open_file(path: Path) -> int | None:

@@ -12,8 +12,8 @@ from tests.end_to_end.deployment import part_of
 Processes = Callable[[], dict[int, str]]  # pid -> command line
 ROLES = ("router", "pool", "prefill", "decode", "gateway", "jobs")
 RESTED_S = QUICK_DEATH_S + 1.0
-# The launcher gives up a part that dies quickly three times in a row. So a part is hurt soon after its start only once
-# in a while, and not twice in a row.
+# A part that dies quickly three times in a row is away for up to half a minute. So that load goes on, a part is hurt
+# soon after its start only once in a while, and not twice in a row.
 _EARLY = 0.2
 
 

@@ -210,10 +210,20 @@ def test_shared_memory_that_is_too_small_names_the_flag(monkeypatch: pytest.Monk
 
 
 def test_it_says_what_the_pool_comes_to_where_no_size_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(64 << 20, 0, 48 << 20))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(1024 << 20, 0, 1000 << 20))
     found = _found("/dev/shm")
     assert found.state is Presence.FOUND
-    assert "the KV pool would take 24" in found.what
+    assert "the KV pool would take 500" in found.what
+
+
+@pytest.mark.parametrize(("free_mb", "state"), [(1, Presence.MISSING), (48, Presence.ABSENT)])
+def test_a_small_shared_memory_is_found_before_anything_is_served(
+    monkeypatch: pytest.MonkeyPatch, free_mb: int, state: Presence
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: _Usage(64 << 20, 0, free_mb << 20))
+    found = _found("/dev/shm")
+    assert found.state is state
+    assert "start the container with --shm-size=2g" in found.how
 
 
 def test_a_wrong_variable_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

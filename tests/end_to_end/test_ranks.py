@@ -22,7 +22,7 @@ ALL = [*((*kind, "host") for kind in KINDS), FEW[0], ("1+1", "ray", "ipc")]
 def ranked(request: pytest.FixtureRequest) -> Iterator[Deployment]:
     topology, launcher, transport = request.param
     ahead = "1" if launcher == "local" else "0"
-    flags = ("--tensor-parallel-size", "2", "--pool-verify-pages", "--transport", transport)
+    flags = ("--tensor-parallel-size", "2", "--pool-verify-pages", "--transport", transport, "--log-level", "debug")
     look_ahead = ("--set", f"engine.look_ahead={ahead}")
     with deployed(*flags, *look_ahead, topology=topology, launcher=launcher) as deployment:
         yield deployment

@@ -71,7 +71,7 @@ def roomy(request: pytest.FixtureRequest) -> Iterator[Deployment]:
 
 @pytest.fixture(scope="module", params=TOPOLOGIES)
 def tight(request: pytest.FixtureRequest) -> Iterator[Deployment]:
-    with deployed(*TIGHT, topology=request.param) as deployment:
+    with deployed(*TIGHT, "--log-level", "debug", topology=request.param) as deployment:
         yield deployment
 
 

@@ -33,6 +33,7 @@ from tests.end_to_end.deployment import (
     spawn,
     wait_until,
 )
+from tests.small_disk import small_disk
 
 WEIGHTS = "model.safetensors"
 
@@ -70,6 +71,23 @@ def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], obj
     tensors = load_file(folder / WEIGHTS)
     change(tensors)
     save_file(tensors, folder / WEIGHTS, {"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("size", "flags", "line"),
+    [
+        ("1m", (), r"has 1 MiB free and the KV pool needs \d+ MiB: lower --pool-memory-mb or, .* raise its --shm-size"),
+        (
+            "8m",
+            ("--topology", "1+1"),
+            r"has 8 MB free, and one request of 2048 tokens takes \d+ MB of the KV pool there: start the container with"
+            r" --shm-size=\d+m or more, lower engine.max_model_len, or .*colocated, .*",
+        ),
+    ],
+)
+def test_too_little_shared_memory(tmp_path: Path, size: str, flags: tuple[str, ...], line: str) -> None:
+    with small_disk(tmp_path / "shm", size) as disk:
+        assert re.fullmatch(f"alignedserve: .*shm {line}", refused(MODEL, "--pool-directory", disk.folder, *flags))
 
 
 def test_a_port_in_use() -> None:

@@ -14,7 +14,7 @@ from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, documents, mixed, tokens_of
 from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
 
-CHECKED = ("--pool-verify-pages",)  # gives the pieces of a transfer checksums too
+CHECKED = ("--pool-verify-pages", "--log-level", "debug")  # gives the pieces of a transfer checksums too
 # If no part is killed, no transfer fails, however long a process stands still.
 PATIENT = ("--set", "wire.transfer_timeout_s=120", "--wire-death-s", "60")
 HURRIED = ("--set", "wire.transfer_timeout_s=3")

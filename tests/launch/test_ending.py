@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+from tests.launch.failing import NUM_FAILURES
+
 SOON_S = 20.0  # on a slow machine too
 NEVER_S = 10 * SOON_S
 
@@ -34,3 +36,11 @@ def test_it_ends_whatever_does_not_return(call: str, signals: int, end_s: float)
         "alignedserve: the end hangs in hang: the launcher ends now, and leaves to Ray what may still run: "
         "decode-0, gateway-0, jobs-0, pool-0, prefill-0, router"
     )
+
+
+def test_an_error_of_ray_is_a_death_of_its_part_and_ends_nothing_else() -> None:
+    command = [sys.executable, "-m", "tests.launch.failing"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=NEVER_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("decode-0 cannot be started: RuntimeError: Ray does not answer") == NUM_FAILURES
+    assert "decode-0 does not stay up: it is started again in" in done.stderr

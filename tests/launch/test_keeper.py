@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
-import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
+from collections.abc import Callable, Collection
 
 import pytest
 
@@ -19,16 +17,7 @@ from alignedserve.shell.part import PartSpec
 from alignedserve.signs import Sign, Stage
 from tests.launch.keepers import ScriptedKeeper
 
-
-@pytest.fixture(autouse=True)
-def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Give the keeper a door of its own and nobody to serve; put the handlers of signals back."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(keeper, "announce_when_ready", lambda *_: None)
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+pytestmark = pytest.mark.usefixtures("own_door")
 
 
 def config_of(topology: str, **others: object) -> Config:
@@ -75,11 +64,18 @@ def test_each_life_has_a_larger_incarnation_whatever_the_wall_clock_does(
     assert all(kept.lives(part) == [1] for part in ("pool-0", "prefill-0", "decode-0", "gateway-0"))
 
 
+def test_the_router_knows_all_parts_that_start_with_it() -> None:
+    """A part with little to load is heard before the launcher is."""
+    kept = ScriptedKeeper(config_of("1+1"), lambda _, spec: stop() if spec.name == "jobs-0" else None)
+    assert kept.run() == ExitCode.STOPPED
+    assert {life.name for life in kept.started[0].lives} == {spec.name for spec in kept.started}
+
+
 def test_a_job_runner_that_does_not_stay_up_is_started_again_after_longer_and_longer_pauses() -> None:
     """Chats need no job runner."""
     kept = ScriptedKeeper(config_of("1+1"), dying("jobs-0", lives=12))
     assert kept.run() == ExitCode.STOPPED
-    assert kept.pauses_s[:9] == [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0, 60.0]
+    assert kept.pauses_s[:9] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
     assert all(kept.lives(part) == [1] for part in ("router", "pool-0", "prefill-0", "decode-0", "gateway-0"))
 
 
@@ -96,6 +92,58 @@ def test_the_deployment_ends_with_a_part_that_nothing_can_be_served_without(part
     assert kept.run() == ExitCode.BROKEN
     assert kept.lives(part) == [1, 2, 3]
     assert kept.pauses_s == []
+
+
+@pytest.mark.parametrize("failure", ["", "there is no memory"])
+@pytest.mark.parametrize("part", ["router", "pool-0", "prefill-0", "decode-0", "gateway-0"])
+def test_a_deployment_that_has_served_waits_for_its_part_longer_and_longer(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], part: str, failure: str
+) -> None:
+    monkeypatch.setattr(keeper, "announce_when_ready", lambda _, announce: announce("it serves"))
+
+    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+        if spec.name == part:
+            kept.die(spec, failure if spec.incarnation > 1 else "")  # the first death comes before it serves
+        if kept.lives(part)[-1:] == [12]:
+            stop()
+
+    kept = ScriptedKeeper(config_of("1+1"), on_start)
+    assert kept.run() == ExitCode.STOPPED
+    assert kept.pauses_s[:8] == [1.0, 2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0]
+    assert f"{part} does not stay up: it is started again in 30 s" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "fault", [BlockingIOError(11, "no process"), MemoryError(), RuntimeError("can't start new thread"), KeyError("Ray")]
+)
+def test_a_part_that_cannot_be_started_has_died_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fault: Exception
+) -> None:
+    monkeypatch.setattr(keeper, "announce_when_ready", lambda _, announce: announce("it serves"))
+
+    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+        if spec.name == "decode-0" and spec.incarnation == 1:
+            kept.die(spec)
+        elif spec.name == "decode-0" and spec.incarnation < 8:
+            raise fault
+        elif spec.name == "decode-0":
+            stop()
+
+    kept = ScriptedKeeper(config_of("1+1"), on_start)
+    assert kept.run() == ExitCode.STOPPED
+    assert kept.lives("decode-0") == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert kept.pauses_s == [1.0, 2.0, 4.0, 8.0, 16.0]
+    assert f"decode-0 cannot be started: {type(fault).__name__}" in capsys.readouterr().err
+    assert all(kept.lives(part) == [1] for part in ("router", "pool-0", "prefill-0", "gateway-0"))
+
+
+def test_a_first_start_without_room_for_processes_ends_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    def on_start(_: ScriptedKeeper, spec: PartSpec) -> None:
+        if spec.name == "decode-0":
+            raise BlockingIOError(11, "no process")
+
+    assert ScriptedKeeper(config_of("1+1"), on_start).run() == ExitCode.BROKEN
+    assert "decode-0 cannot be started: BlockingIOError: [Errno 11] no process" in capsys.readouterr().err
 
 
 def test_parts_that_all_do_not_stay_up_stand_in_for_nobody() -> None:

@@ -16,7 +16,7 @@ from alignedserve.architectures.families.model_config import ModelConfig
 from alignedserve.architectures.vectors import EncoderConfig
 from alignedserve.architectures.weight_files import count_numbers
 from alignedserve.config.config import Config, load
-from alignedserve.errors import MemoryTooSmall, ModelError
+from alignedserve.errors import ArenaTooSmall, MemoryTooSmall, ModelError
 from alignedserve.machine import memory
 from alignedserve.machine.capacity import capacity
 from alignedserve.machine.memory import check_machine, check_worker, demand, why_too_small, with_pool_memory
@@ -235,6 +235,25 @@ class TestPoolMemory:
         assert found.kvpool.memory_mb == comes_to
         room = capacity(found, model)
         assert demand(found, model, room, folder).cache == 0
+
+    @pytest.mark.parametrize(("free_mb", "comes_to"), [(60, 30), (20, 14), (16, 14)])
+    def test_of_little_shared_memory_it_takes_what_the_longest_request_needs(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, free_mb: int, comes_to: int
+    ) -> None:
+        found = self.sized(folder, monkeypatch, 100_000, free_mb, topology="1+1")
+        assert found.kvpool.memory_mb == comes_to
+
+    def test_too_little_shared_memory_is_refused_with_what_to_say_to_docker(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with pytest.raises(ArenaTooSmall) as refused:
+            self.sized(folder, monkeypatch, 100_000, 15, topology="1+1")
+        assert str(refused.value) == (
+            "/dev/shm has 15 MB free, and one request of 1024 tokens takes 14 MB of the KV pool there: start the"
+            " container with --shm-size=32m or more, lower engine.max_model_len, or serve --topology colocated, which"
+            " needs no pool for that"
+        )
+        assert self.sized(folder, monkeypatch, 100_000, 15).kvpool.memory_mb == 7, "colocated"
 
     def test_a_pool_smaller_than_a_batch_is_said_to_be(self) -> None:
         for memory_mb, is_small in ((100, True), (300, False)):

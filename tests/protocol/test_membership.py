@@ -24,9 +24,11 @@ from alignedserve.protocol.messages import (
     Missed,
     Retire,
     Started,
+    Submit,
 )
+from alignedserve.protocol.speech import Refusals
 from alignedserve.protocol.wire import Envelope
-from tests.samples import POOL_MEMBER, ROUTER_MEMBER, member
+from tests.samples import POOL_MEMBER, ROUTER_MEMBER, member, request
 
 ASK = AskPages(1)
 
@@ -128,6 +130,12 @@ def test_what_a_member_may_not_say_is_not_heard_and_logged_once(
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
         "pool-0 drops what 'decode-0' may not say"
     ]
+
+
+def test_what_is_dropped_is_not_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """It may have a prompt in it."""
+    Refusals("router").note("pool-0", Submit(request("secret")))
+    assert [record.getMessage() for record in caplog.records] == ["router drops what 'pool-0' may not say: Submit"]
 
 
 def test_a_part_that_calls_itself_the_launcher_is_not_heard_and_the_launcher_speaks_for_nobody_else() -> None:

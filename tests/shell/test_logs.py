@@ -94,15 +94,26 @@ def test_less_severe_lines_are_left_out(capsys: pytest.CaptureFixture[str]) -> N
 def test_each_move_of_a_request_is_a_line(
     to: str, message: Message, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    set_up(LogConfig(format=LogFormat.JSON), "some-part")
+    set_up(LogConfig(level=LogLevel.DEBUG, format=LogFormat.JSON), "some-part")
     journal.note(to, message)
     line = json.loads(capsys.readouterr().err)
     assert line["message"] == said
     assert line.items() >= FIELDS.items()
 
 
+def test_a_request_to_which_nothing_happens_has_no_line_but_its_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    set_up(LogConfig(), "some-part")
+    journal.note(ROUTER, Submit(A))
+    journal.note("decode-0", Batch((entry(A, (1,)),)))
+    journal.note(ROUTER, Progress(ended=(("req-a", 0),)))
+    assert capsys.readouterr().err == ""
+    journal.note("gateway-0", AttemptLost("req-a", 0))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "lost: its owner is to start the next attempt" in line
+
+
 def test_tokens_are_no_move_and_attempts_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    set_up(LogConfig(format=LogFormat.JSON), "some-part")
+    set_up(LogConfig(level=LogLevel.DEBUG, format=LogFormat.JSON), "some-part")
     journal.note("gateway-0", Tokens(()))
     journal.note("decode-0", Cancel("req-a", 0))  # sent to each holder: the owner's line says enough
     journal.note(ROUTER, Submit(next_attempt(A)))

@@ -15,7 +15,7 @@ import json
 import mmap
 import struct
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -25,12 +25,14 @@ from alignedserve.config.lora import MOST_NAME
 from alignedserve.core import Adapter
 from alignedserve.engine.adapters.lora import LoraFiles, read_lora
 from alignedserve.errors import AdapterError
-from alignedserve.gateway.access.ledger import open_shared
+from alignedserve.gateway.access.ledger import LOCK_S, open_shared
+from alignedserve.locks import LockHeld, take
 from alignedserve.machine.adapters import adapter_room, first_adapters
 from alignedserve.shell.part import Part
 
 _MIB = 1 << 20
 _SIZE = 1 << 20  # of the file
+_CHANGE_S = 60.0  # for another part's change to end
 _HEAD = struct.Struct("=QQ")
 
 
@@ -52,6 +54,7 @@ class Adapters:
     ) -> None:
         """`room` is the bytes that each worker has for all adapters of this model, in this dtype."""
         self._model, self._of_number, self._room = model, DTYPE_BYTES[dtype], room
+        self._path = path or Path()
         self._fd = -1 if path is None else open_shared(path, _SIZE)
         self._memory, self._alone = mmap.mmap(self._fd, _SIZE), Lock()
         self._seen, self._known = -1, dict[str, LoadedAdapter]()
@@ -75,7 +78,7 @@ class Adapters:
     def loaded(self) -> Mapping[str, LoadedAdapter]:
         """Return the adapters by name."""
         if self._num_changes() != self._seen:
-            with self._locked():
+            with suppress(AdapterError), self._locked(LOCK_S):  # the event loop waits: the next request looks again
                 self._read()
         return self._known
 
@@ -129,10 +132,13 @@ class Adapters:
         return LoadedAdapter(Adapter(name, str(files.folder), files.id), files.num_bytes(self._of_number))
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, within_s: float = _CHANGE_S) -> Iterator[None]:
         with self._alone:  # the kernel's lock keeps out other processes, not other threads
             if self._fd >= 0:
-                fcntl.lockf(self._fd, fcntl.LOCK_EX)
+                try:
+                    take(self._fd, self._path, within_s, lock=fcntl.lockf)
+                except LockHeld as error:
+                    raise AdapterError(str(error)) from None
             try:
                 yield
             finally:

@@ -2,9 +2,10 @@
 
 Each caller has a row, found by a digest of its id. Rows are never freed, because a deployment has few callers:
 
-    digest 16 | requests left, as of | tokens left, as of | requests open at gateway 0, 1, ... 63
+    digest 16 | requests left, as of | tokens left, as of | requests open at gateway 0, 1, ... 63, the job runner
 
-Rows are read and written under one lock, which the kernel releases if its holder dies. A gateway that starts clears
+Rows are read and written under one lock, which the kernel releases if its holder dies; one that is stopped holds up
+nobody for long. A gateway that starts clears
 its own column, since requests of its last life are gone. Each gateway holds a shared lock on the file while it uses
 it; so a file in use is not mistaken for a stale one.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import mmap
 import os
 import struct
@@ -21,12 +23,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from alignedserve.errors import ArenaTooSmall
 from alignedserve.gateway.access.keys import MOST_KEYS
+from alignedserve.locks import LockHeld, open_private, take
 
 MOST_GATEWAYS = 64
-_ROW = struct.Struct(f"=16s4d{MOST_GATEWAYS}I")
+JOB_RUNNER = MOST_GATEWAYS  # the place of the job runner
+_ROW = struct.Struct(f"=16s4d{MOST_GATEWAYS + 1}I")
 _NUM_ROWS = 2 * MOST_KEYS  # with room for keys that have been replaced
 _UNUSED = bytes(16)
+LOCK_S = 0.2  # the event loop stands still meanwhile
+
+log = logging.getLogger("alignedserve.gateway")
 
 
 @dataclass
@@ -51,7 +59,7 @@ class Bucket:
 class CallerRow:
     requests: Bucket = field(default_factory=Bucket)
     tokens: Bucket = field(default_factory=Bucket)
-    open_at: list[int] = field(default_factory=lambda: [0] * MOST_GATEWAYS)  # requests open at each gateway
+    open_at: list[int] = field(default_factory=lambda: [0] * (MOST_GATEWAYS + 1))  # requests open at each place
 
     @property
     def num_open(self) -> int:
@@ -62,9 +70,10 @@ class Ledger:
     """A gateway's view of the rows: in a file that several gateways share, or without `path` in its own memory."""
 
     def __init__(self, path: Path | None = None, place: int = 0) -> None:
-        """`place` is the gateway's number."""
+        """`place` is the gateway's number, or JOB_RUNNER."""
         self.place = place
         size = _NUM_ROWS * _ROW.size
+        self._path, self._is_stuck = path or Path(), False
         self._fd = -1 if path is None else open_shared(path, size)
         self._memory = mmap.mmap(self._fd, size)
         self._offsets: dict[str, int] = {}
@@ -96,11 +105,19 @@ class Ledger:
         if self._fd < 0:
             yield
             return
-        fcntl.lockf(self._fd, fcntl.LOCK_EX)
+        try:
+            take(self._fd, self._path, 0.0 if self._is_stuck else LOCK_S, lock=fcntl.lockf)
+            has_lock = True
+        except LockHeld as error:  # a gateway was stopped inside: counts that are a little wrong are better than none
+            has_lock = False
+            if not self._is_stuck:
+                log.warning("the limits of callers are counted without a lock: %s", error)
+        self._is_stuck = not has_lock
         try:
             yield
         finally:
-            fcntl.lockf(self._fd, fcntl.LOCK_UN)
+            if has_lock:
+                fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
     def _find(self, digest: bytes) -> int:
         first = int.from_bytes(digest[:4], "little") % _NUM_ROWS
@@ -120,6 +137,10 @@ class Ledger:
         _ROW.pack_into(self._memory, offset, digest, *buckets, *row.open_at)
 
 
+def ledger_name(deployment: str) -> str:
+    return f"{deployment}-limits"
+
+
 def _digest(caller: str) -> bytes:
     return hashlib.blake2b(caller.encode(), digest_size=16).digest()
 
@@ -127,12 +148,18 @@ def _digest(caller: str) -> bytes:
 def open_shared(path: Path, size: int) -> int:
     """Open the file, make it if it is missing, and lock it so that it is not taken for stale."""
     while True:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fd = open_private(path)
         fcntl.flock(fd, fcntl.LOCK_SH)
         try:
             if os.stat(path).st_ino == os.fstat(fd).st_ino:
-                os.ftruncate(fd, size)
+                os.posix_fallocate(fd, 0, size)  # a page that is missing later would be a SIGBUS
                 return fd
         except FileNotFoundError:
             pass
+        except OSError as error:
+            os.close(fd)
+            raise ArenaTooSmall(
+                f"{path.parent} has no room for the {size >> 10} KiB that parts share ({error.strerror}): lower"
+                " --pool-memory-mb or, in a container, raise its --shm-size"
+            ) from None
         os.close(fd)  # it was removed as stale before it was locked

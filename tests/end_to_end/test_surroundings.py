@@ -1,0 +1,114 @@
+"""Deployments whose log is lost, whose neighbours lock what they can, and whose shared memory is small."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from tests.end_to_end.client import all_tokens, check_greedy, mixed
+from tests.end_to_end.deployment import (
+    BACK_S,
+    GONE_S,
+    MODEL,
+    STOP_S,
+    deployed,
+    marked,
+    part_of,
+    shared_memory,
+    spawn,
+    wait_until,
+)
+from tests.small_disk import small_disk
+
+
+def check_answers(url: str) -> None:
+    wanted = mixed(4, seed=8)
+    check_greedy(wanted, asyncio.run(all_tokens(url, wanted)))
+
+
+def is_ready(url: str) -> bool:
+    with suppress(httpx.TransportError):
+        return httpx.get(f"{url}/ready", trust_env=False).status_code == 200
+    return False
+
+
+@pytest.mark.parametrize("log", ["its reader has gone", "its disk is full"])
+def test_a_log_that_cannot_be_written_costs_nothing(log: str) -> None:
+    """As in `serve 2>&1 | head`: parts die, which is told and not heard, and come back."""
+    mark = uuid4().hex
+
+    def pid(part: str) -> int | None:
+        return next((pid for pid, command in marked(mark).items() if part_of(command) == part), None)
+
+    with shared_memory() as memory, open("/dev/full", "wb") as full:
+        flags = ("--port", "0", "--pool-directory", memory, "--pool-memory-mb", "64")
+        stderr = full if log == "its disk is full" else subprocess.PIPE
+        process = spawn(MODEL, *flags, mark=mark, stderr=stderr)
+        try:
+            assert process.stdout is not None
+            greeting = process.stdout.readline().decode() + process.stdout.readline().decode()
+            url = re.findall(r"http://[\d.]+:\d+", greeting)[0]
+            process.stdout.close()
+            if process.stderr is not None:
+                process.stderr.close()
+            for part in ("jobs-0", "decode-0", "gateway-0", "jobs-0"):
+                before = pid(part)
+                assert before is not None
+                os.kill(before, signal.SIGKILL)
+                wait_until(lambda part=part, before=before: pid(part) not in (None, before), BACK_S)  # type: ignore[misc]
+            wait_until(lambda: is_ready(url), BACK_S)
+            check_answers(url)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(STOP_S) == 0
+            wait_until(lambda: not marked(mark), GONE_S, lambda: f"{marked(mark)} are left")
+        finally:
+            for left in marked(mark):
+                with suppress(ProcessLookupError):
+                    os.kill(left, signal.SIGKILL)
+            process.wait()
+
+
+@contextmanager
+def flocked(*folders: Path) -> Iterator[None]:
+    """Hold a lock on each folder, as any user may who can open it."""
+    files = [os.open(folder, os.O_RDONLY) for folder in folders]
+    try:
+        for file in files:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def test_no_lock_of_a_neighbour_stops_a_start_a_restart_or_an_end() -> None:
+    with shared_memory() as memory, flocked(memory, Path("/dev/shm")):
+        for _ in range(2):
+            with deployed(topology="1+1", memory=memory) as deployment:
+                for part in ("decode-0", "pool-0", "router"):
+                    deployment.wound(part)
+                wait_until(lambda: deployment.is_ready, BACK_S, deployment.log)
+                check_answers(deployment.url)
+
+
+def test_a_small_shared_memory_serves_and_says_what_is_lost(tmp_path: Path) -> None:
+    with (
+        small_disk(tmp_path / "shm", "4m") as disk,
+        deployed("--pool-memory-mb", "1", memory=disk.folder) as deployment,
+    ):
+        check_answers(deployment.url)
+        deployment.wound("gateway-0")
+        wait_until(lambda: deployment.is_ready, BACK_S, deployment.log)
+        assert "little is found again; give" in deployment.whole_log()
+        assert "SIGBUS" not in deployment.whole_log()
