@@ -47,6 +47,7 @@ class Rejection(str, Enum):
     INFEASIBLE = "infeasible"  # it would be late by itself
     POLICY = "policy"  # a policy of one's own refuses it
     GIVEN_UP = "given_up"  # it was tried, and another try would fail too
+    CULPRIT = "culprit"  # it ended every worker that ran it
 
 
 class PreemptionCause(str, Enum):
@@ -67,6 +68,32 @@ class CacheKind(str, Enum):
     HIDDEN = "hidden"  # each layer's input after its norm: half the memory, every step computes K and V anew
 
 
+class Deadline(Enum):
+    """The deadlines of a request, in the order in which one is named as missed."""
+
+    TTFT = "ttft"  # of the first token
+    TBT = "tbt"  # of 99 of 100 gaps between tokens
+    STALL = "stall"  # of the longest gap
+    JCT = "jct"  # of the last token
+
+
+DEADLINES = {
+    ServiceClass.RT: (Deadline.TTFT, Deadline.TBT, Deadline.STALL),
+    ServiceClass.BE: (Deadline.JCT,),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTimes:
+    """When a request that has finished got its tokens, in seconds."""
+
+    ttft_s: float
+    num_gaps: int
+    num_late: int  # gaps that were longer than promised
+    longest_gap_s: float
+    all_s: float  # from arrival to end
+
+
 @dataclass(frozen=True, slots=True)
 class Slo:
     """The times that a request was promised, in seconds."""
@@ -80,6 +107,16 @@ class Slo:
     def stall_s(self) -> float:
         """Return the gap between two tokens that breaks the promise by itself, however short all others are."""
         return max(5 * self.tbt_s, 1.0)
+
+    def outcomes(self, service: ServiceClass, times: TokenTimes) -> dict[Deadline, bool]:
+        """Return whether each deadline of the class was kept: the one definition of a kept promise."""
+        kept = {
+            Deadline.TTFT: times.ttft_s <= self.ttft_s,
+            Deadline.TBT: 100 * times.num_late <= times.num_gaps,
+            Deadline.STALL: times.longest_gap_s <= self.stall_s,
+            Deadline.JCT: times.all_s <= self.jct_s,
+        }
+        return {deadline: kept[deadline] for deadline in DEADLINES[service]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +175,7 @@ class Sampling:
     frequency_penalty: float = 0.0  # subtracted once for each time that a token is in the output
     min_tokens: int = 0  # that the output has before a stop token may come
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token, what is added to its logit)
-    allowed_tokens: tuple[int, ...] = ()  # only these; empty allows all
+    allowed_tokens: bytes = b""  # only these, as text/token_sets.py packs them; empty allows all
     grammar: Choice | None = None
     syntax: str = ""  # of the output's text, as llguidance writes grammars (syntax.py); empty: any text
     reasoning: Reasoning | None = None  # of an output that has a budget for it, or a grammar after it
@@ -164,8 +201,6 @@ class Sampling:
                 raise ValueError(f"{name} must be 0 or more, not {getattr(self, name)}")
         if not all(token >= 0 and isfinite(bias) for token, bias in self.logit_bias):
             raise ValueError("logit_bias must give token ids a finite number each")
-        if any(token < 0 for token in self.allowed_tokens):
-            raise ValueError("allowed_tokens must be token ids")
         if self.grammar is not None and self.syntax:
             raise ValueError("a sampling has a grammar or a syntax, not both")
 
@@ -253,6 +288,9 @@ class Adapter:
     id: str  # a hash of their content: KV of one content is never used for another of the same name
 
 
+SUSPECT_DEATHS = 2  # after so many a request runs alone, so that the next death can only be its own
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One attempt at one prompt. Only its owner makes the next attempt, with the tokens emitted so far."""
@@ -274,6 +312,12 @@ class Request:
     estimate: Estimate | None = None  # from the client, or from the router, which may send it later (Expect)
     pooling: Pooling | None = None  # of a request for a vector: its output is the token POOLED, with which that comes
     adapter: Adapter | None = None
+    deaths: int = 0  # workers that ended in a row while they had it, each at about the same place of its output
+
+    @property
+    def is_suspect(self) -> bool:
+        """Return whether the request may be what ends its workers: then it runs alone on a worker."""
+        return self.deaths >= SUSPECT_DEATHS
 
     @property
     def runs_whole(self) -> bool:

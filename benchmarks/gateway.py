@@ -27,10 +27,11 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, ClassVar
 
 import uvloop
 from fastapi import FastAPI
@@ -43,6 +44,7 @@ from alignedserve.protocol.messages import Member
 from benchmarks.report import command, report, status
 
 MODEL, MAX_MODEL_LEN = "demo", 2048
+VOCABULARY = 151_936  # of Qwen 3, which the fake engine has, whatever the tokenizer knows
 PROMPT_IDS, TOKEN_IDS = [5, 6, 7], tuple(range(300, 400))
 CLOCK = struct.Struct("=d")
 MOST_TOKENS = 1024  # tokens of a stream
@@ -62,6 +64,7 @@ class Beating:
     """
 
     name, ready, lacks_s = "gateway-0", True, 0.0
+    late: ClassVar[dict[str, float]] = {}
     members: tuple[Member, ...] = ()
 
     def __init__(self, beat_s: float, noted: mmap.mmap) -> None:
@@ -75,6 +78,13 @@ class Beating:
 
     async def story(self, request: str) -> Story:
         return tell(request, (), (), self.now())
+
+    def pause(self, request: str) -> None: ...
+
+    def resume(self, request: str) -> None: ...
+
+    def has_unread(self, request: str) -> bool:
+        return self._arrivals.has(request)
 
     async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
         with self._arrivals.waiting_for(request.id) as arrived:
@@ -119,7 +129,8 @@ def serve(beat_s: float, noted: Path, core: int) -> None:
 
     os.sched_setaffinity(0, {core})
     owner = Beating(beat_s, noted_in(noted))
-    serve_app(make_app(owner, TextModel.load(DEMO_FOLDER), GatewaySettings((MODEL,), MAX_MODEL_LEN)))
+    text = replace(TextModel.load(DEMO_FOLDER), vocab_size=VOCABULARY)
+    serve_app(make_app(owner, text, GatewaySettings((MODEL,), MAX_MODEL_LEN)))
 
 
 def noted_in(file: Path) -> mmap.mmap:

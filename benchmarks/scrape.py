@@ -21,7 +21,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import FastAPI
 
@@ -68,10 +68,18 @@ class Pacing:
     """An owner that delivers a token every TOKEN_S, in a deployment with all workers."""
 
     name, ready, lacks_s = OWNERS[0], True, 0.0
+    late: ClassVar[dict[str, float]] = {}
     members = MEMBERS
 
     def now(self) -> float:
         return time.monotonic()
+
+    def pause(self, request: str) -> None: ...
+
+    def resume(self, request: str) -> None: ...
+
+    def has_unread(self, request: str) -> bool:
+        return False
 
     async def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
         began_at = time.monotonic()

@@ -50,10 +50,10 @@ class DecodeCore(WorkerCore):
                 parts.step_end,
                 parts.owners,
                 parts.compression,
+                parts.retirement,  # before what it takes is told
                 parts.router,
                 parts.counting,
                 parts.repeats,
-                parts.retirement,
                 parts.pool,  # last: until then, all parts know which pool was lost
             ),
             turn=(

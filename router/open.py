@@ -16,6 +16,7 @@ class OpenRequests:
         self._all: dict[str, OpenRequest] = {}  # by the request's id
         self._num: Counter[tuple[ServiceClass, State]] = Counter()
         self.waiting: dict[str, OpenRequest] = {}  # those in WAITING, in their order of arrival
+        self.suspects: dict[str, OpenRequest] = {}  # those that may run only alone, in their order of arrival
         self._given_up: Counter[tuple[ServiceClass, Fact]] = Counter()  # attempts that were lost or came back
 
     def __len__(self) -> int:
@@ -48,6 +49,8 @@ class OpenRequests:
     def add(self, opened: OpenRequest) -> None:
         self._all[opened.request.id] = self.waiting[opened.request.id] = opened
         self._num[opened.request.service, opened.state] += 1
+        if opened.request.is_suspect:
+            self.suspects[opened.request.id] = opened
 
     def move(self, opened: OpenRequest, to: Member, fact: Fact, now: float) -> None:
         """Record that `to` has the request now."""
@@ -62,6 +65,7 @@ class OpenRequests:
     def remove(self, opened: OpenRequest, end: State, fact: Fact) -> None:
         """Forget the request, which has come to this end."""
         self.waiting.pop(opened.request.id, None)
+        self.suspects.pop(opened.request.id, None)
         self._num[opened.request.service, opened.state] -= 1
         del self._all[opened.request.id]
         opened.becomes(end, fact)

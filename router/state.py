@@ -42,7 +42,9 @@ from alignedserve.protocol.messages import (
     Progress,
     Refused,
     Report,
+    Reserve,
     Retire,
+    StepLate,
     Submit,
 )
 from alignedserve.router.demand import WaitingRequest, demands
@@ -60,6 +62,8 @@ from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Standing, StepTimes, Work
 
 REFRESH_S = 5.0  # between two announcements, and before the router inquires after an attempt that does not move
+SUSPECT_WAITS_S = 2.0  # for a worker that is empty; then one is emptied for it ...
+BACK_S = 120.0  # ... but not so soon after a decode worker was lost: it comes back, and is empty then
 _NOTED = MappingProxyType(
     {
         State.ENDED: Kind.ENDED,
@@ -92,7 +96,15 @@ class RouterCore:
         self._heard_at: dict[str, float] = {}
         self._looks_at = now + limits.heartbeat_s  # for silent members
         self._dead: dict[str, int] = {}  # member -> its newest incarnation that was lost
+        self._died: dict[str, int] = {}  # member -> its incarnation whose process ended last
         self._retiring: set[str] = set()  # workers that get no new requests
+        self._lost_at: dict[str, float] = {}  # decode worker that is gone, and did not retire -> since when
+        self._uncharged: dict[str, list[Command]] = {}  # silent worker -> what to say if its process has ended
+        self._late: set[str] = set()  # workers whose present step is late
+        self._reserved: Member | None = None  # the worker that suspects run on
+        self._is_closed_to_all = False  # whether that worker has said what it holds, and that nothing more joins
+        self._told_reserved: dict[str, bool] = {}  # worker -> whether it heard last that it is
+        self._closed: set[str] = set()  # workers on which nothing is placed: these
         self._left: set[str] = set()  # nodes with a pool from which no decode worker fetches any more
         self._without_decode: set[str] = set()  # nodes whose pool had no decode worker at the last look
         self._open = OpenRequests()
@@ -118,10 +130,10 @@ class RouterCore:
         commands: list[Command] = []
         self._decisions.now = now
         match event:
-            case Received(message=Heartbeat(member)):
-                commands += self._hear_heartbeat(member, now)
+            case Received(message=Heartbeat(member, late_s)):
+                commands += [*self._hear_heartbeat(member, now), *self._hear_late(member, late_s)]
             case Received(message=Died(name, incarnation)):
-                commands += self._declare_dead(name, incarnation, now)
+                commands += self._declare_dead(name, incarnation, now, died=True)
             case Received(message=Retire() as retire):
                 commands += self._retire(retire)
             case Received(sender, Submit(request, sketch), incarnation) if self._alive(sender, incarnation):
@@ -130,6 +142,8 @@ class RouterCore:
                 commands += self._cancel(request, attempt)
             case Received(sender, Progress() as progress, incarnation) if known := self._alive(sender, incarnation):
                 commands += self._hear_progress(known, progress, now)
+            case Received(sender, Progress(joined=joined), incarnation) if self._died.get(sender) == incarnation:
+                commands += self._hear_last_joined(joined)
             case Received(sender, Report() as report, incarnation) if self._alive(sender, incarnation):
                 self._placement.reported(sender, report)
             case Received(sender, Figures() as figures, incarnation) if self._alive(sender, incarnation):
@@ -139,14 +153,15 @@ class RouterCore:
                     commands += self._open_declared(declared, now)
                 if is_last:
                     self._recovery.heard_all(sender)
-            case Received(sender, Holding(attempts, free_pairs, retires), incarnation) if known := self._alive(
-                sender, incarnation
+            case Received(sender, Holding(attempts, free_pairs, retires, reserved), incarnation) if (
+                known := self._alive(sender, incarnation)
             ):
                 if retires and sender not in self._retiring:
                     commands += self._stop_placing_on(known)
                 commands += self._hear_holding(known, attempts, now)
                 self._placement.note_room(known.name, free_pairs)
                 self._recovery.heard_all(sender)
+                self._is_closed_to_all |= reserved and known == self._reserved
             case Received(sender, Inquire(attempts), incarnation) if self._alive(sender, incarnation):
                 commands += self._answer_inquiry(sender, attempts, now)
             case Received(sender, Missed()) if known := self._roll.get(sender):
@@ -180,6 +195,7 @@ class RouterCore:
 
     def _hear_heartbeat(self, member: Member, now: float) -> list[Command]:
         if member.incarnation <= self._dead.get(member.name, -1):
+            self._uncharged.pop(member.name, None)
             # The member was only frozen: a roll that does not name it tells it that it was given up.
             return [] if self._recovery.is_gathering else [self._roll.roll_for(member)]
         known = self._roll.get(member.name)
@@ -190,9 +206,11 @@ class RouterCore:
             return []
         self._roll.add(member)
         self._recovery.announced(member)
-        lost = [] if known is None else self._give_up_all_of(known, now)
+        lost = self._charge(member.name) if known is None else self._give_up_all_of(known, now, died=True)
         if member.role in WORKERS:
+            self._lost_at.pop(member.name, None)
             self._retiring.discard(member.name)
+            self._closed.discard(member.name)
             self._placement.met(member)
         if member.role is Role.DECODE:
             self._left.discard(member.node)
@@ -200,18 +218,39 @@ class RouterCore:
         told = [Send(member.name, of_member) for of_member in figures]
         return [*self._announce_change(member), *self._send_recovery_time([member]), *told, *lost]
 
-    def _declare_dead(self, name: str, incarnation: int, now: float) -> list[Command]:
+    def _hear_late(self, member: Member, late_s: float) -> list[Command]:
+        """Place nothing on a worker while its step is late: it ends itself soon, unless the step ends yet."""
+        if self._roll.get(member.name) != member or not (late_s or member.name in self._late):
+            return []
+        if late_s:
+            self._late.add(member.name)
+        else:
+            self._late.discard(member.name)
+        told = StepLate(member.name, late_s)
+        return [Send(gateway.name, told) for gateway in self._roll.members(Role.GATEWAY)]
+
+    def _declare_dead(self, name: str, incarnation: int, now: float, died: bool = False) -> list[Command]:
+        """Give up what the member had. `died` says whether its process has ended: one that is silent may only be cut
+        off."""
         known = self._roll.get(name)
         self._dead[name] = max(incarnation, self._dead.get(name, incarnation))
+        if died:
+            self._died[name] = incarnation
         if known is None or known.incarnation != incarnation or known == self._me:
-            return []
+            return self._charge(name) if died else []
         self._roll.remove(name)
         self._heard_at.pop(name, None)
         self._figures.pop(name, None)
+        if known.role is Role.DECODE and name not in self._retiring:
+            self._lost_at[name] = now
         self._retiring.discard(name)
         self._placement.lost(name)
         self._recovery.heard_all(name)
-        return [*self._announce_change(known), *self._give_up_all_of(known, now)]
+        return [*self._announce_change(known), *self._give_up_all_of(known, now, died)]
+
+    def _charge(self, name: str) -> list[Command]:
+        """Tell owners that a worker which was silent has ended: it was not cut off, and its requests have a death."""
+        return self._uncharged.pop(name, [])
 
     def _retire(self, retire: Retire) -> list[Command]:
         """Let the worker finish what it has, and place no new request there."""
@@ -235,7 +274,7 @@ class RouterCore:
 
     def _ask_for_workers(self, now: float) -> list[Command]:
         """Ask the launcher for as many workers as the load needs."""
-        if self._recovery.is_on or not self._sizing.is_on:
+        if self._recovery.is_on or self._closed or not self._sizing.is_on:
             return []
         waiting = (
             WaitingRequest(opened.request, opened.state is State.POOL, opened.moved_at)
@@ -267,16 +306,24 @@ class RouterCore:
     def _announce_change(self, member: Member) -> list[Command]:
         return [] if self._recovery.is_gathering else self._roll.announce_change(member)
 
-    def _give_up_all_of(self, member: Member, now: float) -> list[Command]:
+    def _give_up_all_of(self, member: Member, now: float, died: bool) -> list[Command]:
         """Give up the requests of a lost worker or pool, and cancel those of a lost owner."""
         commands: list[Command] = []
+        self._late.discard(member.name)
+        self._told_reserved.pop(member.name, None)
+        is_worker, alone = member.role in WORKERS, self._placement.num_at(member.name) == 1
+        charges: list[Command] = []
         self._placement.renewed(member.name)
         self._recovery.lost(member.name)
         for opened in list(self._open):
             if opened.request.owner == member.name:
                 commands += self._cancel_open(opened)
             elif opened.at == member.name:
-                commands += self._give_up(opened)
+                has_ended, request = died and is_worker, opened.request
+                charges.append(Send(request.owner, AttemptLost(request.id, request.attempt, died=True, alone=alone)))
+                commands += self._give_up(opened, has_ended, has_ended and alone)
+        if is_worker and not died:
+            self._uncharged[member.name] = charges
         if member.role is Role.POOL:  # prefill workers may have sent it requests that it never reported
             self._placement.pool_lost(member.name)
             commands += self._inquire([opened for opened in self._open if opened.state is State.PREFILL], now)
@@ -402,11 +449,11 @@ class RouterCore:
         self._remove(opened, State.CANCELLED, Fact.CANCELLED)
         return self._cancel_everywhere(opened.request.id, opened.request.attempt)
 
-    def _give_up(self, opened: OpenRequest) -> list[Command]:
+    def _give_up(self, opened: OpenRequest, died: bool = False, alone: bool = False) -> list[Command]:
         """Give up the attempt: its owner hears of it and submits the next one."""
         self._remove(opened, State.LOST, Fact.LOST)
         request = opened.request
-        lost = Send(request.owner, AttemptLost(request.id, request.attempt))
+        lost = Send(request.owner, AttemptLost(request.id, request.attempt, died, alone))
         return [*self._cancel_everywhere(request.id, request.attempt), lost]
 
     def _cancel_everywhere(self, request: str, attempt: int) -> list[Command]:
@@ -439,6 +486,14 @@ class RouterCore:
             if opened is not None and (opened.at == member.name or key in progress.lost):
                 commands += self._give_up(opened)
         return commands
+
+    def _hear_last_joined(self, attempts: Iterable[Attempt]) -> list[Command]:
+        """Give up what had joined a worker that ended at once, before the router heard of it: it may be the cause. The
+        pool has put it back, and would hand it to the next worker."""
+        known = [opened for key in attempts if (opened := self._open.current(key)) is not None]
+        return [
+            command for opened in known if opened.state is State.POOL for command in self._give_up(opened, died=True)
+        ]
 
     def _hear_returned(self, key: Attempt, worker: Member, now: float) -> list[Command]:
         """Record that the request waits in its node's pool again.
@@ -485,6 +540,8 @@ class RouterCore:
         told: list[Command] = [] if self._recovery.is_gathering else [self._roll.roll_for(member)]
         if member.name in self._retiring:
             told.append(Send(member.name, Retire(member.name, member.incarnation)))
+        if member.name in self._told_reserved:
+            told.append(Send(member.name, Reserve(self._told_reserved[member.name])))
         return [*told, *self._inquire(self._open, now)]
 
     def _refresh(self, now: float) -> list[Command]:
@@ -494,6 +551,8 @@ class RouterCore:
 
     def _leave_pools(self) -> list[Command]:
         """Give up what is in the pools of nodes whose decode workers were gone at the last look, too."""
+        if self._closed:
+            return []
         bare = {node for node in self._pools if self._placement.decodes_only_elsewhere(node)}
         again, self._without_decode = bare & self._without_decode, bare
         return [command for node in sorted(again) for command in self._leave_pool(node)]
@@ -520,13 +579,15 @@ class RouterCore:
 
         The router places none before it knows which requests members hold already.
         """
-        if self._recovery.is_on or not self._open.waiting:
+        if self._recovery.is_on:
             return []
-        commands: list[Command] = []
+        commands = self._place_suspect(now) if self._open.suspects or self._late or self._closed else []
+        if not self._open.waiting or not self._placement.runs_prompts:
+            return commands
         pools = self._pools
-        if not self._placement.runs_prompts:
-            return []
         for opened in self._most_urgent_first(now):
+            if opened.request.is_suspect:
+                continue
             name = self._placement.worker_for(opened.request, pools, now)
             if name is None or (worker := self._roll.get(name)) is None:
                 break
@@ -534,6 +595,54 @@ class RouterCore:
             self._move(opened, worker, Fact.PLACED, now)
             commands.append(Send(name, Prefill(opened.request, decode)))
         return commands
+
+    def _place_suspect(self, now: float) -> list[Command]:
+        """Run the next request that may be what ends its workers, alone on a decode worker: that runs prompts too.
+
+        One at a time and on one worker, so that all others go on with the rest. An empty worker is taken before
+        anything else is placed there: the one that has started again, as a rule. Where there is none and none is to
+        come back, the worker that has least gives up what it has.
+        """
+        suspects = self._open.suspects
+        running = next((opened for opened in suspects.values() if not opened.is_waiting), None)
+        first = next(iter(suspects.values()), None)
+        if running is not None:
+            worker = self._roll.get(running.at)
+        else:
+            worker = None if first is None else self._worker_for_suspect(first, now)
+        commands = self._reserve(worker)
+        if first is None or running is not None or worker is None or not self._is_closed_to_all:
+            return commands
+        for opened in [opened for opened in self._open if opened.at == worker.name]:
+            commands += self._give_up(opened)
+        self._move(first, worker, Fact.PLACED, now)
+        return [*commands, Send(worker.name, Prefill(first.request))]
+
+    def _worker_for_suspect(self, first: OpenRequest, now: float) -> Member | None:
+        if self._reserved is not None and self._roll.get(self._reserved.name) == self._reserved:
+            return None if self._reserved.name in self._retiring | self._late else self._reserved
+        worker = self._roll.get(self._placement.emptiest or "")
+        if worker is None or not self._placement.num_at(worker.name):
+            return worker
+        is_back_soon = any(now - lost_at < BACK_S for lost_at in self._lost_at.values())
+        return None if is_back_soon or now - first.moved_at < SUSPECT_WAITS_S else worker
+
+    def _reserve(self, worker: Member | None) -> list[Command]:
+        """Keep this worker, and those whose step is late, free of all else; place on all others again."""
+        closed = self._late if worker is None else {worker.name, *self._late}
+        for name in closed - self._closed:
+            self._placement.withdraw(name)
+        for name in self._closed - closed:
+            if (known := self._roll.get(name)) is not None and name not in self._retiring:
+                self._placement.met(known)
+        self._closed, before, self._reserved = set(closed), self._reserved, worker
+        changes = [(before, False), (worker, True)] if before != worker else []
+        self._is_closed_to_all &= before == worker
+        return [self._tell_reserved(member, is_on) for member, is_on in changes if member is not None]
+
+    def _tell_reserved(self, worker: Member, is_on: bool) -> Command:
+        self._told_reserved[worker.name] = is_on
+        return Send(worker.name, Reserve(is_on))
 
     @property
     def _pools(self) -> Pools:
@@ -570,7 +679,8 @@ class RouterCore:
     def _arrive(self, opened: OpenRequest, to: Member, fact: Fact, now: float) -> list[Command]:
         """Record that a member has the request.
 
-        In a pool from which no worker decodes any more the attempt is lost: the next one runs elsewhere.
+        In a pool from which no worker decodes any more the attempt is lost: the next one runs elsewhere. So it is where
+        it is a suspect: the pool might hand it to a worker that has others.
         """
         if to.role is not Role.PREFILL and opened.state is not State.POOL:
             self._placement.kept(opened.request, to.node, self._pools)
@@ -579,7 +689,8 @@ class RouterCore:
         elif fact is Fact.RETURNED:
             self._admission.waits(opened.request)
         self._move(opened, to, fact, now)
-        return self._give_up(opened) if to.role is Role.POOL and to.node in self._left else []
+        runs_on = to.role is not Role.POOL or not (to.node in self._left or opened.request.is_suspect)
+        return [] if runs_on else self._give_up(opened)
 
     def _remove(self, opened: OpenRequest, end: State, fact: Fact) -> None:
         self._decisions.note(_NOTED[end], opened.request, opened.at)

@@ -18,6 +18,7 @@ from alignedserve.executor.device_loss import end_where_lost
 from alignedserve.executor.hands import EngineHands
 from alignedserve.executor.leading import Say, say_nothing
 from alignedserve.executor.loading import AnEngine, device_for, load, with_pairs
+from alignedserve.executor.step_watch import StepWatch
 from alignedserve.kvpool.arena.shared_files import HolderLock, remove_stale
 from alignedserve.machine.capacity import Capacity
 from alignedserve.protocol.messages import holder
@@ -46,7 +47,7 @@ class RankParts(Generic[AnEngine]):
         Ranks would begin such copies at different steps."""
         return self.engine.device.type != "cpu" and self.engine.ranks.size == 1
 
-    def hands(self, say: Say = say_nothing, look_ahead: int = 0) -> EngineHands:
+    def hands(self, say: Say = say_nothing, look_ahead: int = 0, watch: StepWatch | None = None) -> EngineHands:
         config, limits, spec = self.place.config, self.capacity.limits, self.place.spec
         num_slots = limits.num_pairs * limits.block_size if spec.role is Role.DECODE else 0
         return EngineHands(
@@ -60,6 +61,7 @@ class RankParts(Generic[AnEngine]):
             num_places=config.policy.pairs.num_places(num_slots),
             say=say,
             look_ahead=look_ahead,
+            watch=watch,
         )
 
 

@@ -20,6 +20,7 @@ from alignedserve.engine.in_order import InOrder
 from alignedserve.engine.sampling.reading import Begun
 from alignedserve.executor.copies import PoolCopies
 from alignedserve.executor.leading import Say, say_nothing
+from alignedserve.executor.step_watch import StepWatch
 from alignedserve.kernels.common.failing import noticing_loss
 from alignedserve.protocol.commands import Command, CopyIn, CopyOut, ReceiveKv, RunStep, SendKv
 from alignedserve.protocol.events import Event, Post, StepDone
@@ -43,11 +44,13 @@ class EngineHands:
         num_places: int = 0,
         say: Say = say_nothing,
         look_ahead: int = 0,
+        watch: StepWatch | None = None,
     ) -> None:
         """Pin the arena where there is a `cudart`; copy beside steps at this `pace`; keep `num_places` places for
-        checkpointed tokens; tell the other ranks with `say` what is done here."""
+        checkpointed tokens; tell the other ranks with `say` what is done here; tell `watch` of steps."""
         self._engine, self._say = engine, say
         self._in_order = InOrder(engine.device) if look_ahead else None
+        self._watch = watch or StepWatch()
         self._transport: Transport = transport or ThroughTheArena()
         self._pace = pace or CopyPace()
         self._copies = PoolCopies(engine, arena_path, page_size, verify, cudart, self._pace, num_places)
@@ -95,7 +98,8 @@ class EngineHands:
         if self._in_order is None:
             return self._begin_aside(work, post)
         if isinstance(work, RunStep):
-            self._in_order.step(work.plan, self._begin_step, post)
+            self._watch.begins(work.plan)
+            self._in_order.step(work.plan, self._begin_step, self._watched(post))
         else:
             self._in_order.do(partial(self._begin_aside, work, post), partial(self._perform_and_post, work, post), post)
         return True
@@ -110,6 +114,13 @@ class EngineHands:
                 self._copies.begin_aside(work, post)  # ranks would do the same work in different orders
                 return True
         return False
+
+    def _watched(self, post: Post) -> Post:
+        def ended(done: Event | Exception) -> None:
+            self._watch.ends()
+            post(done)
+
+        return ended
 
     def _begin_step(self, plan: StepPlan) -> Begun:
         with noticing_loss(self._engine.device), self._pace.step():
@@ -133,8 +144,12 @@ class EngineHands:
         match command:
             case RunStep(plan):
                 began = perf_counter()
-                with self._pace.step():
-                    result = self._engine.step(plan)
+                self._watch.begins(plan)
+                try:
+                    with self._pace.step():
+                        result = self._engine.step(plan)
+                finally:
+                    self._watch.ends()
                 _warn(plan, result)
                 return StepDone(result, perf_counter() - began)
         if isinstance(command, Copying):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 from collections.abc import Callable
 from contextlib import closing
@@ -18,6 +19,7 @@ from alignedserve.engine.profiling import Meter, start_profile, subject_of
 from alignedserve.executor.building import build_rank
 from alignedserve.executor.leading import LeadingEngine, follow, say_nothing, saying_to
 from alignedserve.executor.loading import capture_decodes, steps_ahead
+from alignedserve.executor.step_watch import LEAST_S, ON_GPU_S, UNKNOWN_S, StepWatch
 from alignedserve.machine.capacity import Capacity
 from alignedserve.machine.whole_file import one_at_a_time
 from alignedserve.shell.part import OnStart, Part, Place
@@ -42,7 +44,13 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
             capture_decodes(engine, config)
         part.member = replace(part.member, transport=transport.address)
         profile = _known_profile(part, engine, capacity)
-        hands = built.hands(say, look_ahead)
+        on_gpu = engine.device.type != "cpu"
+        watch = StepWatch(
+            least_s=UNKNOWN_S if not profile else ON_GPU_S if on_gpu else LEAST_S,
+            first_s=UNKNOWN_S if on_gpu or not profile else LEAST_S,
+            still_s=max(LEAST_S, 2 * config.wire.death_s),
+        )
+        hands = built.hands(say, look_ahead, watch)
         setup = WorkerSetup(
             capacity.limits,
             part.policy,
@@ -56,8 +64,9 @@ def run_worker(part: Part, on_start: OnStart, make: Callable[[WorkerSetup], Core
         shell = part.shell(make(setup), hands, hands.begin_aside)
         on_start(shell)
         try:
-            part.run(shell)
+            part.run(shell, late_s=watch.late_s)
         finally:
+            faulthandler.cancel_dump_traceback_later()
             hands.close()
 
 

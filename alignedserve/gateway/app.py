@@ -56,7 +56,7 @@ from alignedserve.gateway.responding import ResponseRoutes
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.gateway.starting import Started, Starter
-from alignedserve.gateway.streaming import EventStream, chat_events, unless_gone, whole_answer
+from alignedserve.gateway.streaming import EventStream, chat_events, json_response, unless_gone, whole_answer
 from alignedserve.metrics.parts import PartMetrics
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import OwnerClient
@@ -114,6 +114,7 @@ def make_app(
     for method, path, scope, answer in (
         ("GET", "/", None, routes.front),
         ("GET", "/docs", None, routes.docs),
+        ("GET", "/live", None, routes.live),
         ("GET", "/health", None, routes.health),
         ("GET", "/ready", None, routes.ready),
         ("GET", "/metrics", None, routes.metrics),
@@ -181,10 +182,18 @@ class _Routes:
         adapter = self._starter.check_model(name)
         return JSONResponse(self._card(name) if adapter is None else self._adapter_card(adapter))
 
+    async def live(self, _: HttpRequest) -> Response:
+        """Answer that this process lives: what does not answer should be started again."""
+        return JSONResponse({"status": "alive"})
+
     async def health(self, _: HttpRequest) -> Response:
-        """Answer that this process lives, and what does not work in any part; why, only /status says, to keys."""
+        """Answer whether requests are served, and what does not work in any part; why, only /status says, to keys.
+
+        Unlike /ready it goes on while the server drains, since what is open is served."""
+        if not self._client.ready:
+            raise not_ready()
         fallen = [{name: said for name, said in fallback.items() if name != "why"} for fallback in self._fallbacks()]
-        return JSONResponse({"status": "alive", "fallbacks": fallen})
+        return JSONResponse({"status": "serving", "fallbacks": fallen})
 
     async def ready(self, _: HttpRequest) -> Response:
         if self._app.state.draining:
@@ -205,6 +214,7 @@ class _Routes:
                 "state": head.state,
                 "models": list(head.models),
                 "parts": parts,
+                "late": [{"part": part, "step_s": late_s} for part, late_s in self._client.late.items()],
                 "scale": scale,
                 "fallbacks": self._fallbacks(),
                 "weights": self._app.state.parts.weights(),
@@ -249,14 +259,14 @@ class _Routes:
             body = parse_body(kind, sent)
             self._starter.check_model(body.model)
             arguments = body, self._text, self._settings.max_model_len
-            answer = await self._starter.in_thread(partial(convert, *arguments))
+            answer = await self._starter.in_thread(http, partial(convert, *arguments))
         return JSONResponse(answer)
 
     async def load_adapter(self, http: HttpRequest) -> Response:
         async with self._starter.read(http) as sent:
             body = parse_body(LoadAdapter, sent)
         arguments = body, self._starter.adapters, self._settings.served_model_names
-        return PlainTextResponse(await self._starter.in_thread(partial(load_adapter, *arguments)))
+        return PlainTextResponse(await self._starter.in_thread(http, partial(load_adapter, *arguments)))
 
     async def unload_adapter(self, http: HttpRequest) -> Response:
         async with self._starter.read(http) as sent:
@@ -280,7 +290,8 @@ class _Routes:
         generation = started.generation
         try:
             answer = await unless_gone(http.receive, whole_answer(generation, shape, started.meter))
-            return JSONResponse(answer, headers={**shape.headers, **generation.headers})
+            headers = {**shape.headers, **generation.headers}
+            return json_response(answer, headers, self._settings.stalled_client_s)
         finally:
             await generation.close()
 

@@ -154,13 +154,16 @@ _ROUTES = (
         answer_types=(_JSON, _HTML),
     ),
     _RouteDocument("get", "/docs", "This document as a page.", _TEXT, answer_types=(_HTML,)),
+    _RouteDocument("get", "/live", "Whether this process answers.", _object(status=_TEXT)),
     _RouteDocument(
         "get",
         "/health",
-        "Whether this process answers, and what does not work in any part.",
+        "Whether requests are served, and what does not work in any part.",
         _object(status=_TEXT, fallbacks=_list(_FALLEN)),
     ),
-    _RouteDocument("get", "/ready", "Whether requests are taken now.", _object(status=_TEXT)),
+    _RouteDocument(
+        "get", "/ready", "Whether requests are taken now: not while the server drains.", _object(status=_TEXT)
+    ),
     _RouteDocument("get", "/metrics", "Metrics in Prometheus' text form.", _TEXT, answer_types=(_PLAIN,)),
     _RouteDocument(
         "get",
@@ -170,6 +173,7 @@ _ROUTES = (
             state=_TEXT,
             models=_list(_TEXT),
             parts=_list(_PART),
+            late=_list(_object(part=_TEXT, step_s=_NUMBER)),
             scale=_object(),
             fallbacks=_list(_FALLBACK),
             weights=_object(),

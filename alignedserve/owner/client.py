@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,6 +39,10 @@ class GivenUp(Overloaded):
         super().__init__(why, retry_after_s, Rejection.GIVEN_UP, request)
 
 
+class Culprit(AlignedServeError):
+    """The request ended every worker that ran it: nothing comes of another try but another death."""
+
+
 class CutOff(AlignedServeError):
     """The owner ends and does not wait for the request."""
 
@@ -60,11 +64,24 @@ class OwnerClient(Protocol):
     def members(self) -> tuple[Member, ...]:
         """Return the members of the deployment that are there."""
 
+    @property
+    def late(self) -> Mapping[str, float]:
+        """Return the workers whose present step takes far longer than predicted, and for how long it has run."""
+
     def now(self) -> float:
         """Return the time by the clock of `Request.arrival_at`."""
 
     async def story(self, request: str) -> Story:
         """Return what the parts of the deployment remember of a request."""
+
+    def pause(self, request: str) -> None:
+        """Have the request run nowhere until `resume`, since its client does not read; it then goes on as before."""
+
+    def resume(self, request: str) -> None:
+        """Have a request that was paused run again."""
+
+    def has_unread(self, request: str) -> bool:
+        """Return whether a delivery has come that was not read from `open`."""
 
     def open(self, request: Request) -> AsyncGenerator[Delivered, None]:
         """Yield the request's deliveries; the last has a finish.

@@ -4,6 +4,9 @@ The owner hands every token to its client exactly once and in order, whatever ha
 drops duplicates and tokens of older attempts, asks again for missing tokens, and follows a lost attempt by the next,
 which goes on after the delivered tokens. A request that is silent for long may have lost a frame that no later frame
 tells of: its owner asks the workers that may keep its tokens, and asks the router whether any part still has it.
+
+A request whose client does not read is paused: its attempt is cancelled, and the next one waits here until the client
+has read what has come.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from alignedserve.core import FinishReason, Rejection, Request, Role, Sketch
+from alignedserve.core import SUSPECT_DEATHS, FinishReason, Rejection, Request, Role, Sketch
 from alignedserve.owner.explaining import Explanations
 from alignedserve.protocol.commands import Command, Deliver, Reject, Send, SetTimer, Show
 from alignedserve.protocol.events import (
@@ -22,7 +25,9 @@ from alignedserve.protocol.events import (
     MemberJoined,
     MemberLost,
     Opened,
+    Paused,
     Received,
+    Resumed,
     StoryAsked,
     TimerFired,
     Unsent,
@@ -42,6 +47,7 @@ from alignedserve.protocol.messages import (
     Output,
     Refused,
     Resend,
+    StepLate,
     Submit,
     Tokens,
 )
@@ -49,6 +55,8 @@ from alignedserve.protocol.messages import (
 RESEND_S = 2.0  # wait for the answer to a Resend; then the next attempt starts
 MOST_DECLARED = 32  # requests in a frame
 MOST_FRUITLESS = 10  # attempts in a row without a token, before a request is given up: it may be what breaks them
+PASSED = 8  # tokens beyond the place of the last death, after which a request did not end the worker there:
+MOST_DOUBLINGS = 3  # twice as many with each death from the third on: it may end workers some tokens after each start
 SILENCE_S = 5.0  # without news, before the owner asks about a request
 _SILENCE = ""  # name of a timer; timers of requests are named by them
 
@@ -62,14 +70,32 @@ class OwnedRequest:
     senders: set[str] = field(default_factory=set)  # workers that may keep its tokens
     missing_at: int | None = None  # the index that a Resend asked for
     num_fruitless: int = 0  # attempts in a row that brought no token
+    charged_attempt: int = -1  # the last attempt that was charged with a death
+    num_deaths_ever: int = 0  # workers that ended while they had it
+    num_deaths: int = 0  # workers that ended in a row while they had it, each at about the same place ...
+    died_at: int = 0  # ... which is that of the last death: the tokens that it had
     emitted_at: float | None = None  # when the last token came
     has_doubted: bool = False  # whether an attempt was given up since its KV may have been spoiled
     is_infeasible: bool = False  # whether its prompt alone takes longer than its ttft
+    is_paused: bool = False  # whether its attempt waits here: no other part knows of it
 
     @property
     def next_attempt(self) -> Request:
         attempt, emitted = self.request.attempt + 1, tuple(self.output)
-        return replace(self.request, attempt=attempt, emitted=emitted, emitted_at=self.emitted_at)
+        return replace(
+            self.request, attempt=attempt, emitted=emitted, emitted_at=self.emitted_at, deaths=self.num_deaths
+        )
+
+    @property
+    def has_passed(self) -> bool:
+        """Return whether the request has got well past the place at which its last worker ended."""
+        reach = PASSED << min(max(0, self.num_deaths_ever - SUSPECT_DEATHS), MOST_DOUBLINGS)
+        return len(self.output) > self.died_at + reach
+
+    def count_death(self) -> None:
+        self.num_deaths_ever += 1
+        self.num_deaths = 1 if self.has_passed else self.num_deaths + 1
+        self.died_at = len(self.output)
 
 
 class OwnerCore:
@@ -79,6 +105,7 @@ class OwnerCore:
         self._needed = needed
         self._open: dict[str, OwnedRequest] = {}
         self._members: dict[str, Member] = {}  # by name
+        self._late: dict[str, float] = {}  # worker -> how long its present step has run, where that is late
         self._explanations = Explanations()
         self._listening = False  # whether the timer for silent requests is set
         self._lost_at = -math.inf  # when a role was last left without a member
@@ -100,7 +127,12 @@ class OwnerCore:
     @property
     def ready(self) -> bool:
         """Return whether a request that is opened now could run."""
-        return self._needed <= {member.role for member in self._members.values()}
+        return self._needed <= {member.role for member in self._members.values() if member.name not in self._late}
+
+    @property
+    def late(self) -> dict[str, float]:
+        """Return the workers whose present step is late, and for how long it has run. Any thread may call this."""
+        return dict(self._late)
 
     def lacks_s(self, now: float) -> float:
         """Return for how long no request could run: 0 if one can run now, infinite if none ever could."""
@@ -118,10 +150,14 @@ class OwnerCore:
                 return [Send(ROUTER, Submit(request, sketch)), *self._listen(now)]
             case Closed(request) if request in self._open:
                 return self._closed(self._open.pop(request))
+            case Paused(request) if (opened := self._open.get(request)) and not opened.is_paused:
+                return self._pause(opened)
+            case Resumed(request) if (opened := self._open.get(request)) and opened.is_paused:
+                return self._resume(opened, now)
             case Received(sender, Tokens(outputs)):
                 return self._arrived(sender, outputs, now)
-            case Received(message=AttemptLost(request, attempt)):
-                return self._lost(request, attempt)
+            case Received(message=AttemptLost(request, attempt, died, alone)):
+                return self._lost(request, attempt, died, alone)
             case Received(message=Refused(request, attempt) as refused) if self._is_current(request, attempt):
                 del self._open[request]
                 return [Reject(request, refused.reason, refused.why, refused.retry_after_s)]
@@ -138,7 +174,17 @@ class OwnerCore:
             case MemberLost(member):
                 was_ready = self.ready
                 self._members.pop(member.name, None)
+                self._late.pop(member.name, None)
+                if member.role is Role.ROUTER:
+                    self._late.clear()  # the next router says again, at each heartbeat, whose step is late
                 self._left_at[member.role] = now
+                if was_ready and not self.ready:
+                    self._lost_at = now
+            case Received(message=StepLate(name, late_s)):
+                was_ready = self.ready
+                self._late.pop(name, None)
+                if late_s and name in self._members:
+                    self._late[name] = late_s
                 if was_ready and not self.ready:
                     self._lost_at = now
             case MemberJoined(member):
@@ -151,6 +197,8 @@ class OwnerCore:
             case Received(sender, Missed()):
                 return self._say_again(sender)
             case LinkGap(sender):
+                if sender == ROUTER:
+                    self._late.clear()
                 return [Send(sender, Missed()), *self._say_again(sender)]
             case TimerFired(name) if name == _SILENCE:
                 return self._silent(now)
@@ -196,6 +244,8 @@ class OwnerCore:
                 commands.append(Deliver(output.request, new, finish, logprobs, *of_first))
             if finish is not None:
                 commands += self._ended(opened)
+            elif opened.num_deaths and opened.has_passed:
+                commands += self._acquit(opened)
         return commands
 
     def _hear_doubt(self, opened: OwnedRequest, sender: str, output: Output, now: float) -> list[Command]:
@@ -229,8 +279,8 @@ class OwnerCore:
     def _say_again(self, to: str) -> list[Command]:
         """Ask again about all requests: lost frames of a worker may have held the first or the last tokens of any."""
         if to == ROUTER:
-            return self._inquire(self._open.values())
-        return [self._resend(to, opened) for opened in self._open.values()]
+            return self._inquire(self._running)
+        return [self._resend(to, opened) for opened in self._running]
 
     def _listen(self, now: float) -> list[Command]:
         if self._listening or not self._open:
@@ -240,7 +290,7 @@ class OwnerCore:
 
     def _silent(self, now: float) -> list[Command]:
         self._listening = False
-        silent = [opened for opened in self._open.values() if now - opened.heard_at >= SILENCE_S]
+        silent = [opened for opened in self._running if now - opened.heard_at >= SILENCE_S]
         commands: list[Command] = []
         for opened in silent:
             commands += [self._resend(sender, opened) for sender in sorted(opened.senders)]
@@ -255,7 +305,7 @@ class OwnerCore:
         return [Send(ROUTER, Inquire(attempts))] if attempts else []
 
     def _declared(self) -> list[Command]:
-        return _in_frames([opened.request for opened in self._open.values()], MOST_DECLARED)
+        return _in_frames([opened.request for opened in self._running], MOST_DECLARED)
 
     def _unanswered(self, request: str) -> list[Command]:
         opened = self._open.get(request)
@@ -263,10 +313,19 @@ class OwnerCore:
             return []
         return self._lost(request, opened.request.attempt)
 
-    def _lost(self, request: str, attempt: int) -> list[Command]:
-        if not self._is_current(request, attempt):
+    def _lost(self, request: str, attempt: int, died: bool = False, alone: bool = False) -> list[Command]:
+        opened = self._open.get(request)
+        if opened is None or attempt > opened.request.attempt:
             return []
-        opened = self._open[request]
+        is_current, is_new = attempt == opened.request.attempt, attempt > opened.charged_attempt
+        if died and is_new:
+            opened.charged_attempt = attempt
+            opened.count_death()
+            if alone and opened.num_deaths > SUSPECT_DEATHS:
+                return self._convict(opened)
+        if not is_current:  # the worker was silent, and the next attempt began before its death was known
+            must_run_alone = opened.num_deaths >= SUSPECT_DEATHS and not opened.request.is_suspect
+            return self._go_on(opened) if must_run_alone and not opened.is_paused else []
         opened.num_fruitless += 1
         if opened.num_fruitless == MOST_FRUITLESS:
             del self._open[request]
@@ -275,8 +334,30 @@ class OwnerCore:
                 cancel,
                 Reject(request, Rejection.GIVEN_UP, f"{MOST_FRUITLESS} attempts in a row came to nothing", 10.0),
             ]
+        return self._go_on(opened)
+
+    def _go_on(self, opened: OwnedRequest) -> list[Command]:
         opened.request, opened.missing_at = opened.next_attempt, None
         return [Send(ROUTER, Submit(opened.request, opened.sketch))]
+
+    # --- Requests that may be what ends their workers
+    #
+    # A request that ends its worker at some token does so in each attempt, whatever tokens came before. All that the
+    # worker had is charged with a death, since nobody knows whose it was. With the second one in a row the request is a
+    # suspect: the router runs it alone. One that was unlucky soon passes the place of its last death, and is acquitted.
+    # One that ends a worker which has nothing else, at that place again, is the culprit. Its own death elsewhere, or
+    # in company, proves nothing: workers are killed for other reasons too.
+
+    def _acquit(self, opened: OwnedRequest) -> list[Command]:
+        """Forget the deaths. A suspect goes on among others, in its next attempt: the next suspect gets its worker."""
+        opened.num_deaths = 0
+        return self._go_on(opened) if opened.request.is_suspect else []
+
+    def _convict(self, opened: OwnedRequest) -> list[Command]:
+        id, attempt = opened.request.id, opened.request.attempt
+        del self._open[id]
+        why = f"{opened.num_deaths} workers ended while they ran this request, the last one alone with it"
+        return [Send(ROUTER, Cancel(id, attempt)), Reject(id, Rejection.CULPRIT, f"{why}: do not send it again", 0.0)]
 
     def _unsent(self, message: Submit | Declare, why: str) -> list[Command]:
         """End a request that no frame can hold: its next attempt would fail too. Requests that were declared together
@@ -295,6 +376,19 @@ class OwnerCore:
                 Reject(request.id, Rejection.GIVEN_UP, f"the request cannot be sent to the router: {why}", 10.0),
             ]
         return commands
+
+    @property
+    def _running(self) -> list[OwnedRequest]:
+        return [opened for opened in self._open.values() if not opened.is_paused]
+
+    def _pause(self, opened: OwnedRequest) -> list[Command]:
+        cancel = Cancel(opened.request.id, opened.request.attempt)
+        opened.request, opened.missing_at, opened.is_paused = opened.next_attempt, None, True
+        return [Send(ROUTER, cancel)]
+
+    def _resume(self, opened: OwnedRequest, now: float) -> list[Command]:
+        opened.is_paused, opened.heard_at = False, now
+        return [Send(ROUTER, Submit(opened.request, opened.sketch)), *self._listen(now)]
 
     def _closed(self, opened: OwnedRequest) -> list[Command]:
         return [Send(ROUTER, Cancel(opened.request.id, opened.request.attempt))]

@@ -19,10 +19,10 @@ from alignedserve.core import NO_OPENING, Rejection, Request, Role, Sketch
 from alignedserve.errors import CastOut
 from alignedserve.explain.story import Story
 from alignedserve.owner.arrivals import ArrivalQueues
-from alignedserve.owner.client import CutOff, Delivered, GivenUp, Overloaded
+from alignedserve.owner.client import Culprit, CutOff, Delivered, GivenUp, Overloaded
 from alignedserve.owner.core import OwnerCore
 from alignedserve.protocol.commands import Command, Deliver, Reject, Show, TellStory
-from alignedserve.protocol.events import Closed, Event, Opened, StoryAsked
+from alignedserve.protocol.events import Closed, Event, Opened, Paused, Resumed, StoryAsked
 from alignedserve.protocol.messages import Figures, Member
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import Part
@@ -87,6 +87,10 @@ class Owner(NoHands):
         return (*others, self._part.member)
 
     @property
+    def late(self) -> dict[str, float]:
+        return self._core.late
+
+    @property
     def num_open(self) -> int:
         return self._core.num_open
 
@@ -106,6 +110,8 @@ class Owner(NoHands):
                     assert not isinstance(arrived, TellStory)
                     ended = isinstance(arrived, Reject) or arrived.finish is not None
                     if isinstance(arrived, Reject):
+                        if arrived.reason is Rejection.CULPRIT:
+                            raise Culprit(arrived.why)
                         if arrived.reason is Rejection.GIVEN_UP:
                             raise GivenUp(arrived.why, arrived.retry_after_s, request.id)
                         raise Overloaded(arrived.why, arrived.retry_after_s, arrived.reason, request.id)
@@ -114,6 +120,15 @@ class Owner(NoHands):
             finally:
                 if not ended:
                     self._shell.post(Closed(request.id))
+
+    def pause(self, request: str) -> None:
+        self._shell.post(Paused(request))
+
+    def resume(self, request: str) -> None:
+        self._shell.post(Resumed(request))
+
+    def has_unread(self, request: str) -> bool:
+        return self._arrivals.has(request)
 
     async def story(self, request: str) -> Story:
         number = next(self._story_numbers)

@@ -88,6 +88,15 @@ class Heartbeat:
     """
 
     member: Member
+    late_s: float = 0.0  # how long its present step has run, where that is far longer than predicted
+
+
+@dataclass(frozen=True, slots=True)
+class StepLate:
+    """The router tells gateways, at each heartbeat, that a worker's step is late; with 0 s, that it is no more."""
+
+    member: str
+    late_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +174,8 @@ class AttemptLost:
 
     request: str
     attempt: int
+    died: bool = False  # the process of the worker that had it has ended
+    alone: bool = False  # ... and that worker had nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +184,14 @@ class Prefill:
 
     request: Request
     decode: str = ""  # the decode worker with most room: the request goes there if it cannot wait in the pool
+
+
+@dataclass(frozen=True, slots=True)
+class Reserve:
+    """The router reserves a decode worker for requests that run alone, one after the other: the worker runs only the
+    prompts that the router sends, and nothing of the pool joins. It answers with what it holds."""
+
+    is_on: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,6 +302,7 @@ class Holding:
     attempts: tuple[Attempt, ...]
     free_pairs: int = 0
     is_retiring: bool = False  # the worker takes no new requests
+    is_reserved: bool = False  # nothing joins there but what the router sends
 
 
 # --- Messages that repair what a lost frame, or a frame lost with its receiver, has left behind.
@@ -586,6 +606,7 @@ LAUNCHER = "launcher"  # the sender of what only the launcher may say
 Message: TypeAlias = (
     Members
     | Heartbeat
+    | StepLate
     | Started
     | Died
     | Retire
@@ -595,6 +616,7 @@ Message: TypeAlias = (
     | Infeasible
     | AttemptLost
     | Prefill
+    | Reserve
     | Expect
     | Tokens
     | Resend

@@ -188,10 +188,18 @@ class Pulse:
     has started."""
 
     def __init__(
-        self, sender: str, incarnation: int, message: Message, router: str, interval_s: float, keys: LinkKeys
+        self,
+        sender: str,
+        incarnation: int,
+        message: Message,
+        router: str,
+        interval_s: float,
+        keys: LinkKeys,
+        look: Callable[[Message], Message] = lambda message: message,
     ) -> None:
+        """`look` is called before each repetition, in this thread, and returns what is said."""
         self._sender, self._incarnation, self._message = sender, incarnation, message
-        self._router, self._interval_s, self._keys = router, interval_s, keys
+        self._router, self._interval_s, self._keys, self._look = router, interval_s, keys, look
         self._said: queue.SimpleQueue[Message | None] = queue.SimpleQueue()  # None: stop
         self._said.put(message)
         self._thread = threading.Thread(target=self._speak, name="pulse", daemon=True)
@@ -230,4 +238,4 @@ class Pulse:
         try:
             return self._said.get(timeout=self._interval_s)
         except queue.Empty:
-            return self._message
+            return self._look(self._message)

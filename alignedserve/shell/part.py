@@ -6,7 +6,7 @@ launch/start.py starts the part of a role in a process of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from time import perf_counter
@@ -128,13 +128,14 @@ class Part(Place):
     def shell(self, core: Core, hands: Hands | None = None, begin_aside: BeginAside | None = None) -> Shell:
         return Shell(core, self.links, self.clock, hands, begin_aside, self.spec.lives, self.policy.own.failures)
 
-    def run(self, shell: Shell, first: list[Command] | None = None) -> None:
-        """Run the shell until it is stopped."""
+    def run(self, shell: Shell, first: list[Command] | None = None, late_s: Callable[[], float] = lambda: 0.0) -> None:
+        """Run the shell until it is stopped. `late_s` is asked before each heartbeat, in the thread that sends it."""
         pulse = None
         if self.spec.role is not Role.ROUTER:
             beat = Heartbeat(self.member)
             said_by = self.member.name, self.incarnation
-            pulse = Pulse(*said_by, beat, self.spec.router, self.config.wire.heartbeat_s, self._keys)
+            to, interval_s = self.spec.router, self.config.wire.heartbeat_s
+            pulse = Pulse(*said_by, beat, to, interval_s, self._keys, lambda _: replace(beat, late_s=late_s()))
         self.signs.stage(Stage.RUNS)
         try:
             shell.run(first or [])

@@ -70,13 +70,15 @@ class BatchAsks(CorePart):
         """Return whether the pool is to hear that there is less room than it knows of."""
         if self._asked is None:
             return False
-        is_closed = self._here.had_shortage or self._retirement.is_retiring
+        is_closed = self._here.had_shortage or self._retirement.is_retiring or self._retirement.is_reserved
         return is_closed or (self._asked.pairs > 0 and bool(self._memory.lacking()))
 
     @property
     def _room(self) -> AskBatch:
         """Return the room beyond the candidates: those that wait here did not fit. Real-time requests may fit where
         best-effort ones do not."""
+        if self._retirement.is_reserved:
+            return AskBatch(0, 0, wants_batch=False)
         if self._here.had_shortage or self._retirement.is_retiring:
             ahead = self._wanted_ahead if self._swaps and not self._retirement.is_retiring else 0
             return AskBatch(0, 0, wants_batch=False, ahead=ahead)

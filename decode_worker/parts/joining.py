@@ -23,6 +23,7 @@ class Joining(CorePart):
         self._batch, self._memory, self._queue = stores.batch, stores.memory, stores.queue
         self._order, self._holds = stores.order, stores.holds
         self._notes, self._faults, self._copy_numbers = stores.notes, stores.faults, stores.copy_numbers
+        self._retirement = stores.retirement
         self._seats, self._preempting, self._decisions = seats, preempting, stores.decisions
         self._beside = stores.copies_beside
         self._from_lost_pool: frozenset[int] = frozenset()  # copies that were under way when their pool was lost
@@ -46,7 +47,7 @@ class Joining(CorePart):
         prompts come after them. A candidate that had to leave joins again when another request has ended: otherwise the
         two would take turns."""
         first = self._candidates.first(now)
-        if first is None or (first.evicted is not None and self._here.is_short):
+        if first is None or (first.evicted is not None and self._here.is_short) or self._retirement.is_reserved:
             return None
         if self._pace.policy.swaps:
             return None if self._prompt_is_before(first, now) else first

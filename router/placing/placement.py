@@ -120,13 +120,17 @@ class Placement:
         self._backlogs.pop(member, None)
         self._late.pop(member, None)
         self._beginnings.forget(member)
-        role = self._roles.pop(member, None)
+        self.withdraw(member)
+
+    def withdraw(self, worker: str) -> None:
+        """Place nothing on the worker until it is met again."""
+        role = self._roles.pop(worker, None)
         if role is not None:
             self._num_workers[role] -= 1
             for service in ServiceClass:
-                self._loads[role, service].remove(member)
-            self._leave_node(member)
-            del self._node[member]
+                self._loads[role, service].remove(worker)
+            self._leave_node(worker)
+            del self._node[worker]
 
     def _leave_node(self, worker: str) -> None:
         self._rooms_of(worker).forget(worker)
@@ -186,6 +190,15 @@ class Placement:
 
     def num_workers(self, role: Role) -> int:
         return self._num_workers[role]
+
+    def num_at(self, member: str) -> int:
+        return self._num_at[member]
+
+    @property
+    def emptiest(self) -> str | None:
+        """Return the decode worker that has the fewest requests."""
+        workers = [name for name, role in self._roles.items() if role is Role.DECODE]
+        return min(workers, key=lambda name: self._num_at[name], default=None)
 
     def num_busy(self, role: Role) -> int:
         """Count the workers of the role that have a request."""

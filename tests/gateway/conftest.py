@@ -46,10 +46,14 @@ class FakeOwner:
     def __init__(self, *steps: Any) -> None:
         self.steps = steps
         self.ready, self.lacks_s = True, 0.0
+        self.late: dict[str, float] = {}
         self.opened: list[Request] = []
         self.cancelled: list[str] = []
         self.open_now: set[str] = set()
         self.remembered: list[PartAnswer] = []  # what parts answer about each request
+        self.paused: list[str] = []
+        self.resumed: list[str] = []
+        self.unread: set[str] = set()  # requests that have deliveries which were not read
 
     def now(self) -> float:
         return time.monotonic()
@@ -67,6 +71,15 @@ class FakeOwner:
             self.open_now.discard(request.id)
             if not finished:
                 self.cancelled.append(request.id)
+
+    def pause(self, request: str) -> None:
+        self.paused.append(request)
+
+    def resume(self, request: str) -> None:
+        self.resumed.append(request)
+
+    def has_unread(self, request: str) -> bool:
+        return request in self.unread
 
     async def story(self, request: str) -> Story:
         return tell(request, self.remembered, (), self.now())

@@ -18,7 +18,7 @@ from alignedserve.gateway.access.keys import key_ring
 from alignedserve.gateway.openai import types as openai_types
 from alignedserve.gateway.openai.tokenising import TokenizeRequest
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
-from alignedserve.owner.client import Delivered, GivenUp, Overloaded
+from alignedserve.owner.client import Culprit, Delivered, GivenUp, Overloaded
 from alignedserve.text.text_model import TextModel
 from tests.exposition import value
 from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner, Gateway, data_lines
@@ -364,7 +364,7 @@ def test_a_key_opens_all_but_what_is_open(text: TextModel) -> None:
             assert (error["code"], error["type"]) == ("invalid_api_key", "authentication_error")
             assert answer.headers["www-authenticate"] == "Bearer"
     assert gateway.get("/v1/models", headers={"Authorization": "Bearer s3cret-é".encode()}).status_code == 200
-    assert [gateway.get(path).status_code for path in ("/health", "/ready", "/metrics")] == [200, 200, 200]
+    assert [gateway.get(path).status_code for path in ("/live", "/health", "/ready", "/metrics")] == [200] * 4
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -399,6 +399,18 @@ def test_what_comes_to_nothing_is_for_want_of_capacity(text: TextModel) -> None:
     answer = Gateway(text, FakeOwner(GivenUp("10 attempts in a row came to nothing", 10.0))).chat()
     assert error_of(answer, 503)["code"] == "server_is_overloaded"
     assert answer.headers["retry-after"] == "10"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_ends_its_workers_is_not_to_be_sent_again(text: TextModel, stream: bool) -> None:
+    answer = Gateway(text, FakeOwner(Culprit("3 workers ended"))).chat(stream=stream)
+    error = error_of(answer, 500)
+    assert (error["code"], error["type"]) == ("request_ends_workers", "internal_server_error")
+    assert answer.headers["x-should-retry"] == "false"
+    assert "retry-after" not in answer.headers
+    later = Gateway(text, FakeOwner((5,), Culprit("3 workers ended")))
+    *_, last, done = data_lines(later.chat(stream=True))
+    assert (last["error"]["code"], done) == ("request_ends_workers", "[DONE]")
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -10,7 +10,7 @@ import pytest
 
 from alignedserve.core import FinishReason, Opening
 from alignedserve.gateway.access.keys import key_ring
-from alignedserve.owner.client import Delivered, Overloaded
+from alignedserve.owner.client import Culprit, Delivered, Overloaded
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, FakeOwner, Gateway, ids_of
 from tests.gateway.test_tools import PARAMETERS, SAID_BY_HERMES, hermes, prompt_of, saying  # noqa: F401  (a fixture)
@@ -175,6 +175,9 @@ def test_errors_before_and_in_a_stream(text: TextModel) -> None:
     full = ask(Gateway(text, FakeOwner(Overloaded("full", 2.0))), stream=True)
     assert (full.status_code, full.headers["retry-after"]) == (429, "2")
     assert full.json()["error"] == {"type": "rate_limit_error", "message": "full"}
+    culprit = ask(Gateway(text, FakeOwner(Culprit("3 workers ended"))), stream=True)
+    assert (culprit.status_code, culprit.headers["x-should-retry"]) == (500, "false")
+    assert culprit.json()["error"] == {"type": "api_error", "message": "3 workers ended"}
     broken = ask(Gateway(text, FakeOwner(ids_of(text, HELLO), RuntimeError("unforeseen"))), stream=True)
     last = events_of(broken)[-1]
     assert (last["type"], last["error"]["type"]) == ("error", "api_error")

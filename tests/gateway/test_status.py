@@ -21,7 +21,13 @@ def gateway(text: TextModel) -> Gateway:
 def test_the_parts_of_the_deployment_and_where_they_are(gateway: Gateway) -> None:
     told = gateway.get("/status").json()
     part = {"name": "decode-0", "role": "decode", "node": "node-1", "address": "tcp://10.0.0.2:1"}
-    assert told == {"state": "ready", "models": [MODEL], "parts": [part], "scale": {}, "fallbacks": [], "weights": {}}
+    nothing: dict[str, object] = {"late": [], "scale": {}, "fallbacks": [], "weights": {}}
+    assert told == {"state": "ready", "models": [MODEL], "parts": [part], **nothing}
+
+
+def test_which_worker_is_late_with_a_step(gateway: Gateway) -> None:
+    gateway.owner.late = {"decode-0": 6.5}
+    assert gateway.get("/status").json()["late"] == [{"part": "decode-0", "step_s": 6.5}]
 
 
 def test_whether_it_takes_requests(gateway: Gateway) -> None:
@@ -33,7 +39,7 @@ def test_whether_it_takes_requests(gateway: Gateway) -> None:
 
 def test_what_falls_back_in_any_part(gateway: Gateway) -> None:
     """A worker's kernel has failed while it served, and this gateway lacks a library; only /status says why."""
-    assert gateway.get("/health").json() == {"status": "alive", "fallbacks": []}
+    assert gateway.get("/health").json() == {"status": "serving", "fallbacks": []}
     fell_back("uvloop", "it cannot be imported", "asyncio's own event loop runs")
     kernel = Fallback("kernel attend", "ptxas fatal: /opt/x", "torch reference takes its place")
     process = ProcessFigures(1.0, 1, 1, 1.0, fell_back=(kernel,))

@@ -18,7 +18,7 @@ from openai import AsyncOpenAI
 from alignedserve.config.config import Config
 from alignedserve.errors import StoreError
 from alignedserve.gateway.batches import RUNNER_PATIENCE_S
-from alignedserve.owner.client import GivenUp, Overloaded
+from alignedserve.owner.client import Culprit, GivenUp, Overloaded
 from alignedserve.store.job import Job, LineResult
 from alignedserve.store.sqlite_store import SqliteStore
 from alignedserve.store.store import Holder, Store
@@ -119,25 +119,29 @@ def test_lines_that_fail_are_in_the_error_file_and_cost_no_other_its_answer(
     text: TextModel, hello: tuple[int, ...], config: Config
 ) -> None:
     usual = (hello,)
-    scripts = {"lost": (GivenUp("nothing came of it", 0.0),), "broken": (RuntimeError("unforeseen"),)}
+    scripts: dict[str, tuple[Any, ...]] = {"lost": (GivenUp("nothing came of it", 0.0),)}
+    scripts |= {"broken": (RuntimeError("unforeseen"),), "deadly": (Culprit("3 workers ended"),)}
     service = Service(text, Sorted(text, usual, **scripts), config)
 
     async def check() -> None:
-        lines = [line("good"), line("lost", "lost"), line("broken", "broken"), line("bad", temperature=9)]
+        lines = [line("good"), line("lost", "lost"), line("broken", "broken"), line("deadly", "deadly")]
+        lines.append(line("bad", temperature=9))
         async with service.client() as client, service.running():
             batch = await ended(client, (await submit(client, b"\n".join(lines)))["id"])
             assert batch["status"] == "completed"
-            assert batch["request_counts"] == {"total": 4, "completed": 1, "failed": 3}
+            assert batch["request_counts"] == {"total": 5, "completed": 1, "failed": 4}
             assert [row["custom_id"] for row in await rows(client, batch["output_file_id"])] == ["good"]
             errors = {row["custom_id"]: row["response"] for row in await rows(client, batch["error_file_id"])}
             assert {name: error["status_code"] for name, error in errors.items()} == {
                 "lost": 503,
                 "broken": 500,
+                "deadly": 500,
                 "bad": 400,
             }
             assert errors["bad"]["body"]["error"]["param"] == "temperature"
             prompts = [text.decode(request.prompt) for request in service.owner.opened]
             assert sum("lost" in prompt for prompt in prompts) == 2  # the first try and one retry
+            assert sum("deadly" in prompt for prompt in prompts) == 1, "another try would end other workers"
 
     service.run(check)
 

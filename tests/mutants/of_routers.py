@@ -52,8 +52,8 @@ ROUTER = (
     Mutant(
         "placed during the recovery",
         _STATE,
-        "if self._recovery.is_on or not self._open.waiting:",
-        "if not self._open.waiting:",
+        "        if self._recovery.is_on:\n            return []\n        commands = self._place_suspect(now)",
+        "        commands = self._place_suspect(now)",
         "A new router places requests that members hold already.",
     ),
     Mutant(
@@ -87,8 +87,8 @@ ROUTER = (
     Mutant(
         "left pool waited for",
         _STATE,
-        "return self._give_up(opened) if to.role is Role.POOL and to.node in self._left else []",
-        "return []",
+        "runs_on = to.role is not Role.POOL or not (to.node in self._left or opened.request.is_suspect)",
+        "runs_on = to.role is not Role.POOL or not opened.request.is_suspect",
         "A request that comes to a pool from which no worker decodes waits there for ever.",
     ),
     Mutant(

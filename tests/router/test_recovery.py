@@ -26,7 +26,8 @@ class TestRecovery:
         for event in events if owner_first else events[::-1]:
             assert router.handle(event, 1.1) == []
         assert router.handle(TimerFired("recovered"), RECOVERED_AT) == [REBUILT]
-        assert Send("gateway-0", AttemptLost("a", 0)) in router.handle(said("launcher", Died("decode-0", 1)), 3.0)
+        died = said("launcher", Died("decode-0", 1))
+        assert Send("gateway-0", AttemptLost("a", 0, died=True, alone=True)) in router.handle(died, 3.0)
 
     def test_what_was_declared_and_nobody_holds_starts_again(self) -> None:
         """A next attempt starts: members may have been told to drop this attempt, and would drop it again."""

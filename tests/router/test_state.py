@@ -142,7 +142,7 @@ class TestRoad:
         left = tuple(name for name in HOLDERS if name != "decode-0")
         assert router.handle(said("launcher", Died("decode-0", 1)), 3.3)[-4:] == [
             *cancels("a", at=left),
-            Send("gateway-0", AttemptLost("a", 0)),
+            Send("gateway-0", AttemptLost("a", 0, died=True, alone=True)),
         ]
 
 

@@ -26,6 +26,16 @@ _WHERE = {
 }
 
 
+_MISSED = {
+    "refused": "refused",
+    "error": "failed",
+    "ttft": "late first token",
+    "tbt": "late gaps",
+    "stall": "a stall",
+    "jct": "late",
+}
+
+
 class StatusError(AlignedServeError):
     """The gateway does not answer."""
 
@@ -45,10 +55,11 @@ class DeploymentStatus:
     parts: list[dict[str, str]]  # name, role, node, address
     open: dict[str, int]  # class -> requests
     served: dict[str, int]  # class -> requests
-    attained: dict[str, int]  # class -> ended requests that got all that was promised
-    missed: dict[str, int]  # class -> ended requests that did not
+    attained: dict[str, int]  # class -> requests that got all that was promised
+    missed: dict[str, dict[str, int]]  # class -> what they missed first -> requests that did not
     stages: dict[str, dict[str, int]]  # class -> where -> open requests
     pool_pages: dict[str, int]  # state -> pages
+    late: list[dict[str, Any]]  # part whose present step is late, and for how long it has run
     scale: dict[str, str]  # role -> least and most workers, where they come and go with the load
     fallbacks: list[dict[str, str]]  # part, what does not work there, why, and what is done instead
     weights: dict[str, str]  # part -> how it keeps the weights of its model, and what that costs
@@ -64,6 +75,7 @@ class DeploymentStatus:
         return [
             f"{self.state}: {', '.join(self.models)}",
             *(f"node {node}: {', '.join(sorted(names))}" for node, names in sorted(by_node.items())),
+            *("{part}: its step has run for {step_s:.1f} s".format(**late) for late in self.late),
             *([f"workers by load: {', '.join(self._by_load)}"] if self.scale else []),
             *(self._of_class(kind) for kind in sorted(self.open)),
             *([f"pool: {_listed(self.pool_pages)} pages"] if self.pool_pages else []),
@@ -77,8 +89,11 @@ class DeploymentStatus:
         return [f"{there[role]} {role} (of {between})" for role, between in self.scale.items()]
 
     def _of_class(self, kind: str) -> str:
-        kept, missed = self.attained.get(kind, 0), self.missed.get(kind, 0)
-        share = f", {100 * kept / (kept + missed):.1f} % as promised" if kept + missed else ""
+        kept, missed = self.attained.get(kind, 0), Counter(self.missed.get(kind))
+        asked = kept + missed.total()
+        told = [(number, name) for name, number in missed.most_common() if number]
+        why = "".join(f", {100 * number / asked:.1f} % {_MISSED[name]}" for number, name in told)
+        share = f", {100 * kept / asked:.1f} % as promised{why}" if asked else ""
         where = {_WHERE[stage]: count for stage, count in self.stages.get(kind, {}).items() if count}
         waits = f" ({_listed(where)})" if where else ""
         return f"{kind}: {self.open[kind]} open{waits}, {self.served.get(kind, 0)} served{share}"
@@ -115,12 +130,12 @@ def _told(http: httpx.Client) -> DeploymentStatus:
     exposed = _answer(http, "/metrics").text
     sums = _sums(exposed)
     return DeploymentStatus(
-        **{name: told[name] for name in ("state", "models", "parts", "scale", "fallbacks", "weights")},
+        **{name: told[name] for name in ("state", "models", "parts", "late", "scale", "fallbacks", "weights")},
         open=dict(sums["num_requests_open", "class"]),
         served=dict(sums["request_success", "class"]),
         attained=dict(sums["slo_attained", "class"]),
-        missed=dict(sums["slo_missed", "class"]),
-        stages=_stages(exposed),
+        missed=_by_class(exposed, "slo_missed", "why"),
+        stages=_by_class(exposed, "num_requests_at", "stage"),
         pool_pages=dict(sums["kv_pool_pages", "state"]),
     )
 
@@ -145,14 +160,14 @@ def _sums(exposition: str) -> dict[tuple[str, str], dict[str, int]]:
     return sums
 
 
-def _stages(exposition: str) -> dict[str, dict[str, int]]:
-    """Return class -> stage -> requests, from gateways that have heard of the router."""
-    stages: dict[str, dict[str, int]] = defaultdict(dict)
+def _by_class(exposition: str, name: str, label: str) -> dict[str, dict[str, int]]:
+    """Return class -> the label's value -> the metric's sum over all gateways."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
     for family in text_string_to_metric_families(exposition):
-        if _bare(family.name) == "num_requests_at":
-            for sample in family.samples:
-                stages[sample.labels["class"]][sample.labels["stage"]] = int(sample.value)
-    return dict(stages)
+        for sample in family.samples:
+            if _bare(sample.name).removesuffix("_total") == name:
+                found[sample.labels["class"]][sample.labels[label]] += int(sample.value)
+    return {kind: dict(counts) for kind, counts in found.items()}
 
 
 def _bare(name: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from alignedserve.errors import AlignedServeError, ModelError, PromptError, StoreError, StoreFull
-from alignedserve.owner.client import CutOff, GivenUp, Overloaded
+from alignedserve.owner.client import Culprit, CutOff, GivenUp, Overloaded
 
 RETRY_AFTER_DRAINING_S = 5
 RETRY_AFTER_NO_RUNNER_S = 10
@@ -158,9 +158,25 @@ def rate_limited(limit: str, wait_s: float) -> ApiError:
     return ApiError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(again_s)})
 
 
+def too_many_choices(number: int, most: int) -> ApiError:
+    """Return the error for a body that the caller's key never allows, so that no client sends it again and again."""
+    message = f"the body asks for {number} choices, and this API key may have {most} open at once: send it in parts"
+    return ApiError(400, message, code="beyond_key_limit")
+
+
+def too_costly(tokens: int, per_minute: int) -> ApiError:
+    message = f"the body may cost {tokens} tokens, and this API key is limited to {per_minute} in a minute: "
+    message += "ask for fewer tokens or choices, or send a shorter prompt"
+    return ApiError(400, message, code="beyond_key_limit")
+
+
 def no_token() -> ApiError:
     message = "no next token could be chosen: the model's logits are not finite, or what is allowed leaves none"
     return ApiError(500, message, code="generation_failed")
+
+
+def culprit(why: str) -> ApiError:
+    return ApiError(500, why, code="request_ends_workers", headers={"x-should-retry": "false"})
 
 
 def no_vector() -> ApiError:
@@ -178,6 +194,8 @@ def api_error(error: Exception) -> ApiError:
         return error
     if isinstance(error, CutOff):
         return draining()
+    if isinstance(error, Culprit):
+        return culprit(str(error))
     if isinstance(error, Overloaded):
         headers = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
         why = error.why + (f" (see `alignedserve explain {error.request}`)" if error.request else "")

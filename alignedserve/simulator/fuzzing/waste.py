@@ -101,6 +101,8 @@ class WasteWatch:
                 has_cause = (request.id, request.attempt) in self._may_start
                 if not has_cause or (self._is_calm and (request.id, request.attempt - 1) not in self._without_prefix):
                     self._breaks(f"{_said((request.id, request.attempt))} starts without cause")
+                if request.is_suspect:  # its owner may acquit it at any token, and starts the next attempt then
+                    self._may_start.add((request.id, request.attempt + 1))
 
     def sends(self, by: Member, command: SendKv) -> None:
         if command.pairs or not self._is_calm:

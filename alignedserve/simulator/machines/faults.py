@@ -120,6 +120,16 @@ class Skew(MemberFault):
 
 
 @dataclass(frozen=True)
+class Poison(_TimedFault):
+    """A request ends each worker that runs a step for its token `index`: as the step begins, or as it ends."""
+
+    request: str
+    index: int
+    at_end: bool = False
+    back_after_s: float = 0.5
+
+
+@dataclass(frozen=True)
 class Forge(MemberFault):
     """A member gets frames that no part may say (forging.py)."""
 
@@ -164,6 +174,7 @@ Fault: TypeAlias = (
     | SlowWorker
     | LowMemory
     | Skew
+    | Poison
     | Forge
     | BreakTransfer
     | Resize

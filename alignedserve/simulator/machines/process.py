@@ -208,6 +208,8 @@ class Process(TurnLoop):
     def _begin_work(self, work: Command, hands: WorkHands) -> None:
         """Begin work that occupies the process until it is done."""
         self._busy = True
+        if self._is_poisoned(work, at_end=False):
+            return
         if self._world.witnesses:
             self._witness_work(work)
         now = self._agenda.now
@@ -223,12 +225,22 @@ class Process(TurnLoop):
             again = partial(self._finish_work, work, hands, seconds)
             self._agenda.at(self._frozen_until, Priority.WORK, again)
             return
+        if self._is_poisoned(work, at_end=True):
+            return
         self._busy = False
         if self._world.witnesses:
             self._witness_work(work)
         if (event := self._outcome(work, hands, seconds)) is not None:
             self._inbox.append(event)  # behind the messages that arrived during the work, as in the shell
         self._take_turn()
+
+    def _is_poisoned(self, work: Command, at_end: bool) -> bool:
+        """Return whether a request of the step ends this process."""
+        trouble = self._world.trouble
+        poison = trouble.poison_in(work.plan, at_end) if trouble.has_begun and isinstance(work, RunStep) else None
+        if poison is not None:
+            self._world.end(self.member.name, poison.back_after_s, seen=True)
+        return poison is not None
 
     def _begin_aside(self, copy: CopyOut | CopyIn, hands: WorkHands) -> None:
         """Begin a copy that goes on beside later work; such copies run one after the other."""

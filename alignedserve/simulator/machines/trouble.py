@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
+from alignedserve.core import StepPlan
 from alignedserve.simulator.machines.faults import (
     BreakTransfer,
     DropFrames,
@@ -13,6 +14,7 @@ from alignedserve.simulator.machines.faults import (
     FullLink,
     LowMemory,
     Mute,
+    Poison,
     Reorder,
     Skew,
     Slow,
@@ -44,6 +46,7 @@ class Trouble:
         self._slow_work: dict[str, _Until] = {}
         self._low_memory: dict[str, _Until] = {}
         self._mute: dict[str, float] = {}  # member -> until when
+        self._poisons: list[Poison] = []
         self._ahead_s: dict[str, float] = {}
         self.has_begun = False  # False as long as there was no fault: the world then need not ask
 
@@ -73,6 +76,16 @@ class Trouble:
                 self._mute[member] = at + for_s
             case Skew(_, member, ahead_s):
                 self._ahead_s[member] = ahead_s
+            case Poison():
+                self._poisons.append(fault)
+
+    def poison_in(self, plan: StepPlan, at_end: bool) -> Poison | None:
+        """Return what ends a worker as it begins, or ends, this step."""
+        for poison in self._poisons:
+            for part in plan.parts:
+                if part.request == poison.request and part.index >= poison.index and part.sampling is not None:
+                    return poison if at_end is poison.at_end else None
+        return None
 
     def extra_s(self, sender: str, to: str, now: float) -> float:
         """Return how much longer a frame takes that is sent now."""

@@ -12,7 +12,7 @@ from alignedserve.core import Role
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import Event, MemberJoined, Received
 from alignedserve.protocol.figures import ByClass, DecodeLengths, DecodeSteps, WorkerLoad
-from alignedserve.protocol.messages import ROUTER, Attempt, Figures, Holding, Inquire, Release, Retire
+from alignedserve.protocol.messages import ROUTER, Attempt, Figures, Holding, Inquire, Release, Reserve, Retire
 from alignedserve.scheduling.promise import Promise
 from alignedserve.worker.parts.common import Common
 from alignedserve.worker.parts.part import CorePart
@@ -43,6 +43,8 @@ class RouterLink(CorePart):
             case MemberJoined(member) if member.role is Role.ROUTER:
                 self._notes.renew()
                 return [self._holding()]
+            case Received(message=Reserve(is_on=True)):
+                return [self._holding()]
         return []
 
     def _answer(self, asker: str, unknown: list[Attempt]) -> list[Command]:
@@ -59,7 +61,8 @@ class RouterLink(CorePart):
 
     def _holding(self) -> Command:
         held = tuple(self._roster.attempts())
-        return Send(ROUTER, Holding(held, self._memory.num_free, self._retirement.is_retiring))
+        taking = self._retirement
+        return Send(ROUTER, Holding(held, self._memory.num_free, taking.is_retiring, taking.is_reserved))
 
     def report(self, now: float) -> list[Command]:
         """Tell the router what it has not been told yet, if anything."""

@@ -1,0 +1,126 @@
+"""The watch over steps, by a clock that is handed in: what is late, what is too late, and what is neither."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from subprocess import PIPE
+
+import pytest
+
+from alignedserve.core import StepPlan
+from alignedserve.executor.step_watch import LEAST_S, UNKNOWN_S, StepWatch
+from alignedserve.shell.exit_code import ExitCode
+
+STEP = StepPlan(1)
+LOOK_S = 0.5
+
+
+class Watched:
+    """A watch that looks each half second of a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, watch: StepWatch) -> None:
+        self.now, self.watch, self.ended = time.monotonic(), watch, list[int]()
+        monkeypatch.setattr("alignedserve.executor.step_watch.monotonic", lambda: self.now)
+        monkeypatch.setattr("os._exit", self.ended.append)
+        monkeypatch.setattr("signal.setitimer", lambda *_: None)
+        self.watch.late_s()
+
+    def passes(self, seconds: float, each_s: float = LOOK_S) -> float:
+        """Return for how long the step is late at the end of this time."""
+        late_s = 0.0
+        for _ in range(round(seconds / each_s)):
+            self.now += each_s
+            late_s = self.watch.late_s()
+        return late_s
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch, StepWatch())
+
+
+def test_a_step_is_late_after_half_of_its_limit_and_ends_the_process_at_its_limit(watched: Watched) -> None:
+    watched.watch.begins(STEP)
+    assert watched.passes(LEAST_S / 2) == 0
+    assert watched.passes(2 * LOOK_S) > LEAST_S / 2
+    assert watched.ended == []
+    watched.passes(LEAST_S / 2)
+    assert watched.ended[0] == ExitCode.STEP_HUNG
+
+
+def test_a_step_may_take_twenty_times_as_long_as_predicted(watched: Watched) -> None:
+    watched.watch.begins(replace(STEP, predicted_s=2.0))
+    assert watched.passes(20.0) == 0
+    assert watched.passes(19.0) > 0
+    assert watched.ended == []
+    watched.passes(3.0)
+    assert watched.ended
+
+
+def test_steps_that_end_are_never_late_however_many_run(watched: Watched) -> None:
+    for number in range(100):
+        watched.watch.begins(StepPlan(number))
+        watched.watch.begins(StepPlan(number + 1))  # the next one is begun while this one runs
+        assert watched.passes(1.0) == 0
+        watched.watch.ends()
+        watched.watch.ends()
+
+
+def test_without_a_step_nothing_is_late(watched: Watched) -> None:
+    assert watched.passes(10 * LEAST_S) == 0
+
+
+def test_a_process_that_stood_still_is_not_late_for_that(watched: Watched) -> None:
+    watched.watch.begins(STEP)
+    watched.passes(2 * LOOK_S)
+    assert watched.passes(1_000.0, each_s=1_000.0) == 0
+    assert watched.ended == []
+
+
+def test_the_first_step_may_take_longer_where_kernels_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, StepWatch(first_s=UNKNOWN_S))
+    watched.watch.begins(STEP)
+    assert watched.passes(UNKNOWN_S / 2) == 0
+    watched.watch.ends()
+    watched.watch.begins(StepPlan(2))
+    watched.passes(2 * LEAST_S)
+    assert watched.ended
+
+
+WITH_A_STEP = """
+import re, sys, threading, time
+from alignedserve.core import StepPlan
+from alignedserve.executor.step_watch import StepWatch
+watch = StepWatch(still_s=0.2, first_s={limit_s})
+watch.begins(StepPlan(1))
+def look():
+    while True:
+        watch.late_s()
+        time.sleep(0.05)
+threading.Thread(target=look, daemon=True).start()
+{then}
+"""
+
+
+def test_a_step_that_keeps_pythons_lock_ends_the_process() -> None:
+    """A regular expression that never ends, since the module `re` keeps the lock."""
+    code = WITH_A_STEP.format(limit_s=0.2, then='re.match("(a+)+$", "a" * 60 + "b")')
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == -signal.SIGPROF
+    assert "in match" in done.stderr  # where it stood
+
+
+def test_a_process_that_was_frozen_goes_on() -> None:
+    code = WITH_A_STEP.format(limit_s=4.0, then='print("here", flush=True); sys.stdin.read(); print("still here")')
+    with subprocess.Popen([sys.executable, "-c", code], stdin=PIPE, stdout=PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(5.0)  # longer than a step may take
+        process.send_signal(signal.SIGCONT)
+        assert process.communicate("", timeout=60)[0] == "still here\n"
+    assert process.returncode == 0
