@@ -5,11 +5,12 @@ body ─▶ a Request for each text or pair ─▶ a vector of each, all at once
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -21,7 +22,7 @@ from alignedserve.gateway.openai.parsing import parse_body
 from alignedserve.gateway.openai.promises import make_promise
 from alignedserve.gateway.openai.requests import Origin
 from alignedserve.gateway.starting import Following, Starter
-from alignedserve.gateway.streaming import unless_gone
+from alignedserve.gateway.streaming import json_response, unless_gone
 from alignedserve.gateway.vectors.answers import Build, embedding_answer, rerank_answer, score_answer
 from alignedserve.gateway.vectors.requests import make_embedding_requests, make_score_requests
 from alignedserve.gateway.vectors.running import all_of, read_vector
@@ -78,25 +79,33 @@ class VectorRoutes:
             record = record_of(http)
             origin = Origin(record.id, starter.client.name, record.began_at, tab_of(http).caller, adapter)
             arguments = body, promise, origin, starter.text, starter.settings.max_model_len
-            requests = await starter.in_thread(partial(make, *arguments))
+            requests = await starter.in_thread(http, partial(make, *arguments))
         assert starter.text.pooled is not None, "no request was made without it"
         build = builder(body, starter.text.pooled)
-        following = starter.follow(http, promise, requests, sum(len(request.prompt) for request in requests))
-        work = [self._read(number, request, following) for number, request in enumerate(requests)]
+        prompt_tokens, tab = sum(len(request.prompt) for request in requests), tab_of(http)
+        places = asyncio.Semaphore(tab.hold_up_to(min(len(requests), starter.settings.at_once)))
+        tab.pay(requests, prompt_tokens, has_limit=True)
+        following = starter.follow(http, promise, requests, prompt_tokens)
+        work = [self._read(number, request, following, places) for number, request in enumerate(requests)]
         vectors = await unless_gone(http.receive, all_of(work))
         following.meter.end()
-        answer = await starter.in_thread(lambda: msgspec.json.encode(build(requests, vectors)))
-        return Response(answer, media_type="application/json", headers=following.meter.timing(is_over=True).headers)
+        answer = await starter.in_thread(http, lambda: build(requests, vectors))
+        headers = following.meter.timing(is_over=True).headers
+        return json_response(answer, headers, starter.settings.stalled_client_s)
 
-    async def _read(self, number: int, request: Request, following: Following) -> bytes:
-        meter, follow = following.meter, following.follow
-        with meter.meter(number, request), follow(request) as trace:
+    async def _read(self, number: int, request: Request, following: Following, places: asyncio.Semaphore) -> bytes:
+        """Run a request when a place is free, from when on its deadlines count."""
+        meter, must_wait = following.meter, places.locked()
+        async with places:
+            if must_wait:
+                request = replace(request, arrival_at=self._starter.client.now())
+            with meter.meter(number, request), following.follow(request) as trace:
 
-            def note(delivered: Delivered) -> None:
-                meter.count_delivery(number, delivered)
-                meter.count_write(number)
-                trace.deliver(delivered)
-                meter.finish_choice(number, _FINISH)
-                trace.finish(_FINISH)
+                def note(delivered: Delivered) -> None:
+                    meter.count_delivery(number, delivered)
+                    meter.count_write(number)
+                    trace.deliver(delivered)
+                    meter.finish_choice(number, _FINISH)
+                    trace.finish(_FINISH)
 
-            return await read_vector(self._starter.client, request, note)
+                return await read_vector(self._starter.client, request, note)

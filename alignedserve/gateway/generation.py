@@ -1,20 +1,21 @@
-"""Run the requests of one body and read their tokens as their owner delivers them."""
+"""Run the requests of one body, some of them at a time, and read their tokens as their owner delivers them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from alignedserve.core import Request
 from alignedserve.gateway.http.records import BodyMeter
 from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader
-from alignedserve.owner.client import OwnerClient
+from alignedserve.owner.client import Delivered, GivenUp, Overloaded, OwnerClient
 from alignedserve.tracing.traces import Follow
 
 Numbered: TypeAlias = tuple[int, AnswerPiece]  # with the number of its choice, in the order of the requests
+_Arrived: TypeAlias = "asyncio.Queue[Numbered | BaseException | None]"  # None: one of the sources has ended
 
 
 INFEASIBLE = "x-slo-infeasible"  # a header that names the deadline that no server could have kept
@@ -37,11 +38,23 @@ class Generation:
         readers: Sequence[AnswerReader],
         meter: BodyMeter,
         follow: Follow,
+        at_once: int,
     ) -> None:
+        """Run at most `at_once` of the requests at a time."""
         findings = _Findings()
         numbered = enumerate(zip(requests, readers, strict=True))
+        self._client, self._ids = client, [request.id for request in requests]
+        self._arrived: _Arrived = asyncio.Queue()
+        self._is_paused, self._may_begin = False, asyncio.Event()
+        self._may_begin.set()
+        waits = [self._may_begin if number >= at_once else None for number in range(len(requests))]
         self._pieces = _merge(
-            [_read(client, request, number, reader, meter, follow, findings) for number, (request, reader) in numbered]
+            [
+                _read(client, request, number, reader, meter, follow, findings, waits[number])
+                for number, (request, reader) in numbered
+            ],
+            self._arrived,
+            asyncio.Semaphore(at_once),
         )
         self._first: Numbered | None = None
         self._is_over = False
@@ -61,10 +74,28 @@ class Generation:
         """Yield all pieces as they arrive; to be called once, after `begin`."""
         assert self._first is not None
         yield self._first
+        self._resume()
         async for numbered in self._pieces:
             yield numbered
+            if self._is_paused:
+                self._resume()
         self._is_over = True
         self._meter.end()
+
+    def pause(self) -> None:
+        """Stop the requests, since their client does not read; they go on when it has read all that has come."""
+        self._is_paused = True
+        self._may_begin.clear()
+        for id in self._ids:
+            self._client.pause(id)
+
+    def _resume(self) -> None:
+        if not self._is_paused or not self._arrived.empty() or any(map(self._client.has_unread, self._ids)):
+            return
+        self._is_paused = False
+        self._may_begin.set()
+        for id in self._ids:
+            self._client.resume(id)
 
     async def close(self) -> None:
         await self._pieces.aclose()
@@ -78,10 +109,17 @@ async def _read(
     meter: BodyMeter,
     follow: Follow,
     findings: _Findings,
+    may_begin: asyncio.Event | None,
 ) -> AsyncGenerator[Numbered, None]:
-    """Yield a request's pieces up to the piece with a finish; the request is cancelled if it would deliver more."""
+    """Yield a request's pieces up to the piece with a finish; the request is cancelled if it would deliver more.
+
+    With `may_begin` it has waited for others of its body, and its deadlines count from now on."""
+    if may_begin is not None:
+        await may_begin.wait()
+        request = replace(request, arrival_at=client.now())
+    opened = client.open(request) if may_begin is None else _until_admitted(client, request)
     with meter.meter(number, request), follow(request) as trace:
-        async with aclosing(client.open(request)) as deliveries:
+        async with aclosing(opened) as deliveries:
             async for delivered in deliveries:
                 findings.is_infeasible |= delivered.is_infeasible
                 piece = reader.read(delivered)
@@ -96,15 +134,33 @@ async def _read(
         raise RuntimeError("a request's deliveries ended without a finish")
 
 
-async def _merge(sources: Sequence[AsyncGenerator[Numbered, None]]) -> AsyncGenerator[Numbered, None]:
+async def _until_admitted(client: OwnerClient, request: Request) -> AsyncGenerator[Delivered, None]:
+    """Open a request of a body that was admitted: where there is no room now, it waits."""
+    while True:
+        has_begun = False
+        try:
+            async with aclosing(client.open(request)) as deliveries:
+                async for delivered in deliveries:
+                    has_begun = True
+                    yield delivered
+            return
+        except Overloaded as error:
+            if has_begun or isinstance(error, GivenUp):
+                raise
+            await asyncio.sleep(error.retry_after_s)
+            request = replace(request, arrival_at=client.now())
+
+
+async def _merge(
+    sources: Sequence[AsyncGenerator[Numbered, None]], arrived: _Arrived, places: asyncio.Semaphore
+) -> AsyncGenerator[Numbered, None]:
     """Yield the pieces of all sources as they arrive. A single source, the usual case, needs no task of its own."""
     if len(sources) == 1:
         async with aclosing(sources[0]) as source:
             async for numbered in source:
                 yield numbered
         return
-    arrived: asyncio.Queue[Numbered | BaseException | None] = asyncio.Queue()
-    tasks = [asyncio.create_task(_forward(source, arrived)) for source in sources]
+    tasks = [asyncio.create_task(_forward(source, arrived, places)) for source in sources]
     try:
         num_open = len(tasks)
         while num_open:
@@ -121,13 +177,11 @@ async def _merge(sources: Sequence[AsyncGenerator[Numbered, None]]) -> AsyncGene
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _forward(
-    source: AsyncGenerator[Numbered, None], queue: asyncio.Queue[Numbered | BaseException | None]
-) -> None:
+async def _forward(source: AsyncGenerator[Numbered, None], queue: _Arrived, places: asyncio.Semaphore) -> None:
     """Put the source's pieces into the queue, and at its end None, or the error that ended it."""
     ended: BaseException | None = None
     try:
-        async with aclosing(source) as pieces:
+        async with places, aclosing(source) as pieces:
             async for numbered in pieces:
                 queue.put_nowait(numbered)
     except Exception as error:

@@ -47,11 +47,11 @@ class MessageRoutes:
             body = parse_body(CountRequest, sent)
             self._starter.check_model(body.model)
             arguments = self._starter.text, self._starter.settings.max_model_len
-            prompt = await self._starter.in_thread(lambda: prompt_of(make_chat(body), *arguments))
+            prompt = await self._starter.in_thread(http, lambda: prompt_of(make_chat(body), *arguments))
         return JSONResponse({"input_tokens": len(prompt)})
 
     async def _begin(self, http: HttpRequest, body: MessageRequest) -> Exchange:
-        chat = await self._starter.in_thread(lambda: make_chat(body))
+        chat = await self._starter.in_thread(http, lambda: make_chat(body))
         started, fills_context = await self._start(http, chat)
         id = "msg_" + record_of(http).id.removeprefix("req-")
         answer = MessageAnswer(id, body.model, started.promise.tier, started.requests[0], fills_context)

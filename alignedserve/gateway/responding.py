@@ -32,6 +32,7 @@ from alignedserve.gateway.responses.items import PREFIX, Item, kept_item
 from alignedserve.gateway.responses.keeping import ResponseKeeper
 from alignedserve.gateway.responses.types import ResponseRequest
 from alignedserve.gateway.starting import Starter
+from alignedserve.gateway.streaming import json_response
 
 MOST_LISTED, USUALLY_LISTED = 100, 20
 
@@ -64,7 +65,7 @@ class ResponseRoutes:
         if http.query_params.get("stream", "false") != "false":
             raise invalid("a response that is kept is not streamed: fetch it whole", "stream", "unsupported_parameter")
         found = await self._keeper.find(caller_of(http).id, http.path_params["id"])
-        return JSONResponse(found.answer)
+        return json_response(found.answer, {}, self._starter.settings.stalled_client_s)
 
     async def remove(self, http: HttpRequest) -> Response:
         found = await self._keeper.find(caller_of(http).id, http.path_params["id"])
@@ -125,7 +126,7 @@ class ResponseRoutes:
         owner = caller_of(http).id
         self._starter.check_model(body.model)
         own, earlier = await self._keeper.own_items(owner, body), await self._keeper.items_before(owner, body)
-        chat = await self._starter.in_thread(lambda: make_chat(body, [*earlier, *own]))
+        chat = await self._starter.in_thread(http, lambda: make_chat(body, [*earlier, *own]))
         return _Turn(own, earlier, chat)
 
     def _head(self, http: HttpRequest, body: ResponseRequest, tier: str) -> dict[str, Any]:

@@ -1,10 +1,8 @@
-"""Start the requests of a body: take its caller's place, make the requests, and measure and trace them."""
+"""Start the requests of a body: take what it costs its caller, make the requests, and measure and trace them."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +17,7 @@ from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.http.bodies import Bodies
 from alignedserve.gateway.http.middleware import record_of, tab_of
 from alignedserve.gateway.http.records import BodyMeter
+from alignedserve.gateway.http.turns import Turns
 from alignedserve.gateway.openai.errors import draining, no_such_model, not_ready
 from alignedserve.gateway.openai.promises import ServicePromise, make_promise
 from alignedserve.gateway.openai.reading import AnswerReader
@@ -31,8 +30,6 @@ from alignedserve.text.text_model import TextModel
 from alignedserve.tracing.traces import Follow, Traces
 
 PATIENCE_S = 30.0  # requests wait so long for workers to be ready: a worker that died is back by then
-TOKENISERS = 2  # threads, of which large bodies use one; the library releases Python's lock while it works
-_FORMERS = 2  # threads for bodies that demand a form, whose grammar may take seconds to try: chats do not wait
 
 T = TypeVar("T")
 
@@ -73,8 +70,7 @@ class Starter:
         self.explaining = ExplainRoutes(client)
         self._metrics, self._traces, self._is_draining = metrics, traces, is_draining
         self._bodies = Bodies(settings.body_limit_bytes, settings.body_limit_s)
-        self._tokenisers = ThreadPoolExecutor(TOKENISERS, thread_name_prefix="tokenise")
-        self._formers = ThreadPoolExecutor(_FORMERS, thread_name_prefix="form")
+        self._turns = Turns()
 
     def admit(self, http: HttpRequest) -> None:
         """Take a place for a request for tokens; raise if none could run now, or if its caller has no place left."""
@@ -82,13 +78,17 @@ class Starter:
             raise draining()
         if self.client.lacks_s > PATIENCE_S:
             raise not_ready()
-        tab_of(http).take_place()
+        tab_of(http).admit()
 
     @asynccontextmanager
     async def read(self, http: HttpRequest) -> AsyncIterator[bytearray]:
-        """Give the bytes of a body, which count as held inside the block; large bodies take turns."""
-        async with self._bodies.read(http) as sent, self._bodies.turn(sent):
-            yield sent
+        """Give the bytes of a body, which count as held inside the block and take their caller's turn."""
+        tab = tab_of(http)
+        tab.hold_places(1)  # also of a body that asks for no tokens: it takes a thread
+        async with self._bodies.read(http) as sent:
+            http.state.body_bytes = len(sent)
+            async with self._turns.turn(tab.caller.id, len(sent)):
+                yield sent
 
     def check_model(self, name: str | None) -> Adapter | None:
         """Return the adapter of this name, None for the model itself; raise where there is neither."""
@@ -98,10 +98,10 @@ class Starter:
             raise no_such_model(name)
         return found
 
-    async def in_thread(self, work: Callable[[], T], has_form: bool = False) -> T:
-        """Do work on texts in one of few threads, because each may take much memory, and long prompts take long."""
-        threads = self._formers if has_form else self._tokenisers
-        return await asyncio.get_running_loop().run_in_executor(threads, work)
+    async def in_thread(self, http: HttpRequest, work: Callable[[], T], has_form: bool = False) -> T:
+        """Do work on a body's texts in one of few threads, because each may take much memory, and long prompts take
+        long."""
+        return await self._turns.do(tab_of(http).caller.id, http.state.body_bytes, work, has_form)
 
     async def make(
         self, http: HttpRequest, body: ChatRequest | CompletionRequest
@@ -112,25 +112,31 @@ class Starter:
         promise = make_promise(body, http.headers, self.settings.slo)
         origin = Origin(record.id, self.client.name, record.began_at, tab_of(http).caller, adapter)
         arguments = body, promise, origin, self.text, self.settings.max_model_len
-        return promise, await self.in_thread(partial(make_requests, *arguments), has_form=body.format is not None)
+        work = partial(make_requests, *arguments)
+        tries_form = body.format is not None or (isinstance(body, ChatRequest) and body.is_held(self.text))
+        return promise, await self.in_thread(http, work, tries_form)
 
     def follow(
         self, http: HttpRequest, promise: ServicePromise, requests: Sequence[Request], prompt_tokens: int
     ) -> Following:
-        """Take the prompts' tokens from what the caller may use, and return what measures and traces the requests."""
+        """Return what measures and traces the requests, which their caller has paid for."""
         record, tab = record_of(http), tab_of(http)
         self.explaining.remember(tab.caller, record.client_id, record.id)
         record.service, record.prompt_tokens = promise.service, prompt_tokens
-        tab.take(prompt_tokens)
         self._metrics.count_choices(promise.service, len(requests))
-        meter = BodyMeter(self._metrics, record, promise.tier, self.client.now, tab.take)
+        meter = BodyMeter(self._metrics, record, promise.tier, self.client.now, tab)
         follow = partial(self._traces.follow, headers=http.headers, choices=len(requests), now=self.client.now)
         return Following(meter, follow)
 
     async def start(self, http: HttpRequest, body: ChatRequest | CompletionRequest) -> Started:
         """Make the requests of a body. They hold none of its memory, so that it is free while they run."""
         promise, requests = await self.make(http, body)
-        following = self.follow(http, promise, requests, sum(len(it.prompt) for it in requests[:: body.n or 1]))
+        prompt_tokens, tab = sum(len(it.prompt) for it in requests[:: body.n or 1]), tab_of(http)
+        tab.hold_places(len(requests))
+        requests = tab.pay(requests, prompt_tokens, has_limit=body.most_tokens is not None)
+        following = self.follow(http, promise, requests, prompt_tokens)
         readers = [AnswerReader.from_body(body, self.text, request.prompt) for request in requests]
-        generation = Generation(self.client, requests, readers, following.meter, following.follow)
+        generation = Generation(
+            self.client, requests, readers, following.meter, following.follow, self.settings.at_once
+        )
         return Started(requests, promise, generation, following.meter)

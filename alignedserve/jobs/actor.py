@@ -12,8 +12,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections import defaultdict, deque
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import replace
 from typing import Any, TypeAlias
 from uuid import uuid4
@@ -23,9 +23,10 @@ from alignedserve.config.config import Config
 from alignedserve.dashboard.sharing import RequestPictures, request_pictures
 from alignedserve.errors import AlignedServeError, BytesGone, Conflict, Fenced, StoreError, StoreFull
 from alignedserve.gateway.access.adapters import Adapters
-from alignedserve.gateway.access.keys import Caller
+from alignedserve.gateway.access.keys import MOST_OPEN, Caller, Limits, key_ring
+from alignedserve.gateway.access.ledger import JOB_RUNNER, Ledger, ledger_name
 from alignedserve.gateway.openai.errors import ApiError, api_error, internal
-from alignedserve.jobs.answering import Answering, Answers, LineRequest
+from alignedserve.jobs.answering import Answering, Answers, KeyLimited, LineRequest
 from alignedserve.jobs.assembling import assemble
 from alignedserve.jobs.lines import (
     MOST_LINES,
@@ -37,6 +38,7 @@ from alignedserve.jobs.lines import (
     RawLine,
     answered_line,
     check_file,
+    error_line,
     lost_line,
     raw_lines,
     read_checked_line,
@@ -54,6 +56,7 @@ from alignedserve.jobs.messages import (
     JobSaved,
     LeaseLost,
     LeaseTaken,
+    Line,
     LineEnded,
     LineOutcome,
     LineRuns,
@@ -65,6 +68,7 @@ from alignedserve.jobs.messages import (
     StoreResult,
 )
 from alignedserve.jobs.metrics import JobCollector
+from alignedserve.jobs.open_lines import OpenLines
 from alignedserve.jobs.state import RETRIES, JobFigures, RunnerCore
 from alignedserve.metrics.requests import RequestMetrics
 from alignedserve.owner.client import GivenUp, Overloaded
@@ -72,10 +76,11 @@ from alignedserve.owner.shell import Halt, Owner
 from alignedserve.owner.siblings import Siblings, siblings
 from alignedserve.protocol.commands import SetTimer
 from alignedserve.protocol.events import TimerFired
+from alignedserve.shell.event_loop import run_loop
 from alignedserve.shell.part import OnStart, Part
 from alignedserve.store.job import Job, LineResult, Problem
-from alignedserve.store.storage import Storage, holder_of, open_storage
-from alignedserve.store.store import Holder, Store
+from alignedserve.store.storage import Storage, data_folder, holder_of, open_storage
+from alignedserve.store.store import MOST_TOGETHER, Holder, Store
 from alignedserve.text.sketches import sketcher
 from alignedserve.text.text_model import TextModel
 from alignedserve.tracing.traces import traces_to
@@ -86,6 +91,7 @@ POLL_S = 0.5  # between two reads of the open jobs
 RETRY_S = 1.0  # before an operation that the store refused is tried again
 LEASE_S, RENEW_S = 10.0, 2.0
 SWEEP_S = 60.0  # between two searches for files that have expired
+_ENDS_RUNNER = "the job runner died more than once while this request alone was running: it is not tried again"
 _MIB = 1 << 20
 _Tasks: TypeAlias = dict["asyncio.Task[None]", None]  # in the order in which they began, which is that of their ends
 
@@ -100,12 +106,16 @@ class JobRunner:
         holder: Holder,
         now: Callable[[], float],
         wall: Callable[[], float] = time.time,
+        open_lines: OpenLines | None = None,
+        limits: Callable[[str], Limits] = lambda _: Limits(),
     ) -> None:
-        """`now` never jumps. `wall` is the clock of files and of jobs' windows, which outlive this process."""
+        """`now` never jumps. `wall` is the clock of files and of jobs' windows, which outlive this process. Without
+        `open_lines` a line that ends the job runner is not found."""
         self._answering, self._config, self._holder, self._now = answering, config.jobs, holder, now
-        self._wall = wall
+        self._wall, self._limits = wall, limits
         self._most_bytes = config.server.body_limit_mb * _MIB
         self._core = RunnerCore(self._config.most_open, RETRIES)
+        self._open_lines = open_lines
         self._opened: Storage | None = None  # None until it is open
         self._fence: int | None = None  # the number of the lease while this runner has it
         self._has_logged_trouble = False
@@ -152,14 +162,22 @@ class JobRunner:
             return
         with contextlib.suppress(StoreError):
             await self._flush()
+            self._note(())  # it was stopped, it did not die
             await self._store.release(self._holder)
         await self._storage.close()
 
     # --- Events and commands
 
     def _deliver(self, event: JobEvent) -> None:
-        for command in self._core.handle(event, self._now(), self._wall()):
+        commands = self._core.handle(event, self._now(), self._wall())
+        self._note(self._core.open_lines)
+        for command in commands:
             self._perform(command)
+
+    def _note(self, open: Collection[Line]) -> None:
+        """Note which lines are open, before they run, while this runner is the active one."""
+        if self._open_lines is not None and self._fence is not None:
+            self._open_lines.write(open, self._core.blame)
 
     def _perform(self, command: JobCommand) -> None:
         match command:
@@ -276,20 +294,28 @@ class JobRunner:
         except StoreError as error:
             self._log_trouble(error)
             return self._deliver(LineEnded(job.id, number, LineOutcome.REFUSED, retry_after_s=RETRY_S))
+        if command.is_given_up:
+            log.error("line %d of %s has ended the job runner again and again: it is failed", number, job.id)
+            failed = error_line(line.custom_id, "job_runner_died", _ENDS_RUNNER)
+            return self._deliver(LineEnded(job.id, number, LineOutcome.DONE, LineResult(number, False, failed)))
         request_id = f"req-{uuid4().hex}"
-        caller = Caller(job.owner, salt=job.salt)
+        caller = Caller(job.owner, salt=job.salt, limits=self._limits(job.owner))
         request = LineRequest(request_id, job.endpoint, line.body, command.jct_s, command.estimate, caller)
         outcome = LineOutcome.DONE
         try:
             body = await self._answering.answer(request, lambda: self._deliver(LineRuns(job.id, number)))
             answer = LineAnswer(200, request_id, body)
+        except KeyLimited as error:
+            limited = LineEnded(job.id, number, LineOutcome.LIMITED, retry_after_s=error.retry_after_s)
+            return self._deliver(limited)
         except Exception as error:
             if isinstance(error, Overloaded) and not isinstance(error, GivenUp):
                 refused = LineEnded(job.id, number, LineOutcome.REFUSED, retry_after_s=error.retry_after_s)
                 return self._deliver(refused)
             outcome, fault = _line_fault(error)
             answer = LineAnswer(fault.status, request_id, fault.body)
-        self._deliver(LineEnded(job.id, number, outcome, answered_line(number, line.custom_id, answer)))
+        result = await asyncio.to_thread(answered_line, number, line.custom_id, answer)
+        self._deliver(LineEnded(job.id, number, outcome, result))
         return None
 
     def _read_line(self, job: Job, number: int) -> BatchLine:
@@ -356,7 +382,7 @@ class JobRunner:
         elif number != self._fence:
             self._fence = number
             log.debug("this job runner is the active one (lease %d)", number)
-            self._deliver(LeaseTaken())
+            self._deliver(LeaseTaken({} if self._open_lines is None else self._open_lines.read()))
         self._has_logged_trouble = False
         await asyncio.sleep(RENEW_S)
 
@@ -384,9 +410,11 @@ class JobRunner:
         """Write all results that wait, those of a job together; they stay here until they are written."""
         async with self._writing:
             self._has_results.clear()
-            for job in list(self._results):
+            jobs = deque(self._results)
+            while jobs:
+                job = jobs.popleft()
                 waiting = self._results.get(job, [])
-                results = list(waiting)
+                results = _together(waiting)
                 if not results or self._fence is None:
                     continue
                 try:
@@ -398,7 +426,9 @@ class JobRunner:
                     continue  # the lease was lost and taken again meanwhile: its results are others
                 del waiting[: len(results)]
                 self._deliver(ResultsStored(job, tuple(result.line for result in results)))
-                if not waiting:
+                if waiting:
+                    jobs.append(job)
+                else:
                     del self._results[job]
 
     async def _sweep(self) -> None:
@@ -413,6 +443,17 @@ class JobRunner:
         await self._store.forget_responses(self._wall())
         await self._storage.sweep()
         return await asyncio.sleep(SWEEP_S)
+
+
+def _together(waiting: Iterable[LineResult]) -> list[LineResult]:
+    """Return the first results, no more than are MOST_TOGETHER characters: any may be large."""
+    results, size = list[LineResult](), 0
+    for result in waiting:
+        if size >= MOST_TOGETHER:
+            break
+        results.append(result)
+        size += len(result.text)
+    return results
 
 
 def _file_gone(job: Job, message: str) -> JobChecked:
@@ -436,14 +477,18 @@ def run(part: Part, on_start: OnStart) -> None:
     model = config.served_model_name or config.model
     metrics = RequestMetrics(model, config.server.metrics_prefix, owner.now, part.spec.name)
     traces = traces_to(config.server.otlp_endpoint, model)
-    answering = Answering(owner, text, (model,), capacity.max_model_len, metrics, traces, Adapters.for_part(part))
+    adapters, places = Adapters.for_part(part), asyncio.Semaphore(max(MOST_OPEN, config.jobs.most_open))
+    keys = key_ring(config.server.api_key, config.server.keys_file)
+    ledger = Ledger(part.shared_memory / ledger_name(part.spec.deployment), JOB_RUNNER)
+    answering = Answering(owner, text, (model,), capacity.max_model_len, metrics, traces, adapters, places, ledger)
     pictures = request_pictures(part, metrics.log, owner.now)
     holder = holder_of(part.spec.deployment, part.spec.name, part.incarnation)
-    runner = JobRunner(answering, config, holder, owner.now)
+    open_lines = OpenLines(data_folder(config.jobs), holder)
+    runner = JobRunner(answering, config, holder, owner.now, open_lines=open_lines, limits=keys.limits)
     JobCollector(metrics.series, lambda: runner.figures)
     on_start(runner)
     with contextlib.closing(traces), owner.running():
-        asyncio.run(_serve(runner, siblings(part, metrics.text), pictures))
+        run_loop(_serve(runner, siblings(part, metrics.text), pictures))
 
 
 async def _serve(runner: JobRunner, others: Siblings, pictures: RequestPictures) -> None:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from alignedserve.core import Estimate, FinishReason, Request, ServiceClass, Slo
+from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.access.adapters import Adapters
-from alignedserve.gateway.access.keys import Caller
-from alignedserve.gateway.openai.errors import no_such_model
+from alignedserve.gateway.access.keys import MOST_OPEN, Caller
+from alignedserve.gateway.access.ledger import Ledger
+from alignedserve.gateway.http.limits import REFUSALS, Tab
+from alignedserve.gateway.openai.errors import ApiError, no_such_model
 from alignedserve.gateway.openai.parsing import parse_body
 from alignedserve.gateway.openai.promises import ServicePromise
 from alignedserve.gateway.openai.reading import AnswerPiece, AnswerReader, join_pieces
@@ -31,16 +34,20 @@ from alignedserve.gateway.vectors.running import all_of, read_vector
 from alignedserve.gateway.vectors.types import EmbeddingRequest
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import RequestMetrics
-from alignedserve.owner.client import Delivered, OwnerClient
+from alignedserve.owner.client import Delivered, GivenUp, Overloaded, OwnerClient
 from alignedserve.store.job import Endpoint
 from alignedserve.text.text_model import TextModel
 from alignedserve.tracing.traces import Traces
 
+T = TypeVar("T")
+
 TIER = "flex"  # the tier of every line, whatever its body asks for
+LINE_AT_ONCE = 32  # choices of a line that run at once
 RUNS_AT = 2  # tokens of output: a request that has them has its place on a decode worker
 _Pieces: TypeAlias = Sequence[AnswerPiece]
 _Shape: TypeAlias = Callable[[Sequence[Request], _Pieces], dict[str, Any]]
-_Asked: TypeAlias = tuple[ChatRequest | CompletionRequest, tuple[Request, ...], Callable[[_Pieces], dict[str, Any]]]
+_Asked: TypeAlias = tuple[ChatRequest | CompletionRequest, tuple[Request, ...], _Shape]
+_Paid: TypeAlias = tuple[tuple[Request, ...], Callable[[int], None]]  # as they may run; counts their tokens
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,16 @@ class Answers(Protocol):
     def models(self) -> Sequence[str]: ...
 
     async def answer(self, line: LineRequest, on_running: Callable[[], None], /) -> dict[str, Any]:
-        """Return the line's answer; raise ApiError if the answer is an error, and Overloaded if there is no room."""
+        """Return the line's answer, in which iterators may stand for long lists (writing.py); raise ApiError if the
+        answer is an error, and Overloaded if there is no room."""
+
+
+class KeyLimited(AlignedServeError):
+    """The line's key has no tokens left for it now."""
+
+    def __init__(self, retry_after_s: float) -> None:
+        super().__init__(f"the key has no tokens left: try again in {retry_after_s:g} s")
+        self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,8 @@ class Answering:
     metrics: RequestMetrics
     traces: Traces = field(default_factory=Traces)
     adapters: Adapters = field(default_factory=Adapters)
+    places: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MOST_OPEN))  # of all lines' choices
+    ledger: Ledger = field(default_factory=Ledger)
 
     @property
     def models(self) -> Sequence[str]:
@@ -84,24 +102,57 @@ class Answering:
         if line.endpoint is Endpoint.EMBEDDINGS:
             return await self._embed(line)
         body, requests, shape = await asyncio.to_thread(self._make_requests, line)
-        choices = len(requests)
-        self.metrics.count_choices(ServiceClass.BE, choices)
-        tasks = [asyncio.create_task(self._run(body, request, choices, on_running)) for request in requests]
-        try:
-            pieces = await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        prompt_tokens = sum(len(request.prompt) for request in requests[:: body.n or 1])
+        with self._paying(line, requests, prompt_tokens, body.most_tokens is not None) as (requests, use):
+            choices = len(requests)
+            self.metrics.count_choices(ServiceClass.BE, choices)
+            own = asyncio.Semaphore(LINE_AT_ONCE)
+            work = [partial(self._run, body, request, choices, on_running, use) for request in requests]
+            tasks = [asyncio.create_task(self._in_place(own, run)) for run in work]
+            try:
+                pieces = await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
         self.metrics.count_longest_choice(ServiceClass.BE, max(len(piece.tokens) for piece in pieces))
-        return shape(pieces)
+        return await asyncio.to_thread(shape, requests, pieces)
 
     async def _embed(self, line: LineRequest) -> dict[str, Any]:
         """Return the embeddings of a line; its requests run until they end, and have no place on the way."""
         body, requests = await asyncio.to_thread(self._make_embedding, line)
         self.metrics.count_choices(ServiceClass.BE, len(requests))
-        vectors = await all_of([self._read_vector(request, len(requests)) for request in requests])
-        return await asyncio.to_thread(embedding_answer, body, requests, vectors)
+        own = asyncio.Semaphore(LINE_AT_ONCE)
+        with self._paying(line, requests, sum(len(request.prompt) for request in requests), has_limit=True):
+            work = [partial(self._read_vector, request, len(requests)) for request in requests]
+            vectors = await all_of([self._in_place(own, run) for run in work])
+        return embedding_answer(body, requests, vectors)
+
+    @contextmanager
+    def _paying(
+        self, line: LineRequest, requests: tuple[Request, ...], prompt_tokens: int, has_limit: bool
+    ) -> Iterator[_Paid]:
+        """Let the line pay with the tokens that its key may use in a minute, as bodies at gateways do; give back at the
+        end what it has not used. Raise KeyLimited where the tokens are not left now."""
+        tab, is_refused = Tab(self.ledger, line.caller), False
+        try:
+            yield tab.pay(requests, prompt_tokens, has_limit), tab.use
+        except Overloaded as error:
+            is_refused = not isinstance(error, GivenUp)
+            raise
+        except ApiError as error:
+            is_refused = error.status in REFUSALS
+            if error.status == 429:
+                raise KeyLimited(float(error.headers["Retry-After"])) from None
+            raise
+        finally:
+            tab.close(is_refused)
+
+    async def _in_place(self, own: asyncio.Semaphore, run: Callable[[], Awaitable[T]]) -> T:
+        """Run a choice when its line and all lines together have a place for it: lines leave room to chats, and a line
+        of many choices to other lines."""
+        async with own, self.places:
+            return await run()
 
     def _make_embedding(self, line: LineRequest) -> tuple[EmbeddingRequest, tuple[Request, ...]]:
         body = parse_body(EmbeddingRequest, json.dumps(line.body).encode())
@@ -133,7 +184,7 @@ class Answering:
         body, shape = self._read(line)
         requests = make_requests(body, *self._promised(line, body.model), self.text, self.max_model_len)
         requests = tuple(_with_estimate(request, line.estimate) for request in requests)
-        return body, requests, partial(shape, requests)
+        return body, requests, shape
 
     def _read(self, line: LineRequest) -> tuple[ChatRequest | CompletionRequest, _Shape]:
         """Return what a line asks for, and what makes its answer of the requests and their pieces."""
@@ -149,10 +200,22 @@ class Answering:
         if line.endpoint is Endpoint.COMPLETIONS:
             kind = CompletionRequest
         body = parse_body(kind, data)
-        return body, lambda requests, pieces: make_shape(body, requests, TIER, self.text).whole(pieces)
+
+        def whole(requests: Sequence[Request], pieces: _Pieces) -> dict[str, Any]:
+            shape = make_shape(body, requests, TIER, self.text)
+            for number, piece in enumerate(pieces):
+                shape.count(number, piece)
+            return shape.whole([[piece] for piece in pieces])
+
+        return body, whole
 
     async def _run(
-        self, body: ChatRequest | CompletionRequest, request: Request, choices: int, on_running: Callable[[], None]
+        self,
+        body: ChatRequest | CompletionRequest,
+        request: Request,
+        choices: int,
+        on_running: Callable[[], None],
+        use: Callable[[int], None],
     ) -> AnswerPiece:
         """Run a request to its end; call `on_running` when it has its place on a decode worker."""
         reader = AnswerReader.from_body(body, self.text, request.prompt)
@@ -163,6 +226,7 @@ class Answering:
                 async for delivered in deliveries:
                     pieces.append(reader.read(delivered))
                     meter.deliver(len(delivered.tokens), delivered.opening)
+                    use(len(delivered.tokens))
                     trace.deliver(delivered)
                     meter.write()
                     num_tokens += len(delivered.tokens)

@@ -53,21 +53,33 @@ class SyntaxTrial:
     """Tries syntaxes for one model's tokens, one at a time; several threads may ask."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._lock = folder, Lock()
+        self.folder, self._trying, self._looking = folder, Lock(), Lock()
         self._child: subprocess.Popen[bytes] | None = None  # started by the first syntax
-        self._known: OrderedDict[bytes, str | None] = OrderedDict()  # by a hash of the syntax
+        self._known: OrderedDict[bytes, str] = OrderedDict()  # by a hash of the syntax; an empty fault is none
 
     def find_fault(self, syntax: str) -> str | None:
         """Return why an output cannot follow the syntax, or None if it can."""
         name = blake2b(syntax.encode(errors="surrogatepass"), digest_size=16).digest()
-        with self._lock:
+        fault = self._recall(name)  # what is known waits for no trial
+        if fault is None:
+            with self._trying:
+                fault = self._recall(name)  # another thread may have tried it meanwhile
+                if fault is None:
+                    fault = self._try(syntax) or ""
+                    self._keep(name, fault)
+        return fault or None
+
+    def _recall(self, name: bytes) -> str | None:
+        with self._looking:
             if name in self._known:
                 self._known.move_to_end(name)
-            else:
-                self._known[name] = self._try(syntax)
-                if len(self._known) > _MOST_KNOWN:
-                    self._known.popitem(last=False)
-            return self._known[name]
+            return self._known.get(name)
+
+    def _keep(self, name: bytes, fault: str) -> None:
+        with self._looking:
+            self._known[name] = fault
+            if len(self._known) > _MOST_KNOWN:
+                self._known.popitem(last=False)
 
     def _try(self, syntax: str) -> str | None:
         for _ in range(2):  # a child may have been killed while it had nothing to do

@@ -28,7 +28,7 @@ from alignedserve.text.syntax_trial import SyntaxTrial
 from alignedserve.text.token_bytes import TokenBytes
 
 _TOKENIZER, _CONFIG, _TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-LEAST_SLICE = 4096  # characters that are tokenised together, at least
+LEAST_SLICE, MOST_SLICE = 4096, 16384  # characters of a long text that are tokenised together
 CUT_TOKENS = 16  # tokens that cutting a text may add to each of its slices, at most
 
 
@@ -125,9 +125,10 @@ class TextModel:
     def surely_exceeds(self, texts: Iterable[str], most: int) -> bool:
         """Return whether the texts surely have more than `most` tokens.
 
-        Texts are tokenised slice by slice: megabytes at once would take gigabytes of memory. Each slice counts without
-        the tokens that cutting may have added, so that no text is refused wrongly."""
-        slice_length = max(LEAST_SLICE, 4 * most)
+        Texts are tokenised slice by slice: megabytes at once would take gigabytes of memory, what lies behind `most`
+        tokens is not looked at, and Python's lock is free between slices. Each slice counts without the tokens that
+        cutting may have added, so that no text is refused wrongly."""
+        slice_length = min(max(LEAST_SLICE, 4 * most), MOST_SLICE)
         num_tokens = 0
         for text in texts:
             for start in range(0, len(text), slice_length):

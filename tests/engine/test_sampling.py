@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -24,6 +25,7 @@ from alignedserve.core import Choice, History, Sampling
 from alignedserve.engine.sampling import edits as of_edits
 from alignedserve.engine.sampling.edits import Edits, edit_logits
 from alignedserve.engine.sampling.sampling import NextToken, Sampler, choose, logprobs_of, uniform
+from alignedserve.text.token_sets import pack_tokens, unpack_tokens
 
 T = TypeVar("T")
 INF = math.inf
@@ -240,7 +242,6 @@ def test_uniform_is_well_spread_and_its_own_from_machine_to_machine() -> None:
         {"min_tokens": -1},
         {"logit_bias": ((3, INF),)},
         {"logit_bias": ((-3, 1.0),)},
-        {"allowed_tokens": (-1,)},
         {"logprobs": -1},
         {"prompt_logprobs": -1},
     ],
@@ -289,7 +290,7 @@ EDITING = st.builds(
     frequency_penalty=st.sampled_from([0.0, 0.4, -0.2]),
     min_tokens=st.integers(0, 25),
     logit_bias=st.lists(st.tuples(st.integers(0, 39), st.floats(-100, 100, width=32)), max_size=4).map(tuple),
-    allowed_tokens=st.one_of(st.just(()), st.lists(st.integers(3, 39), min_size=2, max_size=9).map(tuple)),
+    allowed_tokens=st.one_of(st.just(b""), st.lists(st.integers(3, 39), min_size=2, max_size=9).map(pack_tokens)),
     logprobs=st.one_of(st.none(), st.integers(0, 5)),
 )
 SAID = st.tuples(EDITING, TOKENS, TOKENS)  # sampling, prompt, output
@@ -319,8 +320,9 @@ def test_edits_are_the_formulas(said: tuple[Sampling, tuple[int, ...], tuple[int
 def edited_plainly(
     logits: list[float], sampling: Sampling, prompt: tuple[int, ...], output: tuple[int, ...]
 ) -> list[float]:
-    allowed, counts = sampling.allowed_tokens, Counter(output)
-    edited = [logit if not allowed or token in allowed else -INF for token, logit in enumerate(logits)]
+    packed, counts = sampling.allowed_tokens, Counter(output)
+    allowed = unpack_tokens(packed, VOCABULARY) if packed else [True] * VOCABULARY
+    edited = [logit if allowed[token] else -INF for token, logit in enumerate(logits)]
     for token, bias in sampling.logit_bias:
         edited[token] += bias
     for token in {*prompt, *output}:
@@ -476,9 +478,23 @@ def test_a_row_that_is_broken_breaks_no_other(broken: float, sampling: Sampling)
 
 
 def test_limits_that_leave_nothing_leave_nothing() -> None:
-    sampling = Sampling(min_tokens=5, allowed_tokens=STOPS)
+    sampling = Sampling(min_tokens=5, allowed_tokens=pack_tokens(STOPS))
     (chosen,) = Sampler(VOCABULARY).sample(random_logits(1), [asked(sampling, (3,), ())])
     assert chosen.token is None
+
+
+def test_lists_of_all_tokens_are_small_and_go_with_their_requests() -> None:
+    allowed, number, row = pack_tokens(range(151_936)), 16, 151_936
+    sampler, logits = Sampler(row), torch.zeros(number, row)
+    wanted = [asked(Sampling(allowed_tokens=allowed), (3,), (), f"r{at}") for at in range(number)]
+    tracemalloc.start()
+    sampler.sample(logits, wanted)
+    during, most = tracemalloc.get_traced_memory()
+    sampler.sample(logits[:1], [NextToken(Sampling(), 0)])
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 4 * number * row
+    assert during - after > 0.9 * number * row
 
 
 # --- Log-probabilities
@@ -490,7 +506,9 @@ def test_log_probabilities_are_the_models_own(seed: int, top: int, temperature: 
     """The log-probabilities ignore what temperature, penalties and limits make of the logits."""
     logits = random_logits(seed)
     expected = logits[0].log_softmax(0)
-    sampling = Sampling(temperature, top_k=3, presence_penalty=2.0, allowed_tokens=(4, 5, 6, 7), logprobs=top)
+    sampling = Sampling(
+        temperature, top_k=3, presence_penalty=2.0, allowed_tokens=pack_tokens((4, 5, 6, 7)), logprobs=top
+    )
     (chosen,) = Sampler(VOCABULARY).sample(logits, [asked(sampling, (4,), (5, 5))])
     assert chosen.token in (4, 5, 6, 7)
     assert chosen.logprob is not None

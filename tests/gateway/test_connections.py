@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
+from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
 from alignedserve.gateway.http.connections import MOST_HEAD_BYTES, MOST_HEADERS
 from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
@@ -231,6 +232,38 @@ def test_a_compressed_bomb_is_never_unpacked(server: Served, how: bytes) -> None
         connection.sendall(HEAD + how + b"\r\n" + chunked + b"\r\n" + framed)
         answer = connection.recv(1 << 16)
     assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 415 ")), answer
+
+
+def test_no_key_holds_all_of_that(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("alignedserve.gateway.http.bodies.BODIES_AT_ONCE", 4)
+    keys = KeyRing([KeyEntry(name, hash_key(name)) for name in ("ann", "bob")])
+    gateway = Gateway(text, FakeOwner((2,)), body_limit_bytes=1000, keys=keys)
+
+    async def asked() -> None:
+        go_on, num_held = asyncio.Event(), 0
+
+        async def slow() -> Any:
+            nonlocal num_held
+            yield b" " * 900
+            num_held += 1
+            await go_on.wait()
+            yield BODY
+
+        async with gateway.client() as client:
+
+            async def post(key: str, content: Any) -> httpx.Response:
+                headers = JSON | {"Authorization": f"Bearer {key}"}
+                return await client.post("/v1/completions", content=content, headers=headers)
+
+            slow_ones = [asyncio.create_task(post("ann", slow())) for _ in range(2)]
+            while num_held < 2:
+                await asyncio.sleep(0.001)
+            assert (await post("ann", b" " * 500 + BODY)).status_code == 429
+            assert (await post("bob", b" " * 500 + BODY)).status_code == 200
+            go_on.set()
+            assert [(await answer).status_code for answer in slow_ones] == [200, 200]
+
+    asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
 
 
 def test_all_bodies_together_are_bounded(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:

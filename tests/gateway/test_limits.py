@@ -8,18 +8,22 @@ import os
 from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alignedserve.core import Request
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller, KeyEntry, KeyRing, Limits, hash_key
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.http.limits import LUMP, Tab, format_time
 from alignedserve.gateway.openai.errors import ApiError
+from alignedserve.owner.client import Overloaded
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
+from tests.samples import request
 
 
 def caller(name: str = "ann", **limits: int) -> Caller:
@@ -33,6 +37,18 @@ def refused_for(act: Callable[[], None]) -> int:
     except ApiError as error:
         return int(error.headers["Retry-After"]) if error.status == 429 else -1
     return 0
+
+
+def left(tab: Tab) -> int:
+    return int(tab.headers()["x-ratelimit-remaining-tokens"])
+
+
+def asked(prompt: int, most: int) -> Request:
+    return request(prompt=prompt, max_tokens=most)
+
+
+def pay(tab: Tab, asked: Request) -> None:
+    tab.pay([asked], len(asked.prompt), has_limit=True)
 
 
 class TestTabs:
@@ -50,41 +66,91 @@ class TestTabs:
     def test_tokens_may_be_overdrawn_and_are_waited_for(self) -> None:
         now, ledger = [100.0], Ledger()
         tab = Tab(ledger, caller(tokens_per_minute=600), lambda: now[0])
-        tab.take_place()
-        tab.take(1000)
-        assert refused_for(tab.take_place) == 41
-        assert tab.headers()["x-ratelimit-remaining-tokens"] == "0"
+        tab.admit()
+        tab.use(1000 - LUMP)
+        assert refused_for(tab.admit) == 41
+        assert left(tab) == 0
         now[0] += 40.2
-        assert refused_for(tab.take_place) == 0
+        assert refused_for(tab.admit) == 0
 
-    def test_few_tokens_are_taken_at_the_end(self) -> None:
+    def test_all_that_a_body_may_cost_is_taken_before_it_begins_and_the_rest_comes_back(self) -> None:
         ledger = Ledger()
         tab = Tab(ledger, caller(tokens_per_minute=600), lambda: 100.0)
-        tab.take(LUMP - 1)
-        assert tab.headers()["x-ratelimit-remaining-tokens"] == "600"
+        tab.pay([asked(30, 100), asked(30, 100)], prompt_tokens=30, has_limit=True)
+        assert left(tab) == 600 - 230
+        assert refused_for(lambda: pay(Tab(ledger, tab.caller, lambda: 100.0), asked(1, 400))) == 4
+        tab.use(50)
+        assert left(tab) == 600 - 230
+        tab.settle()
+        assert left(tab) == 600 - 80
         tab.close()
         tab.close()
-        assert tab.headers()["x-ratelimit-remaining-tokens"] == str(600 - LUMP + 1)
+        assert left(tab) == 600 - 80
+
+    def test_a_body_that_was_refused_costs_nothing(self) -> None:
+        tab = Tab(Ledger(), caller(tokens_per_minute=600), lambda: 100.0)
+        pay(tab, asked(30, 100))
+        tab.close(is_refused=True)
+        assert left(tab) == 600
+
+    def test_a_body_that_a_minute_cannot_pay_is_never_served(self) -> None:
+        tab = Tab(Ledger(), caller(tokens_per_minute=1000), lambda: 100.0)
+        with pytest.raises(ApiError, match="may cost 40012 tokens, and this API key is limited to 1000") as refused:
+            tab.pay([asked(3, 100)] * 400, prompt_tokens=12, has_limit=True)
+        assert (refused.value.status, refused.value.code, left(tab)) == (400, "beyond_key_limit", 1000)
+
+    def test_outputs_without_a_limit_get_a_minute_together(self) -> None:
+        """Each takes a usual length before it begins; what comes beyond is taken as it comes."""
+        tab = Tab(Ledger(), caller(tokens_per_minute=1000), lambda: 100.0)
+        requests = tab.pay([asked(40, 2000)] * 4, prompt_tokens=40, has_limit=False)
+        assert [request.max_tokens for request in requests] == [240] * 4
+        assert left(tab) == 1000 - 40 - 4 * 125
+        tab.use(700)
+        assert left(tab) == 1000 - 740 - LUMP
+        tab.close()
+        assert left(tab) == 1000 - 740
+        unlimited = Tab(Ledger(), caller(), lambda: 100.0).pay([asked(40, 2000)], prompt_tokens=40, has_limit=False)
+        assert [request.max_tokens for request in unlimited] == [2000]
+
+    def test_a_body_takes_a_place_for_each_choice(self) -> None:
+        ledger, ann = Ledger(), caller(most_open=5)
+        first, second = Tab(ledger, ann), Tab(ledger, ann)
+        first.admit()
+        first.hold_places(4)
+        second.admit()
+        assert refused_for(lambda: second.hold_places(2)) == 1
+        with pytest.raises(ApiError, match="asks for 6 choices, and this API key may have 5 open at once") as refused:
+            second.hold_places(6)
+        assert (refused.value.status, refused.value.code) == (400, "beyond_key_limit")
+        first.close()
+        assert refused_for(lambda: second.hold_places(5)) == 0
+        assert refused_for(first.admit) == 1
+
+    def test_vectors_run_in_the_places_that_are_left(self) -> None:
+        ledger, ann = Ledger(), caller(most_open=5)
+        tabs = [Tab(ledger, ann) for _ in range(3)]
+        assert [tab.hold_up_to(4) for tab in tabs] == [4, 1, 0]
+        assert Tab(ledger, caller("bob")).hold_up_to(9) == 9
 
     def test_places_are_given_back(self) -> None:
         ledger, ann = Ledger(), caller(most_open=2)
         tabs = [Tab(ledger, ann) for _ in range(3)]
-        assert [refused_for(tab.take_place) for tab in tabs] == [0, 0, 1]
+        assert [refused_for(tab.admit) for tab in tabs] == [0, 0, 1]
         for tab in tabs:
             tab.close()
             tab.close()
-        assert [refused_for(tab.take_place) for tab in tabs] == [0, 0, 1]
+        assert [refused_for(tab.admit) for tab in tabs] == [0, 0, 1]
 
     def test_a_caller_does_not_use_up_the_limit_of_another(self) -> None:
         ledger = Ledger()
         names = [f"caller {number}" for number in range(100)]
         tabs = [Tab(ledger, caller(name, requests_per_minute=1, most_open=1)) for name in names]
-        assert [refused_for(tab.enter) or refused_for(tab.take_place) for tab in tabs] == [0] * 100
+        assert [refused_for(tab.enter) or refused_for(tab.admit) for tab in tabs] == [0] * 100
         assert all(refused_for(tab.enter) for tab in tabs)
 
     def test_no_limits_no_headers(self) -> None:
         tab = Tab(Ledger(), ANONYMOUS)
-        assert [refused_for(tab.enter) or refused_for(tab.take_place) for _ in range(1000)] == [0] * 1000
+        assert [refused_for(tab.enter) or refused_for(tab.admit) for _ in range(1000)] == [0] * 1000
         assert tab.headers() == {}
 
     @given(st.lists(st.tuples(st.floats(0, 30), st.integers(0, 500)), max_size=60), st.integers(1, 2000))
@@ -94,8 +160,8 @@ class TestTabs:
         for after_s, tokens in asked:
             now[0] += after_s
             tab = Tab(ledger, caller(tokens_per_minute=per_minute), lambda: now[0])
-            if not refused_for(tab.take_place):
-                tab.take(tokens)
+            if not refused_for(tab.admit):
+                tab.use(tokens)
                 taken, most = taken + tokens, max(most, tokens)
             tab.close()
             assert taken <= per_minute * (1 + (now[0] - 100) / 60) + most
@@ -107,19 +173,19 @@ class TestSeveralGateways:
         ann = caller(requests_per_minute=3, most_open=3)
         tabs = [Tab(ledger, ann, lambda: 100.0) for ledger in (first, second, first, second)]
         assert [refused_for(tab.enter) for tab in tabs] == [0, 0, 0, 20]
-        assert [refused_for(tab.take_place) for tab in tabs] == [0, 0, 0, 1]
+        assert [refused_for(tab.admit) for tab in tabs] == [0, 0, 0, 1]
         tabs[1].close()
-        assert refused_for(tabs[3].take_place) == 0
+        assert refused_for(tabs[3].admit) == 0
 
     def test_the_places_of_a_dead_gateway_are_free_again(self, tmp_path: Path) -> None:
         first, second = (Ledger(tmp_path / "limits", place) for place in (0, 1))
         ann = caller(most_open=3)
         tabs = [Tab(ledger, ann) for ledger in (first, first, second)]
         for tab in tabs:
-            tab.take_place()
+            tab.admit()
         first.close()
         again = Ledger(tmp_path / "limits", 0)
-        assert [refused_for(Tab(again, ann).take_place) for _ in range(3)] == [0, 0, 1]
+        assert [refused_for(Tab(again, ann).admit) for _ in range(3)] == [0, 0, 1]
 
     def test_their_file_is_not_stale_while_a_gateway_has_it(self, tmp_path: Path) -> None:
         path = tmp_path / "limits"
@@ -141,8 +207,8 @@ class TestOverHttp:
     def gateway(self, text: TextModel, owner: FakeOwner, **limits: int) -> Gateway:
         return Gateway(text, owner, keys=KeyRing([KeyEntry("ann", hash_key("key"), limits=Limits(**limits))]))
 
-    def complete(self, gateway: Gateway, path: str = "/v1/completions") -> httpx.Response:
-        body = {"model": "demo", "prompt": [5, 6, 7], "ignore_eos": True, "max_tokens": 100}
+    def complete(self, gateway: Gateway, path: str = "/v1/completions", **fields: Any) -> httpx.Response:
+        body = {"model": "demo", "prompt": [5, 6, 7], "ignore_eos": True, "max_tokens": 100, **fields}
         return gateway.ask("POST", path, json=body, headers={"Authorization": "Bearer key"})
 
     def test_every_answer_says_what_is_left(self, text: TextModel) -> None:
@@ -162,9 +228,79 @@ class TestOverHttp:
         assert used == 103  # 3 tokens of the prompt, 100 of the output
 
     def test_a_caller_that_has_had_its_tokens_is_refused_before_its_body_is_read(self, text: TextModel) -> None:
-        gateway = self.gateway(text, FakeOwner(*[(5,)] * 100), tokens_per_minute=20)
+        gateway = self.gateway(text, FakeOwner(*[(5,)] * 100), tokens_per_minute=103)
         assert [self.complete(gateway).status_code for _ in range(2)] == [200, 429]
+        assert self.complete(gateway, prompt="not even a prompt" * 10**6).status_code == 429
         assert len(gateway.owner.opened) == 1
+
+    @pytest.mark.parametrize("limits", [{"most_open": 1}, {"tokens_per_minute": 1000}])
+    def test_no_body_is_more_than_its_key_may_ever_have(self, text: TextModel, limits: dict[str, int]) -> None:
+        """400 prompts of 100 tokens each are 40 minutes' worth of tokens, in a single place."""
+        gateway = self.gateway(text, FakeOwner(*[(5,)] * 100), **limits)
+        refused = self.complete(gateway, prompt=[[5]] * 400)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "beyond_key_limit")
+        assert gateway.owner.opened == []
+        assert self.complete(gateway).status_code == 200, "it has taken neither the place nor the tokens"
+
+    def test_what_an_answer_did_not_use_is_left_at_its_end(self, text: TextModel) -> None:
+        gateway = self.gateway(text, FakeOwner((5,), (2,)), tokens_per_minute=1000)
+        for used in (5, 10):
+            answer = self.complete(gateway, ignore_eos=False)
+            assert answer.headers["x-ratelimit-remaining-tokens"] == str(1000 - used)
+
+    def test_a_body_that_the_router_refuses_costs_nothing(self, text: TextModel) -> None:
+        gateway = self.gateway(text, FakeOwner(Overloaded("the queue is full", 1.0)), tokens_per_minute=1000)
+        assert [self.complete(gateway, prompt=[[5] * 50] * 2).status_code for _ in range(9)] == [429] * 9
+        assert self.complete(gateway, "/nowhere").headers["x-ratelimit-remaining-tokens"] == "1000"
+
+    @pytest.mark.parametrize(
+        ("path", "body"),
+        [
+            ("/v1/completions", {"prompt": "Hi", "n": 2}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "n": 2}),
+            ("/tokenize", {"prompt": "Hi"}),
+            ("/detokenize", {"tokens": [5]}),
+            ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "Hi"}]}),
+        ],
+    )
+    def test_every_choice_and_every_use_of_a_thread_takes_a_place(
+        self, text: TextModel, path: str, body: dict[str, Any]
+    ) -> None:
+        async def asked() -> None:
+            go_on = asyncio.Event()
+            gateway = self.gateway(text, FakeOwner(go_on, (2,)), most_open=3)
+            async with gateway.client() as client:
+                headers = {"Authorization": "Bearer key"}
+
+                async def ask(path: str, **body: Any) -> int:
+                    return (await client.post(path, json={"model": "demo", **body}, headers=headers)).status_code
+
+                first = asyncio.create_task(ask("/v1/completions", prompt="Hi", n=3))
+                while len(gateway.owner.open_now) < 3:
+                    await asyncio.sleep(0.001)
+                assert await ask(path, **body) == 429
+                go_on.set()
+                assert [await first, await ask(path, **body)] == [200, 200]
+
+        asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
+
+    def test_no_body_takes_all_seats_without_a_key_either(self, text: TextModel) -> None:
+        async def asked() -> None:
+            go_on = asyncio.Event()
+            gateway = Gateway(text, FakeOwner(go_on, (2,)), at_once=32)
+            async with gateway.client() as client:
+                body = {"model": "demo", "prompt": [[5]] * 1024}
+                answer = asyncio.create_task(client.post("/v1/completions", json=body))
+                while len(gateway.owner.opened) < 32:
+                    await asyncio.sleep(0.001)
+                assert (await client.post("/tokenize", json={"prompt": "Hi"})).status_code == 200
+                assert len(gateway.owner.opened) == 32
+                go_on.set()
+                assert len((await answer).json()["choices"]) == 1024
+            arrivals = [request.arrival_at for request in gateway.owner.opened]
+            assert arrivals[-1] > arrivals[0], "the deadlines of those that waited count from when they run"
+
+        asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
 
     @pytest.mark.parametrize("leaves", [True, False])
     def test_a_place_is_had_until_the_answer_ends(self, text: TextModel, leaves: bool) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from alignedserve.core import Choice, Sampling
 from alignedserve.text.text_model import TextModel
+from alignedserve.text.token_sets import pack_tokens
 from tests.gateway.conftest import FakeOwner, Gateway, data_lines, ids_of
 
 HELLO = "Hello, naïve 😀!"
@@ -41,7 +42,7 @@ def test_the_engine_is_told(gateway: Gateway, route: str) -> None:
         frequency_penalty=-0.5,
         min_tokens=3,
         logit_bias=((7, 5.0), (300, -100.0)),
-        allowed_tokens=(9, 8, 2),
+        allowed_tokens=pack_tokens((9, 8, 2)),
     )
 
 

@@ -7,13 +7,15 @@ import base64
 import math
 from array import array
 from dataclasses import replace
+from functools import partialmethod
 from typing import Any
 
 import pytest
 
 from alignedserve.architectures.vectors import PooledRule, PoolKind
 from alignedserve.core import FinishReason, Opening, PooledTask, Request, ServiceClass
-from alignedserve.gateway.access.keys import ANONYMOUS
+from alignedserve.gateway.access.keys import ANONYMOUS, KeyEntry, KeyRing, Limits, hash_key
+from alignedserve.gateway.http.limits import Tab
 from alignedserve.gateway.vectors.types import MOST_INPUTS
 from alignedserve.jobs.answering import Answering, LineRequest
 from alignedserve.metrics.requests import RequestMetrics
@@ -249,6 +251,25 @@ def test_metrics_count_prompts_and_no_output(text: TextModel) -> None:
     num_tokens = sum(len(request.prompt) for request in gateway.owner.opened)
     assert gateway.metric(f"alignedserve:prompt_tokens_total{name}") == num_tokens
     assert gateway.metric(f"alignedserve:generation_tokens_total{name}") == 0
+
+
+def test_inputs_run_in_the_places_that_their_key_has_left(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tab, "__init__", partialmethod(Tab.__init__, now=lambda: 100.0))
+
+    class Counting(VectorOwner):
+        most = 0
+
+        def steps_of(self, request: Request) -> tuple[Any, ...]:
+            self.most = max(self.most, len(self.open_now))
+            return super().steps_of(request)
+
+    owner, limits = Counting(), Limits(most_open=4, tokens_per_minute=1000)
+    keys = KeyRing([KeyEntry("ann", hash_key("key"), limits=limits)])
+    gateway = Gateway(replace(text, pooled=EMBEDS), owner, keys=keys)
+    body = {"model": MODEL, "input": [[5, 6]] * 100}
+    answer = gateway.ask("POST", "/v1/embeddings", json=body, headers={"Authorization": "Bearer key"})
+    assert (answer.status_code, len(answer.json()["data"]), owner.most) == (200, 100, 4)
+    assert answer.headers["x-ratelimit-remaining-tokens"] == "800"
 
 
 def test_a_line_of_a_batch_is_embedded(text: TextModel) -> None:

@@ -14,6 +14,7 @@ from alignedserve.engine.sampling.sampling import NextToken, Sampler
 from alignedserve.kernels.common import drawing
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.dispatch.dispatcher import choose
+from alignedserve.text.token_sets import pack_tokens
 from tests.gpu.cases import GPU
 
 VOCABULARY = 128_256
@@ -72,7 +73,7 @@ def test_nothing_waits_for_the_gpu_before_the_tokens_are_read() -> None:
     samplings = [
         Sampling(logprobs=3),
         Sampling(0.8, top_k=12, top_p=0.9, repetition_penalty=1.3, presence_penalty=0.4, logit_bias=((3, 4.0),)),
-        Sampling(1.2, min_p=0.1, min_tokens=9, allowed_tokens=tuple(range(2, 400))),
+        Sampling(1.2, min_p=0.1, min_tokens=9, allowed_tokens=pack_tokens(range(2, 400))),
     ]
     wanted = [NextToken(sampling, 3, f"r{row}", history, 11) for row, sampling in enumerate(samplings)]
     logits = torch.randn(3, 32_000, generator=torch.Generator().manual_seed(0))

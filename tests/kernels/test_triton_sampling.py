@@ -20,6 +20,7 @@ from alignedserve.kernels.common.drawing import NONE, Likeliest
 from alignedserve.kernels.common.reference import Reference
 from alignedserve.kernels.triton.kernels import TritonKernels
 from alignedserve.kernels.triton.launch import interpreting
+from alignedserve.text.token_sets import pack_tokens
 from tests.conftest import SOAK
 from tests.kernels.samples import threads
 
@@ -158,7 +159,7 @@ ASKED = [
     Sampling(logprobs=0),
     Sampling(0.8, seed=3, logprobs=4, logit_bias=((3, 4.0), (9, -2.0))),
     Sampling(0.8, top_k=12, repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.2, seed=5),
-    Sampling(1.2, top_p=0.8, seed=6, min_tokens=9, allowed_tokens=tuple(range(2, 40))),
+    Sampling(1.2, top_p=0.8, seed=6, min_tokens=9, allowed_tokens=pack_tokens(range(2, 40))),
 ]
 
 

@@ -26,6 +26,7 @@ from alignedserve.engine.sampling.reasoning import AfterReasoning
 from alignedserve.errors import PlanError
 from alignedserve.kernels.common.placing import on_device
 from alignedserve.text.syntax import Syntaxes
+from alignedserve.text.token_sets import unpack_tokens
 
 # Outside these bounds a repetition penalty turns logits in fp32 into infinities or NaN.
 _LEAST_REPETITION, _MOST_REPETITION = 1e-30, 1e30
@@ -41,7 +42,8 @@ class Edits:
         self.bias_tokens = torch.tensor([token for token, _ in sampling.logit_bias], dtype=torch.long)
         self.bias = torch.tensor([bias for _, bias in sampling.logit_bias])
         self.stop_tokens = torch.tensor(stop_tokens, dtype=torch.long)
-        self._allowed = _mask(sampling.allowed_tokens, vocab_size) if sampling.allowed_tokens else None
+        packed = sampling.allowed_tokens
+        self._allowed = torch.from_numpy(unpack_tokens(packed, vocab_size)) if packed else None
         self._grammar = _make_grammar(sampling, stop_tokens, vocab_size, syntaxes)
         self._by_grammar: Tensor | None = None  # the mask of the grammar now
         self._num_followed = 0  # tokens of the output that are taken into account
@@ -156,9 +158,3 @@ def _places(logits: Tensor, groups: Sequence[tuple[int, Tensor]]) -> tuple[Tenso
 def _like(values: Tensor, numbers: Tensor) -> Tensor:
     """Return the numbers with the dtype of the values and on their device, without waiting for the device."""
     return on_device(numbers.to(values.dtype), values.device)
-
-
-def _mask(tokens: Sequence[int], vocab_size: int) -> Tensor:
-    mask = torch.zeros(vocab_size, dtype=torch.bool)
-    mask[list(tokens)] = True
-    return mask

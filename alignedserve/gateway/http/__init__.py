@@ -9,5 +9,6 @@ origins.py          Refuses what a web page must not do with a server that asks 
 records.py          Follows a request: its log line, and the meters of what its body asks for.
 scraping.py         The text of /metrics, which scrapes share.
 timing.py           The times of an answer, for its client.
+turns.py            Lets callers take turns at parsing, tokenising and the trial of grammars.
 uploading.py        Reads a multipart form with a file as it arrives.
 """

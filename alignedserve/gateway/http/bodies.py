@@ -7,24 +7,26 @@ megabytes over a slow line: so the more of it has arrived, the longer its client
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
 
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
+from alignedserve.gateway.access.keys import ANONYMOUS, Caller
+from alignedserve.gateway.http.middleware import caller_of
 from alignedserve.gateway.openai.errors import (
     ApiError,
     ClientGone,
     body_too_slow,
     file_too_slow,
     not_json,
+    rate_limited,
     too_many_bodies,
 )
-from alignedserve.gateway.openai.parsing import LARGE_BYTES
 
-BODIES_AT_ONCE = 32  # bodies of the largest size that may be held together
-SMALL_AT_ONCE = 32  # small bodies that may be parsed at once, beside one large body
+BODIES_AT_ONCE = 32  # bodies of the largest size that may be held together, half of them by one key
 # An upload of a file may take FILE_S, and more by the time that its bytes so far take at this rate.
 FILE_S, FILE_BYTES_PER_S = 30.0, 32 << 10
 
@@ -34,14 +36,7 @@ class Bodies:
 
     def __init__(self, limit_bytes: int, limit_s: float) -> None:
         self._limit_bytes, self._limit_s = limit_bytes, limit_s
-        self._held_bytes = 0
-        self._large, self._small = asyncio.Semaphore(1), asyncio.Semaphore(SMALL_AT_ONCE)
-
-    def turn(self, body: bytearray) -> asyncio.Semaphore:
-        """Return the semaphore to hold from before the body is parsed until it has become requests.
-
-        A parsed body may take 25 times its memory. So large bodies take turns; small bodies do not wait for them."""
-        return self._large if len(body) > LARGE_BYTES else self._small
+        self._held_bytes: Counter[str] = Counter()  # by caller
 
     @asynccontextmanager
     async def read(self, http: HttpRequest) -> AsyncIterator[bytearray]:
@@ -55,24 +50,28 @@ class Bodies:
         declared = http.headers.get("content-length", "")
         if declared.isdigit() and (len(declared) > 18 or int(declared) > self._limit_bytes):
             raise self._too_large()
-        body = bytearray()
+        body, caller = bytearray(), caller_of(http)
         try:
-            await asyncio.wait_for(self._read(http, body), self._limit_s)
+            await asyncio.wait_for(self._read(http, caller, body), self._limit_s)
             yield body
         except asyncio.TimeoutError:
             raise body_too_slow(self._limit_s) from None
         except ClientDisconnect:
             raise ClientGone from None
         finally:
-            self._held_bytes -= len(body)
+            self._held_bytes[caller.id] -= len(body)
 
-    async def _read(self, http: HttpRequest, body: bytearray) -> None:
+    async def _read(self, http: HttpRequest, caller: Caller, body: bytearray) -> None:
+        most = BODIES_AT_ONCE * self._limit_bytes
+        most_own = most if caller is ANONYMOUS else most // 2
         async for part in http.stream():
             if len(body) + len(part) > self._limit_bytes:
                 raise self._too_large()
-            if self._held_bytes + len(part) > BODIES_AT_ONCE * self._limit_bytes:
+            if self._held_bytes.total() + len(part) > most:
                 raise too_many_bodies()
-            self._held_bytes += len(part)
+            if self._held_bytes[caller.id] + len(part) > most_own:
+                raise rate_limited(f"{most_own} bytes of bodies at once", 1.0)
+            self._held_bytes[caller.id] += len(part)
             body += part
 
     def _too_large(self) -> ApiError:

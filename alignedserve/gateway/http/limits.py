@@ -1,30 +1,39 @@
 """Hold each caller to its limits: requests and tokens in a minute, requests open at once.
 
-A request counts when its head has been read, its prompt when it has become tokens, and its output as it arrives. A
-caller may begin a request while it has any tokens left. So over a long time it gets its rate, and at most its open
-requests more than that.
+    head read     a request of the minute, a place, and whether a token is left
+    body read     a place for each other choice, and all tokens that the body may cost
+    choices end   the tokens that it did not use come back; a body that was refused has used none
+    answer ends   the places come back
+
+A body that sets no limit of output tokens may cost as much as the model's context. It takes USUAL_TOKENS for each
+choice before it begins and the rest as they arrive, and all of its choices together get a minute's worth at most.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
+from alignedserve.core import Request
 from alignedserve.gateway.access.keys import Caller
 from alignedserve.gateway.access.ledger import Bucket, Ledger
-from alignedserve.gateway.openai.errors import rate_limited
+from alignedserve.gateway.openai.errors import rate_limited, too_costly, too_many_choices
 
-LUMP = 64  # tokens of output that are written to the ledger together
+USUAL_TOKENS = 1024  # of an output without a limit, and at most this part of a minute's worth:
+USUAL_PART = 8
+REFUSALS = range(400, 500)  # statuses with which a body has computed nothing, if it has no output
+LUMP = 64  # tokens of output that are written to the ledger together, beyond those that were taken before
 
 
 class Tab:
-    """The share of its caller's limits that an HTTP request takes, and its place among the caller's open requests."""
+    """The share of its caller's limits that an HTTP request takes: its places among the open requests, its tokens."""
 
     def __init__(self, ledger: Ledger, caller: Caller, now: Callable[[], float] = time.monotonic) -> None:
         self._ledger, self.caller, self._limits, self._now = ledger, caller, caller.limits, now
-        self._has_place = False
-        self._tokens = 0  # taken, but not yet written to the ledger
+        self._places = 0
+        self._taken = self._used = 0  # tokens: taken from the ledger, and used of these or beyond these
 
     def enter(self) -> None:
         """Take a request from the caller's limit; raise if none is left."""
@@ -39,32 +48,66 @@ class Tab:
         if wait_s:
             raise rate_limited(f"{per_minute} requests in a minute", wait_s)
 
-    def take_place(self) -> None:
-        """Take a place for a request for tokens; raise if no place or no token is left."""
-        self._check_tokens()
+    def admit(self) -> None:
+        """Take a place for a request for tokens whose body is still to be read; raise if no place or token is left."""
+        self._take_tokens(0, least=1)
+        self.hold_places(1)
+
+    def hold_places(self, number: int) -> None:
+        """Hold this many places until the answer has ended; raise if the caller has fewer left."""
         most = self._limits.most_open
-        if most is None:
-            return
-        with self._ledger.row(self.caller.id) as row:
-            self._has_place = row.num_open < most
-            row.open_at[self._ledger.place] += self._has_place
-        if not self._has_place:
+        if most is not None and number > most:
+            raise too_many_choices(number, most)
+        if self.hold_up_to(number, least=number) < number:
             raise rate_limited(f"{most} requests open at once", 1.0)
 
-    def take(self, tokens: int) -> None:
-        """Take tokens of a prompt or an output from the caller's limit."""
-        if self._limits.tokens_per_minute is not None:
-            self._tokens += tokens
-            if self._tokens >= LUMP:
-                self._write_tokens()
+    def hold_up_to(self, most: int, least: int = 0) -> int:
+        """Hold as many places as are left, but no more than `most`, and return their number; hold no more than before
+        where fewer than `least` are left."""
+        if self._limits.most_open is None:
+            return most
+        with self._ledger.row(self.caller.id) as row:
+            free = min(most - self._places, self._limits.most_open - row.num_open)
+            if free > 0 and self._places + free >= least:
+                row.open_at[self._ledger.place] += free
+                self._places += free
+        return self._places
 
-    def close(self) -> None:
-        if self._tokens:
-            self._write_tokens()
-        if self._has_place:
-            self._has_place = False
+    def pay(self, requests: Sequence[Request], prompt_tokens: int, has_limit: bool) -> tuple[Request, ...]:
+        """Take the tokens that the requests of a body may cost, and return the requests as they may run.
+
+        `has_limit` says whether the client limits their outputs. Raise if the tokens are not left now, or if even a
+        whole minute has too few."""
+        self._used += prompt_tokens
+        per_minute = self._limits.tokens_per_minute
+        if per_minute is None:
+            return tuple(requests)
+        if has_limit:
+            self._take_tokens(prompt_tokens + sum(request.max_tokens for request in requests))
+            return tuple(requests)
+        most = max(1, (per_minute - prompt_tokens) // len(requests))
+        limited = tuple(replace(request, max_tokens=min(request.max_tokens, most)) for request in requests)
+        usual = max(1, min(USUAL_TOKENS, per_minute // USUAL_PART))
+        self._take_tokens(prompt_tokens + sum(min(request.max_tokens, usual) for request in limited))
+        return limited
+
+    def use(self, tokens: int) -> None:
+        """Count tokens of an output that have arrived."""
+        self._used += tokens
+        if self._used > self._taken and self._limits.tokens_per_minute is not None:
+            self._settle(self._used + LUMP)
+
+    def settle(self) -> None:
+        """Give the tokens back that the body did not use: all of its choices have ended."""
+        self._settle(self._used)
+
+    def close(self, is_refused: bool = False) -> None:
+        """Give back the places and what is left of the tokens. A body that was refused has used none."""
+        self._settle(0 if is_refused else self._used)
+        if self._places:
             with self._ledger.row(self.caller.id) as row:
-                row.open_at[self._ledger.place] -= 1
+                row.open_at[self._ledger.place] -= self._places
+            self._places = 0
 
     def headers(self) -> dict[str, str]:
         """Return the headers for the caller's limits, with OpenAI's names and its way of writing times."""
@@ -79,23 +122,31 @@ class Tab:
                     headers |= _limit_headers(name, bucket, per_minute)
         return headers
 
-    def _check_tokens(self) -> None:
+    def _take_tokens(self, cost: int, least: int = 0) -> None:
+        """Take tokens; raise, and take none, where fewer are left than these or than `least`."""
         per_minute = self._limits.tokens_per_minute
         if per_minute is None:
             return
+        if cost > per_minute:
+            raise too_costly(cost, per_minute)
         with self._ledger.row(self.caller.id) as row:
             row.tokens.fill(per_minute, self._now())
-            wait_s = row.tokens.wait_s(1, per_minute)
+            wait_s = row.tokens.wait_s(max(cost, least), per_minute)
+            if not wait_s:
+                row.tokens.left -= cost
         if wait_s:
             raise rate_limited(f"{per_minute} tokens in a minute", wait_s)
+        self._taken += cost
 
-    def _write_tokens(self) -> None:
-        per_minute, tokens = self._limits.tokens_per_minute, self._tokens
-        assert per_minute is not None
-        self._tokens = 0
+    def _settle(self, tokens: int) -> None:
+        """Make the tokens that are taken this many."""
+        per_minute = self._limits.tokens_per_minute
+        if per_minute is None or tokens == self._taken:
+            return
         with self._ledger.row(self.caller.id) as row:
             row.tokens.fill(per_minute, self._now())
-            row.tokens.left -= tokens
+            row.tokens.left -= tokens - self._taken
+        self._taken = tokens
 
 
 def _limit_headers(name: str, bucket: Bucket, per_minute: int) -> dict[str, str]:

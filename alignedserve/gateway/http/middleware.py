@@ -18,7 +18,7 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.access.keys import Caller, KeyRing
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.http.error_responses import error_response
-from alignedserve.gateway.http.limits import Tab
+from alignedserve.gateway.http.limits import REFUSALS, Tab
 from alignedserve.gateway.http.origins import Origins
 from alignedserve.gateway.http.records import CLIENT_CLOSED, HttpRecord
 from alignedserve.gateway.openai.errors import ClientGone, no_key, no_key_for_page
@@ -28,7 +28,7 @@ from alignedserve.metrics.requests import RequestMetrics
 _log = logging.getLogger("alignedserve.gateway")
 
 PAGE = "/dashboard"  # the live page, which a browser opens: it asks its user for a key as a password
-PROBES = ("/health", "/ready", "/metrics")  # machines read them every few seconds: they are not logged
+PROBES = ("/live", "/health", "/ready", "/metrics")  # machines read them every few seconds: they are not logged
 PUBLIC = (*PROBES, "/", "/docs")  # these need no key
 API_KEY = "x-api-key"  # where Anthropic's clients send their key
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")  # a client's ids that are safe in a header and in a log line
@@ -96,7 +96,7 @@ class RequestMiddleware:
 
     def _end(self, record: HttpRecord, tab: Tab | None) -> None:
         if tab is not None:
-            tab.close()
+            tab.close(is_refused=record.error in REFUSALS and not record.output_tokens)
         if record.path in PROBES:
             return
         if record.error is not None:

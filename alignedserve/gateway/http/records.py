@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from alignedserve.core import Request, ServiceClass
+from alignedserve.gateway.http.limits import Tab
 from alignedserve.gateway.http.timing import Timing
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import RequestMetrics
@@ -72,10 +73,9 @@ class BodyMeter:
         record: HttpRecord,
         tier: str,
         now: Callable[[], float],
-        take: Callable[[int], None],
+        tab: Tab,
     ) -> None:
-        """`take` is called with the number of output tokens in each delivery."""
-        self._metrics, self._record, self._tier, self._now, self._take = metrics, record, tier, now, take
+        self._metrics, self._record, self._tier, self._now, self._tab = metrics, record, tier, now, tab
         self._meters: dict[int, RequestMeter] = {}
         self._first_at, self._waited_s = 0.0, 0.0  # of the first token of any choice, and until its prompt began to run
 
@@ -90,7 +90,7 @@ class BodyMeter:
         num_tokens = len(delivered.tokens)
         self._record.cached_tokens += delivered.opening.num_cached
         self._record.output_tokens += num_tokens
-        self._take(num_tokens)
+        self._tab.use(num_tokens)
         self._meters[choice].deliver(num_tokens, delivered.opening)
 
     def count_write(self, choice: int) -> None:
@@ -107,6 +107,7 @@ class BodyMeter:
 
     def end(self) -> None:
         """Count what is known when all choices have ended."""
+        self._tab.settle()
         if self._record.service is not None:
             longest = max(meter.num_output for meter in self._meters.values())
             self._metrics.count_longest_choice(self._record.service, longest)

@@ -103,6 +103,8 @@ class Format:
 
     def _choice(self, text: TextModel) -> Choice:
         """Return the choices with the tokens that the tokenizer gives each text; no other spelling is allowed."""
+        if sum(map(len, self.choices)) > MOST_CHARACTERS:
+            raise invalid(f"{self.field}: together they have more than {MOST_CHARACTERS} characters", self.field)
         outputs = tuple(tuple(text.answer_ids(choice)) for choice in self.choices)
         if not all(outputs):
             raise invalid("a text to choose from has no tokens", self.field)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 from alignedserve.core import Adapter, Choice, Request, Sampling
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller
@@ -17,10 +16,13 @@ from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
 from alignedserve.scheduling.lengths import hinted
 from alignedserve.text.chat_template import all_texts
 from alignedserve.text.text_model import SamplingDefaults, TextModel
+from alignedserve.text.token_sets import pack_tokens
 
 _SEEDS = 1 << 64
+MOST_LOGPROBS_AT_ONCE = 1 << 20  # of an answer, unless its key sets another number: 8,192 tokens with 20 have 172,032
 MOST_CONTEXTS = 16  # the length of a prompt that need not fit into the model's context, in contexts
-FormLimits: TypeAlias = tuple[Choice | None, str]  # what an output must follow: a choice of token lists, or a syntax
+MOST_RULE_BYTES = 4 << 20  # of memory that the rules of all choices of a body may take in a part: each choice has them
+_TOKEN_BYTES, _BIAS_BYTES = 36, 120  # of memory, for a token in a tuple, and for a token with its bias
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,26 @@ class Origin:
     arrival_at: float
     caller: Caller = ANONYMOUS
     adapter: Adapter | None = None  # that its model names
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """The rules that all requests of a body share."""
+
+    sampling: Sampling  # without what differs from prompt to prompt: a seed of our own choice, and the reasoning
+    stop_tokens: tuple[int, ...]
+
+    @property
+    def has_form(self) -> bool:
+        return self.sampling.grammar is not None or bool(self.sampling.syntax)
+
+    @property
+    def num_bytes(self) -> int:
+        """Return about how much memory a request needs for them in each part that has it."""
+        sampling, outputs = self.sampling, () if self.sampling.grammar is None else self.sampling.grammar.outputs
+        num_tokens = len(self.stop_tokens) + sum(map(len, outputs))
+        packed = len(sampling.allowed_tokens) + len(sampling.syntax)
+        return packed + _TOKEN_BYTES * num_tokens + _BIAS_BYTES * len(sampling.logit_bias)
 
 
 def make_requests(
@@ -46,15 +68,36 @@ def make_requests(
     Long prompts take long, so an event loop must not call this."""
     _check_writes(text)
     _check_length(body, text, max_model_len)
-    output_limits = limits(body, text)
-    prompts = _prompts(body, text)
-    made = [_make_request(body, prompt, output_limits, promise, origin, text, max_model_len) for prompt in prompts]
     num_choices = body.n or 1
+    rules = _make_rules(body, text)
+    _check_rules(rules, num_choices * (1 if isinstance(body, ChatRequest) else len(body.prompts)))
+    prompts = _prompts(body, text)
+    made = [_make_request(body, prompt, rules, promise, origin, text, max_model_len) for prompt in prompts]
+    own = origin.caller.limits.most_logprobs
+    _check_logprobs(body, made, MOST_LOGPROBS_AT_ONCE if own is None else own)
     return tuple(
         _make_choice(request, origin.id, at * num_choices + number, number)
         for at, request in enumerate(made)
         for number in range(num_choices)
     )
+
+
+def _check_logprobs(body: ChatRequest | CompletionRequest, made: Sequence[Request], most: int) -> None:
+    """Raise if an answer could have more log-probabilities than are held for one: each takes some 60 bytes of it.
+
+    A stream is sent as it comes, but for those of a prompt that it repeats."""
+    if body.num_logprobs is None:
+        return
+    each, choices = 1 + body.num_logprobs, body.n or 1
+    outputs = 0 if body.stream else sum(request.max_tokens for request in made)
+    prompts = sum(len(request.prompt) for request in made if request.sampling.prompt_logprobs is not None)
+    if (asked := choices * (outputs + prompts) * each) > most:
+        tokens = f"{choices} choices of {outputs + prompts} tokens" if choices > 1 else f"{outputs + prompts} tokens"
+        fields = f"n, {body.most_tokens_field} or the number of log-probabilities"
+        message = (
+            f"{tokens} with {each} log-probabilities each are {asked}, the limit is {most}: ask for less in {fields}"
+        )
+        raise invalid(message, "logprobs", "too_many_logprobs")
 
 
 def _check_writes(text: TextModel) -> None:
@@ -66,6 +109,27 @@ def _check_writes(text: TextModel) -> None:
     if rule.embeds:
         ask = "embeddings and writes no text: send texts to /v1/embeddings"
     raise invalid(f"this model makes {ask}", "model", "unsupported_model")
+
+
+def _make_rules(body: ChatRequest | CompletionRequest, text: TextModel) -> _Rules:
+    named = {
+        "stop_token_ids": body.stop_token_ids,
+        "allowed_token_ids": body.allowed_token_ids,
+        "logit_bias": [token for token, _ in body.biases],
+    }
+    for name, ids in named.items():
+        check_token_ids(name, ids or (), text.vocab_size)
+    stop_tokens = (*(body.stop_token_ids or ()), *(() if body.ignore_eos else text.eos_ids))
+    _check_ends(body, stop_tokens)
+    return _Rules(_sampling(body, text.sampling, limits(body, text)), tuple(dict.fromkeys(stop_tokens)))
+
+
+def _check_rules(rules: _Rules, num_choices: int) -> None:
+    """Raise where a small body would be large in every part, since each of its choices has all of its rules."""
+    if (num_bytes := num_choices * rules.num_bytes) > MOST_RULE_BYTES:
+        message = f"each choice has the body's lists of tokens, biases and form, which take {rules.num_bytes} bytes: "
+        message += f"of {num_choices} choices {num_bytes}, and {MOST_RULE_BYTES} is the most. Send them in parts"
+        raise invalid(message, code="too_large")
 
 
 def _make_choice(request: Request, origin: str, place: int, number: int) -> Request:
@@ -85,26 +149,29 @@ def _wrap(seed: int) -> int:
 def _make_request(
     body: ChatRequest | CompletionRequest,
     prompt: tuple[int, ...],
-    limits: FormLimits,
+    rules: _Rules,
     promise: ServicePromise,
     origin: Origin,
     text: TextModel,
     max_model_len: int,
 ) -> Request:
-    _check_ids(body, prompt, text.vocab_size)
-    stop_tokens = (*(body.stop_token_ids or ()), *(() if body.ignore_eos else text.eos_ids))
+    if not prompt:
+        raise invalid("the prompt is empty", _prompt_field(body))
+    check_token_ids(_prompt_field(body), prompt, text.vocab_size)
     max_tokens = _max_tokens(body, len(prompt), max_model_len)
-    _check_ends(body, stop_tokens, max_tokens)
-    reasoning = limited_reasoning(body, prompt, text, has_form=any(limits))
+    if body.min_tokens and body.min_tokens > max_tokens:
+        raise invalid(f"min_tokens: {body.min_tokens} is more than the output may have, {max_tokens}", "min_tokens")
+    seed = secrets.randbits(63) if body.seed is None else body.seed
+    reasoning = limited_reasoning(body, prompt, text, rules.has_form)
     return Request(
         id=origin.id,
         owner=origin.owner,
         attempt=0,
         prompt=prompt,
         emitted=(),
-        sampling=replace(_sampling(body, text.sampling, limits), reasoning=reasoning),
+        sampling=replace(rules.sampling, seed=seed, reasoning=reasoning),
         max_tokens=max_tokens,
-        stop_tokens=tuple(dict.fromkeys(stop_tokens)),
+        stop_tokens=rules.stop_tokens,
         service=promise.service,
         slo=promise.slo,
         arrival_at=origin.arrival_at,
@@ -155,28 +222,13 @@ def _prompt_field(body: ChatRequest | CompletionRequest) -> str:
     return "messages" if isinstance(body, ChatRequest) else "prompt"
 
 
-def _check_ids(body: ChatRequest | CompletionRequest, prompt: tuple[int, ...], vocab_size: int) -> None:
-    if not prompt:
-        raise invalid("the prompt is empty", _prompt_field(body))
-    named = {
-        _prompt_field(body): prompt,
-        "stop_token_ids": body.stop_token_ids,
-        "allowed_token_ids": body.allowed_token_ids,
-        "logit_bias": [token for token, _ in body.biases],
-    }
-    for name, ids in named.items():
-        check_token_ids(name, ids or (), vocab_size)
-
-
 def check_token_ids(field: str, ids: Sequence[int], vocab_size: int) -> None:
     if ids and max(ids) >= vocab_size:
         raise invalid(f"{field}: {max(ids)} is not a token of this model, which has {vocab_size} tokens", field)
 
 
-def _check_ends(body: ChatRequest | CompletionRequest, stop_tokens: tuple[int, ...], max_tokens: int) -> None:
+def _check_ends(body: ChatRequest | CompletionRequest, stop_tokens: tuple[int, ...]) -> None:
     """Raise if the body's rules together could leave no token that may come next."""
-    if body.min_tokens and body.min_tokens > max_tokens:
-        raise invalid(f"min_tokens: {body.min_tokens} is more than the output may have, {max_tokens}", "min_tokens")
     if body.min_tokens and body.allowed_token_ids and set(body.allowed_token_ids) <= set(stop_tokens):
         message = "allowed_token_ids: all of these tokens end the output, which min_tokens forbids"
         raise invalid(message, "allowed_token_ids")
@@ -204,22 +256,23 @@ def too_long(fault: str, max_model_len: int, field: str) -> ApiError:
     return invalid(message, field, "context_length_exceeded")
 
 
-def _sampling(body: ChatRequest | CompletionRequest, usual: SamplingDefaults, limits: FormLimits) -> Sampling:
-    choice, syntax = limits
+def _sampling(
+    body: ChatRequest | CompletionRequest, usual: SamplingDefaults, form: tuple[Choice | None, str]
+) -> Sampling:
+    choice, syntax = form
     scores_prompt = isinstance(body, CompletionRequest) and body.echo
     repetition = usual.repetition_penalty if body.repetition_penalty is None else body.repetition_penalty
     return Sampling(
         temperature=usual.temperature if body.temperature is None else body.temperature,
         top_p=usual.top_p if body.top_p is None else body.top_p,
         top_k=max(0, usual.top_k if body.top_k is None else body.top_k),  # -1 keeps all, as in vLLM
-        seed=secrets.randbits(63) if body.seed is None else body.seed,
         min_p=usual.min_p if body.min_p is None else body.min_p,
         repetition_penalty=repetition,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         min_tokens=body.min_tokens or 0,
         logit_bias=body.biases,
-        allowed_tokens=tuple(dict.fromkeys(body.allowed_token_ids or ())),
+        allowed_tokens=pack_tokens(body.allowed_token_ids) if body.allowed_token_ids else b"",
         grammar=choice,
         syntax=syntax,
         logprobs=body.num_logprobs,

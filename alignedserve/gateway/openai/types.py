@@ -45,6 +45,7 @@ _INT64 = 2**63
 MOST_MESSAGES = 4096
 MOST_LOGPROBS = 20  # besides the token's own
 MOST_CHOICES = 128  # of a prompt
+MOST_STOP_TOKENS = 256  # that a client names: each token of an output is looked for among them
 SWITCHES = ("enable_thinking", "thinking")  # variables of templates: whether the model reasons
 MOST_REQUESTS = 1024  # of a body: choices of all its prompts
 
@@ -246,7 +247,7 @@ class _AnyRequest(Strict):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     stop: ListOf[Annotated[str, Field(min_length=1)]] | None = Field(None, max_length=16)
-    stop_token_ids: ListOf[TokenId] | None = None
+    stop_token_ids: ListOf[TokenId] | None = Field(None, max_length=MOST_STOP_TOKENS)
     include_stop_str_in_output: bool | None = None
     min_tokens: int | None = Field(None, ge=0)
     expected_tokens: int | None = Field(None, ge=1, lt=_INT32)

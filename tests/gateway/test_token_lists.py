@@ -1,0 +1,115 @@
+"""Tests that lists of tokens, which each choice of a body has, cost no part many times the body that brought them."""
+
+from __future__ import annotations
+
+import json
+import random
+import tracemalloc
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alignedserve.core import Request
+from alignedserve.gateway.openai.requests import MOST_RULE_BYTES
+from alignedserve.gateway.openai.types import MOST_STOP_TOKENS
+from alignedserve.protocol.messages import Submit
+from alignedserve.protocol.wire import MOST_FRAME_BYTES, Envelope, decode, encode
+from alignedserve.text.text_model import TextModel
+from alignedserve.text.token_sets import pack_tokens, unpack_tokens
+from tests.gateway.conftest import MODEL, FakeOwner, Gateway
+
+VOCABULARY = 151_936
+ALL = [*range(VOCABULARY)]
+HALF = sorted(random.Random(0).sample(ALL, VOCABULARY // 2))  # packs worst
+MOST_TIMES = 50  # the body that a part may hold
+
+
+@pytest.fixture
+def gateway(text: TextModel) -> Gateway:
+    return Gateway(replace(text, vocab_size=VOCABULARY), FakeOwner((2,)))
+
+
+def held_bytes(requests: Iterable[Request]) -> int:
+    """Return the memory that a part needs for requests which come in a frame each."""
+    frames = [encode(Envelope("gateway-0", 1, number, Submit(request))) for number, request in enumerate(requests, 1)]
+    tracemalloc.start()
+    held = [decode(frame, MOST_FRAME_BYTES) for frame in frames]
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(held) == len(frames)
+    return size
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"allowed_token_ids": ALL},
+        {"allowed_token_ids": HALF},
+        {"allowed_token_ids": ALL[::-1], "stop_token_ids": ALL[-MOST_STOP_TOKENS:]},
+    ],
+    ids=["all", "half", "with stops"],
+)
+def test_no_part_holds_many_times_the_body(gateway: Gateway, fields: dict[str, Any]) -> None:
+    """A body of 1 MB with 200 prompts once took 1 GB in the router, and as much in the worker."""
+    body = json.dumps({"model": MODEL, "prompt": [[5]] * 200, **fields}).encode()
+    tracemalloc.start()
+    assert gateway.ask("POST", "/v1/completions", content=body).status_code == 200
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < MOST_TIMES * len(body)
+    assert held_bytes(gateway.owner.opened) < MOST_TIMES * len(body)
+    assert len({id(request.sampling.allowed_tokens) for request in gateway.owner.opened}) == 1
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "fields"),
+    [
+        (1024, {"allowed_token_ids": HALF}),
+        (8, {"n": 128, "logit_bias": {str(token): 1 for token in range(1024)}}),
+        (1024, {"stop_token_ids": ALL[:MOST_STOP_TOKENS]}),
+        (8, {"n": 128, "guided_regex": "a" * 10_000}),
+        (8, {"n": 128, "guided_choice": ["a" * 100, "b" * 1000]}),
+    ],
+    ids=["allowed", "biases", "stops", "syntax", "choice"],
+)
+def test_no_small_body_is_large_in_every_part(gateway: Gateway, num_prompts: int, fields: dict[str, Any]) -> None:
+    fields = {"prompt": [[5]] * num_prompts, **fields}
+    refused = gateway.complete(**fields)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "too_large")
+    assert f"and {MOST_RULE_BYTES} is the most" in refused.json()["error"]["message"]
+    assert gateway.owner.opened == []
+    assert gateway.complete(**{**fields, "prompt": [[5]], "n": 2}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stop_token_ids": ALL[: MOST_STOP_TOKENS + 1]}, "stop_token_ids"),
+        ({"allowed_token_ids": [*ALL, VOCABULARY]}, "allowed_token_ids"),
+        ({"guided_choice": ["a" * 60_000, "b" * 60_000]}, "guided_choice"),
+    ],
+)
+def test_what_is_too_long_or_no_token_is_named(gateway: Gateway, fields: dict[str, Any], param: str) -> None:
+    refused = gateway.complete(**fields)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+@given(tokens=st.lists(st.integers(0, 99), min_size=1, max_size=40), beyond=st.integers(0, 20))
+def test_packed_tokens_are_the_same_set(tokens: list[int], beyond: int) -> None:
+    bits = unpack_tokens(pack_tokens(tokens), vocab_size := max(tokens) + 1 + beyond)
+    assert len(bits) == vocab_size
+    assert {*bits.nonzero()[0].tolist()} == {*tokens}
+
+
+def test_few_tokens_and_nearly_all_take_few_bytes() -> None:
+    assert len(pack_tokens([VOCABULARY - 1])) < 200
+    assert len(pack_tokens(ALL)) < 200
+    assert len(pack_tokens(HALF)) < 20_000
+
+
+def test_a_set_is_cut_to_the_vocabulary() -> None:
+    assert unpack_tokens(pack_tokens([3, 5000]), 10).nonzero()[0].tolist() == [3]

@@ -1,0 +1,127 @@
+"""Tests that a caller with long texts or slow grammars waits for itself, and others do not wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+import httpx
+import pytest
+
+from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
+from alignedserve.gateway.http.turns import LONG_BYTES
+from alignedserve.text.syntax_trial import SyntaxTrial
+from alignedserve.text.text_model import TextModel
+from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
+
+KEYS = KeyRing([KeyEntry(name, hash_key(name)) for name in ("ann", "bob")])
+LONG = "a" * (LONG_BYTES + 1)
+MANY = 40  # bodies of a caller at once, more than may be parsed at once
+
+Ask = Callable[..., Coroutine[Any, Any, httpx.Response]]
+
+
+class Held:
+    """Work in threads that goes on when it is told to; what is in it is noted."""
+
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.inside, self.most = 0, 0
+        self.go_on, self._changing = threading.Event(), threading.Lock()
+
+    def hold(self, what: str) -> None:
+        with self._changing:
+            self.begun.append(what)
+            self.inside += 1
+            self.most = max(self.most, self.inside)
+        assert self.go_on.wait(PATIENT_S)
+        with self._changing:
+            self.inside -= 1
+
+    async def begins(self) -> None:
+        while not self.begun:
+            await asyncio.sleep(0.001)
+
+
+def ask_each(text: TextModel, work: Callable[[Ask], Awaitable[None]]) -> None:
+    """Run the work with what asks the same gateway as a caller: ask(caller, path, **fields)."""
+    gateway = Gateway(text, FakeOwner((5,), (2,)), keys=KEYS)
+
+    async def asked() -> None:
+        async with gateway.client() as client:
+
+            async def ask(caller: str, path: str, **fields: Any) -> httpx.Response:
+                headers = {"Authorization": f"Bearer {caller}"}
+                return await client.post(path, json={"model": "demo", **fields}, headers=headers)
+
+            await work(ask)
+
+    asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
+
+
+@pytest.mark.parametrize(
+    ("path", "field"),
+    [("/tokenize", "prompt"), ("/v1/completions", "prompt"), ("/v1/messages/count_tokens", "messages")],
+)
+def test_short_chats_do_not_stand_behind_long_texts(
+    text: TextModel, monkeypatch: pytest.MonkeyPatch, path: str, field: str
+) -> None:
+    """Of a caller with many long texts one is tokenised at a time, and then it is the other caller's turn."""
+    held, exceeds = Held(), TextModel.surely_exceeds
+
+    def held_back(self: TextModel, texts: Any, most: int) -> bool:
+        (first,) = (given for given in texts if LONG in given)
+        held.hold(first.removeprefix(LONG))
+        return exceeds(self, texts, most)
+
+    monkeypatch.setattr(TextModel, "surely_exceeds", held_back)
+
+    def long(name: str) -> dict[str, Any]:
+        return {field: LONG + name if field == "prompt" else [{"role": "user", "content": LONG + name}]}
+
+    async def work(ask: Ask) -> None:
+        flood = [asyncio.create_task(ask("ann", path, **long("ann"))) for _ in range(MANY)]
+        await held.begins()
+        for caller in ("bob", "ann"):
+            assert (await ask(caller, "/v1/completions", prompt="Hi")).status_code == 200
+            assert (await ask(caller, "/tokenize", prompt="Hi")).status_code == 200
+        other = asyncio.create_task(ask("bob", path, **long("bob")))
+        await ask("bob", "/tokenize", prompt="Hi")  # and so the one before it waits in its thread
+        held.go_on.set()
+        assert {(await answer).status_code for answer in [other, *flood]} <= {200, 400}
+
+    ask_each(text, work)
+    assert held.most == 1
+    assert held.begun[:2] == ["ann", "bob"]
+    assert len(held.begun) == MANY + 1
+
+
+def test_a_callers_slow_grammars_are_tried_one_at_a_time(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held()
+
+    def held_back(_: SyntaxTrial, syntax: str) -> None:
+        if "known" not in syntax:
+            held.hold("bob" if "bob" in syntax else "ann")
+
+    monkeypatch.setattr(SyntaxTrial, "_try", held_back)
+
+    async def work(ask: Ask) -> None:
+        assert (await ask("bob", "/v1/completions", prompt="Hi", guided_regex="known")).status_code == 200
+        slow = [
+            asyncio.create_task(ask("ann", "/v1/completions", prompt="Hi", guided_regex=f"ann{number}"))
+            for number in range(MANY)
+        ]
+        await held.begins()
+        assert (await ask("bob", "/v1/completions", prompt="Hi")).status_code == 200
+        assert (await ask("bob", "/v1/completions", prompt="Hi", guided_regex="known")).status_code == 200
+        other = asyncio.create_task(ask("bob", "/v1/completions", prompt="Hi", guided_regex="bob"))
+        await ask("bob", "/tokenize", prompt="Hi")  # and so the one before it waits in its thread
+        held.go_on.set()
+        assert {(await answer).status_code for answer in [other, *slow]} == {200}
+
+    ask_each(text, work)
+    assert held.most == 1
+    assert held.begun[:2] == ["ann", "bob"]
+    assert len(held.begun) == MANY + 1

@@ -1,0 +1,81 @@
+"""Tests that a line of many choices leaves room to chats and other lines, and of what lines cost their key."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from alignedserve.gateway.access.keys import ANONYMOUS, MOST_OPEN, Caller, Limits
+from alignedserve.gateway.access.ledger import Ledger
+from alignedserve.gateway.openai.errors import ApiError
+from alignedserve.jobs.answering import LINE_AT_ONCE, Answering, KeyLimited, LineRequest
+from alignedserve.metrics.requests import RequestMetrics
+from alignedserve.store.job import Endpoint
+from alignedserve.text.text_model import TextModel
+from tests.gateway.conftest import MODEL, MOST, PATIENT_S, FakeOwner
+
+MANY = 20  # lines of so many choices that the router would refuse chats beside one of them
+
+
+def test_lines_of_many_choices_run_some_at_a_time(text: TextModel) -> None:
+    async def answered() -> None:
+        go_on = asyncio.Event()
+        owner = FakeOwner(go_on, (2,))
+        answering = Answering(owner, text, (MODEL,), MOST, RequestMetrics())
+
+        def answer(name: str, num_prompts: int) -> asyncio.Task[dict[str, object]]:
+            body = {"model": MODEL, "prompt": [[5]] * num_prompts}
+            line = LineRequest(name, Endpoint.COMPLETIONS, body, 60.0, None, ANONYMOUS)
+            return asyncio.create_task(answering.answer(line, lambda: None))
+
+        async def opened(number: int) -> None:
+            while len(owner.opened) < number:
+                await asyncio.sleep(0.001)
+
+        first = answer("first", 1024)
+        await opened(LINE_AT_ONCE)
+        other = answer("other", 1)
+        await opened(LINE_AT_ONCE + 1)
+        assert owner.opened[-1].id == "other"
+        lines = [answer(f"line{number}", 64) for number in range(MANY)]
+        await opened(MOST_OPEN)
+        assert len(owner.open_now) == MOST_OPEN
+        go_on.set()
+        answers = await asyncio.gather(first, other, *lines)
+        assert len(owner.opened) == 1024 + 1 + MANY * 64
+        assert all(answers)
+
+    asyncio.run(asyncio.wait_for(answered(), PATIENT_S))
+
+
+def test_a_line_costs_its_key_tokens(text: TextModel) -> None:
+    """A key with 90 tokens a minute: a line of 3 and at most 80 runs, the next of these must wait, and after the first
+    has ended with 1 token the rest is there again. A line of 100 never runs."""
+    ledger, caller = Ledger(), Caller("ann", limits=Limits(tokens_per_minute=90))
+
+    async def answered() -> None:
+        go_on = asyncio.Event()
+        owner = FakeOwner(go_on, (2,))
+        answering = Answering(owner, text, (MODEL,), MOST, RequestMetrics(), ledger=ledger)
+
+        async def answer(max_tokens: int) -> dict[str, object]:
+            body = {"model": MODEL, "prompt": [5, 6, 7], "max_tokens": max_tokens}
+            line = LineRequest("line", Endpoint.COMPLETIONS, body, 60.0, None, caller)
+            return await answering.answer(line, lambda: None)
+
+        first = asyncio.create_task(answer(80))
+        while not owner.opened:
+            await asyncio.sleep(0.001)
+        with pytest.raises(KeyLimited) as limited:
+            await answer(80)
+        assert 40 < limited.value.retry_after_s <= 60
+        go_on.set()
+        assert await first
+        with ledger.row("ann") as row:
+            assert 86 <= row.tokens.left <= 90
+        with pytest.raises(ApiError, match="may cost 103 tokens"):
+            await answer(100)
+        assert await answer(80)
+
+    asyncio.run(asyncio.wait_for(answered(), PATIENT_S))
