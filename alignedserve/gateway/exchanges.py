@@ -5,19 +5,21 @@ A *teller* makes the events of an answer. Whoever does not stream gets its `tree
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol, TypeAlias
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.openai.errors import ApiError, api_error
 from alignedserve.gateway.openai.reading import AnswerPiece
+from alignedserve.gateway.openai.writing import PART_BYTES, joined
 from alignedserve.gateway.starting import Started
-from alignedserve.gateway.streaming import EventStream, unless_gone
+from alignedserve.gateway.streaming import EventStream, event, event_parts, json_response, unless_gone
 
 _log = logging.getLogger("alignedserve.gateway")
 
@@ -49,7 +51,8 @@ class Exchange:
     async def whole(self, http: HttpRequest) -> Response:
         try:
             await unless_gone(http.receive, self._read_all())
-            return JSONResponse(self._teller.tree, headers={**self._headers, **self._generation.headers})
+            headers = {**self._headers, **self._generation.headers}
+            return json_response(self._teller.tree, headers, self._stalled_client_s)
         finally:
             await self._generation.close()
 
@@ -65,12 +68,16 @@ class Exchange:
         """Yield all events of a stream; an error is an event too, since the HTTP status has already been sent."""
         try:
             async for events in self._events():
-                yield b"".join(map(written, events))
+                for part in _parts(events):
+                    yield part
+                    if len(part) >= PART_BYTES:
+                        await asyncio.sleep(0)  # the event loop turns
         except Exception as error:
             if not isinstance(error, AlignedServeError):
                 _log.exception("a stream failed")
             self._meter.finish("error")
-            yield b"".join(map(written, self._teller.fail(api_error(error))))
+            for part in _parts(self._teller.fail(api_error(error))):
+                yield part
 
     async def _events(self) -> AsyncGenerator[list[Event], None]:
         """Yield the events of each piece together."""
@@ -81,6 +88,14 @@ class Exchange:
                 self._meter.count_write(0)  # the stream asks for the next events after it has written these
 
 
-def written(event: Event) -> bytes:
-    """Return an event as a server-sent event in ASCII, since some clients split lines at U+2028 or U+0085."""
-    return f"event: {event['type']}\ndata: {json.dumps(event, separators=(',', ':'))}\n\n".encode()
+def _parts(events: Sequence[Event]) -> Iterator[bytes]:
+    """Yield the bytes of events; all but deltas may hold the whole answer."""
+    return joined(chain.from_iterable(map(_written, events)))
+
+
+def _written(told: Event) -> Iterator[bytes]:
+    yield f"event: {told['type']}\n".encode()
+    if told["type"].endswith("delta"):
+        yield event(told)
+    else:
+        yield from event_parts(told)

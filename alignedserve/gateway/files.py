@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import IO, Any, TypeAlias
 from uuid import uuid4
@@ -30,6 +31,7 @@ MOST_FILES = 10_000  # of a caller
 MOST_FILE_MB = 200  # OpenAI's limit for the file of a batch
 EXPIRES_S = (3_600, 2_592_000)  # a file may expire from an hour to 30 days after it was made
 MOST_UPLOADS = 16  # of a caller at once at each gateway: an upload counts against no quota until it is complete
+_DISK_THREADS = 2  # for uploads alone: chats wait in the usual threads, which a slow disk must not fill
 _MB = 1_000_000
 _PIECE_BYTES = 1 << 18
 
@@ -38,6 +40,7 @@ class FileRoutes:
     def __init__(self, open_storage: OpenStorage, config: JobsConfig) -> None:
         self._open_storage, self._config = open_storage, config
         self._uploading: Counter[str] = Counter()  # caller -> its uploads now
+        self._disk = ThreadPoolExecutor(_DISK_THREADS, thread_name_prefix="upload")
 
     @property
     def routes(self) -> Sequence[HttpRoute]:
@@ -68,9 +71,9 @@ class FileRoutes:
         storage, id = await self._open_storage(), f"file-{uuid4().hex}"
         writing = await storage.begin(id)
         try:
-            form = await receive(http, writing, MOST_FILE_MB * _MB)
+            form = await receive(http, writing, MOST_FILE_MB * _MB, self._disk)
             file = _make_file(form, id, owner, writing.num_bytes, self._config.keep_s)
-            await asyncio.to_thread(writing.commit)
+            await asyncio.get_running_loop().run_in_executor(self._disk, writing.commit)
         except BaseException:
             await storage.abandon(writing)
             raise

@@ -10,8 +10,9 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import aclosing
+from itertools import chain
 from json.encoder import encode_basestring_ascii
 from typing import Any, TypeVar
 
@@ -23,16 +24,25 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.generation import Generation
 from alignedserve.gateway.http.records import BodyMeter
 from alignedserve.gateway.openai.errors import ClientGone, api_error
-from alignedserve.gateway.openai.reading import AnswerPiece, join_pieces
+from alignedserve.gateway.openai.reading import AnswerPiece
 from alignedserve.gateway.openai.shapes import AnswerShape
+from alignedserve.gateway.openai.writing import ascii_json, json_parts
 
 DONE = b"data: [DONE]\n\n"
+BLOCKED_S = 2.0  # that a client may read nothing before its requests are paused
 _MARK = secrets.token_hex(16)  # stands for the text where a chunk is split; no client can have sent it
 
 
 def event(body: dict[str, Any]) -> bytes:
     """Return the body as an event in ASCII: some clients split lines at U+2028 or U+0085, which JSON may contain."""
     return f"data: {json.dumps(body, separators=(',', ':'))}\n\n".encode()
+
+
+def event_parts(body: dict[str, Any]) -> Iterator[bytes]:
+    """Yield a large event in parts."""
+    yield b"data: "
+    yield from (ascii_json(part).encode() for part in json_parts(body))
+    yield b"\n\n"
 
 
 class Chunks:
@@ -103,15 +113,22 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 class WatchedStream(Response):
     """A streamed response that ends when its client leaves, or reads nothing for `stalled_client_s`."""
 
-    def __init__(self, pieces: AsyncGenerator[bytes, None], stalled_client_s: float, **options: Any) -> None:
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        stalled_client_s: float,
+        on_blocked: Callable[[], None] | None = None,
+        **options: Any,
+    ) -> None:
+        """`on_blocked` is called when its client has read nothing for BLOCKED_S."""
         super().__init__(**options)
-        self._pieces, self._stalled_client_s = pieces, stalled_client_s
+        self._pieces, self._stalled_client_s, self._on_blocked = pieces, stalled_client_s, on_blocked
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
         await unless_gone(receive, self._send_all(send))
 
     async def _send_all(self, send: Send) -> None:
-        watch = _WriteWatch(self._stalled_client_s)
+        watch = _WriteWatch(self._stalled_client_s, self._on_blocked)
         try:
             await self._send_watched(watch, send)
         except asyncio.CancelledError:
@@ -129,8 +146,29 @@ class WatchedStream(Response):
             await watch.run(send({"type": "http.response.body", "body": b"", "more_body": False}))
 
 
+def json_response(tree: Any, headers: Mapping[str, str], stalled_client_s: float) -> Response:
+    """Return a tree as JSON: in parts, as it is written, where it is large."""
+    parts = json_parts(tree)
+    first = next(parts)
+    if (second := next(parts, None)) is None:
+        return Response(first, media_type="application/json", headers=headers)
+    pieces = _in_turns(chain((first, second), parts))
+    stream = WatchedStream(pieces, stalled_client_s, media_type="application/json", headers=headers)
+    del stream.headers["content-length"]
+    return stream
+
+
+async def _in_turns(parts: Iterable[bytes]) -> AsyncGenerator[bytes, None]:
+    """Yield the parts, and let the event loop turn after each."""
+    for part in parts:
+        yield part
+        await asyncio.sleep(0)
+
+
 class EventStream(WatchedStream):
-    """The server-sent events of one generation; it closes the generation however the stream ends."""
+    """The server-sent events of one generation; it closes the generation however the stream ends.
+
+    While its client does not read, the generation is paused: it takes no worker's time."""
 
     def __init__(
         self,
@@ -140,7 +178,8 @@ class EventStream(WatchedStream):
         stalled_client_s: float,
     ) -> None:
         headers = {"Cache-Control": "no-cache", **headers, **generation.headers}
-        super().__init__(events, stalled_client_s, media_type="text/event-stream", headers=headers)
+        kind = "text/event-stream"
+        super().__init__(events, stalled_client_s, generation.pause, media_type=kind, headers=headers)
         del self.headers["content-length"]
         self._generation = generation
 
@@ -169,35 +208,44 @@ class EventStream(WatchedStream):
 
 
 class _WriteWatch:
-    """Cancels the task that made it if one of its writes takes longer than the limit.
+    """Cancels the task that made it if one of its writes takes longer than the limit. Long before, calls `on_blocked`.
 
     All writes of a stream share one timer, which fires when the current write may be over its limit: a timeout for
     each write would be a quarter of the cost of a token.
     """
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
+    def __init__(self, limit_s: float, on_blocked: Callable[[], None] | None) -> None:
+        self._limit_s, self._on_blocked = limit_s, on_blocked
         self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
         self._began_at: float | None = None  # when the current write began
-        self._timer = self._loop.call_later(limit_s, self._check)
+        self._is_blocked = False  # whether the current write was told to be
+        self._timer = self._loop.call_later(self._next_s, self._check)
         self.has_expired = False
 
     async def run(self, write: Awaitable[None]) -> None:
         self._began_at = self._loop.time()
         await write
-        self._began_at = None
+        self._began_at, self._is_blocked = None, False
 
     def stop(self) -> None:
         self._timer.cancel()
 
+    @property
+    def _next_s(self) -> float:
+        """Return how long a write may take until something is to be done."""
+        return self._limit_s if self._is_blocked or self._on_blocked is None else min(BLOCKED_S, self._limit_s)
+
     def _check(self) -> None:
-        left_s = self._limit_s if self._began_at is None else self._began_at + self._limit_s - self._loop.time()
-        if left_s > 0:
-            self._timer = self._loop.call_later(left_s, self._check)
+        took_s = 0.0 if self._began_at is None else self._loop.time() - self._began_at
+        if took_s >= self._limit_s:
+            self.has_expired = True
+            assert self._task is not None
+            self._task.cancel()
             return
-        self.has_expired = True
-        assert self._task is not None
-        self._task.cancel()
+        if took_s >= self._next_s and self._on_blocked is not None:
+            self._is_blocked = True
+            self._on_blocked()
+        self._timer = self._loop.call_later(self._next_s - took_s, self._check)
 
 
 async def chat_events(generation: Generation, shape: AnswerShape, meter: BodyMeter) -> AsyncGenerator[bytes, None]:
@@ -218,7 +266,11 @@ async def _answer_events(generation: Generation, shape: AnswerShape, meter: Body
         yield event(opening)
     chunks = Chunks(shape)
     async for choice, piece in generation.pieces():
-        if (written := chunks.event(choice, piece)) is not None:
+        if piece.prompt_logprobs and (chunk := shape.chunk(choice, piece)) is not None:
+            async for part in _in_turns(event_parts(chunk)):
+                yield part
+            meter.count_write(choice)
+        elif (written := chunks.event(choice, piece)) is not None:
             yield written
             meter.count_write(choice)  # the stream asks for the next event after it has written this one
     if shape.with_usage:
@@ -228,9 +280,10 @@ async def _answer_events(generation: Generation, shape: AnswerShape, meter: Body
 
 async def whole_answer(generation: Generation, shape: AnswerShape, meter: BodyMeter) -> dict[str, Any]:
     """Return the answer of all requests, when the last has ended."""
-    pieces: dict[int, list[AnswerPiece]] = {}
+    pieces: list[list[AnswerPiece]] = [[] for _ in shape.requests]
     await generation.begin()
     async for choice, piece in generation.pieces():
-        pieces.setdefault(choice, []).append(piece)
+        shape.count(choice, piece)
+        pieces[choice].append(piece)
         meter.count_write(choice)
-    return shape.whole([join_pieces(pieces[choice]) for choice in sorted(pieces)])
+    return shape.whole(pieces)

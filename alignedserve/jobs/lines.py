@@ -8,7 +8,6 @@ memory at a time, and of a line that is too long only as much as is allowed.
 from __future__ import annotations
 
 import hashlib
-import json
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from uuid import uuid4
 
 from pydantic_core import from_json
 
+from alignedserve.gateway.openai.writing import ascii_json, json_parts
 from alignedserve.store.job import Endpoint, LineResult, Problem
 
 MOST_LINES = 50_000  # of a batch, as for OpenAI
@@ -177,7 +177,7 @@ def _parse_object(raw: RawLine, most_bytes: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class LineAnswer:
-    """The answer to a line."""
+    """The answer to a line; iterators in its body stand for long lists (writing.py)."""
 
     status: int
     request_id: str
@@ -185,6 +185,7 @@ class LineAnswer:
 
 
 def answered_line(number: int, custom_id: str, answer: LineAnswer) -> LineResult:
+    """Return the result of a line, whose text may have megabytes: to be called in a thread."""
     response = {"status_code": answer.status, "request_id": answer.request_id, "body": answer.body}
     text = _format_line(custom_id, response, None)
     usage = answer.body.get("usage") or {}
@@ -207,7 +208,7 @@ def lost_line(number: int, message: str) -> LineResult:
 
 def _format_line(custom_id: str | None, response: dict[str, Any] | None, error: dict[str, str] | None) -> str:
     line = {"id": f"batch_req_{uuid4().hex}", "custom_id": custom_id, "response": response, "error": error}
-    return json.dumps(line, separators=(",", ":"))
+    return "".join(map(ascii_json, json_parts(line)))
 
 
 class LinePlaces:

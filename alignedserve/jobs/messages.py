@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import TypeAlias
 
@@ -12,12 +12,18 @@ from alignedserve.protocol.commands import SetTimer
 from alignedserve.protocol.events import TimerFired
 from alignedserve.store.job import Forecast, Job, JobStatus, LineResult, Problem
 
+Line: TypeAlias = tuple[str, int]  # job, number
+
 # --- Events
 
 
 @dataclass(frozen=True)
 class LeaseTaken:
-    """The event that this job runner has become the active one."""
+    """The event that this job runner has become the active one.
+
+    `blame` is that of the lines that were open when one died (open_lines.py)."""
+
+    blame: Mapping[Line, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,7 @@ class LineOutcome(Enum):
     DONE = "done"  # answered, perhaps with an error that another try would meet again
     FAILED = "failed"  # another try may succeed
     REFUSED = "refused"  # there was no room, so the line was not tried
+    LIMITED = "limited"  # its key has no tokens left now, so the line was not tried
 
 
 @dataclass(frozen=True)
@@ -143,6 +150,7 @@ class RunLine:
     line: int
     jct_s: float
     estimate: Estimate | None
+    is_given_up: bool = False  # whether it has ended the job runner: it is failed instead
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,8 @@ All of its state can be read from the store: a job runner that starts again find
 lines that have no result. A job waits for its command in phase WAITING. If the command fails (JobCommandFailed), the
 job continues from the state in which the store has it then.
 
+A line that may have ended the job runner runs alone, and is failed if it has ended it surely (open_lines.py).
+
 A line is open from its RunLine until its result is stored, so that results which cannot be written hold up the lines
 after them. The deadline of a line is paced: the open lines together get their part of the time that the job has left.
 So the lines of a job with ample time are not urgent, and those of a job in a hurry have near deadlines.
@@ -39,6 +41,7 @@ from alignedserve.jobs.messages import (
     JobSaved,
     LeaseLost,
     LeaseTaken,
+    Line,
     LineEnded,
     LineOutcome,
     LineRuns,
@@ -59,6 +62,7 @@ from alignedserve.store.job import Forecast, Job, JobStatus, LineResult
 TICK_S = 1.0  # between two checks of windows and forecasts
 FORECAST_S = 2.0  # between two forecasts
 STEADY_S, STEADY_SHARE = 10.0, 0.02  # a job must look late for so long, or such a part of its window, to be called late
+ALONE_AT, GIVEN_UP_AT = 2, 4  # of a line's blame for deaths of job runners (open_lines.py)
 RETRIES = 5  # of a line, after failures that may pass
 MOST_BACKOFF_S = 60.0
 LEAST_JCT_S = 1.0
@@ -88,6 +92,7 @@ class _OpenJob:
     job: Job
     phase: Phase = Phase.NEW
     pending: array[int] = field(default_factory=partial(array, "I"))  # lines that can run, the next line last
+    waits_until: float = 0.0  # for tokens that its key may use
     later: list[tuple[float, int]] = field(default_factory=list)  # a heap: (when to try it again, line)
     running: dict[int, _OpenLine] = field(default_factory=dict)  # number -> open line
     tries: dict[int, int] = field(default_factory=dict)  # line that has failed -> its tries
@@ -105,6 +110,9 @@ class _OpenJob:
     def aim(self, line_s: float) -> float:
         """Return when the job should end, so that the lines that open last also end in time."""
         return self.job.expires_at - max((1 - AIM) * self.window_s, LAST_LINES * line_s)
+
+    def may_run(self, now: float) -> bool:
+        return self.phase is Phase.RUNNING and now >= self.waits_until
 
     @property
     def num_left(self) -> int:
@@ -130,7 +138,7 @@ class LineFate(Enum):
     COMPLETED = "completed"
     FAILED = "failed"  # for good
     RETRIED = "retried"  # it failed, and is tried again later
-    REFUSED = "refused"  # there was no room; it is tried again
+    REFUSED = "refused"  # there was no room, or its key had no tokens left; it is tried again
 
 
 @dataclass(frozen=True)
@@ -152,6 +160,7 @@ class RunnerCore:
         self._window = LineWindow(most_open)
         self._jobs: dict[str, _OpenJob] = {}
         self._is_active = False
+        self._blame: dict[Line, int] = {}  # for deaths of job runners
         self._rate: Rate | None = None  # tokens of all jobs
         self._line_s = 0.0  # mean time of a line from its RunLine to its end
         self._forecast_at = 0.0  # when forecasts were last published
@@ -168,8 +177,8 @@ class RunnerCore:
         wall = now if wall is None else wall
         commands: list[JobCommand] = []
         match event:
-            case LeaseTaken():
-                self._is_active = True
+            case LeaseTaken(blame):
+                self._is_active, self._blame = True, dict(blame)
             case LeaseLost():
                 self._is_active = False
                 commands += [DropLines(id) for id in self._jobs]
@@ -192,6 +201,7 @@ class RunnerCore:
             case ResultsStored(id, lines) if opened := self._jobs.get(id):
                 for line in lines:
                     opened.running.pop(line, None)
+                    self._blame.pop((id, line), None)
                 commands += self._finalize_if_done(opened, wall)
             case TimerFired():
                 self._is_ticking = False
@@ -202,6 +212,14 @@ class RunnerCore:
     def num_open(self) -> int:
         """The number of open lines."""
         return sum(len(opened.running) for opened in self._jobs.values())
+
+    @property
+    def open_lines(self) -> list[Line]:
+        return [(id, line) for id, opened in self._jobs.items() for line in opened.running]
+
+    @property
+    def blame(self) -> Mapping[Line, int]:
+        return self._blame
 
     @property
     def held(self) -> dict[str, int]:
@@ -238,6 +256,7 @@ class RunnerCore:
 
     def _forget_ended(self, open_ids: Container[str]) -> list[JobCommand]:
         """Forget jobs that have ended in the store, though their last command failed: its answer was lost."""
+        self._blame = {line: weight for line, weight in self._blame.items() if line[0] in open_ids}
         ended = [id for id, opened in self._jobs.items() if opened.phase is Phase.NEW and id not in open_ids]
         for id in ended:
             del self._jobs[id]
@@ -294,8 +313,11 @@ class RunnerCore:
     # --- Lines
 
     def _end_line(self, opened: _OpenJob, ended: LineEnded, now: float) -> list[JobCommand]:
-        if ended.outcome is LineOutcome.REFUSED:
-            self._window.refuse(self.num_open, ended.retry_after_s, now)
+        if ended.outcome in (LineOutcome.REFUSED, LineOutcome.LIMITED):
+            if ended.outcome is LineOutcome.REFUSED:
+                self._window.refuse(self.num_open, ended.retry_after_s, now)
+            else:
+                opened.waits_until = now + ended.retry_after_s
             del opened.running[ended.line]
             self._tries[LineFate.REFUSED] += 1
             opened.pending.append(ended.line)
@@ -305,6 +327,7 @@ class RunnerCore:
         tries = opened.tries.get(ended.line, 0)
         if ended.outcome is LineOutcome.FAILED and tries < self._retries:
             del opened.running[ended.line]
+            self._blame.pop((opened.job.id, ended.line), None)
             self._tries[LineFate.RETRIED] += 1
             opened.tries[ended.line] = tries + 1
             heappush(opened.later, (now + max(ended.retry_after_s, min(MOST_BACKOFF_S, 2.0**tries)), ended.line))
@@ -343,27 +366,44 @@ class RunnerCore:
         commands: list[JobCommand] = []
         self._retry_due_lines(now)
         num_open = self.num_open
+        if (blamed := self._blamed_line(now)) is not None:
+            may_run = not num_open and self._window.may_open(0, 0, now)
+            return [self._run_line(*blamed, now, wall)] if may_run else []
         num_running = sum(line.has_place for opened in self._jobs.values() for line in opened.running.values())
         share: dict[str, float] | None = None
-        while self._window.may_open(num_open, num_running, now) and (ready := list(self._ready())):
+        while self._window.may_open(num_open, num_running, now) and (ready := list(self._ready(now))):
             share = share or shares(list(self._demands()), self._tokens_per_s(now), wall)
             opened = min(ready, key=lambda opened: _lines_per_share(opened, share))
-            commands.append(self._run_line(opened, now, wall))
+            commands.append(self._run_line(opened, opened.pending[-1], now, wall))
             num_open += 1
         if not num_open:
             self._rate = None
         return commands
 
-    def _ready(self) -> Iterator[_OpenJob]:
-        return (opened for opened in self._jobs.values() if opened.phase is Phase.RUNNING and opened.pending)
+    def _ready(self, now: float) -> Iterator[_OpenJob]:
+        return (opened for opened in self._jobs.values() if opened.pending and opened.may_run(now))
 
-    def _run_line(self, opened: _OpenJob, now: float, wall: float) -> RunLine:
+    def _blamed_line(self, now: float) -> tuple[_OpenJob, int] | None:
+        """Return a line that is to run alone and runs or can run next, if there is one: nothing else runs meanwhile."""
+        for (id, line), weight in sorted(self._blame.items(), key=lambda blamed: (blamed[1], blamed[0])):
+            opened = self._jobs.get(id)
+            if weight < ALONE_AT or opened is None or not opened.may_run(now):
+                continue
+            if line in opened.running or line in opened.pending:
+                return opened, line
+        return None
+
+    def _run_line(self, opened: _OpenJob, line: int, now: float, wall: float) -> RunLine:
         num_left = opened.num_left
-        line = opened.pending.pop()
+        if opened.pending[-1] == line:
+            opened.pending.pop()
+        else:
+            opened.pending.remove(line)
         opened.running[line] = _OpenLine(now)
         left_s = opened.job.expires_at - wall
         jct_s = max(LEAST_JCT_S, left_s * min(1.0, max(FIRST, len(opened.running)) / num_left))
-        return RunLine(opened.job, line, jct_s, opened.estimate)
+        is_given_up = self._blame.get((opened.job.id, line), 0) >= GIVEN_UP_AT
+        return RunLine(opened.job, line, jct_s, opened.estimate, is_given_up)
 
     def _retry_due_lines(self, now: float) -> None:
         for opened in self._jobs.values():

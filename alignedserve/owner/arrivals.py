@@ -31,6 +31,11 @@ class ArrivalQueues(Generic[T]):
         finally:
             del self._waiting[request]
 
+    def has(self, request: str) -> bool:
+        """Return whether an arrival waits for the coroutine of this request. Only the event loop may call this."""
+        queue = self._waiting.get(request)
+        return queue is not None and not queue.empty()
+
     def put(self, request: str, arrival: T) -> None:
         """Put an arrival into the queue of its request, or drop it where no coroutine waits any more. Any thread may
         call this."""

@@ -119,6 +119,20 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """The client of a request does not read what has come."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The client of a request that was paused has read all that has come."""
+
+    request: str
+
+
+@dataclass(frozen=True, slots=True)
 class StoryAsked:
     """A user asks what happened to a request."""
 
@@ -151,6 +165,8 @@ Event: TypeAlias = (
     | HolderGone
     | Opened
     | Closed
+    | Paused
+    | Resumed
     | Predicted
     | StoryAsked
 )

@@ -3,7 +3,7 @@
 answer_limit.py  Ends a policy of one's own that does not answer.
 clock.py         The clock of every process, which never jumps.
 control.py       How a user speaks to a running deployment: `alignedserve stop`, `alignedserve scale`.
-event_loop.py    The event loop of asyncio: uvloop's where that is installed.
+event_loop.py    The event loop of asyncio, and what ends a loop that stands still.
 exit_code.py     How a part's process says, as it ends, whether to start it again.
 inboxes.py       The addresses of inboxes on one machine, where no other user may connect.
 journal.py       Log lines that say where a request goes next; they never quote its text.

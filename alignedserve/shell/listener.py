@@ -7,6 +7,8 @@ import socket
 
 from alignedserve.errors import AlignedServeError
 
+MOST_UNSENT_BYTES = 16 << 10  # of a connection that its client's machine has no room for: who does not read is noticed
+
 # A client whose machine or network has gone says nothing: the kernel probes it, and gives it up within about 90 s.
 _GONE_IS_NOTICED = {
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE): 1,
@@ -14,6 +16,7 @@ _GONE_IS_NOTICED = {
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL): 10,
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT): 3,
 }
+_STALL_IS_NOTICED = {(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT): MOST_UNSENT_BYTES}
 
 
 def bind(host: str, port: int, shared: bool = False) -> socket.socket:
@@ -28,7 +31,7 @@ def bind(host: str, port: int, shared: bool = False) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if shared:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    for option, value in _GONE_IS_NOTICED.items():  # accepted connections inherit them
+    for option, value in (_GONE_IS_NOTICED | _STALL_IS_NOTICED).items():  # accepted connections inherit them
         listener.setsockopt(*option, value)
     try:
         listener.bind((host, port))

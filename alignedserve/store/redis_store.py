@@ -25,8 +25,10 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import accumulate
 from typing import Any, cast
 
+import msgspec
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
@@ -36,6 +38,7 @@ from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
 from alignedserve.store.response import StoredResponse
 from alignedserve.store.store import (
+    MOST_TOGETHER,
     Holder,
     Listing,
     ListPage,
@@ -353,7 +356,7 @@ class RedisStore:
         values = [
             value
             for result in results
-            for value in (result.line, json.dumps(asdict(result)), *asdict(result.counts).values())
+            for value in (result.line, msgspec.json.encode(result), *asdict(result.counts).values())
         ]
         answer = await self._script(_ADD_RESULTS, fence, job, *values)
         if answer == "fenced":
@@ -362,9 +365,15 @@ class RedisStore:
 
     async def results(self, job: str) -> AsyncIterator[LineResult]:
         lines = sorted(await self.done_lines(job))
-        for start in range(0, len(lines), ROWS):
-            for text in await self._records(f"results:{job}", lines[start : start + ROWS]):
-                yield LineResult(**json.loads(text))
+        while lines:
+            sizes = self.redis.pipeline(transaction=False)
+            for line in lines[:ROWS]:
+                sizes.hstrlen(self._key(f"results:{job}"), str(line))
+            before = accumulate(await self._ask(sizes.execute()), initial=0)
+            together = sum(size < MOST_TOGETHER for size in [*before][:-1])  # any result may be large
+            for text in await self._records(f"results:{job}", lines[:together]):
+                yield msgspec.json.decode(text, type=LineResult)
+            lines = lines[together:]
 
     async def done_lines(self, job: str) -> frozenset[int]:
         return frozenset(map(int, await self._ask(self.redis.hkeys(self._key(f"results:{job}")))))
@@ -385,12 +394,12 @@ class RedisStore:
 
     async def add_response(self, response: StoredResponse, most_bytes: int) -> None:
         text = response.to_text()
-        values = (response.id, response.owner, text, len(text), response.expires_at, most_bytes)
+        values = (response.id, response.owner, text, len(text.encode()), response.expires_at, most_bytes)
         await self._script(_ADD_RESPONSE, *values)
 
     async def save_response(self, response: StoredResponse) -> bool:
         text = response.to_text()
-        return await self._script(_SAVE_RESPONSE, response.id, response.owner, text, len(text)) == "done"
+        return await self._script(_SAVE_RESPONSE, response.id, response.owner, text, len(text.encode())) == "done"
 
     async def response(self, owner: str, id: str) -> StoredResponse | None:
         text = await self._ask(self.redis.hget(self._key("responses"), id))

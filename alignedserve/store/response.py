@@ -1,10 +1,11 @@
-"""A response as the store keeps it. Only the standard library is imported here."""
+"""A response as the store keeps it."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class StoredResponse:
         return self.expires_at <= now
 
     def to_text(self) -> str:
-        return json.dumps(asdict(self), separators=(",", ":"))
+        return msgspec.json.encode(self).decode()  # an answer with log-probabilities may have megabytes
 
     @classmethod
     def from_text(cls, text: str) -> StoredResponse:
-        return cls(**json.loads(text))
+        return msgspec.json.decode(text, type=cls)

@@ -13,15 +13,19 @@ import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
+
+import msgspec
 
 from alignedserve.errors import Conflict, Fenced, StoreError, StoreFull
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
 from alignedserve.store.response import StoredResponse
 from alignedserve.store.store import (
+    MOST_TOGETHER,
     Holder,
     Listing,
     ListPage,
@@ -215,7 +219,7 @@ class SqliteStore:
             new = [
                 result
                 for result in results
-                if self._execute(sql, job, result.line, json.dumps(asdict(result))).rowcount
+                if self._execute(sql, job, result.line, msgspec.json.encode(result).decode()).rowcount
             ]
             counts = sum((result.counts for result in new), LineCounts())
             sums = ", ".join(f"{name} = {name} + excluded.{name}" for name in asdict(counts))
@@ -226,12 +230,22 @@ class SqliteStore:
         return await self._write(add)
 
     async def results(self, job: str) -> AsyncIterator[LineResult]:
-        sql = "SELECT line, record FROM results WHERE job = ? AND line > ? ORDER BY line LIMIT ?"
         last = 0
-        while rows := await self._all(sql, job, last, ROWS):
+        while rows := await self._run(partial(self._some_results, job, last)):
             last = rows[-1][0]
             for _, record in rows:
-                yield LineResult(**json.loads(record))
+                yield msgspec.json.decode(record, type=LineResult)
+
+    def _some_results(self, job: str, after: int) -> list[tuple[int, str]]:
+        """Return the next results, ROWS of them or MOST_TOGETHER characters: any may be large."""
+        sql = "SELECT line, record FROM results WHERE job = ? AND line > ? ORDER BY line LIMIT ?"
+        rows: list[tuple[int, str]] = []
+        size = 0
+        with closing(self._execute(sql, job, after, ROWS)) as cursor:
+            while size < MOST_TOGETHER and (row := cursor.fetchone()) is not None:
+                rows.append(row)
+                size += len(row[1])
+        return rows
 
     async def done_lines(self, job: str) -> frozenset[int]:
         return frozenset(row[0] for row in await self._all("SELECT line FROM results WHERE job = ?", job))
@@ -255,7 +269,7 @@ class SqliteStore:
 
     async def add_response(self, response: StoredResponse, most_bytes: int) -> None:
         text = response.to_text()
-        values = (response.id, response.owner, len(text), response.expires_at, text)
+        values = (response.id, response.owner, len(text.encode()), response.expires_at, text)
         sums = "SELECT number, SUM(bytes) OVER (ORDER BY number DESC) AS size FROM responses WHERE owner = ?"
         oldest = f"DELETE FROM responses WHERE number IN (SELECT number FROM ({sums}) WHERE size > ?)"
 
@@ -271,7 +285,9 @@ class SqliteStore:
     async def save_response(self, response: StoredResponse) -> bool:
         text = response.to_text()
         sql = "UPDATE responses SET bytes = ?, record = ? WHERE id = ? AND owner = ?"
-        return await self._write(lambda: self._execute(sql, len(text), text, response.id, response.owner).rowcount > 0)
+        return await self._write(
+            lambda: self._execute(sql, len(text.encode()), text, response.id, response.owner).rowcount > 0
+        )
 
     async def response(self, owner: str, id: str) -> StoredResponse | None:
         row = await self._first("SELECT record FROM responses WHERE id = ? AND owner = ?", id, owner)

@@ -18,6 +18,8 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.store.job import Forecast, Job, LineCounts, LineResult
 from alignedserve.store.response import StoredResponse
 
+MOST_TOGETHER = 16 << 20  # characters of results that are read or written together, where one result has not more
+
 
 class Purpose(str, Enum):
     BATCH = "batch"

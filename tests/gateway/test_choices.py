@@ -4,6 +4,7 @@ answer."""
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from alignedserve.gateway.openai.reading import AnswerReader
 from alignedserve.gateway.openai.requests import Origin, make_requests
 from alignedserve.gateway.openai.shapes import make_shape
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
+from alignedserve.gateway.openai.writing import json_parts
 from alignedserve.owner.client import Delivered, Overloaded
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, FakeOwner, Gateway, data_lines, ids_of
@@ -178,7 +180,10 @@ def test_a_body_is_answered_without_a_client(text: TextModel, kind: Any, body: b
     gateway = Gateway(text, OwnOwner(text))
     delivered = [asyncio.run(_all(gateway.owner, request)) for request in requests]
     pieces = [AnswerReader.from_body(asked, text).read(delivery) for delivery in delivered]
-    answer = make_shape(asked, requests, "flex", text).whole(pieces)
+    shape = make_shape(asked, requests, "flex", text)
+    for number, piece in enumerate(pieces):
+        shape.count(number, piece)
+    answer = json.loads(b"".join(json_parts(shape.whole([[piece] for piece in pieces]))))
     usual = gateway.ask("POST", f"/v1/{'chat/' * (kind is ChatRequest)}completions", content=body).json()
     assert answer["choices"] == usual["choices"]
     assert answer["usage"] == usual["usage"]
@@ -202,8 +207,8 @@ def test_a_reader_says_when_enough_has_come(text: TextModel) -> None:
     assert reader.read(Delivered(ids_of(text, "one"), None)).finish is None
     piece = reader.read(Delivered(ids_of(text, " two and more"), None))
     assert (piece.text, piece.finish) == (" t", FinishReason.STOP)
-    whole = make_shape(asked, [request], "flex", text).whole([piece])
-    assert whole["choices"][0]["finish_reason"] == "stop"
+    whole = make_shape(asked, [request], "flex", text).whole([[piece]])
+    assert next(whole["choices"])["finish_reason"] == "stop"
 
 
 class TestAnOutputThatFillsTheContext:

@@ -14,8 +14,8 @@ from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import MODEL, PATIENT_S, Connection, FakeOwner, Gateway, log_lines
 
 
-def connection(stream: bool) -> Connection:
-    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
+def connection(stream: bool, **fields: Any) -> Connection:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}], "stream": stream, **fields}
     return Connection("/v1/chat/completions", json.dumps(body).encode())
 
 
@@ -67,6 +67,62 @@ def test_a_client_that_reads_nothing_is_given_up(text: TextModel) -> None:
         client.reads.clear()
         await gateway.app(client.scope, client.receive, client.send)
         assert gateway.owner.cancelled == [gateway.owner.opened[0].id]
+
+    asyncio.run(asyncio.wait_for(stalled(), PATIENT_S))
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_the_requests_of_a_client_that_does_not_read_are_paused_until_it_has_read_all(
+    text: TextModel, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alignedserve.gateway.streaming.BLOCKED_S", 0.05)
+
+    async def stalled() -> None:
+        go_on = asyncio.Event()
+        gateway = Gateway(text, FakeOwner((40,), (41,), go_on, (2,)))
+        owner, client = gateway.owner, connection(True, n=n)
+        answering = asyncio.create_task(gateway.app(client.scope, client.receive, client.send))
+        await until(lambda: len(client.sent) > n)
+        client.reads.clear()
+        go_on.set()
+        await until(lambda: owner.paused)
+        ids = sorted(request.id for request in owner.opened)
+        assert (sorted(owner.paused), owner.resumed) == (ids, [])
+        client.reads.set()
+        await answering
+        assert b"[DONE]" in client.sent[-2]["body"]
+        assert sorted(owner.paused) == ids
+
+    asyncio.run(asyncio.wait_for(stalled(), PATIENT_S))
+
+
+def test_a_paused_request_goes_on_when_its_client_has_read_all(
+    text: TextModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("alignedserve.gateway.streaming.BLOCKED_S", 0.05)
+
+    async def stalled() -> None:
+        more, again, rest = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        gateway = Gateway(text, FakeOwner((40,), more, (41,), again, (42,), rest, (2,)))
+        owner, client = gateway.owner, connection(True)
+        answering = asyncio.create_task(gateway.app(client.scope, client.receive, client.send))
+        await until(lambda: len(client.sent) == 3)
+        client.reads.clear()
+        more.set()
+        await until(lambda: owner.paused)
+        owner.unread.add(owner.opened[0].id)
+        client.reads.set()
+        await until(lambda: len(client.sent) == 4)
+        await asyncio.sleep(0.01)
+        assert owner.resumed == [], "there is more to read"
+        owner.unread.clear()
+        again.set()
+        await until(lambda: owner.resumed)
+        assert len(client.sent) == 5
+        assert owner.resumed == owner.paused == [owner.opened[0].id]
+        rest.set()
+        await answering
+        assert owner.cancelled == []
 
     asyncio.run(asyncio.wait_for(stalled(), PATIENT_S))
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from alignedserve.config.config import Config
+from alignedserve.gateway.http.uploading import MOST_BESIDE_BYTES
 from alignedserve.gateway.settings import GatewaySettings
 from alignedserve.text.text_model import TextModel
 from tests.gateway.conftest import Connection, FakeOwner
@@ -88,6 +89,65 @@ def test_uploads_of_a_key_are_bounded(service: Service, monkeypatch: pytest.Monk
             go_on.set()
             assert (await first).status_code == 200
             assert (await upload(ann, b"x")).status_code == 200
+
+    service.run(check)
+
+
+@pytest.mark.parametrize(
+    ("begun", "more", "code"),
+    [
+        (b"", b"--b\r\n\r\n\r\n" * 512, "form_too_large"),  # parts without anything
+        (b"--b\r\n", b"X-Y: zzzzzzzz\r\n" * 512, None),  # headers
+        (BEGUN + b"x" + END, b"\r\n" * 4096, "form_too_large"),  # after the end of the form
+        (BEGUN + b"x\r\n", b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\n\r\n' * 64, "form_too_large"),
+    ],
+    ids=["empty parts", "headers", "after the end", "empty fields"],
+)
+def test_all_of_a_form_counts(service: Service, begun: bytes, more: bytes, code: str | None) -> None:
+    taken = 0
+
+    async def endless() -> AsyncIterator[bytes]:
+        nonlocal taken
+        yield begun
+        while True:
+            taken += len(more)
+            yield more
+
+    async def check() -> None:
+        async with service.client() as client:
+            refused = await client.post("/v1/files", content=endless(), headers=FORM)
+            assert refused.status_code == 400
+            assert code in (None, refused.json()["error"]["code"])
+            assert taken <= MOST_BESIDE_BYTES + len(more)
+            assert await kept(service) == 0
+            assert (await upload(client, b"x")).status_code == 200
+
+    service.run(check)
+
+
+def test_the_event_loop_turns_while_a_form_of_nothing_is_read(service: Service) -> None:
+    """A part of the body is as large as the network makes it; what is not the file is read byte by byte."""
+    turns, while_read = 0, 0
+
+    async def tick() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def once() -> AsyncIterator[bytes]:
+        nonlocal while_read
+        before = turns
+        yield BEGUN + b"x" + END + b"\r\n" * 30_000
+        while_read = turns - before
+
+    async def check() -> None:
+        async with service.client() as client:
+            ticking = asyncio.create_task(tick())
+            answer = await client.post("/v1/files", content=once(), headers=FORM)
+            ticking.cancel()
+            assert answer.status_code == 200
+            assert while_read >= 60_000 // 4096
 
     service.run(check)
 

@@ -11,7 +11,17 @@ import pytest
 from alignedserve.core import FinishReason, Logprob, Opening, Rejection, Role
 from alignedserve.owner.core import MOST_DECLARED, MOST_FRUITLESS, RESEND_S, SILENCE_S, OwnerCore
 from alignedserve.protocol.commands import Command, Deliver, Reject, Send, SetTimer
-from alignedserve.protocol.events import Closed, LinkGap, MemberJoined, MemberLost, Opened, TimerFired, Unsent
+from alignedserve.protocol.events import (
+    Closed,
+    LinkGap,
+    MemberJoined,
+    MemberLost,
+    Opened,
+    Paused,
+    Resumed,
+    TimerFired,
+    Unsent,
+)
 from alignedserve.protocol.messages import (
     ROUTER,
     Acknowledge,
@@ -354,3 +364,40 @@ def test_it_knows_for_how_long_nothing_could_run() -> None:
     owner.handle(MemberJoined(ROUTER_MEMBER), 11.0)
     owner.handle(MemberJoined(member("decode-0")), 12.0)
     assert owner.lacks_s(13.0) == 0
+
+
+# --- Clients that do not read
+
+
+def test_a_paused_request_runs_nowhere_and_goes_on_after_what_was_delivered(owner: OwnerCore) -> None:
+    hears(owner, 0, [7, 8])
+    assert owner.handle(Paused("r"), 1.0) == [Send(ROUTER, Cancel("r", 0))]
+    assert owner.handle(Paused("r"), 1.0) == []
+    assert hears(owner, 2, [9]) == [Send("decode-0", Cancel("r", 0))], "tokens that were on their way come again"
+    assert owner.handle(Resumed("r"), 60.0) == [Send(ROUTER, Submit(SECOND))]
+    assert owner.handle(Resumed("r"), 60.0) == []
+    assert hears(owner, 2, [9], attempt=1) == [Deliver("r", (9,), None)]
+    assert hears(owner, 2, [9], attempt=0) == [Send("decode-0", Cancel("r", 0))]
+    ended = hears(owner, 3, [2], attempt=1, finish=FinishReason.STOP)
+    assert ended[0] == Deliver("r", (2,), FinishReason.STOP)
+    assert owner.held == {"requests": 0}
+
+
+def test_nobody_is_asked_about_a_paused_request(owner: OwnerCore) -> None:
+    hears(owner, 0, [7, 8])
+    owner.handle(Paused("r"), 1.0)
+    assert owner.handle(TimerFired(""), 100.0) == [SetTimer("", 100.0 + SILENCE_S)]
+    assert owner.handle(LinkGap("decode-0"), 100.0) == [Send("decode-0", Missed())]
+    assert owner.handle(said(ROUTER, Missed()), 100.0) == []
+    assert owner.handle(MemberJoined(ROUTER_MEMBER), 100.0) == [Send(ROUTER, Declare((), True))]
+    assert owner.handle(said(ROUTER, AttemptLost("r", 0)), 100.0) == []
+    assert owner.handle(Resumed("r"), 101.0) == [Send(ROUTER, Submit(SECOND))]
+    assert owner.handle(MemberJoined(ROUTER_MEMBER), 102.0) == [Send(ROUTER, Declare((SECOND,), True))]
+
+
+def test_the_client_of_a_paused_request_may_go_and_one_that_has_ended_is_not_paused(owner: OwnerCore) -> None:
+    owner.handle(Paused("r"), 1.0)
+    assert owner.handle(Closed("r"), 2.0) == [Send(ROUTER, Cancel("r", 1))]
+    assert owner.held == {"requests": 0}
+    assert owner.handle(Paused("r"), 3.0) == []
+    assert owner.handle(Resumed("r"), 3.0) == []

@@ -429,7 +429,7 @@ def test_a_response_is_kept_for_its_owner_until_it_is_removed_or_expires(kind: K
 
 
 def test_the_oldest_responses_make_room_for_new_ones(kind: Kind) -> None:
-    each = len(response(1).to_text())
+    each = len(response(1).to_text().encode())
 
     async def check(store: Store) -> None:
         await store.add_response(response(9, OTHER), each)

@@ -10,6 +10,7 @@ are needed for passwords only, because people choose them.
         requests_per_minute: 60    over all gateways together; no limit if left out
         tokens_per_minute: 90000   of prompts and outputs; no limit if left out
         most_open: 32              requests for tokens at once; 256 if left out
+        most_logprobs: 200000      of an answer: choices x tokens x (1 + top_logprobs); 1,048,576 if left out
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ class Limits:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None  # of prompts and outputs
     most_open: int | None = None  # requests for tokens at once
+    most_logprobs: int | None = None  # of an answer
 
 
 @dataclass(frozen=True)
@@ -104,9 +106,14 @@ class KeyRing:
 
     def __init__(self, entries: Iterable[KeyEntry]) -> None:
         self._by_hash = {entry.hash: entry.caller.with_most_open(MOST_OPEN) for entry in entries}
+        self._limits = {caller.id: caller.limits for caller in self._by_hash.values()}
 
     def __bool__(self) -> bool:
         return bool(self._by_hash)
+
+    def limits(self, caller: str) -> Limits:
+        """Return the limits of a caller by its id, which a job keeps; none where its key has been taken back."""
+        return self._limits.get(caller, Limits())
 
     def caller(self, key: str | None) -> Caller | None:
         """Return the caller that has this key, or None; without any keys, every caller is anonymous.

@@ -23,6 +23,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from alignedserve.gateway.http.error_responses import error_response
 from alignedserve.gateway.openai.errors import ApiError, bad_head, head_too_large, no_upgrade, too_many_connections
 from alignedserve.machine.resources import allow_open_files
+from alignedserve.shell.listener import MOST_UNSENT_BYTES
 
 HEAD_S = 15.0
 MOST_HEADERS, MOST_HEAD_BYTES = 100, 32 << 10
@@ -42,6 +43,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        transport.set_write_buffer_limits(high=MOST_UNSENT_BYTES)
         self._set_deadline()
         if len(self.connections) > self._most_connections:
             self._refusal = too_many_connections()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -17,6 +18,8 @@ from alignedserve.gateway.openai.errors import ApiError, invalid
 from alignedserve.store.blobs import Writing
 
 _MOST_FIELDS, _MOST_FIELD_BYTES = 16, 4096
+MOST_PARTS, MOST_BESIDE_BYTES = 32, 96 << 10  # of a form; all bytes but the file's: boundaries, headers, fields
+_SLICE_BYTES = 4 << 10  # that are parsed before the event loop turns, where they are not the file's
 _PIECE_BYTES = 1 << 20  # bytes of the file that are written together
 
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of broken forms, which any client can send
@@ -30,19 +33,29 @@ class Form:
     fields: dict[str, str] = field(default_factory=dict)
 
 
-async def receive(http: HttpRequest, writing: Writing, limit_bytes: int) -> Form:
-    """Return the form and write its field `file`; raise as soon as the file is known to be too large."""
-    reader = _FormReader(http.headers.get("content-type", ""))
+async def receive(http: HttpRequest, writing: Writing, limit_bytes: int, disk: ThreadPoolExecutor) -> Form:
+    """Return the form and write its field `file`; raise as soon as the file is known to be too large.
+
+    The file is found in no time, and all else byte by byte: so all else is limited, and parsed in slices."""
+    reader, loop, num_bytes = _FormReader(http.headers.get("content-type", "")), asyncio.get_running_loop(), 0
     declared = http.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > limit_bytes + _MOST_FIELDS * _MOST_FIELD_BYTES:
+    if declared.isdigit() and int(declared) > limit_bytes + MOST_BESIDE_BYTES:
         raise _too_large(limit_bytes)
     async for part in parts_of_file(http):
-        reader.feed(part)
-        if writing.num_bytes + len(reader.data) > limit_bytes:
+        for start in range(0, len(part), _SLICE_BYTES):
+            data, before = part[start : start + _SLICE_BYTES], reader.num_file_bytes
+            reader.feed(data)
+            num_bytes += len(data)
+            if num_bytes - reader.num_file_bytes > MOST_BESIDE_BYTES:
+                message = f"the form has more than {MOST_BESIDE_BYTES} bytes beside its file"
+                raise invalid(message, code="form_too_large")
+            if reader.num_file_bytes == before:
+                await asyncio.sleep(0)  # the event loop turns
+        if reader.num_file_bytes > limit_bytes:
             raise _too_large(limit_bytes)
         if len(reader.data) >= _PIECE_BYTES:
-            await asyncio.to_thread(writing.write, reader.take())
-    await asyncio.to_thread(writing.write, reader.take())
+            await loop.run_in_executor(disk, writing.write, reader.take())
+    await loop.run_in_executor(disk, writing.write, reader.take())
     return reader.form()
 
 
@@ -64,6 +77,8 @@ class _FormReader:
         if kind != b"multipart/form-data" or not options.get(b"boundary"):
             raise invalid("send a file as multipart/form-data, with the fields file and purpose")
         self.data = bytearray()  # bytes of the file that are not written yet
+        self.num_file_bytes = 0
+        self._num_parts = 0
         self._form = Form()
         self._values: dict[str, bytearray] = {}
         self._header, self._value, self._field = bytearray(), bytearray(), ""
@@ -72,6 +87,7 @@ class _FormReader:
             self._parser = MultipartParser(
                 options[b"boundary"],
                 {
+                    "on_part_begin": self._begin_part,
                     "on_header_field": lambda data, start, end: self._header.extend(data[start:end]),
                     "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
                     "on_header_end": self._end_header,
@@ -94,6 +110,12 @@ class _FormReader:
         self._form.fields = {name: value.decode("utf-8", "replace") for name, value in self._values.items()}
         return self._form
 
+    def _begin_part(self) -> None:
+        self._num_parts += 1
+        self._field, self._in_file = "", False
+        if self._num_parts > MOST_PARTS:
+            raise invalid(f"the form has more than {MOST_PARTS} parts", code="form_too_large")
+
     def _end_header(self) -> None:
         name, value = bytes(self._header).lower(), bytes(self._value)
         self._header.clear()
@@ -111,6 +133,7 @@ class _FormReader:
     def _add_data(self, data: bytes, start: int, end: int) -> None:
         if self._in_file:
             self.data += data[start:end]
+            self.num_file_bytes += end - start
             return
         value = self._values.setdefault(self._field, bytearray())
         value += data[start:end]

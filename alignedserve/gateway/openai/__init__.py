@@ -14,4 +14,5 @@ strict.py          Validates bodies strictly: nothing is converted, unknown fiel
 tokenising.py      Converts prompts to tokens and back: /tokenize and /detokenize.
 tools.py           The fields of a body about tools.
 types.py           The bodies that clients may send: OpenAI's fields, and vLLM's too.
+writing.py         Writes the JSON of answers in parts, so that none holds up those beside it.
 """

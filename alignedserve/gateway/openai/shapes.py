@@ -8,13 +8,14 @@ from __future__ import annotations
 import codecs
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from alignedserve.core import FinishReason, Logprob, Request
-from alignedserve.gateway.openai.reading import AnswerPiece
+from alignedserve.gateway.openai.reading import AnswerPiece, join_pieces
 from alignedserve.gateway.openai.types import ChatRequest, CompletionRequest
+from alignedserve.gateway.openai.writing import encoded
 from alignedserve.text.calls.parts import CallPart
 from alignedserve.text.text_model import TextModel
 
@@ -34,15 +35,11 @@ class TokenNames:
         return f"token_id:{token}" if self.by_ids else self.bytes_of(token).decode("utf-8", "replace")
 
 
-def chat_logprobs(tokens: Sequence[int], logprobs: Sequence[Logprob], names: TokenNames) -> dict[str, Any]:
-    content = [
-        {
-            **_entry(token, logprob.value, names),
-            "top_logprobs": [_entry(other, value, names) for other, value in logprob.top],
-        }
-        for token, logprob in zip(tokens, logprobs, strict=True)
-    ]
-    return {"content": content, "refusal": None}
+def chat_logprobs(tokens: Sequence[int], logprobs: Sequence[Logprob], names: TokenNames) -> Iterator[dict[str, Any]]:
+    """Yield the log-probabilities of each token."""
+    for token, logprob in zip(tokens, logprobs, strict=True):
+        top = [_entry(other, value, names) for other, value in logprob.top]
+        yield {**_entry(token, logprob.value, names), "top_logprobs": top}
 
 
 def _entry(token: int, value: float, names: TokenNames) -> dict[str, Any]:
@@ -57,14 +54,14 @@ class CompletionLogprobs:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
-    def table(self, tokens: Sequence[int], logprobs: Sequence[Logprob | None]) -> dict[str, list[Any]]:
-        """Return the table of these tokens; a token that nothing comes before has the log-probability None."""
-        pairs = list(zip(tokens, logprobs, strict=True))
+    def table(self, tokens: Sequence[int], logprobs: Sequence[Logprob | None]) -> dict[str, Iterator[Any]]:
+        """Return the columns of these tokens; a token that nothing comes before has the log-probability None."""
+        pairs = zip(tokens, logprobs, strict=True)
         return {
-            "tokens": [self._names.of(token) for token in tokens],
-            "token_logprobs": [logprob and max(logprob.value, LEAST) for logprob in logprobs],
-            "top_logprobs": [logprob and self._likeliest(token, logprob) for token, logprob in pairs],
-            "text_offset": [self._advance(token) for token in tokens],
+            "tokens": (self._names.of(token) for token in tokens),
+            "token_logprobs": (logprob and max(logprob.value, LEAST) for logprob in logprobs),
+            "top_logprobs": (logprob and self._likeliest(token, logprob) for token, logprob in pairs),
+            "text_offset": (self._advance(token) for token in tokens),
         }
 
     def _likeliest(self, token: int, logprob: Logprob) -> dict[str, float]:
@@ -147,25 +144,33 @@ class AnswerShape(ABC):
     def prompt_tokens(self) -> int:
         return self._usage.prompt_tokens
 
-    def whole(self, pieces: Sequence[AnswerPiece]) -> dict[str, Any]:
-        """Return the answer for a client that does not stream, given one piece for each request."""
-        for number, piece in enumerate(pieces):
-            self.count(number, piece)
-        choices = [self._whole_choice(number, piece) for number, piece in enumerate(pieces)]
-        return {**self._head(self.whole_object), "choices": choices, "usage": self._usage.tree}
+    def whole(self, pieces: list[list[AnswerPiece]]) -> dict[str, Any]:
+        """Return the answer for a client that does not stream, given the pieces of each request, which were counted.
+
+        Iterators stand for its choices and their log-probabilities: a choice is made when it is written, and its
+        pieces are dropped then (writing.py)."""
+        return {**self._head(self.whole_object), "choices": self._whole_choices(pieces), "usage": self._usage.tree}
+
+    def _whole_choices(self, pieces: list[list[AnswerPiece]]) -> Iterator[dict[str, Any]]:
+        for number in range(len(pieces)):
+            piece, pieces[number] = join_pieces(pieces[number]), []
+            yield _with_columns(self._whole_choice(number, piece), encoded)
 
     @abstractmethod
     def openings(self) -> Iterator[dict[str, Any]]:
         """Yield the chunks before the first piece."""
 
     def chunk(self, number: int, piece: AnswerPiece) -> dict[str, Any] | None:
-        """Return the chunk of a piece; None if it needs none: its text is held back, or was a special token's."""
+        """Return the chunk of a piece; None if it needs none: its text is held back, or was a special token's.
+
+        In the chunk of a piece with the log-probabilities of its prompt, iterators stand for lists (writing.py)."""
         self.count(number, piece)
         first = number not in self._begun
         if not self._needs_chunk(piece, first):
             return None
         self._begun.add(number)
-        return self._chunk(self._chunk_choice(number, piece, first))
+        columns = encoded if piece.prompt_logprobs else list  # a prompt may have any length
+        return self._chunk(_with_columns(self._chunk_choice(number, piece, first), columns))
 
     def chunk_like(self, number: int, piece: AnswerPiece) -> dict[str, Any] | None:
         """Return the chunk of a piece that has text or reasoning alone, after the choice's first piece.
@@ -186,7 +191,7 @@ class AnswerShape(ABC):
 
     @abstractmethod
     def _logprobs(self, number: int, piece: AnswerPiece, first: bool) -> dict[str, Any]:
-        """Return a piece's log-probabilities; to be called once for each piece, in order."""
+        """Return a piece's log-probabilities, as iterators; to be called once for each piece, in order."""
 
     def _needs_chunk(self, piece: AnswerPiece, first: bool) -> bool:
         return bool(piece.text or piece.finish or self.with_ids or self.with_logprobs)
@@ -229,6 +234,15 @@ class AnswerShape(ABC):
         return {"prompt_token_ids": list(self.requests[number].prompt)} if self.with_ids else {}
 
 
+def _with_columns(choice: dict[str, Any], make: Callable[[Iterator[Any]], Iterable[Any]]) -> dict[str, Any]:
+    """Return the choice with what `make` makes of each iterator over its log-probabilities."""
+    if (table := choice["logprobs"]) is not None:
+        choice["logprobs"] = {
+            name: make(column) if isinstance(column, Iterator) else column for name, column in table.items()
+        }
+    return choice
+
+
 class ChatShape(AnswerShape):
     """Makes chat completions; the prompt's ids stand beside the choices, as in vLLM."""
 
@@ -238,7 +252,7 @@ class ChatShape(AnswerShape):
         super().__init__(body, requests, tier, text)
         self._calling: set[int] = set()  # choices that have called a tool
 
-    def whole(self, pieces: Sequence[AnswerPiece]) -> dict[str, Any]:
+    def whole(self, pieces: list[list[AnswerPiece]]) -> dict[str, Any]:
         return {**super().whole(pieces), **self._prompt_ids(0)}
 
     def openings(self) -> Iterator[dict[str, Any]]:
@@ -273,7 +287,7 @@ class ChatShape(AnswerShape):
         return "tool_calls" if calls else super()._finish(number, piece)
 
     def _logprobs(self, number: int, piece: AnswerPiece, first: bool) -> dict[str, Any]:
-        return chat_logprobs(piece.tokens, piece.logprobs, self._names)
+        return {"content": chat_logprobs(piece.tokens, piece.logprobs, self._names), "refusal": None}
 
 
 def _reasoning(piece: AnswerPiece) -> dict[str, str]:

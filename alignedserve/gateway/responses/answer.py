@@ -91,6 +91,7 @@ class _OpenItem:
     number: int  # its place in the output
     text: str = ""  # of its only part, or its arguments
     logprobs: list[dict[str, Any]] = field(default_factory=list)
+    shown_logprobs: list[dict[str, Any]] = field(default_factory=list)  # the same, as events show them
 
     @property
     def at(self) -> dict[str, Any]:
@@ -208,10 +209,12 @@ class ResponseAnswer:
         events = [] if self._open is not None and self._open.kind == kind else self._begin_message()
         opened = self._open
         assert opened is not None
+        shown = [_without_bytes(entry) for entry in logprobs]
         opened.text += text
         opened.logprobs += logprobs
+        opened.shown_logprobs += shown
         if text:
-            more = {"content_index": 0, "delta": text, "logprobs": [_without_bytes(entry) for entry in logprobs]}
+            more = {"content_index": 0, "delta": text, "logprobs": shown}
             events.append(self._event("response.output_text.delta", **opened.at, **more))
         return events
 
@@ -272,9 +275,9 @@ class ResponseAnswer:
         if opened.kind == "message":
             part = _text_part(opened.text, opened.logprobs)
             opened.tree["content"] = [part]
-            at, logprobs = {**opened.at, "content_index": 0}, [_without_bytes(entry) for entry in opened.logprobs]
+            at = {**opened.at, "content_index": 0}
             events = [
-                self._event("response.output_text.done", **at, text=opened.text, logprobs=logprobs),
+                self._event("response.output_text.done", **at, text=opened.text, logprobs=opened.shown_logprobs),
                 self._event("response.content_part.done", **at, part=part),
             ]
         elif opened.kind == "reasoning":
@@ -290,8 +293,7 @@ class ResponseAnswer:
     def _logprobs(self, piece: AnswerPiece) -> list[dict[str, Any]]:
         if not self._with_logprobs:
             return []
-        entries: list[dict[str, Any]] = chat_logprobs(piece.tokens, piece.logprobs, self._names)["content"]
-        return entries
+        return list(chat_logprobs(piece.tokens, piece.logprobs, self._names))
 
     def _event(self, kind: str, **fields: Any) -> Event:
         event = {"type": kind, "sequence_number": self._num_events, **fields}

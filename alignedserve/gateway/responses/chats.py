@@ -25,7 +25,7 @@ from alignedserve.gateway.responses.items import (
 from alignedserve.gateway.responses.types import AllowedTools, NamedTool, ResponseRequest
 
 _SAME = (
-    *("model", "temperature", "top_p", "parallel_tool_calls", "service_tier", "stream", "metadata", "user", "top_k"),
+    *("model", "temperature", "top_p", "parallel_tool_calls", "service_tier", "metadata", "user", "top_k"),
     *("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed", "priority", "expected_tokens"),
     *("cache_salt", "chat_template_kwargs", "max_reasoning_tokens"),
 )

@@ -23,15 +23,16 @@ Build: TypeAlias = Callable[[Sequence[Request], Sequence[bytes]], Answer]  # of 
 
 
 def embedding_answer(body: EmbeddingRequest, requests: Sequence[Request], vectors: Sequence[bytes]) -> Answer:
+    """Return the embeddings; an iterator stands for their list, since there may be millions of numbers (writing.py)."""
     as_text = body.encoding_format == "base64"
-    data = [
+    data = (
         {
             "object": "embedding",
             "index": place,
             "embedding": base64.b64encode(vector).decode() if as_text else _numbers(vector).tolist(),
         }
         for place, vector in enumerate(vectors)
-    ]
+    )
     return {**_head("embd", body.model, requests), "data": data, "usage": _usage(requests)}
 
 
