@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.fallbacks import fallbacks, works
 
 SOAK = bool(os.environ.get("SOAK"))
@@ -86,3 +88,9 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 def many() -> int:
     """Return how many generated cases a loop over seeds runs; `make soak` runs thousands."""
     return 20_000 if SOAK else 600
+
+
+@pytest.fixture(autouse=True)
+def no_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command writes a line each 15 s into a log; here many commands share a process, and some test would get it."""
+    monkeypatch.setattr(ProgressBar, "_next_line_at", inf)

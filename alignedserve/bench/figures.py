@@ -16,8 +16,11 @@ from alignedserve.simulator.reports.request_figures import (
     end_to_end_s,
     finished,
     gaps_s,
+    has_stalled,
     keeps_all,
     keeps_jct,
+    keeps_tbt,
+    keeps_ttft,
     mean_tpot_s,
     promised_in_time,
     requests_of_class,
@@ -30,7 +33,10 @@ class ClassFigures:
     """The figures of one class. Rates are over the whole test, from the first request to the end of the last."""
 
     requests: RequestFigures
-    attainment: float  # RT: first token and gaps in time, without a stall; BE: whole within the completion window
+    attainment: float  # RT: the next three together; BE: whole within the completion window
+    ttft_attainment: float
+    tbt_attainment: float  # of 99 of 100 gaps
+    stalled: float  # share with a gap that breaks the promise by itself
     goodput: float  # requests in a second that keep every promise
     tokens_in_time: float  # of RT
     tokens_per_s: float  # that reached the client
@@ -50,6 +56,9 @@ class ClassFigures:
         return cls(
             requests=counted,
             attainment=share([is_kept(request) for request in requests]),
+            ttft_attainment=share([keeps_ttft(request) for request in requests]),
+            tbt_attainment=share([keeps_tbt(request) for request in requests]),
+            stalled=share([has_stalled(request) for request in requests]),
             goodput=ratio(sum(map(keeps_all, requests)), duration_s),
             tokens_in_time=share([is_in_time for tokens in timed for is_in_time in tokens]),
             tokens_per_s=ratio(counted.output_tokens, duration_s),
@@ -111,6 +120,9 @@ ROWS = (
     Row("broken", "requests.broken", Unit.NUMBER),
     Row("left", "requests.left", Unit.NUMBER),
     Row("attainment", "attainment", Unit.SHARE),
+    Row("TTFT in time", "ttft_attainment", Unit.SHARE),
+    Row("P99 gap in time", "tbt_attainment", Unit.SHARE),
+    Row("stalled", "stalled", Unit.SHARE),
     Row("goodput", "goodput", Unit.PER_SECOND),
     Row("tokens in time", "tokens_in_time", Unit.SHARE),
     Row("output tokens", "tokens_per_s", Unit.PER_SECOND),

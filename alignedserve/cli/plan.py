@@ -12,7 +12,7 @@ from time import monotonic
 
 from alignedserve.cli.plan_settings import check_accepted, settings_text
 from alignedserve.cli.terminal.arguments import check_writable
-from alignedserve.cli.terminal.interrupt import INTERRUPTED
+from alignedserve.cli.terminal.interrupt import INTERRUPTED, hear_sigterm_as_ctrl_c
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.config.sources import read_yaml
 from alignedserve.config.topology import Topology
@@ -68,6 +68,7 @@ class PlanOptions:
 
 def run(options: PlanOptions) -> int:
     began_at = monotonic()
+    hear_sigterm_as_ctrl_c()
     _check_files(options)
     common = _common_trial(options)
     workload = workload_of(common)

@@ -13,7 +13,7 @@ from alignedserve.config.config import JobsConfig
 from alignedserve.errors import StoreError
 from alignedserve.machine.whole_file import whole_file
 from alignedserve.store.job import Job
-from alignedserve.store.storage import Storage, check_exists, is_on, open_storage
+from alignedserve.store.storage import Storage, find_store, is_on, open_storage
 from alignedserve.store.store import Holder, StoredFile
 
 
@@ -39,8 +39,7 @@ def export(options: StoreOptions, out: Path) -> int:
 async def _within(options: StoreOptions, work: Callable[[Storage], Awaitable[int]]) -> int:
     if not is_on(options.jobs):
         raise StoreError("jobs.store is off: there is no store to look at")
-    check_exists(options.jobs)
-    storage = await open_storage(options.jobs, Holder("alignedserve store", 0))
+    storage = await open_storage(find_store(options.jobs), Holder("alignedserve store", 0))
     try:
         return await work(storage)
     finally:

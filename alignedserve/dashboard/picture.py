@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 
 import msgspec
 
-from alignedserve.core import Role, ServiceClass, Usage
+from alignedserve.core import Role, ServiceClass, TokenTimes, Usage
 from alignedserve.protocol.figures import DecodeLengths, PagesFor, Stages
 
 SLOT_S = 10.0  # between two points of a chart
@@ -85,10 +85,8 @@ class EndedRequest:
     service: ServiceClass
     tier: str
     at: float  # of its end
-    is_kept: bool  # whether it got all that was promised
-    ttft_s: float
-    longest_gap_s: float  # between two tokens
-    all_s: float
+    missed: str  # the first deadline that it missed, or error; empty: it got all that was promised
+    times: TokenTimes
     prompt_tokens: int
     output_tokens: int
 
@@ -153,7 +151,7 @@ class Picture:
 
 def slowest_of(ended: Iterable[EndedRequest]) -> tuple[EndedRequest, ...]:
     """Return the slowest requests of each class, the real-time ones first."""
-    ranked = sorted(ended, key=lambda request: -request.all_s)
+    ranked = sorted(ended, key=lambda request: -request.times.all_s)
     by_class = ([request for request in ranked if request.service is service] for service in ServiceClass)
     return tuple(request for its in by_class for request in its[:MOST_SLOWEST])
 

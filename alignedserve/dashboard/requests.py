@@ -72,7 +72,7 @@ class RequestLog:
     def end(self, ended: EndedRequest) -> None:
         """Note a request that has ended by itself."""
         slot = self._slot(ended.at)
-        slot.add(ended.service, Counts(ended=1, kept=int(ended.is_kept)))
+        slot.add(ended.service, Counts(ended=1, kept=int(not ended.missed)))
         slot.slowest = slowest_of((*slot.slowest, ended))
 
     def refuse(self, refused: RefusedRequest) -> None:

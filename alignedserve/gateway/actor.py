@@ -23,7 +23,7 @@ from alignedserve.dashboard.sharing import RequestPictures, request_pictures
 from alignedserve.gateway.access.adapters import Adapters
 from alignedserve.gateway.access.exposure import tls_context
 from alignedserve.gateway.access.keys import key_ring
-from alignedserve.gateway.access.ledger import Ledger
+from alignedserve.gateway.access.ledger import Ledger, ledger_name
 from alignedserve.gateway.app import make_app
 from alignedserve.gateway.batches import BatchRoutes
 from alignedserve.gateway.dashboard import Dashboard
@@ -153,7 +153,7 @@ def _job_routes(config: JobsConfig, open_storage: LazyStorage | None, owner: Own
 
 def _ledger(part: Part) -> Ledger:
     """Return the deployment's ledger: a caller's limits hold over all gateways together."""
-    return Ledger(part.shared_memory / f"{part.spec.deployment}-limits", int(part.spec.name.rpartition("-")[2]))
+    return Ledger(part.shared_memory / ledger_name(part.spec.deployment), int(part.spec.name.rpartition("-")[2]))
 
 
 def run(part: Part, on_start: OnStart) -> None:
@@ -175,6 +175,7 @@ def run(part: Part, on_start: OnStart) -> None:
         metrics_prefix=server.metrics_prefix,
         body_limit_bytes=server.body_limit_mb * _MIB,
         slo=part.config.slo,
+        at_once=max(1, capacity.limits.max_batch // 2),
         scale={role.value: str(num_workers) for role, num_workers in part.config.scale.ranges.items()},
     )
     traces = traces_to(server.otlp_endpoint, name)

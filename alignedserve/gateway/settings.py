@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from alignedserve.config.config import MetricsPrefix, SloConfig
-from alignedserve.gateway.access.keys import KeyRing
+from alignedserve.gateway.access.keys import MOST_OPEN, KeyRing
 
 
 @dataclass(frozen=True)
@@ -21,4 +21,5 @@ class GatewaySettings:
     stalled_client_s: float = 60.0  # an answer is given up if its client reads nothing for so long
     metrics_prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE
     slo: SloConfig = field(default_factory=SloConfig)
+    at_once: int = MOST_OPEN // 2  # requests of a body that run at once: the others of a worker's seats are for others
     scale: Mapping[str, str] = field(default_factory=dict)  # role -> how many workers there may be, by load

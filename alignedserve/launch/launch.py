@@ -57,7 +57,8 @@ def _serve_here(config: Config) -> int:
     # A model that is named by a hub id is looked up once, here, so that all parts use the same folder.
     named = config.served_model_name or config.model
     folder = model_folder(config)
-    config = replace(config, model=str(folder), served_model_name=named, jobs=check_storage(config.jobs))
+    jobs = check_storage(config.jobs, named, config.server.port)
+    config = replace(config, model=str(folder), served_model_name=named, jobs=jobs)
     with closing(Machine(config.engine.tensor_parallel_size)) as machine:
         specs = plan(config, machine)
         try:

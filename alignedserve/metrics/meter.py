@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import TracebackType
 
-from alignedserve.core import NO_OPENING, Opening, Request, ServiceClass
+from alignedserve.core import NO_OPENING, Opening, Request, TokenTimes
 from alignedserve.dashboard.picture import EndedRequest, RefusedRequest
-from alignedserve.metrics.requests import RequestMetrics
-from alignedserve.metrics.window import Deadline, DeadlineOutcome
+from alignedserve.metrics.requests import FAILED, REFUSED, RequestMetrics
+from alignedserve.metrics.window import ALL, DeadlineOutcome
 from alignedserve.owner.client import Overloaded
 
 ABORT = "abort"  # the finish of a request whose client left
-FAILED = "error"  # the finish of a request that an error of ours ended
 
 
 class RequestMeter:
@@ -25,8 +24,7 @@ class RequestMeter:
     def __init__(self, metrics: RequestMetrics, request: Request, tier: str, now: Callable[[], float]) -> None:
         self._metrics, self._request, self._tier, self._now = metrics, request, tier, now
         self._of, self._tokens = metrics.of[request.service], metrics.log.tokens[request.service]
-        self.num_output = self._num_gaps = self._num_late = 0
-        self._has_stalled = False
+        self.num_output = self._num_late = 0
         self._longest_gap_s = 0.0
         self._waited_s = 0.0  # until its prompt began to run
         self._num_cached = 0  # tokens of its prompt
@@ -44,8 +42,11 @@ class RequestMeter:
         if isinstance(error, Overloaded):
             self._metrics.count_rejected(service, error.reason.value)
             self._metrics.log.refuse(self._refused(error))
+            self._count_outcome(REFUSED)
         elif isinstance(error, Exception):
             self._metrics.count_end(service, FAILED)
+            self._metrics.log.end(self._ended(self._times(), FAILED))
+            self._count_outcome(FAILED)
         else:
             self._metrics.count_end(service, self.finish)
             if self.finish in ("stop", "length"):
@@ -78,10 +79,8 @@ class RequestMeter:
             self._first_at = now
             self._of.histograms.ttft.observe(now - self._request.arrival_at)
             return
-        gap_s, slo = now - before, self._request.slo
-        self._num_gaps += 1
-        self._num_late += gap_s > slo.tbt_s
-        self._has_stalled |= gap_s > slo.stall_s
+        gap_s = now - before
+        self._num_late += gap_s > self._request.slo.tbt_s
         if gap_s > self._longest_gap_s:
             self._longest_gap_s = gap_s
         self._of.histograms.gap.observe(gap_s)
@@ -104,28 +103,34 @@ class RequestMeter:
             of.token_time.observe(decode_s / (self.num_output - 1))
 
     def _count_promise(self) -> None:
-        """Count which deadlines the request met, by the simulator's rule.
-
-        A real-time request needs its first token and 99 of 100 gaps in time, and no gap that is many times too long; a
-        best-effort request needs its end in time."""
-        slo, service = self._request.slo, self._request.service
-        ttft_s = self._now() - self._request.arrival_at if self.ttft_s is None else self.ttft_s  # it is written next
-        if service is ServiceClass.BE:
-            kept = {Deadline.JCT: self._now() - self._request.arrival_at <= slo.jct_s}
-        else:
-            is_steady = not self._has_stalled and 100 * self._num_late <= self._num_gaps
-            kept = {Deadline.TTFT: ttft_s <= slo.ttft_s, Deadline.TBT: is_steady}
-        kept[Deadline.ALL] = all(kept.values())
-        (self._of.counters.attained if kept[Deadline.ALL] else self._of.counters.missed).inc()
+        """Count which deadlines the request met, by the rule of `Slo.outcomes`."""
+        request, times = self._request, self._times()
+        kept = request.slo.outcomes(request.service, times)
         for deadline, is_kept in kept.items():
-            self._metrics.count_outcome(DeadlineOutcome(service, deadline, self._tier, is_kept))
-        self._metrics.log.end(self._ended(ttft_s, kept[Deadline.ALL]))
+            self._metrics.count_outcome(DeadlineOutcome(request.service, deadline.value, self._tier, is_kept))
+        missed = next((deadline.value for deadline, is_kept in kept.items() if not is_kept), "")
+        self._count_outcome(missed)
+        self._metrics.log.end(self._ended(times, missed))
 
-    def _ended(self, ttft_s: float, is_kept: bool) -> EndedRequest:
-        request, now = self._request, self._now()
-        times = ttft_s, self._longest_gap_s, now - request.arrival_at
+    def _count_outcome(self, missed: str) -> None:
+        """Count whether the request got all that was promised, or what it missed first."""
+        service = self._request.service
+        if missed:
+            self._metrics.count_missed(service, missed)
+        else:
+            self._of.counters.attained.inc()
+        self._metrics.count_outcome(DeadlineOutcome(service, ALL, self._tier, not missed))
+
+    def _times(self) -> TokenTimes:
+        """Return the times until now. Tokens that are written together have no gap between them."""
+        all_s = self._now() - self._request.arrival_at
+        ttft_s = all_s if self.ttft_s is None else self.ttft_s  # it is written next
+        return TokenTimes(ttft_s, max(0, self.num_output - 1), self._num_late, self._longest_gap_s, all_s)
+
+    def _ended(self, times: TokenTimes, missed: str) -> EndedRequest:
+        request = self._request
         lengths = len(request.prompt), self.num_output
-        return EndedRequest(request.id, request.service, self._tier, now, is_kept, *times, *lengths)
+        return EndedRequest(request.id, request.service, self._tier, self._now(), missed, times, *lengths)
 
     def _refused(self, error: Overloaded) -> RefusedRequest:
         request = self._request

@@ -12,7 +12,7 @@ from time import monotonic
 from prometheus_client import Counter, Histogram
 
 from alignedserve.config.config import MetricsPrefix
-from alignedserve.core import ServiceClass
+from alignedserve.core import DEADLINES, ServiceClass
 from alignedserve.dashboard.requests import RequestLog
 from alignedserve.fallbacks import fallbacks
 from alignedserve.metrics.exposition import in_turns
@@ -21,6 +21,9 @@ from alignedserve.metrics.processes import process_blocks
 from alignedserve.metrics.series import MetricFamily, Series
 from alignedserve.metrics.window import AttainmentGauge, AttainmentWindow, DeadlineOutcome
 from alignedserve.shell.process import own_process
+
+FAILED = "error"  # the finish of a request that an error of ours ended
+REFUSED = "refused"
 
 _TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1),
@@ -83,7 +86,6 @@ class ClassCounters:
     hits: Counter
     generated: Counter
     attained: Counter
-    missed: Counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,7 @@ class RequestMetrics:
         counter = self.series.counter
         self._succeeded = counter("request_success", "Requests that ended.", "finished_reason", "class")
         self._rejected = counter("admission_rejections", "Requests that were not admitted.", "reason", "class")
+        self._missed = counter("slo_missed", "Requests that did not, by what they missed first.", "why", "class")
         self._http_errors = counter("http_errors", "Answers with a status of 400 or more.", "status")
         self._open = self.series.gauge("num_requests_open", "Requests that have not ended.", "class")
         self._fallbacks = self.series.gauge(*FALLBACKS, "what")
@@ -134,6 +137,8 @@ class RequestMetrics:
         self.of = {service: self._of_class(service, counters, histograms) for service in ServiceClass}
         for service in ServiceClass:  # make the series now, so that it has no gap before its first event
             self._open.of(service.value)
+            for why in (REFUSED, FAILED, *(deadline.value for deadline in DEADLINES[service])):
+                self._missed.of(why, service.value)
 
     def _counters(self) -> dict[str, MetricFamily[Counter]]:
         """Return the counters, each under its field of ClassCounters."""
@@ -144,7 +149,6 @@ class RequestMetrics:
             "hits": ("prefix_cache_hits", "Of those, the tokens that were found."),
             "generated": ("generation_tokens", "Output tokens that reached their owner."),
             "attained": ("slo_attained", "Requests that ended within all of their deadlines."),
-            "missed": ("slo_missed", "Requests that ended and missed one of their deadlines."),
         }
         return {field: self.series.counter(name, about, "class") for field, (name, about) in known.items()}
 
@@ -199,6 +203,10 @@ class RequestMetrics:
 
     def count_rejected(self, service: ServiceClass, reason: str) -> None:
         self._rejected.of(reason, service.value).inc()
+
+    def count_missed(self, service: ServiceClass, why: str) -> None:
+        """Count a request that was refused, failed, or missed a deadline."""
+        self._missed.of(why, service.value).inc()
 
     def count_outcome(self, outcome: DeadlineOutcome) -> None:
         self._window.count(outcome)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -16,21 +15,15 @@ from alignedserve.metrics.series import Series
 WINDOW_S, _SLOT_S = 900.0, 15.0
 
 
-class Deadline(Enum):
-    """The deadlines of a request, and all of them together."""
-
-    TTFT = "ttft"
-    TBT = "tbt"
-    JCT = "jct"
-    ALL = "all"
+ALL = "all"  # the deadlines of a request together
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlineOutcome:
-    """A deadline of a request that has ended, and whether it was kept."""
+    """A deadline of a request that has ended, or ALL of them, and whether it was kept."""
 
     service: ServiceClass
-    deadline: Deadline
+    deadline: str
     tier: str
     is_kept: bool
 
@@ -49,11 +42,11 @@ class AttainmentWindow:
             self._forget(slot)
         self._slots[-1][1][outcome] += 1
 
-    def shares(self) -> Mapping[tuple[ServiceClass, Deadline, str], float]:
+    def shares(self) -> Mapping[tuple[ServiceClass, str, str], float]:
         """Return the share that was kept, by class, deadline and tier."""
         self._forget(int(self._now() // _SLOT_S))
-        kept: Counter[tuple[ServiceClass, Deadline, str]] = Counter()
-        every: Counter[tuple[ServiceClass, Deadline, str]] = Counter()
+        kept: Counter[tuple[ServiceClass, str, str]] = Counter()
+        every: Counter[tuple[ServiceClass, str, str]] = Counter()
         for _, counts in self._slots:
             for found, number in counts.items():
                 key = found.service, found.deadline, found.tier
@@ -78,5 +71,5 @@ class AttainmentGauge(Collector):
         labels = (*self._series.names, "class", "kind", "tier")
         family = GaugeMetricFamily(f"{self._series.prefix}slo_attainment", about, labels=labels)
         for (service, deadline, tier), share in sorted(self._window.shares().items(), key=str):
-            family.add_metric([*self._series.values, service.value, deadline.value, tier], share)
+            family.add_metric([*self._series.values, service.value, deadline, tier], share)
         yield family

@@ -14,7 +14,7 @@ from alignedserve.protocol.messages import Figures
 from alignedserve.simulator.clients import Client
 from alignedserve.simulator.machines.clock import Priority
 from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
-from alignedserve.simulator.reports.request_figures import end_to_end_s, gaps_s, keeps_all, ttft_s
+from alignedserve.simulator.reports.request_figures import times_of
 from alignedserve.simulator.run import Simulation
 from alignedserve.simulator.settings import gateways_of
 
@@ -97,6 +97,7 @@ class Film:
 
 
 def _ended(record: RequestRecord) -> EndedRequest:
-    times = ttft_s(record), max(gaps_s(record), default=0.0), end_to_end_s(record)
+    kept = record.slo.outcomes(record.service, times := times_of(record))
+    missed = next((deadline.value for deadline, is_kept in kept.items() if not is_kept), "")
     lengths = record.num_prompt, len(record.token_at)
-    return EndedRequest(record.id, record.service, _TIER, record.ended_at, keeps_all(record), *times, *lengths)
+    return EndedRequest(record.id, record.service, _TIER, record.ended_at, missed, times, *lengths)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -83,11 +84,15 @@ def is_on(jobs: JobsConfig) -> bool:
     return jobs.store != OFF
 
 
-def data_folder(jobs: JobsConfig) -> Path:
-    if jobs.directory is not None:
-        return Path(jobs.directory).expanduser()
+def stores_folder() -> Path:
+    """Return the folder in which each deployment that names no place has a folder for its jobs."""
     home = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(home) / "alignedserve"
+    return Path(home) / "alignedserve" / "jobs"
+
+
+def data_folder(jobs: JobsConfig) -> Path:
+    assert jobs.directory is not None, "`check_storage` and `find_store` choose it"
+    return Path(jobs.directory).expanduser()
 
 
 def holder_of(deployment: str, part: str, life: int) -> Holder:
@@ -111,11 +116,25 @@ def _check_redis_client() -> None:
         raise StoreError("jobs.store names Redis, whose client is not installed: pip install 'alignedserve[redis]'")
 
 
-def check_exists(jobs: JobsConfig) -> None:
-    """Raise if there is no store, so that a command that reads a store does not make one at a mistyped place."""
-    path = data_folder(jobs) / SQLITE_FILE
-    if jobs.store == SQLITE and not path.exists():
-        raise StoreError(f"there is no store at {path}: name its folder with --jobs-directory, as for serve")
+def find_store(jobs: JobsConfig) -> JobsConfig:
+    """Return the settings with the folder of the one store that is there; raise StoreError if there is none, or more.
+
+    So a command that reads a store does not make one at a mistyped place."""
+    if jobs.directory is None:
+        folders = sorted(folder for folder in stores_folder().glob("*") if _has_store(jobs, folder))
+        if len(folders) > 1:
+            found = ", ".join(map(str, folders))
+            raise StoreError(f"each deployment has its own store: name one of {found} with --jobs-directory")
+        jobs = replace(jobs, directory=str(folders[0] if folders else stores_folder()))
+    if not _has_store(jobs, folder := data_folder(jobs)):
+        raise StoreError(f"there is no store at {folder}: name its folder with --jobs-directory, as for serve")
+    return jobs
+
+
+def _has_store(jobs: JobsConfig, folder: Path) -> bool:
+    if jobs.store == SQLITE:
+        return (folder / SQLITE_FILE).exists()
+    return jobs.files is not None or (folder / _FOLDER).exists()
 
 
 class LazyStorage:
@@ -136,11 +155,15 @@ class LazyStorage:
             return self._opened
 
 
-def check_storage(jobs: JobsConfig) -> JobsConfig:
-    """Return the settings with the absolute folder that all parts use; raise StoreError if it cannot be written."""
+def check_storage(jobs: JobsConfig, model: str, port: int) -> JobsConfig:
+    """Return the settings with the absolute folder that all parts use; raise StoreError if it cannot be written.
+
+    Where none is named, each model and port has its own: the job runner of one deployment must not take the batches of
+    another one of the same user, whose models it does not serve."""
     if not is_on(jobs):
         return jobs
-    folder = data_folder(jobs).absolute()
+    own = stores_folder() / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', model)}-{port}"
+    folder = Path(jobs.directory or own).expanduser().absolute()
     if jobs.store != SQLITE:
         _check_redis_client()
     try:

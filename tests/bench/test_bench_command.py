@@ -50,7 +50,7 @@ def rows(shown: str) -> dict[str, list[str]]:
 def test_a_load_is_measured(url: str, script: Script, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out = tmp_path / "run.json"
     status, shown, err = bench(capsys, "--url", url, "--json", str(out))
-    assert (status, err) == (0, "")
+    assert (status, err) == (0, f"{url}/v1: 6 requests\n")
     assert shown.startswith(f"m at {url}/v1: {LOAD}, seed 0: ")
     found = rows(shown)
     assert (found["requests"], found["finished"], found["attainment"]) == (["6"], ["6"], ["100 %"])
@@ -164,7 +164,8 @@ def test_a_wrong_workload(capsys: pytest.CaptureFixture[str]) -> None:
     assert bench(capsys, workload="chta")[2].startswith("alignedserve: --workload: 'chta' is none of these")
 
 
-def test_ctrl_c_prints_what_was_measured_so_far(url: str, script: Script) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_measured_so_far_is_printed_at_a_signal(url: str, script: Script, signal_number: int) -> None:
     """The server holds the second lot back; the command is interrupted, as by a terminal, once that waits."""
     script.holds_from = 4
     load = "sizes:prompt=9,output=2,arrivals=closed,in_flight=2,num_requests=9"
@@ -173,9 +174,9 @@ def test_ctrl_c_prints_what_was_measured_so_far(url: str, script: Script) -> Non
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
     ) as process:
         assert script.waits.wait(60)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(signal_number)
         shown, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (130, "")
+    assert (process.returncode, err) == (130, f"{url}/v1: 9 requests\n")
     assert rows(shown)["finished"] == ["2"]
     assert "interrupted: 2 requests that were open are left out" in shown
 

@@ -116,6 +116,27 @@ def test_submitted_waited_for_and_downloaded(
     assert [line.split()[1] for line in told.splitlines()] == ["validating", "in_progress"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        {"custom_id": "a", "response": {"body": {"error": {"message": "too long by 7 tokens"}}}},
+        {"custom_id": "a", "response": None, "error": {"code": "lost", "message": "too long by 7 tokens"}},
+    ],
+)
+def test_failed_lines_are_an_error_whose_first_is_shown(
+    server: Server,
+    file: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: dict[str, Any],
+) -> None:
+    monkeypatch.setitem(FILES, "err", json.dumps(line).encode() + b"\n" + FILES["err"])
+    counts = {"total": 2, "completed": 0, "failed": 2}
+    server.batches = [(batch("completed", error_file_id="err") | {"request_counts": counts}, {})]
+    assert batch_command.submit(server.options, BatchSubmission(file, "2h", wait=True)) == 1
+    assert "2 lines failed; the first, 'a': too long by 7 tokens" in capsys.readouterr().err
+
+
 def test_that_it_will_be_late_is_said_once_while_it_is_waited_for(
     server: Server, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

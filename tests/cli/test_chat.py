@@ -180,6 +180,24 @@ def test_the_chat_goes_on_after_an_error_as_if_the_turn_had_not_been(
     assert _said(script.bodies[1]) == ["user: two"]
 
 
+def test_a_full_context_forgets_the_oldest_turns(script: Script, talk: Any) -> None:
+    full = (400, json.dumps({"error": {"message": "this model's maximum context length is 20 tokens: it has 21"}}))
+    script.replies = [_answer("one"), _answer("two"), full, full, _answer("three"), _answer("four")]
+    status, out, err = talk("a", "b", "c", "d")
+    assert (status, out.split()) == (0, ["one", "two", "three", "four"])
+    assert "2 of the oldest turns are forgotten" in err
+    asked = [[message["content"] for message in body["messages"]] for body in script.bodies]
+    assert asked[2:] == [["a", "one", "b", "two", "c"], ["b", "two", "c"], ["c"], ["c", "three", "d"]]
+
+
+def test_a_question_that_is_too_long_by_itself_is_refused(script: Script, talk: Any) -> None:
+    full = (400, json.dumps({"error": {"message": "this model's maximum context length is 20 tokens: it has 21"}}))
+    script.replies = [full]
+    status, _, err = talk("a")
+    assert status == 1
+    assert "maximum context length" in err
+
+
 def test_no_server(talk: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and the socket does not listen

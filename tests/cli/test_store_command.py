@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,18 @@ def test_a_password_of_a_store_is_not_shown(capsys: pytest.CaptureFixture[str]) 
     said = capsys.readouterr().out
     assert "store: redis://(hidden)@host/1" in said
     assert "s3cret" not in said
+
+
+def test_without_a_folder_the_only_store_is_meant(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    stores = tmp_path / "home" / "alignedserve" / "jobs"
+    assert cli.main(["store", "check"]) == 2
+    assert f"there is no store at {stores}" in capsys.readouterr().err
+    shutil.copytree(data, stores / "demo-8000", ignore=shutil.ignore_patterns("home"))
+    assert cli.main(["store", "check"]) == 0
+    shutil.copytree(stores / "demo-8000", stores / "other-8000")
+    assert cli.main(["store", "check"]) == 2
+    said = capsys.readouterr().err
+    assert f"name one of {stores / 'demo-8000'}, {stores / 'other-8000'} with --jobs-directory" in said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from alignedserve.core import ServiceClass
+from alignedserve.core import ServiceClass, TokenTimes
 from alignedserve.dashboard.picture import (
     MOST_REFUSED,
     MOST_SLOWEST,
@@ -20,8 +20,12 @@ from alignedserve.dashboard.picture import (
 from alignedserve.dashboard.requests import RequestLog
 
 RT, BE = ServiceClass.RT, ServiceClass.BE
-ENDED = EndedRequest("a", RT, "default", 5.0, True, 0.2, 0.1, 2.0, prompt_tokens=30, output_tokens=20)
+ENDED = EndedRequest("a", RT, "default", 5.0, "", TokenTimes(0.2, 19, 0, 0.1, 2.0), prompt_tokens=30, output_tokens=20)
 REFUSED = RefusedRequest("b", BE, "default", 5.0, "queue_full", "the queue is full")
+
+
+def took(all_s: float) -> TokenTimes:
+    return replace(ENDED.times, all_s=all_s)
 
 
 def test_tokens_count_in_the_slot_in_which_they_are_seen() -> None:
@@ -47,7 +51,7 @@ def test_the_slot_that_is_not_over_is_not_shown() -> None:
 def test_ends_and_refusals_are_counted_by_class() -> None:
     log = RequestLog()
     log.end(ENDED)
-    log.end(replace(ENDED, is_kept=False))
+    log.end(replace(ENDED, missed="ttft"))
     log.refuse(REFUSED)
     assert log.picture(SLOT_S).slots == (Slot(0, Counts(ended=2, kept=1), Counts(refused=1)),)
 
@@ -55,16 +59,16 @@ def test_ends_and_refusals_are_counted_by_class() -> None:
 def test_the_slowest_come_first_and_they_are_few() -> None:
     log = RequestLog()
     for number in range(3 * MOST_SLOWEST):
-        log.end(replace(ENDED, id=str(number), at=5.0 + number, all_s=float(number)))
+        log.end(replace(ENDED, id=str(number), at=5.0 + number, times=took(float(number))))
     slowest = log.picture(40.0).slowest
     assert [ended.id for ended in slowest] == [str(3 * MOST_SLOWEST - 1 - place) for place in range(MOST_SLOWEST)]
 
 
 def test_documents_that_take_long_do_not_hide_slow_chats() -> None:
     log = RequestLog()
-    log.end(replace(ENDED, all_s=9.0))
+    log.end(replace(ENDED, times=took(9.0)))
     for number in range(3 * MOST_SLOWEST):
-        log.end(replace(ENDED, id=str(number), service=BE, all_s=100.0 + number))
+        log.end(replace(ENDED, id=str(number), service=BE, times=took(100.0 + number)))
     slowest = log.picture(6.0).slowest
     assert [ended.service for ended in slowest] == [RT, *[BE] * MOST_SLOWEST]
 
@@ -99,7 +103,7 @@ def test_a_long_life_keeps_no_more_slots_than_the_window_has() -> None:
 
 def test_owners_are_added_up() -> None:
     one = RequestsPicture((Slot(1, Counts(tokens=3)), Slot(2, Counts(tokens=1))), (ENDED,), (REFUSED,))
-    slower, later = replace(ENDED, id="c", all_s=3.0), replace(REFUSED, id="d", at=6.0)
+    slower, later = replace(ENDED, id="c", times=took(3.0)), replace(REFUSED, id="d", at=6.0)
     other = RequestsPicture((Slot(2, Counts(tokens=5), Counts(refused=1)),), (slower,), (later,))
     assert merge_requests((one, other)) == RequestsPicture(
         (Slot(1, Counts(tokens=3)), Slot(2, Counts(tokens=6), Counts(refused=1))), (slower, ENDED), (later, REFUSED)

@@ -26,6 +26,9 @@ def on(kinds: Sequence[Kind]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("kind", kinds, ids="-".join)
 
 
+_FLAGS = ("--log-level", "debug")  # each move of a request
+
+
 class Running:
     """Keeps one running deployment of each kind. It starts at its first use: a start takes some seconds of all cores.
 
@@ -43,7 +46,7 @@ class Running:
             self._end_ray()
         if kind not in self._started:
             ends = ExitStack()
-            self._started[kind] = ends.enter_context(deployed(topology=topology, launcher=launcher)), ends
+            self._started[kind] = ends.enter_context(deployed(*_FLAGS, topology=topology, launcher=launcher)), ends
         return self._started[kind][0]
 
     def _end_ray(self) -> None:

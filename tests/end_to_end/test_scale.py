@@ -41,7 +41,7 @@ def serve_while(deployment: Deployment, wanted: list[Wanted], *command: str) -> 
 
 
 def test_workers_come_and_go_while_it_serves_and_then_it_stops(capsys: pytest.CaptureFixture[str]) -> None:
-    with deployed(*UNPROFILED, topology="1+1") as deployment:
+    with deployed(*UNPROFILED, "--log-level", "debug", topology="1+1") as deployment:
         assert serve_while(deployment, mixed(2, seed=31), "scale", "--prefill", "2", "--decode", "2")
         assert capsys.readouterr().out.splitlines() == ["prefill-1 starts", "decode-1 starts"]
         wait_until(lambda: parts(deployment) >= {"prefill-1", "decode-1"}, BACK_S, deployment.log)

@@ -206,16 +206,6 @@ def test_a_model_may_have_a_name_with_slashes(text: TextModel) -> None:
     assert gateway.get("/v1/models/us/demo").json()["id"] == "us/demo"
 
 
-def test_alive_is_not_ready(text: TextModel) -> None:
-    gateway = Gateway(text, FakeOwner())
-    gateway.owner.ready = False
-    assert gateway.get("/health").status_code == 200
-    unready = gateway.get("/ready")
-    assert (unready.status_code, unready.json()["error"]["code"]) == (503, "not_ready")
-    gateway.owner.ready = True
-    assert gateway.get("/ready").status_code == 200
-
-
 def test_without_workers_requests_wait_for_them_and_then_are_refused(text: TextModel) -> None:
     gateway = Gateway(text, FakeOwner((5,), (2,)))
     gateway.owner.ready = False
@@ -245,6 +235,15 @@ def test_a_draining_gateway_ends_what_is_open_and_takes_nothing_new(text: TextMo
             assert (await client.get("/health")).status_code == 200
 
     asyncio.run(asyncio.wait_for(drained(), PATIENT_S))
+
+
+def test_health_is_whether_requests_are_served_and_live_whether_the_process_answers(gateway: Gateway) -> None:
+    """Scripts of vLLM's clients wait for /health before they ask; what supervises processes asks /live."""
+    gateway.owner.ready = False
+    assert [gateway.get(path).status_code for path in ("/live", "/health", "/ready")] == [200, 503, 503]
+    assert gateway.get("/health").json()["error"]["code"] == "not_ready"
+    gateway.owner.ready = True
+    assert [gateway.get(path).status_code for path in ("/live", "/health", "/ready")] == [200, 200, 200]
 
 
 def test_every_answer_has_an_id_of_ours(gateway: Gateway) -> None:

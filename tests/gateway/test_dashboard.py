@@ -179,7 +179,7 @@ def test_what_requests_felt_is_in_the_picture(text: TextModel) -> None:
 
     requests = asyncio.run(watched())
     (ended,), (refused,) = requests["slowest"], requests["refused"]
-    assert (ended["service"], ended["output_tokens"], ended["is_kept"]) == ("rt", 2, True)
+    assert (ended["service"], ended["output_tokens"], ended["missed"]) == ("rt", 2, "")
     assert (refused["reason"], refused["why"]) == ("queue_full", "the queue is full")
     assert ended["id"] != refused["id"]
 

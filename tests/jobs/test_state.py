@@ -351,6 +351,24 @@ def test_a_refusal_is_no_try() -> None:
     assert system.core.figures(system.wall).tries[LineFate.REFUSED] == len(system.ran) - 20
 
 
+def test_a_job_whose_key_has_no_tokens_left_waits_for_them_and_others_go_on() -> None:
+    class Limited(System):
+        def ended(self, name: str, line: int) -> None:
+            if name == "poor" and self.now < 100:
+                return self.told(LineEnded(name, line, LineOutcome.LIMITED, retry_after_s=20.0))
+            return super().ended(name, line)
+
+    system = Limited({"poor": 20, "rich": 200})
+    system.add(job("poor"))
+    system.add(job("rich"))
+    system.run(until=95)
+    assert system.statuses() == {"poor": "in_progress", "rich": "completed"}
+    assert sum(run.job.id == "poor" for run in system.ran) <= 120  # the core asked again, but not all the time
+    system.run(until=300)
+    assert system.statuses()["poor"] == "completed"
+    assert all(result.is_ok for result in system.results["poor"].values())
+
+
 def test_jobs_share_the_places_by_weight() -> None:
     system = System({"light": 2_000, "heavy": 2_000})
     system.add(job("light", window_s=100 * HOUR))

@@ -10,7 +10,7 @@ from alignedserve.jobs.state import JobFigures, LineFate
 from alignedserve.metrics.exposition import merge
 from alignedserve.metrics.parts import PartMetrics
 from alignedserve.metrics.requests import RequestMetrics
-from alignedserve.metrics.window import Deadline, DeadlineOutcome
+from alignedserve.metrics.window import ALL, DeadlineOutcome
 from alignedserve.policies.guard import PolicyFailure
 from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.figures import (
@@ -34,7 +34,7 @@ def exposed(prefix: MetricsPrefix = MetricsPrefix.ALIGNEDSERVE) -> str:
     for service in ServiceClass:
         requests.count_end(service, FinishReason.STOP.value)
         requests.count_rejected(service, Rejection.LATE.value)
-        requests.count_outcome(DeadlineOutcome(service, Deadline.ALL, "default", is_kept=True))
+        requests.count_outcome(DeadlineOutcome(service, ALL, "default", is_kept=True))
     requests.count_http_error(503)
     jobs = {JobStatus.IN_PROGRESS: 1}
     figures = JobFigures(jobs, jobs, 1, 1, {LineFate.COMPLETED: 1}, 0, 60.0)

@@ -6,24 +6,30 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from alignedserve.core import Slo
+from alignedserve.core import ServiceClass, Slo
 from alignedserve.metrics.meter import RequestMeter
 from alignedserve.metrics.requests import RequestMetrics
+from alignedserve.owner.client import Overloaded
+from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
+from alignedserve.simulator.reports.request_figures import attains
 from tests.exposition import value
 from tests.samples import request
 
+OVERLOADED = Overloaded("it would be late", 1.0)
 SLO = Slo(ttft_s=1.0, tbt_s=0.1)
 STEADY = [0.09] * 200
 
 
-def attained(first_s: float, gaps: Sequence[float]) -> bool:
-    """Return whether a streamed request with these times counts as attained."""
+def attained(first_s: float, writes: Sequence[tuple[float, int]]) -> bool:
+    """Return whether a streamed request counts as attained: its first token, then pieces by gap and tokens."""
     now, metrics = 0.0, RequestMetrics(now=lambda: now)
-    with RequestMeter(metrics, replace(request(), slo=SLO), "default", lambda: now) as meter:
-        for gap in (first_s, *gaps):
-            now += gap
-            meter.deliver(1)
+    with RequestMeter(metrics, replace(request(), slo=SLO, arrival_at=0.0), "default", lambda: now) as meter:
+        for gap_s, tokens in ((first_s, 1), *writes):
+            now += gap_s
+            meter.deliver(tokens)
             meter.write()
         meter.finish = "stop"
     shown = "".join(metrics.blocks())
@@ -50,6 +56,16 @@ def test_a_request_that_an_error_of_ours_ends_counts_too() -> None:
     assert value("".join(metrics.blocks()), 'alignedserve:request_success_total{finished_reason="error"}') == 1
 
 
+@pytest.mark.parametrize(("error", "why"), [(RuntimeError(), "error"), (OVERLOADED, "refused")])
+def test_a_request_that_failed_or_was_refused_did_not_get_what_was_promised(error: Exception, why: str) -> None:
+    metrics = RequestMetrics()
+    with pytest.raises(type(error)), RequestMeter(metrics, request(), "default", lambda: 0.0):
+        raise error
+    shown = "".join(metrics.blocks())
+    assert value(shown, f'alignedserve:slo_missed_total{{class="rt",why="{why}"}}') == 1
+    assert value(shown, 'alignedserve:slo_attainment{class="rt",kind="all",tier="default"}') == 0
+
+
 @pytest.mark.parametrize(
     ("first_s", "gaps", "is_attained"),
     [
@@ -59,5 +75,19 @@ def test_a_request_that_an_error_of_ours_ends_counts_too() -> None:
         (0.9, [*STEADY, 1.2], False),  # a single gap is a stall
     ],
 )
-def test_promises_are_counted_as_in_the_simulator(first_s: float, gaps: list[float], is_attained: bool) -> None:
-    assert attained(first_s, gaps) is is_attained
+def test_what_a_kept_promise_is(first_s: float, gaps: list[float], is_attained: bool) -> None:
+    assert attained(first_s, [(gap, 1) for gap in gaps]) is is_attained
+
+
+@given(
+    first_s=st.sampled_from((0.5, 1.0, 1.5)),
+    writes=st.lists(st.tuples(st.sampled_from((0.0625, 0.125, 0.75, 2.0)), st.integers(1, 60)), max_size=12),
+)
+def test_server_client_and_simulator_agree_on_it(first_s: float, writes: list[tuple[float, int]]) -> None:
+    """A client that reads each piece as it is written counts as the server does, also where pieces have many tokens."""
+    token_at, now = [first_s], first_s
+    for gap_s, tokens in writes:
+        now += gap_s
+        token_at += [now] * tokens
+    record = RequestRecord("a", ServiceClass.RT, SLO, 0.0, 3, token_at, RequestOutcome.FINISHED, now)
+    assert attained(first_s, writes) is attains(record)

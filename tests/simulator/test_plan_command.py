@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,19 +30,19 @@ def _refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 @pytest.fixture
-def enough(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+def enough(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[str]]]:
     """Return a function that says from how many workers on deployments hold; nothing is simulated.
 
     It returns the list of deployments that are asked for.
     """
 
-    def say(workers: int, interrupted_at: int = 1000) -> list[str]:
+    def say(workers: int, interrupted_at: int = 1000, by: signal.Signals = signal.SIGINT) -> list[str]:
         asked: list[str] = []
 
         def simulate(task: Any) -> tuple[int, Outcome]:
             asked.append(task.trial.cluster)
             if len(asked) == interrupted_at:
-                raise KeyboardInterrupt
+                signal.raise_signal(by)
             topology = Topology.parse(task.trial.cluster)
             holds = topology.prefill_workers + topology.decode_workers >= workers
             return task.number, Outcome(Count(100, 0 if holds else 20), Count(), 60.0)
@@ -49,7 +50,10 @@ def enough(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         monkeypatch.setattr(plan_command, "_simulate", simulate)
         return asked
 
-    return say
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # other tests' event loops may have left it ignored
+    yield say
+    signal.signal(signal.SIGTERM, before)
 
 
 # --- A real search
@@ -136,8 +140,11 @@ def test_a_preset_with_prefill_workers_is_planned_with_them(enough: Callable[...
     assert all("+" in cluster for cluster in asked)
 
 
-def test_ctrl_c_prints_the_best_so_far(enough: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]) -> None:
-    enough(1, interrupted_at=3)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_with_the_best_so_far(
+    enough: Callable[..., list[str]], capsys: pytest.CaptureFixture[str], number: signal.Signals
+) -> None:
+    enough(1, interrupted_at=3, by=number)
     argv = ["plan", "--workload", "chat,rate=1", "--device", f"{DEVICE}:1", "--jobs", "1"]
     assert cli.main(argv) == 130
     assert capsys.readouterr().out.startswith(f"colocated of {DEVICE}: 1 GPU, 1.00 an hour (2 simulations, ")

@@ -89,7 +89,7 @@ def test_a_disk_that_can_only_be_read_is_named(disk: SmallDisk) -> None:
     asyncio.run(use())
     disk.close()
     with pytest.raises(StoreError, match="Read-only file system: name another place with --jobs-directory"):
-        check_storage(config)
+        check_storage(config, "demo", 8000)
     with pytest.raises(StoreError, match=r"jobs.sqlite cannot be written: check who owns it"):
         asyncio.run(_write_to(disk.folder / "data" / "jobs.sqlite"))
 

@@ -194,17 +194,17 @@ def test_without_the_client_of_redis_the_extra_is_named(monkeypatch: pytest.Monk
     monkeypatch.setattr("alignedserve.store.storage.find_spec", lambda _: None)
     jobs = JobsConfig(store="redis://127.0.0.1:1", directory=str(tmp_path))
     with pytest.raises(StoreError, match=r"pip install 'alignedserve\[redis\]'"):
-        check_storage(jobs)
+        check_storage(jobs, "demo", 8000)
     with pytest.raises(StoreError, match="not installed"):
         asyncio.run(open_storage(jobs, holder_of("name", "jobs", 1)))
-    assert check_storage(replace(jobs, store="sqlite")).store == "sqlite"
+    assert check_storage(replace(jobs, store="sqlite"), "demo", 8000).store == "sqlite"
 
 
 def test_no_other_user_of_the_machine_reads_what_clients_sent(tmp_path: Path) -> None:
     jobs = JobsConfig(directory=str(tmp_path / "data" / "alignedserve"))
 
     async def store_a_file() -> None:
-        storage = await open_storage(check_storage(jobs), holder_of("name", "jobs", 1))
+        storage = await open_storage(check_storage(jobs, "demo", 8000), holder_of("name", "jobs", 1))
         try:
             writing = storage.blobs.begin("file-1")
             writing.write(b"secret")
@@ -222,3 +222,12 @@ def test_no_other_user_of_the_machine_reads_what_clients_sent(tmp_path: Path) ->
     assert {"jobs.sqlite", "file-1"} <= {path.name for path in made}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert [path for path in made if stat.S_IMODE(path.stat().st_mode) & 0o077] == []
+
+
+def test_each_model_and_port_has_a_store_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    deployments = (("demo", 8000), ("other", 8000), ("demo", 8001), ("../demo", 8000), ("/models/demo", 8000))
+    folders = [Path(str(check_storage(JobsConfig(), *named).directory)) for named in deployments]
+    assert len(set(folders)) == len(folders)
+    assert {folder.parent for folder in folders} == {tmp_path / "alignedserve" / "jobs"}
+    assert str(check_storage(JobsConfig(), "demo", 8000).directory) == str(folders[0])  # also after a restart

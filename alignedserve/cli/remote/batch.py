@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import httpx
 
-from alignedserve.cli.remote.chat import api_at, client, complaint, one_line
+from alignedserve.cli.remote.chat import api_at, client, complaint, one_line, said_in
 from alignedserve.cli.terminal.progress import ProgressBar
 from alignedserve.errors import BatchError
 from alignedserve.machine.whole_file import whole_file
@@ -49,6 +49,7 @@ class Unreachable(BatchError):
 
 
 def submit(options: BatchOptions, asked: BatchSubmission) -> int:
+    """Submit a batch; where its end is waited for, return 1 unless it is completed and no line failed."""
     with BatchApi(options) as server:
         endpoint = asked.endpoint or _endpoint_of(asked.file)
         file = server.upload(asked.file)
@@ -60,9 +61,11 @@ def submit(options: BatchOptions, asked: BatchSubmission) -> int:
         batch = _waited(server, batch["id"])
         print(_line(batch))
         _complain(batch)
+        if failed := _num_failed(batch):
+            print(f"{failed:,} lines failed{_first_error(server, batch)}", file=sys.stderr)
         if asked.out is not None:
             _download(server, batch, asked.out)
-        return 0 if batch["status"] == "completed" else 1
+        return 0 if batch["status"] == "completed" and not failed else 1
 
 
 def status(options: BatchOptions, id: str) -> int:
@@ -128,6 +131,21 @@ def _line(batch: Any) -> str:
     counts = batch.get("request_counts") or {}
     done = f"{counts.get('completed', 0):,} done, {counts.get('failed', 0):,} failed, {counts.get('total', 0):,} in all"
     return f"{batch['id']}  {batch['status']}  {done}  window {batch.get('completion_window')}"
+
+
+def _num_failed(batch: Any) -> int:
+    return int((batch.get("request_counts") or {}).get("failed", 0))
+
+
+def _first_error(server: BatchApi, batch: Any) -> str:
+    """Return what the first line of the error file says, where there is one."""
+    line = server.first_line(batch["error_file_id"]) if batch.get("error_file_id") else ""
+    try:
+        told = json.loads(line)
+        why = told.get("error") or (told.get("response") or {}).get("body")
+        return f"; the first, {told.get('custom_id')!r:.80}: {said_in(why)}"
+    except (ValueError, AttributeError):
+        return ""
 
 
 def _prediction(headers: httpx.Headers) -> str:
@@ -228,6 +246,10 @@ class BatchApi:
         except OSError as error:
             raise BatchError(f"{path} cannot be written: {error.strerror}") from None
         return size
+
+    def first_line(self, id: str) -> str:
+        with self._told(), self._client.stream("GET", f"{self._url}/files/{id}/content") as answer:
+            return next(_checked(answer).iter_lines(), "")
 
     def _json(self, method: str, path: str, **given: Any) -> Any:
         with self._told():

@@ -40,7 +40,9 @@ from alignedserve.simulator.records.distribution import ratio
 from alignedserve.simulator.records.records import RunRecord
 from alignedserve.simulator.workload import Arrival, Load, Mixture
 from alignedserve.simulator.workload.spec import read_workload
+from alignedserve.simulator.workload.stream import Stream
 
+_ENDS = (signal.SIGINT, signal.SIGTERM)
 _ASKING_S = 30.0  # for the list of models
 _WRONG_FIELD = (400, 422)
 _BUSY = (429, 503)  # a server that refuses so may take the next request
@@ -182,7 +184,8 @@ class _Bench:
         return self._interrupted.is_set()
 
     async def measure(self) -> None:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._interrupt)
+        for ending in _ENDS:
+            asyncio.get_running_loop().add_signal_handler(ending, self._interrupt)
         for server in self._servers:
             await self._prepare(server)
         for number in range(self._options.rounds):
@@ -195,7 +198,8 @@ class _Bench:
 
     def _interrupt(self) -> None:
         """End with what is measured. The next Ctrl-C ends at once."""
-        asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
+        for ending in _ENDS:
+            asyncio.get_running_loop().remove_signal_handler(ending)
         self._interrupted.set()
         if self._player is not None:
             self._player.stop()
@@ -220,6 +224,7 @@ class _Bench:
 
     async def _play(self, server: _Server, seed: int) -> None:
         with ProgressBar(server.url, sys.stderr) as bar:
+            bar.note(f"{server.url}: {_extent(self._workload)}")
             if self._options.as_job:
                 test, record = await self._beside_job(server, seed, bar)
             else:
@@ -292,6 +297,21 @@ class _Bench:
 def _first(workload: Mixture, number: int) -> Mixture:
     """Return so many requests of each stream, all at once."""
     return Mixture(tuple(stream.at_once(number) for stream in workload.streams))
+
+
+def _extent(workload: Mixture) -> str:
+    """Return when the load's last request comes, as far as that is known beforehand."""
+    ends_s = [_ends_s(stream) for stream in workload.streams]
+    if None in ends_s:
+        return f"{sum(stream.num_requests or 0 for stream in workload.streams):,} requests"
+    return f"requests come for about {max(filter(None, ends_s), default=0.0):,.0f} s"
+
+
+def _ends_s(stream: Stream) -> float | None:
+    if stream.span.first_s is not None:
+        return stream.span.first_s
+    rate = stream.arrivals.mean_rate
+    return stream.num_requests / rate if stream.num_requests and rate else None
 
 
 def _refusal(server: _Server, failure: Failure) -> str:

@@ -54,6 +54,10 @@ def _never_stumble_over_characters() -> None:
             stream.reconfigure(errors="replace")
 
 
+class ContextFull(ChatError):
+    """The conversation is longer than what the model can read."""
+
+
 class Chat:
     """Holds both sides of the conversation; reads questions and prints answers."""
 
@@ -119,11 +123,20 @@ class Chat:
             raise ChatError(f"{name} is not a command: {_COMMANDS}")
 
     def _turn(self, line: str) -> None:
-        """Ask a question and show the answer; both are kept, or neither."""
+        """Ask a question and show the answer; both are kept, or neither. Where the context is full, old turns go."""
         asked: Message = {"role": "user", "content": line}
-        answer = self._show(self._server.answer([*self._before(), *self._turns, asked]))
-        if answer:
-            self._turns += [asked, {"role": "assistant", "content": answer}]
+        kept = self._turns
+        while True:
+            try:
+                answer = self._show(self._server.answer([*self._before(), *kept, asked]))
+                break
+            except ContextFull:
+                if not kept:
+                    raise
+                kept = kept[2:]
+        if num_forgotten := (len(self._turns) - len(kept)) // 2:
+            print(f"(the context is full: {num_forgotten} of the oldest turns are forgotten)", file=sys.stderr)
+        self._turns = [*kept, asked, {"role": "assistant", "content": answer}] if answer else kept
 
     def _before(self) -> list[Message]:
         return [] if self._system is None else [{"role": "system", "content": self._system}]
@@ -233,19 +246,21 @@ def client(url: str, api_key: str | None, timeout: httpx.Timeout) -> httpx.Clien
 def _check(response: httpx.Response) -> None:
     if response.status_code != httpx.codes.OK:
         response.read()
-        raise ChatError(f"the server refuses with {response.status_code}: {complaint(response)}")
+        said = complaint(response)
+        kind = ContextFull if "maximum context length" in said else ChatError  # as OpenAI, vLLM and we put it
+        raise kind(f"the server refuses with {response.status_code}: {said}")
 
 
 def complaint(response: httpx.Response) -> str:
     try:
-        said = _message(response.json())
+        said = said_in(response.json())
     except ValueError:
         said = one_line(response.text) or response.reason_phrase
     lacks_base = response.status_code == httpx.codes.NOT_FOUND and "/v1/" not in response.url.path
     return f"{said} (--url is the API's base, which mostly ends with /v1)" if lacks_base else said
 
 
-def _message(given: Any) -> str:
+def said_in(given: Any) -> str:
     """Return the text of an error, in whichever shape the server gives it."""
     while isinstance(given, dict):
         given = next((given[name] for name in ("error", "message", "detail") if name in given), str(given))
@@ -262,7 +277,7 @@ def _event(data: str) -> dict[str, Any] | None:
     if not isinstance(event, dict):
         raise ChatError(f"the server sent no JSON object but {one_line(data)}")
     if event.get("error"):
-        raise ChatError(f"the server gave up: {_message(event)}")
+        raise ChatError(f"the server gave up: {said_in(event)}")
     return event
 
 

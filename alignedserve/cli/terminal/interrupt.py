@@ -2,8 +2,15 @@
 
 import os
 import signal
+from contextlib import suppress
 
 INTERRUPTED = 130  # what shells report for a command that Ctrl-C ended
+
+
+def hear_sigterm_as_ctrl_c() -> None:
+    """Let SIGTERM end a long command as Ctrl-C does: with what it has found until then."""
+    with suppress(ValueError):  # not in the main thread, which alone hears signals
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 class LeavesAtOnce:

@@ -1,4 +1,4 @@
-"""A progress bar on one line of a terminal, with notes; without a terminal only the notes are printed."""
+"""A progress bar on one line of a terminal, with notes; without a terminal a line now and then, and the notes."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import TextIO
 
 _WIDTH = 30  # of the bar
 _PAUSE_S = 0.1  # between two pictures of it
+_LOG_PAUSE_S = 15.0  # the same without a terminal
 _CLEAR = "\r\x1b[K"
 
 
 class ProgressBar:
+    _next_line_at = monotonic() + _LOG_PAUSE_S  # of all bars together: a command may have many short ones
+
     def __init__(self, label: str, file: TextIO) -> None:
         self._label, self._file = label, file
         self._is_shown = file.isatty()
@@ -33,9 +36,13 @@ class ProgressBar:
 
     def tell(self, text: str) -> None:
         """Show this behind the label."""
-        if self._is_shown and monotonic() >= self._next_at:
-            self._next_at = monotonic() + _PAUSE_S
+        now = monotonic()
+        if self._is_shown and now >= self._next_at:
+            self._next_at = now + _PAUSE_S
             self._draw(f"{_CLEAR}{self._label} {text}")
+        elif not self._is_shown and now >= ProgressBar._next_line_at:
+            ProgressBar._next_line_at = now + _LOG_PAUSE_S
+            self.note(f"{self._label} {text}")
 
     def note(self, text: str) -> None:
         """Print a line of its own, on a terminal or not."""

@@ -17,7 +17,7 @@ _LINKS = {
     "/v1/models": "which models answer",
     "/dashboard": "the live page: parts, queues, batches, the pool, jobs, slow and refused requests",
     "/metrics": "for Prometheus",
-    "/health": "whether this process answers; /ready says whether it takes requests",
+    "/health": "whether requests are served; /live says whether this process answers",
 }
 
 

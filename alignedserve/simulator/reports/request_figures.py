@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from alignedserve.core import ServiceClass
-from alignedserve.simulator.records.distribution import NOTHING, Distribution, mean, percentile, ratio, share
+from alignedserve.core import Deadline, ServiceClass, TokenTimes
+from alignedserve.simulator.records.distribution import NOTHING, Distribution, mean, ratio, share
 from alignedserve.simulator.records.records import RequestOutcome, RequestRecord
 
 # --- A single request
@@ -43,19 +43,31 @@ def has_finished(request: RequestRecord) -> bool:
     return request.outcome is RequestOutcome.FINISHED
 
 
+def times_of(request: RequestRecord) -> TokenTimes:
+    gaps = gaps_s(request)
+    num_late = sum(gap > request.slo.tbt_s for gap in gaps)
+    return TokenTimes(ttft_s(request), len(gaps), num_late, max(gaps, default=0.0), end_to_end_s(request))
+
+
+def _keeps(request: RequestRecord, service: ServiceClass, *deadlines: Deadline) -> bool:
+    if not has_finished(request):
+        return False
+    kept = request.slo.outcomes(service, times_of(request))
+    return all(kept[deadline] for deadline in deadlines or kept)
+
+
 def keeps_ttft(request: RequestRecord) -> bool:
-    return has_finished(request) and ttft_s(request) <= request.slo.ttft_s
+    return _keeps(request, ServiceClass.RT, Deadline.TTFT)
 
 
 def keeps_tbt(request: RequestRecord) -> bool:
     """Return whether the 99th percentile of the request's own gaps is in time. Without gaps the promise is kept."""
-    gaps = gaps_s(request)
-    return has_finished(request) and (not gaps or percentile(gaps, 99) <= request.slo.tbt_s)
+    return _keeps(request, ServiceClass.RT, Deadline.TBT)
 
 
 def attains_p99(request: RequestRecord) -> bool:
     """Return whether the promise is kept as papers count: one gap in a hundred may be of any length."""
-    return keeps_ttft(request) and keeps_tbt(request)
+    return _keeps(request, ServiceClass.RT, Deadline.TTFT, Deadline.TBT)
 
 
 def has_stalled(request: RequestRecord) -> bool:
@@ -63,11 +75,11 @@ def has_stalled(request: RequestRecord) -> bool:
 
 
 def attains(request: RequestRecord) -> bool:
-    return attains_p99(request) and not has_stalled(request)
+    return _keeps(request, ServiceClass.RT)
 
 
 def keeps_jct(request: RequestRecord) -> bool:
-    return has_finished(request) and end_to_end_s(request) <= request.slo.jct_s
+    return _keeps(request, ServiceClass.BE)
 
 
 def keeps_all(request: RequestRecord) -> bool:
