@@ -288,7 +288,7 @@ class Adapter:
     id: str  # a hash of their content: KV of one content is never used for another of the same name
 
 
-SUSPECT_DEATHS = 2  # after so many a request runs alone, so that the next death can only be its own
+SUSPECT_DEATHS = 2  # from this number on a request runs alone, so that the next death can only be its own
 
 
 @dataclass(frozen=True, slots=True)

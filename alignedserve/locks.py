@@ -62,7 +62,7 @@ def open_private(path: Path) -> int:
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
         os.close(fd)
         raise NotPrivate(f"{path} is not a file of yours: remove it")
-    os.fchmod(fd, 0o600)  # earlier versions let others open it
+    os.fchmod(fd, 0o600)  # a file that was there may be open to others
     return fd
 
 

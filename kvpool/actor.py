@@ -50,7 +50,7 @@ class _PoolProcessHands(NoHands):
         self.post(HolderGone(holder))
 
     def _is_held(self, name: str) -> bool:
-        """Return whether the lock's process lives, as far as we can look; remove the lock of one that has ended."""
+        """Return whether the lock's process lives, or cannot be looked at; remove the lock of one that has ended."""
         try:
             if is_held(self._directory, name):
                 return True

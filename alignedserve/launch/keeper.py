@@ -40,7 +40,7 @@ from alignedserve.signs import Sign, Stage
 STOPS = (signal.SIGINT, signal.SIGTERM)
 GRACE_S = 5.0  # between asking a process to stop and killing it
 QUICK_DEATH_S = 5.0  # a part that ends before it runs, or sooner after that, has died quickly
-MOST_QUICK_DEATHS = 3  # after so many in a row a part starts again after a pause, or ends what never served
+MOST_QUICK_DEATHS = 3  # in a row: then a part pauses before it starts again, or ends a deployment that never served
 FIRST_PAUSE_S, MOST_PAUSE_S = 1.0, 30.0  # each pause is twice the pause before
 LOOK_S = 0.5  # between two looks at parts that are starting
 
@@ -426,7 +426,7 @@ class Keeper(ABC):
             self.forget(rank.name)
 
     def after(self, seconds: float, event: _KeeperEvent) -> None:
-        """Hear the event in so many seconds. Only the keeper's own thread may call this."""
+        """Hear the event after this many seconds. Only the keeper's own thread may call this."""
         heapq.heappush(self._due, _DueEvent(time.monotonic() + seconds, next(self._due_numbers), event))
 
     def later(self, spec: PartSpec, act: Callable[[], None]) -> None:

@@ -16,7 +16,7 @@ _FAST = 1  # of zlib's levels
 
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
-    """Return the set of these tokens, of which there must be one at least, as bytes."""
+    """Return the set of these tokens as bytes; there must be at least one token."""
     bits = np.zeros(max(tokens) + 1, dtype=np.bool_)
     bits[np.array(tokens)] = True
     return zlib.compress(np.packbits(bits, bitorder="little").tobytes(), _FAST)

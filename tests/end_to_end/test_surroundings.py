@@ -45,7 +45,7 @@ def is_ready(url: str) -> bool:
 
 @pytest.mark.parametrize("log", ["its reader has gone", "its disk is full"])
 def test_a_log_that_cannot_be_written_costs_nothing(log: str) -> None:
-    """As in `serve 2>&1 | head`: parts die, which is told and not heard, and come back."""
+    """As in `serve 2>&1 | head`: nobody reads the log any more, parts die, and they come back."""
     mark = uuid4().hex
 
     def pid(part: str) -> int | None:

@@ -8,7 +8,7 @@ import itertools
 import json
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -234,20 +234,26 @@ def test_a_compressed_bomb_is_never_unpacked(server: Served, how: bytes) -> None
     assert answer.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 415 ")), answer
 
 
+class HeldBodies:
+    """Bodies of 900 bytes and some, whose end comes when it is told to."""
+
+    def __init__(self) -> None:
+        self.go_on, self.num = asyncio.Event(), 0
+
+    async def body(self) -> AsyncIterator[bytes]:
+        yield b" " * 900
+        self.num += 1
+        await self.go_on.wait()
+        yield BODY
+
+
 def test_no_key_holds_all_of_that(text: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("alignedserve.gateway.http.bodies.BODIES_AT_ONCE", 4)
     keys = KeyRing([KeyEntry(name, hash_key(name)) for name in ("ann", "bob")])
     gateway = Gateway(text, FakeOwner((2,)), body_limit_bytes=1000, keys=keys)
 
     async def asked() -> None:
-        go_on, num_held = asyncio.Event(), 0
-
-        async def slow() -> Any:
-            nonlocal num_held
-            yield b" " * 900
-            num_held += 1
-            await go_on.wait()
-            yield BODY
+        held = HeldBodies()
 
         async with gateway.client() as client:
 
@@ -255,12 +261,12 @@ def test_no_key_holds_all_of_that(text: TextModel, monkeypatch: pytest.MonkeyPat
                 headers = JSON | {"Authorization": f"Bearer {key}"}
                 return await client.post("/v1/completions", content=content, headers=headers)
 
-            slow_ones = [asyncio.create_task(post("ann", slow())) for _ in range(2)]
-            while num_held < 2:
+            slow_ones = [asyncio.create_task(post("ann", held.body())) for _ in range(2)]
+            while held.num < 2:
                 await asyncio.sleep(0.001)
             assert (await post("ann", b" " * 500 + BODY)).status_code == 429
             assert (await post("bob", b" " * 500 + BODY)).status_code == 200
-            go_on.set()
+            held.go_on.set()
             assert [(await answer).status_code for answer in slow_ones] == [200, 200]
 
     asyncio.run(asyncio.wait_for(asked(), PATIENT_S))
@@ -271,24 +277,17 @@ def test_all_bodies_together_are_bounded(text: TextModel, monkeypatch: pytest.Mo
     gateway = Gateway(text, FakeOwner((2,)), body_limit_bytes=1000)
 
     async def asked() -> None:
-        go_on, num_held = asyncio.Event(), 0
-
-        async def slow() -> Any:
-            nonlocal num_held
-            yield b" " * 900
-            num_held += 1
-            await go_on.wait()
-            yield BODY
+        held = HeldBodies()
 
         async with gateway.client() as client:
             slow_ones = [
-                asyncio.create_task(client.post("/v1/completions", content=slow(), headers=JSON)) for _ in range(2)
+                asyncio.create_task(client.post("/v1/completions", content=held.body(), headers=JSON)) for _ in range(2)
             ]
-            while num_held < 2:
+            while held.num < 2:
                 await asyncio.sleep(0.001)
             refused = await client.post("/v1/completions", content=b" " * 500, headers=JSON)
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-            go_on.set()
+            held.go_on.set()
             assert [(await answer).status_code for answer in slow_ones] == [200, 200]
             after = await client.post("/v1/completions", content=b" " * 900 + BODY, headers=JSON)
             assert after.status_code == 200

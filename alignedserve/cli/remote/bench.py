@@ -300,7 +300,7 @@ def _first(workload: Mixture, number: int) -> Mixture:
 
 
 def _extent(workload: Mixture) -> str:
-    """Return when the load's last request comes, as far as that is known beforehand."""
+    """Return for how long requests of the load arrive, or how many there are where only their number is known."""
     ends_s = [_ends_s(stream) for stream in workload.streams]
     if None in ends_s:
         return f"{sum(stream.num_requests or 0 for stream in workload.streams):,} requests"

@@ -4,10 +4,10 @@ Each caller has a row, found by a digest of its id. Rows are never freed, becaus
 
     digest 16 | requests left, as of | tokens left, as of | requests open at gateway 0, 1, ... 63, the job runner
 
-Rows are read and written under one lock, which the kernel releases if its holder dies; one that is stopped holds up
-nobody for long. A gateway that starts clears
-its own column, since requests of its last life are gone. Each gateway holds a shared lock on the file while it uses
-it; so a file in use is not mistaken for a stale one.
+Rows are read and written under one lock, which the kernel releases if its holder dies. Where a stopped process keeps
+it, the others count without it after a moment. A gateway that starts clears its own column, since requests of its last
+life are gone. Each gateway holds a shared lock on the file while it uses it; so a file in use is not mistaken for a
+stale one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from alignedserve.gateway.access.keys import MOST_KEYS
 from alignedserve.locks import LockHeld, open_private, take
 
 MOST_GATEWAYS = 64
-JOB_RUNNER = MOST_GATEWAYS  # the place of the job runner
+JOB_RUNNER = MOST_GATEWAYS  # the place of the job runner, whose lines take tokens and hold no open requests
 _ROW = struct.Struct(f"=16s4d{MOST_GATEWAYS + 1}I")
 _NUM_ROWS = 2 * MOST_KEYS  # with room for keys that have been replaced
 _UNUSED = bytes(16)

@@ -102,7 +102,7 @@ class Tab:
         self._settle(self._used)
 
     def close(self, is_refused: bool = False) -> None:
-        """Give back the places and what is left of the tokens. A body that was refused has used none."""
+        """Give back the places and the unused tokens: all of them where the body was refused."""
         self._settle(0 if is_refused else self._used)
         if self._places:
             with self._ledger.row(self.caller.id) as row:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 PART_BYTES = 32 << 10
-_WALKED, _SLICE = 8, 64  # a longer list is encoded so many items at a time
+_WALKED, _SLICE = 8, 64  # items: a list longer than the first is encoded in slices of the second
 _PLAIN = (str, int, float, type(None))
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
 _encode = msgspec.json.Encoder().encode
