@@ -33,7 +33,6 @@ Single cores and processes
 Deployments, real or simulated
     batch_files.py      large and odd files of batches over HTTP
     batch_isolation.py  chats beside a batch job
-    floods.py           the chats of one client beside floods of another
     endurance.py        whether memory, descriptors and latencies stay as they are for hours
     isolation.py        chats beside best-effort documents
     packing.py          presets on workers that are short of memory

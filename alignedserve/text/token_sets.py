@@ -17,8 +17,9 @@ _FAST = 1  # of zlib's levels
 
 def pack_tokens(tokens: Sequence[int]) -> bytes:
     """Return the set of these tokens as bytes; there must be at least one token."""
-    bits = np.zeros(max(tokens) + 1, dtype=np.bool_)
-    bits[np.array(tokens)] = True
+    ids = np.array(tokens)
+    bits = np.zeros(ids.max() + 1, dtype=np.bool_)
+    bits[ids] = True
     return zlib.compress(np.packbits(bits, bitorder="little").tobytes(), _FAST)
 
 

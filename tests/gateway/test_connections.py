@@ -7,6 +7,7 @@ import gzip
 import itertools
 import json
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
@@ -20,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from alignedserve.gateway.access.keys import KeyEntry, KeyRing, hash_key
 from alignedserve.gateway.http.connections import MOST_HEAD_BYTES, MOST_HEADERS
+from alignedserve.gateway.http.turns import LONG_BYTES
 from alignedserve.text.text_model import TextModel
 from tests.conftest import SOAK
 from tests.gateway.conftest import PATIENT_S, FakeOwner, Gateway
@@ -214,6 +216,33 @@ def test_a_client_that_reads_nothing_of_an_answer_is_hung_up_on(close: bytes) ->
         connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n" + close + b"\r\n")
         until(lambda: server.server.server_state.total_requests == 1)
         until(lambda: server.num_connections == 0)
+
+
+def test_a_stop_answers_the_bodies_that_wait_for_their_turn(
+    text: TextModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, go_on, exceeds = threading.Event(), threading.Event(), TextModel.surely_exceeds
+
+    def held_back(self: TextModel, texts: Any, most: int) -> bool:
+        begun.set()
+        go_on.wait(PATIENT_S)
+        return exceeds(self, texts, most)
+
+    monkeypatch.setattr(TextModel, "surely_exceeds", held_back)
+    long = json.dumps({"model": "demo", "prompt": "a " * LONG_BYTES}).encode()
+    sent = whole(long).replace(b"/v1/completions", b"/tokenize")
+    with served(Gateway(text, FakeOwner((5,), (2,))).app) as server:
+        first, second = server.connect(), server.connect()
+        with first, second:
+            first.sendall(sent)
+            assert begun.wait(PATIENT_S)
+            second.sendall(sent)
+            until(lambda: len(server.server.server_state.tasks) == 2)
+            server.stop()
+            for connection in (first, second):
+                error_in(read_all(connection), 503)
+        go_on.set()
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_compressed_bodies_are_refused(gateway: Gateway) -> None:

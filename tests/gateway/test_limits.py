@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from alignedserve.core import Request
 from alignedserve.gateway.access.keys import ANONYMOUS, Caller, KeyEntry, KeyRing, Limits, hash_key
 from alignedserve.gateway.access.ledger import Ledger
-from alignedserve.gateway.http.limits import LUMP, Tab, format_time
+from alignedserve.gateway.http.limits import LUMP, REFUSALS_AT_ONCE, REFUSALS_PER_S, RefusalPace, Tab, format_time
 from alignedserve.gateway.openai.errors import ApiError
 from alignedserve.owner.client import Overloaded
 from alignedserve.text.text_model import TextModel
@@ -349,3 +349,37 @@ def test_pages_of_others_are_let_in_only_where_so_configured(text: TextModel) ->
         assert (refused.status_code, refused.headers.get("access-control-allow-origin")) == (401, origin)
     answer = opened.get("/v1/models", headers={"Origin": "https://other.example"})
     assert "access-control-allow-origin" not in answer.headers
+
+
+class TestRefusals:
+    def test_a_caller_with_many_waits_for_them_and_others_do_not(self) -> None:
+        now = [100.0]
+        pace = RefusalPace(lambda: now[0])
+        assert sum(pace.wait_s("ann") for _ in range(REFUSALS_AT_ONCE)) == pytest.approx(0)
+        waits = [pace.wait_s("ann") for _ in range(3)]
+        assert waits == pytest.approx([number / REFUSALS_PER_S for number in (1, 2, 3)])
+        assert pace.wait_s("bob") == 0
+        now[0] += 1.0
+        assert pace.wait_s("ann") == 0
+
+    def test_none_waits_for_ever(self) -> None:
+        now = [100.0]
+        pace = RefusalPace(lambda: now[0])
+        for _ in range(10_000):
+            longest = pace.wait_s("ann")
+        now[0] += longest
+        assert longest < 10
+        assert pace.wait_s("ann") <= 1 / REFUSALS_PER_S
+
+    def test_refused_bodies_in_a_loop_are_held_back(self, text: TextModel) -> None:
+        gateway, more = Gateway(text, FakeOwner((5,), (2,))), 10
+
+        async def ask() -> float:
+            loop = asyncio.get_running_loop()
+            async with gateway.client() as client:
+                began_at = loop.time()
+                for _ in range(REFUSALS_AT_ONCE + more):
+                    assert (await client.post("/v1/completions", json={"model": "demo"})).status_code == 400
+                return loop.time() - began_at
+
+        assert asyncio.run(ask()) > more / REFUSALS_PER_S

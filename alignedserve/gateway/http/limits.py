@@ -24,6 +24,8 @@ from alignedserve.gateway.openai.errors import rate_limited, too_costly, too_man
 USUAL_TOKENS = 1024  # of an output without a limit, and at most this part of a minute's worth:
 USUAL_PART = 8
 REFUSALS = range(400, 500)  # statuses with which a body has computed nothing, if it has no output
+REFUSALS_PER_S, REFUSALS_AT_ONCE = 50, 100  # of a caller; the answers to those beyond wait, each at most
+REFUSAL_WAIT_S = 5.0
 LUMP = 64  # tokens of output that are written to the ledger together, beyond those that were taken before
 
 
@@ -147,6 +149,22 @@ class Tab:
             row.tokens.fill(per_minute, self._now())
             row.tokens.left -= tokens - self._taken
         self._taken = tokens
+
+
+class RefusalPace:
+    """Space out the refusals of a caller: a program that sends what is refused in a loop, which costs it nothing, would
+    take a processor from all others."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._due_at: dict[str, float] = {}  # caller -> when its refusals so far are all due
+
+    def wait_s(self, caller: str) -> float:
+        """Count a refusal, and return how long its answer waits."""
+        now = self._now()
+        began_at = max(self._due_at.get(caller, -math.inf), now - REFUSALS_AT_ONCE / REFUSALS_PER_S)
+        self._due_at[caller] = min(began_at + 1 / REFUSALS_PER_S, now + REFUSAL_WAIT_S)
+        return max(0.0, self._due_at[caller] - now)
 
 
 def _limit_headers(name: str, bucket: Bucket, per_minute: int) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import logging
@@ -18,10 +19,10 @@ from alignedserve.errors import AlignedServeError
 from alignedserve.gateway.access.keys import Caller, KeyRing
 from alignedserve.gateway.access.ledger import Ledger
 from alignedserve.gateway.http.error_responses import error_response
-from alignedserve.gateway.http.limits import REFUSALS, Tab
+from alignedserve.gateway.http.limits import REFUSALS, RefusalPace, Tab
 from alignedserve.gateway.http.origins import Origins
 from alignedserve.gateway.http.records import CLIENT_CLOSED, HttpRecord
-from alignedserve.gateway.openai.errors import ClientGone, no_key, no_key_for_page
+from alignedserve.gateway.openai.errors import ClientGone, draining, no_key, no_key_for_page
 from alignedserve.metrics.meter import ABORT
 from alignedserve.metrics.requests import RequestMetrics
 
@@ -46,6 +47,7 @@ class RequestMiddleware:
     ) -> None:
         self._app, self._keys, self._origins = app, keys, origins
         self._ledger, self._metrics, self._now = ledger, metrics, now
+        self._pace = RefusalPace()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -55,9 +57,13 @@ class RequestMiddleware:
         record.client_id = _client_id(headers)
         scope.setdefault("state", {})["record"] = record
         try:
-            await self._answer(scope, receive, _add_headers(send, record, scope["state"]), record, headers)
+            await self._answer(scope, receive, self._sender(send, record, scope["state"]), record, headers)
         except ClientGone:
             record.status, record.finish = CLIENT_CLOSED, ABORT
+        except asyncio.CancelledError:  # the server stops now, and this body waited for its turn
+            if record.status is not None:
+                raise
+            await error_response(draining(), record.path)(scope, receive, send)
         finally:
             self._end(record, scope["state"].get("tab"))
 
@@ -93,6 +99,23 @@ class RequestMiddleware:
         if caller is None:
             raise no_key_for_page() if is_page else no_key()
         return caller
+
+    def _sender(self, send: Send, record: HttpRecord, state: Mapping[str, Any]) -> Send:
+        """Return a `send` that adds the request's id and its caller's limits to the answer's headers, and holds back
+        the refusals of a caller that gets too many."""
+
+        async def send_answer(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                record.status = message["status"]
+                headers = MutableHeaders(scope=message)
+                headers["x-request-id"] = headers["request-id"] = record.client_id or record.id  # OpenAI's, Anthropic's
+                if (tab := state.get("tab")) is not None:
+                    headers.update(tab.headers())
+                if record.status in REFUSALS and (wait_s := self._pace.wait_s(record.caller or "")):
+                    await asyncio.sleep(wait_s)
+            await send(message)
+
+        return send_answer
 
     def _end(self, record: HttpRecord, tab: Tab | None) -> None:
         if tab is not None:
@@ -134,18 +157,3 @@ def _client_id(headers: Headers) -> str | None:
     """Return the id that the client, or a proxy before us, has given this request."""
     id = headers.get("x-request-id", "")
     return id if _REQUEST_ID.fullmatch(id) else None
-
-
-def _add_headers(send: Send, record: HttpRecord, state: Mapping[str, Any]) -> Send:
-    """Return a `send` that adds the request's id and its caller's limits to the answer's headers."""
-
-    async def send_with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            record.status = message["status"]
-            headers = MutableHeaders(scope=message)
-            headers["x-request-id"] = headers["request-id"] = record.client_id or record.id  # OpenAI's, Anthropic's
-            if (tab := state.get("tab")) is not None:
-                headers.update(tab.headers())
-        await send(message)
-
-    return send_with_headers
