@@ -21,13 +21,12 @@ from time import perf_counter
 
 import httpx
 
-from benchmarks.common.serving import Deployment, ask, processes_under, serve
+from benchmarks.common.serving import Deployment, ask, name_of, processes_under, serve
 from benchmarks.report import command, report, status
 
 _TOKENS, _EVERY_S, _CALM_S = 120, 7.0, 6.0  # a part that dies within 5 s of its start, three times, stays away
 _METRIC = "alignedserve:router_rebuilt_seconds{"
 _GOAL_S = 2.0
-_TITLES = ("alignedserve.launch.start router", "ray::router")
 
 
 @dataclass
@@ -49,7 +48,7 @@ class Rebuilt:
 
 
 def router_of(launcher: int) -> int | None:
-    found = (pid for pid, line in processes_under(launcher).items() if any(title in line for title in _TITLES))
+    found = (pid for pid, line in processes_under(launcher).items() if name_of(line) == "router")
     return next(found, None)
 
 

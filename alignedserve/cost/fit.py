@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from math import exp, log
@@ -212,13 +212,21 @@ def spread(errors: Sequence[float]) -> Uncertainty:
 class OnlineCost:
     """The cost model of one worker, which learns from its steps."""
 
-    def __init__(self, points: Sequence[Point], hidden_token_s: float = 0.0, slowdown: float = 1.0) -> None:
-        """`points` are of a quiet machine; until steps tell otherwise, they take `slowdown` times as long."""
+    def __init__(
+        self,
+        points: Sequence[Point],
+        hidden_token_s: float = 0.0,
+        slowdown: float = 1.0,
+        known: Mapping[Kind, Uncertainty] | None = None,
+    ) -> None:
+        """`points` are of a quiet machine; until steps tell otherwise, they take `slowdown` times as long. `known` is
+        how uncertain a fit of these points is: to find that takes three more fits."""
         self._kinds: dict[Kind, _Learner] = {}
         for kind in Kind:
             own = [point for point in points if point.shape.kind is kind]
             others = [point for point in points if point.shape.kind is not kind]
-            self._kinds[kind] = _Learner(_fit(own, others, hidden_token_s), _uncertainty(own, others))
+            uncertainty = _uncertainty(own, others) if known is None else known[kind]
+            self._kinds[kind] = _Learner(_fit(own, others, hidden_token_s), uncertainty)
         self._model: CostModel | None = None
         self.rescale(slowdown)
 

@@ -119,7 +119,8 @@ class Profile:
 
         Until then the machine is taken to be as busy as it was.
         """
-        return OnlineCost(self.points, self.hidden_token_s, min(_MOST_SLOWDOWN, self.slowdown))
+        slowdown, known = min(_MOST_SLOWDOWN, self.slowdown), self.model.uncertainty
+        return OnlineCost(self.points, self.hidden_token_s, slowdown, known)
 
 
 def fingerprint(folder: Path) -> str:

@@ -94,9 +94,9 @@ def trials(bounds: Bounds) -> list[Trial]:
         [Trial(prefixes=(next(prefixes),) * size) for size in sizes(1, batch)],
         [Trial(((length, 0),), (next(prefixes),) * next(batches)) for length in sizes(16, tokens)],
     )
-    queues = []
+    queues, at_random = [], random_trials(bounds, _TRIALS_PER_KIND, _SEED)
     for kind, growing in zip(Kind, ascending, strict=True):
-        more = [trial for trial in random_trials(bounds, _TRIALS_PER_KIND, _SEED) if trial.shape.kind is kind]
+        more = [trial for trial in at_random if trial.shape.kind is kind]
         queues.append([trial for trial in dict.fromkeys((*growing, *more)) if bounds.allow(trial)][:_TRIALS_PER_KIND])
     if bounds.runs_whole:
         return [trial for trial in queues[0] if not any(cached for _, cached in trial.chunks)]
@@ -112,6 +112,8 @@ def random_trials(bounds: Bounds, count: int, seed: int) -> list[Trial]:
         same = found[trial.shape.kind]
         if len(same) < count and bounds.allow(trial):
             same.append(trial)
+            if all(len(same_kind) == count for same_kind in found.values()):
+                break
     return [trial for same_kind in found.values() for trial in same_kind]
 
 

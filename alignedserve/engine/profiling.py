@@ -345,10 +345,11 @@ def checked(profile: Profile, meter: Meter, bounds: Bounds, in_haste: bool = Fal
         log.info("the cached cost profile covers smaller steps than this worker runs: it is measured anew")
         return None
     known = {point.shape: point.seconds for point in profile.points}
-    wanted = sorted((trial for trial in trials(bounds) if trial.shape in known), key=lambda trial: known[trial.shape])
+    all_trials = trials(bounds)
+    wanted = sorted((trial for trial in all_trials if trial.shape in known), key=lambda trial: known[trial.shape])
     by_kind = [[trial for trial in wanted if trial.shape.kind is kind] for kind in Kind]
     again = [of_kind[len(of_kind) // 2] for of_kind in by_kind if of_kind]
-    if len(again) < len({trial.shape.kind for trial in trials(bounds)}):
+    if len(again) < len({trial.shape.kind for trial in all_trials}):
         log.warning("the cached cost profile has other steps than this worker would measure: it is measured anew")
         return None
     now = measure(meter, again, _CHECK_S, _CHECK_RUNS, meter.engine.signs)

@@ -2,6 +2,7 @@
 
 cluster.py       The launcher for a Ray cluster that is there already: each part is an actor on a node.
 ending.py        The bound on the end of a deployment on Ray, whatever does not answer.
+fork_server.py   A process that has loaded what other processes need, and forks them.
 keeper.py        What all launchers share: start parts again that have ended, add and retire workers, stop.
 launch.py        Start a deployment with the launcher that its configuration names.
 local.py         The launcher that runs each part as a process of this machine.

@@ -125,7 +125,7 @@ class Keeper(ABC):
         self._newest: dict[str, Life] = {}  # name -> the newest life of each part, also of those that have gone
         self._alive: set[str] = set()
         self._retiring: dict[str, HeardOrder | None] = {}  # workers and pools that are to end -> the order to answer
-        self._added: set[str] = set()  # workers that were not planned: if one cannot run, it is left out
+        self._added: set[str] = set()  # workers that were not planned and never ran: if one cannot, it is left out
         self._paused: set[str] = set()  # workers and other parts that are started again after a pause
         self._events: queue.SimpleQueue[_KeeperEvent | None] = queue.SimpleQueue()  # None: stop
         self._due: list[_DueEvent] = []  # a heap; timers would need threads, which a full machine does not give
@@ -283,6 +283,7 @@ class Keeper(ABC):
         self._starts.hear(sign, now)
         if sign.stage is Stage.RUNS and life is not None and life.spec.incarnation == sign.incarnation:
             life.ran_at = min(life.ran_at, now)
+            self._added.discard(life.spec.worker)
 
     def _is_over(self, ended: _PartEnded) -> int | None:
         """React to the end of a part; return an exit code if the deployment ends with it."""

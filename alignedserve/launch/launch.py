@@ -15,7 +15,7 @@ from alignedserve.config.config import Config, Launcher
 from alignedserve.gateway.access.exposure import check_exposure, warnings
 from alignedserve.kvpool.arena.shared_files import remove_stale
 from alignedserve.launch.keeper import say
-from alignedserve.launch.local import OnThisMachine
+from alignedserve.launch.local import ForkServers, OnThisMachine, fork_servers
 from alignedserve.launch.plan import Machine, check_open_files, plan
 from alignedserve.machine.accelerator import decide
 from alignedserve.machine.model_folder import dummy_warning, model_folder, with_model
@@ -30,8 +30,9 @@ def serve(config: Config) -> int:
     check_open_files(config)
     config = check_exposure(config)
     check_collector(config.server.otlp_endpoint)
+    is_local = config.launcher is Launcher.LOCAL and config.ray.address is None
     # Clients know one port. This process keeps it bound, so that no other program gets it while a gateway starts again.
-    with bind(config.server.host, config.server.port) as web:
+    with bind(config.server.host, config.server.port) as web, fork_servers(is_local) as servers:
         config = replace(config, server=replace(config.server, port=web.getsockname()[1]))
         config, about_demo = with_model(config)
         for warning in (*warnings(config.server), dummy_warning(config), about_demo):
@@ -41,14 +42,14 @@ def serve(config: Config) -> int:
             from alignedserve.launch.cluster import serve_on_cluster
 
             return serve_on_cluster(config)
-        return _serve_here(config)
+        return _serve_here(config, servers)
 
 
 def _warn(warning: str) -> None:
     print(f"alignedserve: warning: {warning}", file=sys.stderr, flush=True)
 
 
-def _serve_here(config: Config) -> int:
+def _serve_here(config: Config, servers: ForkServers) -> int:
     config, choice = decide(asked := config)
     if choice.is_fallback:
         _warn(f"workers compute on the CPU: {choice.why}; engine.device cpu says that this is wanted")
@@ -66,7 +67,7 @@ def _serve_here(config: Config) -> int:
                 from alignedserve.launch.ray_actors import serve_on_ray
 
                 return serve_on_ray(config, specs, machine)
-            return OnThisMachine(config, specs, machine).run()
+            return OnThisMachine(config, specs, machine, servers).run()
         finally:
             remove_stale(Path(config.kvpool.directory), PREFIX)
             remove_sockets(specs[0].deployment)

@@ -2,52 +2,171 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
+from typing import TypeAlias
 
 from alignedserve.config.config import Config
-from alignedserve.launch.keeper import Keeper
+from alignedserve.core import WORKERS, Role
+from alignedserve.launch import start
+from alignedserve.launch.fork_server import ForkedProcess, ForkServer, ForkServerGone, adopt_orphans, rename
+from alignedserve.launch.keeper import Keeper, say
 from alignedserve.launch.plan import Machine
 from alignedserve.safe_path import module_command
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import PartSpec
+from alignedserve.signs import Sign, Stage
+
+ForkServers: TypeAlias = Mapping[bool, ForkServer]  # one for workers, and one, without torch, for all other parts
+_Process: TypeAlias = "subprocess.Popen[bytes] | ForkedProcess"
+
+
+@contextmanager
+def fork_servers(is_wanted: bool = True) -> Iterator[ForkServers]:
+    """Yield the fork servers of a launcher, which has no threads yet. They load while it prepares the deployment."""
+    with ExitStack() as ends:
+        servers: dict[bool, ForkServer] = {}
+        with suppress(OSError):  # a full machine forks nothing
+            if is_wanted and adopt_orphans():
+                for of_workers, title in ((True, "workers"), (False, "other parts")):
+                    roles = [role for role in Role if (role in WORKERS) is of_workers]
+                    server = ForkServer.begin(
+                        f"alignedserve: fork server of {title}", partial(start.load, roles), _part
+                    )
+                    servers[of_workers] = ends.enter_context(closing(server))
+        yield servers
+
+
+def _part(name: str) -> int:
+    rename(f"alignedserve: {name}")
+    return start.main()
+
+
+class _PartProcess:
+    """The process of one life of a part. It may have yet to be forked: then its end is that it never begins."""
+
+    def __init__(self, spec: PartSpec, ended: Callable[[PartSpec, object, str], None]) -> None:
+        self.spec, self._ended = spec, ended
+        self._lock = threading.Lock()
+        self._process: _Process | None = None
+        self.is_over = False
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def is_wanted(self, process: _Process) -> bool:
+        """Note the process; end it if the part was ended before it was there."""
+        with self._lock:
+            self._process = process
+            if self.is_over:
+                process.kill()
+            return not self.is_over
+
+    def say_ended(self, how: object, failure: str = "") -> None:
+        with self._lock:
+            was_over, self.is_over = self.is_over, True
+        if not was_over:
+            self._ended(self.spec, how, failure)
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Send the signal, or let the process never begin; return whether there is one."""
+        with self._lock:
+            process = self._process
+            if process is not None:
+                process.kill() if number is signal.SIGKILL else process.terminate()
+        if process is None:
+            self.say_ended(-number)
+        elif number is signal.SIGKILL:
+            process.wait()
+        return process is not None
 
 
 class OnThisMachine(Keeper):
     """Keeps every part as a child process."""
 
-    def __init__(self, config: Config, specs: Sequence[PartSpec], machine: Machine) -> None:
+    def __init__(
+        self, config: Config, specs: Sequence[PartSpec], machine: Machine, servers: ForkServers | None = None
+    ) -> None:
         super().__init__(config, specs)
         self._machine = machine
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._servers = dict(servers or {})
+        self._adopts = bool(servers)
+        self._known = {server.pid for server in self._servers.values()}
+        self._processes: dict[str, _PartProcess] = {}
 
     def start(self, spec: PartSpec) -> None:
-        process = subprocess.Popen(
+        part = _PartProcess(spec, self.ended)
+        # A full machine gives no thread: then there is no process of which nobody would hear.
+        threading.Thread(target=self._run, args=(spec, part), name=f"part-{spec.name}", daemon=True).start()
+        self._processes[spec.name] = part
+        self._loads(part, 0)
+
+    def _loads(self, part: _PartProcess, num_modules: int) -> None:
+        self._events.put(Sign(part.spec.name, part.spec.incarnation, Stage.LIBRARIES, num_modules))
+
+    def _run(self, spec: PartSpec, part: _PartProcess) -> None:
+        """Begin the process of a part, and wait for its end."""
+        try:
+            process = self._begin(spec, part)
+        except OSError as error:
+            return part.say_ended(error)
+        if process is None:
+            return None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with suppress(BrokenPipeError), process.stdin, process.stdout:  # what it has not read is written as this ends
+            if part.is_wanted(process):
+                self.later(spec, partial(self.began, spec.name))
+                with suppress(BrokenPipeError):  # it has ended already
+                    process.stdin.write(spec.to_json().encode() + b"\n")
+                    process.stdin.flush()  # it stays open: its end tells the part that the launcher has gone
+            code = process.wait()
+            part.say_ended(code, process.stdout.read().decode() if code == ExitCode.USER_ERROR else "")
+        self._bury_orphans()
+        return None
+
+    def _begin(self, spec: PartSpec, part: _PartProcess) -> _Process | None:
+        """Fork the part; start it plainly where there is no fork server. Return None if it was ended meanwhile."""
+
+        def loaded(num_modules: int) -> None:
+            for waiting in [*self._processes.values()]:
+                if waiting.pid is None:
+                    self._loads(waiting, num_modules)
+
+        server = self._servers.get(is_worker := spec.role in WORKERS)
+        if server is not None:
+            try:
+                return server.fork(spec.name, loaded)
+            except ForkServerGone:
+                if part.is_over:
+                    return None
+                if self._servers.pop(is_worker, None) is not None:
+                    server.close()
+                    self._known.discard(server.pid)
+                    say("a fork server has ended: parts are started without it, and each loads its own libraries")
+        return subprocess.Popen(
             module_command("alignedserve.launch.start", spec.name),  # the name is for readers of `ps`
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # Ctrl-C reaches the launcher only
         )
-        waiting = threading.Thread(target=self._wait, args=(spec, process), name=f"wait-{spec.name}", daemon=True)
-        try:
-            waiting.start()
-        except RuntimeError:  # a full machine gives no thread: nobody would hear of the end of the process
-            process.kill()
-            process.wait()
-            raise
-        self._processes[spec.name] = process
-        self.began(spec.name)
-        assert process.stdin is not None
-        with suppress(BrokenPipeError):  # it has ended already
-            process.stdin.write(spec.to_json().encode() + b"\n")
-            process.stdin.flush()  # it stays open: its end tells the part that the launcher has gone
 
-    def _wait(self, spec: PartSpec, process: subprocess.Popen[bytes]) -> None:
-        code = process.wait()
-        assert process.stdout is not None
-        self.ended(spec, code, process.stdout.read().decode() if code == ExitCode.USER_ERROR else "")
+    def _bury_orphans(self) -> None:
+        """Wait for ended processes that a part had started: this process has adopted them."""
+        if not self._adopts:
+            return
+        known = self._known | {part.pid for part in [*self._processes.values()]}
+        with suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid in known:  # another thread waits for it
+                    return
+                os.waitpid(ended.si_pid, 0)
 
     def another(self, spec: PartSpec) -> PartSpec:
         return self._machine.place(spec)
@@ -57,9 +176,8 @@ class OnThisMachine(Keeper):
 
     def ask_to_stop(self, parts: Collection[str]) -> None:
         for part in self._processes.keys() & parts:
-            self._processes[part].terminate()
+            self._processes[part].signal(signal.SIGTERM)
 
     def end(self, part: str) -> None:
         if part in self._processes:  # or it could never be started
-            self._processes[part].kill()
-            self._processes[part].wait()
+            self._processes[part].signal(signal.SIGKILL)

@@ -3,6 +3,7 @@
 Both launchers start the same parts. A launcher that starts processes writes the part's spec to its
 standard input and keeps that open: when the launcher ends, however it ends, the part sees the end of
 its input and ends too. A part prints one thing on its standard output: why it cannot run at all.
+The process was forked (fork_server.py), or runs this module.
 """
 
 from __future__ import annotations
@@ -12,11 +13,14 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
+from importlib import import_module
 
 from alignedserve.architectures.model_source import fetched_bytes, is_fetched
 from alignedserve.config.config import parse
-from alignedserve.core import Role
+from alignedserve.core import WORKERS, Role
 from alignedserve.errors import AlignedServeError, CastOut, DeviceLost, RankLost
 from alignedserve.shell.exit_code import ExitCode
 from alignedserve.shell.part import OnStart, Part, PartSpec, Place, Stoppable
@@ -31,26 +35,41 @@ def start(spec: PartSpec, on_start: OnStart) -> None:
     _wait_calmly()
     signs = _signs_of(spec)
     _fetch_model(Place(spec, signs))
-    # Only the process of a role imports what the role needs: torch and FastAPI are heavy.
     with growing(signs, lambda: len(sys.modules)):
-        if spec.rank:
-            from alignedserve.executor.worker_process import run_rank
-        elif spec.role is Role.ROUTER:
-            from alignedserve.router.actor import run
-        elif spec.role is Role.POOL:
-            from alignedserve.kvpool.actor import run
-        elif spec.role is Role.PREFILL:
-            from alignedserve.prefill_worker.actor import run
-        elif spec.role is Role.DECODE:
-            from alignedserve.decode_worker.actor import run
-        elif spec.role is Role.JOBS:
-            from alignedserve.jobs.actor import run
-        else:
-            from alignedserve.gateway.actor import run
+        run = _code_of(spec.role)
     if spec.rank:
+        from alignedserve.executor.worker_process import run_rank
+
         run_rank(Place(spec, signs))
     else:
         run(Part(spec, signs), on_start)
+
+
+def load(roles: Collection[Role]) -> None:
+    """Import what parts of these roles run, in a process that forks them."""
+    _wait_calmly()
+    for role in roles:
+        _code_of(role)
+    for module in ("llguidance",) if WORKERS[0] in roles else ("uvloop",):
+        with suppress(ImportError):  # the part says what it does without it
+            import_module(module)
+
+
+def _code_of(role: Role) -> Callable[[Part, OnStart], None]:
+    """Return the code of a role. Only processes of the role import what it needs: torch and FastAPI are heavy."""
+    if role is Role.ROUTER:
+        from alignedserve.router.actor import run
+    elif role is Role.POOL:
+        from alignedserve.kvpool.actor import run
+    elif role is Role.PREFILL:
+        from alignedserve.prefill_worker.actor import run
+    elif role is Role.DECODE:
+        from alignedserve.decode_worker.actor import run
+    elif role is Role.JOBS:
+        from alignedserve.jobs.actor import run
+    else:
+        from alignedserve.gateway.actor import run
+    return run
 
 
 def _fetch_model(place: Place) -> None:
@@ -122,7 +141,10 @@ def _take_stdout() -> int:
 def main() -> ExitCode:
     stdout = _take_stdout()
     with os.fdopen(0, "rb", buffering=0, closefd=False) as given:  # unbuffered: the watch reads the rest
-        spec = PartSpec.from_json(given.readline().decode())
+        line = given.readline()
+    if not line:  # it has gone before it could say anything
+        return ExitCode.LAUNCHER_GONE
+    spec = PartSpec.from_json(line.decode())
     from alignedserve.shell.logs import never_fail_to_print, set_up
 
     never_fail_to_print()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
@@ -43,7 +44,9 @@ class Owner(NoHands):
             needed |= {Role.PREFILL, Role.POOL}
         self.name = part.spec.name
         self._part, self._sketcher = part, sketcher
-        self._core = OwnerCore(frozenset(needed))
+        # A gateway that starts again hears of the workers in a moment: its first requests wait for that.
+        lost_at = part.clock.now() if part.member.incarnation > 1 else -math.inf
+        self._core = OwnerCore(frozenset(needed), lost_at)
         self._shell: Shell = part.shell(self._core, self)
         self._arrivals: ArrivalQueues[Deliver | Reject | TellStory | None] = ArrivalQueues()  # None: cut off
         self._stories, self._story_numbers = asyncio.Semaphore(_MOST_STORIES), count(1)

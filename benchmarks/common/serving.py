@@ -22,6 +22,7 @@ import httpx
 NAME = "measured"  # of the model in the API
 _PATIENCE_S = 600.0
 _TITLES = (
+    (re.compile(r"^alignedserve: (.*\S)"), "{}"),  # of parts that were forked, and of what forks them
     (re.compile(r"alignedserve\.launch\.start (\S+)"), "{}"),
     (re.compile(r"^ray::([a-z]+-\d+|router)"), "{}"),
     (re.compile(r"-m alignedserve serve"), "launcher"),

@@ -22,13 +22,15 @@ from contextlib import contextmanager, nullcontext, suppress
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO
+from typing import IO, Any
 from uuid import uuid4
 
 import httpx
 
 from alignedserve.architectures.model_source import DEMO_FOLDER
 from tests.conftest import SOAK
+from tests.end_to_end.preloaded import MARK as MARK
+from tests.end_to_end.preloaded import PreloadedLauncher, is_loaded
 
 MODEL = DEMO_FOLDER
 NAME = "demo"  # the model's name in the API
@@ -53,7 +55,7 @@ GONE_S = 90.0  # for all processes and files to disappear after a deployment has
 ANSWER_S = 300.0
 STACKS_S = 5.0  # for the stacks of a launcher that does not end to be written
 LOOK_S = 0.1  # each look at all processes, or at the gateway, takes some milliseconds of what is waited for
-MARK = "ALIGNED_E2E_DEPLOYMENT"  # set in the environment of all that a deployment starts
+_SERVE = ("serve", "--dtype", "float32", "--served-model-name", NAME)  # later arguments may say otherwise
 _LOG_TAIL = 6_000
 # One client for all questions: making a client takes ten times the processor time of a question. Each question has a
 # connection of its own.
@@ -87,7 +89,9 @@ class Deployment:
         given = ["--topology", topology, "--launcher", launcher, "--pool-directory", str(memory)]
         given += ["--pool-memory-mb", "256"]  # or each deployment would take half of what is free
         arguments: list[str | Path] = [model, "--port", "0", *given, *flags]
-        self.process = spawn(*arguments, mark=self.mark, stderr=self._log, environment=environment, typed_in=typed_in)
+        start = spawn if launcher == "ray" or typed_in else launch
+        options: dict[str, Any] = {"environment": environment} | ({"typed_in": typed_in} if typed_in else {})
+        self.process = start(*arguments, mark=self.mark, stderr=self._log, **options)
         try:
             self.greeting = self._wait_until_it_serves()
         except BaseException:  # Ctrl-C too
@@ -249,6 +253,16 @@ class Deployment:
         self._log.close()
 
 
+def launch(
+    *arguments: str | Path, mark: str, stderr: IO[bytes], environment: Mapping[str, str] = MappingProxyType({})
+) -> subprocess.Popen[bytes] | PreloadedLauncher:
+    """Start `alignedserve serve`, with everything loaded already unless the environment changes what is loaded."""
+    if is_loaded(environment):
+        given = [*_SERVE, *map(str, arguments)]
+        return PreloadedLauncher(given, environment_of(mark, environment), mark, stderr.fileno())
+    return spawn(*arguments, mark=mark, stderr=stderr, environment=environment)
+
+
 def spawn(
     *arguments: str | Path,
     mark: str = "",
@@ -256,8 +270,20 @@ def spawn(
     environment: Mapping[str, str] = MappingProxyType({}),
     typed_in: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `alignedserve serve` with these arguments in a folder, or in this process's; other settings in the tests'
-    environment do not reach it."""
+    """Start `python -m alignedserve serve` with these arguments in a folder, or in this process's."""
+    command = [sys.executable, "-m", "alignedserve", *_SERVE, *map(str, arguments)]
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=environment_of(mark, environment),
+        start_new_session=True,
+        cwd=typed_in,
+    )
+
+
+def environment_of(mark: str, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a deployment; other settings in the tests' environment do not reach it."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("ALIGNEDSERVE_", "RAY_"))}
     env |= {MARK: mark, "RAY_TMPDIR": _RAY_FILES.name, **RAY_FOR_TESTS}
     env |= {"PYTHONFAULTHANDLER": "1"}
@@ -266,12 +292,7 @@ def spawn(
     env |= {"ALIGNEDSERVE_CACHE_DIRECTORY": _PROFILES.name, "ALIGNEDSERVE_ENGINE_PROFILE_S": "2"}
     # a slow machine must not refuse requests here: tests/router covers refusals
     env |= {"ALIGNEDSERVE_SCHEDULE_REFUSE_TTFTS": "0"}
-    env |= {"ALIGNEDSERVE_JOBS_DIRECTORY": str(Path(_JOBS.name, mark)), **environment}
-    command = [sys.executable, "-m", "alignedserve", "serve", "--dtype", "float32", "--served-model-name", NAME]
-    command += map(str, arguments)  # which may say otherwise
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=stderr, env=env, start_new_session=True, cwd=typed_in
-    )
+    return env | {"ALIGNEDSERVE_JOBS_DIRECTORY": str(Path(_JOBS.name, mark)), **environment}
 
 
 def marked(mark: str) -> dict[int, str]:
@@ -287,8 +308,9 @@ def marked(mark: str) -> dict[int, str]:
 
 def part_of(command: str) -> str | None:
     """Return the name of the part whose process has this command line, or None.
-    Both launchers put the name in the title: `alignedserve.launch.start router`, or `ray::router.run()`."""
-    found = re.search(r"(?:alignedserve\.launch\.start |^ray::)([a-z][\w-]*)(?:\.|$)", command)
+    Each way to start a part puts the name in the title: `alignedserve: router`, of a part that was forked,
+    `alignedserve.launch.start router`, or `ray::router.run()`."""
+    found = re.search(r"(?:^alignedserve: |alignedserve\.launch\.start |^ray::)([a-z][\w-]*)(?:\.|$)", command)
     return found[1] if found else None
 
 

@@ -1,11 +1,14 @@
-"""Tests of several gateways behind one address, with keys: they share limits, and a gateway that dies harms no other
-client."""
+"""Tests of several gateways behind one address, with keys and a collector of traces: they share limits, and a gateway
+that dies harms no other client."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import stat
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +18,9 @@ import pytest
 
 from alignedserve.gateway.access.keys import Limits, Scope, make_key
 from tests.end_to_end.deployment import ANSWER_S, BACK_S, Deployment, deployed, wait_until
+from tests.tracing.receiver import Receiver, receiving
 
+CHAT = {"model": "demo", "messages": [{"role": "user", "content": "Count from 3 to 5."}], "max_tokens": 8}
 BODY = {"model": "demo", "prompt": [5, 6, 7], "max_tokens": 3}
 
 
@@ -26,8 +31,15 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
 
 
 @pytest.fixture(scope="module")
-def two(keys: tuple[Path, str, str]) -> Iterator[Deployment]:
-    with deployed("--gateways", "2", "--keys-file", str(keys[0])) as deployment:
+def receiver() -> Iterator[Receiver]:
+    with receiving() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def two(keys: tuple[Path, str, str], receiver: Receiver) -> Iterator[Deployment]:
+    flags = ("--gateways", "2", "--keys-file", str(keys[0]), "--otlp-endpoint", receiver.url)
+    with deployed(*flags) as deployment:
         yield deployment
 
 
@@ -88,6 +100,21 @@ def test_either_explains_a_request(two: Deployment, keys: tuple[Path, str, str])
     headers = {"Authorization": f"Bearer {keys[1]}"}
     asked = [httpx.get(f"{two.url}/v1/requests/{name}/timeline", headers=headers, timeout=ANSWER_S) for _ in range(8)]
     assert {answer.status_code for answer in asked} == {200}
+
+
+def test_chats_and_lines_of_batches_are_traced(
+    two: Deployment, keys: tuple[Path, str, str], receiver: Receiver, tmp_path: Path
+) -> None:
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": CHAT}
+    file = tmp_path / "lines.jsonl"
+    file.write_text(json.dumps(line))
+    headers = {"Authorization": f"Bearer {keys[1]}"}
+    httpx.post(f"{two.url}/v1/chat/completions", json=CHAT, headers=headers, timeout=ANSWER_S).raise_for_status()
+    command = [sys.executable, "-m", "alignedserve", "batch", "submit", str(file), "--url", f"{two.url}/v1"]
+    command += ["--api-key", keys[1], "--wait"]
+    subprocess.run(command, check=True, capture_output=True, timeout=ANSWER_S)
+    wait_until(lambda: receiver.classes() == {"rt", "be"}, ANSWER_S)
+    assert set(receiver.spans()) == {"llm_request", "queue", "prefill", "decode"}
 
 
 def test_a_gateway_goes_on_while_the_other_is_gone(two: Deployment, keys: tuple[Path, str, str]) -> None:

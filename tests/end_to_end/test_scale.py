@@ -16,7 +16,7 @@ from alignedserve.cli import main as cli
 from alignedserve.shell import control
 from tests.conftest import SOAK
 from tests.end_to_end.client import Wanted, all_tokens, check_greedy, client, mixed, tokens_of
-from tests.end_to_end.deployment import BACK_S, Deployment, deployed, wait_until
+from tests.end_to_end.deployment import BACK_S, Deployment, deployed, part_of, wait_until
 
 UNPROFILED = ("--profile-s", "0")  # otherwise workers that start under load would measure for long
 
@@ -118,7 +118,7 @@ def test_a_worker_that_was_asked_for_and_cannot_be_is_left_out(colocated: Deploy
 
     def is_left_out() -> bool:
         for pid, command in colocated.processes().items():
-            if command.endswith("alignedserve.launch.start decode-1"):
+            if part_of(command) == "decode-1":
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         return "decode-1 is left out: it does not stay up" in colocated.whole_log()

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -28,9 +29,9 @@ from tests.end_to_end.deployment import (
     NONE_ON_RAY,
     Kind,
     deployed,
+    launch,
     marked,
     shared_memory,
-    spawn,
     wait_until,
 )
 from tests.small_disk import small_disk
@@ -41,15 +42,19 @@ WEIGHTS = "model.safetensors"
 def refused(*arguments: str | Path) -> str:
     """Return the only line that `serve` writes before it gives up, beside what its parts log."""
     mark = uuid4().hex
-    with shared_memory() as memory:
-        process = spawn("--pool-directory", memory, "--port", "0", *arguments, mark=mark)
+    with shared_memory() as memory, tempfile.TemporaryFile() as log:
+        process = launch("--pool-directory", memory, "--port", "0", *arguments, mark=mark, stderr=log)
         try:
-            said, complained = process.communicate(timeout=ANSWER_S)
-        except subprocess.TimeoutExpired:
+            code = process.wait(ANSWER_S)
+        finally:
             process.kill()
-            raise
-        lines = [line for line in complained.decode().splitlines() if " INFO " not in line]
-        assert (process.returncode, len(lines), said) == (2, 1, b""), complained.decode()
+        assert process.stdout is not None
+        with process.stdout:
+            said = process.stdout.read()
+        log.seek(0)
+        complained = log.read().decode()
+        lines = [line for line in complained.splitlines() if " INFO " not in line]
+        assert (code, len(lines), said) == (2, 1, b""), complained
         wait_until(lambda: not marked(mark), GONE_S, lambda: f"{marked(mark)} are left")
         assert not list(memory.iterdir()), "files are left in shared memory"
     assert lines[0].startswith("alignedserve: ")

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import httpx
 
@@ -54,14 +53,6 @@ def test_whether_promises_are_kept_is_told(deployment: Deployment) -> None:
     late = [told["missed"].get("rt", {}).get("ttft", 0) for told in (before, after)]
     assert late[1] - late[0] == 1
     assert re.search(r"% as promised.* % late first token", status("--url", deployment.url).stdout)
-
-
-def test_only_workers_have_loaded_torch(deployment: Deployment) -> None:
-    """The other parts are small: 31 to 85 MB (docs/guides/cluster.md)."""
-    parts = json.loads(status("--url", deployment.url, "--json").stdout)["parts"]
-    maps = {part["name"]: Path(f"/proc/{deployment.pid(part['name'])}/maps").read_text() for part in parts}
-    with_torch = {name for name, mapped in maps.items() if "libtorch" in mapped}
-    assert with_torch == {part["name"] for part in parts if part["role"] in ("prefill", "decode")}
 
 
 def test_nobody_there() -> None:

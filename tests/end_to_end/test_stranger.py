@@ -20,7 +20,8 @@ from alignedserve.core import Role
 from alignedserve.protocol.messages import LAUNCHER, Died, Heartbeat, Member
 from alignedserve.protocol.wire import Envelope, encode
 from tests.end_to_end.client import all_tokens, check_greedy, mixed
-from tests.end_to_end.deployment import ANSWER_S, deployed
+from tests.end_to_end.conftest import shared_on
+from tests.end_to_end.deployment import ANSWER_S, Deployment
 
 _NOBODY = 65534
 _FAR = 2**62
@@ -111,20 +112,20 @@ def let_in(ports: Sequence[int], files: Sequence[str]) -> list[int | str]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user")
-def test_another_user_is_heard_by_no_part(unguarded: Open) -> None:
+@shared_on([("1+1", "local")])
+def test_another_user_is_heard_by_no_part(unguarded: Open, deployment: Deployment) -> None:
     chats = mixed(4, seed=6)
-    with deployed(topology="1+1") as deployment:
-        check_greedy(chats, asyncio.run(all_tokens(deployment.url, chats)))
-        before = set(deployment.processes())
-        ports, files = sorted(deployment.ports()), sorted(deployment.unix_sockets())
-        assert ports == [deployment.port]  # parts have sockets that only this user may open
-        assert len(files) > 4
-        assert let_in([*ports, unguarded.port], files) == [unguarded.port]
-        check_greedy(chats, asyncio.run(all_tokens(deployment.url, chats)))
-        assert set(deployment.processes()) == before, deployment.log()
-        assert "prefill-9" not in deployment.whole_log()
-        readable = [path for path in memory_files(deployment.memory) if stat.S_IMODE(path.stat().st_mode) & 0o077]
-        assert readable == []
+    check_greedy(chats, asyncio.run(all_tokens(deployment.url, chats)))
+    before = set(deployment.processes())
+    ports, files = sorted(deployment.ports()), sorted(deployment.unix_sockets())
+    assert ports == [deployment.port]  # parts have sockets that only this user may open
+    assert len(files) > 4
+    assert let_in([*ports, unguarded.port], files) == [unguarded.port]
+    check_greedy(chats, asyncio.run(all_tokens(deployment.url, chats)))
+    assert set(deployment.processes()) == before, deployment.log()
+    assert "prefill-9" not in deployment.whole_log()
+    readable = [path for path in memory_files(deployment.memory) if stat.S_IMODE(path.stat().st_mode) & 0o077]
+    assert readable == []
     assert [unguarded.socket.recv() for _ in forged()] == forged()
 
 

@@ -43,7 +43,18 @@ def is_ready(url: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("log", ["its reader has gone", "its disk is full"])
+def pipe_that_nobody_reads() -> tuple[int, int]:
+    """Return both ends of a full pipe, as of a `less` that was stopped."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    with suppress(BlockingIOError):
+        while True:
+            os.write(writes, b"x" * 4_096)
+    os.set_blocking(writes, True)
+    return reads, writes
+
+
+@pytest.mark.parametrize("log", ["its reader has gone", "its disk is full", "nobody reads it"])
 def test_a_log_that_cannot_be_written_costs_nothing(log: str) -> None:
     """As in `serve 2>&1 | head`: nobody reads the log any more, parts die, and they come back."""
     mark = uuid4().hex
@@ -51,9 +62,10 @@ def test_a_log_that_cannot_be_written_costs_nothing(log: str) -> None:
     def pid(part: str) -> int | None:
         return next((pid for pid, command in marked(mark).items() if part_of(command) == part), None)
 
-    with shared_memory() as memory, open("/dev/full", "wb") as full:
+    reads, writes = pipe_that_nobody_reads()
+    with shared_memory() as memory, open("/dev/full", "wb") as full, os.fdopen(reads), os.fdopen(writes, "wb") as pipe:
         flags = ("--port", "0", "--pool-directory", memory, "--pool-memory-mb", "64")
-        stderr = full if log == "its disk is full" else subprocess.PIPE
+        stderr = {"its disk is full": full, "nobody reads it": pipe}.get(log, subprocess.PIPE)
         process = spawn(MODEL, *flags, mark=mark, stderr=stderr)
         try:
             assert process.stdout is not None

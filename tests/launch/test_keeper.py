@@ -193,6 +193,30 @@ def test_a_worker_that_is_retired_during_its_pause_ends_there() -> None:
     assert kept.lives("decode-1") == [1, 2, 3]
 
 
+@pytest.mark.parametrize(("runs", "lives"), [(True, [1, 2, 3, 4, 5, 6, 7]), (False, [1, 2, 3])])
+def test_a_worker_that_was_added_is_started_again_if_it_ever_ran(runs: bool, lives: list[int]) -> None:
+    """A request may be what ends it. One that never ran is left out."""
+    config = config_of("1+2")
+
+    def on_start(kept: ScriptedKeeper, spec: PartSpec) -> None:
+        if spec.name in ("decode-1", "decode-2"):
+            kept.die(spec)
+        if kept.lives("decode-2")[-1:] == [7] or kept.lives("decode-1")[-1:] == [99]:
+            stop()
+
+    kept = ScriptedKeeper(config, on_start)
+
+    def on_pause() -> None:
+        kept.on_pause = None
+        tell(str(door_of(config.server.port)), LauncherOrder(decode=3))
+
+    kept.on_pause = on_pause
+    kept.on_forget = lambda _: stop()
+    kept.runs = lambda spec: runs or spec.name != "decode-2"
+    assert kept.run() == ExitCode.STOPPED
+    assert kept.lives("decode-2") == lives
+
+
 def test_a_second_signal_ends_every_wait() -> None:
     class Stubborn(ScriptedKeeper):
         """Parts that do not stop when asked, and a user who then interrupts once more."""

@@ -6,7 +6,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def test_a_worker_that_leaves_a_machine_leaves_its_devices_to_the_next(tmp_path:
 class _Kept:
     """A launcher that starts nothing, and keeps what it was given."""
 
-    def __init__(self, config: Config, specs: Sequence[PartSpec], _machine: Machine) -> None:
+    def __init__(self, config: Config, specs: Sequence[PartSpec], _machine: Machine, _servers: object) -> None:
         kept[:] = [config, *specs]
 
     def run(self) -> int:
@@ -111,6 +111,7 @@ def test_what_auto_stands_for_is_decided_once_and_said(
 ) -> None:
     monkeypatch.setattr(accelerator, "choose", lambda: choice)
     monkeypatch.setattr(launch, "OnThisMachine", _Kept)
+    monkeypatch.setattr(launch, "fork_servers", lambda _: nullcontext({}))
     flags = {"server.port": 0, "jobs.store": "off", "kvpool.directory": str(tmp_path)}
     assert launch.serve(load(flags, {}, None)) == 7
     config, *specs = kept

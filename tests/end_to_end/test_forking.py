@@ -1,0 +1,125 @@
+"""Deployments whose fork servers, or whose launcher, are killed while parts start and later."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from tests.end_to_end.client import all_tokens, check_greedy, mixed
+from tests.end_to_end.deployment import (
+    ANSWER_S,
+    BACK_S,
+    GONE_S,
+    MODEL,
+    START_S,
+    Deployment,
+    deployed,
+    marked,
+    shared_memory,
+    spawn,
+    wait_until,
+)
+
+BY_A_COMMAND = {"PYTHONFAULTHANDLER": "1"}  # an environment of its own: nothing is loaded before
+PARTS = ("router", "pool-0", "decode-0", "gateway-0", "jobs-0")
+SAID = "a fork server has ended: parts are started without it"
+
+
+def fork_servers(mark: str) -> list[int]:
+    return [pid for pid, command in marked(mark).items() if "fork server" in command]
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def serves(deployment: Deployment, seed: int) -> None:
+    wait_until(lambda: deployment.is_ready, BACK_S, deployment.log)
+    check_greedy(wanted := mixed(3, seed=seed), asyncio.run(all_tokens(deployment.url, wanted)))
+
+
+def zombies_of(launcher: int) -> list[str]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+            if state == "Z" and int(parent) == launcher:
+                found.append(stat.read_text())
+    return found
+
+
+def wound_router(deployment: Deployment) -> None:
+    """Kill the router twice: it leaves a process of its own behind, and the launcher waits for that."""
+    for seed in range(2):
+        deployment.wound("router")
+        serves(deployment, seed)
+    assert len(zombies_of(deployment.process.pid)) <= 1
+
+
+def test_parts_live_on_without_their_fork_servers_and_start_again_without_them() -> None:
+    with deployed(environment=BY_A_COMMAND) as deployment:
+        serves(deployment, seed=3)
+        with_torch = {part for part in PARTS if "libtorch" in Path(f"/proc/{deployment.pid(part)}/maps").read_text()}
+        assert with_torch == {"decode-0"}, "the other parts are small (docs/guides/cluster.md)"
+        before = {part: deployment.pid(part) for part in ("router", "decode-0", "gateway-0")}
+        wound_router(deployment)
+        servers = fork_servers(deployment.mark)
+        assert len(servers) == 2
+        kill(servers)
+        serves(deployment, seed=4)
+        assert {part: deployment.pid(part) for part in ("decode-0", "gateway-0")}.items() <= before.items()
+        deployment.wound("decode-0")
+        serves(deployment, seed=5)
+        wound_router(deployment)
+        assert deployment.whole_log().count(SAID) == 2
+        titles = deployment.processes()
+        assert titles[deployment.pid("gateway-0")] == "alignedserve: gateway-0"
+        assert titles[deployment.pid("decode-0")].endswith("alignedserve.launch.start decode-0")
+
+
+class _Deprived(Deployment):
+    """A deployment that loses its fork servers while they load, before any part is there."""
+
+    def _wait_until_it_serves(self) -> str:
+        wait_until(lambda: len(fork_servers(self.mark)) == 2, START_S, self.log)
+        kill(fork_servers(self.mark))
+        return super()._wait_until_it_serves()
+
+
+def test_a_deployment_that_loses_its_fork_servers_while_they_load_serves() -> None:
+    with shared_memory() as memory:
+        deployment = _Deprived(memory=memory, environment=BY_A_COMMAND)
+        try:
+            serves(deployment, seed=7)
+            assert re.search(SAID, deployment.whole_log())
+            assert deployment.stop() == 0
+            deployment.check_nothing_is_left()
+        finally:
+            deployment.kill()
+            deployment.forget()
+
+
+@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_a_launcher_that_ends_while_libraries_are_loaded_leaves_nothing(way: signal.Signals) -> None:
+    mark = uuid4().hex
+    with shared_memory() as memory, tempfile.TemporaryFile() as log:
+        flags = ("--pool-directory", memory, "--pool-memory-mb", "256")
+        process = spawn(MODEL, "--port", "0", *flags, mark=mark, stderr=log)
+        try:
+            wait_until(lambda: len(fork_servers(mark)) == 2, START_S)
+            process.send_signal(way)
+            process.wait(ANSWER_S)
+            wait_until(lambda: not marked(mark), GONE_S, lambda: f"{marked(mark)} are left")
+        finally:
+            process.kill()
+            process.communicate()
