@@ -19,7 +19,7 @@ from alignedserve.core import Request, Role
 from alignedserve.protocol.messages import Attempt
 
 
-class State(Enum):
+class State(int, Enum):
     WAITING = 0  # for a worker: none has the prompt
     PREFILL = 1  # a prefill worker has it
     POOL = 2  # the KV pool of a node has it
@@ -34,7 +34,7 @@ PLACES = MappingProxyType({Role.PREFILL: State.PREFILL, Role.POOL: State.POOL, R
 OPEN = (State.WAITING, *PLACES.values())
 
 
-class Fact(Enum):
+class Fact(str, Enum):
     PLACED = "placed"  # the router has sent the prompt to a worker
     HELD = "held"  # after a restart of the router: a member says that it has the request
     ARRIVED = "arrived"  # a member reports that the request has come to it
@@ -93,7 +93,7 @@ class IllegalTransition(Exception):
     """The router took a request where the table does not let it go; the text tells what happened to it before."""
 
 
-@dataclass
+@dataclass(slots=True)
 class OpenRequest:
     """A request's present attempt, the state that it is in, and the member that has it."""
 

@@ -37,12 +37,12 @@ _TOLD_OF: Mapping[Role, tuple[Role, ...]] = MappingProxyType(
 class Roll:
     def __init__(self, router: Member) -> None:
         self._members: dict[Role, dict[str, Member]] = {role: {} for role in Role}  # role -> name -> member
-        self._role_of: dict[str, Role] = {}
+        self._by_name: dict[str, Member] = {}
+        self.pools: Mapping[str, str] = {}  # node -> name of its pool
         self.add(router)
 
     def get(self, name: str) -> Member | None:
-        role = self._role_of.get(name)
-        return None if role is None else self._members[role][name]
+        return self._by_name.get(name)
 
     def members(self, *roles: Role) -> list[Member]:
         return [member for role in roles for member in self._members[role].values()]
@@ -54,11 +54,16 @@ class Roll:
 
     def add(self, member: Member) -> None:
         """Add the member, in place of its earlier incarnation if there is one."""
-        self._role_of[member.name] = member.role
+        self._by_name[member.name] = member
         self._members[member.role][member.name] = member
+        self._find_pools()
 
     def remove(self, name: str) -> None:
-        del self._members[self._role_of.pop(name)][name]
+        del self._members[self._by_name.pop(name).role][name]
+        self._find_pools()
+
+    def _find_pools(self) -> None:
+        self.pools = {pool.node: pool.name for pool in self._members[Role.POOL].values()}
 
     # --- Announcements
 

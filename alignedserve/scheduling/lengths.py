@@ -17,15 +17,21 @@ SPREAD = 2  # upper estimate / mean, without a prediction: as far as the first d
 
 def expected(request: Request, policy: Policy) -> Estimate:
     """Return the expected length of the whole output, in tokens."""
+    return Estimate(*mean_and_upper(request, policy))
+
+
+def mean_and_upper(request: Request, policy: Policy) -> tuple[int, int]:
+    """Return the same as two numbers, which take a third of the time to make."""
     least, most = bounds(request)
-    given = request.estimate or _prior(policy, most)
-    return Estimate(max(least, min(given.mean, most)), max(least, min(given.upper, most)))
+    given = request.estimate
+    mean, upper = _prior(policy, most) if given is None else (given.mean, given.upper)
+    return max(least, min(mean, most)), max(least, min(upper, most))
 
 
 def planned(request: Request, policy: Policy) -> int:
     """Return the length that the plan of a best-effort request has, without a prediction (promise.py)."""
     least, most = bounds(request)
-    return max(least, min(_prior(policy, most).mean, most))
+    return max(least, min(_prior(policy, most)[0], most))
 
 
 def bounds(request: Request) -> tuple[int, int]:
@@ -68,7 +74,8 @@ def room_for(request: Request, num_output: int, policy: Policy, most: int) -> in
     return len(request.prompt) + num_output
 
 
-def _prior(policy: Policy, most: int) -> Estimate:
+def _prior(policy: Policy, most: int) -> tuple[int, int]:
+    """Return mean and upper value without a prediction."""
     if policy.predictor is Predictor.OFF:
-        return Estimate(most, most)
-    return hinted(policy.expected_output)
+        return most, most
+    return policy.expected_output, SPREAD * policy.expected_output

@@ -29,7 +29,7 @@ from alignedserve.config.config import ServerConfig
 from alignedserve.core import KEEPS_ALL, Rejection, Request, Retention, ServiceClass
 from alignedserve.policies.facts import LoadAhead
 from alignedserve.policies.guard import USUAL_DECIDES
-from alignedserve.router.placing.holdings import Holdings
+from alignedserve.router.placing.holdings import Held, Holdings
 from alignedserve.router.placing.own import own_admission
 from alignedserve.scheduling.policy import Policy
 
@@ -69,6 +69,8 @@ class Returning:
             _, tokens, memory = heapq.heappop(self._expected)
             self._tokens -= tokens
             self._memory -= memory
+        if not self._expected:
+            return _NONE
         return Returns(len(self._expected), self._tokens, self._memory)
 
 
@@ -113,7 +115,7 @@ def queues_of(server: ServerConfig) -> Queues:
     return Queues(Bound(requests, tokens), Bound(_BE_REQUESTS * requests, _BE_TOKENS * tokens))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every request, and a frozen one takes three times as long
 class WorkAhead:
     """The work that a new request finds before it, on the worker that would run it."""
 
@@ -123,8 +125,14 @@ class WorkAhead:
     memory: int = 0  # tokens that all decode workers hold; 0: not known
     num_workers: int = 1  # workers that share the prompts
     lacks: int | None = None  # tokens of memory for it, on the worker that would run it; None: it goes on to any
-    free: float | None = None  # tokens of memory that chats find there, or on the worker with most; None: not known
+    free: float | None = None  # tokens of memory that chats find there, or on the worker with most; None: not known, or
+    # not asked: only chats, and policies of one's own, look at it
     num_decoding: int = 1  # workers that share the memory
+    worker: str | None = None  # that would run it
+    loaded_s: float = 0.0  # time of its own prompt there, behind and beside what the worker has
+
+
+NOTHING_AHEAD = WorkAhead()
 
 
 def is_infeasible(request: Request, ahead: WorkAhead) -> bool:
@@ -207,6 +215,10 @@ class Admission:
     def opened(self, request: Request) -> None:
         """Count the request; a later attempt or another estimate takes the place of the earlier one."""
         self._holdings.put(request)
+
+    def held_by(self, request: str) -> Held | None:
+        """Return the memory that an open request will hold."""
+        return self._holdings.held_by(request)
 
     def queued(self, request: Request) -> None:
         if request.id not in self._queued:
@@ -333,7 +345,8 @@ class Admission:
         is_standing = now - self._calm_at > max(standing_s, _STANDING_PROMPTS * alone_s)
         is_overloaded = is_standing or now < self._overloaded_until
         most_s = _SURE * left_s if is_overloaded else self._policy.refuse_ttfts * usual_s
-        if not is_overloaded and self._lacks(request, ahead) <= _BURST_MEMORY * ahead.memory / _memory_sharers(ahead):
+        burst_memory = _BURST_MEMORY * ahead.memory / _memory_sharers(ahead)
+        if wait_s > most_s and not is_overloaded and self._lacks(request, ahead) <= burst_memory:
             wait_s = ahead.prompts_s
         if wait_s <= most_s:
             return None

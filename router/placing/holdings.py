@@ -20,12 +20,12 @@ from __future__ import annotations
 from math import isqrt
 from typing import NamedTuple
 
-from alignedserve.core import KEEPS_ALL, Estimate, Request, Retention, ServiceClass
-from alignedserve.scheduling.lengths import expected
+from alignedserve.core import KEEPS_ALL, Request, Retention, ServiceClass
+from alignedserve.scheduling.lengths import mean_and_upper
 from alignedserve.scheduling.policy import Policy, Room
 
 
-class _Held(NamedTuple):
+class Held(NamedTuple):
     """The memory of one request, in half tokens."""
 
     usual: int
@@ -39,47 +39,52 @@ class _Sum:
     def __init__(self) -> None:
         self._usual, self._squares = 0, 0  # sum of `usual`, and of `beyond` squared
 
-    def add(self, held: _Held) -> None:
+    def add(self, held: Held) -> None:
         self._usual += held.usual
-        self._squares += held.beyond**2
+        self._squares += held.beyond * held.beyond
 
-    def take(self, held: _Held) -> None:
+    def take(self, held: Held) -> None:
         self._usual -= held.usual
-        self._squares -= held.beyond**2
+        self._squares -= held.beyond * held.beyond
 
     @property
     def tokens(self) -> int:
-        return _tokens(self._usual, self._squares)
+        return (self._usual + isqrt(self._squares) + 1) // 2
 
-    def with_one_more(self, held: _Held) -> int:
+    def with_one_more(self, held: Held) -> int:
         return _tokens(self._usual + held.usual, self._squares + held.beyond**2)
 
-    def without(self, held: _Held) -> int:
+    def without(self, held: Held) -> int:
         return _tokens(self._usual - held.usual, self._squares - held.beyond**2)
 
 
 class Holdings:
     def __init__(self, policy: Policy, retention: Retention = KEEPS_ALL) -> None:
         self._policy, self._retention = policy, retention
-        self._held_by: dict[str, _Held] = {}  # open request -> the memory that it will hold
+        self._held_by: dict[str, Held] = {}  # open request -> the memory that it will hold
         self._all, self._rt = _Sum(), _Sum()
 
     def __len__(self) -> int:
         return len(self._held_by)
 
-    def put(self, request: Request) -> None:
-        """Count the request; a later attempt or another estimate takes the place of the earlier one."""
+    def put(self, request: Request, held: Held | None = None) -> None:
+        """Count the request, with what other holdings hold for it, if they do; a later attempt or another estimate
+        takes the place of the earlier one."""
         self.remove(request.id)
-        self._held_by[request.id] = held = self._held(request)
+        self._held_by[request.id] = held = held or self._held(request)
         self._all.add(held)
         if held.is_rt:
             self._rt.add(held)
 
-    def remove(self, request: str) -> None:
+    def held_by(self, request: str) -> Held | None:
+        return self._held_by.get(request)
+
+    def remove(self, request: str) -> Held | None:
         if (held := self._held_by.pop(request, None)) is not None:
             self._all.take(held)
             if held.is_rt:
                 self._rt.take(held)
+        return held
 
     @property
     def tokens(self) -> int:
@@ -102,25 +107,24 @@ class Holdings:
         """Return by how many tokens many such requests would each raise the sum."""
         return _tokens(self._held(request).usual, 0)
 
-    def _held(self, request: Request, is_new: bool = False) -> _Held:
+    def _held(self, request: Request, is_new: bool = False) -> Held:
         room, is_rt = self._policy.room, request.service is ServiceClass.RT
         if room is Room.WHOLE:
-            return _Held(2 * request.most_tokens, 0, is_rt)
-        estimate, num_prompt = expected(request, self._policy), len(request.prompt)
-        output = estimate.upper if request.estimate is None else _open_length(estimate)
+            return Held(2 * request.most_tokens, 0, is_rt)
+        (mean, upper), num_prompt = mean_and_upper(request, self._policy), len(request.prompt)
+        output = upper if request.estimate is None else _open_length(mean, upper)
         held = self._retention.of_prompt if is_new else self._retention.of_decode
         at_first = held(num_prompt)
         more = held(num_prompt + output) - at_first
-        return _Held(2 * at_first + more, more, is_rt)
+        return Held(2 * at_first + more, more, is_rt)
 
 
-def _open_length(estimate: Estimate) -> int:
+def _open_length(mean: int, upper: int) -> int:
     """Return how long the outputs of open requests with this estimate are on average, and at most its upper value.
 
     Of outputs with this mean and variance, that is mean + variance / mean. Nine of ten outputs are below the upper
     value, so the root of the variance is about 0.65 of what is between.
     """
-    mean, upper = estimate.mean, estimate.upper
     return min(upper, mean + 2 * (upper - mean) ** 2 // (5 * mean))
 
 

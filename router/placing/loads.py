@@ -9,6 +9,7 @@ waits that differ by less say nothing, and workers that hold more decode slower 
 from __future__ import annotations
 
 import heapq
+from math import inf
 from typing import Any
 
 _SLACK = 64
@@ -53,12 +54,19 @@ class Loads:
 
     def __init__(self) -> None:
         self._busy, self._idle = Least(), Least()
+        self.changed: set[str] = set()  # workers that are to be put before the next look
 
-    def put(self, worker: str, through_at: float, tokens: int) -> None:
-        self._idle.remove(worker)
-        self._busy.put((round(through_at / _ROUNDED_S), tokens, worker))
+    def put(self, worker: str, through_at: float, tokens: int, now: float = -inf) -> None:
+        at = round(through_at / _ROUNDED_S)
+        if at * _ROUNDED_S <= now + _IDLE_S:
+            self._busy.remove(worker)
+            self._idle.put((tokens, worker))
+        else:
+            self._idle.remove(worker)
+            self._busy.put((at, tokens, worker))
 
     def remove(self, worker: str) -> None:
+        self.changed.discard(worker)
         self._busy.remove(worker)
         self._idle.remove(worker)
 
@@ -67,5 +75,7 @@ class Loads:
             _, tokens, worker = first
             self._busy.remove(worker)
             self._idle.put((tokens, worker))
-        idle = self._idle.least()
-        return self._busy.least() if idle is None else idle
+        idle = self._idle.first()
+        if idle is not None:
+            first = idle
+        return None if first is None else str(first[-1])

@@ -18,19 +18,20 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from alignedserve.core import KEEPS_ALL, WORKERS, Request, Retention, Role, ServiceClass
 from alignedserve.policies.facts import WorkerChoice
+from alignedserve.policies.kinds import PolicyKind
 from alignedserve.protocol.messages import Backlog, Member, Report
 from alignedserve.router.placing.admission import WorkAhead
-from alignedserve.router.placing.beginnings import Beginnings
-from alignedserve.router.placing.holdings import Holdings
+from alignedserve.router.placing.beginnings import Beginnings, pieces_of
+from alignedserve.router.placing.holdings import Held, Holdings
 from alignedserve.router.placing.loads import Loads
 from alignedserve.router.placing.own import own_placement
 from alignedserve.router.placing.rooms import Rooms
-from alignedserve.scheduling.lengths import expected
+from alignedserve.scheduling.lengths import mean_and_upper
 from alignedserve.scheduling.policy import Grouping, Policy
 
 PILED_TTFT = 0.5  # prompts have piled up when a chat would wait for this share of its ttft
@@ -38,7 +39,7 @@ Pools: TypeAlias = Mapping[str, str]  # node -> name of its pool
 _MORE_HELD = 4  # tokens more that a worker may hold than another, for each that it need not compute
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every request, and a frozen one takes three times as long
 class PromptWork:
     """The work of a worker on a prompt: tokens that it computes, and the time to copy what the pool has."""
 
@@ -49,12 +50,12 @@ class PromptWork:
         return self.copy_s + self.tokens * token_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Known:
     """How many of a prompt's first tokens are at each place, as far as the router knows."""
 
-    at: Mapping[str, int] = field(default_factory=dict)  # worker or pool -> tokens
-    pools: Pools = field(default_factory=dict)
+    at: Mapping[str, int]  # worker or pool -> tokens
+    pools: Pools
 
     def work(self, tokens: int, worker: str, node: str, backlog: Backlog) -> PromptWork:
         """Return the work on a prompt of so many tokens. The worker copies what only the pool has where that takes less
@@ -72,8 +73,21 @@ class Known:
         return [node for node, pool in self.pools.items() if pool in self.at]
 
 
-_NOTHING = Known()
-_NOTHING_TOLD = Backlog()
+@dataclass(slots=True)
+class _Prompts:
+    """The prompts of a worker: those that it told of last, and those that were sent there since."""
+
+    told: Backlog = field(default_factory=Backlog)
+    all_s: float = 0.0  # to run all of them, from `at` on
+    rt_s: float = 0.0  # to run those of real-time requests
+    at: float = 0.0
+
+    def before(self, is_first: bool) -> float:
+        """Return the time of those that run before a new one. `is_first` says that real-time ones alone do."""
+        return self.rt_s if is_first else self.all_s
+
+
+_NO_PROMPTS = _Prompts()
 
 
 class Placement:
@@ -90,11 +104,11 @@ class Placement:
         self._retention = retention
         self._policy, self._kv_tokens, self._prompts_on = policy, kv_tokens, prompts_on
         self._own = own_placement(policy)  # names the worker in place of what follows
+        self._tells_free = policy.own.decides(PolicyKind.ADMISSION)  # of all requests; otherwise of real-time ones
         self._num_at: Counter[str] = Counter()  # member -> number of its requests
         self._holdings: dict[str, Holdings] = {}  # member -> memory of its requests
-        self._backlogs: dict[str, Backlog] = {}  # worker -> its prompts, including those sent since it told
-        self._told_at: dict[str, float] = {}  # worker -> when this was its backlog
-        self._loads = {(role, service): Loads() for role in WORKERS for service in ServiceClass}
+        self._prompts: dict[str, _Prompts] = {}  # worker -> its prompts
+        self._loads = {role: {service: Loads() for service in ServiceClass} for role in WORKERS}
         self._roles: dict[str, Role] = {}  # worker -> role
         self._num_workers: Counter[Role] = Counter()
         self._block_size = block_size
@@ -102,6 +116,8 @@ class Placement:
         self._rooms: dict[str, Rooms] = {}  # node -> the room of its decode workers
         self._run_prompts_at: dict[str, dict[str, None]] = {}  # node -> its workers that do, in the order of arrival
         self._beginnings = Beginnings()
+        self._last: tuple[Request | None, tuple[int, ...]] = (None, ())  # the last prompt, and its pieces
+        self._pieces: dict[str, tuple[int, ...]] = {}  # request on a worker -> pieces of its prompt
         self._late: dict[str, tuple[int, int]] = {}  # decode worker -> (chats that it decodes, late ones among them)
 
     # --- Workers, and the work that they have
@@ -117,7 +133,7 @@ class Placement:
         self._update_load(worker.name)
 
     def lost(self, member: str) -> None:
-        self._backlogs.pop(member, None)
+        self._prompts.pop(member, None)
         self._late.pop(member, None)
         self._beginnings.forget(member)
         self.withdraw(member)
@@ -127,8 +143,8 @@ class Placement:
         role = self._roles.pop(worker, None)
         if role is not None:
             self._num_workers[role] -= 1
-            for service in ServiceClass:
-                self._loads[role, service].remove(worker)
+            for loads in self._loads[role].values():
+                loads.remove(worker)
             self._leave_node(worker)
             del self._node[worker]
 
@@ -138,13 +154,13 @@ class Placement:
 
     def renewed(self, member: str) -> None:
         """Note that the member has started again: what its earlier incarnation had is gone."""
-        self._backlogs.pop(member, None)
+        self._prompts.pop(member, None)
         self._late.pop(member, None)
         self._beginnings.forget(member)
         self._update_load(member)
 
     def progressed(self, worker: str, backlog: Backlog, free_pairs: int, now: float) -> None:
-        self._backlogs[worker], self._told_at[worker] = backlog, now
+        self._prompts[worker] = _Prompts(backlog, backlog.prompts_s, backlog.rt_prompts_s, now)
         self._update_load(worker)
         self.note_room(worker, free_pairs)
 
@@ -160,21 +176,28 @@ class Placement:
     def kept(self, request: Request, node: str, pools: Pools) -> None:
         """Remember that the KV of the prompt is on this node, where the pool keeps it."""
         if self._policy.reuse and node in pools:
-            self._beginnings.came(request, pools[node])
+            pieces = self._pieces.pop(request.id, None)
+            self._beginnings.came(self._pieces_of(request) if pieces is None else pieces, pools[node])
 
     def pool_lost(self, pool: str) -> None:
         self._beginnings.forget(pool)
 
-    def came(self, member: str, request: Request) -> None:
-        """Note that a request has come to the member."""
+    def came(self, member: str, request: Request, held: Held | None = None) -> None:
+        """Note that a request has come to the member. `held` is the memory that it will hold, if that is known."""
         self._num_at[member] += 1
-        self._holdings_of(member).put(request)
+        self._holdings_of(member).put(request, held)
         self._update_load(member)
 
-    def left(self, member: str, request: Request) -> None:
+    def moved(self, before: str, to: str, request: Request) -> None:
+        """Note that a request has left one member for another."""
+        self.came(to, request, self.left(before, request))
+
+    def left(self, member: str, request: Request) -> Held | None:
+        """Note that a request has left the member, and return the memory that it would have held."""
         self._num_at[member] -= 1
-        self._holdings_of(member).remove(request.id)
+        self._pieces.pop(request.id, None)
         self._update_load(member)
+        return self._holdings_of(member).remove(request.id)
 
     def expects(self, member: str, request: Request) -> None:
         """Count a request of the member anew: its output is expected to be of another length."""
@@ -182,9 +205,9 @@ class Placement:
         self._update_load(member)
 
     def _holdings_of(self, member: str) -> Holdings:
-        if member not in self._holdings:
-            self._holdings[member] = Holdings(self._policy, self._retention)
-        return self._holdings[member]
+        if (holdings := self._holdings.get(member)) is None:
+            self._holdings[member] = holdings = Holdings(self._policy, self._retention)
+        return holdings
 
     # --- The load (demand.py)
 
@@ -221,22 +244,34 @@ class Placement:
 
     def least_wait_s(self, role: Role, service: ServiceClass, now: float) -> float:
         """Return the wait for other prompts at the worker where it is shortest."""
-        worker = self._loads[role, service].least(now)
+        worker = self._least(role, service, now)
         return 0.0 if worker is None else self._wait_s(worker, service, now)
 
     # --- Placement
 
     def ahead_of(self, request: Request, pools: Pools, now: float) -> WorkAhead:
         """Return the work that the request would find before it, if it were placed now."""
-        worker, memory = self.worker_for(request, pools, now), self.memory
+        known, memory = self._known(request, pools), self.memory
+        worker = self._worker_for(request, known, now)
         if worker is None:
             return WorkAhead(memory=memory)
-        num_workers, known = self._num_workers[self._roles[worker]], self._known(request, pools)
-        prompt_s, loaded_s = self._prompt_s(worker, request, known), self._loaded_s(worker, request, known)
+        told, work = self._told(worker), self._work(worker, request, known)
+        prompt_s, loaded_s = work.seconds(told.prompt_token_s), work.seconds(self._loaded_token_s(told, request))
         wait_s = self._wait_s(worker, request.service, now) + max(0.0, loaded_s - prompt_s)  # others slow it down too
-        lacks = self._lacks(worker, request) if self._roles[worker] is Role.DECODE else None
-        free, num_decoding = self._free_tokens(worker), max(1, self._num_workers[Role.DECODE])
-        return WorkAhead(wait_s, prompt_s, self._token_s(worker), memory, num_workers, lacks, free, num_decoding)
+        role, num_decoding = self._roles[worker], max(1, self._num_workers[Role.DECODE])
+        lacks = self._lacks(worker, request) if role is Role.DECODE else None
+        return WorkAhead(
+            wait_s,
+            prompt_s,
+            told.prompt_token_s,
+            memory,
+            self._num_workers[role],
+            lacks,
+            self._free_tokens(worker) if self._tells_free or request.service is ServiceClass.RT else None,
+            num_decoding,
+            worker,
+            loaded_s,
+        )
 
     def _free_tokens(self, worker: str) -> float | None:
         """Return how many tokens of memory chats find on a decode worker, or where a prompt goes on to from a prefill
@@ -255,16 +290,19 @@ class Placement:
         return max(0, self._holdings_of(worker).rt_with_one_more(request) - self._kv_tokens)
 
     @property
-    def runs_prompts(self) -> bool:
-        """Return whether there is a worker that runs prompts."""
-        return self._num_workers[self._prompts_on] > 0
+    def num_for_prompts(self) -> int:
+        """Return how many workers run prompts."""
+        return self._num_workers[self._prompts_on]
 
     def worker_for(self, request: Request, pools: Pools, now: float) -> str | None:
         """Return the worker that a policy of one's own names for the prompt, or the usual one."""
+        return self._worker_for(request, self._known(request, pools), now)
+
+    def _worker_for(self, request: Request, known: Known, now: float) -> str | None:
         own = None
-        if self._own is not None and self.runs_prompts:
-            own = self._own.worker(request, self._choices(request, self._known(request, pools), now))
-        return self._usual_worker(request, pools, now) if own is None else own
+        if self._own is not None and self.num_for_prompts:
+            own = self._own.worker(request, self._choices(request, known, now))
+        return self._usual_worker(request, known, now) if own is None else own
 
     def _choices(self, request: Request, known: Known, now: float) -> tuple[WorkerChoice, ...]:
         """Return the workers that a policy of one's own may name."""
@@ -281,19 +319,15 @@ class Placement:
             if role is self._prompts_on
         )
 
-    def _usual_worker(self, request: Request, pools: Pools, now: float) -> str | None:
-        first = self._loads[self._prompts_on, request.service].least(now)
-        if first is not None and self._num_workers[self._prompts_on] > 1:
-            first = self._first_through(first, request, self._known(request, pools), now)
-        if first is None or self._prompts_on is Role.DECODE:
+    def _usual_worker(self, request: Request, known: Known, now: float) -> str | None:
+        first = self._least(self._prompts_on, request.service, now)
+        if first is None:
+            return None
+        if known.at and self._num_workers[self._prompts_on] > 1:
+            first = self._first_through(first, request, known, now)
+        if self._prompts_on is Role.DECODE:
             return first
-        prefill, decode = first, self._loads[Role.DECODE, request.service].least(now)
-        helps = (
-            decode is not None
-            and self._node[decode] in pools
-            and self._can_help(decode, prefill, request, self._known(request, pools), now)
-        )
-        return decode if helps else prefill
+        return self._helper(first, request, known, now) or first
 
     def _first_through(self, least: str, request: Request, known: Known, now: float) -> str:
         """Return the worker with the earliest first token: the least loaded, or one near its prefix.
@@ -303,27 +337,32 @@ class Placement:
         nodes = [node for node in known.nodes if self._decodes_at(node)] if len(self._run_prompts_at) > 1 else []
         others = [worker for node in nodes for worker in self._run_prompts_at.get(node, ())]
         others += [worker for worker in known.at if self._roles.get(worker) is self._prompts_on]
-        least_held = self._held(least, request.service)
+        first, least_held = least, self._held(least, request.service)
+        first_s = self._wait_s(least, request.service, now) + self._prompt_s(least, request, known)
+        is_first = self._policy.ordering.puts_first(request.service)
+        for worker in others:
+            prompts = self._prompts.get(worker, _NO_PROMPTS)
+            wait_s = max(0.0, prompts.at + prompts.before(is_first) - now)
+            if wait_s < first_s and (token_s := wait_s + self._prompt_s(worker, request, known)) < first_s:
+                more = self._held(worker, request.service) - least_held
+                if more <= _MORE_HELD * self._saved(worker, request, known):
+                    first, first_s = worker, token_s
+        return first  # among equals the least loaded
 
-        def is_balanced(worker: str) -> bool:
-            more = self._held(worker, request.service) - least_held
-            return more <= _MORE_HELD * self._saved(worker, request, known)
-
-        def first_token_s(worker: str) -> float:
-            return self._wait_s(worker, request.service, now) + self._prompt_s(worker, request, known)
-
-        return min((least, *filter(is_balanced, others)), key=first_token_s)  # among equals the least loaded
-
-    def placed(self, worker: str, request: Request, pools: Pools, now: float) -> str:
-        """Add the prompt to the worker's backlog, and return the decode worker that it should go on to, if any."""
-        if (backlog := self._backlogs.get(worker)) is not None:
-            more_s = self._loaded_s(worker, request, self._known(request, pools))
-            passed_s, self._told_at[worker] = now - self._told_at[worker], now
-            all_s, rt_s = max(0.0, backlog.prompts_s - passed_s), max(0.0, backlog.rt_prompts_s - passed_s)
-            rt_s += more_s if request.service is ServiceClass.RT else 0.0
-            self._backlogs[worker] = replace(backlog, prompts_s=all_s + more_s, rt_prompts_s=rt_s)
+    def placed(self, worker: str, request: Request, pools: Pools, now: float, more_s: float | None = None) -> str:
+        """Add the prompt, with its time if that is known, to the worker's backlog, and return the decode worker that it
+        should go on to, if any."""
+        if (prompts := self._prompts.get(worker)) is not None:
+            if more_s is None:
+                more_s = self._loaded_s(worker, request, self._known(request, pools))
+            passed_s, prompts.at = now - prompts.at, now
+            prompts.all_s = max(0.0, prompts.all_s - passed_s) + more_s
+            prompts.rt_s = max(0.0, prompts.rt_s - passed_s)
+            if request.service is ServiceClass.RT:
+                prompts.rt_s += more_s
         if self._policy.reuse:
-            self._beginnings.came(request, worker)
+            self._pieces[request.id] = pieces = self._pieces_of(request)
+            self._beginnings.came(pieces, worker)
         if self._roles.get(worker) is not Role.PREFILL:
             return ""
         gives = request.service is ServiceClass.BE and self._policy.precedence.may_displace(is_rt=True)
@@ -344,40 +383,44 @@ class Placement:
             self._rooms[node] = Rooms(self._block_size, by_band, self._retention)
         return self._rooms[node]
 
-    def _can_help(self, decode: str, prefill: str, request: Request, known: Known, now: float) -> bool:
+    def _helper(self, prefill: str, request: Request, known: Known, now: float) -> str | None:
+        """Return the decode worker that runs a chat's prompt sooner than this prefill worker, where prompts pile up."""
         if not self._policy.helps or request.service is not ServiceClass.RT:
-            return False
+            return None
         first_s = self._first_token_s(prefill, request, known, now)
-        if first_s <= PILED_TTFT * request.slo.ttft_s or not self._rooms_of(decode).has_room(
-            decode, self._most(request)
-        ):
-            return False
-        return self._first_token_s(decode, request, known, now) < first_s
+        if first_s <= PILED_TTFT * request.slo.ttft_s:
+            return None
+        decode = self._least(Role.DECODE, request.service, now)
+        if decode is None or self._node[decode] not in known.pools:
+            return None
+        has_room = self._rooms_of(decode).has_room(decode, self._most(request))
+        return decode if has_room and self._first_token_s(decode, request, known, now) < first_s else None
 
     def _first_token_s(self, worker: str, request: Request, known: Known, now: float) -> float:
         """Return the seconds until the first token of a request that the worker would get now."""
         return self._wait_s(worker, request.service, now) + self._loaded_s(worker, request, known)
 
     def _wait_s(self, worker: str, service: ServiceClass, now: float) -> float:
-        return max(0.0, self._through_at(worker, service) - now)
-
-    def _through_at(self, worker: str, service: ServiceClass) -> float:
-        """Return when the worker will be through with the prompts that go before a new one of this class."""
-        return self._told_at.get(worker, 0.0) + self._before(self._backlog(worker), service)
-
-    def _before(self, backlog: Backlog, service: ServiceClass) -> float:
-        is_first = self._policy.ordering.puts_first(service)
-        return backlog.rt_prompts_s if is_first else backlog.prompts_s
+        """Return the wait for the prompts that go before a new one of this class."""
+        prompts = self._prompts.get(worker, _NO_PROMPTS)
+        return max(0.0, prompts.at + prompts.before(self._policy.ordering.puts_first(service)) - now)
 
     def _known(self, request: Request, pools: Pools) -> Known:
         """Return how many of the prompt's first tokens devices and pools have."""
-        return Known(self._beginnings.tokens_at(request), pools) if self._policy.reuse else _NOTHING
+        return Known(self._beginnings.tokens_at(self._pieces_of(request)) if self._policy.reuse else {}, pools)
+
+    def _pieces_of(self, request: Request) -> tuple[int, ...]:
+        last, pieces = self._last
+        if last is not request:
+            pieces = pieces_of(request)
+            self._last = request, pieces
+        return pieces
 
     def _decodes_at(self, node: str) -> bool:
         return node in self._rooms and self._rooms[node].is_any
 
     def _work(self, worker: str, request: Request, known: Known) -> PromptWork:
-        return known.work(len(request.tokens), worker, self._node[worker], self._backlog(worker))
+        return known.work(len(request.tokens), worker, self._node[worker], self._told(worker))
 
     def _saved(self, worker: str, request: Request, known: Known) -> float:
         """Return the tokens that the worker need not compute, less those that it could in the time to copy them."""
@@ -390,28 +433,39 @@ class Placement:
 
     def _loaded_s(self, worker: str, request: Request, known: Known) -> float:
         """Return the time of the prompt behind and beside what the worker has."""
-        backlog = self._backlog(worker)
+        return self._work(worker, request, known).seconds(self._loaded_token_s(self._told(worker), request))
+
+    def _loaded_token_s(self, told: Backlog, request: Request) -> float:
         is_first = self._policy.ordering.puts_first(request.service)
-        token_s = backlog.rt_loaded_token_s if is_first else backlog.loaded_token_s
-        return self._work(worker, request, known).seconds(token_s)
+        return told.rt_loaded_token_s if is_first else told.loaded_token_s
 
     def _token_s(self, worker: str) -> float:
         """Return the time of a prompt token on this worker."""
-        return self._backlog(worker).prompt_token_s
+        return self._told(worker).prompt_token_s
 
-    def _backlog(self, worker: str) -> Backlog:
-        return self._backlogs.get(worker, _NOTHING_TOLD)
+    def _told(self, worker: str) -> Backlog:
+        return self._prompts.get(worker, _NO_PROMPTS).told
 
     def _most(self, request: Request) -> int:
-        return len(request.prompt) + expected(request, self._policy).upper
+        return len(request.prompt) + mean_and_upper(request, self._policy)[1]
 
     def _update_load(self, name: str) -> None:
         """Order the worker anew: it has come, or its work has changed."""
-        role = self._roles.get(name)
-        if role is None:
-            return
-        for service in ServiceClass:
-            self._loads[role, service].put(name, self._through_at(name, service), self._held(name, service))
+        if (role := self._roles.get(name)) is not None:
+            for loads in self._loads[role].values():
+                loads.changed.add(name)
+
+    def _least(self, role: Role, service: ServiceClass, now: float) -> str | None:
+        """Return the worker with the least work before a new request of this class.
+
+        Only here are workers ordered whose work has changed, since most change more than once between two requests."""
+        loads, is_first = self._loads[role][service], self._policy.ordering.puts_first(service)
+        while loads.changed:
+            name = loads.changed.pop()
+            prompts, holdings = self._prompts.get(name, _NO_PROMPTS), self._holdings_of(name)
+            held = holdings.rt_tokens if is_first else holdings.tokens
+            loads.put(name, prompts.at + prompts.before(is_first), held, now)
+        return loads.least(now)
 
     def _held(self, worker: str, service: ServiceClass) -> int:
         """Return the tokens that requests of the worker will hold: those that a new one of this class waits for."""

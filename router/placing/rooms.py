@@ -23,18 +23,25 @@ class _WorkerRoom:
     given_pairs: int = 0  # that best-effort requests have, and give to chats
     band: tuple[int, int] | None = None
 
+    @property
+    def for_chats(self) -> int:
+        return self.free_pairs + self.given_pairs
+
 
 class Rooms:
     def __init__(self, block_size: int, by_band: bool = False, retention: Retention = KEEPS_ALL) -> None:
         """`block_size` is the number of tokens in a block pair on the workers' devices."""
         self._block_size, self._by_band, self._retention = block_size, by_band, retention
         self._rooms: dict[str, _WorkerRoom] = {}
-        self._fullest_last = Least()
+        self._changed: set[str] = set()  # workers that the next two have yet to order anew
+        self._fullest_last, self._fullest_of_chats_last = Least(), Least()
         self._bands: list[tuple[int, str]] = []  # (twice the middle of the band, worker), sorted
 
     def tell(self, worker: str, free_pairs: int) -> None:
-        self._rooms.setdefault(worker, _WorkerRoom()).free_pairs = free_pairs
-        self._fullest_last.put((-free_pairs, worker))
+        if (room := self._rooms.get(worker)) is None:
+            self._rooms[worker] = room = _WorkerRoom()
+        room.free_pairs = free_pairs
+        self._changed.add(worker)
 
     def report(self, worker: str, report: Report) -> None:
         self.tell(worker, report.free_pairs)
@@ -46,7 +53,18 @@ class Rooms:
     def forget(self, worker: str) -> None:
         self._unband(worker)
         self._rooms.pop(worker, None)
+        self._changed.discard(worker)
         self._fullest_last.remove(worker)
+        self._fullest_of_chats_last.remove(worker)
+
+    def _emptiest(self, of: Least) -> str | None:
+        """Return the worker with most room."""
+        for worker in self._changed:
+            room = self._rooms[worker]
+            self._fullest_last.put((-room.free_pairs, worker))
+            self._fullest_of_chats_last.put((-room.for_chats, worker))
+        self._changed.clear()
+        return of.least()
 
     @property
     def is_any(self) -> bool:
@@ -56,17 +74,18 @@ class Rooms:
     def for_chats(self, worker: str) -> int | None:
         """Return the pairs that chats find on the worker, free or given to them; None where it has not told yet."""
         room = self._rooms.get(worker)
-        return None if room is None else room.free_pairs + room.given_pairs
+        return None if room is None else room.for_chats
 
     @property
     def most_for_chats(self) -> int | None:
         """Return the same of the worker where it is most; None where no worker has told yet."""
-        return max((room.free_pairs + room.given_pairs for room in self._rooms.values()), default=None)
+        worker = self._emptiest(self._fullest_of_chats_last)
+        return None if worker is None else self._rooms[worker].for_chats
 
     @property
     def most_free(self) -> float:
         """Return the free pairs of the worker that has most; minus infinity where there is no worker."""
-        worker = self._fullest_last.least()
+        worker = self._emptiest(self._fullest_last)
         return float("-inf") if worker is None else self._rooms[worker].free_pairs
 
     def has_room(self, worker: str, tokens: int) -> bool:
@@ -79,7 +98,7 @@ class Rooms:
         `gives` says whether the request gives its room to chats.
         """
         worker = self._nearest(len(tokens), max(most, len(tokens))) if self._by_band else None
-        worker = worker or self._fullest_last.least()
+        worker = worker or self._emptiest(self._fullest_last)
         if worker is None:
             return ""
         room, taken = self._rooms[worker], self.pairs(len(tokens))
@@ -89,12 +108,11 @@ class Rooms:
 
     def _nearest(self, length: int, most: int) -> str | None:
         """Return the worker with room whose band is nearest; among equals the one with most room."""
-        at = bisect_left(self._bands, (2 * length, ""))
-        near = self._bands[max(0, at - _LOOKED_AT) : at + _LOOKED_AT]
+        at, pairs, rooms = bisect_left(self._bands, (2 * length, "")), self.pairs(most), self._rooms
         places = [
             (_distance(length, room.band), -room.free_pairs, worker)
-            for _, worker in near
-            if (room := self._rooms[worker]).free_pairs >= self.pairs(most)
+            for _, worker in self._bands[max(0, at - _LOOKED_AT) : at + _LOOKED_AT]
+            if (room := rooms[worker]).free_pairs >= pairs
         ]
         return min(places)[2] if places else None
 
@@ -111,4 +129,6 @@ class Rooms:
 
 def _distance(length: int, band: tuple[int, int] | None) -> int:
     shortest, longest = band or (length, length)
-    return max(0, shortest - length, length - longest)
+    if length < shortest:
+        return shortest - length
+    return length - longest if length > longest else 0

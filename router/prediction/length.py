@@ -22,7 +22,7 @@ GROWTH = 1.5  # the next fit comes when there are so many times as many outputs 
 MOST_BETWEEN = 256  # ... or so many more, since older outputs tell less
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # made for every request, and a frozen one takes three times as long
 class _Open:
     """The order that asks for an open request's length, and whether it is the router that predicts it."""
 

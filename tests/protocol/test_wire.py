@@ -36,6 +36,7 @@ from alignedserve.errors import WireError
 from alignedserve.protocol import messages
 from alignedserve.protocol.messages import Commit, Heartbeat, Member, Output, Refused, Tokens
 from alignedserve.protocol.wire import VERSION, Envelope, decode, encode
+from tests.conftest import examples
 
 KINDS: list[type] = list(typing.get_args(messages.Message))
 MOST_BYTES = 1 << 20
@@ -89,6 +90,10 @@ POOLINGS = st.builds(
 quick = settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
+def is_record(kind: Any) -> bool:
+    return is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, tuple))
+
+
 def values_of(kind: Any) -> st.SearchStrategy[Any]:
     """Return a strategy for all values of a type hint."""
     simple: dict[Any, st.SearchStrategy[Any]] = {
@@ -103,9 +108,9 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
     }
     if kind in simple:
         return simple[kind]
-    if is_dataclass(kind):
+    if is_record(kind):
         hints = typing.get_type_hints(kind)
-        return st.builds(kind, **{name: values_of(hint) for name, hint in hints.items()})  # type: ignore[arg-type]
+        return st.builds(kind, **{name: values_of(hint) for name, hint in hints.items()})
     if isinstance(kind, type) and issubclass(kind, Enum):
         return st.sampled_from(kind)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -206,6 +211,7 @@ SCHEMA = [
     "Refused(request: str, attempt: int, reason: Rejection, why: str, retry_after_s: float)",
     "Infeasible(request: str, attempt: int)",
     "AttemptLost(request: str, attempt: int, died: bool, alone: bool)",
+    "Acquit(request: str, attempt: int)",
     "Prefill(request: Request, decode: str)",
     "Reserve(is_on: bool)",
     "Expect(request: str, attempt: int, estimate: Estimate)",
@@ -320,7 +326,7 @@ def schema() -> list[str]:
     """Return a line for every type that travels: its fields in their order, or its values."""
     lines, found = [], [*KINDS]
     for kind in found:  # the list grows on the way
-        if is_dataclass(kind):
+        if is_record(kind):
             hints = typing.get_type_hints(kind)
             lines.append(f"{kind.__name__}({', '.join(f'{name}: {shown(hint)}' for name, hint in hints.items())})")
             inside = [inner for hint in hints.values() for inner in types_in(hint)]
@@ -364,7 +370,7 @@ def test_a_frame_with_a_wrong_byte_is_refused_or_read(envelope: Envelope, data: 
 
 
 @given(frame=st.binary(max_size=200))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_random_bytes_are_refused(frame: bytes) -> None:
     refused(frame)
 
@@ -377,13 +383,13 @@ ANYTHING = st.recursive(
 
 
 @given(kind=st.sampled_from([kind.__name__ for kind in KINDS]), values=st.lists(ANYTHING, max_size=6))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_fields_of_any_kind_are_refused_or_fit(kind: str, values: list[Any]) -> None:
     read_or_refused(with_fields(kind, *values))
 
 
 @given(envelope=ANY_ENVELOPE, wrong=ANYTHING, data=st.data())
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(200), suppress_health_check=[HealthCheck.too_slow])
 def test_a_wrong_value_anywhere_is_refused_or_fits(envelope: Envelope, wrong: Any, data: st.DataObject) -> None:
     """A single value in the frame of a real message is replaced, however deep it lies."""
     top = msgpack.decode(encode(envelope))
@@ -534,6 +540,16 @@ def test_numbers_that_no_frame_can_hold_are_refused_by_the_sender(whole: int) ->
     for envelope in (replace(TOKENS, number=whole), replace(TOKENS, message=messages.AskPages(whole))):
         with pytest.raises(WireError, match="cannot be sent"):
             encode(envelope)
+
+
+def test_outputs_are_checked_by_their_receiver_and_refused_by_the_sender_where_no_frame_can_hold_them() -> None:
+    def tokens(index: Any) -> Envelope:
+        return replace(TOKENS, message=Tokens((Output("r", 0, index, (7,), None),)))
+
+    assert "no valid Tokens" in refused(encode(tokens("first")))
+    for index in (2**64, object()):
+        with pytest.raises(WireError, match="a Tokens cannot be sent"):
+            encode(tokens(index))
 
 
 def test_text_that_is_no_text_is_refused_by_the_sender() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from alignedserve.core import Estimate, Request, Role, ServiceClass, Slo
 from alignedserve.cost.model import CopyCost
 from alignedserve.protocol.messages import Backlog, Report
-from alignedserve.router.placing.beginnings import Beginnings
+from alignedserve.router.placing.beginnings import Beginnings, pieces_of
 from alignedserve.router.placing.placement import Placement
 from alignedserve.router.placing.rooms import Rooms
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Order, Packing, Policy
@@ -74,7 +74,7 @@ class TestWhere:
 
     def test_where_prefill_workers_run_prompts_these_wait_for_one(self) -> None:
         found = placement("decode-0")
-        assert not found.runs_prompts
+        assert not found.num_for_prompts
         assert found.worker_for(rt(), {}, NOW) is found.worker_for(rt(), POOL, NOW) is None
 
     def test_a_worker_that_is_lost_gets_nothing(self) -> None:
@@ -401,19 +401,20 @@ class TestBeginnings:
 
     def test_what_begins_so_and_goes_on_otherwise_is_known_as_far_as_that(self) -> None:
         known, request = Beginnings(), rt(1000)
-        known.came(request, "n0")
-        known.came(replace(request, prompt=request.prompt[:300] + (7,) * 700), "n1")
-        assert known.tokens_at(request) == {"n0": 896, "n1": 256}
+        pieces = pieces_of(request)
+        known.came(pieces, "n0")
+        known.came(pieces_of(replace(request, prompt=request.prompt[:300] + (7,) * 700)), "n1")
+        assert known.tokens_at(pieces) == {"n0": 896, "n1": 256}
         known.forget("n0")
-        assert known.tokens_at(request) == {"n1": 256}
+        assert known.tokens_at(pieces) == {"n1": 256}
 
     def test_what_is_remembered_is_bounded_and_the_oldest_leaves(self) -> None:
         known = Beginnings(most=4)
         for number in range(5):
-            known.came(replace(rt(), prompt=(number,) * 150), "n0")
+            known.came(pieces_of(replace(rt(), prompt=(number,) * 150)), "n0")
         assert len(known) == 4
-        assert not known.tokens_at(replace(rt(), prompt=(0,) * 150))
-        assert known.tokens_at(replace(rt(), prompt=(4,) * 150))
+        assert not known.tokens_at(pieces_of(replace(rt(), prompt=(0,) * 150)))
+        assert known.tokens_at(pieces_of(replace(rt(), prompt=(4,) * 150)))
 
 
 class TestDevices:
@@ -442,11 +443,13 @@ class TestDevices:
         tell(found, "decode-1", all_s=0.1, rt_s=0.1)
         assert found.worker_for(rt(1000), POOL, NOW) == "decode-0"
 
-    def test_a_worker_that_holds_much_more_than_others_gets_no_more_of_them(self) -> None:
+    @pytest.mark.parametrize(("num_more", "goes_to"), [(1, "decode-1"), (4, "decode-0")])
+    def test_a_worker_that_holds_much_more_than_others_gets_no_more_of_them(self, num_more: int, goes_to: str) -> None:
+        """It may hold four tokens more for each of the 512 that it need not compute."""
         found = self.two()
-        for number in range(20):
+        for number in range(num_more):
             found.came("decode-1", replace(rt(1000), id=f"here-{number}"))
-        assert found.worker_for(rt(1000), POOL, NOW) == "decode-0"
+        assert found.worker_for(rt(1000), POOL, NOW) == goes_to
 
     def test_a_worker_that_has_started_again_has_nothing(self) -> None:
         found = self.two()
