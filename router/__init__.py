@@ -8,4 +8,5 @@ recovery.py   what a router that has just started waits for
 roll.py       which members there are, and which members each of them is told of
 sizing.py     how many workers of a kind the load needs
 state.py      the router's core
+suspects.py   where requests run that may be what ends their workers
 """

@@ -23,6 +23,7 @@ from alignedserve.explain.decisions import DecisionRing, Kind
 from alignedserve.protocol.commands import Command, Send, SetTimer
 from alignedserve.protocol.events import Event, LinkGap, Predicted, Received, TimerFired
 from alignedserve.protocol.messages import (
+    Acquit,
     AskDecisions,
     Attempt,
     AttemptLost,
@@ -42,28 +43,25 @@ from alignedserve.protocol.messages import (
     Progress,
     Refused,
     Report,
-    Reserve,
     Retire,
-    StepLate,
     Submit,
 )
 from alignedserve.router.demand import WaitingRequest, demands
 from alignedserve.router.lifecycle import PLACES, Fact, OpenRequest, State
 from alignedserve.router.open import OpenRequests
-from alignedserve.router.placing.admission import Admission, Queues, Refusal, is_infeasible
-from alignedserve.router.placing.placement import Placement, Pools
+from alignedserve.router.placing.admission import NOTHING_AHEAD, Admission, Queues, Refusal, WorkAhead, is_infeasible
+from alignedserve.router.placing.placement import Placement
 from alignedserve.router.prediction.length import PredictionOrders
 from alignedserve.router.prediction.own import own_predictor
 from alignedserve.router.recovery import GATHER_HEARTBEATS, Recovery
 from alignedserve.router.roll import Roll
 from alignedserve.router.sizing import LOOK_S, Sizes, Sizing
+from alignedserve.router.suspects import Suspects
 from alignedserve.scheduling.policy import DEFAULT_POLICY, Policy
 from alignedserve.scheduling.promise import promise
 from alignedserve.scheduling.slo import Standing, StepTimes, Work
 
 REFRESH_S = 5.0  # between two announcements, and before the router inquires after an attempt that does not move
-SUSPECT_WAITS_S = 2.0  # for a worker that is empty; then one is emptied for it ...
-BACK_S = 120.0  # ... but not so soon after a decode worker was lost: it comes back, and is empty then
 _NOTED = MappingProxyType(
     {
         State.ENDED: Kind.ENDED,
@@ -98,19 +96,13 @@ class RouterCore:
         self._dead: dict[str, int] = {}  # member -> its newest incarnation that was lost
         self._died: dict[str, int] = {}  # member -> its incarnation whose process ended last
         self._retiring: set[str] = set()  # workers that get no new requests
-        self._lost_at: dict[str, float] = {}  # decode worker that is gone, and did not retire -> since when
-        self._uncharged: dict[str, list[Command]] = {}  # silent worker -> what to say if its process has ended
-        self._late: set[str] = set()  # workers whose present step is late
-        self._reserved: Member | None = None  # the worker that suspects run on
-        self._is_closed_to_all = False  # whether that worker has said what it holds, and that nothing more joins
-        self._told_reserved: dict[str, bool] = {}  # worker -> whether it heard last that it is
-        self._closed: set[str] = set()  # workers on which nothing is placed: these
         self._left: set[str] = set()  # nodes with a pool from which no decode worker fetches any more
         self._without_decode: set[str] = set()  # nodes whose pool had no decode worker at the last look
         self._open = OpenRequests()
         self._placement = Placement(
             limits.policy, limits.block_size, limits.kv_tokens, limits.prompts_on, limits.retention
         )
+        self._suspects = Suspects(self._roll, self._open, self._placement, self._retiring)
         self._admission = Admission(limits.policy, limits.most_open, limits.queues, limits.retention)
         self._predictions = PredictionOrders(limits.policy)
         self._own_predictor = own_predictor(limits.policy)
@@ -129,23 +121,25 @@ class RouterCore:
     def handle(self, event: Event, now: float) -> list[Command]:
         commands: list[Command] = []
         self._decisions.now = now
-        match event:
-            case Received(message=Heartbeat(member, late_s)):
-                commands += [*self._hear_heartbeat(member, now), *self._hear_late(member, late_s)]
-            case Received(message=Died(name, incarnation)):
-                commands += self._declare_dead(name, incarnation, now, died=True)
-            case Received(message=Retire() as retire):
-                commands += self._retire(retire)
-            case Received(sender, Submit(request, sketch), incarnation) if self._alive(sender, incarnation):
-                commands += self._open_request(request, sketch, now)
-            case Received(message=Cancel(request, attempt)):
-                commands += self._cancel(request, attempt)
+        match event:  # the most frequent first
             case Received(sender, Progress() as progress, incarnation) if known := self._alive(sender, incarnation):
                 commands += self._hear_progress(known, progress, now)
             case Received(sender, Progress(joined=joined), incarnation) if self._died.get(sender) == incarnation:
                 commands += self._hear_last_joined(joined)
+            case Received(sender, Submit(request, sketch), incarnation) if self._alive(sender, incarnation):
+                commands += self._open_request(request, sketch, now)
             case Received(sender, Report() as report, incarnation) if self._alive(sender, incarnation):
                 self._placement.reported(sender, report)
+            case Received(message=Heartbeat(member, late_s)):
+                commands += [*self._hear_heartbeat(member, now), *self._suspects.hear_late(member, late_s)]
+            case Received(message=Died(name, incarnation)):
+                commands += self._declare_dead(name, incarnation, now, died=True)
+            case Received(message=Retire() as retire):
+                commands += self._retire(retire)
+            case Received(message=Cancel(request, attempt)):
+                commands += self._cancel(request, attempt)
+            case Received(message=Acquit(request, attempt)) if opened := self._open.current((request, attempt)):
+                self._open.acquit(opened)
             case Received(sender, Figures() as figures, incarnation) if self._alive(sender, incarnation):
                 commands += self._hand_on(replace(figures, member=sender))
             case Received(sender, Declare(requests, is_last), incarnation) if self._alive(sender, incarnation):
@@ -161,7 +155,7 @@ class RouterCore:
                 commands += self._hear_holding(known, attempts, now)
                 self._placement.note_room(known.name, free_pairs)
                 self._recovery.heard_all(sender)
-                self._is_closed_to_all |= reserved and known == self._reserved
+                self._suspects.hear_holding(known, reserved)
             case Received(sender, Inquire(attempts), incarnation) if self._alive(sender, incarnation):
                 commands += self._answer_inquiry(sender, attempts, now)
             case Received(sender, Missed()) if known := self._roll.get(sender):
@@ -183,7 +177,11 @@ class RouterCore:
                 commands += [*self._refresh(now), SetTimer(_REFRESH, now + REFRESH_S)]
             case TimerFired(name) if name == _LOOK:
                 commands += [*self._send_counts(), *self._ask_for_workers(now), SetTimer(_LOOK, now + LOOK_S)]
-        return commands + self._recover(now) + self._place(now)
+        if self._recovery.is_on:
+            commands += self._recover(now)
+        if not self._recovery.is_on:
+            commands += self._place(now)
+        return commands
 
     @property
     def held(self) -> dict[str, int]:
@@ -195,7 +193,7 @@ class RouterCore:
 
     def _hear_heartbeat(self, member: Member, now: float) -> list[Command]:
         if member.incarnation <= self._dead.get(member.name, -1):
-            self._uncharged.pop(member.name, None)
+            self._suspects.forgive(member.name)
             # The member was only frozen: a roll that does not name it tells it that it was given up.
             return [] if self._recovery.is_gathering else [self._roll.roll_for(member)]
         known = self._roll.get(member.name)
@@ -206,28 +204,16 @@ class RouterCore:
             return []
         self._roll.add(member)
         self._recovery.announced(member)
-        lost = self._charge(member.name) if known is None else self._give_up_all_of(known, now, died=True)
+        lost = self._suspects.charge(member.name) if known is None else self._give_up_all_of(known, now, died=True)
         if member.role in WORKERS:
-            self._lost_at.pop(member.name, None)
             self._retiring.discard(member.name)
-            self._closed.discard(member.name)
+            self._suspects.began(member)
             self._placement.met(member)
         if member.role is Role.DECODE:
             self._left.discard(member.node)
         figures = self._figures.values() if member.role is Role.GATEWAY else ()
         told = [Send(member.name, of_member) for of_member in figures]
         return [*self._announce_change(member), *self._send_recovery_time([member]), *told, *lost]
-
-    def _hear_late(self, member: Member, late_s: float) -> list[Command]:
-        """Place nothing on a worker while its step is late: it ends itself soon, unless the step ends yet."""
-        if self._roll.get(member.name) != member or not (late_s or member.name in self._late):
-            return []
-        if late_s:
-            self._late.add(member.name)
-        else:
-            self._late.discard(member.name)
-        told = StepLate(member.name, late_s)
-        return [Send(gateway.name, told) for gateway in self._roll.members(Role.GATEWAY)]
 
     def _declare_dead(self, name: str, incarnation: int, now: float, died: bool = False) -> list[Command]:
         """Give up what the member had. `died` says whether its process has ended: one that is silent may only be cut
@@ -237,20 +223,15 @@ class RouterCore:
         if died:
             self._died[name] = incarnation
         if known is None or known.incarnation != incarnation or known == self._me:
-            return self._charge(name) if died else []
+            return self._suspects.charge(name) if died else []
         self._roll.remove(name)
         self._heard_at.pop(name, None)
         self._figures.pop(name, None)
-        if known.role is Role.DECODE and name not in self._retiring:
-            self._lost_at[name] = now
+        self._suspects.lost(known, now)
         self._retiring.discard(name)
         self._placement.lost(name)
         self._recovery.heard_all(name)
         return [*self._announce_change(known), *self._give_up_all_of(known, now, died)]
-
-    def _charge(self, name: str) -> list[Command]:
-        """Tell owners that a worker which was silent has ended: it was not cut off, and its requests have a death."""
-        return self._uncharged.pop(name, [])
 
     def _retire(self, retire: Retire) -> list[Command]:
         """Let the worker finish what it has, and place no new request there."""
@@ -267,14 +248,14 @@ class RouterCore:
         self._retiring.add(worker.name)
         self._placement.lost(worker.name)
         self._sizing.retires(worker.role, self._placement.num_workers(worker.role))
-        is_decode = worker.role is Role.DECODE and worker.node in self._pools
+        is_decode = worker.role is Role.DECODE and worker.node in self._roll.pools
         if is_decode and self._placement.decodes_only_elsewhere(worker.node):
             return self._leave_pool(worker.node)
         return []
 
     def _ask_for_workers(self, now: float) -> list[Command]:
         """Ask the launcher for as many workers as the load needs."""
-        if self._recovery.is_on or self._closed or not self._sizing.is_on:
+        if self._recovery.is_on or self._suspects.closed or not self._sizing.is_on:
             return []
         waiting = (
             WaitingRequest(opened.request, opened.state is State.POOL, opened.moved_at)
@@ -309,8 +290,6 @@ class RouterCore:
     def _give_up_all_of(self, member: Member, now: float, died: bool) -> list[Command]:
         """Give up the requests of a lost worker or pool, and cancel those of a lost owner."""
         commands: list[Command] = []
-        self._late.discard(member.name)
-        self._told_reserved.pop(member.name, None)
         is_worker, alone = member.role in WORKERS, self._placement.num_at(member.name) == 1
         charges: list[Command] = []
         self._placement.renewed(member.name)
@@ -322,8 +301,7 @@ class RouterCore:
                 has_ended, request = died and is_worker, opened.request
                 charges.append(Send(request.owner, AttemptLost(request.id, request.attempt, died=True, alone=alone)))
                 commands += self._give_up(opened, has_ended, has_ended and alone)
-        if is_worker and not died:
-            self._uncharged[member.name] = charges
+        self._suspects.ended(member, None if died else charges)
         if member.role is Role.POOL:  # prefill workers may have sent it requests that it never reported
             self._placement.pool_lost(member.name)
             commands += self._inquire([opened for opened in self._open if opened.state is State.PREFILL], now)
@@ -333,30 +311,29 @@ class RouterCore:
 
     def _open_request(self, request: Request, sketch: Sketch | None, now: float) -> list[Command]:
         told: list[Command] = []
-        known, ahead_s = self._open.get(request.id), 0.0
+        known, ahead = self._open.get(request.id), NOTHING_AHEAD
         if known is not None and known.request.attempt >= request.attempt:
             return []
-        stated = request.estimate
+        stated, is_line = request.estimate, self._is_line(request)
         if self._own_predictor is not None and request.pooling is None:
             request = self._own_predictor.predicted(request)
         if known is None and request.attempt == 0:
-            ahead = self._placement.ahead_of(request, self._pools, now)
-            if (refusal := self._admission.refusal(request, ahead, now, self._is_line(request))) is not None:
+            ahead = self._placement.ahead_of(request, self._roll.pools, now)
+            if (refusal := self._admission.refusal(request, ahead, now, is_line)) is not None:
                 self._note_refusal(request, refusal)
                 refused = Refused(request.id, 0, refusal.reason, refusal.why, refusal.retry_after_s)
                 return [Send(request.owner, refused)]
-            ahead_s = ahead.prompts_s
             if is_infeasible(request, ahead):
                 told.append(Send(request.owner, Infeasible(request.id, 0)))
-        self._add(OpenRequest(request, now))
-        self._note_arrival(request, ahead_s, now)
+        opened = self._add(OpenRequest(request, now))
+        self._note_arrival(request, ahead.prompts_s, now)
         if request.estimate is not None and request.estimate != stated:
             self._note_prediction(request, request.estimate)
-        if not self._is_line(request):
+        if not is_line:
             self._admission.queued(request)
         asked = self._predictions.opened(request, sketch)
         earlier = self._cancel_everywhere(request.id, request.attempt - 1) if request.attempt else []
-        return [*told, *earlier, *asked]
+        return [*told, *earlier, *asked, *self._place_at_once(opened, ahead, now)]
 
     def _is_line(self, request: Request) -> bool:
         owner = self._roll.get(request.owner)
@@ -473,6 +450,17 @@ class RouterCore:
                 commands += self._arrive(opened, member, Fact.ARRIVED, now)
         for key in progress.returned:
             commands += self._hear_returned(key, member, now)
+        if progress.ended:
+            commands += self._hear_ended(progress, now)
+        for key in (*progress.lost, *progress.unknown):
+            opened = self._open.current(key)
+            # A request that is unknown to a member may have moved on from there meanwhile.
+            if opened is not None and (opened.at == member.name or key in progress.lost):
+                commands += self._give_up(opened)
+        return commands
+
+    def _hear_ended(self, progress: Progress, now: float) -> list[Command]:
+        commands: list[Command] = []
         lengths = dict(zip(progress.ended, progress.lengths, strict=False))
         for key in progress.ended:
             self._recovery.ended(key)
@@ -480,11 +468,6 @@ class RouterCore:
                 commands += self._predictions.ended(opened.request, lengths.get(key, 0))
                 self._admission.ended(opened.request, now)
                 self._remove(opened, State.ENDED, Fact.ENDED)
-        for key in (*progress.lost, *progress.unknown):
-            opened = self._open.current(key)
-            # A request that is unknown to a member may have moved on from there meanwhile.
-            if opened is not None and (opened.at == member.name or key in progress.lost):
-                commands += self._give_up(opened)
         return commands
 
     def _hear_last_joined(self, attempts: Iterable[Attempt]) -> list[Command]:
@@ -504,7 +487,7 @@ class RouterCore:
         opened = self._open.current(key)
         if opened is None or opened.at != worker.name:
             return []
-        pool = self._roll.get(self._pools.get(worker.node, ""))
+        pool = self._roll.get(self._roll.pools.get(worker.node, ""))
         if pool is None:
             return self._give_up(opened)
         return self._arrive(opened, pool, Fact.RETURNED, now)
@@ -540,9 +523,7 @@ class RouterCore:
         told: list[Command] = [] if self._recovery.is_gathering else [self._roll.roll_for(member)]
         if member.name in self._retiring:
             told.append(Send(member.name, Retire(member.name, member.incarnation)))
-        if member.name in self._told_reserved:
-            told.append(Send(member.name, Reserve(self._told_reserved[member.name])))
-        return [*told, *self._inquire(self._open, now)]
+        return [*told, *self._suspects.told(member.name), *self._inquire(self._open, now)]
 
     def _refresh(self, now: float) -> list[Command]:
         still = [opened for opened in self._open if now - opened.moved_at >= REFRESH_S]
@@ -551,16 +532,16 @@ class RouterCore:
 
     def _leave_pools(self) -> list[Command]:
         """Give up what is in the pools of nodes whose decode workers were gone at the last look, too."""
-        if self._closed:
+        if self._suspects.closed:
             return []
-        bare = {node for node in self._pools if self._placement.decodes_only_elsewhere(node)}
+        bare = {node for node in self._roll.pools if self._placement.decodes_only_elsewhere(node)}
         again, self._without_decode = bare & self._without_decode, bare
         return [command for node in sorted(again) for command in self._leave_pool(node)]
 
     def _leave_pool(self, node: str) -> list[Command]:
         """Give up the requests in the pool of this node, and those that come there: they go on elsewhere."""
         self._left.add(node)
-        pool = self._pools[node]
+        pool = self._roll.pools[node]
         return [command for opened in list(self._open) if opened.at == pool for command in self._give_up(opened)]
 
     def _inquire(self, requests: Iterable[OpenRequest], now: float) -> list[Command]:
@@ -579,74 +560,40 @@ class RouterCore:
 
         The router places none before it knows which requests members hold already.
         """
-        if self._recovery.is_on:
-            return []
-        commands = self._place_suspect(now) if self._open.suspects or self._late or self._closed else []
-        if not self._open.waiting or not self._placement.runs_prompts:
+        commands = self._place_suspect(now) if self._suspects.is_needed else []
+        if not self._open.waiting or not self._placement.num_for_prompts:
             return commands
-        pools = self._pools
         for opened in self._most_urgent_first(now):
-            if opened.request.is_suspect:
+            if opened.request.deaths and not self._suspects.may_run(opened.request):
                 continue
-            name = self._placement.worker_for(opened.request, pools, now)
+            name = self._placement.worker_for(opened.request, self._roll.pools, now)
             if name is None or (worker := self._roll.get(name)) is None:
                 break
-            decode = self._placement.placed(name, opened.request, pools, now)
-            self._move(opened, worker, Fact.PLACED, now)
-            commands.append(Send(name, Prefill(opened.request, decode)))
+            commands.append(self._place_on(worker, opened, now))
         return commands
 
-    def _place_suspect(self, now: float) -> list[Command]:
-        """Run the next request that may be what ends its workers, alone on a decode worker: that runs prompts too.
+    def _place_at_once(self, opened: OpenRequest, ahead: WorkAhead, now: float) -> list[Command]:
+        """Place a request that has just come on the worker that was found for it: then no other waits for a worker."""
+        worker = None if ahead.worker is None else self._roll.get(ahead.worker)
+        if worker is None or self._suspects.is_needed or self._recovery.is_on:
+            return []
+        return [self._place_on(worker, opened, now, ahead.loaded_s)]
 
-        One at a time and on one worker, so that all others go on with the rest. An empty worker is taken before
-        anything else is placed there: the one that has started again, as a rule. Where there is none and none is to
-        come back, the worker that has least gives up what it has.
-        """
-        suspects = self._open.suspects
-        running = next((opened for opened in suspects.values() if not opened.is_waiting), None)
-        first = next(iter(suspects.values()), None)
-        if running is not None:
-            worker = self._roll.get(running.at)
-        else:
-            worker = None if first is None else self._worker_for_suspect(first, now)
-        commands = self._reserve(worker)
-        if first is None or running is not None or worker is None or not self._is_closed_to_all:
+    def _place_on(self, worker: Member, opened: OpenRequest, now: float, loaded_s: float | None = None) -> Command:
+        decode = self._placement.placed(worker.name, opened.request, self._roll.pools, now, loaded_s)
+        self._move(opened, worker, Fact.PLACED, now)
+        return Send(worker.name, Prefill(opened.request, decode))
+
+    def _place_suspect(self, now: float) -> list[Command]:
+        """Run the next suspect, alone: the worker that is reserved for it gives up what it still has."""
+        commands, run = self._suspects.reserve(now)
+        if run is None:
             return commands
+        suspect, worker = run
         for opened in [opened for opened in self._open if opened.at == worker.name]:
             commands += self._give_up(opened)
-        self._move(first, worker, Fact.PLACED, now)
-        return [*commands, Send(worker.name, Prefill(first.request))]
-
-    def _worker_for_suspect(self, first: OpenRequest, now: float) -> Member | None:
-        if self._reserved is not None and self._roll.get(self._reserved.name) == self._reserved:
-            return None if self._reserved.name in self._retiring | self._late else self._reserved
-        worker = self._roll.get(self._placement.emptiest or "")
-        if worker is None or not self._placement.num_at(worker.name):
-            return worker
-        is_back_soon = any(now - lost_at < BACK_S for lost_at in self._lost_at.values())
-        return None if is_back_soon or now - first.moved_at < SUSPECT_WAITS_S else worker
-
-    def _reserve(self, worker: Member | None) -> list[Command]:
-        """Keep this worker, and those whose step is late, free of all else; place on all others again."""
-        closed = self._late if worker is None else {worker.name, *self._late}
-        for name in closed - self._closed:
-            self._placement.withdraw(name)
-        for name in self._closed - closed:
-            if (known := self._roll.get(name)) is not None and name not in self._retiring:
-                self._placement.met(known)
-        self._closed, before, self._reserved = set(closed), self._reserved, worker
-        changes = [(before, False), (worker, True)] if before != worker else []
-        self._is_closed_to_all &= before == worker
-        return [self._tell_reserved(member, is_on) for member, is_on in changes if member is not None]
-
-    def _tell_reserved(self, worker: Member, is_on: bool) -> Command:
-        self._told_reserved[worker.name] = is_on
-        return Send(worker.name, Reserve(is_on))
-
-    @property
-    def _pools(self) -> Pools:
-        return {pool.node: pool.name for pool in self._roll.members(Role.POOL)}
+        self._move(suspect, worker, Fact.PLACED, now)
+        return [*commands, Send(worker.name, Prefill(suspect.request))]
 
     def _most_urgent_first(self, now: float) -> list[OpenRequest]:
         """Return the waiting requests in the order of the policy."""
@@ -672,8 +619,10 @@ class RouterCore:
 
     def _move(self, opened: OpenRequest, to: Member, fact: Fact, now: float) -> None:
         self._decisions.note(Kind.PLACED if fact is Fact.PLACED else Kind.MOVED, opened.request, to.name)
-        self._leave_place(opened)
-        self._placement.came(to.name, opened.request)
+        if opened.is_waiting:
+            self._placement.came(to.name, opened.request, self._admission.held_by(opened.request.id))
+        else:
+            self._placement.moved(opened.at, to.name, opened.request)
         self._open.move(opened, to, fact, now)
 
     def _arrive(self, opened: OpenRequest, to: Member, fact: Fact, now: float) -> list[Command]:
@@ -683,7 +632,7 @@ class RouterCore:
         it is a suspect: the pool might hand it to a worker that has others.
         """
         if to.role is not Role.PREFILL and opened.state is not State.POOL:
-            self._placement.kept(opened.request, to.node, self._pools)
+            self._placement.kept(opened.request, to.node, self._roll.pools)
         if to.role is Role.DECODE:
             self._admission.joined(opened.request.id)
         elif fact is Fact.RETURNED:
@@ -694,14 +643,11 @@ class RouterCore:
 
     def _remove(self, opened: OpenRequest, end: State, fact: Fact) -> None:
         self._decisions.note(_NOTED[end], opened.request, opened.at)
-        self._leave_place(opened)
+        if not opened.is_waiting:
+            self._placement.left(opened.at, opened.request)
         self._predictions.closed(opened.request.id)
         self._admission.closed(opened.request)
         self._open.remove(opened, end, fact)
-
-    def _leave_place(self, opened: OpenRequest) -> None:
-        if not opened.is_waiting:
-            self._placement.left(opened.at, opened.request)
 
     # --- What is noted for those who ask later
 

@@ -35,6 +35,7 @@ from alignedserve.protocol.events import (
 from alignedserve.protocol.messages import (
     ROUTER,
     Acknowledge,
+    Acquit,
     AttemptLost,
     Cancel,
     Decisions,
@@ -55,8 +56,10 @@ from alignedserve.protocol.messages import (
 RESEND_S = 2.0  # wait for the answer to a Resend; then the next attempt starts
 MOST_DECLARED = 32  # requests in a frame
 MOST_FRUITLESS = 10  # attempts in a row without a token, before a request is given up: it may be what breaks them
-PASSED = 8  # tokens beyond the place of the last death, after which a request did not end the worker there:
-MOST_DOUBLINGS = 3  # twice as many with each death from the third on: it may end workers some tokens after each start
+# Tokens beyond the place of its last death after which a request has passed that place: the first number, and after
+# each death further on the next one, since a request may end its workers some tokens after each start.
+PASSED = (8, 8, 32, 128, 512)
+MOST_PASSED = 10  # deaths, each further on than the one before, from which on the request runs alone until its end
 SILENCE_S = 5.0  # without news, before the owner asks about a request
 _SILENCE = ""  # name of a timer; timers of requests are named by them
 
@@ -71,7 +74,7 @@ class OwnedRequest:
     missing_at: int | None = None  # the index that a Resend asked for
     num_fruitless: int = 0  # attempts in a row that brought no token
     charged_attempt: int = -1  # the last attempt that was charged with a death
-    num_deaths_ever: int = 0  # workers that ended while they had it
+    num_passed: int = 0  # workers that ended when it had passed the place of the death before
     num_deaths: int = 0  # workers that ended in a row while they had it, each at about the same place ...
     died_at: int = 0  # ... which is that of the last death: the tokens that it had
     emitted_at: float | None = None  # when the last token came
@@ -83,32 +86,46 @@ class OwnedRequest:
     def next_attempt(self) -> Request:
         attempt, emitted = self.request.attempt + 1, tuple(self.output)
         return replace(
-            self.request, attempt=attempt, emitted=emitted, emitted_at=self.emitted_at, deaths=self.num_deaths
+            self.request, attempt=attempt, emitted=emitted, emitted_at=self.emitted_at, deaths=self.num_charged
         )
 
     @property
+    def is_watched(self) -> bool:
+        """Return whether no number of tokens acquits the request any more."""
+        return self.num_passed >= MOST_PASSED
+
+    @property
+    def num_charged(self) -> int:
+        return max(self.num_deaths, SUSPECT_DEATHS) if self.is_watched else self.num_deaths
+
+    @property
+    def num_gained(self) -> int:
+        """Return how many tokens came since the place at which its last worker ended."""
+        return len(self.output) - self.died_at
+
+    @property
     def has_passed(self) -> bool:
-        """Return whether the request has got well past the place at which its last worker ended."""
-        reach = PASSED << min(max(0, self.num_deaths_ever - SUSPECT_DEATHS), MOST_DOUBLINGS)
-        return len(self.output) > self.died_at + reach
+        return self.num_gained > PASSED[min(self.num_passed, len(PASSED) - 1)]
 
     def count_death(self) -> None:
-        self.num_deaths_ever += 1
-        self.num_deaths = 1 if self.has_passed else self.num_deaths + 1
+        if self.has_passed:
+            self.num_passed, self.num_deaths = self.num_passed + 1, 0
+        self.num_deaths += 1
         self.died_at = len(self.output)
 
 
 class OwnerCore:
-    """Decides for an owner. `needed` are the roles without which no request can run."""
+    """Decides for an owner. `needed` are the roles without which no request can run, `lost_at` is since when none
+    could: for the life of an owner that follows another, since its start."""
 
-    def __init__(self, needed: frozenset[Role]) -> None:
+    def __init__(self, needed: frozenset[Role], lost_at: float = -math.inf) -> None:
         self._needed = needed
         self._open: dict[str, OwnedRequest] = {}
         self._members: dict[str, Member] = {}  # by name
         self._late: dict[str, float] = {}  # worker -> how long its present step has run, where that is late
         self._explanations = Explanations()
         self._listening = False  # whether the timer for silent requests is set
-        self._lost_at = -math.inf  # when a role was last left without a member
+        self._lost_at = lost_at  # when a role was last left without a member
         self._left_at: dict[Role, float] = {}  # role -> when its last member left, or the router joined
 
     @property
@@ -244,15 +261,15 @@ class OwnerCore:
                 commands.append(Deliver(output.request, new, finish, logprobs, *of_first))
             if finish is not None:
                 commands += self._ended(opened)
-            elif opened.num_deaths and opened.has_passed:
+            elif opened.num_deaths and opened.num_gained > PASSED[0]:
                 commands += self._acquit(opened)
         return commands
 
     def _hear_doubt(self, opened: OwnedRequest, sender: str, output: Output, now: float) -> list[Command]:
         """Start the next attempt, after the tokens that came before; the second time, end with an error."""
         if opened.has_doubted:
-            return self._arrived(sender, (replace(output, finish=FinishReason.ERROR),), now)
-        commands = self._arrived(sender, (replace(output, finish=None),), now)
+            return self._arrived(sender, (output._replace(finish=FinishReason.ERROR),), now)
+        commands = self._arrived(sender, (output._replace(finish=None),), now)
         if len(opened.output) < output.index + len(output.tokens):
             return commands  # earlier tokens are missing: the output comes again
         opened.has_doubted = True
@@ -279,7 +296,8 @@ class OwnerCore:
     def _say_again(self, to: str) -> list[Command]:
         """Ask again about all requests: lost frames of a worker may have held the first or the last tokens of any."""
         if to == ROUTER:
-            return self._inquire(self._running)
+            passed = [opened for opened in self._running if opened.charged_attempt >= 0 and not opened.request.deaths]
+            return [*map(_acquittal, passed), *self._inquire(self._running)]
         return [self._resend(to, opened) for opened in self._running]
 
     def _listen(self, now: float) -> list[Command]:
@@ -319,12 +337,12 @@ class OwnerCore:
             return []
         is_current, is_new = attempt == opened.request.attempt, attempt > opened.charged_attempt
         if died and is_new:
-            opened.charged_attempt = attempt
+            opened.charged_attempt, was_watched = attempt, opened.is_watched
             opened.count_death()
-            if alone and opened.num_deaths > SUSPECT_DEATHS:
+            if alone and (was_watched or opened.num_deaths > SUSPECT_DEATHS):
                 return self._convict(opened)
         if not is_current:  # the worker was silent, and the next attempt began before its death was known
-            must_run_alone = opened.num_deaths >= SUSPECT_DEATHS and not opened.request.is_suspect
+            must_run_alone = opened.num_charged >= SUSPECT_DEATHS and not opened.request.is_suspect
             return self._go_on(opened) if must_run_alone and not opened.is_paused else []
         opened.num_fruitless += 1
         if opened.num_fruitless == MOST_FRUITLESS:
@@ -343,20 +361,32 @@ class OwnerCore:
     # --- Requests that may be what ends their workers
     #
     # A request that ends its worker at some token does so in each attempt, whatever tokens came before. All that the
-    # worker had is charged with a death, since nobody knows whose it was. With the second one in a row the request is a
-    # suspect: the router runs it alone. One that was unlucky soon passes the place of its last death, and is acquitted.
-    # One that ends a worker which has nothing else, at that place again, is the culprit. Its own death elsewhere, or
-    # in company, proves nothing: workers are killed for other reasons too.
+    # worker had is charged with a death, since nobody knows whose it was. With one death the request runs among others,
+    # but the router starts few of those at a time. With the second one in a row it is a suspect: the router runs it
+    # alone. One that was unlucky soon passes the place of its last death, and is acquitted. One that ends a worker
+    # which has nothing else, at that place again, is the culprit. Its own death elsewhere, or in company, proves
+    # nothing: workers are killed for other reasons too, and among many culprits it may be present at ten deaths, each
+    # further on. From then on it runs alone until its end, in turns with other suspects: its next death is its own.
 
     def _acquit(self, opened: OwnedRequest) -> list[Command]:
         """Forget the deaths. A suspect goes on among others, in its next attempt: the next suspect gets its worker."""
-        opened.num_deaths = 0
-        return self._go_on(opened) if opened.request.is_suspect else []
+        if opened.is_watched:
+            has_had_turn = len(opened.output) - len(opened.request.emitted) > PASSED[-1]
+            return self._go_on(opened) if has_had_turn and opened.request.is_suspect else []
+        if opened.has_passed:
+            opened.num_deaths = 0
+        if opened.request.is_suspect:
+            return [] if opened.num_deaths else self._go_on(opened)
+        if not opened.request.deaths:
+            return []
+        opened.request = replace(opened.request, deaths=0)
+        return [_acquittal(opened)]
 
     def _convict(self, opened: OwnedRequest) -> list[Command]:
         id, attempt = opened.request.id, opened.request.attempt
         del self._open[id]
-        why = f"{opened.num_deaths} workers ended while they ran this request, the last one alone with it"
+        num = max(opened.num_deaths, opened.num_passed)
+        why = f"{num} workers ended while they ran this request, the last one alone with it"
         return [Send(ROUTER, Cancel(id, attempt)), Reject(id, Rejection.CULPRIT, f"{why}: do not send it again", 0.0)]
 
     def _unsent(self, message: Submit | Declare, why: str) -> list[Command]:
@@ -395,6 +425,10 @@ class OwnerCore:
 
     def _is_current(self, request: str, attempt: int) -> bool:
         return request in self._open and self._open[request].request.attempt == attempt
+
+
+def _acquittal(opened: OwnedRequest) -> Command:
+    return Send(ROUTER, Acquit(opened.request.id, opened.request.attempt))
 
 
 def _in_frames(requests: Sequence[Request], most: int, is_last: bool = True) -> list[Command]:

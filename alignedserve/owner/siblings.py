@@ -44,8 +44,7 @@ class Siblings:
         if not self._others:
             yield
             return
-        self._own.unlink(missing_ok=True)  # an earlier life of this owner was killed
-        server = await asyncio.start_unix_server(self._answer, self._own)
+        server = await asyncio.start_unix_server(self._answer, self._own)  # also where a life that was killed left one
         try:
             yield
         finally:

@@ -12,7 +12,7 @@ message carries page and block numbers. What a core hears from its shell is in e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from alignedserve.core import (
     Entry,
@@ -179,6 +179,14 @@ class AttemptLost:
 
 
 @dataclass(frozen=True, slots=True)
+class Acquit:
+    """The owner tells the router that the request got past the place at which its last worker ended."""
+
+    request: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
 class Prefill:
     """The router orders a worker to run the prompt."""
 
@@ -204,21 +212,19 @@ class Expect:
     estimate: Estimate
 
 
-@dataclass(slots=True)  # made for each token, as is Deliver: a frozen one takes three times as long to make
-class Output:
+class Output(NamedTuple):  # made for each token; see wire.py
     """Some tokens of one request, the first at `index` of its whole output."""
 
     request: str
     attempt: int
-    index: int
+    index: int  # type: ignore[assignment]  # of all tuples it hides a method
     tokens: tuple[int, ...]
     finish: FinishReason | None
     logprobs: tuple[Logprob, ...] = ()  # of each token, where the request asks for them
     opening: Opening | None = None  # with the token at index 0, where there is anything to say
 
 
-@dataclass(slots=True)  # made at every step, and a frozen one takes three times as long
-class Tokens:
+class Tokens(NamedTuple):
     """A worker sends an owner the tokens that one step emitted for the owner's requests."""
 
     outputs: tuple[Output, ...]
@@ -615,6 +621,7 @@ Message: TypeAlias = (
     | Refused
     | Infeasible
     | AttemptLost
+    | Acquit
     | Prefill
     | Reserve
     | Expect

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from alignedserve.core import Role
 from alignedserve.protocol.messages import (
     Acknowledge,
+    Acquit,
     AskBatch,
     AskDecisions,
     AskPages,
@@ -63,7 +64,7 @@ from alignedserve.protocol.messages import (
 
 log = logging.getLogger("alignedserve.links")
 
-_OWNER = (Heartbeat, Submit, Cancel, Declare, Inquire, Resend, Acknowledge, Missed)
+_OWNER = (Heartbeat, Submit, Cancel, Acquit, Declare, Inquire, Resend, Acknowledge, Missed)
 _HOLDER = (Heartbeat, Progress, Holding, Figures, Missed)
 _WORKER = (*_HOLDER, Tokens, AskPages, AskPrefix, Spoiled, Commit, Release, Compressed, Pull, Decisions)
 _OF_ROUTER = (

@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 
 from alignedserve.core import SUSPECT_DEATHS, Rejection, Request, Role
-from alignedserve.owner.core import MOST_DOUBLINGS, PASSED, OwnerCore
+from alignedserve.owner.core import MOST_PASSED, PASSED, OwnerCore
 from alignedserve.protocol.commands import Command, Reject, Send
 from alignedserve.protocol.events import LinkGap, MemberJoined, MemberLost, Opened
-from alignedserve.protocol.messages import ROUTER, AttemptLost, Cancel, Output, StepLate, Submit, Tokens
+from alignedserve.protocol.messages import ROUTER, Acquit, AttemptLost, Cancel, Missed, Output, StepLate, Submit, Tokens
 from tests.samples import ROUTER_MEMBER, member, request, said
 
-FIRST = replace(request(), max_tokens=1_000)
+FIRST = replace(request(), max_tokens=10_000)
+FEW = PASSED[0]
 
 
 class Story:
@@ -42,7 +43,7 @@ class Story:
         return self._note(self.owner.handle(said(ROUTER, lost), 0.0))
 
 
-@pytest.mark.parametrize("each", [(0, 0, 0), (5, 0, 0), (5, 1, 1), (1, PASSED, PASSED)])
+@pytest.mark.parametrize("each", [(0, 0, 0), (5, 0, 0), (5, 1, 1), (1, FEW, FEW)])
 def test_the_third_death_at_about_one_place_ends_the_request_if_it_was_alone(each: Sequence[int]) -> None:
     """Whatever tokens come: a request that ends its workers while it decodes gets one token from each prompt."""
     story = Story()
@@ -84,8 +85,9 @@ def test_a_request_that_goes_on_between_two_deaths_is_charged_with_one() -> None
     story = Story()
     for _ in range(6):
         story.loses(alone=True)
-        story.gets((PASSED << MOST_DOUBLINGS) + 1)
+        story.gets(PASSED[-1] + 1)
     assert not story.current.is_suspect
+    assert story.owner.num_open == 1
 
 
 def test_a_suspect_that_passes_the_place_of_its_last_death_goes_on_among_others() -> None:
@@ -95,7 +97,7 @@ def test_a_suspect_that_passes_the_place_of_its_last_death_goes_on_among_others(
     story.loses()
     assert story.current.is_suspect
     alone = story.current.attempt
-    story.gets(PASSED)
+    story.gets(FEW)
     assert (story.current.attempt, story.current.is_suspect) == (alone, True)
     story.gets(1)
     assert (story.current.attempt, story.current.deaths) == (alone + 1, 0)
@@ -108,9 +110,24 @@ def test_a_death_alone_at_another_place_than_the_last_proves_nothing() -> None:
     story = Story()
     story.loses()
     story.loses()
-    story.gets(PASSED + 1)
+    story.gets(FEW + 1)
     story.loses(alone=True)
     assert story.owner.num_open == 1
+
+
+def test_the_router_hears_that_a_request_has_passed_the_place_of_its_only_death() -> None:
+    story = Story()
+    assert story.gets(FEW + 1)[1:] == []
+    story.loses()
+    assert story.current.deaths == 1
+    assert story.gets(FEW)[1:] == []
+    passed = Send(ROUTER, Acquit("r", 1))
+    assert story.gets(1)[1:] == [passed]
+    assert story.gets(1)[1:] == [], "once"
+    assert passed in story.owner.handle(said(ROUTER, Missed()), 0.0)
+    assert passed in story.owner.handle(LinkGap(ROUTER), 0.0), "it may be what was lost"
+    declared = story.owner.handle(MemberJoined(ROUTER_MEMBER), 0.0)
+    assert [of.deaths for send in declared for of in send.message.requests] == [0]  # type: ignore[union-attr]
 
 
 def test_a_worker_whose_step_is_late_does_not_count_as_ready() -> None:
@@ -156,12 +173,52 @@ def test_a_death_that_is_known_late_counts_once_and_lets_the_request_run_alone()
     assert [command.reason for command in commands if isinstance(command, Reject)] == [Rejection.CULPRIT]
 
 
-def test_one_that_ends_workers_some_tokens_after_each_start_is_found_too() -> None:
+@pytest.mark.parametrize(("tokens", "most"), [(8, 3), (10, 4), (32, 4), (100, 5), (500, 6), (600, MOST_PASSED + 1)])
+def test_one_that_ends_workers_some_tokens_after_each_start_is_found_too(tokens: int, most: int) -> None:
     """It passes the place of its last death each time, so with each death it has further to go."""
     story = Story()
-    deaths = 0
-    while story.owner.num_open and deaths < 20:
-        story.gets(PASSED + 2)
-        story.loses(alone=story.current.is_suspect)
+    deaths, told = 0, list[Command]()
+    while story.owner.num_open:
+        story.gets(tokens)
+        told = story.loses(alone=story.current.is_suspect)
         deaths += 1
-    assert (story.owner.num_open, deaths) == (0, 5)
+    assert deaths == most
+    assert [command.reason for command in told if isinstance(command, Reject)] == [Rejection.CULPRIT]
+
+
+def present_at_ten_deaths() -> Story:
+    """One that others' culprits have charged ten times, each time further on."""
+    story = Story()
+    for _ in range(MOST_PASSED):
+        assert not story.current.is_suspect
+        story.gets(PASSED[-1] + 1)
+        story.loses()
+    return story
+
+
+def test_one_that_is_present_at_ten_deaths_runs_alone_and_is_no_culprit() -> None:
+    story = present_at_ten_deaths()
+    for _ in range(3):
+        assert story.current.is_suspect
+        story.gets(FEW + 1)
+        story.loses()
+    assert (story.current.is_suspect, story.owner.num_open) == (True, 1)
+
+
+def test_the_next_death_after_ten_convicts_one_that_is_alone() -> None:
+    story = present_at_ten_deaths()
+    story.gets(FEW + 1)
+    told = story.loses(alone=True)
+    assert [command.reason for command in told if isinstance(command, Reject)] == [Rejection.CULPRIT]
+
+
+def test_one_that_runs_alone_to_its_end_lets_the_other_suspects_take_turns() -> None:
+    """A new attempt goes behind the suspects that wait."""
+    story = present_at_ten_deaths()
+    alone = story.current.attempt
+    story.gets(PASSED[-1])
+    assert story.current.attempt == alone
+    story.gets(1)
+    assert (story.current.attempt, story.current.is_suspect) == (alone + 1, True)
+    story.gets(PASSED[-1])
+    assert story.current.attempt == alone + 1

@@ -366,6 +366,12 @@ def test_it_knows_for_how_long_nothing_could_run() -> None:
     assert owner.lacks_s(13.0) == 0
 
 
+def test_an_owner_that_starts_again_lacks_members_only_since_then() -> None:
+    """A deployment serves: who asks its new gateway waits for the members, and is not sent away."""
+    owner = OwnerCore(frozenset({Role.ROUTER}), lost_at=5.0)
+    assert owner.lacks_s(5.5) == 0.5
+
+
 # --- Clients that do not read
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
-from alignedserve.core import SUSPECT_DEATHS, Role
+from alignedserve.core import SUSPECT_DEATHS, Role, ServiceClass
 from alignedserve.protocol.commands import Command, Send
 from alignedserve.protocol.events import LinkGap, TimerFired
 from alignedserve.protocol.messages import (
+    Acquit,
     Cancel,
     Declare,
     Died,
@@ -20,7 +22,8 @@ from alignedserve.protocol.messages import (
     StepLate,
     Submit,
 )
-from alignedserve.router.state import BACK_S, SUSPECT_WAITS_S, RouterCore
+from alignedserve.router.state import RouterCore
+from alignedserve.router.suspects import BACK_S, SUSPECT_WAITS_S, TRIED_TOGETHER
 from tests.router.routers import LIMITS, RECOVERED_AT, beat, lost_to_owner, recovering, serving
 from tests.samples import member, request, said
 
@@ -105,6 +108,17 @@ def test_where_no_worker_becomes_empty_one_gives_up_what_it_has() -> None:
     assert told.index(Send("decode-0", Cancel("a", 0))) < told.index(Send("decode-0", Prefill(suspect("s").request)))
 
 
+def test_a_suspect_takes_its_worker_before_a_request_that_comes_just_then() -> None:
+    router = colocated("decode-0", "decode-1")
+    assert placed([*submits(router, Submit(request("a"))), *submits(router, Submit(request("b")))]) == [
+        ("decode-0", "a"),
+        ("decode-1", "b"),
+    ]
+    submits(router, suspect("s"))
+    told = submits(router, Submit(request("c")), NOW + SUSPECT_WAITS_S)
+    assert (reserved(told), placed(told)) == ([("decode-0", True)], [("decode-1", "c")])
+
+
 def test_the_owner_hears_whether_the_worker_died_and_had_nothing_else() -> None:
     router = colocated("decode-0")
     submits(router, Submit(request("a")))
@@ -160,6 +174,61 @@ def test_a_worker_that_missed_what_it_was_told_hears_it_again() -> None:
     assert reserved(router.handle(LinkGap("decode-0"), NOW))[-1] == ("decode-0", False)
 
 
+def charged(name: str, attempt: int = 1, **fields: Any) -> Submit:
+    return Submit(replace(request(name), attempt=attempt, deaths=1, **fields))
+
+
+class TestRequestsWithOneDeath:
+    """Few run at a time: if one of them ends the next worker too, few run alone."""
+
+    LIMITS = replace(COLOCATED, most_open=100)
+
+    def full(self, *workers: str) -> RouterCore:
+        router = serving(("gateway-0", *workers), self.LIMITS)
+        for number in range(TRIED_TOGETHER * len(workers)):
+            assert len(placed(submits(router, charged(f"r{number}")))) == 1
+        assert placed(submits(router, charged("next"))) == []
+        return router
+
+    def test_others_pass_those_that_wait(self) -> None:
+        router = self.full("decode-0")
+        assert placed(submits(router, Submit(request("a")))) == [("decode-0", "a")]
+        document = charged("d", service=ServiceClass.BE)
+        assert placed(submits(router, document)) == [("decode-0", "d")], "classes do not wait for each other"
+
+    def test_each_worker_has_its_share(self) -> None:
+        self.full("decode-0", "decode-1")
+
+    def test_workers_that_only_decode_have_their_share_and_those_that_run_prompts_no_more_than_theirs(self) -> None:
+        router = serving(("gateway-0", "prefill-0", "pool-0", "decode-0", "decode-1"), replace(LIMITS, most_open=100))
+        for share in range(3):
+            names = [f"r{share}-{number}" for number in range(TRIED_TOGETHER)]
+            assert [placed(submits(router, charged(name))) for name in names] == [
+                [("prefill-0", name)] for name in names
+            ]
+            assert placed(submits(router, charged(f"next-{share}"))) == []
+            router.handle(said("gateway-0", Cancel(f"next-{share}", 1)), NOW)
+            router.handle(said("pool-0", Progress(committed=tuple((name, 1) for name in names))), NOW)
+            router.handle(said("decode-1", Progress(joined=tuple((name, 1) for name in names))), NOW)
+        assert placed(submits(router, charged("last"))) == []
+
+    def test_the_next_one_begins_when_one_has_got_further_or_is_gone(self) -> None:
+        router = self.full("decode-0")
+        assert placed(router.handle(said("gateway-0", Acquit("r0", 0)), NOW)) == [], "an earlier attempt"
+        assert placed(router.handle(said("gateway-0", Acquit("r0", 1)), NOW)) == [("decode-0", "next")]
+        assert placed(submits(router, charged("other"))) == []
+        assert placed(router.handle(said("decode-0", Progress(ended=(("r0", 1),))), NOW)) == [], "it has its place free"
+        assert placed(router.handle(said("decode-0", Progress(ended=(("r1", 1),))), NOW)) == [("decode-0", "other")]
+        assert placed(submits(router, charged("last"))) == []
+        assert placed(router.handle(said("gateway-0", Cancel("r2", 1)), NOW)) == [("decode-0", "last")]
+
+    def test_all_begin_again_after_the_next_death(self) -> None:
+        router = self.full("decode-0")
+        router.handle(said("launcher", Died("decode-0", 1)), NOW)
+        router.handle(said("decode-0", beat("decode-0", 2)), NOW)
+        assert placed(submits(router, charged("again", 2))) == [("decode-0", "again")]
+
+
 class TestLateSteps:
     def test_nothing_is_placed_where_a_step_is_late(self) -> None:
         router = colocated("decode-0", "decode-1")
@@ -203,3 +272,12 @@ def test_a_silent_worker_that_is_heard_again_is_charged_for_nothing() -> None:
     assert lost_to_owner("a") in falls_silent(router)
     router.handle(said("decode-0", beat("decode-0")), 2 * NOW)
     assert router.handle(said("launcher", Died("decode-0", 1)), 2 * NOW) == []
+
+
+def test_a_suspect_that_has_had_its_turn_goes_behind_those_that_wait() -> None:
+    router = colocated("decode-0")
+    submits(router, suspect("s"))
+    is_closed(router, "decode-0")
+    submits(router, suspect("t"))
+    assert placed(submits(router, suspect("s", 3))) == [("decode-0", "t")]
+    assert placed(router.handle(said("decode-0", Progress(ended=(("t", 2),))), NOW)) == [("decode-0", "s")]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from alignedserve.config.topology import Range
 from alignedserve.core import Role
 from alignedserve.protocol.commands import Command, Scale, Send
@@ -24,7 +26,6 @@ from alignedserve.protocol.messages import (
 from alignedserve.router.sizing import Sizes
 from alignedserve.router.state import RouterCore
 from tests.router.routers import (
-    GATHERED_AT,
     LIMITS,
     RECOVERED_AT,
     A,
@@ -140,13 +141,15 @@ def test_gateways_hear_each_second_where_requests_are() -> None:
     assert [figures.lost for figures in shown(7.0)] == [ByClass(rt=1)] * 2, "the pool had a"
 
 
-def test_as_many_workers_are_asked_for_as_the_load_takes() -> None:
+@pytest.mark.parametrize("is_recovered", [True, False])
+def test_as_many_workers_are_asked_for_as_the_load_takes(is_recovered: bool) -> None:
+    """A new router does not know the load before it has heard of all requests."""
     sizes = Sizes({Role.PREFILL: Range(1, 4), Role.DECODE: Range(1, 4)}, grow_after_s=2)
     router = RouterCore(ROUTER_MEMBER, replace(LIMITS, sizes=sizes), 0.0)
     for name in ("gateway-0", "pool-0", "prefill-0", "decode-0"):
         router.handle(said(name, beat(name)), 0.1)
-    router.handle(TimerFired("gathered"), GATHERED_AT)
-    router.handle(TimerFired("recovered"), RECOVERED_AT)
+    for timer in ("gathered", "recovered") if is_recovered else ():
+        router.handle(TimerFired(timer), RECOVERED_AT)
     standing = said("prefill-0", Progress(backlog=Backlog(3.0, 0.001, 0.6, 0.001, 0.001)))
     submit(router, "a", now=2.5)
 
@@ -155,6 +158,9 @@ def test_as_many_workers_are_asked_for_as_the_load_takes() -> None:
         return [command for command in router.handle(TimerFired("look"), at) if isinstance(command, Scale)]
 
     assert asked(3.0) == asked(4.0) == []
+    if not is_recovered:
+        assert asked(5.0) == []
+        return
     [scale] = asked(5.0)
     assert isinstance(scale, Scale)
     assert (scale.prefill, scale.decode) == (2, None)
